@@ -1,0 +1,75 @@
+# Everything sets up what it needs in .venv by itself. `make demo` is the main job, `make test` the
+# tests, `make check` what CI runs.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+BENCH_BIN := .venv-bench/bin
+PIP := pip install --quiet --disable-pip-version-check
+
+.PHONY: help demo test check lint types imports proto format bench-engine bench-overhead soak clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+
+# Relative paths only: make cannot quote a folder with a space in its name.
+$(VENV)/.installed-demo: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: mesh needs python 3.11 or newer; $(PYTHON) is older"; echo "hint: make PYTHON=python3.12 …"; exit 1; } >&2
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	echo "setting up $(VENV) …" >&2
+	$(BIN)/python -m $(PIP) -e '.[demo]' 2> >(grep -v WARNING >&2)
+	touch $@
+
+$(VENV)/.installed-dev: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: mesh needs python 3.11 or newer; $(PYTHON) is older"; echo "hint: make PYTHON=python3.12 …"; exit 1; } >&2
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	echo "setting up $(VENV) with the development tools …" >&2
+	$(BIN)/python -m $(PIP) -e '.[dev]' 2> >(grep -v WARNING >&2)
+	touch $@ $(VENV)/.installed-demo
+
+.venv-bench/.installed: pyproject.toml
+	test -x $(BENCH_BIN)/python || $(PYTHON) -m venv .venv-bench
+	echo "setting up .venv-bench with the peers …" >&2
+	$(BENCH_BIN)/python -m $(PIP) -e '.[bench]' 2> >(grep -v WARNING >&2)
+	touch $@
+
+demo: $(VENV)/.installed-demo ## two deployments of a real model answer several prompts at once
+	@$(BIN)/mesh demo
+
+test: $(VENV)/.installed-dev ## the tests
+	@$(BIN)/python -m pytest
+
+check: $(VENV)/.installed-dev lint proto types imports test ## everything that CI checks
+
+lint: $(VENV)/.installed-dev
+	@$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
+	@$(BIN)/mypy
+
+imports: $(VENV)/.installed-dev
+	@$(BIN)/lint-imports --no-cache
+
+proto: $(VENV)/.installed-dev
+	@PATH="$$PWD/$(BIN):$$PATH" $(BIN)/python scripts/gen_proto.py --check
+
+format: $(VENV)/.installed-dev ## format the code
+	@$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench-engine: .venv-bench/.installed ## the engine beside OpenVINO GenAI and llama.cpp
+	@$(BENCH_BIN)/python -m bench.engine
+
+bench-overhead: $(VENV)/.installed-dev ## what controller, gRPC and node agent add to the engine
+	@$(BIN)/python -m bench.overhead
+
+soak: $(VENV)/.installed-dev ## ten minutes of invocations and cancellations; nothing may leak
+	@$(BIN)/python -m bench.soak
+
+clean:
+	rm -rf $(VENV) .venv-bench .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,173 @@
+"""The controller core: one writer of all budgets of its cell.
+
+`handle` takes what happened and returns what to do: commands to nodes, tokens and refusals to
+clients, writes to the registry, answers to operators, timers. It owns the cell's state and nothing
+else; `mesh.runtime.host` calls it, live and simulated.
+"""
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from mesh.core import deploying, fleet, instances, queueing, serving
+from mesh.core.cell import Cell, DeploymentEntry
+from mesh.core.ending import refuse
+from mesh.core.picture import picture
+from mesh.core.turn import Turn
+from mesh.domain.actions import ControllerAction, ReplyError
+from mesh.domain.deployment import Deployment
+from mesh.domain.events import (
+    CancelRequested,
+    ControllerEvent,
+    DeleteRequested,
+    DeploymentStored,
+    DeployRequested,
+    DrainRequested,
+    InvokeRequested,
+    KeepAliveExpired,
+    LeaseCheckDue,
+    LoadExpired,
+    NodeConnected,
+    NodeDisconnected,
+    NodeReported,
+    OperationCancelled,
+    OperationExpired,
+    QueueWaitExpired,
+    RetryLoadDue,
+    ScaleRequested,
+    ShutdownRequested,
+    StoreFailed,
+)
+from mesh.domain.ids import DeploymentName, OperationId
+from mesh.domain.lifecycle import DeploymentState, InstanceState
+from mesh.domain.limits import CellLimits
+from mesh.domain.reasons import RefusalReason
+from mesh.domain.views import CellSnapshot
+from mesh.policy.interface import Policy
+
+
+class ControllerCore:
+    """`epoch` counts the starts of this controller; `deployments` are those in its registry."""
+
+    def __init__(
+        self,
+        *,
+        epoch: int,
+        deployments: Sequence[Deployment],
+        limits: CellLimits,
+        policy: Policy,
+    ) -> None:
+        self.cell = Cell()
+        self._epoch = epoch
+        self._limits = limits
+        self._policy = policy
+        for deployment in deployments:
+            self.cell.deployments[deployment.spec.name] = DeploymentEntry(
+                spec=deployment.spec, state=DeploymentState.READY, deployment=deployment
+            )
+
+    def deployment(self, name: DeploymentName) -> Deployment | None:
+        """The acknowledged deployment of this name."""
+        entry = self.cell.deployments.get(name)
+        ready = entry is not None and entry.state is DeploymentState.READY
+        return entry.deployment if entry is not None and ready else None
+
+    def snapshot(self, now_s: float) -> CellSnapshot:
+        """A picture of the cell for people and APIs."""
+        return picture(self.cell, now_s)
+
+    def handle(self, event: ControllerEvent, now_s: float) -> list[ControllerAction]:
+        turn = Turn(
+            cell=self.cell,
+            epoch=self._epoch,
+            limits=self._limits,
+            policy=self._policy,
+            now_s=now_s,
+        )
+        self._dispatch(turn, event)
+        queueing.settle(turn)
+        return turn.actions
+
+    def _dispatch(self, turn: Turn, event: ControllerEvent) -> None:
+        match event:
+            case NodeReported():
+                fleet.report(turn, event.link_id, event.report)
+            case InvokeRequested():
+                serving.invoke(turn, event.request)
+            case CancelRequested():
+                serving.cancel(turn, event.request_id)
+            case QueueWaitExpired():
+                queueing.expire(turn, event)
+            case KeepAliveExpired():
+                _keep_alive_expired(turn, event)
+            case LeaseCheckDue():
+                fleet.check_leases(turn)
+            case LoadExpired():
+                fleet.load_expired(turn, event.instance_id)
+            case RetryLoadDue():
+                _retry_load(turn, event.name)
+            case NodeConnected():
+                fleet.connect(turn, event)
+            case NodeDisconnected():
+                node = turn.cell.links.get(event.link_id)
+                if node is not None:
+                    fleet.lose(turn, node, event.reason)
+            case DeployRequested():
+                deploying.deploy(turn, event)
+            case DeleteRequested():
+                deploying.delete(turn, event)
+            case ScaleRequested():
+                deploying.scale(turn, event)
+            case DrainRequested():
+                fleet.drain_node(turn, event)
+            case DeploymentStored():
+                deploying.stored(turn, event.operation_id)
+            case StoreFailed():
+                _fail(turn, event.operation_id, "StorageError", event.message)
+            case OperationCancelled():
+                _fail(turn, event.operation_id, "Cancelled", "the caller went away")
+            case OperationExpired():
+                message = f"not done within {turn.limits.import_s_max:.0f} s"
+                _fail(turn, event.operation_id, "Unavailable", message)
+            case ShutdownRequested():
+                _shut_down(turn)
+            case _:
+                assert_never(event)
+
+
+def _fail(turn: Turn, operation_id: OperationId, error: str, message: str) -> None:
+    operation = turn.cell.operations.get(operation_id)
+    if operation is not None:
+        deploying.fail_operation(turn, operation, error, message)
+
+
+def _keep_alive_expired(turn: Turn, expired: KeepAliveExpired) -> None:
+    """Unload an instance that has been idle since, unless `replicas_min` wants it."""
+    instance = turn.cell.instances.get(expired.instance_id)
+    if instance is None or instance.state is not InstanceState.READY or instance.requests:
+        return
+    if instance.idle_since_s != expired.idle_since_s:
+        return
+    owner = turn.cell.deployments.get(instance.deployment)
+    if owner is None or owner.replicas() > owner.spec.scaling.replicas_min:
+        instances.unload(turn, instance)
+
+
+def _retry_load(turn: Turn, name: DeploymentName) -> None:
+    entry = turn.cell.deployments.get(name)
+    if entry is not None and turn.now_s >= entry.paused_until_s:
+        instances.keep_minimum(turn, entry)
+        turn.room_appeared = True
+
+
+def _shut_down(turn: Turn) -> None:
+    for held in list(turn.cell.requests.values()):
+        refuse(turn, held, RefusalReason.SHUTTING_DOWN, "the controller is stopping")
+    for operation_id in list(turn.cell.operations):
+        turn.act(
+            ReplyError(
+                operation_id=operation_id,
+                error="Unavailable",
+                message="the controller is stopping",
+            )
+        )
+        del turn.cell.operations[operation_id]

@@ -1,0 +1,236 @@
+"""Administrative calls on deployments: deploy, delete, scale. Each is answered exactly once.
+
+A deployment is acknowledged only after a node has imported its model, which proves that the source
+is whole and supported, and after the registry has written it. A call that fails leaves no trace.
+"""
+
+from dataclasses import replace
+
+from mesh.core.cell import DeploymentEntry, OperationEntry, OperationKind
+from mesh.core.ending import refuse, refuse_all_queued
+from mesh.core.instances import drain, keep_minimum, trim_to_maximum
+from mesh.core.turn import Turn
+from mesh.domain.actions import (
+    RemoveDeployment,
+    ReplyDone,
+    ReplyError,
+    ReplyProgress,
+    SendCommand,
+    SetTimer,
+    StoreDeployment,
+)
+from mesh.domain.deployment import Deployment, DeploymentSpec
+from mesh.domain.events import (
+    DeleteRequested,
+    DeployRequested,
+    OperationExpired,
+    ScaleRequested,
+)
+from mesh.domain.ids import OperationId
+from mesh.domain.lifecycle import DEPLOYMENT, DeploymentState, NodeState, advance
+from mesh.domain.messages import (
+    CancelImport,
+    ImportDone,
+    ImportFailed,
+    ImportModel,
+    ImportProgress,
+)
+from mesh.domain.reasons import RefusalReason
+
+
+def deploy(turn: Turn, asked: DeployRequested) -> None:
+    spec, operation_id = asked.spec, asked.operation_id
+    entry = turn.cell.deployments.get(spec.name)
+    if entry is not None:
+        if entry.state is DeploymentState.READY and entry.spec == spec:
+            turn.act(ReplyDone(operation_id=operation_id, message="unchanged"))
+            return
+        if entry.state is DeploymentState.READY:
+            message = f"the name {spec.name!r} is taken by a deployment that differs from this one"
+            hint = f"choose another name, or run `mesh delete {spec.name}` first"
+        else:
+            message = f"{spec.name!r} is under way: it is {entry.state}"
+            hint = "wait for that to end"
+        _fail(turn, operation_id, "AlreadyExists", message, hint)
+        return
+    nodes = [
+        n
+        for n in turn.cell.nodes.values()
+        if n.state is NodeState.READY and n.device in spec.devices
+    ]
+    if not nodes:
+        message = f"no {' or '.join(spec.devices)} node is up to import {spec.source}"
+        _fail(turn, operation_id, "Unavailable", message, "start one with `mesh node --join …`")
+        return
+    node = turn.policy.order_nodes(nodes)[0]
+    turn.cell.deployments[spec.name] = DeploymentEntry(spec=spec, state=DeploymentState.IMPORTING)
+    operation = OperationEntry(
+        operation_id=operation_id, kind=OperationKind.DEPLOY, name=spec.name, node=node
+    )
+    if not _begin(turn, operation, expires_s=turn.limits.import_s_max):
+        del turn.cell.deployments[spec.name]
+        return
+    command = ImportModel(operation_id=operation_id, source=spec.source)
+    turn.act(SendCommand(link_id=node.link_id, command=command))
+
+
+def _begin(turn: Turn, operation: OperationEntry, *, expires_s: float) -> bool:
+    operations = turn.cell.operations
+    if len(operations) >= turn.limits.operations_max:
+        message = f"{len(operations)} operations are under way, which is the limit"
+        _fail(turn, operation.operation_id, "Unavailable", message, "try again in a while")
+        return False
+    operations[operation.operation_id] = operation
+    timer = OperationExpired(operation_id=operation.operation_id)
+    turn.act(SetTimer(at_s=turn.now_s + expires_s, timer=timer))
+    return True
+
+
+def import_progress(turn: Turn, report: ImportProgress) -> None:
+    if report.operation_id in turn.cell.operations:
+        turn.act(
+            ReplyProgress(operation_id=report.operation_id, phase=report.phase, share=report.share)
+        )
+
+
+def import_done(turn: Turn, report: ImportDone) -> None:
+    """The model is in a node's store: make it durable."""
+    operation = turn.cell.operations.get(report.operation_id)
+    if operation is None or operation.pending is not None or operation.node is None:
+        return
+    entry = turn.cell.deployments[operation.name]
+    allowed = report.model.context_tokens_max
+    wanted = entry.spec.context_tokens_max or allowed
+    if wanted > allowed:
+        message = f"context_tokens_max is {wanted}; {report.model.architecture} model has {allowed}"
+        fail_operation(turn, operation, "InvalidInput", message, "lower spec.context_tokens_max")
+        return
+    engine = operation.node.hello.engine
+    deployment = Deployment(
+        spec=entry.spec,
+        model=report.model,
+        context_tokens_max=wanted,
+        footprints=((engine, report.footprint),),
+    )
+    operation.node = None
+    entry.state = advance(DEPLOYMENT, entry.state, DeploymentState.SAVING)
+    _store(
+        turn,
+        operation,
+        StoreDeployment(
+            operation_id=operation.operation_id, deployment=deployment, text=report.text
+        ),
+    )
+
+
+def _store(turn: Turn, operation: OperationEntry, store: StoreDeployment) -> None:
+    operation.pending = store.deployment
+    turn.act(store)
+
+
+def import_failed(turn: Turn, report: ImportFailed) -> None:
+    operation = turn.cell.operations.get(report.operation_id)
+    if operation is not None and operation.pending is None:
+        fail_operation(turn, operation, report.error, report.message, report.hint)
+
+
+def stored(turn: Turn, operation_id: OperationId) -> None:
+    """The registry has it: what was asked for holds from now on."""
+    operation = turn.cell.operations.pop(operation_id, None)
+    if operation is None:
+        return
+    entry = turn.cell.deployments.get(operation.name)
+    if entry is None:
+        _fail(turn, operation_id, "NotFound", f"{operation.name!r} was deleted meanwhile")
+        return
+    message = "deleted"
+    if operation.kind is OperationKind.DELETE:
+        _remove(turn, entry)
+    elif operation.pending is not None:
+        entry.deployment, entry.spec = operation.pending, operation.pending.spec
+        if operation.kind is OperationKind.DEPLOY:
+            entry.state = advance(DEPLOYMENT, entry.state, DeploymentState.READY)
+            message = "deployed"
+        else:
+            trim_to_maximum(turn, entry)
+            turn.room_appeared = True
+            message = "scaled"
+        keep_minimum(turn, entry)
+    turn.act(ReplyDone(operation_id=operation_id, message=message))
+
+
+def _remove(turn: Turn, entry: DeploymentEntry) -> None:
+    message = f"{entry.spec.name!r} was deleted"
+    refuse_all_queued(turn, entry, RefusalReason.DEPLOYMENT_DELETED, message)
+    for instance in list(entry.instances.values()):
+        for held in list(instance.requests.values()):
+            refuse(turn, held, RefusalReason.DEPLOYMENT_DELETED, message)
+        drain(turn, instance)
+    entry.state = advance(DEPLOYMENT, entry.state, DeploymentState.GONE)
+    del turn.cell.deployments[entry.spec.name]
+
+
+def delete(turn: Turn, asked: DeleteRequested) -> None:
+    entry = turn.cell.deployments.get(asked.name)
+    if entry is None or entry.state is not DeploymentState.READY:
+        _fail(turn, asked.operation_id, "NotFound", f"there is no deployment {asked.name!r}")
+        return
+    operation = OperationEntry(
+        operation_id=asked.operation_id, kind=OperationKind.DELETE, name=asked.name
+    )
+    if _begin(turn, operation, expires_s=turn.limits.import_s_max):
+        entry.state = advance(DEPLOYMENT, entry.state, DeploymentState.DELETING)
+        turn.act(RemoveDeployment(operation_id=asked.operation_id, name=asked.name))
+
+
+def scale(turn: Turn, asked: ScaleRequested) -> None:
+    entry = turn.cell.deployments.get(asked.name)
+    if entry is None or entry.state is not DeploymentState.READY or entry.deployment is None:
+        _fail(turn, asked.operation_id, "NotFound", f"there is no deployment {asked.name!r}")
+        return
+    spec = _scaled(entry.spec, asked)
+    if spec.scaling.replicas_min > spec.scaling.replicas_max:
+        low, high = spec.scaling.replicas_min, spec.scaling.replicas_max
+        message = f"replicas_min would be {low} and replicas_max {high}"
+        _fail(turn, asked.operation_id, "InvalidInput", message, "give both with --min and --max")
+        return
+    operation = OperationEntry(
+        operation_id=asked.operation_id, kind=OperationKind.SCALE, name=asked.name
+    )
+    if _begin(turn, operation, expires_s=turn.limits.import_s_max):
+        changed = replace(entry.deployment, spec=spec)
+        _store(
+            turn, operation, StoreDeployment(operation_id=asked.operation_id, deployment=changed)
+        )
+
+
+def _scaled(spec: DeploymentSpec, asked: ScaleRequested) -> DeploymentSpec:
+    limits = {
+        "replicas_min": asked.replicas_min,
+        "replicas_max": asked.replicas_max,
+        "keep_alive_s": asked.keep_alive_s,
+    }
+    given = {name: value for name, value in limits.items() if value is not None}
+    return replace(spec, scaling=replace(spec.scaling, **given))  # type: ignore[arg-type]
+
+
+def fail_operation(
+    turn: Turn, operation: OperationEntry, error: str, message: str, hint: str = ""
+) -> None:
+    """Answer with an error, and undo what the operation had begun."""
+    del turn.cell.operations[operation.operation_id]
+    entry = turn.cell.deployments.get(operation.name)
+    if operation.kind is OperationKind.DEPLOY:
+        if operation.node is not None and operation.node.state is not NodeState.LOST:
+            command = CancelImport(operation_id=operation.operation_id)
+            turn.act(SendCommand(link_id=operation.node.link_id, command=command))
+        if entry is not None:
+            entry.state = advance(DEPLOYMENT, entry.state, DeploymentState.GONE)
+            del turn.cell.deployments[operation.name]
+    elif operation.kind is OperationKind.DELETE and entry is not None:
+        entry.state = advance(DEPLOYMENT, entry.state, DeploymentState.READY)
+    _fail(turn, operation.operation_id, error, message, hint)
+
+
+def _fail(turn: Turn, operation_id: OperationId, error: str, message: str, hint: str = "") -> None:
+    turn.act(ReplyError(operation_id=operation_id, error=error, message=message, hint=hint))

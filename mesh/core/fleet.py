@@ -1,0 +1,251 @@
+"""Nodes as the controller sees them: joining, reporting, draining, lost.
+
+A node is the truth of what is loaded on it; the controller takes its report over. Everything that a
+lost node held is forgotten at once, and its requests go elsewhere with their tokens so far.
+"""
+
+from mesh.core.cell import InstanceEntry, NodeEntry
+from mesh.core.deploying import fail_operation, import_done, import_failed, import_progress
+from mesh.core.ending import refuse_all_queued
+from mesh.core.instances import (
+    adopt,
+    forget,
+    keep_minimum,
+    note_idle,
+    note_load_failure,
+    unload,
+)
+from mesh.core.queueing import tell_waiting
+from mesh.core.serving import deliver, give_back, requeue
+from mesh.core.turn import Turn
+from mesh.domain.actions import AcceptLink, CloseLink, ReplyDone, ReplyError, SendCommand, SetTimer
+from mesh.domain.events import DrainRequested, LeaseCheckDue, NodeConnected
+from mesh.domain.ids import InstanceId
+from mesh.domain.lifecycle import INSTANCE, NODE, InstanceState, NodeState, advance
+from mesh.domain.messages import (
+    Heartbeat,
+    ImportDone,
+    ImportFailed,
+    ImportProgress,
+    InstanceGone,
+    InstanceLoaded,
+    LoadFailed,
+    LoadProgress,
+    NodeHello,
+    NodeReport,
+    RequestReturned,
+    TokensReport,
+    UnloadInstance,
+)
+from mesh.domain.reasons import RefusalReason
+from mesh.memory.book import MemoryBook
+
+
+def connect(turn: Turn, connected: NodeConnected) -> None:
+    """A node dials in: take it and what it holds over, unless its name is taken."""
+    hello, link_id = connected.hello, connected.link_id
+    known = turn.cell.nodes.get(hello.node_id)
+    if known is not None and known.hello.run_id != hello.run_id:
+        message = f"a node named {hello.node_id!r} is in this cell already"
+        turn.act(
+            CloseLink(
+                link_id=link_id,
+                error="AlreadyExists",
+                message=message,
+                hint="start this one with another --name",
+            )
+        )
+        return
+    draining = known is not None and known.state is NodeState.DRAINING
+    if known is not None:
+        lose(turn, known, "the node opened a new link")
+    node = NodeEntry(
+        hello=hello,
+        link_id=link_id,
+        book=MemoryBook(hello.memory_bytes),
+        last_seen_s=turn.now_s,
+        state=NodeState.DRAINING if draining else NodeState.READY,
+        protected=turn.cell.deployments,
+    )
+    turn.cell.nodes[hello.node_id] = node
+    turn.cell.links[link_id] = node
+    turn.act(AcceptLink(link_id=link_id))
+    for report in hello.instances:
+        adopt(turn, node, report)
+    _room_changed(turn)
+
+
+def _room_changed(turn: Turn) -> None:
+    turn.room_appeared = True
+    for entry in turn.cell.deployments.values():
+        keep_minimum(turn, entry)
+
+
+def lose(turn: Turn, node: NodeEntry, reason: str) -> None:
+    """The node is out of reach: forget what it held, move its requests, fail its imports."""
+    node.state = advance(NODE, node.state, NodeState.LOST)
+    del turn.cell.nodes[node.node_id]
+    del turn.cell.links[node.link_id]
+    for instance in list(node.instances.values()):
+        held_here = list(instance.requests.values())
+        forget(turn, instance)
+        for held in reversed(held_here):
+            message = f"node {node.node_id!r} was lost ({reason})"
+            requeue(turn, held, RefusalReason.NODE_LOST, message)
+    for operation in list(turn.cell.operations.values()):
+        if operation.node is node:
+            message = f"node {node.node_id!r} was lost while it imported ({reason})"
+            fail_operation(turn, operation, "Unavailable", message, "deploy again")
+    _room_changed(turn)
+
+
+def check_leases(turn: Turn) -> None:
+    """Drop nodes that have been silent too long, and look again later."""
+    for node in list(turn.cell.nodes.values()):
+        silent_s = turn.now_s - node.last_seen_s
+        if silent_s > turn.limits.node_lease_s:
+            reason = f"silent for {silent_s:.1f} s; the lease is {turn.limits.node_lease_s:.1f} s"
+            turn.act(CloseLink(link_id=node.link_id, error="Unavailable", message=reason))
+            lose(turn, node, reason)
+    turn.act(SetTimer(at_s=turn.now_s + turn.limits.lease_check_s, timer=LeaseCheckDue()))
+
+
+def report(turn: Turn, link_id: int, said: NodeReport) -> None:
+    """Whatever a node says. Reports on a link that is not its node's any more mean nothing."""
+    node = turn.cell.links.get(link_id)
+    if node is None:
+        return
+    node.last_seen_s = turn.now_s
+    match said:
+        case TokensReport():
+            for outputs in said.outputs:
+                deliver(turn, outputs)
+        case Heartbeat():
+            _heartbeat(turn, node, said)
+        case RequestReturned():
+            give_back(turn, said)
+        case InstanceLoaded():
+            _loaded(turn, node, said)
+        case InstanceGone():
+            _gone(turn, said)
+        case LoadFailed():
+            _load_failed(turn, said)
+        case LoadProgress():
+            _load_progress(turn, said)
+        case ImportProgress():
+            import_progress(turn, said)
+        case ImportDone():
+            import_done(turn, said)
+        case ImportFailed():
+            import_failed(turn, said)
+        case NodeHello():
+            pass  # only the first message of a link may be one; the link has dealt with it
+
+
+def _heartbeat(turn: Turn, node: NodeEntry, said: Heartbeat) -> None:
+    node.rss_bytes = said.rss_bytes
+    for loaded in said.instances:
+        instance = turn.cell.instances.get(loaded.instance_id)
+        if instance is None:
+            adopt(turn, node, loaded)
+        else:
+            instance.kv_blocks_used = loaded.kv_blocks_used
+
+
+def _loaded(turn: Turn, node: NodeEntry, said: InstanceLoaded) -> None:
+    instance = turn.cell.instances.get(said.instance_id)
+    if instance is None:
+        command = UnloadInstance(instance_id=said.instance_id)
+        turn.act(SendCommand(link_id=node.link_id, command=command))
+        return
+    instance.footprint, instance.kv_blocks = said.footprint, said.kv_blocks
+    node.book.record(instance.instance_id, said.footprint.instance_bytes(said.kv_blocks))
+    if instance.state is not InstanceState.LOADING:
+        return
+    instance.state = advance(INSTANCE, instance.state, InstanceState.READY)
+    instance.loaded_at_s = turn.now_s
+    instance.phase, instance.share = "", 1.0
+    owner = turn.cell.deployments.get(instance.deployment)
+    if owner is not None:
+        owner.load_failures, owner.load_error = 0, ""
+        owner.avoided.clear()
+    turn.room_appeared = True
+    turn.released[instance.instance_id] = instance
+
+
+def _load_progress(turn: Turn, said: LoadProgress) -> None:
+    instance = turn.cell.instances.get(said.instance_id)
+    if instance is not None and instance.state is InstanceState.LOADING:
+        instance.phase, instance.share = said.phase, said.share
+        owner = turn.cell.deployments.get(instance.deployment)
+        if owner is not None:
+            tell_waiting(turn, owner, said.phase, said.share)
+
+
+def _load_failed(turn: Turn, said: LoadFailed) -> None:
+    instance = turn.cell.instances.get(said.instance_id)
+    if instance is not None:
+        given_up = instance.state is InstanceState.UNLOADING
+        forget(turn, instance)
+        if not given_up:
+            _note_failure(turn, instance, said.message, said.hint)
+        _room_changed(turn)
+
+
+def _note_failure(turn: Turn, instance: InstanceEntry, message: str, hint: str) -> None:
+    owner = turn.cell.deployments.get(instance.deployment)
+    if owner is None:
+        return
+    note_load_failure(turn, owner, instance.node, message)
+    serving = any(i.state is InstanceState.READY for i in owner.instances.values())
+    if owner.load_failures >= turn.limits.load_attempts_max and not serving:
+        told = f"{owner.load_failures} loads failed in a row, the last so: {message}"
+        refuse_all_queued(turn, owner, RefusalReason.LOAD_FAILED, told, hint)
+
+
+def _gone(turn: Turn, said: InstanceGone) -> None:
+    instance = turn.cell.instances.get(said.instance_id)
+    if instance is None:
+        return
+    held_here = list(instance.requests.values())
+    forget(turn, instance)
+    for held in reversed(held_here):
+        requeue(turn, held, RefusalReason.ENGINE_FAILED, said.message or "its instance is gone")
+    _room_changed(turn)
+
+
+def load_expired(turn: Turn, instance_id: InstanceId) -> None:
+    """A load that never ends: give it up. Its memory stays booked until the node lets go of it."""
+    instance = turn.cell.instances.get(instance_id)
+    if instance is not None and instance.state is InstanceState.LOADING:
+        unload(turn, instance)
+        message = f"{instance_id} was not loaded within {turn.limits.load_s_max:.0f} s"
+        _note_failure(turn, instance, message, "see `mesh logs`")
+
+
+def drain_node(turn: Turn, asked: DrainRequested) -> None:
+    """No new work for a node; its instances go as they become idle. `undo` takes that back."""
+    node = turn.cell.nodes.get(asked.node_id)
+    if node is None:
+        message = f"there is no node {asked.node_id!r}"
+        hint = f"nodes: {', '.join(sorted(turn.cell.nodes)) or 'none'}"
+        turn.act(
+            ReplyError(
+                operation_id=asked.operation_id, error="NotFound", message=message, hint=hint
+            )
+        )
+        return
+    wanted = NodeState.READY if asked.undo else NodeState.DRAINING
+    if node.state is not wanted:
+        node.state = advance(NODE, node.state, wanted)
+    for instance in list(node.instances.values()):
+        if asked.undo or instance.state is InstanceState.UNLOADING:
+            continue
+        if instance.state is InstanceState.LOADING:
+            unload(turn, instance)
+        elif not instance.requests:
+            note_idle(turn, instance)
+    _room_changed(turn)
+    turn.act(
+        ReplyDone(operation_id=asked.operation_id, message="ready" if asked.undo else "draining")
+    )

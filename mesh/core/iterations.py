@@ -1,0 +1,84 @@
+"""What the node core makes of an iteration: tokens to report, requests that ended, evictions."""
+
+from mesh.core.node_state import LocalInstance, LocalRequest, LocalState
+from mesh.core.node_turn import NodeTurn
+from mesh.domain.actions import AbortInEngine, StartUnload
+from mesh.domain.events import SubmitBroke
+from mesh.domain.ids import RequestId
+from mesh.domain.messages import RequestReturned, TokensReport
+from mesh.domain.request import RequestTokens
+from mesh.domain.steps import StepResult, TokenOutput
+
+
+def step_finished(turn: NodeTurn, instance: LocalInstance, result: StepResult, step: int) -> None:
+    """Report the tokens of requests that still run; an aborted one's are for nobody."""
+    took_part = {r for r, held in instance.requests.items() if held.first_step <= step}
+    instance.kv_blocks_used = result.kv_blocks_used
+    by_request: dict[RequestId, list[TokenOutput]] = {}
+    for token in result.tokens:
+        if token.request_id in took_part:
+            by_request.setdefault(token.request_id, []).append(token)
+    outputs = tuple(
+        _outputs(instance.requests[request_id], tokens) for request_id, tokens in by_request.items()
+    )
+    for output in outputs:
+        held = instance.requests[output.request_id]
+        held.output_tokens = output.first_index + len(output.token_ids)
+        if output.finish is not None:
+            del instance.requests[output.request_id]
+    if outputs:
+        turn.report(TokensReport(instance_id=instance.instance_id, outputs=outputs))
+    starved = [r for r in result.starved if r in took_part and r in instance.requests]
+    if starved:
+        _evict(turn, instance, starved)
+
+
+def _outputs(held: LocalRequest, tokens: list[TokenOutput]) -> RequestTokens:
+    return RequestTokens(
+        request_id=held.request_id,
+        attempt=held.order.attempt,
+        first_index=tokens[0].index,
+        token_ids=tuple(token.token_id for token in tokens),
+        text="".join(token.text for token in tokens),
+        finish=tokens[-1].finish,
+    )
+
+
+def _evict(turn: NodeTurn, instance: LocalInstance, starved: list[RequestId]) -> None:
+    """The instance is out of KV blocks: the request with the longest headroom gives its own up and
+    continues elsewhere (LLM-Mesh §6.4). One a turn, since that usually frees enough.
+    """
+    held = max(instance.requests.values(), key=lambda r: (r.headroom_s(turn.now_s), r.request_id))
+    del instance.requests[held.request_id]
+    turn.engine(AbortInEngine(instance_id=instance.instance_id, request_id=held.request_id))
+    message = (
+        f"evicted from {instance.instance_id}: its {instance.kv_blocks} KV blocks did not do "
+        f"for {len(starved)} of {len(instance.requests) + 1} requests"
+    )
+    turn.report(_returned(held, "OutOfMemory", message))
+
+
+def step_broke(turn: NodeTurn, instance: LocalInstance, error: str, message: str) -> None:
+    """The engine failed in an iteration: the instance cannot be trusted any more."""
+    if instance.state is not LocalState.READY:
+        return
+    for held in instance.requests.values():
+        turn.report(_returned(held, error, message))
+    instance.requests.clear()
+    instance.state = LocalState.UNLOADING
+    instance.error, instance.message = error, message
+    turn.engine(StartUnload(instance_id=instance.instance_id))
+
+
+def submit_broke(turn: NodeTurn, instance: LocalInstance, broke: SubmitBroke) -> None:
+    """The engine would not take the request; the instance is well."""
+    held = instance.requests.get(broke.request_id)
+    if held is not None and held.order.attempt == broke.attempt:
+        del instance.requests[broke.request_id]
+        turn.report(_returned(held, broke.error, broke.message))
+
+
+def _returned(held: LocalRequest, error: str, message: str) -> RequestReturned:
+    return RequestReturned(
+        request_id=held.request_id, attempt=held.order.attempt, error=error, message=message
+    )

@@ -1,0 +1,170 @@
+"""The node core: which instance gets the next turn, and what the controller is told.
+
+`handle` takes commands, and what came of engine calls, and returns engine calls and reports. At
+most one iteration is under way on a node; as soon as it is done, the next turn goes to the instance
+with the least headroom. The core owns the node's view of its instances and requests; the engine
+owns the tokens.
+"""
+
+from typing import assert_never
+
+from mesh.core import node_lifecycle
+from mesh.core.iterations import step_broke, step_finished, submit_broke
+from mesh.core.node_lifecycle import drop
+from mesh.core.node_state import LocalNode, LocalRequest, LocalState
+from mesh.core.node_turn import NodeTurn
+from mesh.domain.actions import (
+    NodeAction,
+    StartStep,
+    SubmitToEngine,
+)
+from mesh.domain.events import (
+    CommandReceived,
+    HeartbeatDue,
+    ImportBroke,
+    ImportFinished,
+    ImportProgressed,
+    LinkClosed,
+    LinkOpened,
+    LoadBroke,
+    LoadFinished,
+    LoadProgressed,
+    NodeEvent,
+    StepBroke,
+    StepFinished,
+    SubmitBroke,
+    UnloadFinished,
+)
+from mesh.domain.limits import NodeLimits
+from mesh.domain.messages import (
+    AbortRequest,
+    CancelImport,
+    Heartbeat,
+    ImportModel,
+    InstanceReport,
+    LoadInstance,
+    NodeCommand,
+    RequestReturned,
+    SubmitRequest,
+    UnloadInstance,
+)
+from mesh.domain.steps import EngineRequest
+from mesh.request.turns import next_turn
+
+
+class NodeCore:
+    def __init__(self, *, limits: NodeLimits) -> None:
+        self._limits = limits
+        self._node = LocalNode()
+
+    def instances(self) -> tuple[InstanceReport, ...]:
+        """What is loaded, for the hello of a new link."""
+        return self._node.reports()
+
+    def handle(self, event: NodeEvent, now_s: float) -> list[NodeAction]:
+        turn = NodeTurn(now_s=now_s, linked=self._node.linked)
+        self._dispatch(turn, event)
+        self._grant(turn)
+        return turn.ordered()
+
+    def _grant(self, turn: NodeTurn) -> None:
+        """The next turn, if the engine is free and an instance has work."""
+        if self._node.stepping is not None:
+            return
+        instance = next_turn(self._node.instances.values(), turn.now_s)
+        if instance is not None:
+            self._node.stepping = instance.instance_id
+            self._node.steps_started += 1
+            turn.engine(
+                StartStep(
+                    instance_id=instance.instance_id,
+                    prefill_tokens_max=self._limits.prefill_tokens_max,
+                )
+            )
+
+    def _dispatch(self, turn: NodeTurn, event: NodeEvent) -> None:
+        match event:
+            case StepFinished():
+                self._node.stepping = None
+                instance = self._node.instances.get(event.instance_id)
+                if instance is not None:
+                    step_finished(turn, instance, event.result, self._node.steps_started)
+            case CommandReceived():
+                self._command(turn, event.command)
+            case HeartbeatDue():
+                turn.report(Heartbeat(rss_bytes=event.rss_bytes, instances=self.instances()))
+            case StepBroke():
+                self._node.stepping = None
+                instance = self._node.instances.get(event.instance_id)
+                if instance is not None:
+                    step_broke(turn, instance, event.error, event.message)
+            case SubmitBroke():
+                for instance in self._node.instances.values():
+                    submit_broke(turn, instance, event)
+            case LoadProgressed() | LoadFinished() | LoadBroke() | UnloadFinished():
+                node_lifecycle.loading(turn, self._node, event)
+            case ImportProgressed() | ImportFinished() | ImportBroke():
+                node_lifecycle.importing(turn, self._node, event)
+            case LinkOpened():
+                self._node.linked = turn.linked = True
+            case LinkClosed():
+                self._node.linked = turn.linked = False
+                node_lifecycle.abandon(turn, self._node)
+            case _:
+                assert_never(event)
+
+    def _command(self, turn: NodeTurn, command: NodeCommand) -> None:
+        match command:
+            case SubmitRequest():
+                self._submit(turn, command)
+            case AbortRequest():
+                self._abort(turn, command)
+            case LoadInstance():
+                node_lifecycle.load(turn, self._node, command)
+            case UnloadInstance():
+                node_lifecycle.unload(turn, self._node, command.instance_id)
+            case ImportModel():
+                node_lifecycle.start_import(turn, self._node, command)
+            case CancelImport():
+                node_lifecycle.cancel_import(turn, self._node, command)
+            case _:
+                assert_never(command)
+
+    def _submit(self, turn: NodeTurn, command: SubmitRequest) -> None:
+        order, instance = command.order, self._node.instances.get(command.instance_id)
+        request = order.request
+        if instance is None or instance.state is not LocalState.READY:
+            turn.report(
+                RequestReturned(
+                    request_id=request.request_id,
+                    attempt=order.attempt,
+                    error="Unavailable",
+                    message=f"{command.instance_id} is not ready on its node",
+                )
+            )
+            return
+        instance.requests[request.request_id] = LocalRequest(
+            order=order,
+            start_s=turn.now_s - order.age_s,
+            output_tokens=len(order.output_tokens),
+            first_step=self._node.steps_started + 1,
+        )
+        turn.engine(
+            SubmitToEngine(
+                instance_id=command.instance_id,
+                attempt=order.attempt,
+                request=EngineRequest(
+                    request_id=request.request_id,
+                    prompt_tokens=request.prompt_tokens,
+                    output_tokens=order.output_tokens,
+                    sampling=request.sampling,
+                    stop_token_ids=instance.command.model.stop_token_ids,
+                ),
+            )
+        )
+
+    def _abort(self, turn: NodeTurn, command: AbortRequest) -> None:
+        for instance in self._node.instances.values():
+            held = instance.requests.get(command.request_id)
+            if held is not None and held.order.attempt == command.attempt:
+                drop(turn, instance, held)

@@ -1,0 +1,176 @@
+"""Models and instances on a node: imports, loads, unloads, and what a lost link leaves of them."""
+
+from mesh.core.node_state import LocalInstance, LocalNode, LocalRequest, LocalState
+from mesh.core.node_turn import NodeTurn
+from mesh.domain.actions import AbortInEngine, StartImport, StartLoad, StartUnload, StopImport
+from mesh.domain.events import (
+    ImportBroke,
+    ImportFinished,
+    ImportProgressed,
+    LoadBroke,
+    LoadFinished,
+    LoadProgressed,
+    UnloadFinished,
+)
+from mesh.domain.ids import InstanceId
+from mesh.domain.messages import (
+    CancelImport,
+    ImportDone,
+    ImportFailed,
+    ImportModel,
+    ImportProgress,
+    InstanceGone,
+    InstanceLoaded,
+    LoadFailed,
+    LoadInstance,
+    LoadProgress,
+    RequestReturned,
+)
+
+
+def load(turn: NodeTurn, node: LocalNode, command: LoadInstance) -> None:
+    if command.instance_id in node.instances:
+        message = f"{command.instance_id} is on this node already"
+        failed = LoadFailed(instance_id=command.instance_id, error="AlreadyExists", message=message)
+        turn.report(failed)
+        return
+    node.instances[command.instance_id] = LocalInstance(command=command)
+    turn.engine(
+        StartLoad(
+            instance_id=command.instance_id,
+            deployment=command.deployment,
+            model=command.model,
+            kv_blocks=command.kv_blocks,
+            context_tokens_max=command.context_tokens_max,
+            batch_max=command.batch_max,
+        )
+    )
+
+
+def unload(turn: NodeTurn, node: LocalNode, instance_id: InstanceId) -> None:
+    instance = node.instances.get(instance_id)
+    if instance is None:
+        turn.report(InstanceGone(instance_id=instance_id))
+    elif instance.state is LocalState.LOADING:
+        instance.state = LocalState.ABANDONED
+    elif instance.state is LocalState.READY:
+        for held in list(instance.requests.values()):
+            returned = RequestReturned(
+                request_id=held.request_id,
+                attempt=held.order.attempt,
+                error="Unavailable",
+                message=f"{instance_id} was unloaded",
+            )
+            drop(turn, instance, held)
+            turn.report(returned)
+        instance.state = LocalState.UNLOADING
+        turn.engine(StartUnload(instance_id=instance_id))
+
+
+def loading(
+    turn: NodeTurn,
+    node: LocalNode,
+    event: LoadProgressed | LoadFinished | LoadBroke | UnloadFinished,
+) -> None:
+    instance = node.instances.get(event.instance_id)
+    if instance is None:
+        return
+    instance_id = event.instance_id
+    match event:
+        case LoadProgressed():
+            turn.report(LoadProgress(instance_id=instance_id, phase=event.phase, share=event.share))
+        case LoadFinished() if instance.state is LocalState.ABANDONED:
+            instance.state = LocalState.UNLOADING
+            turn.engine(StartUnload(instance_id=instance_id))
+        case LoadFinished():
+            loaded = event.loaded
+            instance.state = LocalState.READY
+            instance.footprint, instance.kv_blocks = loaded.footprint, loaded.kv_blocks
+            turn.report(
+                InstanceLoaded(
+                    instance_id=instance_id,
+                    footprint=loaded.footprint,
+                    kv_blocks=loaded.kv_blocks,
+                    elapsed_s=loaded.elapsed_s,
+                )
+            )
+        case LoadBroke():
+            del node.instances[instance_id]
+            turn.report(
+                LoadFailed(
+                    instance_id=instance_id,
+                    error=event.error,
+                    message=event.message,
+                    hint=event.hint,
+                )
+            )
+        case UnloadFinished():
+            del node.instances[instance_id]
+            turn.report(
+                InstanceGone(
+                    instance_id=instance_id, error=instance.error, message=instance.message
+                )
+            )
+
+
+def start_import(turn: NodeTurn, node: LocalNode, command: ImportModel) -> None:
+    node.imports[command.operation_id] = command.source
+    turn.engine(StartImport(operation_id=command.operation_id, source=command.source))
+
+
+def cancel_import(turn: NodeTurn, node: LocalNode, command: CancelImport) -> None:
+    if node.imports.pop(command.operation_id, None) is not None:
+        turn.engine(StopImport(operation_id=command.operation_id))
+
+
+def importing(
+    turn: NodeTurn, node: LocalNode, event: ImportProgressed | ImportFinished | ImportBroke
+) -> None:
+    operation_id = event.operation_id
+    if operation_id not in node.imports:
+        return
+    match event:
+        case ImportProgressed():
+            turn.report(
+                ImportProgress(operation_id=operation_id, phase=event.phase, share=event.share)
+            )
+        case ImportFinished():
+            del node.imports[operation_id]
+            turn.report(
+                ImportDone(
+                    operation_id=operation_id,
+                    model=event.model,
+                    footprint=event.footprint,
+                    text=event.text,
+                )
+            )
+        case ImportBroke():
+            del node.imports[operation_id]
+            turn.report(
+                ImportFailed(
+                    operation_id=operation_id,
+                    error=event.error,
+                    message=event.message,
+                    hint=event.hint,
+                )
+            )
+
+
+def abandon(turn: NodeTurn, node: LocalNode) -> None:
+    """The link is gone: nobody waits for the requests and imports, and the controller will
+    know nothing of loads under way. What is loaded stays, for the next link.
+    """
+    for operation_id in node.imports:
+        turn.engine(StopImport(operation_id=operation_id))
+    node.imports.clear()
+    for instance in node.instances.values():
+        if instance.state is LocalState.LOADING:
+            instance.state = LocalState.ABANDONED
+        for held in list(instance.requests.values()):
+            drop(turn, instance, held)
+
+
+def drop(turn: NodeTurn, instance: LocalInstance, held: LocalRequest) -> None:
+    """Take a request off its instance; it frees its place within the iteration under way."""
+    del instance.requests[held.request_id]
+    turn.engine(AbortInEngine(instance_id=instance.instance_id, request_id=held.request_id))

@@ -1,0 +1,27 @@
+"""One turn of the node core: the time, and what has been decided so far."""
+
+from dataclasses import dataclass, field
+
+from mesh.domain.actions import NodeAction, SendReport
+from mesh.domain.messages import NodeReport
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class NodeTurn:
+    now_s: float
+    linked: bool
+    _engine: list[NodeAction] = field(default_factory=list)
+    _reports: list[NodeAction] = field(default_factory=list)
+
+    def engine(self, action: NodeAction) -> None:
+        """Something to do on this node."""
+        self._engine.append(action)
+
+    def report(self, said: NodeReport) -> None:
+        """Something to tell the controller; nobody is there to hear it without a link."""
+        if self.linked:
+            self._reports.append(SendReport(report=said))
+
+    def ordered(self) -> list[NodeAction]:
+        """The engine's work first: it should compute on while the tokens travel."""
+        return self._engine + self._reports

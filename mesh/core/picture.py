@@ -1,0 +1,70 @@
+"""Turns the cell's live state into snapshots for people and APIs."""
+
+from mesh.core.cell import Cell, DeploymentEntry, InstanceEntry, NodeEntry
+from mesh.domain.lifecycle import InstanceState
+from mesh.domain.views import CellSnapshot, DeploymentSnapshot, InstanceSnapshot, NodeSnapshot
+
+
+def picture(cell: Cell, now_s: float) -> CellSnapshot:
+    """Everything, ordered by name."""
+    return CellSnapshot(
+        deployments=tuple(
+            _deployment(cell.deployments[n], now_s) for n in sorted(cell.deployments)
+        ),
+        nodes=tuple(_node(cell.nodes[n], now_s) for n in sorted(cell.nodes)),
+        queued=cell.queued(),
+        running=cell.running(),
+        served=cell.served,
+        refused=tuple(sorted(cell.refused.items())),
+    )
+
+
+def _deployment(entry: DeploymentEntry, now_s: float) -> DeploymentSnapshot:
+    deployment = entry.deployment
+    return DeploymentSnapshot(
+        spec=entry.spec,
+        model=deployment.model if deployment else None,
+        state=entry.state,
+        context_tokens_max=deployment.context_tokens_max if deployment else 0,
+        queued=len(entry.queue),
+        running=sum(i.batch for i in entry.instances.values()),
+        served=entry.served,
+        refused=entry.refused,
+        instances=tuple(_instance(entry.instances[i], now_s) for i in sorted(entry.instances)),
+    )
+
+
+def _node(node: NodeEntry, now_s: float) -> NodeSnapshot:
+    return NodeSnapshot(
+        node_id=node.node_id,
+        state=node.state,
+        device=node.device,
+        hardware=node.hello.hardware,
+        cores=node.hello.cores,
+        engine=node.hello.engine,
+        memory_bytes=node.book.capacity_bytes,
+        memory_reserved_bytes=node.book.reserved_bytes,
+        rss_bytes=node.rss_bytes,
+        silent_s=now_s - node.last_seen_s,
+        instances=tuple(_instance(node.instances[i], now_s) for i in sorted(node.instances)),
+    )
+
+
+def _instance(instance: InstanceEntry, now_s: float) -> InstanceSnapshot:
+    loading = instance.state is InstanceState.LOADING
+    until_s = now_s if loading else instance.loaded_at_s
+    return InstanceSnapshot(
+        instance_id=instance.instance_id,
+        deployment=instance.deployment,
+        node_id=instance.node.node_id,
+        state=instance.state,
+        batch=instance.batch,
+        batch_max=instance.batch_max,
+        kv_blocks=instance.kv_blocks,
+        kv_blocks_used=instance.kv_blocks_used,
+        weights_bytes=instance.footprint.weights_bytes,
+        kv_bytes=instance.kv_blocks * instance.footprint.kv_block_bytes,
+        load_s=max(0.0, until_s - instance.load_started_s),
+        phase=instance.phase,
+        share=instance.share,
+    )

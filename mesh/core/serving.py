@@ -1,0 +1,100 @@
+"""The life of a request as the controller decides it: checked, queued, streamed, moved, ended."""
+
+from mesh.core.cell import DeploymentEntry, RequestEntry
+from mesh.core.ending import abort_on_node, count_refusal, end, refuse
+from mesh.core.queueing import enqueue, has_node
+from mesh.core.turn import Turn
+from mesh.domain.actions import DeliverTokens, RefuseRequest
+from mesh.domain.ids import RequestId
+from mesh.domain.lifecycle import REQUEST, DeploymentState, RequestState, advance
+from mesh.domain.messages import RequestReturned
+from mesh.domain.reasons import FinishReason, RefusalReason
+from mesh.domain.request import Request, RequestTokens
+
+
+def invoke(turn: Turn, request: Request) -> None:
+    """A new request: refuse it at once, or queue it; the end of the turn places what it can."""
+    name = request.deployment
+    entry = turn.cell.deployments.get(name)
+    if entry is None or entry.state is not DeploymentState.READY or entry.deployment is None:
+        count_refusal(turn, entry, RefusalReason.UNKNOWN_DEPLOYMENT)
+        turn.act(
+            RefuseRequest(
+                request_id=request.request_id,
+                reason=RefusalReason.UNKNOWN_DEPLOYMENT,
+                message=f"there is no deployment {name!r}",
+            )
+        )
+        return
+    held = RequestEntry(request=request, arrival_s=turn.now_s, queued_at_s=turn.now_s)
+    turn.cell.requests[request.request_id] = held
+    prompt, context = len(request.prompt_tokens), entry.deployment.context_tokens_max
+    if prompt >= context:
+        message = f"the prompt has {prompt} tokens; the context of {name!r} holds {context}"
+        refuse(turn, held, RefusalReason.PROMPT_TOO_LONG, message)
+    elif not has_node(turn, entry):
+        message = f"no {' or '.join(entry.spec.devices)} node is up"
+        refuse(turn, held, RefusalReason.NO_NODE, message, retry=True)
+    elif _cannot_load(turn, entry):
+        refuse(turn, held, RefusalReason.LOAD_FAILED, entry.load_error, retry=True)
+    elif len(entry.queue) >= turn.limits.queue_requests_max:
+        message = f"{len(entry.queue)} requests of {name!r} wait already, which is the limit"
+        refuse(turn, held, RefusalReason.QUEUE_FULL, message, retry=True)
+    else:
+        enqueue(turn, entry, held, front=False)
+
+
+def _cannot_load(turn: Turn, entry: DeploymentEntry) -> bool:
+    """Its loads failed too often in a row, none is under way, and the next try is not due."""
+    given_up = entry.load_failures >= turn.limits.load_attempts_max
+    return given_up and not entry.instances and turn.now_s < entry.paused_until_s
+
+
+def deliver(turn: Turn, outputs: RequestTokens) -> None:
+    """New tokens from a node. Those of an earlier attempt, or of a request that ended, are not
+    for anyone; a gap means that the node lost track, and the request starts anew from its tokens.
+    """
+    held = turn.cell.requests.get(outputs.request_id)
+    if held is None or held.instance is None or held.attempt != outputs.attempt:
+        return
+    if outputs.first_index != len(held.output_tokens):
+        message = f"token {len(held.output_tokens)} was due, {outputs.first_index} came"
+        requeue(turn, held, RefusalReason.ENGINE_FAILED, message)
+        return
+    held.output_tokens.extend(outputs.token_ids)
+    if outputs.finish is None:
+        turn.act(DeliverTokens(outputs=outputs))
+        return
+    turn.act(DeliverTokens(outputs=outputs, grace_s=held.grace_s))
+    if outputs.finish in (FinishReason.STOP, FinishReason.LENGTH):
+        turn.cell.served += 1
+        owner = turn.cell.deployments.get(held.request.deployment)
+        if owner is not None:
+            owner.served += 1
+    end(turn, held)
+
+
+def cancel(turn: Turn, request_id: RequestId) -> None:
+    """The client has gone: free its place, wherever it is, and tell it nothing more."""
+    held = turn.cell.requests.get(request_id)
+    if held is not None:
+        abort_on_node(turn, held)
+        end(turn, held)
+
+
+def give_back(turn: Turn, returned: RequestReturned) -> None:
+    """A node returns a request unfinished: evicted, or its instance broke."""
+    held = turn.cell.requests.get(returned.request_id)
+    if held is not None and held.attempt == returned.attempt and held.instance is not None:
+        requeue(turn, held, RefusalReason.ENGINE_FAILED, returned.message)
+
+
+def requeue(turn: Turn, held: RequestEntry, reason: RefusalReason, message: str) -> None:
+    """Back to the head of its queue with the tokens so far, if it has an attempt left."""
+    abort_on_node(turn, held)
+    entry = turn.cell.deployments.get(held.request.deployment)
+    if held.attempt >= turn.limits.attempts_max or entry is None:
+        refuse(turn, held, reason, f"{message}; attempt {held.attempt} was the last", retry=True)
+        return
+    held.state = advance(REQUEST, held.state, RequestState.QUEUED)
+    enqueue(turn, entry, held, front=True)

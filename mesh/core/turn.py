@@ -1,0 +1,27 @@
+"""One turn of the controller core: the cell, the time, and what has been decided so far."""
+
+from dataclasses import dataclass, field
+
+from mesh.core.cell import Cell, InstanceEntry
+from mesh.domain.actions import ControllerAction
+from mesh.domain.ids import InstanceId
+from mesh.domain.limits import CellLimits
+from mesh.policy.interface import Policy
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Turn:
+    cell: Cell
+    epoch: int
+    """Start counter of the controller; part of every id it gives, so that none comes twice."""
+    limits: CellLimits
+    policy: Policy
+    now_s: float
+    actions: list[ControllerAction] = field(default_factory=list)
+    room_appeared: bool = False
+    """Queued requests may find a place now; the turn ends with a look at the queues."""
+    released: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
+    """Instances that lost a request in this turn, and are idle if the queues do not refill them."""
+
+    def act(self, action: ControllerAction) -> None:
+        self.actions.append(action)

@@ -1,0 +1,195 @@
+"""What the two cores decide. A core's action list is its log; the shells only carry it out."""
+
+from dataclasses import dataclass
+
+from mesh.domain.deployment import Deployment
+from mesh.domain.events import ControllerTimer
+from mesh.domain.ids import DeploymentName, InstanceId, OperationId, RequestId
+from mesh.domain.messages import NodeCommand, NodeReport
+from mesh.domain.model import ModelInfo
+from mesh.domain.reasons import RefusalReason
+from mesh.domain.request import RequestTokens
+from mesh.domain.steps import EngineRequest
+from mesh.domain.text import TextAssets
+
+# The controller's.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendCommand:
+    link_id: int
+    command: NodeCommand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptLink:
+    """The node behind this link belongs to the cell now."""
+
+    link_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseLink:
+    """`error` is the class name in mesh.domain.errors that the node is told."""
+
+    link_id: int
+    error: str
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreDeployment:
+    """Write durably, then say DeploymentStored or StoreFailed. `text` None: keep what is there."""
+
+    operation_id: OperationId
+    deployment: Deployment
+    text: TextAssets | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveDeployment:
+    operation_id: OperationId
+    name: DeploymentName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyProgress:
+    operation_id: OperationId
+    phase: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyDone:
+    operation_id: OperationId
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyError:
+    operation_id: OperationId
+    error: str
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TellWaiting:
+    """A queued request's client learns what it waits for."""
+
+    request_id: RequestId
+    phase: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliverTokens:
+    """New output for a client. With `outputs.finish` set it is the last."""
+
+    outputs: RequestTokens
+    grace_s: float = 0.0
+    """With the last: load time that the request was granted on top of its TTFT deadline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefuseRequest:
+    """The request ends without (further) tokens."""
+
+    request_id: RequestId
+    reason: RefusalReason
+    message: str
+    retry_after_s: float = 0.0
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetTimer:
+    """Say `timer` at `at_s` or soon after, once."""
+
+    at_s: float
+    timer: ControllerTimer
+
+
+ControllerAction = (
+    SendCommand
+    | AcceptLink
+    | CloseLink
+    | StoreDeployment
+    | RemoveDeployment
+    | ReplyProgress
+    | ReplyDone
+    | ReplyError
+    | TellWaiting
+    | DeliverTokens
+    | RefuseRequest
+    | SetTimer
+)
+
+# The node's.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendReport:
+    report: NodeReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartImport:
+    operation_id: OperationId
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopImport:
+    operation_id: OperationId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartLoad:
+    """Import `model.source` if the store lacks the model, then load."""
+
+    instance_id: InstanceId
+    deployment: DeploymentName
+    model: ModelInfo
+    kv_blocks: int
+    context_tokens_max: int
+    batch_max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartUnload:
+    instance_id: InstanceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitToEngine:
+    instance_id: InstanceId
+    attempt: int
+    request: EngineRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortInEngine:
+    instance_id: InstanceId
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartStep:
+    """A turn: one iteration of one instance."""
+
+    instance_id: InstanceId
+    prefill_tokens_max: int
+
+
+NodeAction = (
+    SendReport
+    | StartImport
+    | StopImport
+    | StartLoad
+    | StartUnload
+    | SubmitToEngine
+    | AbortInEngine
+    | StartStep
+)

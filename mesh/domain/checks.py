@@ -1,0 +1,88 @@
+"""What a deployment's spec must satisfy, whoever wrote it.
+
+The command line checks while it reads the YAML, the controller checks again what arrives: both by
+these functions. They raise InvalidInput that names the field, what was given and what is allowed.
+"""
+
+import math
+import re
+
+from mesh.domain.deployment import DeploymentSpec, Scaling
+from mesh.domain.errors import InvalidInput
+from mesh.domain.slo import Slo
+
+NAME_CHARS_MAX = 63
+"""As long as a DNS label may be (RFC 1035 §2.3.4)."""
+SOURCE_CHARS_MAX = 2048
+CONTEXT_TOKENS_MAX = 1 << 24
+REPLICAS_MAX = 1024
+KEEP_ALIVE_S_MAX = 7 * 24 * 3600.0
+SLO_S_MAX = 24 * 3600.0
+SLO_TOKENS_PER_S_MAX = 1e9
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+
+
+def check_spec(spec: DeploymentSpec) -> None:
+    """Raise InvalidInput when no deployment can be meant by this."""
+    check_name(spec.name)
+    if not spec.source.strip():
+        raise InvalidInput("source is empty", hint="name one like pkg://package/file.gguf")
+    if len(spec.source) > SOURCE_CHARS_MAX:
+        raise InvalidInput(
+            f"source has {len(spec.source)} characters; at most {SOURCE_CHARS_MAX} are allowed"
+        )
+    context = spec.context_tokens_max
+    if context is not None and not 1 <= context <= CONTEXT_TOKENS_MAX:
+        raise InvalidInput(
+            f"context_tokens_max is {context}; it must be from 1 to {CONTEXT_TOKENS_MAX}"
+        )
+    check_slo(spec.slo)
+    check_scaling(spec.scaling)
+    if not spec.devices:
+        raise InvalidInput("devices is empty", hint="name at least one of cpu, gpu")
+    if len(set(spec.devices)) != len(spec.devices):
+        raise InvalidInput(f"devices names one twice: {', '.join(spec.devices)}")
+
+
+def check_name(name: str, noun: str = "name") -> None:
+    """Raise InvalidInput unless `name` is a DNS label: it becomes part of ids and host names."""
+    if len(name) > NAME_CHARS_MAX:
+        raise InvalidInput(
+            f"{noun} has {len(name)} characters; at most {NAME_CHARS_MAX} are allowed"
+        )
+    if _NAME.fullmatch(name) is None:
+        raise InvalidInput(
+            f"{noun} {name!r} is no DNS label",
+            hint="use a-z, 0-9 and -, with a letter or digit first and last",
+        )
+
+
+def check_slo(slo: Slo) -> None:
+    _positive("slo.ttft_s", slo.ttft_s, SLO_S_MAX)
+    _positive("slo.ttft_tokens_per_s", slo.ttft_tokens_per_s, SLO_TOKENS_PER_S_MAX)
+    _positive("slo.tpot_s", slo.tpot_s, SLO_S_MAX)
+
+
+def check_scaling(scaling: Scaling) -> None:
+    if scaling.replicas_min < 0:
+        raise InvalidInput(f"scaling.replicas_min is {scaling.replicas_min}; it must be 0 or more")
+    if not 1 <= scaling.replicas_max <= REPLICAS_MAX:
+        raise InvalidInput(
+            f"scaling.replicas_max is {scaling.replicas_max}; it must be from 1 to {REPLICAS_MAX}"
+        )
+    if scaling.replicas_min > scaling.replicas_max:
+        raise InvalidInput(
+            f"scaling.replicas_min is {scaling.replicas_min}, "
+            f"more than replicas_max, {scaling.replicas_max}"
+        )
+    keep_alive_s = scaling.keep_alive_s
+    if not (math.isfinite(keep_alive_s) and 0 <= keep_alive_s <= KEEP_ALIVE_S_MAX):
+        raise InvalidInput(
+            f"scaling.keep_alive_s is {keep_alive_s:g}; it must be from 0 to {KEEP_ALIVE_S_MAX:g}"
+        )
+
+
+def _positive(field: str, value: float, most: float) -> None:
+    if not (math.isfinite(value) and 0 < value <= most):
+        raise InvalidInput(f"{field} is {value:g}; it must be above 0 and at most {most:g}")

@@ -1,0 +1,43 @@
+"""A deployment: a model offered as a function, with an SLO and scaling limits."""
+
+from dataclasses import dataclass, field
+
+from mesh.domain.ids import DeploymentName
+from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.reasons import DeviceKind
+from mesh.domain.slo import Slo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """Limits on the number of instances, and how long an idle one stays loaded."""
+
+    replicas_min: int = 0
+    replicas_max: int = 4
+    keep_alive_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentSpec:
+    """What `model.yaml` says, validated."""
+
+    name: DeploymentName
+    source: str
+    context_tokens_max: int | None = None
+    """None: what the model allows."""
+    slo: Slo = field(default_factory=Slo)
+    scaling: Scaling = field(default_factory=Scaling)
+    devices: tuple[DeviceKind, ...] = (DeviceKind.CPU, DeviceKind.GPU)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """A deployment that has been acknowledged: its spec and the model that it resolved to.
+
+    `footprints` holds what an instance takes, by the name of the engine that said so.
+    """
+
+    spec: DeploymentSpec
+    model: ModelInfo
+    context_tokens_max: int
+    footprints: tuple[tuple[str, Footprint], ...] = ()

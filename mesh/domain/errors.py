@@ -1,0 +1,89 @@
+"""Every error that mesh raises on purpose, in one tree.
+
+    MeshError
+    ├── InvalidInput          what the caller wrote cannot be meant (exit code 2)
+    ├── NotFound              no such deployment, node, request or file
+    ├── AlreadyExists         the name is taken
+    ├── Refused               an invocation that will not be served; carries a RefusalReason
+    ├── Cancelled             the caller went away or asked to stop
+    ├── Unavailable           a controller, node or network that cannot be reached now
+    ├── StorageError          the state folder or model store cannot be read or written
+    ├── ModelError            a model that cannot be imported or loaded
+    │   ├── UnknownSource     a source scheme that mesh does not know
+    │   ├── TornModel         a truncated or corrupt file
+    │   └── UnsupportedModel  an architecture, tensor type or tokenizer that mesh does not run
+    └── EngineError           the engine failed while it loaded, resized or stepped
+        └── OutOfMemory       it did so for want of memory
+
+A message says what happened, to which id, and the numbers compared; the hint says what to do next.
+"""
+
+from mesh.domain.reasons import RefusalReason
+
+
+class MeshError(Exception):
+    """An expected failure. `message` is one line; `hint` is one line or empty."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class InvalidInput(MeshError):
+    """What the caller wrote cannot be meant: YAML, a flag, a prompt, a limit."""
+
+
+class NotFound(MeshError):
+    """The named deployment, node, request or file does not exist."""
+
+
+class AlreadyExists(MeshError):
+    """The name is taken by something else."""
+
+
+class Refused(MeshError):
+    """An invocation is refused at once; `retry_after_s` is 0 when a retry cannot help."""
+
+    def __init__(
+        self, message: str, *, reason: RefusalReason, retry_after_s: float = 0.0, hint: str = ""
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
+
+class Cancelled(MeshError):
+    """The caller went away, or its deadline passed."""
+
+
+class Unavailable(MeshError):
+    """A controller, a node or the network cannot be reached now; a retry may help."""
+
+
+class StorageError(MeshError):
+    """The state folder or the model store cannot be read or written."""
+
+
+class ModelError(MeshError):
+    """A model cannot be imported or loaded."""
+
+
+class UnknownSource(ModelError):
+    """The source's scheme is none of those that mesh knows."""
+
+
+class TornModel(ModelError):
+    """A file of the model is truncated or corrupt."""
+
+
+class UnsupportedModel(ModelError):
+    """The architecture, tensor type or tokenizer is not one that mesh runs."""
+
+
+class EngineError(MeshError):
+    """An engine failed while it loaded, resized or stepped an instance."""
+
+
+class OutOfMemory(EngineError):
+    """An engine failed for want of memory."""

@@ -1,0 +1,97 @@
+"""One invocation as its client sees it: what it asks for, and what it is told until its end.
+
+The gateway turns an `Invocation` into a `Request` (prompt tokens, resolved sampling); the client
+turns what comes back over the wire into the events below, in the order Accepted, Waiting (any
+number), Tokens (any number), Finished. An answer that ends otherwise raises an error of the tree.
+"""
+
+from dataclasses import dataclass
+
+from mesh.domain.ids import DeploymentName, RequestId
+from mesh.domain.reasons import FinishReason
+from mesh.domain.text import ChatMessage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPrompt:
+    """Continued as it is, without the chat template."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    """Rendered by the model's chat template."""
+
+    messages: tuple[ChatMessage, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPrompt:
+    """Already tokenised."""
+
+    token_ids: tuple[int, ...]
+
+
+Prompt = TextPrompt | ChatPrompt | TokenPrompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invocation:
+    """What a client asks for. None: the default of `SamplingParams`, or for `seed` a drawn one."""
+
+    deployment: DeploymentName
+    prompt: Prompt
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """The cell has the request; the limits are the deadlines that hold for it, in seconds."""
+
+    request_id: RequestId
+    prompt_tokens: int
+    ttft_limit_s: float
+    tpot_limit_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """The request is queued: what it waits for, and how far that is (0 to 1)."""
+
+    phase: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """New output. `first_index` is the output index of `token_ids[0]`; `text` may be empty."""
+
+    first_index: int
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The answer is complete. Times are the controller's: arrival to first token, and the mean
+    between tokens from then on (0 with fewer than two tokens).
+    """
+
+    reason: FinishReason
+    prompt_tokens: int
+    output_tokens: int
+    ttft_s: float
+    tpot_s: float
+    grace_s: float = 0.0
+    """Load time granted on top of the TTFT deadline, if this request had an instance started."""
+
+
+InvocationEvent = Accepted | Waiting | Tokens | Finished

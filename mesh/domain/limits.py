@@ -1,0 +1,42 @@
+"""Every bound of a cell and of a node, by name. A queue, retry or wait without one is a bug."""
+
+from dataclasses import dataclass
+
+HEARTBEAT_S = 1.0
+"""A node reports at least this often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellLimits:
+    """The controller core's bounds."""
+
+    queue_requests_max: int = 256
+    """Requests of one deployment that may wait."""
+    queue_wait_s_max: float = 30.0
+    """A request waits no longer than this for a place; loads that it waits for included."""
+    attempts_max: int = 3
+    """Submissions of one request to nodes, the first included."""
+    load_attempts_max: int = 2
+    """Failed loads of a deployment in a row before its waiting requests are refused."""
+    load_retry_s: float = 2.0
+    """Pause after a failed load before that deployment is loaded again; doubles each time."""
+    load_retry_doublings_max: int = 5
+    node_lease_s: float = 10.0
+    """A node that is silent for longer counts as lost."""
+    lease_check_s: float = 1.0
+    import_s_max: float = 3600.0
+    load_s_max: float = 600.0
+    operations_max: int = 64
+    """Administrative calls under way."""
+    batch_max: int = 32
+    """Requests that one iteration of an instance may carry."""
+    kv_tokens_wanted: int = 16384
+    """KV cache of a new instance where memory allows; at least one full context else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLimits:
+    """The node core's bounds."""
+
+    prefill_tokens_max: int = 256
+    """Prompt tokens of one iteration, so that a long prompt does not hold up decodes."""

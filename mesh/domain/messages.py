@@ -1,0 +1,197 @@
+"""What crosses the link between the controller and a node: commands down, reports up.
+
+Both cores speak in these values; `mesh.wire.codec` turns them into protobuf and back, and the
+simulator's links carry them as they are. No field is a point in time: ages and spans only.
+"""
+
+from dataclasses import dataclass
+
+from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, OperationId, RequestId
+from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.reasons import DeviceKind
+from mesh.domain.request import RequestOrder, RequestTokens
+from mesh.domain.text import TextAssets
+
+# Commands: controller to node.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportModel:
+    """Fetch and import a source into the node's store, unless it is there; then report."""
+
+    operation_id: OperationId
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelImport:
+    operation_id: OperationId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadInstance:
+    """Load a model. A node whose store lacks it imports `model.source` first."""
+
+    instance_id: InstanceId
+    deployment: DeploymentName
+    model: ModelInfo
+    kv_blocks: int
+    context_tokens_max: int
+    batch_max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnloadInstance:
+    instance_id: InstanceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitRequest:
+    instance_id: InstanceId
+    order: RequestOrder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortRequest:
+    request_id: RequestId
+    attempt: int
+
+
+NodeCommand = (
+    ImportModel | CancelImport | LoadInstance | UnloadInstance | SubmitRequest | AbortRequest
+)
+
+# Reports: node to controller.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceReport:
+    """A loaded instance, as the node knows it."""
+
+    instance_id: InstanceId
+    deployment: DeploymentName
+    model_id: ModelId
+    footprint: Footprint
+    kv_blocks: int
+    kv_blocks_used: int
+    context_tokens_max: int
+    batch_max: int
+    batch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeHello:
+    """A node's first report on a link: who it is and what is loaded on it."""
+
+    node_id: NodeId
+    run_id: str
+    """Drawn when the agent starts: tells a reconnecting node from a second one of its name."""
+    device: DeviceKind
+    hardware: str
+    cores: int
+    engine: str
+    memory_bytes: int
+    """Budget for weights and KV caches."""
+    version: str = ""
+    """Of mesh on the node."""
+    instances: tuple[InstanceReport, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """Sent every HEARTBEAT_S: the node lives; `rss_bytes` is its process's own account."""
+
+    rss_bytes: int
+    instances: tuple[InstanceReport, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportProgress:
+    operation_id: OperationId
+    phase: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportDone:
+    operation_id: OperationId
+    model: ModelInfo
+    footprint: Footprint
+    text: TextAssets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportFailed:
+    """`error` is the class name in mesh.domain.errors."""
+
+    operation_id: OperationId
+    error: str
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadProgress:
+    instance_id: InstanceId
+    phase: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceLoaded:
+    instance_id: InstanceId
+    footprint: Footprint
+    kv_blocks: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadFailed:
+    instance_id: InstanceId
+    error: str
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceGone:
+    """Unloaded as commanded, or broken (then `error` and `message` say why)."""
+
+    instance_id: InstanceId
+    error: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensReport:
+    """What one iteration yielded, for all requests of its batch at once."""
+
+    instance_id: InstanceId
+    outputs: tuple[RequestTokens, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestReturned:
+    """The node gives a request back unfinished: evicted for want of KV blocks, or its instance
+    is gone. The controller places it anew, or ends it.
+    """
+
+    request_id: RequestId
+    attempt: int
+    error: str
+    message: str
+
+
+NodeReport = (
+    NodeHello
+    | Heartbeat
+    | ImportProgress
+    | ImportDone
+    | ImportFailed
+    | LoadProgress
+    | InstanceLoaded
+    | LoadFailed
+    | InstanceGone
+    | TokensReport
+    | RequestReturned
+)

@@ -1,0 +1,35 @@
+"""Why things end: low-cardinality enums, alike as messages, metric labels and journal values."""
+
+from enum import StrEnum
+
+
+class RefusalReason(StrEnum):
+    """Why an invocation is not served, or is given up before its last token."""
+
+    UNKNOWN_DEPLOYMENT = "unknown_deployment"
+    PROMPT_TOO_LONG = "prompt_too_long"
+    QUEUE_FULL = "queue_full"
+    QUEUE_TIMEOUT = "queue_timeout"
+    NO_NODE = "no_node"
+    MEMORY_FULL = "memory_full"
+    LOAD_FAILED = "load_failed"
+    NODE_LOST = "node_lost"
+    ENGINE_FAILED = "engine_failed"
+    DEPLOYMENT_DELETED = "deployment_deleted"
+    SHUTTING_DOWN = "shutting_down"
+
+
+class FinishReason(StrEnum):
+    """Why a request has no further token. STOP covers end-of-sequence tokens and stop strings."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class DeviceKind(StrEnum):
+    """What a node computes on."""
+
+    CPU = "cpu"
+    GPU = "gpu"

@@ -1,0 +1,73 @@
+"""A request: one invocation of a deployment, from its prompt tokens to its last token."""
+
+from dataclasses import dataclass, field
+
+from mesh.domain.ids import DeploymentName, RequestId
+from mesh.domain.reasons import FinishReason
+from mesh.domain.slo import Slo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is chosen. Temperature 0 is greedy; the other fields then do not matter,
+    but for the repetition penalty (CTRL, Keskar et al. 2019, over prompt and output), the limits
+    and the stops.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: no limit."""
+    seed: int | None = None
+    """None: the gateway draws one, so that a request that moves between nodes continues alike."""
+    repetition_penalty: float = 1.0
+    max_tokens: int = 256
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    """Stop strings; the output ends before the first that appears."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One invocation as the controller admits it."""
+
+    request_id: RequestId
+    deployment: DeploymentName
+    prompt_tokens: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+
+    @property
+    def tokens_max(self) -> int:
+        """Prompt and output tokens together, at most."""
+        return len(self.prompt_tokens) + self.sampling.max_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOrder:
+    """A request on its way to a node. `age_s` is how long ago it arrived: time itself never
+    crosses the wire. `attempt` tells the answers of this submission from those of earlier ones.
+    """
+
+    request: Request
+    attempt: int
+    output_tokens: tuple[int, ...] = ()
+    """Tokens that the client already has; the node continues after them."""
+    slo: Slo
+    age_s: float
+    grace_s: float = 0.0
+    """Load time granted on top of the TTFT deadline, when the admission started an instance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTokens:
+    """New output of one request. `first_index` is the output index of `token_ids[0]`.
+
+    `text` holds whole characters only, and not yet what could be the start of a stop string.
+    """
+
+    request_id: RequestId
+    attempt: int
+    first_index: int
+    token_ids: tuple[int, ...]
+    text: str
+    finish: FinishReason | None = None

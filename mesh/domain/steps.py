@@ -1,0 +1,106 @@
+"""What an engine is given and gives back: the values that cross the engine port."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mesh.domain.ids import DeploymentName, InstanceId, RequestId
+from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.reasons import FinishReason
+from mesh.domain.request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCapabilities:
+    """What an engine can do beyond serving."""
+
+    name: str
+    version: str
+    resize_kv: bool
+    swap: bool = False
+    """swap_out and swap_in: weights leave the device while the KV cache stays."""
+    migrate_kv: bool = False
+    """export_kv and import_kv: a request moves to another node with its KV cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOrder:
+    """Load one instance of a model from its folder in the node's store."""
+
+    instance_id: InstanceId
+    deployment: DeploymentName
+    model: ModelInfo
+    model_path: Path
+    kv_blocks: int
+    context_tokens_max: int
+    batch_max: int
+    """Requests that one iteration may carry."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedInstance:
+    """A completed load: the footprint as measured, and how long it took."""
+
+    footprint: Footprint
+    kv_blocks: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """A request as the engine sees it: token ids only.
+
+    `output_tokens` were generated earlier (perhaps on another node): the engine recomputes their KV
+    with the prompt's and continues after them. The n-th output token depends on (seed, n), not on
+    which engine or attempt draws it.
+    """
+
+    request_id: RequestId
+    prompt_tokens: tuple[int, ...]
+    output_tokens: tuple[int, ...]
+    sampling: SamplingParams
+    stop_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenOutput:
+    """One new token of one request.
+
+    `index` is its output index. `finish` is set on the last one: STOP for a stop token (whose id is
+    reported and whose text is empty) or a stop string, LENGTH at max_tokens or a full context.
+    """
+
+    request_id: RequestId
+    index: int
+    token_id: int
+    text: str = ""
+    finish: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """One iteration of one instance."""
+
+    tokens: tuple[TokenOutput, ...]
+    prefill_tokens: int
+    """Prompt tokens computed in this iteration."""
+    decode_batch: int
+    """Requests that computed one token past their prefill."""
+    context_tokens: int
+    """KV tokens that those decodes attended to, summed."""
+    prefill_left: tuple[tuple[RequestId, int], ...]
+    """Requests with prompt tokens still to compute, and how many."""
+    starved: tuple[RequestId, ...]
+    """Requests that made no progress because the instance is out of KV blocks."""
+    kv_blocks_used: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceMemory:
+    """What one loaded instance holds, in bytes and blocks."""
+
+    instance_id: InstanceId
+    weights_bytes: int
+    kv_blocks: int
+    kv_blocks_used: int
+    kv_block_bytes: int

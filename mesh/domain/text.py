@@ -1,0 +1,22 @@
+"""What turns text into tokens and back: the model's own files, plain enough to cross the wire."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextAssets:
+    """A model's tokenizer and chat template. `tokenizer_json` is for the `tokenizers` library."""
+
+    tokenizer_json: bytes
+    chat_template: str | None = None
+    bos_token: str | None = None
+    eos_token: str | None = None
+    add_bos: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMessage:
+    """One turn of a conversation. `role` is what the model's template knows: system, user, …"""
+
+    role: str
+    content: str

@@ -1,0 +1,106 @@
+"""Read-only pictures of a cell, for people and APIs. Decisions do not use them."""
+
+from dataclasses import dataclass
+
+from mesh.domain.deployment import DeploymentSpec
+from mesh.domain.ids import DeploymentName, InstanceId, NodeId
+from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
+from mesh.domain.model import ModelInfo
+from mesh.domain.reasons import DeviceKind, RefusalReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceSnapshot:
+    instance_id: InstanceId
+    deployment: DeploymentName
+    node_id: NodeId
+    state: InstanceState
+    batch: int
+    batch_max: int
+    kv_blocks: int
+    kv_blocks_used: int
+    weights_bytes: int
+    kv_bytes: int
+    load_s: float
+    """How long its load took, or has taken so far."""
+    phase: str
+    """While it loads: what is being done."""
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentSnapshot:
+    spec: DeploymentSpec
+    model: ModelInfo | None
+    """None while it is being imported."""
+    state: DeploymentState
+    context_tokens_max: int
+    queued: int
+    running: int
+    served: int
+    refused: int
+    instances: tuple[InstanceSnapshot, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSnapshot:
+    node_id: NodeId
+    state: NodeState
+    device: DeviceKind
+    hardware: str
+    cores: int
+    engine: str
+    memory_bytes: int
+    memory_reserved_bytes: int
+    rss_bytes: int
+    silent_s: float
+    """Since its last report."""
+    instances: tuple[InstanceSnapshot, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellSnapshot:
+    deployments: tuple[DeploymentSnapshot, ...]
+    nodes: tuple[NodeSnapshot, ...]
+    queued: int
+    running: int
+    served: int
+    refused: tuple[tuple[RefusalReason, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellStatus:
+    """The cell in a few numbers."""
+
+    version: str
+    """Of mesh in the controller."""
+    uptime_s: float
+    nodes_ready: int
+    nodes: int
+    deployments: int
+    instances: int
+    queued: int
+    running: int
+    served: int
+    refused: tuple[tuple[RefusalReason, int], ...]
+    state_path: str
+    """The controller's state folder, on its machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellLine:
+    """Something that happened in the cell, in words. `kind` is deployment, instance, request or
+    node, and `subject` the id of the one meant.
+    """
+
+    kind: str
+    subject: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellEvent:
+    """A line as a watcher receives it: how long ago it was, when it was sent."""
+
+    age_s: float
+    line: CellLine

@@ -1,0 +1,17 @@
+"""All policies by name."""
+
+from mesh.domain.errors import InvalidInput
+from mesh.policy.interface import Policy
+from mesh.policy.pack import Pack
+
+_POLICIES: dict[str, Policy] = {made.name: made for made in (Pack(),)}
+DEFAULT_POLICY = "pack"
+
+
+def policy(name: str) -> Policy:
+    """The policy of this name. Raises InvalidInput when there is none."""
+    if name not in _POLICIES:
+        raise InvalidInput(
+            f"there is no policy {name!r}", hint=f"policies: {', '.join(sorted(_POLICIES))}"
+        )
+    return _POLICIES[name]

@@ -1,0 +1,1 @@
+"""What decisions and outcomes mean, in words and numbers for people."""

@@ -1,0 +1,124 @@
+"""A cell's decisions in words, one line each, for `mesh logs`.
+
+The core's action list is its log; this is where it becomes readable. Token traffic is left out.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from mesh.domain.actions import CloseLink, RefuseRequest, ReplyError, SendCommand
+from mesh.domain.events import (
+    DeleteRequested,
+    DeploymentStored,
+    DeployRequested,
+    DrainRequested,
+    NodeConnected,
+    NodeDisconnected,
+    NodeReported,
+    ScaleRequested,
+    ShutdownRequested,
+)
+from mesh.domain.messages import (
+    ImportDone,
+    ImportFailed,
+    InstanceGone,
+    InstanceLoaded,
+    LoadFailed,
+    LoadInstance,
+    NodeReport,
+    RequestReturned,
+    SubmitRequest,
+    UnloadInstance,
+)
+from mesh.domain.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellLine:
+    """`kind` is deployment, instance, request, node or cell; `subject` is its id."""
+
+    kind: str
+    subject: str
+    text: str
+
+
+def narrate(event: object, actions: Sequence[object]) -> list[CellLine]:
+    """What happened, then what was decided on it."""
+    lines = list(_happened(event))
+    for action in actions:
+        lines.extend(_decided(action))
+    return lines
+
+
+def _line(kind: str, subject: str, text: str) -> CellLine:
+    return CellLine(kind=kind, subject=subject, text=text)
+
+
+def _happened(event: object) -> Iterator[CellLine]:
+    match event:
+        case NodeReported():
+            yield from _reported(event.report)
+        case DeployRequested():
+            yield _line("deployment", event.spec.name, f"deploy {event.spec.source}")
+        case DeleteRequested():
+            yield _line("deployment", event.name, "delete")
+        case ScaleRequested():
+            yield _line("deployment", event.name, "scale")
+        case DeploymentStored():
+            yield _line("cell", event.operation_id, "registry written")
+        case DrainRequested():
+            yield _line("node", event.node_id, "take new work again" if event.undo else "drain")
+        case NodeConnected():
+            hello = event.hello
+            text = f"connected: {hello.device}, {hello.engine}, {format_bytes(hello.memory_bytes)}"
+            yield _line("node", hello.node_id, f"{text}, {len(hello.instances)} instances")
+        case NodeDisconnected():
+            yield _line("node", f"link {event.link_id}", f"disconnected: {event.reason}")
+        case ShutdownRequested():
+            yield _line("cell", "controller", "stopping")
+
+
+def _reported(report: NodeReport) -> Iterator[CellLine]:
+    match report:
+        case ImportDone():
+            model = report.model
+            text = f"imported {model.model_id} ({model.architecture}) from {model.source}"
+            yield _line("deployment", report.operation_id, text)
+        case ImportFailed():
+            yield _line("deployment", report.operation_id, f"import failed: {report.message}")
+        case InstanceLoaded():
+            size = format_bytes(report.footprint.instance_bytes(report.kv_blocks))
+            text = f"loaded in {report.elapsed_s:.2f} s, {size}, {report.kv_blocks} KV blocks"
+            yield _line("instance", report.instance_id, text)
+        case LoadFailed():
+            yield _line("instance", report.instance_id, f"load failed: {report.message}")
+        case InstanceGone():
+            why = f": {report.message}" if report.message else ""
+            yield _line("instance", report.instance_id, f"gone{why}")
+        case RequestReturned():
+            yield _line("request", report.request_id, f"returned by its node: {report.message}")
+
+
+def _decided(action: object) -> Iterator[CellLine]:
+    match action:
+        case RefuseRequest():
+            yield _line(
+                "request", action.request_id, f"refused ({action.reason}): {action.message}"
+            )
+        case ReplyError():
+            yield _line("cell", action.operation_id, f"failed ({action.error}): {action.message}")
+        case CloseLink():
+            yield _line("node", f"link {action.link_id}", f"closed: {action.message}")
+        case SendCommand():
+            command = action.command
+            match command:
+                case LoadInstance():
+                    text = f"load {command.deployment} with {command.kv_blocks} KV blocks"
+                    yield _line("instance", command.instance_id, text)
+                case UnloadInstance():
+                    yield _line("instance", command.instance_id, "unload")
+                case SubmitRequest():
+                    request, attempt = command.order.request, command.order.attempt
+                    text = f"to {command.instance_id}, {len(request.prompt_tokens)} prompt tokens"
+                    more = f", attempt {attempt}" if attempt > 1 else ""
+                    yield _line("request", request.request_id, text + more)

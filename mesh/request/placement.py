@@ -1,0 +1,105 @@
+"""Where a request, or a new instance, goes: the first candidate in the policy's order that fits."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mesh.domain.deployment import Deployment
+from mesh.domain.ids import InstanceId
+from mesh.domain.model import Footprint
+from mesh.memory.demand import kv_blocks_within, least_instance_bytes
+from mesh.policy.interface import Instance, NodeView, Policy
+
+
+class StartNode(NodeView, Protocol):
+    """A node as the start of an instance sees it."""
+
+    @property
+    def capacity_bytes(self) -> int: ...
+
+    def footprint_of(self, deployment: Deployment) -> Footprint:
+        """What the deployment's model takes on this node's engine, stated or estimated."""
+        ...
+
+    def reclaimable(self) -> Sequence[tuple[InstanceId, int]]:
+        """Idle instances that may be unloaded now, longest idle first, with their bytes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Load a new instance with so many KV blocks on `node`."""
+
+    node: StartNode
+    footprint: Footprint
+    kv_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reclaim:
+    """Unload these idle instances first; their memory is wanted."""
+
+    instance_ids: tuple[InstanceId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoRoom:
+    """`largest_bytes` is the largest node's capacity: when `needed_bytes` exceeds it, waiting is
+    in vain.
+    """
+
+    needed_bytes: int
+    largest_bytes: int
+
+
+def first_with_room(instances: Iterable[Instance], tokens: int, policy: Policy) -> Instance | None:
+    """The instance that takes a request of so many tokens (prompt and output), or None."""
+    for instance in policy.order_instances(instances):
+        if instance.has_room_for(tokens):
+            return instance
+    return None
+
+
+def place_instance(
+    deployment: Deployment, nodes: Sequence[StartNode], *, kv_tokens_wanted: int, policy: Policy
+) -> Start | Reclaim | NoRoom:
+    """Where a new instance goes: the first node with room, else the first that idle instances can
+    make room on.
+    """
+    ordered = policy.order_nodes(nodes)
+    for node in ordered:
+        footprint = node.footprint_of(deployment)
+        kv_blocks = kv_blocks_within(
+            footprint,
+            context_tokens_max=deployment.context_tokens_max,
+            kv_tokens_wanted=kv_tokens_wanted,
+            free_bytes=node.free_bytes,
+        )
+        if kv_blocks is not None:
+            return Start(node=node, footprint=footprint, kv_blocks=kv_blocks)
+    for node in ordered:
+        needed = least_instance_bytes(node.footprint_of(deployment), deployment.context_tokens_max)
+        victims = _enough(node.reclaimable(), needed - node.free_bytes)
+        if victims:
+            return Reclaim(instance_ids=victims)
+    return NoRoom(
+        needed_bytes=min(
+            (
+                least_instance_bytes(n.footprint_of(deployment), deployment.context_tokens_max)
+                for n in ordered
+            ),
+            default=0,
+        ),
+        largest_bytes=max((n.capacity_bytes for n in ordered), default=0),
+    )
+
+
+def _enough(idle: Sequence[tuple[InstanceId, int]], missing_bytes: int) -> tuple[InstanceId, ...]:
+    """The first of the idle instances that together free what is missing; none if all do not."""
+    taken: list[InstanceId] = []
+    for instance_id, size_bytes in idle:
+        if missing_bytes <= 0:
+            break
+        taken.append(instance_id)
+        missing_bytes -= size_bytes
+    return tuple(taken) if missing_bytes <= 0 else ()

@@ -1,0 +1,127 @@
+"""Carries out what the controller core decides: four ports, to links, clients, registry, clock.
+
+One performer for the live cell and the simulator; only the objects behind the ports differ.
+"""
+
+from collections.abc import Callable
+from typing import Protocol, assert_never
+
+from mesh.domain.actions import (
+    AcceptLink,
+    CloseLink,
+    ControllerAction,
+    DeliverTokens,
+    RefuseRequest,
+    RemoveDeployment,
+    ReplyDone,
+    ReplyError,
+    ReplyProgress,
+    SendCommand,
+    SetTimer,
+    StoreDeployment,
+    TellWaiting,
+)
+from mesh.domain.deployment import Deployment
+from mesh.domain.errors import StorageError
+from mesh.domain.events import ControllerEvent, DeploymentStored, StoreFailed
+from mesh.domain.ids import DeploymentName, OperationId
+from mesh.domain.messages import NodeCommand
+from mesh.domain.text import TextAssets
+from mesh.runtime.clock import Clock
+
+
+class NodeLinks(Protocol):
+    """The controller's ends of the links. A link that has closed meanwhile is ignored."""
+
+    def accept(self, link_id: int) -> None: ...
+
+    def send(self, link_id: int, command: NodeCommand) -> None: ...
+
+    def close(self, link_id: int, *, error: str, message: str, hint: str) -> None: ...
+
+
+class Clients(Protocol):
+    """Those who wait for the tokens of a request. One that has gone meanwhile is ignored."""
+
+    def waiting(self, told: TellWaiting) -> None: ...
+
+    def deliver(self, tokens: DeliverTokens) -> None: ...
+
+    def refuse(self, refusal: RefuseRequest) -> None: ...
+
+
+class Operators(Protocol):
+    """Those who wait for an administrative call."""
+
+    def reply(self, reply: ReplyProgress | ReplyDone | ReplyError) -> None: ...
+
+
+class Registry(Protocol):
+    """What outlives the controller. Both calls return when it is durable, or raise StorageError."""
+
+    def store(self, deployment: Deployment, text: TextAssets | None) -> None: ...
+
+    def remove(self, name: DeploymentName) -> None: ...
+
+
+class ControllerPerformer:
+    """`post` is the host's; it may be set after construction, since the two know each other."""
+
+    def __init__(
+        self,
+        *,
+        links: NodeLinks,
+        clients: Clients,
+        operators: Operators,
+        registry: Registry,
+        clock: Clock,
+    ) -> None:
+        self._links = links
+        self._clients = clients
+        self._operators = operators
+        self._registry = registry
+        self._clock = clock
+        self.post: Callable[[ControllerEvent], None] = _unbound
+
+    def perform(self, action: ControllerAction) -> None:
+        match action:
+            case SendCommand():
+                self._links.send(action.link_id, action.command)
+            case DeliverTokens():
+                self._clients.deliver(action)
+            case TellWaiting():
+                self._clients.waiting(action)
+            case RefuseRequest():
+                self._clients.refuse(action)
+            case SetTimer():
+                timer = action.timer
+                self._clock.call_at(action.at_s, lambda: self.post(timer))
+            case AcceptLink():
+                self._links.accept(action.link_id)
+            case CloseLink():
+                self._links.close(
+                    action.link_id, error=action.error, message=action.message, hint=action.hint
+                )
+            case StoreDeployment():
+                self._write(
+                    action.operation_id,
+                    lambda: self._registry.store(action.deployment, action.text),
+                )
+            case RemoveDeployment():
+                self._write(action.operation_id, lambda: self._registry.remove(action.name))
+            case ReplyProgress() | ReplyDone() | ReplyError():
+                self._operators.reply(action)
+            case _:
+                assert_never(action)
+
+    def _write(self, operation_id: OperationId, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except StorageError as error:
+            self.post(StoreFailed(operation_id=operation_id, message=error.message))
+        else:
+            self.post(DeploymentStored(operation_id=operation_id))
+
+
+def _unbound(event: ControllerEvent) -> None:
+    raise RuntimeError(f"the performer has no host yet, so {type(event).__name__} is lost")

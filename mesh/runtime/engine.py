@@ -1,0 +1,101 @@
+"""The engine port: what an iteration computes, behind one narrow protocol.
+
+The node's agent is the only caller. Calls are blocking; the agent makes `submit`, `abort`, `step`,
+`resize_kv` and `unload` of one engine from a single compute thread, one after the other, and
+`prepare` and `load` from another thread beside them, so a load must not disturb a step. The
+simulator's cost model implements the same protocol and says in `elapsed_s` how long a call took on
+its own clock.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.steps import (
+    EngineCapabilities,
+    EngineRequest,
+    InstanceMemory,
+    LoadedInstance,
+    LoadOrder,
+    StepResult,
+    TokenOutput,
+)
+
+__all__ = [
+    "Engine",
+    "EngineCapabilities",
+    "EngineRequest",
+    "InstanceMemory",
+    "LoadOrder",
+    "LoadedInstance",
+    "Progress",
+    "StepResult",
+    "TokenOutput",
+]
+
+Progress = Callable[[str, float], None]
+"""Called with a phase in words and the share done, 0 to 1."""
+
+
+class Engine(Protocol):
+    """See the module's text for who calls what from where.
+
+    Expected failures raise EngineError (OutOfMemory where that is why) or ModelError; the engine
+    and its other instances stay usable after any of them.
+    """
+
+    @property
+    def capabilities(self) -> EngineCapabilities: ...
+
+    def footprint(self, model: ModelInfo) -> Footprint:
+        """What an instance of the model would take, before it is loaded."""
+        ...
+
+    def prepare(self, model: ModelInfo, model_path: Path, progress: Progress) -> None:
+        """Write beside the model, once, whatever makes later loads quick. Idempotent and atomic."""
+        ...
+
+    def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
+        """Bring an instance up, ready for its first step."""
+        ...
+
+    def unload(self, instance_id: InstanceId) -> None:
+        """Drop the instance with all its requests and give its memory back. Idempotent."""
+        ...
+
+    def submit(self, instance_id: InstanceId, request: EngineRequest) -> None:
+        """Queue a request; it takes part from the next step on.
+
+        Raises EngineError when the id is already there or the request can never fit the context.
+        """
+        ...
+
+    def abort(self, instance_id: InstanceId, request_id: RequestId) -> None:
+        """Drop a request and free its blocks. Unknown ids are ignored: it may just have ended."""
+        ...
+
+    def step(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
+        """Compute one iteration: one token for every request past its prefill, and up to
+        `prefill_tokens_max` prompt tokens of waiting requests, in the order they were submitted.
+
+        A prompt longer than what is left of the budget is computed in chunks over several steps;
+        the chunk that completes it yields its first token. With nothing to do, the result is empty.
+        """
+        ...
+
+    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> int:
+        """Grow or shrink the KV cache between two steps; returns the blocks in force afterwards.
+
+        Running requests keep their tokens. A shrink never goes below the blocks in use.
+        """
+        ...
+
+    def memory(self) -> tuple[InstanceMemory, ...]:
+        """The books of every loaded instance, ordered by id. May be called from any thread."""
+        ...
+
+    def close(self) -> None:
+        """Unload everything. The engine cannot be used afterwards."""
+        ...

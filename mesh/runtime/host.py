@@ -1,0 +1,68 @@
+"""The one loop of mesh: an event comes in, a core decides, its actions are carried out.
+
+The same loop runs a live controller, a live node and both in the simulator. It owns the queue of
+events that actions cause while they are carried out, and the journal of what was decided. It never
+waits: the clock, the engine and the links call `post` when something happened.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from mesh.runtime.clock import Clock
+
+Event = TypeVar("Event")
+Action = TypeVar("Action")
+EventIn = TypeVar("EventIn", contravariant=True)
+ActionOut = TypeVar("ActionOut", covariant=True)
+
+
+class Core(Protocol[EventIn, ActionOut]):
+    """A decision machine: pure but for its own state."""
+
+    def handle(self, event: EventIn, now_s: float) -> Sequence[ActionOut]: ...
+
+
+class Recorder(Protocol):
+    """Keeps what was decided, in order."""
+
+    def record(self, now_s: float, event: object, actions: Sequence[object]) -> None: ...
+
+
+class Host(Generic[Event, Action]):
+    """Runs one core. Not thread-safe: every `post` comes from the thread that owns the clock."""
+
+    def __init__(
+        self,
+        *,
+        core: Core[Event, Action],
+        clock: Clock,
+        perform: Callable[[Action], None],
+        recorders: Sequence[Recorder] = (),
+    ) -> None:
+        self._core = core
+        self._clock = clock
+        self._perform = perform
+        self._recorders = recorders
+        self._events: deque[Event] = deque()
+        self._running = False
+
+    def post(self, event: Event) -> None:
+        """Handle an event and all that it causes at once; during an action, right after it."""
+        self._events.append(event)
+        if self._running:
+            return
+        self._running = True
+        try:
+            while self._events:
+                self._turn(self._events.popleft())
+        finally:
+            self._running = False
+
+    def _turn(self, event: Event) -> None:
+        now_s = self._clock.now_s()
+        actions = self._core.handle(event, now_s)
+        for recorder in self._recorders:
+            recorder.record(now_s, event, actions)
+        for action in actions:
+            self._perform(action)

@@ -1,0 +1,153 @@
+"""The journal: every decision of a core, one JSON line each, enough to decide it all again.
+
+A line holds the time, the event and the actions. `replay` feeds the events to a fresh core and
+compares what it decides, so that any incident can be looked at again, step by step. The first line
+says what is needed to build that core.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from cattrs.preconf.json import make_converter
+from cattrs.strategies import configure_tagged_union
+
+from mesh.domain.actions import ControllerAction, NodeAction
+from mesh.domain.deployment import Deployment
+from mesh.domain.errors import InvalidInput, StorageError
+from mesh.domain.events import ControllerEvent, ControllerTimer, NodeEvent
+from mesh.domain.limits import CellLimits, NodeLimits
+from mesh.domain.messages import NodeCommand, NodeReport
+from mesh.runtime.host import Core
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerStart:
+    """What a controller core was built from."""
+
+    format: int = FORMAT
+    version: str
+    epoch: int
+    policy: str
+    limits: CellLimits
+    deployments: tuple[Deployment, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStart:
+    """What a node core was built from."""
+
+    format: int = FORMAT
+    version: str
+    limits: NodeLimits
+
+
+Start = ControllerStart | NodeStart
+_UNIONS: tuple[Any, ...] = (
+    NodeCommand,
+    NodeReport,
+    ControllerTimer,
+    ControllerEvent | NodeEvent,
+    ControllerAction | NodeAction,
+    Start,
+)
+_EVENT, _ACTION, _START = _UNIONS[3:]
+_converter = make_converter()
+for _union in _UNIONS:
+    configure_tagged_union(_union, _converter)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One line of a journal."""
+
+    now_s: float
+    event: ControllerEvent | NodeEvent
+    actions: tuple[ControllerAction | NodeAction, ...]
+
+
+class Journal:
+    """Appends decisions to a file; a host's recorder. Lines are flushed as they are written."""
+
+    def __init__(self, file: TextIO, start: Start) -> None:
+        self._file = file
+        self._write(_converter.unstructure(start, _START))
+
+    def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
+        self._write(
+            {
+                "now_s": now_s,
+                "event": _converter.unstructure(event, _EVENT),
+                "actions": [_converter.unstructure(action, _ACTION) for action in actions],
+            }
+        )
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, line: Any) -> None:
+        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        self._file.flush()
+
+
+def open_journal(path: Path, start: Start) -> Journal:
+    """A new journal at `path`. Raises StorageError when it cannot be written."""
+    try:
+        return Journal(path.open("w", encoding="utf-8"), start)
+    except OSError as error:
+        raise StorageError(f"cannot write the journal {path}: {error.strerror}") from error
+
+
+def read_journal(path: Path) -> tuple[Start, Iterator[Decision]]:
+    """The start and the decisions of a journal. A torn last line is what a kill leaves: it ends
+    the journal. Raises InvalidInput for anything else that is no journal.
+    """
+    try:
+        with path.open(encoding="utf-8") as lines:
+            first = lines.readline()
+    except OSError as error:
+        raise InvalidInput(f"cannot read the journal {path}: {error.strerror}") from error
+    try:
+        start: Start = _converter.structure(json.loads(first), _START)
+    except Exception as error:
+        raise InvalidInput(f"{path} is no journal of this version of mesh") from error
+    return start, _decisions(path)
+
+
+def _decisions(path: Path) -> Iterator[Decision]:
+    with path.open(encoding="utf-8") as lines:
+        lines.readline()
+        for number, line in enumerate(lines, start=2):
+            if not line.endswith("\n"):
+                return
+            try:
+                raw = json.loads(line)
+                yield Decision(
+                    now_s=raw["now_s"],
+                    event=_converter.structure(raw["event"], _EVENT),
+                    actions=tuple(_converter.structure(a, _ACTION) for a in raw["actions"]),
+                )
+            except (ValueError, KeyError, TypeError) as error:
+                raise InvalidInput(f"{path}:{number} is no decision") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """The first decision that came out otherwise."""
+
+    number: int
+    decision: Decision
+    actions: tuple[ControllerAction | NodeAction, ...]
+
+
+def replay(core: Core[Any, Any], decisions: Iterator[Decision]) -> Divergence | None:
+    """Decide everything again; None when all came out as recorded."""
+    for number, decision in enumerate(decisions, start=1):
+        actions = tuple(core.handle(decision.event, decision.now_s))
+        if actions != decision.actions:
+            return Divergence(number=number, decision=decision, actions=actions)
+    return None

@@ -1,0 +1,173 @@
+"""Carries out what the node core decides, through three ports: the link, the store, the engine.
+
+One performer for the live agent and the simulator. Engine calls run on two lanes, each in order:
+COMPUTE (submit, abort, step, unload) and LOADING (load), beside it. The live lanes are threads; the
+simulator's run the call at once and post what came of it after the call's `elapsed_s`.
+"""
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Protocol, TypeVar, assert_never
+
+from mesh.domain.actions import (
+    AbortInEngine,
+    NodeAction,
+    SendReport,
+    StartImport,
+    StartLoad,
+    StartStep,
+    StartUnload,
+    StopImport,
+    SubmitToEngine,
+)
+from mesh.domain.errors import MeshError
+from mesh.domain.events import (
+    LoadBroke,
+    LoadFinished,
+    LoadProgressed,
+    NodeEvent,
+    StepBroke,
+    StepFinished,
+    SubmitBroke,
+    UnloadFinished,
+)
+from mesh.domain.ids import OperationId
+from mesh.domain.messages import NodeReport
+from mesh.domain.steps import LoadedInstance, LoadOrder
+from mesh.runtime.engine import Engine, Progress
+
+R = TypeVar("R")
+
+
+class Lane(Enum):
+    COMPUTE = "compute"
+    LOADING = "loading"
+
+
+class Lanes(Protocol):
+    def run(
+        self,
+        lane: Lane,
+        call: Callable[[], R],
+        done: Callable[[R | MeshError], NodeEvent | None],
+    ) -> None:
+        """Run `call` after those before it on its lane; post the event that `done` makes of its
+        result, or of the error that it raised (any other exception counts as an EngineError).
+        """
+        ...
+
+    def post_soon(self, event: NodeEvent) -> None:
+        """Post an event from within a call, that is from any thread."""
+        ...
+
+
+class ReportLink(Protocol):
+    """The node's end of its link. Reports are dropped while it is closed."""
+
+    def send(self, report: NodeReport) -> None: ...
+
+
+class Models(Protocol):
+    """The node's model store."""
+
+    def start_import(self, operation_id: OperationId, source: str) -> None:
+        """Begin; ImportProgressed, then ImportFinished or ImportBroke are posted."""
+        ...
+
+    def stop_import(self, operation_id: OperationId) -> None: ...
+
+    def order(self, action: StartLoad, progress: Progress) -> LoadOrder:
+        """The load order with the model's path; imports the model first if the store lacks it.
+
+        Blocking, for the LOADING lane. Raises ModelError, StorageError or Unavailable.
+        """
+        ...
+
+
+class NodePerformer:
+    def __init__(self, *, engine: Engine, lanes: Lanes, link: ReportLink, models: Models) -> None:
+        self._engine = engine
+        self._lanes = lanes
+        self._link = link
+        self._models = models
+
+    def perform(self, action: NodeAction) -> None:
+        match action:
+            case StartStep():
+                self._step(action)
+            case SendReport():
+                self._link.send(action.report)
+            case SubmitToEngine():
+                self._submit(action)
+            case AbortInEngine():
+                self._lanes.run(
+                    Lane.COMPUTE,
+                    lambda: self._engine.abort(action.instance_id, action.request_id),
+                    lambda _: None,
+                )
+            case StartLoad():
+                self._load(action)
+            case StartUnload():
+                self._lanes.run(
+                    Lane.COMPUTE,
+                    lambda: self._engine.unload(action.instance_id),
+                    lambda _: UnloadFinished(instance_id=action.instance_id),
+                )
+            case StartImport():
+                self._models.start_import(action.operation_id, action.source)
+            case StopImport():
+                self._models.stop_import(action.operation_id)
+            case _:
+                assert_never(action)
+
+    def _step(self, action: StartStep) -> None:
+        self._lanes.run(
+            Lane.COMPUTE,
+            lambda: self._engine.step(action.instance_id, action.prefill_tokens_max),
+            lambda result: (
+                StepBroke(
+                    instance_id=action.instance_id,
+                    error=type(result).__name__,
+                    message=result.message,
+                )
+                if isinstance(result, MeshError)
+                else StepFinished(instance_id=action.instance_id, result=result)
+            ),
+        )
+
+    def _submit(self, action: SubmitToEngine) -> None:
+        self._lanes.run(
+            Lane.COMPUTE,
+            lambda: self._engine.submit(action.instance_id, action.request),
+            lambda result: (
+                SubmitBroke(
+                    request_id=action.request.request_id,
+                    attempt=action.attempt,
+                    error=type(result).__name__,
+                    message=result.message,
+                )
+                if isinstance(result, MeshError)
+                else None
+            ),
+        )
+
+    def _load(self, action: StartLoad) -> None:
+        def progress(phase: str, share: float) -> None:
+            self._lanes.post_soon(
+                LoadProgressed(instance_id=action.instance_id, phase=phase, share=share)
+            )
+
+        def call() -> LoadedInstance:
+            return self._engine.load(self._models.order(action, progress), progress)
+
+        def done(result: LoadedInstance | MeshError) -> NodeEvent:
+            if isinstance(result, MeshError):
+                return LoadBroke(
+                    instance_id=action.instance_id,
+                    error=type(result).__name__,
+                    message=result.message,
+                    hint=result.hint,
+                )
+            return LoadFinished(instance_id=action.instance_id, loaded=result)
+
+        self._lanes.run(Lane.LOADING, call, done)

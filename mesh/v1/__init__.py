@@ -1,0 +1,1 @@
+"""Generated from proto/mesh/v1. Do not edit."""

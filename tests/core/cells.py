@@ -1,0 +1,159 @@
+"""Builds small cells for tests: a controller core with deployments and nodes, and its answers."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from mesh.core.controller import ControllerCore
+from mesh.domain.actions import ControllerAction, SendCommand
+from mesh.domain.deployment import Deployment, DeploymentSpec, Scaling
+from mesh.domain.events import ControllerEvent, InvokeRequested, NodeConnected, NodeReported
+from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, RequestId
+from mesh.domain.limits import CellLimits
+from mesh.domain.messages import InstanceLoaded, NodeCommand, NodeHello, NodeReport, TokensReport
+from mesh.domain.model import Footprint, ModelFormat, ModelInfo
+from mesh.domain.reasons import DeviceKind, FinishReason
+from mesh.domain.request import Request, RequestTokens, SamplingParams
+from mesh.domain.slo import Slo
+from mesh.policy.registry import policy
+
+MIB = 1024 * 1024
+FOOTPRINT = Footprint(weights_bytes=100 * MIB, kv_block_bytes=MIB, block_tokens=32)
+MODEL = ModelInfo(
+    model_id=ModelId("sha256-0123456789abcdef"),
+    source="file:///models/tiny",
+    format=ModelFormat.SAFETENSORS,
+    architecture="llama",
+    context_tokens_max=512,
+    vocabulary_tokens=128,
+    layers=2,
+    hidden_size=64,
+    attention_heads=4,
+    kv_heads=2,
+    head_size=16,
+    parameters=100_000,
+    disk_bytes=200_000,
+    stop_token_ids=(2,),
+)
+
+A = TypeVar("A")
+
+
+def deployment(
+    name: str = "chat",
+    *,
+    replicas_min: int = 0,
+    replicas_max: int = 4,
+    keep_alive_s: float = 1.0,
+    slo: Slo | None = None,
+) -> Deployment:
+    spec = DeploymentSpec(
+        name=DeploymentName(name),
+        source=MODEL.source,
+        slo=slo or Slo(),
+        scaling=Scaling(
+            replicas_min=replicas_min, replicas_max=replicas_max, keep_alive_s=keep_alive_s
+        ),
+        devices=(DeviceKind.CPU,),
+    )
+    return Deployment(
+        spec=spec, model=MODEL, context_tokens_max=512, footprints=(("scripted", FOOTPRINT),)
+    )
+
+
+def hello(name: str = "n1", *, run_id: str = "run-1", memory_bytes: int = 1024 * MIB) -> NodeHello:
+    return NodeHello(
+        node_id=NodeId(name),
+        run_id=run_id,
+        device=DeviceKind.CPU,
+        hardware="test",
+        cores=2,
+        engine="scripted",
+        memory_bytes=memory_bytes,
+    )
+
+
+def request(
+    name: str = "r1", *, of: str = "chat", prompt: Sequence[int] = (1, 2, 3), max_tokens: int = 8
+) -> Request:
+    return Request(
+        request_id=RequestId(name),
+        deployment=DeploymentName(of),
+        prompt_tokens=tuple(prompt),
+        sampling=SamplingParams(max_tokens=max_tokens),
+    )
+
+
+class CellUnderTest:
+    """A controller core at a time that the test moves, and the nodes that it thinks it has."""
+
+    def __init__(self, *deployments: Deployment, limits: CellLimits | None = None) -> None:
+        self.core = ControllerCore(
+            epoch=1,
+            deployments=deployments,
+            limits=limits or CellLimits(),
+            policy=policy("pack"),
+        )
+        self.now_s = 100.0
+        self._links = 0
+
+    def tell(self, event: ControllerEvent) -> list[ControllerAction]:
+        return self.core.handle(event, self.now_s)
+
+    def join(self, node: NodeHello | None = None) -> tuple[int, list[ControllerAction]]:
+        """A node connects; its link id and what the core decided."""
+        self._links += 1
+        return self._links, self.tell(NodeConnected(link_id=self._links, hello=node or hello()))
+
+    def report(self, link_id: int, said: NodeReport) -> list[ControllerAction]:
+        return self.tell(NodeReported(link_id=link_id, report=said))
+
+    def invoke(self, asked: Request | None = None) -> list[ControllerAction]:
+        return self.tell(InvokeRequested(request=asked or request()))
+
+    def loaded(self, link_id: int, instance_id: InstanceId) -> list[ControllerAction]:
+        """The node says that an instance is up, as large as it was asked for."""
+        blocks = self.core.cell.instances[instance_id].kv_blocks
+        return self.report(
+            link_id,
+            InstanceLoaded(
+                instance_id=instance_id, footprint=FOOTPRINT, kv_blocks=blocks, elapsed_s=0.5
+            ),
+        )
+
+    def tokens(
+        self,
+        link_id: int,
+        request_id: str,
+        ids: Sequence[int],
+        *,
+        first: int = 0,
+        attempt: int = 1,
+        finish: FinishReason | None = None,
+    ) -> list[ControllerAction]:
+        outputs = RequestTokens(
+            request_id=RequestId(request_id),
+            attempt=attempt,
+            first_index=first,
+            token_ids=tuple(ids),
+            text="".join(f"<{i}>" for i in ids),
+            finish=finish,
+        )
+        instance_id = InstanceId("any")
+        return self.report(link_id, TokensReport(instance_id=instance_id, outputs=(outputs,)))
+
+
+def only(actions: Sequence[object], kind: type[A]) -> A:
+    """The one action of this kind."""
+    found = of_kind(actions, kind)
+    assert len(found) == 1, f"{len(found)} {kind.__name__} in {actions}"
+    return found[0]
+
+
+def of_kind(actions: Sequence[object], kind: type[A]) -> list[A]:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def commands(actions: Sequence[object], kind: type[A]) -> list[A]:
+    """The commands of this kind that were sent to nodes."""
+    sent: list[NodeCommand] = [a.command for a in actions if isinstance(a, SendCommand)]
+    return [command for command in sent if isinstance(command, kind)]

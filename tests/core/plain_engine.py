@@ -1,0 +1,117 @@
+"""An engine without a model: its tokens are a function of the prompt and the index."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mesh.domain.errors import EngineError, OutOfMemory
+from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.reasons import FinishReason
+from mesh.domain.steps import (
+    EngineCapabilities,
+    EngineRequest,
+    InstanceMemory,
+    LoadedInstance,
+    LoadOrder,
+    StepResult,
+    TokenOutput,
+)
+from mesh.runtime.engine import Progress
+from tests.core.cells import FOOTPRINT
+
+
+def token_at(prompt: Sequence[int], index: int) -> int:
+    return (sum(prompt) * 31 + index * 7) % 997
+
+
+class PlainEngine:
+    """Keeps to its memory, and fails when told to by `fail_loads` and `fail_steps`."""
+
+    capabilities = EngineCapabilities(name="scripted", version="1", resize_kv=True)
+
+    def __init__(self, memory_bytes: int) -> None:
+        self.memory_bytes = memory_bytes
+        self.fail_loads = 0
+        self.fail_steps = 0
+        self._orders: dict[InstanceId, LoadOrder] = {}
+        self._running: dict[InstanceId, dict[RequestId, list[int]]] = {}
+        self._asked: dict[RequestId, EngineRequest] = {}
+
+    def footprint(self, model: ModelInfo) -> Footprint:
+        return FOOTPRINT
+
+    def prepare(self, model: ModelInfo, model_path: Path, progress: Progress) -> None:
+        pass
+
+    def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
+        if self.fail_loads:
+            self.fail_loads -= 1
+            raise OutOfMemory("as told")
+        assert order.instance_id not in self._orders
+        used = sum(FOOTPRINT.instance_bytes(o.kv_blocks) for o in self._orders.values())
+        size = FOOTPRINT.instance_bytes(order.kv_blocks)
+        assert used + size <= self.memory_bytes, "the controller promised a byte twice"
+        self._orders[order.instance_id] = order
+        self._running[order.instance_id] = {}
+        return LoadedInstance(footprint=FOOTPRINT, kv_blocks=order.kv_blocks, elapsed_s=0.1)
+
+    def unload(self, instance_id: InstanceId) -> None:
+        self._orders.pop(instance_id, None)
+        for request_id in self._running.pop(instance_id, {}):
+            self._asked.pop(request_id, None)
+
+    def submit(self, instance_id: InstanceId, request: EngineRequest) -> None:
+        if instance_id not in self._orders:
+            raise EngineError(f"{instance_id} is not loaded")
+        assert request.request_id not in self._asked, "a request is on the node twice"
+        self._asked[request.request_id] = request
+        self._running[instance_id][request.request_id] = list(request.output_tokens)
+        order = self._orders[instance_id]
+        assert len(self._running[instance_id]) <= order.batch_max
+
+    def abort(self, instance_id: InstanceId, request_id: RequestId) -> None:
+        if request_id in self._running.get(instance_id, {}):
+            del self._running[instance_id][request_id], self._asked[request_id]
+
+    def step(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
+        if self.fail_steps:
+            self.fail_steps -= 1
+            raise EngineError("as told")
+        tokens = []
+        for request_id, so_far in list(self._running.get(instance_id, {}).items()):
+            asked = self._asked[request_id]
+            so_far.append(token_at(asked.prompt_tokens, len(so_far)))
+            ended = len(so_far) >= asked.sampling.max_tokens
+            tokens.append(
+                TokenOutput(
+                    request_id=request_id,
+                    index=len(so_far) - 1,
+                    token_id=so_far[-1],
+                    finish=FinishReason.LENGTH if ended else None,
+                )
+            )
+            if ended:
+                self.abort(instance_id, request_id)
+        return StepResult(
+            tokens=tuple(tokens),
+            prefill_tokens=0,
+            decode_batch=len(tokens),
+            context_tokens=0,
+            prefill_left=(),
+            starved=(),
+            kv_blocks_used=len(tokens),
+            elapsed_s=0.01,
+        )
+
+    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> int:
+        raise EngineError("no test of the world resizes")
+
+    def memory(self) -> tuple[InstanceMemory, ...]:
+        return ()
+
+    def close(self) -> None:
+        self._orders.clear()
+
+    def held(self) -> dict[InstanceId, int]:
+        """Requests by loaded instance."""
+        return {instance: len(running) for instance, running in self._running.items()}

@@ -1,0 +1,199 @@
+"""The controller core on administrative calls: each is answered once; failures leave nothing."""
+
+from dataclasses import replace
+
+from mesh.domain.actions import (
+    RefuseRequest,
+    RemoveDeployment,
+    ReplyDone,
+    ReplyError,
+    ReplyProgress,
+    StoreDeployment,
+)
+from mesh.domain.events import (
+    DeleteRequested,
+    DeploymentStored,
+    DeployRequested,
+    NodeDisconnected,
+    OperationCancelled,
+    OperationExpired,
+    ScaleRequested,
+    StoreFailed,
+)
+from mesh.domain.ids import DeploymentName, OperationId
+from mesh.domain.limits import CellLimits
+from mesh.domain.messages import (
+    AbortRequest,
+    CancelImport,
+    ImportDone,
+    ImportFailed,
+    ImportModel,
+    ImportProgress,
+    InstanceGone,
+    LoadInstance,
+    UnloadInstance,
+)
+from mesh.domain.reasons import FinishReason, RefusalReason
+from mesh.domain.text import TextAssets
+from tests.core.cells import (
+    FOOTPRINT,
+    MODEL,
+    CellUnderTest,
+    commands,
+    deployment,
+    hello,
+    of_kind,
+    only,
+    request,
+)
+
+OP = OperationId("op-1")
+TEXT = TextAssets(tokenizer_json=b"{}")
+DONE = ImportDone(operation_id=OP, model=MODEL, footprint=FOOTPRINT, text=TEXT)
+CHAT = DeploymentName("chat")
+
+
+def importing_cell() -> tuple[CellUnderTest, int]:
+    cell = CellUnderTest()
+    link, _ = cell.join()
+    actions = cell.tell(DeployRequested(operation_id=OP, spec=deployment().spec))
+    assert commands(actions, ImportModel) == [ImportModel(operation_id=OP, source=MODEL.source)]
+    return cell, link
+
+
+def test_a_deployment_is_acknowledged_only_after_it_is_durable() -> None:
+    cell, link = importing_cell()
+    progress = cell.report(link, ImportProgress(operation_id=OP, phase="read", share=0.5))
+    assert only(progress, ReplyProgress).share == 0.5
+    store = cell.report(link, DONE)
+    assert only(store, StoreDeployment).text == TEXT
+    assert of_kind(store, ReplyDone) == []
+    assert cell.core.deployment(CHAT) is None
+    assert only(cell.tell(DeploymentStored(operation_id=OP)), ReplyDone).operation_id == OP
+    assert cell.core.deployment(CHAT) is not None
+
+
+def test_a_failed_import_frees_the_name() -> None:
+    cell, link = importing_cell()
+    failed = ImportFailed(operation_id=OP, error="TornModel", message="torn", hint="fetch again")
+    reply = only(cell.report(link, failed), ReplyError)
+    assert (reply.error, reply.message, reply.hint) == ("TornModel", "torn", "fetch again")
+    again = cell.tell(DeployRequested(operation_id=OperationId("op-2"), spec=deployment().spec))
+    assert len(commands(again, ImportModel)) == 1
+
+
+def test_a_registry_that_cannot_write_fails_the_call_and_frees_the_name() -> None:
+    cell, link = importing_cell()
+    cell.report(link, DONE)
+    reply = only(cell.tell(StoreFailed(operation_id=OP, message="disk full")), ReplyError)
+    assert reply.error == "StorageError"
+    assert cell.core.cell.deployments == {}
+
+
+def test_a_context_beyond_the_models_is_refused_with_both_numbers() -> None:
+    cell = CellUnderTest()
+    link, _ = cell.join()
+    spec = replace(deployment().spec, context_tokens_max=4096)
+    cell.tell(DeployRequested(operation_id=OP, spec=spec))
+    reply = only(cell.report(link, DONE), ReplyError)
+    assert reply.error == "InvalidInput"
+    assert "4096" in reply.message
+    assert "512" in reply.message
+
+
+def test_the_same_deployment_again_changes_nothing_and_another_of_its_name_is_refused() -> None:
+    cell = CellUnderTest(deployment())
+    same = cell.tell(DeployRequested(operation_id=OP, spec=deployment().spec))
+    assert only(same, ReplyDone).message == "unchanged"
+    other = cell.tell(DeployRequested(operation_id=OP, spec=deployment(keep_alive_s=9).spec))
+    assert only(other, ReplyError).error == "AlreadyExists"
+
+
+def test_without_a_node_nothing_can_be_deployed() -> None:
+    reply = only(
+        CellUnderTest().tell(DeployRequested(operation_id=OP, spec=deployment().spec)), ReplyError
+    )
+    assert reply.error == "Unavailable"
+    assert "cpu" in reply.message
+
+
+def test_a_node_lost_while_it_imports_fails_the_call() -> None:
+    cell, link = importing_cell()
+    reply = only(cell.tell(NodeDisconnected(link_id=link, reason="reset")), ReplyError)
+    assert reply.error == "Unavailable"
+    assert cell.core.cell.deployments == {}
+
+
+def test_a_caller_that_goes_away_stops_the_import() -> None:
+    cell, _ = importing_cell()
+    actions = cell.tell(OperationCancelled(operation_id=OP))
+    assert commands(actions, CancelImport) == [CancelImport(operation_id=OP)]
+
+
+def test_an_import_has_a_bound() -> None:
+    cell, _ = importing_cell()
+    actions = cell.tell(OperationExpired(operation_id=OP))
+    assert only(actions, ReplyError).error == "Unavailable"
+    assert cell.tell(OperationExpired(operation_id=OP)) == [], "and is answered once"
+
+
+def test_operations_under_way_are_bounded() -> None:
+    cell = CellUnderTest(limits=CellLimits(operations_max=1))
+    cell.join()
+    cell.tell(DeployRequested(operation_id=OP, spec=deployment("a").spec))
+    second = cell.tell(DeployRequested(operation_id=OperationId("op-2"), spec=deployment("b").spec))
+    assert only(second, ReplyError).error == "Unavailable"
+    assert "b" not in cell.core.cell.deployments
+
+
+def test_deleting_ends_running_and_queued_requests_and_unloads() -> None:
+    cell = CellUnderTest(deployment(), limits=CellLimits(batch_max=1))
+    link, _ = cell.join()
+    load = commands(cell.invoke(), LoadInstance)[0]
+    cell.loaded(link, load.instance_id)
+    cell.invoke(request("r2"))
+    assert (
+        only(cell.tell(DeleteRequested(operation_id=OP, name=CHAT)), RemoveDeployment).name == CHAT
+    )
+    stored = cell.tell(DeploymentStored(operation_id=OP))
+    reasons = {r.request_id: r.reason for r in of_kind(stored, RefuseRequest)}
+    assert reasons == dict.fromkeys(["r1", "r2"], RefusalReason.DEPLOYMENT_DELETED)
+    assert len(commands(stored, AbortRequest)) == 1
+    assert commands(stored, UnloadInstance)[0].instance_id == load.instance_id
+    cell.report(link, InstanceGone(instance_id=load.instance_id))
+    assert cell.core.cell.instances == {}
+
+
+def test_deleting_what_is_not_there_says_so() -> None:
+    reply = only(CellUnderTest().tell(DeleteRequested(operation_id=OP, name=CHAT)), ReplyError)
+    assert reply.error == "NotFound"
+
+
+def test_a_minimum_of_replicas_is_loaded_at_once_and_kept() -> None:
+    cell = CellUnderTest(deployment())
+    link, _ = cell.join()
+    cell.tell(ScaleRequested(operation_id=OP, name=CHAT, replicas_min=1))
+    load = commands(cell.tell(DeploymentStored(operation_id=OP)), LoadInstance)[0]
+    cell.loaded(link, load.instance_id)
+    gone = cell.report(link, InstanceGone(instance_id=load.instance_id, message="boom"))
+    assert len(commands(gone, LoadInstance)) == 1
+
+
+def test_scaling_down_drains_the_smallest_batch_first() -> None:
+    cell = CellUnderTest(deployment(), limits=CellLimits(batch_max=1))
+    first_link, _ = cell.join()
+    first = commands(cell.invoke(), LoadInstance)[0]
+    cell.loaded(first_link, first.instance_id)
+    second_link, _ = cell.join(hello("n2", run_id="run-2"))
+    second = commands(cell.invoke(request("r2")), LoadInstance)[0]
+    cell.loaded(second_link, second.instance_id)
+    cell.tokens(second_link, "r2", [1], finish=FinishReason.STOP)
+    cell.tell(ScaleRequested(operation_id=OP, name=CHAT, replicas_max=1))
+    stored = cell.tell(DeploymentStored(operation_id=OP))
+    assert [u.instance_id for u in commands(stored, UnloadInstance)] == [second.instance_id]
+
+
+def test_scaling_to_a_minimum_above_the_maximum_is_refused() -> None:
+    cell = CellUnderTest(deployment(replicas_max=2))
+    reply = only(cell.tell(ScaleRequested(operation_id=OP, name=CHAT, replicas_min=3)), ReplyError)
+    assert reply.error == "InvalidInput"

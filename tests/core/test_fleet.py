@@ -1,0 +1,150 @@
+"""The controller core on its nodes: joining, names, leases, adoption after a restart, draining."""
+
+from dataclasses import replace
+
+from mesh.domain.actions import (
+    AcceptLink,
+    CloseLink,
+    RefuseRequest,
+    ReplyDone,
+    ReplyError,
+    SetTimer,
+)
+from mesh.domain.events import DrainRequested, LeaseCheckDue
+from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, OperationId
+from mesh.domain.limits import CellLimits
+from mesh.domain.messages import (
+    Heartbeat,
+    InstanceReport,
+    LoadInstance,
+    NodeHello,
+    SubmitRequest,
+    UnloadInstance,
+)
+from mesh.domain.reasons import FinishReason, RefusalReason
+from tests.core.cells import (
+    FOOTPRINT,
+    MODEL,
+    CellUnderTest,
+    commands,
+    deployment,
+    hello,
+    of_kind,
+    only,
+    request,
+)
+
+OP = OperationId("op-1")
+
+
+def report(instance_id: str = "chat-0-1", model_id: str = MODEL.model_id) -> InstanceReport:
+    return InstanceReport(
+        instance_id=InstanceId(instance_id),
+        deployment=DeploymentName("chat"),
+        model_id=ModelId(model_id),
+        footprint=FOOTPRINT,
+        kv_blocks=64,
+        kv_blocks_used=0,
+        context_tokens_max=512,
+        batch_max=8,
+        batch=0,
+    )
+
+
+def hello_with(*reports: InstanceReport) -> NodeHello:
+    return replace(hello(), instances=reports)
+
+
+def test_a_second_node_of_a_name_is_turned_away_and_the_first_stays() -> None:
+    cell = CellUnderTest(deployment())
+    first, accepted = cell.join()
+    assert only(accepted, AcceptLink).link_id == first
+    second, refused = cell.join(hello(run_id="another"))
+    close = only(refused, CloseLink)
+    assert (close.link_id, close.error) == (second, "AlreadyExists")
+    assert cell.core.cell.nodes[NodeId("n1")].link_id == first
+
+
+def test_a_node_that_dials_again_replaces_its_old_link() -> None:
+    cell = CellUnderTest(deployment())
+    cell.join()
+    again, actions = cell.join()
+    assert only(actions, AcceptLink).link_id == again
+    assert cell.core.cell.nodes[NodeId("n1")].link_id == again
+
+
+def test_after_a_restart_loaded_instances_are_adopted_and_serve_at_once() -> None:
+    cell = CellUnderTest(deployment())
+    _, actions = cell.join(hello_with(report()))
+    assert commands(actions, UnloadInstance) == []
+    submit = commands(cell.invoke(), SubmitRequest)[0]
+    assert submit.instance_id == "chat-0-1"
+    node = cell.core.cell.nodes[NodeId("n1")]
+    assert node.book.reserved_bytes == FOOTPRINT.instance_bytes(64)
+
+
+def test_an_instance_of_another_model_or_no_deployment_is_unloaded_but_booked_until_gone() -> None:
+    cell = CellUnderTest(deployment())
+    _, actions = cell.join(hello_with(report(model_id="sha256-ffff")))
+    assert commands(actions, UnloadInstance)[0].instance_id == "chat-0-1"
+    assert cell.core.cell.nodes[NodeId("n1")].book.reserved_bytes > 0
+    assert commands(cell.invoke(), SubmitRequest) == []
+
+
+def test_a_heartbeat_with_an_unknown_instance_gets_it_adopted() -> None:
+    cell = CellUnderTest(deployment())
+    link, _ = cell.join()
+    cell.report(link, Heartbeat(rss_bytes=1, instances=(report(),)))
+    assert commands(cell.invoke(), SubmitRequest)[0].instance_id == "chat-0-1"
+
+
+def test_a_silent_node_is_lost_after_its_lease_and_heartbeats_keep_it() -> None:
+    cell = CellUnderTest(deployment(), limits=CellLimits(node_lease_s=10.0))
+    link, _ = cell.join()
+    cell.now_s += 9.0
+    cell.report(link, Heartbeat(rss_bytes=1))
+    cell.now_s += 9.0
+    kept = cell.tell(LeaseCheckDue())
+    assert of_kind(kept, CloseLink) == []
+    assert isinstance(only(kept, SetTimer).timer, LeaseCheckDue), "it looks again"
+    cell.now_s += 2.0
+    assert only(cell.tell(LeaseCheckDue()), CloseLink).link_id == link
+    assert cell.core.cell.nodes == {}
+
+
+def test_reports_on_an_old_link_mean_nothing() -> None:
+    cell = CellUnderTest(deployment())
+    old, _ = cell.join()
+    cell.join()
+    assert cell.report(old, Heartbeat(rss_bytes=1, instances=(report(),))) == []
+
+
+def test_a_draining_node_gets_no_work_finishes_its_own_and_unloads() -> None:
+    cell = CellUnderTest(deployment())
+    link, _ = cell.join()
+    load = commands(cell.invoke(), LoadInstance)[0]
+    cell.loaded(link, load.instance_id)
+    done = cell.tell(DrainRequested(operation_id=OP, node_id=NodeId("n1")))
+    assert only(done, ReplyDone).message == "draining"
+    refused = only(cell.invoke(request("r2")), RefuseRequest)
+    assert refused.reason is RefusalReason.NO_NODE
+    last = cell.tokens(link, "r1", [1], finish=FinishReason.STOP)
+    assert commands(last, UnloadInstance)[0].instance_id == load.instance_id
+    cell.tell(DrainRequested(operation_id=OP, node_id=NodeId("n1"), undo=True))
+    assert of_kind(cell.invoke(request("r3")), RefuseRequest) == []
+
+
+def test_draining_an_unknown_node_names_the_known_ones() -> None:
+    cell = CellUnderTest(deployment())
+    cell.join()
+    reply = only(cell.tell(DrainRequested(operation_id=OP, node_id=NodeId("nope"))), ReplyError)
+    assert reply.error == "NotFound"
+    assert "n1" in reply.hint
+
+
+def test_a_draining_node_stays_draining_when_it_dials_again() -> None:
+    cell = CellUnderTest(deployment())
+    cell.join()
+    cell.tell(DrainRequested(operation_id=OP, node_id=NodeId("n1")))
+    cell.join()
+    assert cell.core.cell.nodes[NodeId("n1")].state == "draining"

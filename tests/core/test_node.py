@@ -1,0 +1,298 @@
+"""The node core: turns by least headroom, tokens reported, aborts, unloads, lost links."""
+
+from collections.abc import Sequence
+
+from mesh.core.node import NodeCore
+from mesh.domain.actions import (
+    AbortInEngine,
+    NodeAction,
+    SendReport,
+    StartImport,
+    StartLoad,
+    StartStep,
+    StartUnload,
+    StopImport,
+    SubmitToEngine,
+)
+from mesh.domain.events import (
+    CommandReceived,
+    LinkClosed,
+    LinkOpened,
+    LoadBroke,
+    LoadFinished,
+    NodeEvent,
+    StepBroke,
+    StepFinished,
+    SubmitBroke,
+    UnloadFinished,
+)
+from mesh.domain.ids import DeploymentName, InstanceId, OperationId, RequestId
+from mesh.domain.limits import NodeLimits
+from mesh.domain.messages import (
+    AbortRequest,
+    ImportModel,
+    InstanceGone,
+    InstanceLoaded,
+    LoadFailed,
+    LoadInstance,
+    NodeCommand,
+    NodeReport,
+    RequestReturned,
+    SubmitRequest,
+    TokensReport,
+    UnloadInstance,
+)
+from mesh.domain.reasons import FinishReason
+from mesh.domain.request import RequestOrder
+from mesh.domain.slo import Slo
+from mesh.domain.steps import LoadedInstance, StepResult, TokenOutput
+from tests.core.cells import FOOTPRINT, MODEL, only, request
+
+
+class NodeUnderTest:
+    def __init__(self) -> None:
+        self.core = NodeCore(limits=NodeLimits())
+        self.now_s = 50.0
+        self.tell(LinkOpened())
+
+    def tell(self, event: NodeEvent) -> list[NodeAction]:
+        return self.core.handle(event, self.now_s)
+
+    def command(self, command: NodeCommand) -> list[NodeAction]:
+        return self.tell(CommandReceived(command=command))
+
+    def load(self, name: str = "i1") -> list[NodeAction]:
+        """Commanded and done."""
+        self.command(load_command(name))
+        loaded = LoadedInstance(footprint=FOOTPRINT, kv_blocks=16, elapsed_s=0.1)
+        return self.tell(LoadFinished(instance_id=InstanceId(name), loaded=loaded))
+
+    def submit(
+        self,
+        name: str,
+        on: str = "i1",
+        *,
+        age_s: float = 0.0,
+        attempt: int = 1,
+        so_far: Sequence[int] = (),
+        slo: Slo | None = None,
+    ) -> list[NodeAction]:
+        order = RequestOrder(
+            request=request(name),
+            attempt=attempt,
+            output_tokens=tuple(so_far),
+            slo=slo or Slo(),
+            age_s=age_s,
+        )
+        return self.command(SubmitRequest(instance_id=InstanceId(on), order=order))
+
+    def step(self, on: str, *tokens: TokenOutput, starved: Sequence[str] = ()) -> list[NodeAction]:
+        result = StepResult(
+            tokens=tokens,
+            prefill_tokens=0,
+            decode_batch=len(tokens),
+            context_tokens=0,
+            prefill_left=(),
+            starved=tuple(RequestId(s) for s in starved),
+            kv_blocks_used=1,
+            elapsed_s=0.01,
+        )
+        return self.tell(StepFinished(instance_id=InstanceId(on), result=result))
+
+
+def load_command(name: str = "i1") -> LoadInstance:
+    return LoadInstance(
+        instance_id=InstanceId(name),
+        deployment=DeploymentName("chat"),
+        model=MODEL,
+        kv_blocks=16,
+        context_tokens_max=512,
+        batch_max=8,
+    )
+
+
+def token(name: str, index: int, *, finish: FinishReason | None = None) -> TokenOutput:
+    return TokenOutput(
+        request_id=RequestId(name), index=index, token_id=40 + index, text="x", finish=finish
+    )
+
+
+def reports(actions: Sequence[NodeAction]) -> list[NodeReport]:
+    return [action.report for action in actions if isinstance(action, SendReport)]
+
+
+def test_the_turn_goes_to_the_request_with_the_least_headroom() -> None:
+    node = NodeUnderTest()
+    node.load("i1")
+    node.load("i2")
+    assert only(node.submit("a", "i1"), StartStep).instance_id == "i1"
+    waiting = node.submit("b", "i2", age_s=1.5)
+    assert not [a for a in waiting if isinstance(a, StartStep)], "one iteration at a time"
+    assert only(node.step("i1", token("a", 0)), StartStep).instance_id == "i2"
+    after = node.step("i2", token("b", 0))
+    assert only(after, StartStep).instance_id == "i2", "b came 1.5 s earlier and is still behind"
+
+
+def test_a_tighter_slo_gets_more_turns() -> None:
+    node = NodeUnderTest()
+    node.load("i1")
+    node.load("i2")
+    node.submit("slow", "i1", slo=Slo(tpot_s=0.4))
+    node.submit("fast", "i2", slo=Slo(tpot_s=0.1))
+    turns = {"i1": 0, "i2": 0}
+    index = {"i1": 0, "i2": 0}
+    on = "i1"
+    for _ in range(100):
+        node.now_s += 0.05
+        turns[on] += 1
+        actions = node.step(on, token("slow" if on == "i1" else "fast", index[on]))
+        index[on] += 1
+        on = only(actions, StartStep).instance_id
+    assert 3.0 < turns["i2"] / turns["i1"] < 5.0
+
+
+def test_the_next_iteration_starts_before_the_tokens_are_sent() -> None:
+    node = NodeUnderTest()
+    node.load()
+    node.submit("a")
+    actions = node.step("i1", token("a", 0))
+    assert [type(action) for action in actions] == [StartStep, SendReport]
+
+
+def test_an_instance_without_work_gets_no_turn() -> None:
+    node = NodeUnderTest()
+    assert not [a for a in node.load() if isinstance(a, StartStep)]
+    node.submit("a")
+    done = node.step("i1", token("a", 0, finish=FinishReason.STOP))
+    assert not [a for a in done if isinstance(a, StartStep)]
+    report = reports(done)[0]
+    assert isinstance(report, TokensReport)
+    assert report.outputs[0].finish is FinishReason.STOP
+
+
+def test_an_aborted_requests_tokens_of_the_iteration_under_way_are_for_nobody() -> None:
+    node = NodeUnderTest()
+    node.load()
+    node.submit("a")
+    abort = node.command(AbortRequest(request_id=RequestId("a"), attempt=1))
+    assert only(abort, AbortInEngine).request_id == "a"
+    assert reports(node.step("i1", token("a", 0))) == []
+
+
+def test_tokens_of_an_earlier_attempt_are_not_taken_for_the_new_ones() -> None:
+    """Aborted and submitted again while an iteration runs: its tokens belong to the old attempt."""
+    node = NodeUnderTest()
+    node.load()
+    node.submit("a")
+    node.command(AbortRequest(request_id=RequestId("a"), attempt=1))
+    node.submit("a", attempt=2)
+    assert reports(node.step("i1", token("a", 0))) == []
+    report = reports(node.step("i1", token("a", 0)))[0]
+    assert isinstance(report, TokensReport)
+    assert report.outputs[0].attempt == 2
+
+
+def test_an_abort_of_another_attempt_is_ignored() -> None:
+    node = NodeUnderTest()
+    node.load()
+    node.submit("a", attempt=2)
+    assert node.command(AbortRequest(request_id=RequestId("a"), attempt=1)) == []
+
+
+def test_a_request_for_an_instance_that_is_not_ready_is_returned() -> None:
+    node = NodeUnderTest()
+    node.command(load_command())
+    returned = reports(node.submit("a"))[0]
+    assert isinstance(returned, RequestReturned)
+    assert "i1" in returned.message
+
+
+def test_a_resumed_request_keeps_its_place_in_time() -> None:
+    node = NodeUnderTest()
+    node.load()
+    submit = only(node.submit("a", so_far=(5, 6), attempt=2), SubmitToEngine)
+    assert submit.request.output_tokens == (5, 6)
+    assert submit.request.stop_token_ids == MODEL.stop_token_ids
+
+
+def test_out_of_blocks_the_request_with_the_longest_headroom_is_returned() -> None:
+    node = NodeUnderTest()
+    node.load()
+    node.submit("old", age_s=1.0)
+    node.submit("new")
+    node.step("i1", token("old", 0))
+    actions = node.step("i1", token("old", 1), starved=["new"])
+    assert only(actions, AbortInEngine).request_id == "new"
+    returned = [r for r in reports(actions) if isinstance(r, RequestReturned)]
+    assert [r.error for r in returned] == ["OutOfMemory"]
+
+
+def test_a_broken_iteration_returns_every_request_and_drops_the_instance() -> None:
+    node = NodeUnderTest()
+    node.load()
+    node.submit("a")
+    node.submit("b")
+    broke = node.tell(StepBroke(instance_id=InstanceId("i1"), error="EngineError", message="boom"))
+    assert [r.request_id for r in reports(broke) if isinstance(r, RequestReturned)] == ["a", "b"]
+    only(broke, StartUnload)
+    gone = reports(node.tell(UnloadFinished(instance_id=InstanceId("i1"))))[0]
+    assert isinstance(gone, InstanceGone)
+    assert gone.message == "boom"
+
+
+def test_a_request_that_the_engine_will_not_take_is_returned() -> None:
+    node = NodeUnderTest()
+    node.load()
+    node.submit("a")
+    broke = SubmitBroke(request_id=RequestId("a"), attempt=1, error="EngineError", message="no")
+    assert isinstance(reports(node.tell(broke))[0], RequestReturned)
+
+
+def test_unloading_returns_what_still_runs() -> None:
+    node = NodeUnderTest()
+    node.load()
+    node.submit("a")
+    actions = node.command(UnloadInstance(instance_id=InstanceId("i1")))
+    assert isinstance(reports(actions)[0], RequestReturned)
+    only(actions, StartUnload)
+    assert node.core.instances() == ()
+
+
+def test_an_instance_unloaded_while_it_loads_goes_as_soon_as_it_has() -> None:
+    node = NodeUnderTest()
+    only(node.command(load_command()), StartLoad)
+    assert node.command(UnloadInstance(instance_id=InstanceId("i1"))) == []
+    loaded = LoadedInstance(footprint=FOOTPRINT, kv_blocks=16, elapsed_s=0.1)
+    actions = node.tell(LoadFinished(instance_id=InstanceId("i1"), loaded=loaded))
+    only(actions, StartUnload)
+    assert reports(actions) == []
+
+
+def test_a_failed_load_is_reported_and_the_id_is_free_again() -> None:
+    node = NodeUnderTest()
+    node.command(load_command())
+    broke = LoadBroke(instance_id=InstanceId("i1"), error="TornModel", message="torn", hint="h")
+    failed = reports(node.tell(broke))[0]
+    assert isinstance(failed, LoadFailed)
+    assert isinstance(reports(node.load())[0], InstanceLoaded)
+
+
+def test_unloading_what_is_not_there_reports_it_gone() -> None:
+    gone = reports(NodeUnderTest().command(UnloadInstance(instance_id=InstanceId("i9"))))[0]
+    assert isinstance(gone, InstanceGone)
+
+
+def test_a_lost_link_aborts_requests_and_imports_but_keeps_what_is_loaded() -> None:
+    node = NodeUnderTest()
+    node.load()
+    node.submit("a")
+    node.command(load_command("i2"))
+    only(node.command(ImportModel(operation_id=OperationId("op"), source="pkg://x/y")), StartImport)
+    actions = node.tell(LinkClosed(reason="reset"))
+    only(actions, AbortInEngine)
+    only(actions, StopImport)
+    assert reports(actions) == []
+    assert [i.instance_id for i in node.core.instances()] == ["i1"]
+    loaded = LoadedInstance(footprint=FOOTPRINT, kv_blocks=16, elapsed_s=0.1)
+    only(node.tell(LoadFinished(instance_id=InstanceId("i2"), loaded=loaded)), StartUnload)
+    assert reports(node.step("i1", token("a", 0))) == [], "nobody hears it"

@@ -1,0 +1,272 @@
+"""The controller core on the request path: queue, place, stream, move, refuse."""
+
+from mesh.domain.actions import DeliverTokens, RefuseRequest, SetTimer, TellWaiting
+from mesh.domain.events import (
+    CancelRequested,
+    KeepAliveExpired,
+    NodeDisconnected,
+    QueueWaitExpired,
+    ShutdownRequested,
+)
+from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.limits import CellLimits
+from mesh.domain.messages import (
+    AbortRequest,
+    InstanceGone,
+    LoadFailed,
+    LoadInstance,
+    LoadProgress,
+    RequestReturned,
+    SubmitRequest,
+    UnloadInstance,
+)
+from mesh.domain.reasons import FinishReason, RefusalReason
+from tests.core.cells import MIB, CellUnderTest, commands, deployment, hello, of_kind, only, request
+
+
+def serving_cell(**limits: int) -> tuple[CellUnderTest, int, InstanceId]:
+    """A cell whose one node has loaded `chat` and runs `r1`."""
+    cell = CellUnderTest(deployment(), limits=CellLimits(**limits))
+    link, _ = cell.join()
+    load = commands(cell.invoke(), LoadInstance)[0]
+    cell.loaded(link, load.instance_id)
+    return cell, link, load.instance_id
+
+
+def returned(attempt: int) -> RequestReturned:
+    return RequestReturned(
+        request_id=RequestId("r1"), attempt=attempt, error="OutOfMemory", message="evicted"
+    )
+
+
+def test_first_request_scales_from_zero_and_is_submitted_when_the_instance_is_up() -> None:
+    cell = CellUnderTest(deployment())
+    link, _ = cell.join()
+    load = commands(cell.invoke(), LoadInstance)[0]
+    assert load.kv_blocks * 32 >= load.context_tokens_max
+    waiting = cell.report(
+        link, LoadProgress(instance_id=load.instance_id, phase="compile", share=0.5)
+    )
+    assert only(waiting, TellWaiting).phase == "compile"
+    cell.now_s += 2.0
+    submit = commands(cell.loaded(link, load.instance_id), SubmitRequest)[0]
+    assert submit.order.age_s == 2.0
+    assert submit.order.grace_s == 2.0, "the load that it waited for is granted"
+
+
+def test_a_request_for_a_loaded_instance_gets_no_grace() -> None:
+    cell, _, _ = serving_cell()
+    cell.now_s += 1.0
+    submit = commands(cell.invoke(request("r2")), SubmitRequest)[0]
+    assert (submit.order.age_s, submit.order.grace_s) == (0.0, 0.0)
+
+
+def test_tokens_reach_the_client_in_order_and_the_last_one_ends_the_request() -> None:
+    cell, link, _ = serving_cell()
+    assert only(cell.tokens(link, "r1", [7, 8]), DeliverTokens).outputs.token_ids == (7, 8)
+    last = cell.tokens(link, "r1", [9], first=2, finish=FinishReason.STOP)
+    assert only(last, DeliverTokens).outputs.finish is FinishReason.STOP
+    assert cell.tokens(link, "r1", [10], first=3) == [], "an ended request gets no more"
+    assert cell.core.cell.served == 1
+
+
+def test_a_gap_in_the_tokens_is_never_delivered() -> None:
+    cell, link, _ = serving_cell()
+    actions = cell.tokens(link, "r1", [9], first=1)
+    assert of_kind(actions, DeliverTokens) == []
+    assert commands(actions, SubmitRequest)[0].order.attempt == 2
+
+
+def test_tokens_of_an_earlier_attempt_are_dropped() -> None:
+    cell, link, _ = serving_cell()
+    cell.report(link, returned(1))
+    assert cell.tokens(link, "r1", [7], attempt=1) == []
+    assert only(cell.tokens(link, "r1", [7], attempt=2), DeliverTokens).outputs.token_ids == (7,)
+
+
+def test_requests_of_a_lost_node_continue_elsewhere_after_their_tokens_so_far() -> None:
+    cell, link, _ = serving_cell()
+    other, _ = cell.join(hello("n2", run_id="run-2"))
+    cell.tokens(link, "r1", [7, 8])
+    load = commands(cell.tell(NodeDisconnected(link_id=link, reason="reset")), LoadInstance)[0]
+    submit = commands(cell.loaded(other, load.instance_id), SubmitRequest)[0]
+    assert submit.order.output_tokens == (7, 8)
+    assert submit.order.attempt == 2
+    delivered = only(cell.tokens(other, "r1", [9], first=2, attempt=2), DeliverTokens)
+    assert delivered.outputs.first_index == 2
+
+
+def test_requests_of_the_last_node_wait_for_another_and_fail_with_the_reason() -> None:
+    cell, link, _ = serving_cell()
+    cell.now_s += 5.0
+    lost = cell.tell(NodeDisconnected(link_id=link, reason="reset"))
+    timer = only(lost, SetTimer)
+    assert isinstance(timer.timer, QueueWaitExpired)
+    cell.now_s = timer.at_s
+    refused = only(cell.tell(timer.timer), RefuseRequest)
+    assert refused.reason is RefusalReason.NODE_LOST
+    assert cell.tell(timer.timer) == [], "a request is refused once"
+
+
+def test_a_request_is_submitted_at_most_attempts_max_times() -> None:
+    cell, link, _ = serving_cell(attempts_max=2)
+    returned = RequestReturned(
+        request_id=RequestId("r1"), attempt=1, error="EngineError", message="x"
+    )
+    assert commands(cell.report(link, returned), SubmitRequest)[0].order.attempt == 2
+    second = RequestReturned(
+        request_id=RequestId("r1"), attempt=2, error="EngineError", message="x"
+    )
+    assert only(cell.report(link, second), RefuseRequest).reason is RefusalReason.ENGINE_FAILED
+
+
+def test_a_broken_instance_gives_its_requests_back_and_is_loaded_anew() -> None:
+    cell, link, instance_id = serving_cell()
+    actions = cell.report(
+        link, InstanceGone(instance_id=instance_id, error="EngineError", message="boom")
+    )
+    assert len(commands(actions, LoadInstance)) == 1
+    assert of_kind(actions, RefuseRequest) == []
+
+
+def test_a_cancelled_request_is_aborted_on_its_node_and_its_client_told_nothing() -> None:
+    cell, link, _ = serving_cell()
+    actions = cell.tell(CancelRequested(request_id=RequestId("r1")))
+    assert commands(actions, AbortRequest) == [AbortRequest(request_id=RequestId("r1"), attempt=1)]
+    assert of_kind(actions, RefuseRequest) == []
+    assert cell.tokens(link, "r1", [7]) == []
+
+
+def test_a_cancelled_request_makes_room_for_the_one_that_waits() -> None:
+    cell, _, _ = serving_cell(batch_max=1)
+    assert commands(cell.invoke(request("r2")), SubmitRequest) == []
+    actions = cell.tell(CancelRequested(request_id=RequestId("r1")))
+    assert commands(actions, SubmitRequest)[0].order.request.request_id == "r2"
+
+
+def test_unknown_deployments_and_oversized_prompts_are_refused_at_once() -> None:
+    cell, _, _ = serving_cell()
+    unknown = only(cell.invoke(request("r2", of="nope")), RefuseRequest)
+    assert unknown.reason is RefusalReason.UNKNOWN_DEPLOYMENT
+    long = only(cell.invoke(request("r3", prompt=range(512))), RefuseRequest)
+    assert long.reason is RefusalReason.PROMPT_TOO_LONG
+    assert "512" in long.message
+
+
+def test_without_a_node_a_request_is_refused_at_once() -> None:
+    refused = only(CellUnderTest(deployment()).invoke(), RefuseRequest)
+    assert refused.reason is RefusalReason.NO_NODE
+    assert refused.retry_after_s > 0
+
+
+def test_the_queue_is_bounded() -> None:
+    cell, _, _ = serving_cell(batch_max=1, queue_requests_max=1)
+    assert of_kind(cell.invoke(request("r2")), RefuseRequest) == []
+    assert only(cell.invoke(request("r3")), RefuseRequest).reason is RefusalReason.QUEUE_FULL
+
+
+def test_a_request_that_waits_too_long_is_refused() -> None:
+    cell, _, _ = serving_cell(batch_max=1)
+    timer = only(cell.invoke(request("r2")), SetTimer)
+    cell.now_s = timer.at_s
+    assert only(cell.tell(timer.timer), RefuseRequest).reason is RefusalReason.QUEUE_TIMEOUT
+
+
+def test_kv_room_is_held_for_every_token_that_a_request_may_come_to() -> None:
+    """Two requests of 500 tokens need 32 blocks; an instance with 16 takes one at a time."""
+    cell = CellUnderTest(deployment(), limits=CellLimits(kv_tokens_wanted=512))
+    link, _ = cell.join()
+    load = commands(cell.invoke(request(max_tokens=490)), LoadInstance)[0]
+    assert load.kv_blocks == 16
+    cell.invoke(request("r2", max_tokens=490))
+    submitted = commands(cell.loaded(link, load.instance_id), SubmitRequest)
+    assert [s.order.request.request_id for s in submitted] == ["r1"]
+    done = cell.tokens(link, "r1", [7], finish=FinishReason.LENGTH)
+    assert commands(done, SubmitRequest)[0].order.request.request_id == "r2"
+
+
+def test_an_idle_instance_is_unloaded_after_its_keep_alive_and_not_before() -> None:
+    cell, link, instance_id = serving_cell()
+    done = cell.tokens(link, "r1", [7], finish=FinishReason.STOP)
+    first = only(done, SetTimer)
+    assert first.at_s == cell.now_s + 1.0
+    cell.now_s += 0.5
+    cell.invoke(request("r2"))
+    cell.now_s += 0.5
+    assert cell.tell(first.timer) == [], "it is busy again"
+    done = cell.tokens(link, "r2", [7], finish=FinishReason.STOP)
+    second = only(done, SetTimer)
+    assert cell.tell(first.timer) == [], "an old timer means nothing"
+    assert isinstance(second.timer, KeepAliveExpired)
+    cell.now_s = second.at_s
+    assert commands(cell.tell(second.timer), UnloadInstance)[0].instance_id == instance_id
+
+
+def test_memory_is_free_again_only_when_the_node_says_that_the_instance_is_gone() -> None:
+    cell, link, instance_id = serving_cell()
+    timer = only(cell.tokens(link, "r1", [7], finish=FinishReason.STOP), SetTimer)
+    cell.now_s = timer.at_s
+    cell.tell(timer.timer)
+    node = cell.core.cell.nodes[hello().node_id]
+    assert node.free_bytes < node.capacity_bytes
+    cell.report(link, InstanceGone(instance_id=instance_id))
+    assert node.free_bytes == node.capacity_bytes
+
+
+def test_a_waiting_model_reclaims_the_memory_of_an_idle_one_before_its_keep_alive() -> None:
+    cell = CellUnderTest(deployment("a", keep_alive_s=600), deployment("b", keep_alive_s=600))
+    link, _ = cell.join(hello(memory_bytes=150 * MIB))
+    first = commands(cell.invoke(request("r1", of="a")), LoadInstance)[0]
+    cell.loaded(link, first.instance_id)
+    blocked = cell.invoke(request("r2", of="b"))
+    assert commands(blocked, UnloadInstance) == [], "a busy instance stays"
+    done = cell.tokens(link, "r1", [7], finish=FinishReason.STOP)
+    assert commands(done, UnloadInstance)[0].instance_id == first.instance_id
+    gone = cell.report(link, InstanceGone(instance_id=first.instance_id))
+    assert commands(gone, LoadInstance)[0].deployment == "b"
+
+
+def test_a_model_that_no_node_can_hold_is_refused_with_both_sizes() -> None:
+    cell = CellUnderTest(deployment())
+    cell.join(hello(memory_bytes=50 * MIB))
+    refused = only(cell.invoke(), RefuseRequest)
+    assert refused.reason is RefusalReason.MEMORY_FULL
+    assert "116 MiB" in refused.message
+    assert "50.0 MiB" in refused.message
+
+
+def test_failed_loads_are_retried_after_a_pause_then_refused_with_the_cause() -> None:
+    cell = CellUnderTest(deployment(), limits=CellLimits(load_attempts_max=2))
+    link, _ = cell.join()
+    for attempt in (1, 2):
+        if attempt == 1:
+            load = commands(cell.invoke(), LoadInstance)[0]
+        failed = cell.report(
+            link, LoadFailed(instance_id=load.instance_id, error="TornModel", message="torn")
+        )
+        if attempt == 1:
+            assert of_kind(failed, RefuseRequest) == []
+            retry = only(failed, SetTimer)
+            cell.now_s = retry.at_s
+            load = commands(cell.tell(retry.timer), LoadInstance)[0]
+    refused = only(failed, RefuseRequest)
+    assert refused.reason is RefusalReason.LOAD_FAILED
+    assert "torn" in refused.message
+    at_once = only(cell.invoke(request("r2")), RefuseRequest)
+    assert at_once.reason is RefusalReason.LOAD_FAILED
+
+
+def test_a_second_instance_goes_to_another_node_when_the_first_is_full() -> None:
+    cell, _, _ = serving_cell(batch_max=1)
+    cell.join(hello("n2", run_id="run-2"))
+    load = commands(cell.invoke(request("r2")), LoadInstance)
+    assert len(load) == 1
+    assert cell.core.cell.instances[load[0].instance_id].node.node_id == "n2"
+
+
+def test_shutdown_ends_every_request_with_that_reason() -> None:
+    cell, _, _ = serving_cell(batch_max=1)
+    cell.invoke(request("r2"))
+    refused = of_kind(cell.tell(ShutdownRequested()), RefuseRequest)
+    assert {r.request_id for r in refused} == {"r1", "r2"}
+    assert {r.reason for r in refused} == {RefusalReason.SHUTTING_DOWN}

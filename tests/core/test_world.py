@@ -1,0 +1,176 @@
+"""Both cores under random events and faults: nothing is lost, doubled, stuck, or promised twice."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from mesh.core.cell import InstanceEntry
+from mesh.domain.events import DrainRequested, ScaleRequested
+from mesh.domain.ids import DeploymentName, OperationId
+from mesh.domain.lifecycle import InstanceState, RequestState
+from mesh.runtime.node_actions import Lane
+from tests.core.cells import MIB, deployment
+from tests.core.world import World
+
+NODES = st.integers(0, 1)
+NAMES = st.sampled_from([DeploymentName("a"), DeploymentName("b"), DeploymentName("c")])
+MEMORY_BYTES = 300 * MIB
+"""Room for two instances with little KV: three deployments compete for it."""
+
+
+class CellMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        deployments = (
+            deployment("a"),
+            deployment("b", replicas_min=1),
+            deployment("c", keep_alive_s=20.0, replicas_max=1),
+        )
+        self.world = World(deployments, nodes=2, memory_bytes=MEMORY_BYTES)
+        self.operations = 0
+
+    @rule(name=NAMES, prompt=st.integers(1, 600), max_tokens=st.integers(1, 40))
+    def invoke(self, name: DeploymentName, prompt: int, max_tokens: int) -> None:
+        self.world.invoke(name, (prompt,) * prompt, max_tokens)
+
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        running = [r for r, c in self.world.clients.items() if not c.ended and not c.gone]
+        if running:
+            self.world.cancel(data.draw(st.sampled_from(running)))
+
+    @rule(node=NODES, steps=st.integers(1, 6))
+    def compute(self, node: int, steps: int) -> None:
+        for _ in range(steps):
+            self.world.nodes[node].lanes.run_one(Lane.COMPUTE)
+
+    @rule(node=NODES)
+    def loading(self, node: int) -> None:
+        self.world.nodes[node].lanes.run_one(Lane.LOADING)
+
+    @rule(node=NODES, count=st.integers(1, 6))
+    def deliver_up(self, node: int, count: int) -> None:
+        for _ in range(count):
+            self.world.nodes[node].deliver_up()
+
+    @rule(node=NODES, count=st.integers(1, 6))
+    def deliver_down(self, node: int, count: int) -> None:
+        for _ in range(count):
+            self.world.nodes[node].deliver_down()
+
+    @rule(node=NODES)
+    def connect(self, node: int) -> None:
+        self.world.nodes[node].connect()
+
+    @rule(node=NODES)
+    def break_link(self, node: int) -> None:
+        self.world.nodes[node].break_link()
+
+    @rule(node=NODES)
+    def crash(self, node: int) -> None:
+        self.world.nodes[node].crash()
+
+    @rule(node=NODES)
+    def fail_a_load(self, node: int) -> None:
+        self.world.nodes[node].engine.fail_loads += 1
+
+    @rule(node=NODES)
+    def fail_a_step(self, node: int) -> None:
+        self.world.nodes[node].engine.fail_steps += 1
+
+    @rule(node=NODES)
+    def run_well(self, node: int) -> None:
+        self.world.nodes[node].connect()
+        self.world.nodes[node].run_all()
+
+    @rule(by_s=st.sampled_from([0.1, 1.1, 5.0, 11.0, 31.0]))
+    def advance(self, by_s: float) -> None:
+        self.world.clock.advance(by_s)
+
+    @rule(node=NODES, undo=st.booleans())
+    def drain(self, node: int, undo: bool) -> None:
+        node_id = self.world.nodes[node].core_id()
+        if node_id in self.world.core.cell.nodes:
+            self.world.tell(
+                DrainRequested(operation_id=self._operation(), node_id=node_id, undo=undo)
+            )
+
+    @rule(name=NAMES, low=st.integers(0, 2))
+    def scale(self, name: DeploymentName, low: int) -> None:
+        self.world.tell(
+            ScaleRequested(
+                operation_id=self._operation(),
+                name=name,
+                replicas_min=low,
+                replicas_max=max(low, 1),
+            )
+        )
+
+    @precondition(lambda self: self.world.epoch < 3)
+    @rule()
+    def restart_controller(self) -> None:
+        self.world.restart_controller()
+
+    def _operation(self) -> OperationId:
+        self.operations += 1
+        return OperationId(f"op-{self.operations}")
+
+    @invariant()
+    def books_balance(self) -> None:
+        cell = self.world.core.cell
+        for node in cell.nodes.values():
+            held = sum(node.book.held_bytes(i) for i in node.instances)
+            assert node.book.reserved_bytes == held
+            assert held <= node.capacity_bytes
+        for instance in cell.instances.values():
+            self._check_instance(instance)
+        for name, entry in cell.deployments.items():
+            assert all(held.state is RequestState.QUEUED for held in entry.queue)
+            assert all(i.deployment == name for i in entry.instances.values())
+
+    def _check_instance(self, instance: InstanceEntry) -> None:
+        assert instance.state is not InstanceState.GONE
+        assert instance.node.instances[instance.instance_id] is instance
+        assert instance.reserved_blocks == sum(
+            held.reserved_blocks for held in instance.requests.values()
+        )
+        assert instance.reserved_blocks <= instance.kv_blocks
+        assert instance.batch <= instance.batch_max
+        assert all(held.instance is instance for held in instance.requests.values())
+
+    @invariant()
+    def every_open_request_is_queued_or_running_in_one_place(self) -> None:
+        cell = self.world.core.cell
+        open_ids = {r for r, c in self.world.clients.items() if not c.ended and not c.gone}
+        assert set(cell.requests) == open_ids
+        places = [h.request.request_id for d in cell.deployments.values() for h in d.queue]
+        places += [r for i in cell.instances.values() for r in i.requests]
+        assert sorted(places) == sorted(open_ids)
+
+    def teardown(self) -> None:
+        """Once the faults end, every request ends, and idle cells are empty but for minima."""
+        for node in self.world.nodes:
+            node.engine.fail_loads = node.engine.fail_steps = 0
+            self.world.settle(0.1)
+            node_id = node.core_id()
+            self.world.tell(
+                DrainRequested(operation_id=self._operation(), node_id=node_id, undo=True)
+            )
+        self.world.settle(90.0)
+        for client in self.world.clients.values():
+            assert client.ended or client.gone, "a request is stuck"
+        self.books_balance()
+        cell = self.world.core.cell
+        assert cell.requests == {}
+        for entry in cell.deployments.values():
+            assert len(entry.instances) <= entry.spec.scaling.replicas_min
+        for node in self.world.nodes:
+            loaded = node.engine.held()
+            assert set(loaded) == set(cell.nodes[node.core_id()].instances)
+            assert all(count == 0 for count in loaded.values()), "a place was leaked"
+
+
+CellMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=60, deadline=None, report_multiple_bugs=False
+)
+TestCell = CellMachine.TestCase

@@ -1,0 +1,105 @@
+"""The journal: what is written is read back the same, and replays."""
+
+from pathlib import Path
+
+import pytest
+
+from mesh.core.controller import ControllerCore
+from mesh.domain.actions import DeliverTokens
+from mesh.domain.errors import InvalidInput, StorageError
+from mesh.domain.events import ControllerEvent, NodeDisconnected
+from mesh.domain.limits import CellLimits
+from mesh.domain.messages import LoadInstance
+from mesh.domain.reasons import FinishReason
+from mesh.policy.registry import policy
+from mesh.runtime.journal import ControllerStart, Journal, open_journal, read_journal, replay
+from tests.core.cells import CellUnderTest, commands, deployment, hello, request
+
+START = ControllerStart(
+    version="test", epoch=1, policy="pack", limits=CellLimits(), deployments=(deployment(),)
+)
+
+
+class JournalledCell(CellUnderTest):
+    def __init__(self, journal: Journal) -> None:
+        super().__init__(deployment())
+        self._journal = journal
+
+    def tell(self, event: ControllerEvent):  # type: ignore[no-untyped-def]
+        actions = super().tell(event)
+        self._journal.record(self.now_s, event, actions)
+        return actions
+
+
+def write_incident(path: Path) -> None:
+    """A load, two requests, a lost node, and a recovery on another."""
+    journal = open_journal(path, START)
+    cell = JournalledCell(journal)
+    link, _ = cell.join()
+    load = commands(cell.invoke(), LoadInstance)[0]
+    cell.invoke(request("r2"))
+    cell.loaded(link, load.instance_id)
+    cell.tokens(link, "r1", [7, 8])
+    other, _ = cell.join(hello("n2", run_id="run-2"))
+    cell.now_s += 1.5
+    again = commands(cell.tell(NodeDisconnected(link_id=link, reason="reset")), LoadInstance)[0]
+    cell.loaded(other, again.instance_id)
+    cell.tokens(other, "r1", [9], first=2, attempt=2, finish=FinishReason.STOP)
+    journal.close()
+
+
+def fresh_core(start: ControllerStart) -> ControllerCore:
+    return ControllerCore(
+        epoch=start.epoch,
+        deployments=start.deployments,
+        limits=start.limits,
+        policy=policy(start.policy),
+    )
+
+
+def test_an_incident_replays_to_the_same_decisions(tmp_path: Path) -> None:
+    path = tmp_path / "incident.jsonl"
+    write_incident(path)
+    start, decisions = read_journal(path)
+    assert start == START
+    assert isinstance(start, ControllerStart)
+    assert replay(fresh_core(start), decisions) is None
+
+
+def test_a_core_that_decides_otherwise_is_caught_at_the_first_difference(tmp_path: Path) -> None:
+    path = tmp_path / "incident.jsonl"
+    write_incident(path)
+    _, decisions = read_journal(path)
+    changed = ControllerCore(
+        epoch=1, deployments=(deployment(),), limits=CellLimits(batch_max=1), policy=policy("pack")
+    )
+    divergence = replay(changed, decisions)
+    assert divergence is not None
+    assert divergence.number == 2, "the load it asks for has another batch"
+
+
+def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
+    write_incident(tmp_path / "a")
+    write_incident(tmp_path / "b")
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_a_torn_last_line_ends_the_journal_and_other_damage_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "incident.jsonl"
+    write_incident(path)
+    whole = path.read_text()
+    path.write_text(whole[:-20])
+    kept = list(read_journal(path)[1])
+    assert any(isinstance(a, DeliverTokens) for d in kept for a in d.actions)
+    lines = whole.splitlines(keepends=True)
+    path.write_text("".join([*lines[:3], "{}\n", *lines[3:]]))
+    with pytest.raises(InvalidInput, match=":4 is no decision"):
+        list(read_journal(path)[1])
+    path.write_text("hello\n")
+    with pytest.raises(InvalidInput, match="no journal"):
+        read_journal(path)
+
+
+def test_a_journal_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="cannot write the journal"):
+        open_journal(tmp_path / "missing" / "incident.jsonl", START)
