@@ -1,0 +1,1 @@
+"""Minutes of mixed invocations and cancellations; nothing may leak: `make soak`."""

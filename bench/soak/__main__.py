@@ -1,0 +1,136 @@
+"""Runs a cell under mixed traffic for minutes and looks for what it does not give back.
+
+Two deployments of the demo model; clients that finish, leave, miss deadlines and ask nonsense. At
+the end, with no client left, there must be no request, no KV block in use, no further file
+descriptor and no more resident memory than before. The last line is one JSON object; exit code 1
+when something leaked.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from bench.cells import SOURCE, local_cell, stored_model
+from bench.soak.traffic import Traffic
+from bench.soak.watching import Held, sample
+from mesh.domain.deployment import DeploymentSpec, Scaling
+from mesh.domain.ids import DeploymentName
+from mesh.wire.client import MeshClient
+
+NAMES = ("soak-a", "soak-b")
+SAMPLE_S = 5.0
+QUIET_S_MAX = 60.0
+
+
+def deploy(client: MeshClient) -> None:
+    """One that stays loaded, and one that scales from zero again and again."""
+    for name, keep_alive_s, replicas_min in ((NAMES[0], 600.0, 1), (NAMES[1], 2.0, 0)):
+        scaling = Scaling(replicas_min=replicas_min, replicas_max=1, keep_alive_s=keep_alive_s)
+        client.deploy(
+            DeploymentSpec(
+                name=DeploymentName(name),
+                source=SOURCE,
+                context_tokens_max=1024,
+                scaling=scaling,
+            )
+        )
+
+
+async def run_traffic(traffic: Traffic, held: list[Held], seconds: float) -> None:
+    stop = asyncio.Event()
+    running = asyncio.create_task(traffic.run(stop))
+    until_s = time.monotonic() + seconds
+    while (left_s := until_s - time.monotonic()) > 0:
+        await asyncio.sleep(min(SAMPLE_S, left_s))
+        sample(held)
+        done = sum(traffic.outcomes.values())
+        print(
+            f"{seconds - max(0.0, left_s):5.0f} s  {done} requests  {traffic.tokens} tokens  "
+            + "  ".join(f"{h.name} {h.rss_bytes[-1] >> 20} MiB {h.fds[-1]} fds" for h in held),
+            file=sys.stderr,
+        )
+    stop.set()
+    await running
+
+
+def leftovers(client: MeshClient) -> list[str]:
+    """What is still held once the last client has gone; bounded wait for it to go."""
+    until_s = time.monotonic() + QUIET_S_MAX
+    while True:
+        status = client.status()
+        blocks = sum(i.kv_blocks_used for node in client.nodes() for i in node.instances)
+        found = [
+            f"{count} {what}"
+            for what, count in (
+                ("requests running", status.running),
+                ("requests queued", status.queued),
+                ("KV blocks in use", blocks),
+            )
+            if count
+        ]
+        if not found or time.monotonic() > until_s:
+            return found
+        time.sleep(1.0)
+
+
+def soak(seconds: float, workers: int, seed: int) -> int:
+    stored_model()
+    with local_cell() as local:
+        held = [
+            Held(name=child.name, process=psutil.Process(child.process.pid))
+            for child in local.children
+        ]
+        traffic = Traffic(local.address, NAMES, workers=workers, seed=seed)
+        with MeshClient(local.address) as client:
+            deploy(client)
+            asyncio.run(run_traffic(traffic, held, seconds))
+            leaks = leftovers(client)
+        sample(held)
+    for process in held:
+        leaks += process.leaks()
+    report(traffic, held, leaks, seconds)
+    return 1 if leaks else 0
+
+
+def report(traffic: Traffic, held: list[Held], leaks: list[str], seconds: float) -> None:
+    table = Table(box=None)
+    for heading in ("process", "RSS growth %", "fds growth", "RSS MiB at end"):
+        table.add_column(heading, justify="left" if heading == "process" else "right")
+    for process in held:
+        table.add_row(
+            process.name,
+            f"{100 * process.rss_growth():.1f}",
+            str(process.fds_growth()),
+            str(process.rss_bytes[-1] >> 20),
+        )
+    Console().print(table)
+    for leak in leaks:
+        print(f"leaked: {leak}")
+    figures = {
+        "seconds": seconds,
+        "outcomes": dict(sorted(traffic.outcomes.items())),
+        "tokens": traffic.tokens,
+        "rss_growth": {h.name: round(h.rss_growth(), 4) for h in held},
+        "fds_growth": {h.name: h.fds_growth() for h in held},
+        "leaks": leaks,
+    }
+    print(json.dumps(figures))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--workers", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    sys.exit(soak(options.seconds, options.workers, options.seed))
+
+
+if __name__ == "__main__":
+    main()

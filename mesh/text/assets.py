@@ -1,0 +1,45 @@
+"""Reads a model's tokenizer and chat template from its folder in the store."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mesh.domain.errors import TornModel
+from mesh.domain.text import TextAssets
+
+
+def read_assets(model_path: Path) -> TextAssets:
+    """The text assets of a model in the store. Raises TornModel when tokenizer.json is missing."""
+    try:
+        tokenizer_json = (model_path / "tokenizer.json").read_bytes()
+    except OSError as error:
+        raise TornModel(f"{model_path.name} has no readable tokenizer.json") from error
+    config = _read_config(model_path / "tokenizer_config.json")
+    template_file = model_path / "chat_template.jinja"
+    template = config.get("chat_template")
+    if template_file.is_file():
+        template = template_file.read_text(encoding="utf-8")
+    return TextAssets(
+        tokenizer_json=tokenizer_json,
+        chat_template=template if isinstance(template, str) else None,
+        bos_token=_token(config.get("bos_token")),
+        eos_token=_token(config.get("eos_token")),
+        add_bos=bool(config.get("add_bos_token", False)),
+    )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TornModel(f"{path.parent.name}/{path.name} is no JSON") from error
+    return config if isinstance(config, dict) else {}
+
+
+def _token(value: Any) -> str | None:
+    """A special token, which configs write as text or as {"content": text}."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None

@@ -1,0 +1,61 @@
+"""A model's chat template: Jinja, in a sandbox, with the functions that templates rely on.
+
+The environment is that of Hugging Face transformers (`apply_chat_template`), so that a template
+written for it renders the same here.
+"""
+
+import datetime
+import json
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from mesh.domain.errors import InvalidInput, UnsupportedModel
+from mesh.domain.text import ChatMessage, TextAssets
+
+
+class ChatTemplate:
+    """Raises UnsupportedModel when the template cannot be compiled."""
+
+    def __init__(self, assets: TextAssets) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        try:
+            self._template = environment.from_string(assets.chat_template or "")
+        except TemplateError as error:
+            raise UnsupportedModel(f"the chat template cannot be compiled: {error}") from error
+        self._tokens = {"bos_token": assets.bos_token or "", "eos_token": assets.eos_token or ""}
+
+    def render(self, messages: Sequence[ChatMessage]) -> str:
+        """The prompt up to where the assistant answers. Raises InvalidInput when it refuses."""
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        if not turns:
+            raise InvalidInput("a conversation needs at least one message")
+        try:
+            return self._template.render(
+                messages=turns, add_generation_prompt=True, tools=None, **self._tokens
+            )
+        except InvalidInput:
+            raise
+        except Exception as error:
+            # A template is a program of the model's author; any failure is about these messages.
+            raise InvalidInput(f"the chat template fails on these messages: {error}") from error
+
+
+def _tojson(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise InvalidInput(f"the chat template refuses these messages: {message}")
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)

@@ -1,0 +1,72 @@
+"""A model's text codec: encodes prompts and conversations, decodes tokens.
+
+The gateway encodes with it, since admission needs a prompt's length; nodes decode with it. It is
+built from `TextAssets` alone, so both sides agree. Safe to use from several threads.
+"""
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+
+from mesh.domain.errors import InvalidInput, TornModel
+from mesh.domain.text import ChatMessage, TextAssets
+from mesh.text.template import ChatTemplate
+
+
+class TextCodec:
+    """Raises TornModel when the tokenizer cannot be read."""
+
+    def __init__(self, assets: TextAssets) -> None:
+        try:
+            self._tokenizer = Tokenizer.from_buffer(assets.tokenizer_json)
+        except Exception as error:
+            # The library raises bare exceptions; whatever it says, the file is not a tokenizer.
+            raise TornModel(f"tokenizer.json cannot be read: {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._bos_id = self._tokenizer.token_to_id(assets.bos_token) if assets.bos_token else None
+        self._add_bos = assets.add_bos and self._bos_id is not None
+        self._template = ChatTemplate(assets) if assets.chat_template else None
+
+    @property
+    def vocabulary_tokens(self) -> int:
+        """Token ids are below this."""
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of a prompt that is continued as it is, with the model's own beginning.
+
+        Raises InvalidInput for text that is not valid Unicode.
+        """
+        return self._encode(text, add_special_tokens=True)
+
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+        """Token ids of a conversation, rendered by the model's template, ready for the answer."""
+        return self._encode(self.render_chat(messages), add_special_tokens=False)
+
+    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
+        """The prompt text of a conversation.
+
+        Raises InvalidInput when the model has no template, or the template refuses the messages.
+        """
+        if self._template is None:
+            raise InvalidInput(
+                "the model has no chat template", hint="send a plain prompt (`--raw`)"
+            )
+        return self._template.render(messages)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of the tokens, special ones left out. Incomplete characters become U+FFFD."""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InvalidInput(
+                f"the prompt is not valid Unicode at character {error.start}",
+                hint="lone surrogates cannot be encoded as UTF-8",
+            ) from error
+        ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        missing_bos = add_special_tokens and self._add_bos and ids[:1] != [self._bos_id]
+        return (self._bos_id, *ids) if missing_bos and self._bos_id is not None else tuple(ids)

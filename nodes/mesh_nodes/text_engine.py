@@ -1,0 +1,144 @@
+"""Gives any engine text: detokenises what it yields and ends requests at their stop strings.
+
+It wraps an engine and is one, so that stopping means the same with every engine, and a stop string
+ends its request before the next iteration. Text runs in the compute thread, between iterations.
+"""
+
+from pathlib import Path
+
+from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.reasons import FinishReason
+from mesh.domain.steps import (
+    EngineCapabilities,
+    EngineRequest,
+    InstanceMemory,
+    LoadedInstance,
+    LoadOrder,
+    StepResult,
+    TokenOutput,
+)
+from mesh.runtime.engine import Engine, Progress
+from mesh.text.assets import read_assets
+from mesh.text.detokenize import Detokenizer
+from mesh.text.stops import StopMatcher
+from mesh.text.tokenizer import TextCodec
+
+
+class _RequestText:
+    """The text of one request. Fed with the tokens so far, it is where those left it."""
+
+    def __init__(self, codec: TextCodec, request: EngineRequest) -> None:
+        self._stop_ids = frozenset(request.stop_token_ids)
+        self._ignore_eos = request.sampling.ignore_eos
+        self._detokenizer = Detokenizer(codec, prompt=request.prompt_tokens)
+        self.stops = StopMatcher(request.sampling.stop)
+        for token_id in request.output_tokens:
+            self.stops.push(self._detokenizer.push(token_id))
+
+    def push(self, token: TokenOutput) -> str:
+        """The text that this token makes it safe to give out, all that is left with the last."""
+        ends = token.finish is FinishReason.STOP and token.token_id in self._stop_ids
+        text = "" if ends else self._detokenizer.push(token.token_id)
+        if token.finish is not None:
+            text += self._detokenizer.flush()
+        text = self.stops.push(text)
+        if token.finish is not None and not self.stops.stopped:
+            text += self.stops.flush()
+        return text
+
+
+class TextEngine:
+    """Implements the Engine protocol around `inner`; see there for who may call what."""
+
+    def __init__(self, inner: Engine) -> None:
+        self._inner = inner
+        self._codecs: dict[InstanceId, TextCodec] = {}
+        self._texts: dict[InstanceId, dict[RequestId, _RequestText]] = {}
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return self._inner.capabilities
+
+    def footprint(self, model: ModelInfo) -> Footprint:
+        return self._inner.footprint(model)
+
+    def prepare(self, model: ModelInfo, model_path: Path, progress: Progress) -> None:
+        self._inner.prepare(model, model_path, progress)
+
+    def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
+        codec = TextCodec(read_assets(order.model_path))
+        loaded = self._inner.load(order, progress)
+        self._codecs[order.instance_id] = codec
+        self._texts[order.instance_id] = {}
+        return loaded
+
+    def unload(self, instance_id: InstanceId) -> None:
+        self._inner.unload(instance_id)
+        self._codecs.pop(instance_id, None)
+        self._texts.pop(instance_id, None)
+
+    def submit(self, instance_id: InstanceId, request: EngineRequest) -> None:
+        self._inner.submit(instance_id, request)
+        codec = self._codecs[instance_id]
+        self._texts[instance_id][request.request_id] = _RequestText(codec, request)
+
+    def abort(self, instance_id: InstanceId, request_id: RequestId) -> None:
+        self._inner.abort(instance_id, request_id)
+        self._texts.get(instance_id, {}).pop(request_id, None)
+
+    def step(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
+        result = self._inner.step(instance_id, prefill_tokens_max)
+        if not result.tokens:
+            return result
+        tokens = tuple(
+            worded
+            for token in result.tokens
+            if (worded := self._worded(instance_id, token)) is not None
+        )
+        return _with_tokens(result, tokens)
+
+    def _worded(self, instance_id: InstanceId, token: TokenOutput) -> TokenOutput | None:
+        """The token with its text; None for one after a stop string in the same iteration."""
+        texts = self._texts[instance_id]
+        request = texts.get(token.request_id)
+        if request is None:
+            return None
+        text, finish = request.push(token), token.finish
+        if request.stops.stopped and finish is None:
+            self._inner.abort(instance_id, token.request_id)
+        if request.stops.stopped:
+            finish = FinishReason.STOP
+        if finish is not None:
+            del texts[token.request_id]
+        return TokenOutput(
+            request_id=token.request_id,
+            index=token.index,
+            token_id=token.token_id,
+            text=text,
+            finish=finish,
+        )
+
+    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> int:
+        return self._inner.resize_kv(instance_id, kv_blocks)
+
+    def memory(self) -> tuple[InstanceMemory, ...]:
+        return self._inner.memory()
+
+    def close(self) -> None:
+        self._inner.close()
+        self._codecs.clear()
+        self._texts.clear()
+
+
+def _with_tokens(result: StepResult, tokens: tuple[TokenOutput, ...]) -> StepResult:
+    return StepResult(
+        tokens=tokens,
+        prefill_tokens=result.prefill_tokens,
+        decode_batch=result.decode_batch,
+        context_tokens=result.context_tokens,
+        prefill_left=result.prefill_left,
+        starved=result.starved,
+        kv_blocks_used=result.kv_blocks_used,
+        elapsed_s=result.elapsed_s,
+    )

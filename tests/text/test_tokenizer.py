@@ -1,0 +1,71 @@
+"""Encoding prompts and conversations."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mesh.domain.errors import InvalidInput, TornModel, UnsupportedModel
+from mesh.domain.text import ChatMessage, TextAssets
+from mesh.text.tokenizer import TextCodec
+from tests.text.conftest import tiny_assets
+
+USER = ChatMessage(role="user", content="the cat")
+WORDS = st.text(st.characters(codec="utf-8", exclude_characters="<|>"))
+
+
+@pytest.fixture(scope="module")
+def assets() -> TextAssets:
+    return tiny_assets()
+
+
+@given(WORDS)
+def test_any_text_comes_back_from_its_tokens(codec: TextCodec, text: str) -> None:
+    assert codec.decode(codec.encode(text)) == text
+
+
+def test_a_prompt_begins_as_the_model_wants_it_and_once_only(assets: TextAssets) -> None:
+    with_bos = TextCodec(assets).encode("cat")
+    without = TextCodec(replace(assets, add_bos=False)).encode("cat")
+    assert with_bos[1:] == without
+    assert TextCodec(assets).encode("<s>cat") == with_bos
+
+
+def test_a_conversation_is_rendered_for_the_answer(codec: TextCodec) -> None:
+    system = ChatMessage(role="system", content="be brief")
+    assert codec.render_chat([system, USER]) == (
+        "<s><|system|>be brief<|end|><|user|>the cat<|end|><|assistant|>"
+    )
+    assert codec.encode_chat([USER]).count(codec.encode("")[0]) == 1, "the beginning, once"
+
+
+def test_what_the_template_refuses_is_the_callers_mistake(codec: TextCodec) -> None:
+    with pytest.raises(InvalidInput, match="role wizard"):
+        codec.encode_chat([ChatMessage(role="wizard", content="x")])
+    with pytest.raises(InvalidInput, match="at least one message"):
+        codec.encode_chat([])
+
+
+def test_a_model_without_a_template_says_so(assets: TextAssets) -> None:
+    with pytest.raises(InvalidInput, match="no chat template") as caught:
+        TextCodec(replace(assets, chat_template=None)).encode_chat([USER])
+    assert "--raw" in caught.value.hint
+
+
+def test_a_template_cannot_reach_the_process(assets: TextAssets) -> None:
+    evil = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
+    with pytest.raises(InvalidInput, match="fails on these messages"):
+        TextCodec(replace(assets, chat_template=evil)).encode_chat([USER])
+
+
+def test_a_broken_template_or_tokenizer_is_the_models_fault(assets: TextAssets) -> None:
+    with pytest.raises(UnsupportedModel, match="cannot be compiled"):
+        TextCodec(replace(assets, chat_template="{% if"))
+    with pytest.raises(TornModel, match=r"tokenizer\.json"):
+        TextCodec(replace(assets, tokenizer_json=b"{"))
+
+
+def test_lone_surrogates_are_invalid_input(codec: TextCodec) -> None:
+    with pytest.raises(InvalidInput, match="at character 1"):
+        codec.encode("a\ud800")
