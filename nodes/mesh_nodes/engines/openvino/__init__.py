@@ -1,0 +1,10 @@
+"""The engine of CPU nodes, on OpenVINO with its own paged attention and block tables.
+
+The only package that imports openvino. `engine.OpenVinoEngine` implements the engine port.
+"""
+
+from mesh_nodes.engines.openvino.compilation import KvPrecision
+from mesh_nodes.engines.openvino.engine import OpenVinoEngine
+from mesh_nodes.engines.openvino.weights import WeightPrecision
+
+__all__ = ["KvPrecision", "OpenVinoEngine", "WeightPrecision"]

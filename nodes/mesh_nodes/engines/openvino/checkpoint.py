@@ -1,0 +1,109 @@
+"""Reads safetensors files of the store without copying: one mapped view per tensor.
+
+Owns the maps, which live as long as a view of them does. `weights` takes tensors from here by their
+Hugging Face names; one file or shards with an index, f16, bf16 and f32.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mesh.domain.errors import TornModel, UnsupportedModel
+from mesh_nodes.engines.openvino.mapped_file import MappedFile
+
+_ELEMENTS: dict[str, np.dtype[Any]] = {
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(np.uint16),
+    "F32": np.dtype(np.float32),
+}
+_HEADER_BYTES_MAX = 100 * 2**20
+"""The format's own limit on its header."""
+_LENGTH_BYTES = 8
+"""The header's length comes before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor as it lies in the file. bf16 is held as its upper 16 bits."""
+
+    data: npt.NDArray[np.generic]
+    element: str
+
+    def as_f32(self) -> npt.NDArray[np.float32]:
+        if self.element == "BF16":
+            return (self.data.astype(np.uint32) << 16).view(np.float32)
+        return self.data.astype(np.float32)
+
+    def as_f16(self) -> npt.NDArray[np.float16]:
+        """Without a copy where the file has f16."""
+        if self.element == "F16":
+            return self.data.view(np.float16)
+        return self.as_f32().astype(np.float16)
+
+
+class Checkpoint:
+    """All tensors of a store folder, by name."""
+
+    def __init__(self, model_path: Path) -> None:
+        """Maps the folder's files. Raises TornModel when one is missing, cut short or corrupt."""
+        self._tensors: dict[str, StoredTensor] = {}
+        self.maps: list[MappedFile] = []
+        for path in _files(model_path):
+            mapped, tensors = _read(path)
+            self.maps.append(mapped)
+            self._tensors.update(tensors)
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+        """The named tensor. Raises TornModel when it is missing or of another shape."""
+        stored = self._tensors.get(name)
+        if stored is None:
+            raise TornModel(f"the model has no tensor {name}")
+        if stored.data.shape != shape:
+            raise TornModel(f"tensor {name} is {stored.data.shape}, config.json asks for {shape}")
+        return stored
+
+
+def _files(model_path: Path) -> list[Path]:
+    index = model_path / "model.safetensors.index.json"
+    if not index.exists():
+        return [model_path / "model.safetensors"]
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise TornModel(f"{index} cannot be read: {error}") from error
+    return [model_path / Path(name).name for name in names]
+
+
+def _read(path: Path) -> tuple[MappedFile, dict[str, StoredTensor]]:
+    try:
+        mapped = MappedFile(path)
+        header_bytes = int.from_bytes(mapped.bytes_at(0, _LENGTH_BYTES), "little")
+        if not 0 < header_bytes <= min(_HEADER_BYTES_MAX, mapped.size_bytes - _LENGTH_BYTES):
+            raise ValueError(f"its header of {header_bytes} bytes is beyond the file's end")
+        header = json.loads(mapped.bytes_at(_LENGTH_BYTES, header_bytes))
+        header.pop("__metadata__", None)
+        begin = _LENGTH_BYTES + header_bytes
+        return mapped, {name: _tensor(mapped, begin, name, header[name]) for name in header}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TornModel(f"{path} cannot be read: {error}") from error
+
+
+def _tensor(mapped: MappedFile, begin: int, name: str, entry: dict[str, Any]) -> StoredTensor:
+    element, shape = str(entry["dtype"]), tuple(entry["shape"])
+    if element not in _ELEMENTS:
+        raise UnsupportedModel(
+            f"tensor {name} is {element}", hint=f"supported: {', '.join(_ELEMENTS)}"
+        )
+    dtype = _ELEMENTS[element]
+    first, last = entry["data_offsets"]
+    size_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if last - first != size_bytes or begin + last > mapped.size_bytes:
+        raise ValueError(
+            f"tensor {name} of {size_bytes} bytes is given bytes {first} to {last} "
+            f"of {mapped.size_bytes - begin}"
+        )
+    return StoredTensor(mapped.array(dtype, shape, begin + first), element)

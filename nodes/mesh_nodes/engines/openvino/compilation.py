@@ -1,0 +1,144 @@
+"""From a store folder to a compiled model: the CPU plugin, its properties, its failures.
+
+Owns the OpenVINO core. `engine` asks it to prepare and to compile; `instance` runs what comes out.
+Every failure leaves as one of mesh's errors.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import openvino as ov
+
+from mesh.domain.errors import EngineError, OutOfMemory
+from mesh.domain.model import ModelFormat, ModelInfo
+from mesh.runtime.engine import Progress
+from mesh_nodes.engines.openvino.architecture import Architecture, read_architecture
+from mesh_nodes.engines.openvino.checkpoint import Checkpoint
+from mesh_nodes.engines.openvino.graph import build_graph
+from mesh_nodes.engines.openvino.ir import read_ir
+from mesh_nodes.engines.openvino.mapped_file import MappedFile
+from mesh_nodes.engines.openvino.prepared import read_prepared, write_prepared
+from mesh_nodes.engines.openvino.weights import (
+    Array,
+    WeightPrecision,
+    graph_weights,
+    weight_arrays,
+)
+
+_PREPARED_VERSION = 1
+"""Raised whenever the prepared arrays change their names or meaning."""
+
+
+class KvPrecision(StrEnum):
+    """Elements of the KV cache. u8 halves it and changes tokens; f16 keeps them."""
+
+    F32 = "f32"
+    F16 = "f16"
+    U8 = "u8"
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGraph:
+    """A compiled model and the memory that its constants refer to."""
+
+    model: ov.CompiledModel
+    weights: Mapping[str, Array]
+    maps: Sequence[MappedFile]
+
+    def release_pages(self) -> None:
+        """To be called once the model has run: OpenVINO keeps the weights that it was given beside
+        its repacked ones, and reads few of the former (the embedding's rows) again."""
+        for mapped in self.maps:
+            mapped.release_pages()
+
+
+class Compiler:
+    """Compiles models for one set of threads and precisions."""
+
+    def __init__(self, *, threads: int, weights: WeightPrecision, kv: KvPrecision) -> None:
+        self._core = ov.Core()
+        self._precision = weights
+        self._key = f"openvino-{weights.value}-v{_PREPARED_VERSION}"
+        self._properties = {
+            "INFERENCE_NUM_THREADS": threads,
+            "PERFORMANCE_HINT": "LATENCY",
+            # bf16, the default where the CPU has it, is no faster than f32 with i8 weights (their
+            # activations are quantised on the fly), and with f16 weights it changes tokens.
+            "INFERENCE_PRECISION_HINT": "f32",
+            "KV_CACHE_PRECISION": kv.value,
+        }
+
+    def prepare(self, model: ModelInfo, model_path: Path, progress: Progress) -> None:
+        """Write the quantised weights beside the model, unless they are there.
+
+        Raises TornModel, UnsupportedModel or StorageError.
+        """
+        progress("quantise weights", 0.0)
+        quantises = model.format is ModelFormat.SAFETENSORS and self._precision.quantised
+        if quantises and read_prepared(model_path, self._key) is None:
+            architecture = read_architecture(model_path)
+            total = weight_arrays(architecture, self._precision)
+            weights = graph_weights(architecture, Checkpoint(model_path), self._precision)
+            write_prepared(model_path, self._key, _reported(weights, total, progress))
+        progress("quantise weights", 1.0)
+
+    def compile(
+        self, model: ModelInfo, model_path: Path, context_tokens_max: int, progress: Progress
+    ) -> CompiledGraph:
+        """Read the weights, build the graph, compile it.
+
+        Raises TornModel, UnsupportedModel, OutOfMemory or EngineError.
+        """
+        progress("read weights", 0.0)
+        with engine_errors(f"model {model.model_id} cannot be compiled"):
+            if model.format is ModelFormat.OPENVINO_IR:
+                graph = read_ir(self._core, model_path)
+                return CompiledGraph(self._compile(graph, progress), {}, ())
+            architecture = read_architecture(model_path)
+            maps, weights = self._weights(architecture, model_path)
+            graph = build_graph(architecture, weights, context_tokens_max)
+            return CompiledGraph(self._compile(graph, progress), weights, maps)
+
+    def _compile(self, graph: ov.Model, progress: Progress) -> ov.CompiledModel:
+        progress("compile", 0.2)
+        return self._core.compile_model(graph, "CPU", self._properties)
+
+    def _weights(
+        self, architecture: Architecture, model_path: Path
+    ) -> tuple[list[MappedFile], Mapping[str, Array]]:
+        """The prepared weights where there are any, else derived anew."""
+        prepared = read_prepared(model_path, self._key) if self._precision.quantised else None
+        if prepared is not None:
+            return [prepared[0]], prepared[1]
+        checkpoint = Checkpoint(model_path)
+        return checkpoint.maps, dict(graph_weights(architecture, checkpoint, self._precision))
+
+
+def _reported(
+    weights: Iterator[tuple[str, Array]], total: int, progress: Progress
+) -> Iterator[tuple[str, Array]]:
+    for done, item in enumerate(weights):
+        progress("quantise weights", done / total)
+        yield item
+
+
+@contextmanager
+def engine_errors(what: str) -> Iterator[None]:
+    """OpenVINO's failures as EngineError, or OutOfMemory where that is why. `what` is the sentence
+    that the reason follows."""
+    try:
+        yield
+    except MemoryError as error:
+        raise OutOfMemory(f"{what}: out of memory", hint=_MEMORY_HINT) from error
+    except RuntimeError as error:
+        text = str(error).strip()
+        if any(sign in text.lower() for sign in _MEMORY_SIGNS):
+            raise OutOfMemory(f"{what}: out of memory", hint=_MEMORY_HINT) from error
+        raise EngineError(f"{what}: {text.splitlines()[-1] if text else 'unknown'}") from error
+
+
+_MEMORY_SIGNS = ("bad_alloc", "bad allocation", "cannot allocate", "out of memory")
+_MEMORY_HINT = "unload another instance, or give the node more memory"

@@ -1,0 +1,176 @@
+"""The OpenVINO engine: mesh's engine port for CPU nodes.
+
+Owns the loaded instances. `compilation` brings a model up, `instance` runs it; here are the books,
+the checks before a load, and the release after one. Loads run beside steps: the only state that
+they share is the table of instances.
+"""
+
+import ctypes
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import openvino as ov
+import psutil
+
+from mesh.domain.errors import EngineError, OutOfMemory
+from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.units import format_bytes
+from mesh.runtime.engine import (
+    EngineCapabilities,
+    EngineRequest,
+    InstanceMemory,
+    LoadedInstance,
+    LoadOrder,
+    Progress,
+    StepResult,
+)
+from mesh_nodes.engines.openvino.compilation import Compiler, KvPrecision, engine_errors
+from mesh_nodes.engines.openvino.footprint import estimate
+from mesh_nodes.engines.openvino.instance import Instance
+from mesh_nodes.engines.openvino.weights import WeightPrecision
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _available_bytes() -> int:
+    return int(psutil.virtual_memory().available)
+
+
+class OpenVinoEngine:
+    """Implements `mesh.runtime.engine.Engine`; what each call does is said there."""
+
+    def __init__(
+        self,
+        *,
+        threads: int | None = None,
+        weights: WeightPrecision = WeightPrecision.I8,
+        kv: KvPrecision = KvPrecision.F16,
+        available_bytes: Callable[[], int] = _available_bytes,
+    ) -> None:
+        """`threads`: cores to compute on, those that the process may use unless given.
+        `available_bytes` is asked before each load, which is refused when it is too little.
+        """
+        self._weights = weights
+        self._kv = kv
+        self._available_bytes = available_bytes
+        self._compiler = Compiler(threads=threads or _cores(), weights=weights, kv=kv)
+        self._instances: dict[InstanceId, Instance] = {}
+        self._lock = threading.Lock()
+        """Guards the table alone, never an instance."""
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        version = ov.get_version().split("-")[0]
+        return EngineCapabilities(name="openvino", version=version, resize_kv=True)
+
+    def footprint(self, model: ModelInfo) -> Footprint:
+        return estimate(model, weights=self._weights, kv=self._kv)
+
+    def prepare(self, model: ModelInfo, model_path: Path, progress: Progress) -> None:
+        self._compiler.prepare(model, model_path, progress)
+
+    def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
+        start_s = time.perf_counter()
+        self._check(order)
+        try:
+            instance = self._bring_up(order, progress)
+        except BaseException as error:
+            _drop_frames(error)
+            _return_memory()
+            raise
+        with self._lock:
+            self._instances[order.instance_id] = instance
+        progress("loaded", 1.0)
+        return LoadedInstance(
+            footprint=instance.footprint,
+            kv_blocks=instance.memory().kv_blocks,
+            elapsed_s=time.perf_counter() - start_s,
+        )
+
+    def unload(self, instance_id: InstanceId) -> None:
+        with self._lock:
+            instance = self._instances.pop(instance_id, None)
+        if instance is not None:
+            instance.close()
+            del instance
+            _return_memory()
+
+    def submit(self, instance_id: InstanceId, request: EngineRequest) -> None:
+        self._instance(instance_id).submit(request)
+
+    def abort(self, instance_id: InstanceId, request_id: RequestId) -> None:
+        instance = self._instances.get(instance_id)
+        if instance is not None:
+            instance.abort(request_id)
+
+    def step(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
+        return self._instance(instance_id).step(prefill_tokens_max)
+
+    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> int:
+        return self._instance(instance_id).resize_kv(kv_blocks)
+
+    def memory(self) -> tuple[InstanceMemory, ...]:
+        with self._lock:
+            instances = list(self._instances.values())
+        return tuple(
+            sorted((instance.memory() for instance in instances), key=lambda m: m.instance_id)
+        )
+
+    def close(self) -> None:
+        for instance_id in list(self._instances):
+            self.unload(instance_id)
+
+    def _check(self, order: LoadOrder) -> None:
+        if order.instance_id in self._instances:
+            raise EngineError(f"instance {order.instance_id} is already loaded")
+        if min(order.kv_blocks, order.batch_max, order.context_tokens_max) < 1:
+            raise EngineError(
+                f"instance {order.instance_id} asks for {order.kv_blocks} KV blocks, "
+                f"{order.batch_max} requests and {order.context_tokens_max} tokens of context",
+                hint="each must be at least 1",
+            )
+        wanted_bytes = self.footprint(order.model).instance_bytes(order.kv_blocks)
+        available_bytes = self._available_bytes()
+        if wanted_bytes > available_bytes:
+            raise OutOfMemory(
+                f"instance {order.instance_id} takes {format_bytes(wanted_bytes)}, "
+                f"{format_bytes(available_bytes)} are available",
+                hint="unload another instance, or ask for fewer KV blocks",
+            )
+
+    def _bring_up(self, order: LoadOrder, progress: Progress) -> Instance:
+        graph = self._compiler.compile(
+            order.model, order.model_path, order.context_tokens_max, progress
+        )
+        progress("warm up", 0.9)
+        with engine_errors(f"instance {order.instance_id} cannot be brought up"):
+            return Instance(order, graph, self.footprint(order.model).weights_bytes)
+
+    def _instance(self, instance_id: InstanceId) -> Instance:
+        instance = self._instances.get(instance_id)
+        if instance is None:
+            raise EngineError(f"instance {instance_id} is not loaded")
+        return instance
+
+
+def _drop_frames(error: BaseException | None) -> None:
+    """Clear what the failed calls' frames refer to: a half-built instance must not live as long as
+    somebody keeps the error."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__
+
+
+def _return_memory() -> None:
+    """The allocator keeps freed memory for itself unless told to give it back to the system."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

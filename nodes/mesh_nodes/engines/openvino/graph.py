@@ -1,0 +1,131 @@
+"""Builds the OpenVINO model of a dense decoder with paged attention from its weights.
+
+Takes an `Architecture` and the arrays of `weights`; the result goes to `core.compile_model`.
+Weights become constants over the memory of the arrays, without a copy, and keep them alive.
+Tokens of all sequences lie one after the other: activations are [tokens, 1, width].
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import openvino as ov
+import openvino.opset13 as ops
+from openvino import Node, Type
+
+from mesh_nodes.engines.openvino.architecture import Architecture
+from mesh_nodes.engines.openvino.paged_attention import (
+    INPUT_IDS,
+    POSITION_IDS,
+    SAMPLED_INDICES,
+    AttentionInputs,
+    AttentionShape,
+    parameter,
+)
+from mesh_nodes.engines.openvino.rope import rope_tables, rotate
+from mesh_nodes.engines.openvino.weights import Array
+
+
+def build_graph(
+    architecture: Architecture, weights: Mapping[str, Array], context_tokens_max: int
+) -> ov.Model:
+    """Inputs: those of `paged_attention`. Output: logits [sampled, 1, vocabulary], f32."""
+    return _Builder(architecture, weights, context_tokens_max).model()
+
+
+class _Builder:
+    def __init__(
+        self, architecture: Architecture, weights: Mapping[str, Array], context_tokens_max: int
+    ) -> None:
+        self._a = architecture
+        self._weights = weights
+        self._attention = AttentionInputs()
+        self._input_ids = parameter(INPUT_IDS, [-1], Type.i64)
+        self._position_ids = parameter(POSITION_IDS, [-1], Type.i64)
+        self._sampled = parameter(SAMPLED_INDICES, [-1], Type.i64)
+        tables = rope_tables(architecture.rope, architecture.head_size, context_tokens_max)
+        self._cosine, self._sine = (self._rows_at_positions(table) for table in tables)
+
+    def model(self) -> ov.Model:
+        embedding = self._matrix("embedding")
+        x = ops.unsqueeze(_gather(embedding, self._input_ids), _shape(1))
+        for layer in range(self._a.layers):
+            x = ops.add(x, self._attend(layer, x))
+            x = ops.add(x, self._mlp(layer, x))
+        x = self._norm(_gather(x, self._sampled), "norm", rank=3)
+        head = embedding if self._a.tied_embeddings else self._matrix("head")
+        logits = ops.matmul(x, head, False, True)
+        logits.output(0).get_tensor().set_names({"logits"})
+        inputs = [self._input_ids, self._position_ids, self._sampled, *self._attention.parameters]
+        return ov.Model([ops.result(logits)], inputs, f"{self._a.kind}_paged")
+
+    def _attend(self, layer: int, x: Node) -> Node:
+        a, prefix = self._a, f"layers.{layer}"
+        fused = self._linear(self._norm(x, f"{prefix}.input_norm", rank=3), f"{prefix}.qkv")
+        widths = [a.attention_heads * a.head_size, a.kv_heads * a.head_size]
+        split = ops.variadic_split(fused, _scalar(2), _shape(widths[0], widths[1], widths[1]))
+        q = self._heads(split.output(0), a.attention_heads, f"{prefix}.q_norm")
+        k = self._heads(split.output(1), a.kv_heads, f"{prefix}.k_norm")
+        v = ops.reshape(split.output(2), _shape(-1, widths[1]), False)
+        shape = AttentionShape(heads=a.attention_heads, kv_heads=a.kv_heads, head_size=a.head_size)
+        attended = self._attention.attend(layer, q, k, v, shape)
+        attended = ops.reshape(attended.output(0), _shape(-1, 1, widths[0]), False)
+        return self._linear(attended, f"{prefix}.output")
+
+    def _heads(self, x: Node, heads: int, norm: str) -> Node:
+        """Queries or keys of [tokens, 1, heads * size], normed and rotated, as [tokens, …]."""
+        x = ops.reshape(x, _shape(-1, 1, heads, self._a.head_size), False)
+        if self._a.qk_norm:
+            x = self._norm(x, norm, rank=4)
+        x = ops.transpose(x, _shape(0, 2, 1, 3))
+        x = rotate(x, self._cosine, self._sine, self._a.head_size)
+        x = ops.transpose(x, _shape(0, 2, 1, 3))
+        return ops.reshape(x, _shape(-1, heads * self._a.head_size), False)
+
+    def _mlp(self, layer: int, x: Node) -> Node:
+        prefix = f"layers.{layer}"
+        fused = self._linear(self._norm(x, f"{prefix}.mlp_norm", rank=3), f"{prefix}.gate_up")
+        split = ops.split(fused, _scalar(2), 2)
+        gated = ops.multiply(ops.swish(split.output(0)), split.output(1))
+        return self._linear(gated, f"{prefix}.down")
+
+    def _norm(self, x: Node, name: str, *, rank: int) -> Node:
+        """RMS norm over the last axis, spelled as the CPU plugin fuses it."""
+        ones = (1,) * rank
+        square = ops.power(x, ops.constant(np.full(ones, 2.0, np.float32)))
+        mean = ops.reduce_mean(square, _shape(-1), True)
+        epsilon = ops.constant(np.full(ones, self._a.norm_epsilon, np.float32))
+        root = ops.sqrt(ops.add(mean, epsilon))
+        scaled = ops.multiply(x, ops.divide(ops.constant(np.ones(ones, np.float32)), root))
+        weights = self._weights[name].reshape(*ones[1:], -1)
+        return ops.multiply(ops.constant(weights), scaled)
+
+    def _linear(self, x: Node, name: str) -> Node:
+        y = ops.matmul(x, self._matrix(name), False, True)
+        bias = self._weights.get(f"{name}.bias")
+        return y if bias is None else ops.add(y, ops.constant(bias.reshape(1, 1, -1)))
+
+    def _matrix(self, name: str) -> Node:
+        """f32 [rows, columns], decompressed in the graph from what is stored."""
+        values = self._weights[name]
+        stored = ops.constant(values, shared_memory=True)
+        if values.dtype == np.float32:
+            return stored
+        matrix = ops.convert(stored, "f32")
+        scale = self._weights.get(f"{name}.scale")
+        return matrix if scale is None else ops.multiply(matrix, ops.constant(scale))
+
+    def _rows_at_positions(self, table: Array) -> Node:
+        rows = _gather(ops.constant(table), self._position_ids)
+        return ops.reshape(rows, _shape(-1, 1, 1, self._a.head_size), False)
+
+
+def _gather(x: Node, indices: Node) -> Node:
+    return ops.gather(x, indices, _scalar(0))
+
+
+def _scalar(value: int) -> Node:
+    return ops.constant(np.array(value, np.int64))
+
+
+def _shape(*sizes: int) -> Node:
+    return ops.constant(np.array(sizes, np.int64))

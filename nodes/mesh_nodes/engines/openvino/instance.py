@@ -1,0 +1,206 @@
+"""One loaded model: its compiled graph, its KV cache, and the requests that run in it.
+
+A step reads plan, infer, choose, advance. Owns the sequences and the block pool; calls come one
+after the other, from the engine's compute thread, but for `memory`.
+"""
+
+import time
+from itertools import islice
+
+import numpy as np
+
+from mesh.domain.errors import EngineError
+from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.model import Footprint
+from mesh.domain.request import SamplingParams
+from mesh.runtime.engine import (
+    EngineRequest,
+    InstanceMemory,
+    LoadOrder,
+    StepResult,
+    TokenOutput,
+)
+from mesh_nodes.engines.openvino.batch import BatchInputs, Plan, Work, plan
+from mesh_nodes.engines.openvino.blocks import BlockPool
+from mesh_nodes.engines.openvino.compilation import CompiledGraph, engine_errors
+from mesh_nodes.engines.openvino.kv_cache import KvCache
+from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
+from mesh_nodes.engines.openvino.sampling import choose
+from mesh_nodes.engines.openvino.sequence import Sequence
+
+_RANGE_BLOCKS_MIN = 4096
+"""Blocks of address space reserved even for small instances: addresses cost nothing."""
+
+
+class Instance:
+    """When OpenVINO fails in a step, EngineError leaves it and the step can be repeated."""
+
+    def __init__(self, order: LoadOrder, graph: CompiledGraph, weights_bytes: int) -> None:
+        """Reserve the KV cache and run one token, which makes the first real step quick.
+
+        Raises OutOfMemory or EngineError.
+        """
+        self.instance_id: InstanceId = order.instance_id
+        self._vocabulary_tokens = order.model.vocabulary_tokens
+        self._context_tokens_max = order.context_tokens_max
+        self._batch_max = order.batch_max
+        self._weights_bytes = weights_bytes
+        self._graph = graph
+        self._request = graph.model.create_infer_request()
+        self._inputs = BatchInputs(graph.model, self._request)
+        blocks_useful = order.batch_max * -(-order.context_tokens_max // BLOCK_TOKENS)
+        self._cache = KvCache(
+            graph.model,
+            self._request,
+            blocks=order.kv_blocks,
+            range_blocks=max(order.kv_blocks, blocks_useful, _RANGE_BLOCKS_MIN),
+        )
+        self._pool = BlockPool(order.kv_blocks)
+        self._sequences: dict[RequestId, Sequence] = {}
+        """In the order of submission; the first `batch_max` take part in a step."""
+        self._books = self._count()
+        self._warm()
+
+    @property
+    def footprint(self) -> Footprint:
+        return Footprint(
+            weights_bytes=self._weights_bytes,
+            kv_block_bytes=self._cache.block_bytes,
+            block_tokens=BLOCK_TOKENS,
+        )
+
+    def memory(self) -> InstanceMemory:
+        """As of the last call that changed it, whole, from whatever thread."""
+        return self._books
+
+    def submit(self, request: EngineRequest) -> None:
+        """Raises EngineError when the request can never run here; see `_refusal`."""
+        reason = self._refusal(request)
+        if reason:
+            raise EngineError(f"request {request.request_id} on {self.instance_id}: {reason}")
+        self._sequences[request.request_id] = self._sequence(request)
+
+    def abort(self, request_id: RequestId) -> None:
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is not None:
+            sequence.release(self._pool)
+            self._books = self._count()
+
+    def step(self, prefill_tokens_max: int) -> StepResult:
+        """One iteration; see the engine port."""
+        start_s = time.perf_counter()
+        active = list(islice(self._sequences.values(), self._batch_max))
+        planned = plan(active, prefill_tokens_max, self._pool)
+        decodes = [work.sequence for work in planned.work if work.sequence.decoding]
+        prefill_tokens = sum(work.tokens for work in planned.work) - len(decodes)
+        context_tokens = sum(sequence.computed + 1 for sequence in decodes)
+        outputs = self._run(planned)
+        self._books = self._count()
+        return StepResult(
+            tokens=outputs,
+            prefill_tokens=prefill_tokens,
+            decode_batch=len(decodes),
+            context_tokens=context_tokens,
+            prefill_left=tuple(
+                (sequence.request_id, sequence.left)
+                for sequence in self._sequences.values()
+                if not sequence.decoding
+            ),
+            starved=tuple(sequence.request_id for sequence in planned.starved),
+            kv_blocks_used=self._pool.used,
+            elapsed_s=time.perf_counter() - start_s,
+        )
+
+    def resize_kv(self, kv_blocks: int) -> int:
+        """See the engine port. Never above the range reserved at load, where no request of a full
+        batch could use more.
+        """
+        blocks = min(max(kv_blocks, self._pool.used, 1), self._cache.range_blocks)
+        moves = self._pool.moves_below(blocks)
+        self._cache.resize(blocks, moves)
+        if moves:
+            renumbered = np.arange(self._pool.blocks, dtype=np.int32)
+            renumbered[list(moves.keys())] = list(moves.values())
+            for sequence in self._sequences.values():
+                sequence.move(renumbered)
+        self._pool.resize(blocks)
+        self._books = self._count()
+        return blocks
+
+    def close(self) -> None:
+        """Drop all requests and give the KV cache's pages back."""
+        self._sequences.clear()
+        self._cache.close()
+
+    def _count(self) -> InstanceMemory:
+        return InstanceMemory(
+            instance_id=self.instance_id,
+            weights_bytes=self._weights_bytes,
+            kv_blocks=self._pool.blocks,
+            kv_blocks_used=self._pool.used,
+            kv_block_bytes=self._cache.block_bytes,
+        )
+
+    def _run(self, planned: Plan) -> tuple[TokenOutput, ...]:
+        """Compute the plan, advance its sequences, let go of those that finish."""
+        if not planned.work:
+            return ()
+        with engine_errors(f"instance {self.instance_id} failed in a step"):
+            self._inputs.bind(planned.work)
+            self._request.infer(share_outputs=True)
+            logits = self._request.get_output_tensor(0).data
+        yielding = [work for work in planned.work if work.yields]
+        # An IR may pad its head beyond the vocabulary.
+        logits = logits.reshape(-1, logits.shape[-1])[: len(yielding), : self._vocabulary_tokens]
+        token_ids = choose(logits, [work.sequence.draw() for work in yielding])
+        for work in planned.work:
+            work.sequence.computed += work.tokens
+        return tuple(
+            self._advance(work, token_id)
+            for work, token_id in zip(yielding, token_ids, strict=True)
+        )
+
+    def _advance(self, work: Work, token_id: int) -> TokenOutput:
+        sequence = work.sequence
+        sequence.decoding = True
+        index, finish = sequence.append(token_id)
+        if finish is not None:
+            self.abort(sequence.request_id)
+        return TokenOutput(
+            request_id=sequence.request_id, index=index, token_id=token_id, finish=finish
+        )
+
+    def _refusal(self, request: EngineRequest) -> str:
+        """Why the request cannot run, or nothing."""
+        tokens = (*request.prompt_tokens, *request.output_tokens)
+        if request.request_id in self._sequences:
+            return "it is already there"
+        if not request.prompt_tokens:
+            return "it has no prompt tokens"
+        if len(tokens) >= self._context_tokens_max:
+            return f"{len(tokens)} tokens leave no room in {self._context_tokens_max} of context"
+        if len(request.output_tokens) >= request.sampling.max_tokens:
+            return f"it has all of its {request.sampling.max_tokens} tokens already"
+        if not 0 <= min(tokens) <= max(tokens) < self._vocabulary_tokens:
+            return f"a token id is outside the vocabulary of {self._vocabulary_tokens}"
+        return ""
+
+    def _sequence(self, request: EngineRequest) -> Sequence:
+        return Sequence(
+            request,
+            context_tokens_max=self._context_tokens_max,
+            vocabulary_tokens=self._vocabulary_tokens,
+        )
+
+    def _warm(self) -> None:
+        request = EngineRequest(
+            request_id=RequestId("warm-up"),
+            prompt_tokens=(0,),
+            output_tokens=(),
+            sampling=SamplingParams(max_tokens=1),
+            stop_token_ids=(),
+        )
+        self._sequences[request.request_id] = self._sequence(request)
+        self.step(1)
+        self.abort(request.request_id)
+        self._graph.release_pages()

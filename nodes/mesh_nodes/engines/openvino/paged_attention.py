@@ -1,0 +1,111 @@
+"""OpenVINO's paged attention: the operation, and the inputs that every paged model has.
+
+The operation is an extension that OpenVINO keeps private (28 inputs, positional, no documentation
+beyond its source), so all knowledge of it is here, and the engine's dependency is pinned to one
+minor release. `graph` builds with it; `ir` leaves a model that has the same inputs.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import openvino.opset13 as ops
+from openvino import Node, Type
+from openvino.op import _PagedAttentionExtension
+
+BLOCK_TOKENS = 32
+"""Fixed by the CPU plugin."""
+
+INPUT_IDS = "input_ids"
+POSITION_IDS = "position_ids"
+PAST_LENS = "past_lens"
+SUBSEQUENCE_BEGINS = "subsequence_begins"
+BLOCK_INDICES = "block_indices"
+BLOCK_INDICES_BEGINS = "block_indices_begins"
+MAX_CONTEXT_LEN = "max_context_len"
+SAMPLED_INDICES = "sampled_tokens_indices"
+"""Ours: the rows of the batch whose logits are wanted. The others are OpenVINO's names."""
+KEY_CACHE, VALUE_CACHE = "key_cache.", "value_cache."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    heads: int
+    kv_heads: int
+    head_size: int
+
+
+class AttentionInputs:
+    """The block tables of a model under construction, shared by all its layers."""
+
+    def __init__(self) -> None:
+        self._past_lens = parameter(PAST_LENS, [-1], Type.i32)
+        self._subsequence_begins = parameter(SUBSEQUENCE_BEGINS, [-1], Type.i32)
+        self._block_indices = parameter(BLOCK_INDICES, [-1], Type.i32)
+        self._block_indices_begins = parameter(BLOCK_INDICES_BEGINS, [-1], Type.i32)
+        self._max_context_len = parameter(MAX_CONTEXT_LEN, [], Type.i32)
+        self.parameters = [
+            self._past_lens,
+            self._subsequence_begins,
+            self._block_indices,
+            self._block_indices_begins,
+            self._max_context_len,
+        ]
+
+    def attend(self, layer: int, q: Node, k: Node, v: Node, shape: AttentionShape) -> Node:
+        """Attention of q [tokens, heads * head_size] over k, v [tokens, kv_heads * head_size] and
+        the layer's caches, which take k and v. Returns [tokens, heads * head_size].
+        """
+        caches = [
+            parameter(f"{KEY_CACHE}{layer}", [-1, -1, -1, -1], Type.dynamic),
+            parameter(f"{VALUE_CACHE}{layer}", [-1, -1, -1, -1], Type.dynamic),
+        ]
+        self.parameters += caches
+        tables = [
+            self._past_lens,
+            self._subsequence_begins,
+            self._block_indices,
+            self._block_indices_begins,
+        ]
+        scale = _constant(shape.head_size**-0.5, np.float32)
+        no_window = _constant(0, np.int32)
+        inputs = [q, k, v, *caches, *tables, scale, no_window, _empty(np.float32)]
+        inputs += [self._max_context_len, *_unused_inputs()]
+        attention = _PagedAttentionExtension([node.output(0) for node in inputs])
+        # The CPU plugin sizes the caches by these; it reads them as ints and as nothing else.
+        info = attention.get_rt_info()
+        info["num_k_heads"] = info["num_v_heads"] = shape.kv_heads
+        info["k_head_size"] = info["v_head_size"] = shape.head_size
+        return attention
+
+
+def parameter(name: str, shape: list[int], element: Type) -> Node:
+    """A model input with this tensor name; -1 in the shape is a dynamic dimension."""
+    node = ops.parameter(shape, element, name=name)
+    node.output(0).get_tensor().set_names({name})
+    return node
+
+
+def _unused_inputs() -> list[Node]:
+    """Inputs 13 to 27, each in the form that switches its feature off."""
+    zero = _constant(0, np.int32)
+    none_i32, none_f32 = _empty(np.int32), _empty(np.float32)
+    sinks = ops.constant(np.zeros((0, 0, 0, 0), np.float32))
+    aggregation_and_rotation = [none_i32, none_i32, none_i32, none_f32]
+    sparse_attention = [none_f32, zero, zero]
+    eviction = [zero, none_i32, none_i32, none_i32]
+    token_types_and_tree_mask = [none_i32, _empty(np.uint8), none_i32]
+    return [
+        *aggregation_and_rotation,
+        *sparse_attention,
+        sinks,
+        *eviction,
+        *token_types_and_tree_mask,
+    ]
+
+
+def _constant(value: float, element: type[np.generic]) -> Node:
+    return ops.constant(np.array(value, element))
+
+
+def _empty(element: type[np.generic]) -> Node:
+    return ops.constant(np.zeros(0, element))

@@ -1,0 +1,109 @@
+"""The engine's derived weights beside a model: one flat, aligned file and its index.
+
+Written once into `prepared/<key>/`, renamed into place when complete, mapped without a copy by
+every load. Removing the folder is safe: a load without it derives the weights again, only slower.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mesh.domain.errors import StorageError
+from mesh_nodes.engines.openvino.mapped_file import MappedFile
+from mesh_nodes.engines.openvino.weights import Array
+
+_ALIGNMENT_BYTES = 64
+"""A cache line, and what OpenVINO asks of a constant that it takes without a copy."""
+_INDEX = "index.json"
+_WEIGHTS = "weights.bin"
+
+
+def prepared_path(model_path: Path, key: str) -> Path:
+    return model_path / "prepared" / key
+
+
+def write_prepared(model_path: Path, key: str, weights: Iterator[tuple[str, Array]]) -> None:
+    """Write all arrays, one at a time, and rename the folder into place.
+
+    Raises StorageError when the store cannot be written. A second writer of the same key loses
+    quietly: both wrote the same.
+    """
+    target = prepared_path(model_path, key)
+    try:
+        target.parent.mkdir(exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{key}-", dir=target.parent))
+    except OSError as error:
+        raise _not_written(target, error) from error
+    try:
+        index = _write_weights(scratch / _WEIGHTS, weights)
+        _write_text(scratch / _INDEX, json.dumps(index))
+        _put_in_place(scratch, target)
+    except OSError as error:
+        raise _not_written(target, error) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def read_prepared(model_path: Path, key: str) -> tuple[MappedFile, dict[str, Array]] | None:
+    """The mapped file and its weights by name; None when there are none, or they are torn."""
+    folder = prepared_path(model_path, key)
+    try:
+        index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+        mapped = MappedFile(folder / _WEIGHTS)
+        if mapped.size_bytes != index["bytes"]:
+            return None
+        tensors: dict[str, dict[str, Any]] = index["tensors"]
+        return mapped, {
+            name: mapped.array(np.dtype(entry["dtype"]), tuple(entry["shape"]), entry["offset"])
+            for name, entry in tensors.items()
+        }
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _put_in_place(scratch: Path, target: Path) -> None:
+    """Rename; what is already there stays if it is whole, since another writer was quicker."""
+    try:
+        scratch.rename(target)
+    except OSError:
+        if read_prepared(target.parent.parent, target.name) is not None:
+            return
+        shutil.rmtree(target)
+        scratch.rename(target)
+
+
+def _write_weights(path: Path, weights: Iterator[tuple[str, Array]]) -> dict[str, Any]:
+    tensors: dict[str, dict[str, Any]] = {}
+    with path.open("wb") as file:
+        for name, array in weights:
+            file.write(b"\0" * (-file.tell() % _ALIGNMENT_BYTES))
+            tensors[name] = {
+                "dtype": array.dtype.name,
+                "shape": array.shape,
+                "offset": file.tell(),
+            }
+            file.write(np.ascontiguousarray(array).data)
+        size_bytes = file.tell()
+        file.flush()
+        os.fsync(file.fileno())
+    return {"bytes": size_bytes, "tensors": tensors}
+
+
+def _write_text(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _not_written(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"prepared weights cannot be written to {path}: {error.strerror or error}",
+        hint="free disk space or make the model store writable",
+    )

@@ -1,0 +1,53 @@
+"""Rotary position embedding: cosine and sine tables, and the rotation of queries and keys.
+
+The tables are computed here once per load, in double precision, up to the instance's context limit;
+the graph only gathers rows from them. `graph` calls both functions.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import openvino.opset13 as ops
+from openvino import Node
+
+from mesh_nodes.engines.openvino.architecture import Rope
+
+
+def inverse_frequencies(rope: Rope, head_size: int) -> npt.NDArray[np.float64]:
+    """Radians per position of each rotated pair, [head_size / 2].
+
+    Linear scaling: Chen et al. 2023, position interpolation. llama3: long wavelengths are divided
+    by the factor, short ones kept, those between blended (Llama 3.1's published configuration).
+    """
+    base = 1.0 / rope.theta ** (np.arange(0, head_size, 2, dtype=np.float64) / head_size)
+    if rope.scaling == "linear":
+        return base / rope.factor
+    if rope.scaling == "llama3":
+        turns = rope.original_context_tokens * base / (2 * np.pi)
+        low, high = rope.low_frequency_factor, rope.high_frequency_factor
+        kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+        return base * (kept + (1.0 - kept) / rope.factor)
+    return base
+
+
+def rope_tables(
+    rope: Rope, head_size: int, context_tokens_max: int
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Cosines and sines, each [context_tokens_max, head_size] (the half repeated)."""
+    angles = np.outer(np.arange(context_tokens_max), inverse_frequencies(rope, head_size))
+    angles = np.concatenate([angles, angles], axis=1)
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+
+def rotate(x: Node, cosine: Node, sine: Node, head_size: int) -> Node:
+    """Half rotation of x [tokens, heads, 1, head_size]; the pattern that the CPU plugin fuses."""
+    half = head_size // 2
+    axis, stride = _index(3), _index(1)
+    first = ops.slice(x, _index(0), _index(half), stride, axis)
+    second = ops.slice(x, _index(half), _index(2**31 - 1), stride, axis)
+    minus = ops.constant(np.full((1, 1, 1, 1), -1.0, np.float32))
+    rotated = ops.concat([ops.multiply(second, minus), first], -1)
+    return ops.add(ops.multiply(x, cosine), ops.multiply(rotated, sine))
+
+
+def _index(value: int) -> Node:
+    return ops.constant(np.array([value], np.int64))

@@ -1,0 +1,104 @@
+"""A running request: its tokens, how many of them the KV cache holds, and its block table.
+
+`batch` reads what the next iteration needs of it, `instance` advances it, `sampling` draws its next
+token. It decides when the request is finished.
+"""
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+
+from mesh.domain.reasons import FinishReason
+from mesh.runtime.engine import EngineRequest
+from mesh_nodes.engines.openvino.blocks import BlockPool
+from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
+from mesh_nodes.engines.openvino.sampling import Draw
+
+
+class Sequence:
+    """Invariant between steps: all tokens but the newest are computed once it decodes."""
+
+    def __init__(
+        self, request: EngineRequest, *, context_tokens_max: int, vocabulary_tokens: int
+    ) -> None:
+        self.request_id = request.request_id
+        self._sampling = request.sampling
+        self._stops = () if request.sampling.ignore_eos else request.stop_token_ids
+        self._prompt_tokens = len(request.prompt_tokens)
+        given = [*request.prompt_tokens, *request.output_tokens]
+        self._tokens_max = min(
+            self._prompt_tokens + request.sampling.max_tokens, context_tokens_max
+        )
+        self._tokens = np.zeros(max(self._tokens_max, len(given)), np.int64)
+        self._tokens[: len(given)] = given
+        self.length = len(given)
+        """Prompt and output tokens so far."""
+        self.computed = 0
+        """Tokens whose keys and values are in the cache."""
+        self.decoding = False
+        """Past its prefill: one token an iteration."""
+        self._table = np.zeros(-(-self._tokens.size // BLOCK_TOKENS), np.int32)
+        self._blocks = 0
+        self._seed = _seed(request)
+        self._seen: npt.NDArray[np.bool_] | None = None
+        if request.sampling.repetition_penalty != 1.0:
+            self._seen = np.zeros(vocabulary_tokens, np.bool_)
+            self._seen[given] = True
+
+    @property
+    def left(self) -> int:
+        """Tokens still to compute."""
+        return self.length - self.computed
+
+    def tokens(self, count: int) -> npt.NDArray[np.int64]:
+        """The next `count` tokens to compute."""
+        return self._tokens[self.computed : self.computed + count]
+
+    def table(self, context_tokens: int) -> npt.NDArray[np.int32]:
+        """The blocks that hold the first `context_tokens` tokens."""
+        return self._table[: -(-context_tokens // BLOCK_TOKENS)]
+
+    def reserve(self, count: int, pool: BlockPool) -> int:
+        """Take blocks for the next `count` tokens, or for as many as there are blocks for; returns
+        for how many.
+        """
+        missing = -(-(self.computed + count) // BLOCK_TOKENS) - self._blocks
+        if missing > 0:
+            taken = pool.take(min(missing, pool.free))
+            self._table[self._blocks : self._blocks + len(taken)] = taken
+            self._blocks += len(taken)
+        return min(count, self._blocks * BLOCK_TOKENS - self.computed)
+
+    def release(self, pool: BlockPool) -> None:
+        """Give all blocks back."""
+        pool.give_back(self._table[: self._blocks].tolist())
+        self._blocks = 0
+
+    def move(self, renumbered: npt.NDArray[np.int32]) -> None:
+        """Renumber the table: entry b becomes renumbered[b]."""
+        self._table[: self._blocks] = renumbered[self._table[: self._blocks]]
+
+    def draw(self) -> Draw:
+        """How the next token is to be chosen."""
+        index = self.length - self._prompt_tokens
+        return Draw(self._sampling, self._seed, index, self._seen)
+
+    def append(self, token_id: int) -> tuple[int, FinishReason | None]:
+        """Take a new token; returns its output index and whether it is the last."""
+        index = self.length - self._prompt_tokens
+        self._tokens[self.length] = token_id
+        self.length += 1
+        if self._seen is not None:
+            self._seen[token_id] = True
+        if token_id in self._stops:
+            return index, FinishReason.STOP
+        return index, FinishReason.LENGTH if self.length >= self._tokens_max else None
+
+
+def _seed(request: EngineRequest) -> int:
+    """The request's own seed, or one that its id gives, so that a resumed request keeps it."""
+    if request.sampling.seed is not None:
+        return request.sampling.seed
+    digest = hashlib.blake2b(request.request_id.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

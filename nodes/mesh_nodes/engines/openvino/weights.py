@@ -1,0 +1,148 @@
+"""The weights in the form that the graph takes: fused, quantised or cast, under the graph's names.
+
+`graph_weights` walks the model once and yields one array at a time, so that quantising a model
+needs memory for one tensor. `prepared` writes them to disk; `graph` turns them into constants.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mesh_nodes.engines.openvino.architecture import Architecture
+from mesh_nodes.engines.openvino.checkpoint import Checkpoint, StoredTensor
+
+_Element = TypeVar("_Element", bound=np.generic)
+Array = npt.NDArray[np.generic]
+_QUANTISE_ROWS = 4096
+"""Rows quantised at once: bounds the f32 copy of a large embedding."""
+
+
+class WeightPrecision(StrEnum):
+    """How matrices are held. Norms and biases are f32 in both."""
+
+    I8 = "i8"
+    """Symmetric, one f32 scale per output channel: serving."""
+    F16 = "f16"
+    """As most models are published: exactness."""
+
+    @property
+    def quantised(self) -> bool:
+        return self is WeightPrecision.I8
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """One matrix of the graph: the rows of these tensors of the checkpoint, one below the other."""
+
+    name: str
+    sources: tuple[tuple[str, int], ...]
+    """Hugging Face name without its suffix, and rows."""
+    columns: int
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """One norm's weights."""
+
+    name: str
+    source: str
+    size: int
+
+
+def weight_plan(architecture: Architecture) -> tuple[Matrix | Vector, ...]:
+    """Every weight of the graph, in the order of its layers."""
+    a = architecture
+    plan: list[Matrix | Vector] = [
+        Matrix("embedding", (("model.embed_tokens", a.vocabulary_tokens),), a.hidden_size)
+    ]
+    for layer in range(a.layers):
+        plan += _layer_plan(a, layer)
+    plan.append(Vector("norm", "model.norm.weight", a.hidden_size))
+    if not a.tied_embeddings:
+        plan.append(Matrix("head", (("lm_head", a.vocabulary_tokens),), a.hidden_size))
+    return tuple(plan)
+
+
+def _layer_plan(a: Architecture, layer: int) -> list[Matrix | Vector]:
+    ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
+    attention, mlp = f"{theirs}.self_attn", f"{theirs}.mlp"
+    query_rows, kv_rows = a.attention_heads * a.head_size, a.kv_heads * a.head_size
+    qkv = (
+        (f"{attention}.q_proj", query_rows),
+        (f"{attention}.k_proj", kv_rows),
+        (f"{attention}.v_proj", kv_rows),
+    )
+    gate_up = ((f"{mlp}.gate_proj", a.intermediate_size), (f"{mlp}.up_proj", a.intermediate_size))
+    output = ((f"{attention}.o_proj", a.hidden_size),)
+    down = ((f"{mlp}.down_proj", a.hidden_size),)
+    plan: list[Matrix | Vector] = [
+        Vector(f"{ours}.input_norm", f"{theirs}.input_layernorm.weight", a.hidden_size),
+        Matrix(f"{ours}.qkv", qkv, a.hidden_size, a.qkv_bias),
+        Matrix(f"{ours}.output", output, query_rows, a.output_bias),
+        Vector(f"{ours}.mlp_norm", f"{theirs}.post_attention_layernorm.weight", a.hidden_size),
+        Matrix(f"{ours}.gate_up", gate_up, a.hidden_size, a.mlp_bias),
+        Matrix(f"{ours}.down", down, a.intermediate_size, a.mlp_bias),
+    ]
+    if a.qk_norm:
+        plan.append(Vector(f"{ours}.q_norm", f"{attention}.q_norm.weight", a.head_size))
+        plan.append(Vector(f"{ours}.k_norm", f"{attention}.k_norm.weight", a.head_size))
+    return plan
+
+
+def weight_arrays(architecture: Architecture, precision: WeightPrecision) -> int:
+    """How many arrays `graph_weights` yields."""
+    matrix_arrays = 2 if precision.quantised else 1
+    return sum(
+        matrix_arrays + weight.bias if isinstance(weight, Matrix) else 1
+        for weight in weight_plan(architecture)
+    )
+
+
+def graph_weights(
+    architecture: Architecture, checkpoint: Checkpoint, precision: WeightPrecision
+) -> Iterator[tuple[str, Array]]:
+    """Name and array of every weight: `X` and, as the case may be, `X.scale` [rows, 1], `X.bias`.
+
+    Raises TornModel when a tensor is missing or of a wrong shape.
+    """
+    for weight in weight_plan(architecture):
+        if isinstance(weight, Vector):
+            yield weight.name, checkpoint.tensor(weight.source, (weight.size,)).as_f32()
+            continue
+        parts = [
+            checkpoint.tensor(f"{source}.weight", (rows, weight.columns))
+            for source, rows in weight.sources
+        ]
+        if precision is WeightPrecision.F16:
+            yield weight.name, _stack([part.as_f16() for part in parts])
+        else:
+            quantised = [_quantise(part) for part in parts]
+            yield weight.name, _stack([values for values, _ in quantised])
+            yield f"{weight.name}.scale", _stack([scales for _, scales in quantised])
+        if weight.bias:
+            biases = [checkpoint.tensor(f"{name}.bias", (rows,)) for name, rows in weight.sources]
+            yield f"{weight.name}.bias", _stack([bias.as_f32() for bias in biases])
+
+
+def _quantise(tensor: StoredTensor) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+    """int8 [rows, columns] and scale [rows, 1]; a row of zeros has scale 1."""
+    rows = tensor.data.shape[0]
+    values = np.empty(tensor.data.shape, np.int8)
+    scales = np.empty((rows, 1), np.float32)
+    for begin in range(0, rows, _QUANTISE_ROWS):
+        part = slice(begin, begin + _QUANTISE_ROWS)
+        weights = StoredTensor(tensor.data[part], tensor.element).as_f32()
+        scale = np.abs(weights).max(axis=1, keepdims=True) / 127.0
+        scale[scale == 0.0] = 1.0
+        values[part] = np.rint(weights / scale)
+        scales[part] = scale
+    return values, scales
+
+
+def _stack(parts: list[npt.NDArray[_Element]]) -> npt.NDArray[_Element]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

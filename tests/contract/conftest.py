@@ -1,0 +1,53 @@
+"""One fixture decides which engine a test drives; the suite runs once for each of `ENGINES`."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from mesh.domain.ids import InstanceId
+from mesh.runtime.engine import Engine
+from tests.contract.driving import Driver
+from tests.contract.engine_contract import BATCH_MAX, ENGINES, EngineUnderTest, StoredModel
+
+LoadInstance = Callable[..., Driver]
+
+
+@pytest.fixture(scope="session", params=ENGINES, ids=lambda engine: engine.name)
+def under_test(request: pytest.FixtureRequest) -> EngineUnderTest:
+    engine: EngineUnderTest = request.param
+    if not engine.available:
+        pytest.skip(f"{engine.needs} is not installed")
+    return engine
+
+
+@pytest.fixture(scope="session")
+def model(under_test: EngineUnderTest, tmp_path_factory: pytest.TempPathFactory) -> StoredModel:
+    path = tmp_path_factory.mktemp(under_test.name) / "model"
+    return StoredModel(info=under_test.write_model(path), path=path)
+
+
+@pytest.fixture
+def engine(under_test: EngineUnderTest) -> Iterator[Engine]:
+    engine = under_test.make()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def load(under_test: EngineUnderTest, engine: Engine, model: StoredModel) -> LoadInstance:
+    """Loads an instance: `load("i-1", kv_blocks=…, context_tokens_max=…, batch_max=…)`."""
+
+    def load(instance_id: str = "i-1", **limits: int) -> Driver:
+        order = model.order(InstanceId(instance_id), **limits)
+        spare = under_test.spare_blocks_per_request
+        return Driver(engine, order, spare_blocks=spare)
+
+    return load
+
+
+@pytest.fixture
+def driver(load: LoadInstance) -> Driver:
+    """An instance with 64 blocks, 256 tokens of context and batches of BATCH_MAX."""
+    driver = load()
+    assert driver.order.batch_max == BATCH_MAX
+    return driver

@@ -1,0 +1,181 @@
+"""Drives one instance of an engine under test, and checks every answer against the contract.
+
+What must hold after any step is checked here, in `Driver.step`, so that each test of the suite and
+each random walk checks all of it; the tests themselves only make things happen.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.reasons import FinishReason
+from mesh.domain.request import SamplingParams
+from mesh.runtime.engine import Engine, EngineRequest, InstanceMemory, LoadOrder, StepResult
+
+STEPS_MAX = 2000
+"""Steps after which a run that should have ended counts as hanging."""
+
+
+def greedy(max_tokens: int = 12) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+
+
+def no_progress(phase: str, share: float) -> None:
+    """For loads whose progress nobody watches."""
+
+
+@dataclass(slots=True)
+class Running:
+    """What the test knows of a request: from the contract alone, not from the engine."""
+
+    request: EngineRequest
+    left: int
+    """Prompt tokens still to compute, those of earlier output with them."""
+    tokens: list[int] = field(default_factory=list)
+    """New output, without the output that the request came with."""
+    finish: FinishReason | None = None
+
+    @property
+    def total(self) -> int:
+        request = self.request
+        return len(request.prompt_tokens) + len(request.output_tokens) + len(self.tokens)
+
+    @property
+    def decoding(self) -> bool:
+        return bool(self.tokens)
+
+    @property
+    def computed(self) -> int:
+        """Tokens whose keys and values the cache must hold: all but the newest."""
+        return self.total - (1 if self.decoding else self.left)
+
+
+class Driver:
+    """One loaded instance. Names of requests are unique for as long as the driver lives."""
+
+    def __init__(self, engine: Engine, order: LoadOrder, *, spare_blocks: int = 0) -> None:
+        self.engine = engine
+        self.order = order
+        self.instance_id: InstanceId = order.instance_id
+        self.loaded = engine.load(order, no_progress)
+        self.block_tokens = self.loaded.footprint.block_tokens
+        self._spare_blocks = spare_blocks
+        self.running: dict[RequestId, Running] = {}
+        """In the order of submission."""
+        self.ended: dict[RequestId, Running] = {}
+        self.check_books()
+
+    @property
+    def books(self) -> InstanceMemory:
+        """The instance's own line in the engine's books."""
+        (line,) = [m for m in self.engine.memory() if m.instance_id == self.instance_id]
+        return line
+
+    def submit(
+        self,
+        name: str,
+        prompt: Iterable[int],
+        sampling: SamplingParams | None = None,
+        *,
+        output: Iterable[int] = (),
+        stop_ids: tuple[int, ...] = (),
+    ) -> Running:
+        request = EngineRequest(
+            request_id=RequestId(name),
+            prompt_tokens=tuple(prompt),
+            output_tokens=tuple(output),
+            sampling=sampling or greedy(),
+            stop_token_ids=stop_ids,
+        )
+        self.engine.submit(self.instance_id, request)
+        given = len(request.prompt_tokens) + len(request.output_tokens)
+        self.running[request.request_id] = running = Running(request, given)
+        return running
+
+    def abort(self, name: str) -> None:
+        self.engine.abort(self.instance_id, RequestId(name))
+        self.running.pop(RequestId(name), None)
+        self.check_books()
+
+    def resize(self, kv_blocks: int) -> int:
+        blocks = self.engine.resize_kv(self.instance_id, kv_blocks)
+        assert blocks == self.books.kv_blocks
+        self.check_books()
+        return blocks
+
+    def step(self, prefill_tokens_max: int = 64) -> StepResult:
+        result = self.engine.step(self.instance_id, prefill_tokens_max)
+        self._check_progress(result, prefill_tokens_max)
+        decodes = [r for r in self.running.values() if r.decoding]
+        attended = {r.request.request_id: r.total for r in decodes}
+        yielding = [token.request_id for token in result.tokens]
+        decoded = [request_id for request_id in yielding if request_id in attended]
+        assert result.decode_batch == len(decoded)
+        assert result.context_tokens == sum(attended[request_id] for request_id in decoded)
+        for starving in result.starved:
+            assert starving in self.running
+            assert starving not in yielding
+        self._take(result)
+        assert result.kv_blocks_used == self.books.kv_blocks_used
+        assert result.elapsed_s >= 0
+        self.check_books()
+        return result
+
+    def finish(self, *, prefill_tokens_max: int = 64) -> None:
+        """Step until every request has ended."""
+        for _ in range(STEPS_MAX):
+            if not self.running:
+                return
+            self.step(prefill_tokens_max)
+        raise AssertionError(f"{list(self.running)} have not ended after {STEPS_MAX} steps")
+
+    def run(
+        self,
+        name: str,
+        prompt: Iterable[int],
+        sampling: SamplingParams | None = None,
+        *,
+        output: Iterable[int] = (),
+    ) -> list[int]:
+        """The new tokens of one request, with whatever else is running."""
+        running = self.submit(name, prompt, sampling, output=output)
+        self.finish()
+        return running.tokens
+
+    def check_books(self) -> None:
+        """Blocks in use are those that the running requests' computed tokens fill."""
+        books = self.books
+        needed = sum(-(-r.computed // self.block_tokens) for r in self.running.values())
+        most = needed + self._spare_blocks * len(self.running)
+        assert needed <= books.kv_blocks_used <= most
+        assert books.kv_blocks_used <= books.kv_blocks
+        assert books.weights_bytes == self.loaded.footprint.weights_bytes
+        assert books.kv_block_bytes == self.loaded.footprint.kv_block_bytes
+
+    def _check_progress(self, result: StepResult, prefill_tokens_max: int) -> None:
+        """Prefill keeps to its budget, and what is left of it is said truthfully."""
+        assert 0 <= result.prefill_tokens <= max(prefill_tokens_max, 0)
+        left = dict(result.prefill_left)
+        waiting = [i for i, r in self.running.items() if not r.decoding]
+        assert len(left) == len(result.prefill_left)
+        assert set(left) <= set(waiting)
+        assert all(0 < count <= self.running[i].left for i, count in left.items())
+        computed = sum(self.running[i].left - left.get(i, 0) for i in waiting)
+        assert result.prefill_tokens == computed
+        completed = {i for i in waiting if i not in left}
+        assert completed == {t.request_id for t in result.tokens} & set(waiting)
+        for request_id, count in left.items():
+            self.running[request_id].left = count
+
+    def _take(self, result: StepResult) -> None:
+        """Each request has at most one new token, numbered without a gap, none after its end."""
+        assert len({token.request_id for token in result.tokens}) == len(result.tokens)
+        for token in result.tokens:
+            running = self.running[token.request_id]
+            assert token.index == len(running.request.output_tokens) + len(running.tokens)
+            assert 0 <= token.token_id < self.order.model.vocabulary_tokens
+            running.left = 0
+            running.tokens.append(token.token_id)
+            running.finish = token.finish
+            if token.finish is not None:
+                self.ended[token.request_id] = self.running.pop(token.request_id)

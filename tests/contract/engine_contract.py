@@ -1,0 +1,114 @@
+"""The engines that are put through the contract suite, and how each is made.
+
+An engine joins by one more entry in `ENGINES`; no test of the suite knows which engine it drives.
+It must choose greedy tokens that do not depend on the batch, so it is made in its exact form.
+"""
+
+import importlib.util
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mesh.domain.ids import DeploymentName, InstanceId, ModelId
+from mesh.domain.model import ModelFormat, ModelInfo
+from mesh.runtime.engine import Engine, LoadOrder
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.tiny_model import write_tiny_llama
+
+CONTEXT_TOKENS_MAX = 256
+BATCH_MAX = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineUnderTest:
+    """One engine and a small model that it can load."""
+
+    name: str
+    make: Callable[[], Engine]
+    write_model: Callable[[Path], ModelInfo]
+    """Fills an absent folder as the store would; the model allows CONTEXT_TOKENS_MAX at least."""
+    needs: str | None = None
+    """The package without which there is nothing to test."""
+    spare_blocks_per_request: int = 0
+    """KV blocks that a request may hold beyond those its computed tokens fill."""
+    walks: int = 100
+    """Random walks of the state machine."""
+
+    @property
+    def available(self) -> bool:
+        return self.needs is None or importlib.util.find_spec(self.needs) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredModel:
+    """The small model of an engine under test, in its folder."""
+
+    path: Path
+    info: ModelInfo
+
+    def order(
+        self,
+        instance_id: InstanceId,
+        *,
+        kv_blocks: int = 64,
+        context_tokens_max: int = CONTEXT_TOKENS_MAX,
+        batch_max: int = BATCH_MAX,
+    ) -> LoadOrder:
+        return LoadOrder(
+            instance_id=instance_id,
+            deployment=DeploymentName("contract"),
+            model=self.info,
+            model_path=self.path,
+            kv_blocks=kv_blocks,
+            context_tokens_max=context_tokens_max,
+            batch_max=batch_max,
+        )
+
+
+def write_tiny_model(folder: Path) -> ModelInfo:
+    """Two random layers and one token a byte, as the store makes it of a Hugging Face folder."""
+    config = json.loads((write_tiny_llama(folder, seed=1) / "config.json").read_text())
+    return ModelInfo(
+        model_id=ModelId("sha256-00000000c0274ac7"),
+        source="made by the test",
+        format=ModelFormat.SAFETENSORS,
+        architecture=config["model_type"],
+        context_tokens_max=config["max_position_embeddings"],
+        vocabulary_tokens=config["vocab_size"],
+        layers=config["num_hidden_layers"],
+        hidden_size=config["hidden_size"],
+        attention_heads=config["num_attention_heads"],
+        kv_heads=config["num_key_value_heads"],
+        head_size=config["head_dim"],
+        parameters=(folder / "model.safetensors").stat().st_size // 2,
+        disk_bytes=(folder / "model.safetensors").stat().st_size,
+        stop_token_ids=(config["eos_token_id"],),
+    )
+
+
+def _scripted_with_text() -> Engine:
+    from mesh_nodes.text_engine import TextEngine
+
+    return TextEngine(ScriptedEngine())
+
+
+def _openvino() -> Engine:
+    from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine, WeightPrecision
+
+    return OpenVinoEngine(threads=1, weights=WeightPrecision.F16, kv=KvPrecision.F32)
+
+
+ENGINES = (
+    EngineUnderTest(name="scripted", make=ScriptedEngine, write_model=write_tiny_model),
+    EngineUnderTest(
+        name="scripted-with-text", make=_scripted_with_text, write_model=write_tiny_model, walks=20
+    ),
+    EngineUnderTest(
+        name="openvino",
+        make=_openvino,
+        write_model=write_tiny_model,
+        needs="openvino",
+        walks=50,
+    ),
+)

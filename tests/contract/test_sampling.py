@@ -1,0 +1,52 @@
+"""Contract: seeded sampling is a function of the request, and parameters do what they say."""
+
+from dataclasses import replace
+
+from mesh.domain.request import SamplingParams
+from tests.contract.driving import Driver, greedy
+
+PROMPT = tuple(range(5, 45))
+SAMPLED = SamplingParams(max_tokens=24, ignore_eos=True, temperature=1.0, seed=1)
+
+
+def test_the_same_seed_draws_the_same_tokens_and_another_seed_others(driver: Driver) -> None:
+    first = driver.run("a", PROMPT, SAMPLED)
+    assert driver.run("b", PROMPT, SAMPLED) == first
+    assert driver.run("c", PROMPT, replace(SAMPLED, seed=2)) != first
+
+
+def test_seeded_tokens_do_not_depend_on_the_rest_of_the_batch(driver: Driver) -> None:
+    alone = {
+        seed: driver.run(f"alone-{seed}", PROMPT, replace(SAMPLED, seed=seed)) for seed in (1, 2, 3)
+    }
+    together = {}
+    driver.submit("greedy", PROMPT[::-1], greedy(40))
+    for seed in (3, 1, 2):
+        together[seed] = driver.submit(f"r-{seed}", PROMPT, replace(SAMPLED, seed=seed))
+        driver.step(23)
+    driver.finish()
+    assert {seed: running.tokens for seed, running in together.items()} == alone
+
+
+def test_a_large_seed_is_a_seed(driver: Driver) -> None:
+    large = replace(SAMPLED, seed=2**63 - 1)
+    assert driver.run("a", PROMPT, large) == driver.run("b", PROMPT, large)
+
+
+def test_temperature_0_is_greedy_whatever_the_other_fields_say(driver: Driver) -> None:
+    plain = driver.run("plain", PROMPT, greedy(24))
+    dressed = replace(greedy(24), seed=9, top_p=0.3, top_k=7)
+    assert driver.run("dressed", PROMPT, dressed) == plain
+
+
+def test_top_k_1_is_greedy_at_any_temperature(driver: Driver) -> None:
+    plain = driver.run("plain", PROMPT, greedy(24))
+    assert driver.run("narrow", PROMPT, replace(SAMPLED, top_k=1, temperature=5.0)) == plain
+
+
+def test_a_repetition_penalty_changes_the_output(driver: Driver) -> None:
+    """A strong one makes a request of few tokens repeat less."""
+    plain = driver.run("plain", PROMPT, greedy(40))
+    penalised = driver.run("penalised", PROMPT, replace(greedy(40), repetition_penalty=1.8))
+    assert penalised != plain
+    assert len(penalised) == 40

@@ -1,0 +1,1 @@
+"""Tests of mesh_nodes.engines.openvino."""

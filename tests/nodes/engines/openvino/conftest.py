@@ -1,0 +1,29 @@
+"""Engines over tiny models: one model a session, one engine a test."""
+
+from collections.abc import Iterator
+
+import pytest
+from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine, WeightPrecision
+
+from tests.nodes.engines.openvino.serving import load
+from tests.nodes.engines.openvino.tiny import TinyModel, write_tiny
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    return write_tiny(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def engine() -> Iterator[OpenVinoEngine]:
+    """Exact, so that tokens do not depend on the batch; nothing is loaded."""
+    engine = OpenVinoEngine(threads=1, weights=WeightPrecision.F16, kv=KvPrecision.F32)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def loaded(engine: OpenVinoEngine, tiny: TinyModel) -> OpenVinoEngine:
+    """The same with the tiny model: 64 blocks, 256 tokens of context, batches of 8."""
+    load(engine, tiny.info, tiny.path)
+    return engine

@@ -1,0 +1,80 @@
+"""config.json becomes the right architecture, or a refusal that names what is supported."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mesh_nodes.engines.openvino.architecture import parse_architecture, read_architecture
+
+from mesh.domain.errors import TornModel, UnsupportedModel
+
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": 100,
+}
+
+
+def test_what_is_left_out_has_its_published_default() -> None:
+    architecture = parse_architecture(CONFIG)
+    assert (architecture.kv_heads, architecture.head_size) == (4, 16)
+    assert (architecture.rope.theta, architecture.rope.scaling) == (10000.0, "default")
+    assert not architecture.tied_embeddings
+
+
+@pytest.mark.parametrize(
+    ("kind", "attention_bias", "qkv", "output", "qk_norm"),
+    [
+        ("llama", None, False, False, False),
+        ("llama", True, True, True, False),
+        ("qwen2", None, True, False, False),
+        ("qwen3", None, False, False, True),
+        ("qwen3", True, True, True, True),
+    ],
+)
+def test_biases_and_norms_by_kind(
+    kind: str, attention_bias: bool | None, qkv: bool, output: bool, qk_norm: bool
+) -> None:
+    config = CONFIG | {"model_type": kind}
+    if attention_bias is not None:
+        config["attention_bias"] = attention_bias
+    a = parse_architecture(config)
+    assert (a.qkv_bias, a.output_bias, a.qk_norm) == (qkv, output, qk_norm)
+
+
+def test_rope_parameters_of_newer_configs_are_understood() -> None:
+    parameters = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}
+    rope = parse_architecture(CONFIG | {"rope_parameters": parameters}).rope
+    assert (rope.theta, rope.scaling, rope.factor) == (5e5, "linear", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "named", "supported"),
+    [
+        ({"model_type": "gemma3"}, "gemma3", "llama, qwen2, qwen3"),
+        ({"hidden_act": "gelu"}, "gelu", "silu"),
+        ({"use_sliding_window": True}, "use_sliding_window", "full attention"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "yarn", "default, linear, llama3"),
+    ],
+)
+def test_what_the_graph_does_not_have_is_refused(
+    change: dict[str, Any], named: str, supported: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=named) as refused:
+        parse_architecture(CONFIG | change)
+    assert supported in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", json.dumps({"model_type": "llama"}), json.dumps(CONFIG | {"vocab_size": []})],
+)
+def test_a_config_that_cannot_be_meant_is_torn(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(TornModel, match=r"config\.json"):
+        read_architecture(tmp_path)

@@ -1,0 +1,283 @@
+"""What the engine does, on tiny models whose tokens are known: counts, continuations, failures."""
+
+import random
+from pathlib import Path
+
+import pytest
+from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine, WeightPrecision
+
+from mesh.domain.errors import EngineError, OutOfMemory, TornModel, UnsupportedModel
+from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.reasons import FinishReason
+from mesh.domain.request import SamplingParams
+from tests.nodes.engines.openvino.serving import INSTANCE, Outputs, load, request, run
+from tests.nodes.engines.openvino.tiny import (
+    TinyModel,
+    reference_logits,
+    write_tiny,
+)
+
+PROMPT = tuple(range(10, 50))
+
+
+def greedy(max_tokens: int = 16) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+
+
+def test_greedy_tokens_are_the_reference_models(loaded: OpenVinoEngine, tiny: TinyModel) -> None:
+    got = run(loaded, request("r", PROMPT, greedy())).tokens["r"]
+    logits = reference_logits(tiny.path, [*PROMPT, *got])
+    assert got == logits.argmax(axis=1)[len(PROMPT) - 1 : -1].tolist()
+
+
+def test_a_batch_with_joins_chunks_and_resizes_changes_no_token(loaded: OpenVinoEngine) -> None:
+    rng = random.Random(3)
+    prompts = {f"r{n}": [rng.randrange(97) for _ in range(rng.randrange(1, 150))] for n in range(8)}
+    alone = {
+        name: run(loaded, request(name, prompt, greedy())).tokens[name]
+        for name, prompt in prompts.items()
+    }
+    outputs, waiting = Outputs(), list(prompts)
+    while len(outputs.finished) < len(prompts):
+        if waiting and rng.random() < 0.4:
+            name = waiting.pop()
+            loaded.submit(INSTANCE, request(name, prompts[name], greedy()))
+        loaded.resize_kv(INSTANCE, rng.randrange(1, 90))
+        result = loaded.step(INSTANCE, rng.choice([0, 3, 32, 50, 200]))
+        outputs.take(result)
+        if result.starved:
+            loaded.resize_kv(INSTANCE, result.kv_blocks_used + 8)
+    assert outputs.tokens == alone
+    assert loaded.memory()[0].kv_blocks_used == 0
+
+
+def test_a_step_counts_what_it_computed(loaded: OpenVinoEngine) -> None:
+    loaded.submit(INSTANCE, request("a", PROMPT, greedy()))
+    first = loaded.step(INSTANCE, 64)
+    assert (first.prefill_tokens, first.decode_batch, first.context_tokens) == (40, 0, 0)
+    assert first.kv_blocks_used == 2
+    loaded.submit(INSTANCE, request("b", PROMPT, greedy()))
+    loaded.submit(INSTANCE, request("c", PROMPT, greedy()))
+    second = loaded.step(INSTANCE, 50)
+    assert (second.prefill_tokens, second.decode_batch, second.context_tokens) == (50, 1, 41)
+    assert second.prefill_left == ((RequestId("c"), 30),)
+    assert [token.request_id for token in second.tokens] == ["a", "b"]
+    third = loaded.step(INSTANCE, 0)
+    assert (third.prefill_tokens, third.decode_batch, third.context_tokens) == (0, 2, 83)
+    assert third.prefill_left == ((RequestId("c"), 30),)
+
+
+def test_the_batch_is_bounded_and_the_rest_waits(engine: OpenVinoEngine, tiny: TinyModel) -> None:
+    load(engine, tiny.info, tiny.path, batch_max=2)
+    for name in "abc":
+        engine.submit(INSTANCE, request(name, PROMPT, greedy(2)))
+    result = engine.step(INSTANCE, 200)
+    assert [token.request_id for token in result.tokens] == ["a", "b"]
+    assert result.prefill_left == ((RequestId("c"), 40),)
+    assert [token.finish for token in engine.step(INSTANCE, 200).tokens] == [
+        FinishReason.LENGTH
+    ] * 2
+    assert [token.request_id for token in engine.step(INSTANCE, 200).tokens] == ["c"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_resumed_request_goes_on_as_if_it_had_never_stopped(
+    loaded: OpenVinoEngine, temperature: float
+) -> None:
+    """And counts the tokens that it brings towards max_tokens."""
+    sampling = SamplingParams(
+        max_tokens=20, temperature=temperature, seed=7, repetition_penalty=1.2, ignore_eos=True
+    )
+    whole = run(loaded, request("r", PROMPT, sampling)).tokens["r"]
+    resumed = run(loaded, request("r", PROMPT, sampling, output=whole[:9]), prefill_tokens_max=13)
+    assert resumed.tokens["r"] == whole[9:]
+    assert resumed.finished["r"] is FinishReason.LENGTH
+
+
+def test_without_a_seed_the_requests_id_gives_one(loaded: OpenVinoEngine) -> None:
+    sampling = SamplingParams(max_tokens=12, temperature=1.0, ignore_eos=True)
+    first = run(loaded, request("a", PROMPT, sampling), request("b", PROMPT, sampling)).tokens
+    assert first["a"] != first["b"]
+    assert run(loaded, request("a", PROMPT, sampling)).tokens["a"] == first["a"]
+
+
+def test_a_stop_token_ends_a_request_and_is_reported(loaded: OpenVinoEngine) -> None:
+    free = run(loaded, request("r", PROMPT, greedy())).tokens["r"]
+    stop = free[5]
+    stopped = run(loaded, request("r", PROMPT, SamplingParams(max_tokens=16), stops=(stop,)))
+    assert stopped.tokens["r"] == free[: free.index(stop) + 1]
+    assert stopped.finished["r"] is FinishReason.STOP
+    ignoring = run(loaded, request("r", PROMPT, greedy(), stops=(stop,)))
+    assert ignoring.tokens["r"] == free
+
+
+def test_a_full_context_ends_a_request(engine: OpenVinoEngine, tiny: TinyModel) -> None:
+    """Prompt and output together are never more than the context."""
+    load(engine, tiny.info, tiny.path, context_tokens_max=64)
+    outputs = run(engine, request("r", PROMPT, greedy(500)))
+    assert len(PROMPT) + len(outputs.tokens["r"]) == 64
+    assert outputs.finished["r"] is FinishReason.LENGTH
+
+
+def test_out_of_blocks_starves_and_a_grow_feeds(engine: OpenVinoEngine, tiny: TinyModel) -> None:
+    load(engine, tiny.info, tiny.path, kv_blocks=3)
+    engine.submit(INSTANCE, request("a", PROMPT, greedy(60)))
+    engine.submit(INSTANCE, request("b", PROMPT, greedy(60)))
+    first = engine.step(INSTANCE, 200)
+    assert first.prefill_tokens == 40 + 32
+    assert first.prefill_left == ((RequestId("b"), 8),)
+    second = engine.step(INSTANCE, 200)
+    assert second.starved == (RequestId("b"),)
+    assert [token.request_id for token in second.tokens] == ["a"]
+    assert engine.resize_kv(INSTANCE, 4) == 4
+    assert [token.request_id for token in engine.step(INSTANCE, 200).tokens] == ["a", "b"]
+    while len((result := engine.step(INSTANCE, 200)).starved) < 2:
+        assert result.tokens
+    assert not result.tokens
+    engine.abort(INSTANCE, RequestId("b"))
+    assert [token.request_id for token in engine.step(INSTANCE, 200).tokens] == ["a"]
+
+
+def test_blocks_are_taken_as_tokens_come(loaded: OpenVinoEngine) -> None:
+    loaded.submit(INSTANCE, request("r", PROMPT, greedy(200)))
+    used = [loaded.step(INSTANCE, 16).kv_blocks_used for _ in range(30)]
+    assert used[:3] == [1, 1, 2]
+    assert used[25] == 2, "40 prompt tokens and 23 of the output computed"
+    assert used[28] == 3
+
+
+def test_a_shrink_stops_at_the_blocks_in_use(loaded: OpenVinoEngine) -> None:
+    loaded.submit(INSTANCE, request("r", PROMPT, greedy()))
+    loaded.step(INSTANCE, 64)
+    assert loaded.resize_kv(INSTANCE, 1) == 2
+    assert loaded.memory()[0].kv_blocks == 2
+
+
+def test_an_aborted_request_frees_its_blocks(loaded: OpenVinoEngine) -> None:
+    loaded.submit(INSTANCE, request("r", PROMPT, greedy()))
+    loaded.step(INSTANCE, 64)
+    loaded.abort(INSTANCE, RequestId("r"))
+    loaded.abort(INSTANCE, RequestId("r"))
+    assert loaded.memory()[0].kv_blocks_used == 0
+    assert not loaded.step(INSTANCE, 64).tokens
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "reason"),
+    [
+        ((), (), "no prompt"),
+        (range(90), range(6), "all of its"),
+        ([5] * 256, (), "no room"),
+        ((1, 97), (), "vocabulary"),
+        ((-1,), (), "vocabulary"),
+    ],
+)
+def test_a_request_that_cannot_run_is_refused(
+    loaded: OpenVinoEngine, prompt: tuple[int, ...], output: tuple[int, ...], reason: str
+) -> None:
+    with pytest.raises(EngineError, match=reason):
+        loaded.submit(INSTANCE, request("r", prompt, greedy(6), output=output))
+    assert run(loaded, request("r", PROMPT, greedy())).finished
+
+
+def test_an_id_can_be_there_once(loaded: OpenVinoEngine) -> None:
+    loaded.submit(INSTANCE, request("r", PROMPT))
+    with pytest.raises(EngineError, match="already there"):
+        loaded.submit(INSTANCE, request("r", PROMPT))
+
+
+def test_two_instances_keep_apart(loaded: OpenVinoEngine, tmp_path: Path) -> None:
+    other = write_tiny(tmp_path / "other", "qwen3", seed=5)
+    second = InstanceId("i-2")
+    alone = run(loaded, request("r", PROMPT, greedy())).tokens["r"]
+    load(loaded, other.info, other.path, instance_id=second)
+    loaded.submit(second, request("r", PROMPT, greedy()))
+    interleaved = run(
+        loaded, request("r", PROMPT, greedy()), between=lambda: loaded.step(second, 8)
+    )
+    assert interleaved.tokens["r"] == alone
+    assert [books.instance_id for books in loaded.memory()] == ["i-1", "i-2"]
+    loaded.unload(second)
+    loaded.unload(second)
+    assert [books.instance_id for books in loaded.memory()] == ["i-1"]
+    with pytest.raises(EngineError, match="not loaded"):
+        loaded.step(second, 8)
+
+
+@pytest.mark.parametrize("kv", list(KvPrecision))
+def test_the_footprint_names_the_size_of_a_block(tiny: TinyModel, kv: KvPrecision) -> None:
+    engine = OpenVinoEngine(threads=1, kv=kv)
+    before = engine.footprint(tiny.info)
+    after = load(engine, tiny.info, tiny.path).footprint
+    assert after == before
+    assert run(engine, request("r", PROMPT, greedy())).finished
+    engine.close()
+
+
+def test_i8_weights_serve_with_and_without_prepared_files(tmp_path: Path) -> None:
+    model = write_tiny(tmp_path / "m")
+    tokens = []
+    for prepares in (False, True):
+        engine = OpenVinoEngine(threads=1, weights=WeightPrecision.I8)
+        if prepares:
+            engine.prepare(model.info, model.path, lambda *_: None)
+        load(engine, model.info, model.path)
+        tokens.append(run(engine, request("r", PROMPT, greedy())).tokens["r"])
+        engine.close()
+    assert tokens[0] == tokens[1]
+
+
+def test_a_load_reports_its_progress(engine: OpenVinoEngine, tiny: TinyModel) -> None:
+    shares: list[float] = []
+    load(engine, tiny.info, tiny.path, progress=lambda _, share: shares.append(share))
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+
+
+def test_a_load_beyond_the_available_memory_is_refused_with_both_numbers(
+    tiny: TinyModel,
+) -> None:
+    engine = OpenVinoEngine(threads=1, available_bytes=lambda: 50 * 2**20)
+    with pytest.raises(OutOfMemory, match=r"takes 5\d\.\d MiB, 50\.0 MiB are available"):
+        load(engine, tiny.info, tiny.path, kv_blocks=2000)
+
+
+def test_a_load_that_fails_late_leaves_nothing_and_the_engine_serves(tiny: TinyModel) -> None:
+    """A KV range beyond the address space fails after the compile. The error is still held when the
+    model's file is looked for among the mapped ones."""
+    engine = OpenVinoEngine(threads=1, available_bytes=lambda: 2**62)
+    engine.prepare(tiny.info, tiny.path, lambda *_: None)
+    with pytest.raises(OutOfMemory, match="cannot be reserved") as failed:
+        load(engine, tiny.info, tiny.path, kv_blocks=2**36)
+    assert failed.value.hint
+    assert str(tiny.path) not in Path("/proc/self/maps").read_text()
+    assert engine.memory() == ()
+    load(engine, tiny.info, tiny.path)
+    assert str(tiny.path) in Path("/proc/self/maps").read_text()
+    assert run(engine, request("r", PROMPT, greedy())).finished
+    engine.close()
+    assert str(tiny.path) not in Path("/proc/self/maps").read_text()
+
+
+def test_loading_an_instance_twice_is_refused(loaded: OpenVinoEngine, tiny: TinyModel) -> None:
+    with pytest.raises(EngineError, match="already loaded"):
+        load(loaded, tiny.info, tiny.path)
+
+
+def test_an_architecture_it_cannot_build_is_refused_by_name(
+    engine: OpenVinoEngine, tmp_path: Path
+) -> None:
+    model = write_tiny(tmp_path / "m")
+    config = model.path / "config.json"
+    config.write_text(config.read_text().replace('"llama"', '"mamba"'))
+    with pytest.raises(UnsupportedModel, match="mamba") as refused:
+        load(engine, model.info, model.path)
+    assert "llama, qwen2, qwen3" in refused.value.hint
+
+
+def test_a_torn_file_is_refused_by_name(engine: OpenVinoEngine, tmp_path: Path) -> None:
+    model = write_tiny(tmp_path / "m")
+    file = model.path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(TornModel, match=r"model\.safetensors"):
+        load(engine, model.info, model.path)

@@ -1,0 +1,107 @@
+"""The graph computes what the architecture says, for every kind that it builds."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mesh_nodes.engines.openvino.batch import BatchInputs, Work
+from mesh_nodes.engines.openvino.blocks import BlockPool
+from mesh_nodes.engines.openvino.compilation import Compiler, KvPrecision
+from mesh_nodes.engines.openvino.kv_cache import KvCache
+from mesh_nodes.engines.openvino.sequence import Sequence
+from mesh_nodes.engines.openvino.weights import WeightPrecision
+
+from mesh.domain.ids import RequestId
+from mesh.domain.request import SamplingParams
+from mesh.runtime.engine import EngineRequest
+from tests.nodes.engines.openvino.tiny import (
+    CONTEXT_TOKENS_MAX,
+    VOCABULARY,
+    TinyModel,
+    reference_logits,
+    write_tiny,
+)
+
+CHUNKS = (5, 1, 40, 1, 1, 22)
+"""Prefill in one piece, in chunks that cross blocks, and decodes between them."""
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def computed_logits(
+    model: TinyModel, tokens: list[int], weights: WeightPrecision, kv: KvPrecision
+) -> dict[int, Any]:
+    """Logits after the last token of each chunk, by that token's place."""
+    compiler = Compiler(threads=1, weights=weights, kv=kv)
+    graph = compiler.compile(model.info, model.path, CONTEXT_TOKENS_MAX, lambda *_: None)
+    request = graph.model.create_infer_request()
+    blocks = -(-len(tokens) // 32)
+    cache = KvCache(graph.model, request, blocks=blocks, range_blocks=blocks)
+    inputs, pool = BatchInputs(graph.model, request), BlockPool(cache.blocks)
+    sequence = Sequence(
+        EngineRequest(
+            request_id=RequestId("r"),
+            prompt_tokens=tuple(tokens),
+            output_tokens=(),
+            sampling=SamplingParams(),
+            stop_token_ids=(),
+        ),
+        context_tokens_max=CONTEXT_TOKENS_MAX,
+        vocabulary_tokens=VOCABULARY,
+    )
+    logits = {}
+    for count in CHUNKS:
+        assert sequence.reserve(count, pool) == count
+        sequence.length = sequence.computed + count  # so that the chunk's last token yields
+        inputs.bind([Work(sequence, count)])
+        request.infer(share_outputs=True)
+        sequence.computed += count
+        logits[sequence.computed - 1] = request.get_output_tensor(0).data.reshape(-1).copy()
+    return logits
+
+
+@pytest.mark.parametrize(
+    ("kind", "tied", "rope_scaling"),
+    [
+        ("llama", False, None),
+        ("llama", True, LLAMA3),
+        ("llama", False, {"rope_type": "linear", "factor": 4.0}),
+        ("qwen2", True, None),
+        ("qwen3", False, None),
+    ],
+)
+def test_logits_equal_an_independent_computation(
+    tmp_path: Path, kind: str, tied: bool, rope_scaling: dict[str, Any] | None
+) -> None:
+    model = write_tiny(tmp_path / kind, kind, tied=tied, rope_scaling=rope_scaling)
+    tokens = np.random.default_rng(1).integers(0, VOCABULARY, sum(CHUNKS)).tolist()
+    expected = reference_logits(model.path, tokens)
+    logits = computed_logits(model, tokens, WeightPrecision.F16, KvPrecision.F32)
+    for place, row in logits.items():
+        np.testing.assert_allclose(row, expected[place], atol=2e-3, rtol=1e-3)
+
+
+def test_llama3_scaling_matters_in_that_comparison(tmp_path: Path) -> None:
+    """Else the comparison above could not see it."""
+    plain = write_tiny(tmp_path / "plain")
+    scaled = write_tiny(tmp_path / "scaled", rope_scaling=LLAMA3)
+    tokens = list(range(60))
+    difference = reference_logits(plain.path, tokens) - reference_logits(scaled.path, tokens)
+    assert np.abs(difference[-1]).max() > 0.05
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_i8_weights_stay_close(tmp_path: Path, kind: str) -> None:
+    """Quantised weights move logits by a few hundredths of their spread, no more."""
+    model = write_tiny(tmp_path / kind, kind)
+    tokens = np.random.default_rng(1).integers(0, VOCABULARY, sum(CHUNKS)).tolist()
+    expected = reference_logits(model.path, tokens)
+    logits = computed_logits(model, tokens, WeightPrecision.I8, KvPrecision.F16)
+    for place, row in logits.items():
+        assert np.std(row - expected[place]) < 0.06 * np.std(expected[place])

@@ -1,0 +1,129 @@
+"""Sampled tokens follow the distribution that the parameters ask for, and (seed, index) alone."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from mesh_nodes.engines.openvino.philox import philox, uniforms
+from mesh_nodes.engines.openvino.sampling import Draw, choose
+
+from mesh.domain.request import SamplingParams
+
+LOGITS = np.array([2.0, 1.0, 0.5, 0.0, -1.0, -3.0], np.float32)
+DRAWS = 4000
+
+
+def frequencies(params: SamplingParams, logits: np.ndarray = LOGITS) -> np.ndarray:
+    """Shares of the tokens drawn for one seed and many indices, 50 rows at a time."""
+    counts = np.zeros(logits.size)
+    for first in range(0, DRAWS, 50):
+        draws = [Draw(params, 11, index, None) for index in range(first, first + 50)]
+        for token in choose(np.tile(logits, (50, 1)), draws):
+            counts[token] += 1
+    return counts / DRAWS
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    weights = np.exp(logits.astype(np.float64) - logits.max())
+    return np.asarray(weights / weights.sum())
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_temperature_shapes_the_distribution(temperature: float) -> None:
+    drawn = frequencies(SamplingParams(temperature=temperature))
+    np.testing.assert_allclose(drawn, softmax(LOGITS / temperature), atol=0.03)
+
+
+def test_top_k_keeps_the_k_most_likely_in_their_proportions() -> None:
+    drawn = frequencies(SamplingParams(temperature=1.0, top_k=3))
+    np.testing.assert_allclose(drawn[:3], softmax(LOGITS[:3]), atol=0.03)
+    assert drawn[3:].sum() == 0
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_p() -> None:
+    """Shares are 0.55, 0.20, 0.12, …: 0.70 needs two tokens, 0.80 three."""
+    assert np.flatnonzero(frequencies(SamplingParams(temperature=1.0, top_p=0.70))).size == 2
+    assert np.flatnonzero(frequencies(SamplingParams(temperature=1.0, top_p=0.80))).size == 3
+    assert np.flatnonzero(frequencies(SamplingParams(temperature=1.0, top_p=1e-6))).size == 1
+
+
+def test_top_p_works_where_the_nucleus_is_most_of_a_large_vocabulary() -> None:
+    """Flat logits: the first guess at the nucleus is too small and must be widened."""
+    logits = np.zeros(5000, np.float32)
+    kept = np.flatnonzero(frequencies(SamplingParams(temperature=1.0, top_p=0.5), logits))
+    assert kept.max() == pytest.approx(2500, abs=30)
+
+
+def test_top_p_looks_again_where_unlikely_tokens_are_much_of_the_nucleus() -> None:
+    """One likely token of weight 1 and 60,000 of 0.00005 each: half of all 4 is that one token and
+    20,000 of the others, which the first look leaves out."""
+    logits = np.full(60_001, np.log(5e-5), np.float32)
+    logits[0] = 0.0
+    params = SamplingParams(temperature=1.0, top_p=0.5)
+    drawn = [choose(logits[None], [Draw(params, 11, index, None)])[0] for index in range(60)]
+    assert 0 in drawn
+    assert 15_000 < max(drawn) <= 20_001
+
+
+def test_top_k_and_top_p_combine() -> None:
+    drawn = frequencies(SamplingParams(temperature=1.0, top_k=3, top_p=0.75))
+    assert np.flatnonzero(drawn).tolist() == [0, 1]
+
+
+def test_a_draw_depends_on_seed_and_index_and_not_on_its_row() -> None:
+    params = SamplingParams(temperature=1.5)
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((6, 300)).astype(np.float32)
+    draws = [
+        Draw(params, seed, index, None) for seed, index in zip(range(6), range(6), strict=True)
+    ]
+    together = choose(logits, draws)
+    assert together == [choose(logits[n : n + 1], [draws[n]])[0] for n in range(6)]
+    tokens = {choose(logits[:1], [replace(draws[0], index=n)])[0] for n in range(50)}
+    assert len(tokens) > 10
+    tokens = {choose(logits[:1], [replace(draws[0], seed=-n)])[0] for n in range(50)}
+    assert len(tokens) > 10
+
+
+def test_rows_of_all_kinds_share_a_batch() -> None:
+    seen = np.zeros(6, np.bool_)
+    seen[[0, 4]] = True
+    greedy = SamplingParams()
+    draws = [
+        Draw(greedy, 0, 0, None),
+        Draw(replace(greedy, repetition_penalty=4.0), 0, 0, seen),
+        Draw(replace(greedy, temperature=1.0, top_k=1), 0, 0, None),
+    ]
+    assert choose(np.tile(LOGITS, (3, 1)), draws) == [0, 1, 0]
+
+
+def test_the_penalty_lowers_seen_tokens_whatever_their_sign() -> None:
+    """2.0 / 4 falls below 1.0, and -0.1 * 4 below -0.3; the caller's logits stay as they were."""
+    params = SamplingParams(repetition_penalty=4.0)
+    for values, seen_token, expected in (([2.0, 1.0], 0, 1), ([-0.1, -0.3], 0, 1)):
+        logits = np.array([values], np.float32)
+        seen = np.zeros(2, np.bool_)
+        seen[seen_token] = True
+        assert choose(logits, [Draw(params, 0, 0, seen)]) == [expected]
+        assert logits.tolist() == np.array([values], np.float32).tolist()
+
+
+def test_philox_gives_the_published_numbers() -> None:
+    """The known answers of Random123 for philox4x32, 10 rounds."""
+    ones = 0xFFFFFFFF
+    cases = [
+        ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        ((ones,) * 4, (ones,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    ]
+    for counter, key, expected in cases:
+        c0, c1, c2, c3 = (np.array([word], np.uint64) for word in counter)
+        k0, k1 = (np.array([word], np.uint64) for word in key)
+        assert tuple(int(word[0]) for word in philox((c0, c1, c2, c3), (k0, k1))) == expected
+
+
+def test_uniforms_are_uniform_and_take_any_seed() -> None:
+    numbers = uniforms([2**64 - 1] * 4000, list(range(4000)))
+    assert 0.0 <= numbers.min() < 0.01
+    assert 0.99 < numbers.max() < 1.0
+    assert abs(numbers.mean() - 0.5) < 0.02
+    assert uniforms([-1], [5]) == uniforms([2**64 - 1], [5])
