@@ -89,8 +89,8 @@ class CellStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellLine:
-    """Something that happened in the cell, in words. `kind` is deployment, instance, request or
-    node, and `subject` the id of the one meant.
+    """Something that happened in the cell, in words. `kind` is deployment, instance, request, node
+    or cell, and `subject` is its id.
     """
 
     kind: str

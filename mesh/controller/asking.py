@@ -1,0 +1,100 @@
+"""What may be asked of a deployment: checks an invocation's numbers and fills in its defaults.
+
+Before this, the codec has read the message; after it, the gateway tokenises the prompt. Every
+InvalidInput names the field, what was given and what is allowed.
+"""
+
+import math
+import random
+
+from mesh.domain.errors import InvalidInput
+from mesh.domain.invocation import ChatPrompt, Invocation, TextPrompt, TokenPrompt
+from mesh.domain.request import SamplingParams
+
+STOPS_MAX = 16
+STOP_CHARS_MAX = 256
+CHAT_MESSAGES_MAX = 4096
+SEED_MAX = (1 << 63) - 1
+
+_DEFAULTS = SamplingParams()
+
+
+def check_invocation(asked: Invocation) -> None:
+    """Raise InvalidInput when nothing can be generated from this."""
+    _check_prompt(asked)
+    _check_limits(asked)
+    if asked.temperature is not None and not 0 <= asked.temperature < math.inf:
+        raise _wrong("temperature", asked.temperature, "0 (greedy) or more, and finite")
+    if asked.top_p is not None and not 0 < asked.top_p <= 1:
+        raise _wrong("top_p", asked.top_p, "above 0 and at most 1")
+    penalty = asked.repetition_penalty
+    if penalty is not None and not 0 < penalty < math.inf:
+        raise _wrong("repetition_penalty", penalty, "above 0 (1 is none), and finite")
+
+
+def _check_prompt(asked: Invocation) -> None:
+    match asked.prompt:
+        case TextPrompt(text=""):
+            raise InvalidInput("the prompt is empty", hint="give it at least one character")
+        case ChatPrompt(messages=()):
+            raise InvalidInput("the chat has no messages", hint="give it at least one")
+        case ChatPrompt(messages=messages):
+            if len(messages) > CHAT_MESSAGES_MAX:
+                raise InvalidInput(
+                    f"the chat has {len(messages)} messages; at most {CHAT_MESSAGES_MAX} are taken"
+                )
+            if any(not message.role for message in messages):
+                raise InvalidInput("a chat message has no role", hint="roles: system, user, …")
+        case TokenPrompt(token_ids=()):
+            raise InvalidInput("the prompt has no tokens", hint="give it at least one")
+
+
+def _check_limits(asked: Invocation) -> None:
+    if asked.max_tokens is not None and asked.max_tokens < 1:
+        raise _wrong("max_tokens", asked.max_tokens, "1 or more")
+    if asked.top_k is not None and asked.top_k < 0:
+        raise _wrong("top_k", asked.top_k, "0 (no limit) or more")
+    if asked.seed is not None and not 0 <= asked.seed <= SEED_MAX:
+        raise _wrong("seed", asked.seed, f"from 0 to {SEED_MAX}")
+    if len(asked.stop) > STOPS_MAX:
+        raise InvalidInput(f"{len(asked.stop)} stop strings; at most {STOPS_MAX} are allowed")
+    for stop in asked.stop:
+        if not 1 <= len(stop) <= STOP_CHARS_MAX:
+            raise InvalidInput(
+                f"a stop string has {len(stop)} characters; it must have 1 to {STOP_CHARS_MAX}"
+            )
+
+
+def check_token_ids(token_ids: tuple[int, ...], vocabulary_tokens: int) -> None:
+    """Raise InvalidInput unless every id is one of the model's."""
+    for position, token_id in enumerate(token_ids):
+        if not 0 <= token_id < vocabulary_tokens:
+            raise InvalidInput(
+                f"token {position} of the prompt is {token_id}; "
+                f"the model's ids are 0 to {vocabulary_tokens - 1}"
+            )
+
+
+def sampling_of(asked: Invocation, *, room_tokens: int, rng: random.Random) -> SamplingParams:
+    """The sampling of a checked invocation. `room_tokens` is what the context leaves for output;
+    a seed is drawn where none is given.
+    """
+    wanted = _DEFAULTS.max_tokens if asked.max_tokens is None else asked.max_tokens
+    return SamplingParams(
+        temperature=_given(asked.temperature, _DEFAULTS.temperature),
+        top_p=_given(asked.top_p, _DEFAULTS.top_p),
+        top_k=_DEFAULTS.top_k if asked.top_k is None else asked.top_k,
+        seed=rng.getrandbits(63) if asked.seed is None else asked.seed,
+        repetition_penalty=_given(asked.repetition_penalty, _DEFAULTS.repetition_penalty),
+        max_tokens=min(wanted, max(1, room_tokens)),
+        ignore_eos=asked.ignore_eos,
+        stop=asked.stop,
+    )
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _wrong(field: str, given: float, allowed: str) -> InvalidInput:
+    return InvalidInput(f"{field} is {given}; it must be {allowed}")

@@ -1,0 +1,139 @@
+"""The Control service: what operators call. Checks again what clients say they have checked."""
+
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from mesh.controller.finding import find_deployment
+from mesh.controller.gateway import Cell
+from mesh.controller.operations import Operations
+from mesh.controller.snapshots import cell_status
+from mesh.controller.watch import CellLog
+from mesh.domain.actions import ReplyProgress
+from mesh.domain.checks import check_scaling, check_spec
+from mesh.domain.errors import InvalidInput
+from mesh.domain.events import (
+    ControllerEvent,
+    DeleteRequested,
+    DeployRequested,
+    DrainRequested,
+    ScaleRequested,
+)
+from mesh.domain.ids import DeploymentName, NodeId, OperationId
+from mesh.domain.views import CellSnapshot
+from mesh.runtime.clock import Clock
+from mesh.v1 import control_pb2 as pb
+from mesh.v1.control_pb2_grpc import ControlServicer
+from mesh.wire.codec_model import spec_from_wire
+from mesh.wire.codec_views import (
+    cell_event_to_wire,
+    deployment_to_wire,
+    node_to_wire,
+    status_to_wire,
+)
+
+# The methods carry the names of the service; grpc's stubs know handlers as iterators only, and
+# these write to their context.
+# ruff: noqa: N802
+# mypy: disable-error-code="override"
+
+
+class Control(ControlServicer):
+    """`deployed` is called with the name of each deployment that was acknowledged."""
+
+    def __init__(
+        self,
+        *,
+        cell: Cell,
+        clock: Clock,
+        operations: Operations,
+        log: CellLog,
+        state_path: str,
+        deployed: Callable[[DeploymentName], None],
+    ) -> None:
+        self._cell = cell
+        self._clock = clock
+        self._operations = operations
+        self._log = log
+        self._state_path = state_path
+        self._deployed = deployed
+        self._started_s = clock.now_s()
+
+    async def Deploy(self, request: pb.DeployRequest, context: Any) -> None:
+        if not request.HasField("spec"):
+            raise InvalidInput("the request holds no spec")
+        spec = spec_from_wire(request.spec)
+        check_spec(spec)
+        await self._run(
+            lambda operation_id: DeployRequested(operation_id=operation_id, spec=spec), context
+        )
+        self._deployed(spec.name)
+
+    async def Delete(self, request: pb.DeleteRequest, context: Any) -> None:
+        name = DeploymentName(request.name)
+        find_deployment(name, self._snapshot())
+        await self._run(
+            lambda operation_id: DeleteRequested(operation_id=operation_id, name=name), context
+        )
+
+    async def Scale(self, request: pb.ScaleRequest, context: Any) -> None:
+        name = DeploymentName(request.name)
+        given: dict[str, Any] = {
+            field: getattr(request, field)
+            for field in ("replicas_min", "replicas_max", "keep_alive_s")
+            if request.HasField(field)
+        }
+        if not given:
+            raise InvalidInput(
+                "nothing to change", hint="give replicas_min, replicas_max or keep_alive_s"
+            )
+        check_scaling(replace(find_deployment(name, self._snapshot()).spec.scaling, **given))
+        await self._run(
+            lambda operation_id: ScaleRequested(operation_id=operation_id, name=name, **given),
+            context,
+        )
+
+    async def Drain(self, request: pb.DrainRequest, context: Any) -> None:
+        await self._run(
+            lambda operation_id: DrainRequested(
+                operation_id=operation_id, node_id=NodeId(request.node_id), undo=request.undo
+            ),
+            context,
+        )
+
+    async def GetDeployment(self, request: pb.GetDeploymentRequest, context: Any) -> pb.Deployment:
+        return deployment_to_wire(find_deployment(DeploymentName(request.name), self._snapshot()))
+
+    async def ListDeployments(
+        self, request: pb.ListDeploymentsRequest, context: Any
+    ) -> pb.ListDeploymentsResponse:
+        deployments = map(deployment_to_wire, self._snapshot().deployments)
+        return pb.ListDeploymentsResponse(deployments=deployments)
+
+    async def ListNodes(self, request: pb.ListNodesRequest, context: Any) -> pb.ListNodesResponse:
+        return pb.ListNodesResponse(nodes=map(node_to_wire, self._snapshot().nodes))
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.Status:
+        uptime_s = self._clock.now_s() - self._started_s
+        status = cell_status(self._snapshot(), uptime_s=uptime_s, state_path=self._state_path)
+        return status_to_wire(status)
+
+    async def Watch(self, request: pb.WatchRequest, context: Any) -> None:
+        watch = self._log.watch(backlog=request.backlog, follow=request.follow)
+        async with aclosing(watch):
+            async for event in watch:
+                await context.write(cell_event_to_wire(event))
+
+    def _snapshot(self) -> CellSnapshot:
+        return self._cell.snapshot(self._clock.now_s())
+
+    async def _run(self, event_of: Callable[[OperationId], ControllerEvent], context: Any) -> None:
+        # Closed at once when the caller goes, so that the core knows at once.
+        async with aclosing(self._operations.run(event_of)) as replies:
+            async for reply in replies:
+                if isinstance(reply, ReplyProgress):
+                    progress = pb.Progress(phase=reply.phase, share=reply.share)
+                    await context.write(pb.OperationEvent(progress=progress))
+                else:
+                    await context.write(pb.OperationEvent(done=pb.Done(message=reply.message)))

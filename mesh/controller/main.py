@@ -1,0 +1,61 @@
+"""`python -m mesh.controller`: reads the command line, runs a controller, says how it ended.
+
+Exit codes: 0 stopped as asked, 1 failed, 2 usage. The log goes to stderr.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from platformdirs import user_data_dir
+
+from mesh.controller.server import ControllerConfig, serve
+from mesh.domain.errors import InvalidInput, MeshError
+from mesh.policy.registry import DEFAULT_POLICY
+
+DONE, FAILED, USAGE = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.DEBUG if options.verbose else logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    config = ControllerConfig(
+        listen=options.listen,
+        home=options.home,
+        journal=options.journal,
+        policy=options.policy,
+    )
+    try:
+        asyncio.run(serve(config))
+    except MeshError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        if error.hint:
+            sys.stderr.write(f"hint: {error.hint}\n")
+        return USAGE if isinstance(error, InvalidInput) else FAILED
+    except Exception as error:
+        # The trace is in the log: the core's failure was logged where it happened.
+        sys.stderr.write(f"error: the controller failed: {type(error).__name__}: {error}\n")
+        sys.stderr.write("hint: this is a fault of mesh; its log has the trace\n")
+        return FAILED
+    return DONE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m mesh.controller", description="Run the controller of a cell."
+    )
+    home = os.environ.get("MESH_HOME") or user_data_dir("mesh")
+    parser.add_argument("--listen", default="127.0.0.1:7070", metavar="HOST:PORT")
+    parser.add_argument("--home", type=Path, default=Path(home), metavar="DIR")
+    parser.add_argument("--journal", type=Path, metavar="FILE")
+    parser.add_argument("--policy", default=DEFAULT_POLICY, metavar="NAME")
+    parser.add_argument("--verbose", action="store_true")
+    return parser

@@ -1,0 +1,180 @@
+"""The controller's ends of the links: the NodeLink service, and the performer's NodeLinks port.
+
+A node dials and says hello; the core takes it or closes the link. Then its reports become events
+and the core's commands go down, from a bounded queue. A link ends once, for whatever reason comes
+first, and the core is told unless the end was its own wish.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from mesh.domain.errors import InvalidInput, MeshError, Unavailable
+from mesh.domain.events import (
+    ControllerEvent,
+    NodeConnected,
+    NodeDisconnected,
+    NodeReported,
+)
+from mesh.domain.limits import HEARTBEAT_S
+from mesh.domain.messages import NodeCommand, NodeHello
+from mesh.v1 import node_link_pb2 as pb
+from mesh.v1.node_link_pb2_grpc import NodeLinkServicer
+from mesh.wire.codec_command import command_to_wire, welcome
+from mesh.wire.codec_node import report_from_wire
+from mesh.wire.errors import error_named
+from mesh.wire.mailbox import Mailbox
+from mesh.wire.malformed import Malformed
+
+LINKS_MAX = 1024
+HELLO_S_MAX = 5.0
+"""From the call to the node's hello."""
+COMMANDS_MAX = 10_000
+"""That wait to be sent; a node that takes them more slowly counts as gone."""
+
+
+class _Link:
+    """`ended` holds why: an error for the node, and whether the core wished it."""
+
+    def __init__(self, link_id: int) -> None:
+        self.link_id = link_id
+        self.commands: Mailbox[pb.NodeCommand] = Mailbox(COMMANDS_MAX)
+        self.ended: asyncio.Future[MeshError] = asyncio.get_running_loop().create_future()
+        self.core_knows = False
+
+    def end(self, error: MeshError) -> None:
+        if not self.ended.done():
+            self.ended.set_result(error)
+
+
+class NodeLinks(NodeLinkServicer):
+    """Link ids are counted up and never used twice."""
+
+    def __init__(self, *, post: Callable[[ControllerEvent], None]) -> None:
+        self._post = post
+        self._links: dict[int, _Link] = {}
+        self._made = 0
+        self._stopping = False
+
+    def accept(self, link_id: int) -> None:
+        link = self._links.get(link_id)
+        if link is not None:
+            link.commands.put(welcome(HEARTBEAT_S))
+
+    def send(self, link_id: int, command: NodeCommand) -> None:
+        link = self._links.get(link_id)
+        if link is None:
+            return
+        try:
+            message = command_to_wire(command)
+        except ValueError as error:
+            link.end(Unavailable(f"{type(command).__name__} cannot be sent: {error}"))
+        else:
+            if not link.commands.put(message):
+                reason = f"{COMMANDS_MAX} commands wait to be sent, which is the limit"
+                link.end(Unavailable(reason))
+
+    def close(self, link_id: int, *, error: str, message: str, hint: str) -> None:
+        link = self._links.get(link_id)
+        if link is not None:
+            link.core_knows = True
+            link.end(error_named(error, message, hint=hint))
+
+    def stop(self) -> None:
+        """End all links and take no more."""
+        self._stopping = True
+        for link in self._links.values():
+            link.core_knows = True
+            link.end(Unavailable("the controller is stopping"))
+
+    async def Connect(  # type: ignore[override]  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.NodeReport | Malformed], context: Any
+    ) -> None:
+        if self._stopping:
+            raise Unavailable("the controller is stopping")
+        if len(self._links) >= LINKS_MAX:
+            raise Unavailable(f"{len(self._links)} nodes are linked, which is the limit")
+        self._made += 1
+        link = self._links[self._made] = _Link(self._made)
+        try:
+            hello = await _hello(request_iterator)
+            await self._serve(link, hello, request_iterator, context)
+        finally:
+            del self._links[link.link_id]
+
+    async def _serve(
+        self,
+        link: _Link,
+        hello: NodeHello,
+        reports: AsyncIterator[pb.NodeReport | Malformed],
+        context: Any,
+    ) -> None:
+        """From the hello to the end. Raises what the node is told of that end."""
+        tasks = [
+            asyncio.ensure_future(_write(link, context)),
+            asyncio.ensure_future(self._read(link, reports)),
+        ]
+        reason = "the link broke"
+        try:
+            self._post(NodeConnected(link_id=link.link_id, hello=hello))
+            ends: list[asyncio.Future[Any]] = [*tasks, link.ended]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if not link.ended.done():
+                reason = "the node closed the link"
+                link.end(_why(tasks) or Unavailable(reason))
+            reason = link.ended.result().message
+            raise link.ended.result()
+        finally:
+            link.commands.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if not link.core_knows:
+                self._post(NodeDisconnected(link_id=link.link_id, reason=reason))
+
+    async def _read(self, link: _Link, reports: AsyncIterator[pb.NodeReport | Malformed]) -> None:
+        async for message in reports:
+            report = report_from_wire(_parsed(message))
+            if isinstance(report, NodeHello):
+                raise InvalidInput("a hello is the first report of a link, and no later one")
+            if link.ended.done():
+                return
+            self._post(NodeReported(link_id=link.link_id, report=report))
+
+
+async def _write(link: _Link, context: Any) -> None:
+    while commands := await link.commands.take():
+        for command in commands:
+            await context.write(command)
+
+
+async def _hello(reports: AsyncIterator[pb.NodeReport | Malformed]) -> NodeHello:
+    """The node's first report. Raises InvalidInput when that is none, or does not come in time."""
+    try:
+        async with asyncio.timeout(HELLO_S_MAX):
+            message = await anext(reports, None)
+    except TimeoutError:
+        raise InvalidInput(f"no hello within {HELLO_S_MAX:g} s") from None
+    if message is None:
+        raise InvalidInput("the link ended before a hello")
+    hello = report_from_wire(_parsed(message))
+    if not isinstance(hello, NodeHello):
+        raise InvalidInput(f"the first report is {type(hello).__name__}; it must be a hello")
+    return hello
+
+
+def _parsed(message: pb.NodeReport | Malformed) -> pb.NodeReport:
+    if isinstance(message, Malformed):
+        raise InvalidInput(message.message)
+    return message
+
+
+def _why(tasks: "list[asyncio.Task[None]]") -> MeshError | None:
+    """The first error among the tasks that are done. Anything but a MeshError is the network's."""
+    for task in tasks:
+        error = task.exception() if task.done() and not task.cancelled() else None
+        if isinstance(error, MeshError):
+            return error
+        if error is not None:
+            return Unavailable(f"the link broke: {error or type(error).__name__}")
+    return None

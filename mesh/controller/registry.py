@@ -1,0 +1,205 @@
+"""The registry: what outlives the controller, in one SQLite file under its state folder.
+
+It holds the acknowledged deployments, the tokenizers of their models, and how often a controller
+has started on this folder. A write has returned only when it is on disk (WAL, synchronous=FULL), so
+what was acknowledged survives `kill -9` and a power cut. One controller at a time: the file stays
+locked while it runs, and the kernel lets go of it when it dies.
+"""
+
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from cattrs.preconf.json import make_converter
+
+from mesh.domain.deployment import Deployment
+from mesh.domain.errors import StorageError
+from mesh.domain.ids import DeploymentName, ModelId
+from mesh.domain.text import TextAssets
+
+FILE_NAME = "registry.sqlite3"
+SCHEMA = 1
+"""Of the tables below; kept in the file's user_version."""
+
+_TABLES = """
+CREATE TABLE starts (epoch INTEGER NOT NULL);
+INSERT INTO starts VALUES (0);
+CREATE TABLE texts (
+    model_id TEXT PRIMARY KEY,
+    tokenizer_json BLOB NOT NULL,
+    chat_template TEXT,
+    bos_token TEXT,
+    eos_token TEXT,
+    add_bos INTEGER NOT NULL
+) STRICT;
+CREATE TABLE deployments (
+    name TEXT PRIMARY KEY,
+    model_id TEXT NOT NULL REFERENCES texts (model_id),
+    body TEXT NOT NULL
+) STRICT;
+"""
+_CONVERTER = make_converter()
+_HINTS: Mapping[int, str] = {
+    sqlite3.SQLITE_FULL: "free space on its disk, then try again",
+    sqlite3.SQLITE_IOERR: "check its disk: space left, quota, health",
+    sqlite3.SQLITE_BUSY: "stop the other controller, or give this one another folder with --home",
+    sqlite3.SQLITE_READONLY: "make its folder writable, or choose another with --home",
+    sqlite3.SQLITE_CANTOPEN: "make its folder writable, or choose another with --home",
+    sqlite3.SQLITE_CORRUPT: "move it away; the deployments must then be deployed again",
+    sqlite3.SQLITE_NOTADB: "move it away; the deployments must then be deployed again",
+}
+
+
+class SqliteRegistry:
+    """Not thread-safe. Every method raises StorageError, and then nothing has changed."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open or create the registry in `folder`, and count this start."""
+        self.path = folder / FILE_NAME
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"cannot make the state folder {folder}: {error.strerror}",
+                hint="choose a folder that you may write with --home or MESH_HOME",
+            ) from error
+        with self._explained("open"):
+            self._connection = sqlite3.connect(self.path, isolation_level=None, timeout=0.0)
+        try:
+            self.epoch = self._begin()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def deployments(self) -> tuple[Deployment, ...]:
+        """All of them, by name."""
+        with self._explained("read"):
+            rows = self._connection.execute("SELECT name, body FROM deployments ORDER BY name")
+            return tuple(self._deployment(name, body) for name, body in rows)
+
+    def text(self, model_id: ModelId) -> TextAssets | None:
+        """A model's tokenizer and template; None when no deployment has that model."""
+        with self._explained("read"):
+            row = self._connection.execute(
+                "SELECT tokenizer_json, chat_template, bos_token, eos_token, add_bos"
+                " FROM texts WHERE model_id = ?",
+                (model_id,),
+            ).fetchone()
+        if row is None:
+            return None
+        tokenizer_json, chat_template, bos_token, eos_token, add_bos = row
+        return TextAssets(
+            tokenizer_json=tokenizer_json,
+            chat_template=chat_template,
+            bos_token=bos_token,
+            eos_token=eos_token,
+            add_bos=bool(add_bos),
+        )
+
+    def store(self, deployment: Deployment, text: TextAssets | None) -> None:
+        """Write a deployment, over an earlier one of its name; `text` None keeps what is there."""
+        model_id = deployment.model.model_id
+        with self._written():
+            if text is not None:
+                self._connection.execute(
+                    "INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?, ?)",
+                    (
+                        model_id,
+                        text.tokenizer_json,
+                        text.chat_template,
+                        text.bos_token,
+                        text.eos_token,
+                        int(text.add_bos),
+                    ),
+                )
+            self._connection.execute(
+                "INSERT OR REPLACE INTO deployments VALUES (?, ?, ?)",
+                (deployment.spec.name, model_id, _CONVERTER.dumps(deployment)),
+            )
+            self._drop_unused_texts()
+
+    def remove(self, name: DeploymentName) -> None:
+        """Forget a deployment, and its model's text when it was the last to use it."""
+        with self._written():
+            self._connection.execute("DELETE FROM deployments WHERE name = ?", (name,))
+            self._drop_unused_texts()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _begin(self) -> int:
+        """Take the file, see that it is whole and ours, and count the start: the new epoch."""
+        connection = self._connection
+        with self._explained("open"):
+            # Exclusive before WAL: no shared memory file, and a second controller is kept out.
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA foreign_keys = ON")
+            (state,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if state != "ok":
+            raise StorageError(
+                f"the registry {self.path} is corrupt: {state}",
+                hint=_HINTS[sqlite3.SQLITE_CORRUPT],
+            )
+        with self._written():
+            self._migrate()
+            connection.execute("UPDATE starts SET epoch = epoch + 1")
+            (epoch,) = connection.execute("SELECT epoch FROM starts").fetchone()
+        return int(epoch)
+
+    def _migrate(self) -> None:
+        (found,) = self._connection.execute("PRAGMA user_version").fetchone()
+        if found > SCHEMA:
+            raise StorageError(
+                f"the registry {self.path} has schema {found}; this mesh knows up to {SCHEMA}",
+                hint="run the newer mesh that wrote it, or choose another folder with --home",
+            )
+        if found == 0:
+            # One by one: executescript would commit what is under way.
+            for statement in _TABLES.split(";")[:-1]:
+                self._connection.execute(statement)
+            self._connection.execute(f"PRAGMA user_version = {SCHEMA}")
+
+    def _deployment(self, name: str, body: str) -> Deployment:
+        try:
+            return _CONVERTER.loads(body, Deployment)
+        except Exception as error:
+            raise StorageError(
+                f"the registry {self.path} holds no valid deployment under {name!r}",
+                hint=_HINTS[sqlite3.SQLITE_CORRUPT],
+            ) from error
+
+    def _drop_unused_texts(self) -> None:
+        self._connection.execute(
+            "DELETE FROM texts WHERE model_id NOT IN (SELECT model_id FROM deployments)"
+        )
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        """One transaction, on disk when it ends."""
+        with self._explained("write"):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                # On a failing disk this fails too: SQLite then rolls back when it opens the file.
+                with suppress(sqlite3.Error):
+                    self._connection.rollback()
+                raise
+
+    @contextmanager
+    def _explained(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code == sqlite3.SQLITE_BUSY:
+                message = f"the registry {self.path} is in use by another controller"
+            else:
+                message = f"cannot {verb} the registry {self.path}: {error}"
+            raise StorageError(message, hint=_HINTS.get(code, "check the file and its disk")) from (
+                error
+            )

@@ -1,0 +1,228 @@
+"""The composition root of the live controller: core, host, registry and services put together.
+
+`serve` owns their lives: what is opened before the port is ours, and the order in which it all ends
+again: no new calls, an answer for every open one, the nodes' links, the server, the files.
+"""
+
+import asyncio
+import logging
+import random
+import signal
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import SERVICE_NAME as HEALTH
+from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
+from grpc_reflection.v1alpha import reflection
+
+from mesh import __version__
+from mesh.controller.control import Control
+from mesh.controller.gateway import Gateway, GatewayLimits
+from mesh.controller.node_link import NodeLinks
+from mesh.controller.operations import Operations
+from mesh.controller.registry import SqliteRegistry
+from mesh.controller.texts import Texts
+from mesh.controller.watch import CellLog
+from mesh.core.controller import ControllerCore
+from mesh.domain.actions import ControllerAction
+from mesh.domain.events import ControllerEvent, LeaseCheckDue, ShutdownRequested
+from mesh.domain.ids import DeploymentName
+from mesh.domain.limits import CellLimits
+from mesh.policy.registry import DEFAULT_POLICY, policy
+from mesh.report.narrate import narrate
+from mesh.runtime.clock import LoopClock
+from mesh.runtime.controller_actions import ControllerPerformer
+from mesh.runtime.host import Host, Recorder
+from mesh.runtime.journal import ControllerStart, open_journal
+from mesh.text.tokenizer import TextCodec
+from mesh.v1 import control_pb2_grpc, inference_pb2_grpc, node_link_pb2_grpc
+from mesh.wire.channel import bind, server_options
+from mesh.wire.serving import Guard
+
+DRAIN_S_MAX = 2.0
+"""From the wish to stop to the end of the last call. Well below the grace that `mesh up` gives."""
+SERVICES = ("mesh.v1.Inference", "mesh.v1.Control", "mesh.v1.NodeLink")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerConfig:
+    listen: str
+    """HOST:PORT; port 0 takes a free one."""
+    home: Path
+    """The state folder; the controller's part of it is `controller/`."""
+    journal: Path | None = None
+    policy: str = DEFAULT_POLICY
+    limits: CellLimits = field(default_factory=CellLimits)
+    gateway: GatewayLimits = field(default_factory=GatewayLimits)
+
+
+async def serve(
+    config: ControllerConfig,
+    ready: Callable[[str], None] | None = None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Run a controller until `stop` is set (SIGTERM or SIGINT where none is given). `ready` is
+    called with the address once it serves.
+
+    Raises InvalidInput, StorageError, or Unavailable when it cannot start, and whatever broke the
+    core when that was why it ended.
+    """
+    ending = asyncio.Event() if stop is None else stop
+    server = grpc.aio.server(options=server_options(), interceptors=[Guard()])
+    with ExitStack() as opened:
+        if stop is None:
+            _end_on_signals(ending, opened)
+        try:
+            address = bind(server, config.listen)
+            controller = Controller(config, ending, opened)
+            await controller.start(server)
+            logger.info("mesh %s serves at %s", __version__, address)
+            try:
+                if ready is not None:
+                    ready(address)
+                await ending.wait()
+            finally:
+                await controller.stop(server)
+                logger.info("stopped")
+        finally:
+            await server.stop(None)
+    if controller.failure is not None:
+        raise controller.failure
+
+
+def _end_on_signals(ending: asyncio.Event, opened: ExitStack) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ending.set)
+        opened.callback(loop.remove_signal_handler, number)
+
+
+def _opened_registry(
+    config: ControllerConfig, opened: ExitStack
+) -> tuple[ControllerStart, SqliteRegistry]:
+    """The registry, and what this start of the controller goes out from."""
+    chosen = policy(config.policy)
+    registry = SqliteRegistry(config.home / "controller")
+    opened.callback(registry.close)
+    start = ControllerStart(
+        version=__version__,
+        epoch=registry.epoch,
+        policy=chosen.name,
+        limits=config.limits,
+        deployments=registry.deployments(),
+    )
+    return start, registry
+
+
+def _opened_journal(
+    config: ControllerConfig, start: ControllerStart, opened: ExitStack
+) -> list[Recorder]:
+    if config.journal is None:
+        return []
+    journal = open_journal(config.journal, start)
+    opened.callback(journal.close)
+    return [journal]
+
+
+class Controller:
+    """Everything that one controller is made of. `opened` closes its files at the very end."""
+
+    def __init__(self, config: ControllerConfig, ending: asyncio.Event, opened: ExitStack) -> None:
+        self.failure: Exception | None = None
+        self._ending = ending
+        self._stopped = False
+        start, registry = _opened_registry(config, opened)
+        self._registry = registry
+        self._core = ControllerCore(
+            epoch=start.epoch,
+            deployments=start.deployments,
+            limits=start.limits,
+            policy=policy(start.policy),
+        )
+        clock = LoopClock(asyncio.get_running_loop())
+        self._log = CellLog(narrate=narrate, now_s=clock.now_s)
+        self._texts = Texts(find=registry.text, build=TextCodec)
+        self._links = NodeLinks(post=self._post)
+        operations = Operations(post=self._post, epoch=start.epoch)
+        self._gateway = Gateway(
+            cell=self._core,
+            post=self._post,
+            clock=clock,
+            texts=self._texts,
+            rng=random.Random(),
+            epoch=start.epoch,
+            limits=config.gateway,
+        )
+        self._control = Control(
+            cell=self._core,
+            clock=clock,
+            operations=operations,
+            log=self._log,
+            state_path=str(registry.path.parent),
+            deployed=self._warm,
+        )
+        self._health = health.HealthServicer()
+        performer = ControllerPerformer(
+            links=self._links,
+            clients=self._gateway,
+            operators=operations,
+            registry=registry,
+            clock=clock,
+        )
+        performer.post = self._post
+        self._host = Host[ControllerEvent, ControllerAction](
+            core=self._core,
+            clock=clock,
+            perform=performer.perform,
+            recorders=[self._log, *_opened_journal(config, start, opened)],
+        )
+
+    async def start(self, server: grpc.aio.Server) -> None:
+        """Serve everything on a server that is bound but has not started."""
+        inference_pb2_grpc.add_InferenceServicer_to_server(self._gateway, server)
+        control_pb2_grpc.add_ControlServicer_to_server(self._control, server)
+        node_link_pb2_grpc.add_NodeLinkServicer_to_server(self._links, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection((*SERVICES, HEALTH, reflection.SERVICE_NAME), server)
+        for name in ("", *SERVICES):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        await server.start()
+        self._post(LeaseCheckDue())
+        for deployment in self._registry.deployments():
+            self._texts.warm(deployment.model.model_id)
+
+    async def stop(self, server: grpc.aio.Server) -> None:
+        """Bounded by DRAIN_S_MAX and the build of a tokenizer."""
+        self._gateway.stop()
+        await self._health.enter_graceful_shutdown()
+        self._post(ShutdownRequested())
+        self._links.stop()
+        self._log.close()
+        # A core that failed answers nobody: there is nothing to wait for.
+        await server.stop(DRAIN_S_MAX if self.failure is None else 0.0)
+        self._stopped = True
+        await self._texts.close()
+
+    def _post(self, event: ControllerEvent) -> None:
+        """Into the core. A core that fails is in no known state: the controller ends, its nodes
+        find it again when it is started anew, and the registry has what was acknowledged.
+        """
+        if self._stopped or self.failure is not None:
+            return
+        try:
+            self._host.post(event)
+        except Exception as error:
+            logger.exception("the core failed on %s", type(event).__name__)
+            self.failure = error
+            self._ending.set()
+
+    def _warm(self, name: DeploymentName) -> None:
+        deployment = self._core.deployment(name)
+        if deployment is not None:
+            self._texts.warm(deployment.model.model_id)

@@ -1,0 +1,116 @@
+"""One client that waits for the tokens of its request: what it is told next, and how it went.
+
+The core's answers come in by `tell`, on the hot path; the call's handler takes out all that has
+come and writes it. A client that lags gets several iterations' tokens as one message.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from mesh.domain.actions import DeliverTokens, RefuseRequest, TellWaiting
+from mesh.domain.errors import Refused
+from mesh.domain.invocation import Accepted, Finished, Waiting
+from mesh.domain.reasons import FinishReason
+from mesh.domain.request import Request
+from mesh.domain.slo import Slo
+from mesh.v1 import inference_pb2 as pb
+from mesh.wire.codec_invoke import event_to_wire
+from mesh.wire.mailbox import Mailbox
+
+Told = TellWaiting | DeliverTokens | RefuseRequest
+
+
+class ClientStream:
+    """`arrived_s` is when the call came in; all times are of the controller's clock."""
+
+    def __init__(self, *, request: Request, slo: Slo, arrived_s: float, told_max: int) -> None:
+        self.request = request
+        self.ended = False
+        """The core has said its last word on the request, or is to say none."""
+        self.finished = False
+        """Everything has been taken out."""
+        self._slo = slo
+        self._arrived_s = arrived_s
+        self._first_s: float | None = None
+        self._last_s = arrived_s
+        self._output_tokens = 0
+        self._told: Mailbox[Told] = Mailbox(told_max)
+        self._refusal: Refused | None = None
+
+    def tell(self, told: Told, now_s: float) -> bool:
+        """Whether there was room for it."""
+        match told:
+            case DeliverTokens():
+                outputs = told.outputs
+                if outputs.token_ids:
+                    self._last_s = now_s
+                    if self._first_s is None:
+                        self._first_s = now_s
+                    self._output_tokens += len(outputs.token_ids)
+                self.ended = outputs.finish is not None
+            case RefuseRequest():
+                self.ended = True
+        return self._told.put(told)
+
+    def accepted(self) -> pb.InvokeResponse:
+        """The first message. Raises Refused when the core would not take the request at all."""
+        prompt = len(self.request.prompt_tokens)
+        return event_to_wire(
+            Accepted(
+                request_id=self.request.request_id,
+                prompt_tokens=prompt,
+                ttft_limit_s=self._slo.ttft_limit_s(prompt),
+                tpot_limit_s=self._slo.tpot_s,
+            )
+        )
+
+    async def responses(self) -> list[pb.InvokeResponse]:
+        """What comes next, as soon as anything does. Raises Refused once that is all there is."""
+        if self._refusal is None:
+            told = await self._told.take()
+            messages = list(self._messages(told))
+            if messages or self._refusal is None:
+                return messages
+        raise self._refusal
+
+    def _messages(self, told: Sequence[Told]) -> Iterator[pb.InvokeResponse]:
+        tokens: pb.Tokens | None = None
+        for one in told:
+            match one:
+                case DeliverTokens(outputs=outputs):
+                    if tokens is None:
+                        tokens = pb.Tokens(first_index=outputs.first_index)
+                    tokens.token_ids.extend(outputs.token_ids)
+                    tokens.text += outputs.text
+                    if outputs.finish is not None:
+                        self.finished = True
+                        yield pb.InvokeResponse(tokens=tokens)
+                        yield self._finished(outputs.finish, one.grace_s)
+                        return
+                case TellWaiting():
+                    if tokens is not None:
+                        yield pb.InvokeResponse(tokens=tokens)
+                        tokens = None
+                    yield event_to_wire(Waiting(phase=one.phase, share=one.share))
+                case RefuseRequest():
+                    self._refusal = Refused(
+                        one.message,
+                        reason=one.reason,
+                        retry_after_s=one.retry_after_s,
+                        hint=one.hint,
+                    )
+        if tokens is not None:
+            yield pb.InvokeResponse(tokens=tokens)
+
+    def _finished(self, reason: FinishReason, grace_s: float) -> pb.InvokeResponse:
+        first_s = self._last_s if self._first_s is None else self._first_s
+        gaps = self._output_tokens - 1
+        return event_to_wire(
+            Finished(
+                reason=reason,
+                prompt_tokens=len(self.request.prompt_tokens),
+                output_tokens=self._output_tokens,
+                ttft_s=first_s - self._arrived_s,
+                tpot_s=(self._last_s - first_s) / gaps if gaps > 0 else 0.0,
+                grace_s=grace_s,
+            )
+        )

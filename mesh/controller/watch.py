@@ -1,0 +1,94 @@
+"""The cell's events in words, as a recorder of the controller's host: the last ones, and watchers.
+
+It owns a ring of lines and a bounded mailbox for each watcher. A watcher that lets its mailbox fill
+is dropped with a note, rather than slowing the cell down or hiding that lines are missing.
+"""
+
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from mesh.domain.errors import Unavailable
+from mesh.domain.views import CellEvent, CellLine
+from mesh.wire.mailbox import Mailbox
+
+LINES_MAX = 10_000
+"""That are kept for those who ask later."""
+WATCHERS_MAX = 64
+WATCHER_LINES_MAX = 2_000
+"""That may wait for one watcher to read."""
+
+Narrate = Callable[[object, Sequence[object]], Sequence[CellLine]]
+_Line = tuple[float, CellLine]
+
+
+@dataclass(slots=True, eq=False)
+class _Watcher:
+    lines: Mailbox[_Line] = field(default_factory=lambda: Mailbox(WATCHER_LINES_MAX))
+    missed: bool = False
+
+
+class CellLog:
+    """`narrate` puts a decision in words; `now_s` is the clock of the host that this records."""
+
+    def __init__(self, *, narrate: Narrate, now_s: Callable[[], float]) -> None:
+        self._narrate = narrate
+        self._now_s = now_s
+        self._lines: deque[_Line] = deque(maxlen=LINES_MAX)
+        self._watchers: list[_Watcher] = []
+        self._closed = False
+
+    def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
+        for said in self._narrate(event, actions):
+            line = (now_s, said)
+            self._lines.append(line)
+            for watcher in self._watchers:
+                if not watcher.lines.put(line):
+                    watcher.missed = True
+                    watcher.lines.close()
+
+    def close(self) -> None:
+        """End every watch when it has been told what there is."""
+        self._closed = True
+        for watcher in self._watchers:
+            watcher.lines.close()
+
+    async def watch(self, *, backlog: int, follow: bool) -> AsyncGenerator[CellEvent, None]:
+        """The last `backlog` lines, then with `follow` new ones. Raises Unavailable when too many
+        watch already.
+        """
+        watcher = _Watcher()
+        earlier = list(islice(self._lines, max(0, len(self._lines) - backlog), None))
+        if follow and not self._closed:
+            if len(self._watchers) >= WATCHERS_MAX:
+                raise Unavailable(
+                    f"{len(self._watchers)} watchers are here already, which is the limit",
+                    hint="end one of them, or look without --follow",
+                )
+            self._watchers.append(watcher)
+        else:
+            watcher.lines.close()
+        try:
+            for line in earlier:
+                yield self._aged(line)
+            while lines := await watcher.lines.take():
+                for line in lines:
+                    yield self._aged(line)
+            if watcher.missed:
+                yield CellEvent(age_s=0.0, line=_DROPPED)
+        finally:
+            if watcher in self._watchers:
+                self._watchers.remove(watcher)
+
+    def _aged(self, line: _Line) -> CellEvent:
+        at_s, said = line
+        return CellEvent(age_s=max(0.0, self._now_s() - at_s), line=said)
+
+
+_DROPPED = CellLine(
+    kind="cell",
+    subject="watch",
+    text=f"you read too slowly: {WATCHER_LINES_MAX} lines waited, later ones are missing here; "
+    "watch again",
+)

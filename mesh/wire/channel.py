@@ -1,0 +1,121 @@
+"""How mesh dials and serves gRPC: addresses, channel and server options, a port that is ours alone.
+
+No environment proxy is asked for anything on this machine, a port in use is an error rather than
+shared, and dead peers are found by keepalive pings.
+"""
+
+import errno
+import os
+import socket
+
+import grpc
+
+from mesh.domain.errors import InvalidInput, Unavailable
+
+MESSAGE_BYTES_MAX = 64 << 20
+"""A tokenizer crosses the link in one message; the largest known are near 40 MiB."""
+KEEPALIVE_MS = 10_000
+KEEPALIVE_TIMEOUT_MS = 5_000
+_LOOPBACK = ("localhost", "ip6-localhost", "::1")
+
+Options = tuple[tuple[str, int], ...]
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT` or `[IPV6]:PORT`. Raises InvalidInput for anything else."""
+    host, separator, port = text.strip().rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    unbracketed = ":" in bare and bare == host
+    valid = bool(separator and bare) and not unbracketed and port.isascii() and port.isdigit()
+    if not valid or int(port) > 65535:
+        raise InvalidInput(
+            f"{text!r} is no address", hint="write it as HOST:PORT, like 127.0.0.1:7070"
+        )
+    return bare, int(port)
+
+
+def format_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def channel_options(address: str) -> Options:
+    """Options for a channel to `address`."""
+    host, _ = parse_address(address)
+    loopback = host in _LOOPBACK or host.startswith("127.")
+    return (
+        ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.http2.max_pings_without_data", 0),
+        # A dial of its own for every channel: none waits out the back-off of another's.
+        ("grpc.use_local_subchannel_pool", 1),
+        *((("grpc.enable_http_proxy", 0),) if loopback else ()),
+    )
+
+
+def server_options() -> Options:
+    return (
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.http2.max_pings_without_data", 0),
+        # Peers may ping as often as we do without being sent away for it.
+        ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
+        ("grpc.http2.max_ping_strikes", 0),
+    )
+
+
+def dial(address: str) -> grpc.aio.Channel:
+    """An asyncio channel; it connects when it is first used. Raises InvalidInput."""
+    return grpc.aio.insecure_channel(address, options=channel_options(address))
+
+
+def bind(server: grpc.aio.Server, address: str) -> str:
+    """Listen at `address`, where port 0 takes a free one; returns the address bound.
+
+    Raises InvalidInput for no address, Unavailable when the port is taken or not ours to take.
+    """
+    host, port = parse_address(address)
+    _probe(host, port)
+    try:
+        bound = server.add_insecure_port(format_address(host, port))
+    except RuntimeError as error:
+        raise Unavailable(
+            f"cannot listen at {address}", hint="choose another address with --listen"
+        ) from error
+    return format_address(host, bound)
+
+
+def _probe(host: str, port: int) -> None:
+    """Bind and let go: the kernel says why not in one word, where gRPC writes a page to stderr."""
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+            probe.listen(1)
+    except socket.gaierror as error:
+        raise Unavailable(
+            f"cannot listen at {format_address(host, port)}: no such host",
+            hint="give an address of this machine, like 127.0.0.1 or 0.0.0.0",
+        ) from error
+    except OSError as error:
+        raise _cannot_listen(host, port, error) from error
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> Unavailable:
+    where = format_address(host, port)
+    if error.errno == errno.EADDRINUSE:
+        return Unavailable(
+            f"port {port} is in use: cannot listen at {where}",
+            hint="stop what listens there, or choose another port with --listen",
+        )
+    reason = os.strerror(error.errno).lower() if error.errno else str(error)
+    return Unavailable(
+        f"cannot listen at {where}: {reason}", hint="choose another address with --listen"
+    )

@@ -1,0 +1,167 @@
+"""The client of a cell, for the command line and for programs: blocking calls, domain values.
+
+Every failure is one of the error tree: what the controller raised, Unavailable when nobody answers
+or a stream breaks, Cancelled when the caller's own time limit passed, InvalidInput for a value that
+no message can hold. Safe to use from several threads.
+"""
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TypeVar
+
+import grpc
+
+from mesh.domain.deployment import DeploymentSpec
+from mesh.domain.errors import InvalidInput
+from mesh.domain.ids import DeploymentName, NodeId
+from mesh.domain.invocation import Invocation, InvocationEvent
+from mesh.domain.views import CellEvent, CellStatus, DeploymentSnapshot, NodeSnapshot
+from mesh.v1 import control_pb2 as pb
+from mesh.v1.control_pb2_grpc import ControlStub
+from mesh.v1.inference_pb2_grpc import InferenceStub
+from mesh.wire.calls import Calls
+from mesh.wire.channel import channel_options
+from mesh.wire.codec_invoke import event_from_wire, invocation_to_wire
+from mesh.wire.codec_model import spec_to_wire
+from mesh.wire.codec_views import (
+    cell_event_from_wire,
+    deployment_from_wire,
+    node_from_wire,
+    status_from_wire,
+)
+
+M = TypeVar("M")
+V = TypeVar("V")
+Stream = Generator[V, None, None]
+Progress = Callable[[str, float], None]
+"""Called with a phase in words and the share done, 0 to 1."""
+
+
+class MeshClient:
+    """Dials `HOST:PORT` when it is first used. A context manager; `close` ends every open call."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.insecure_channel(address, options=channel_options(address))
+        self._control = ControlStub(self._channel)
+        self._inference = InferenceStub(self._channel)
+        self._calls = Calls(address)
+
+    def __enter__(self) -> "MeshClient":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def deploy(self, spec: DeploymentSpec, progress: Progress | None = None) -> str:
+        """Deploy and wait until it is acknowledged; what the controller says of it in a word.
+
+        Leaving before that (an exception from `progress`, Ctrl-C) cancels the deployment.
+        """
+        with _writing("the deployment"):
+            request = pb.DeployRequest(spec=spec_to_wire(spec))
+        return self._operation(self._control.Deploy(request), progress)
+
+    def delete(self, name: DeploymentName, progress: Progress | None = None) -> str:
+        with _writing("the name"):
+            request = pb.DeleteRequest(name=name)
+        return self._operation(self._control.Delete(request), progress)
+
+    def scale(
+        self,
+        name: DeploymentName,
+        *,
+        replicas_min: int | None = None,
+        replicas_max: int | None = None,
+        keep_alive_s: float | None = None,
+    ) -> str:
+        """None leaves a limit as it is."""
+        with _writing("a scaling limit"):
+            request = pb.ScaleRequest(
+                name=name,
+                replicas_min=replicas_min,
+                replicas_max=replicas_max,
+                keep_alive_s=keep_alive_s,
+            )
+        return self._operation(self._control.Scale(request), None)
+
+    def drain(self, node_id: NodeId, *, undo: bool = False) -> str:
+        """No new work for a node; `undo` takes that back."""
+        with _writing("the node's name"):
+            request = pb.DrainRequest(node_id=node_id, undo=undo)
+        return self._operation(self._control.Drain(request), None)
+
+    def get(self, name: DeploymentName) -> DeploymentSnapshot:
+        """Raises NotFound."""
+        with _writing("the name"):
+            request = pb.GetDeploymentRequest(name=name)
+        return deployment_from_wire(self._calls.unary(self._control.GetDeployment, request))
+
+    def list(self) -> tuple[DeploymentSnapshot, ...]:
+        """All deployments, by name."""
+        answer = self._calls.unary(self._control.ListDeployments, pb.ListDeploymentsRequest())
+        return tuple(deployment_from_wire(d) for d in answer.deployments)
+
+    def nodes(self) -> tuple[NodeSnapshot, ...]:
+        """All nodes, by id."""
+        answer = self._calls.unary(self._control.ListNodes, pb.ListNodesRequest())
+        return tuple(node_from_wire(n) for n in answer.nodes)
+
+    def status(self) -> CellStatus:
+        return status_from_wire(self._calls.unary(self._control.GetStatus, pb.GetStatusRequest()))
+
+    def watch(self, backlog: int = 0, follow: bool = False) -> Stream[CellEvent]:
+        """The last `backlog` events, then with `follow` new ones as they happen."""
+        with _writing("the backlog"):
+            request = pb.WatchRequest(backlog=backlog, follow=follow)
+        call = self._control.Watch(request)
+        return _each(cell_event_from_wire, self._calls.stream(call))
+
+    def invoke(
+        self, invocation: Invocation, timeout_s: float | None = None
+    ) -> Stream[InvocationEvent]:
+        """The answer as it is generated, from Accepted to Finished. Raises Refused with the reason.
+
+        The call begins at once. Closing the stream, or leaving it to be collected, cancels it.
+        """
+        with _writing("the invocation"):
+            request = invocation_to_wire(invocation)
+        call = self._inference.Invoke(request, timeout=timeout_s)
+        return _each(event_from_wire, self._calls.stream(call, timeout_s=timeout_s))
+
+    def _operation(
+        self, call: "grpc.CallIterator[pb.OperationEvent]", progress: Progress | None
+    ) -> str:
+        done = ""
+        for event in self._calls.stream(call):
+            if event.WhichOneof("event") == "done":
+                done = event.done.message
+            elif event.WhichOneof("event") == "progress" and progress is not None:
+                progress(event.progress.phase, event.progress.share)
+        return done
+
+
+def _each(read: Callable[[M], V], messages: Iterator[M]) -> Stream[V]:
+    for message in messages:
+        yield read(message)
+
+
+@contextmanager
+def _writing(what: str) -> Iterator[None]:
+    """Say which value no message can hold."""
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        raise InvalidInput(
+            f"{what} holds text that is not valid UTF-8", hint="check the encoding of your input"
+        ) from error
+    except (ValueError, TypeError) as error:
+        raise InvalidInput(f"{what} holds a value out of range: {error}") from error

@@ -1,0 +1,149 @@
+"""Invocations between client and gateway: what is asked, and the events of the answer."""
+
+from typing import assert_never
+
+from mesh.domain.errors import InvalidInput
+from mesh.domain.ids import DeploymentName, RequestId
+from mesh.domain.invocation import (
+    Accepted,
+    ChatPrompt,
+    Finished,
+    Invocation,
+    InvocationEvent,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    Tokens,
+    Waiting,
+)
+from mesh.domain.reasons import FinishReason
+from mesh.domain.text import ChatMessage
+from mesh.v1 import inference_pb2 as pb
+from mesh.wire.malformed import member, nothing_known
+
+
+def invocation_to_wire(asked: Invocation) -> pb.InvokeRequest:
+    message = pb.InvokeRequest(
+        deployment=asked.deployment,
+        temperature=asked.temperature,
+        top_p=asked.top_p,
+        top_k=asked.top_k,
+        seed=asked.seed,
+        repetition_penalty=asked.repetition_penalty,
+        max_tokens=asked.max_tokens,
+        ignore_eos=asked.ignore_eos,
+        stop=asked.stop,
+    )
+    match asked.prompt:
+        case TextPrompt():
+            message.prompt = asked.prompt.text
+        case ChatPrompt():
+            turns = (pb.ChatMessage(role=m.role, content=m.content) for m in asked.prompt.messages)
+            message.chat.CopyFrom(pb.Chat(messages=turns))
+        case TokenPrompt():
+            message.tokens.CopyFrom(pb.TokenIds(ids=asked.prompt.token_ids))
+        case _:
+            assert_never(asked.prompt)
+    return message
+
+
+def invocation_from_wire(message: pb.InvokeRequest) -> Invocation:
+    """What was asked, unresolved and unchecked but for its form."""
+    return Invocation(
+        deployment=DeploymentName(message.deployment),
+        prompt=_prompt(message),
+        temperature=message.temperature if message.HasField("temperature") else None,
+        top_p=message.top_p if message.HasField("top_p") else None,
+        top_k=message.top_k if message.HasField("top_k") else None,
+        seed=message.seed if message.HasField("seed") else None,
+        repetition_penalty=(
+            message.repetition_penalty if message.HasField("repetition_penalty") else None
+        ),
+        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
+        ignore_eos=message.ignore_eos,
+        stop=tuple(message.stop),
+    )
+
+
+def _prompt(message: pb.InvokeRequest) -> Prompt:
+    match message.WhichOneof("input"):
+        case "prompt":
+            return TextPrompt(text=message.prompt)
+        case "chat":
+            return ChatPrompt(
+                messages=tuple(
+                    ChatMessage(role=m.role, content=m.content) for m in message.chat.messages
+                )
+            )
+        case "tokens":
+            return TokenPrompt(token_ids=tuple(message.tokens.ids))
+        case _:
+            raise InvalidInput(
+                "the request holds no input", hint="give one of prompt, chat or tokens"
+            )
+
+
+def event_to_wire(event: InvocationEvent) -> pb.InvokeResponse:
+    match event:
+        case Tokens():
+            return pb.InvokeResponse(
+                tokens=pb.Tokens(
+                    first_index=event.first_index, token_ids=event.token_ids, text=event.text
+                )
+            )
+        case Accepted():
+            accepted = pb.Accepted(
+                request_id=event.request_id,
+                prompt_tokens=event.prompt_tokens,
+                ttft_limit_s=event.ttft_limit_s,
+                tpot_limit_s=event.tpot_limit_s,
+            )
+            return pb.InvokeResponse(accepted=accepted)
+        case Waiting():
+            return pb.InvokeResponse(waiting=pb.Waiting(phase=event.phase, share=event.share))
+        case Finished():
+            finished = pb.Finished(
+                reason=event.reason,
+                prompt_tokens=event.prompt_tokens,
+                output_tokens=event.output_tokens,
+                ttft_s=event.ttft_s,
+                tpot_s=event.tpot_s,
+                grace_s=event.grace_s,
+            )
+            return pb.InvokeResponse(finished=finished)
+        case _:
+            assert_never(event)
+
+
+def event_from_wire(message: pb.InvokeResponse) -> InvocationEvent:
+    """The event. Raises InvalidInput for a malformed one."""
+    match message.WhichOneof("event"):
+        case "tokens":
+            tokens = message.tokens
+            return Tokens(
+                first_index=tokens.first_index,
+                token_ids=tuple(tokens.token_ids),
+                text=tokens.text,
+            )
+        case "accepted":
+            accepted = message.accepted
+            return Accepted(
+                request_id=RequestId(accepted.request_id),
+                prompt_tokens=accepted.prompt_tokens,
+                ttft_limit_s=accepted.ttft_limit_s,
+                tpot_limit_s=accepted.tpot_limit_s,
+            )
+        case "waiting":
+            return Waiting(phase=message.waiting.phase, share=message.waiting.share)
+        case "finished":
+            finished = message.finished
+            return Finished(
+                reason=member(FinishReason, finished.reason, finished, "reason"),
+                prompt_tokens=finished.prompt_tokens,
+                output_tokens=finished.output_tokens,
+                ttft_s=finished.ttft_s,
+                tpot_s=finished.tpot_s,
+                grace_s=finished.grace_s,
+            )
+        case _:
+            raise nothing_known(message)

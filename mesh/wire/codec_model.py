@@ -1,0 +1,137 @@
+"""Models and deployments: protobuf messages to domain values and back.
+
+Every `…_from_wire` raises InvalidInput for a message that cannot be meant; every `…_to_wire` raises
+ValueError for a value outside the message's range (a lone surrogate, a number too large).
+"""
+
+from mesh.domain.checks import check_slo
+from mesh.domain.deployment import DeploymentSpec, Scaling
+from mesh.domain.ids import DeploymentName, ModelId
+from mesh.domain.model import Footprint, ModelFormat, ModelInfo
+from mesh.domain.reasons import DeviceKind
+from mesh.domain.slo import Slo
+from mesh.domain.text import TextAssets
+from mesh.v1 import model_pb2 as pb
+from mesh.wire.malformed import at_least_one, identifier, member, require
+
+
+def model_to_wire(model: ModelInfo) -> pb.ModelInfo:
+    return pb.ModelInfo(
+        model_id=model.model_id,
+        source=model.source,
+        format=model.format,
+        architecture=model.architecture,
+        context_tokens_max=model.context_tokens_max,
+        vocabulary_tokens=model.vocabulary_tokens,
+        layers=model.layers,
+        hidden_size=model.hidden_size,
+        attention_heads=model.attention_heads,
+        kv_heads=model.kv_heads,
+        head_size=model.head_size,
+        parameters=model.parameters,
+        disk_bytes=model.disk_bytes,
+        stop_token_ids=model.stop_token_ids,
+    )
+
+
+def model_from_wire(message: pb.ModelInfo) -> ModelInfo:
+    return ModelInfo(
+        model_id=ModelId(identifier(message.model_id, message, "model_id")),
+        source=message.source,
+        format=member(ModelFormat, message.format, message, "format"),
+        architecture=message.architecture,
+        context_tokens_max=at_least_one(message.context_tokens_max, message, "context_tokens_max"),
+        vocabulary_tokens=message.vocabulary_tokens,
+        layers=message.layers,
+        hidden_size=message.hidden_size,
+        attention_heads=message.attention_heads,
+        kv_heads=message.kv_heads,
+        head_size=message.head_size,
+        parameters=message.parameters,
+        disk_bytes=message.disk_bytes,
+        stop_token_ids=tuple(message.stop_token_ids),
+    )
+
+
+def footprint_to_wire(footprint: Footprint) -> pb.Footprint:
+    return pb.Footprint(
+        weights_bytes=footprint.weights_bytes,
+        kv_block_bytes=footprint.kv_block_bytes,
+        block_tokens=footprint.block_tokens,
+    )
+
+
+def footprint_from_wire(message: pb.Footprint) -> Footprint:
+    return Footprint(
+        weights_bytes=message.weights_bytes,
+        kv_block_bytes=message.kv_block_bytes,
+        block_tokens=at_least_one(message.block_tokens, message, "block_tokens"),
+    )
+
+
+def assets_to_wire(assets: TextAssets) -> pb.TextAssets:
+    return pb.TextAssets(
+        tokenizer_json=assets.tokenizer_json,
+        chat_template=assets.chat_template,
+        bos_token=assets.bos_token,
+        eos_token=assets.eos_token,
+        add_bos=assets.add_bos,
+    )
+
+
+def assets_from_wire(message: pb.TextAssets) -> TextAssets:
+    return TextAssets(
+        tokenizer_json=message.tokenizer_json,
+        chat_template=message.chat_template if message.HasField("chat_template") else None,
+        bos_token=message.bos_token if message.HasField("bos_token") else None,
+        eos_token=message.eos_token if message.HasField("eos_token") else None,
+        add_bos=message.add_bos,
+    )
+
+
+def slo_to_wire(slo: Slo) -> pb.Slo:
+    return pb.Slo(ttft_s=slo.ttft_s, ttft_tokens_per_s=slo.ttft_tokens_per_s, tpot_s=slo.tpot_s)
+
+
+def slo_from_wire(message: pb.Slo) -> Slo:
+    """Checked here already: everybody divides by its fields."""
+    slo = Slo(
+        ttft_s=message.ttft_s,
+        ttft_tokens_per_s=message.ttft_tokens_per_s,
+        tpot_s=message.tpot_s,
+    )
+    check_slo(slo)
+    return slo
+
+
+def spec_to_wire(spec: DeploymentSpec) -> pb.DeploymentSpec:
+    return pb.DeploymentSpec(
+        name=spec.name,
+        source=spec.source,
+        context_tokens_max=spec.context_tokens_max,
+        slo=slo_to_wire(spec.slo),
+        scaling=pb.Scaling(
+            replicas_min=spec.scaling.replicas_min,
+            replicas_max=spec.scaling.replicas_max,
+            keep_alive_s=spec.scaling.keep_alive_s,
+        ),
+        devices=spec.devices,
+    )
+
+
+def spec_from_wire(message: pb.DeploymentSpec) -> DeploymentSpec:
+    """The spec as it was written; `mesh.domain.checks` says whether it can be deployed."""
+    require(message, "slo", "scaling")
+    given = message.HasField("context_tokens_max")
+    return DeploymentSpec(
+        name=DeploymentName(message.name),
+        source=message.source,
+        context_tokens_max=message.context_tokens_max if given else None,
+        slo=slo_from_wire(message.slo),
+        scaling=Scaling(
+            replicas_min=message.scaling.replicas_min,
+            replicas_max=message.scaling.replicas_max,
+            keep_alive_s=message.scaling.keep_alive_s,
+        ),
+        devices=tuple(member(DeviceKind, d, message, "devices") for d in message.devices),
+    )

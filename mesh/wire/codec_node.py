@@ -1,0 +1,141 @@
+"""What a node tells its controller: NodeReport to and from the wire."""
+
+from typing import assert_never
+
+from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, RequestId
+from mesh.domain.messages import (
+    Heartbeat,
+    ImportDone,
+    ImportFailed,
+    ImportProgress,
+    InstanceGone,
+    InstanceLoaded,
+    InstanceReport,
+    LoadFailed,
+    LoadProgress,
+    NodeHello,
+    NodeReport,
+    RequestReturned,
+    TokensReport,
+)
+from mesh.domain.reasons import DeviceKind
+from mesh.v1 import node_link_pb2 as pb
+from mesh.wire.codec_import import import_report_from_wire, import_report_to_wire
+from mesh.wire.codec_load import load_report_from_wire, load_report_to_wire
+from mesh.wire.codec_model import footprint_from_wire, footprint_to_wire
+from mesh.wire.codec_request import tokens_from_wire, tokens_to_wire
+from mesh.wire.malformed import identifier, member, nothing_known, require
+
+
+def report_to_wire(report: NodeReport) -> pb.NodeReport:
+    match report:
+        case TokensReport():
+            return pb.NodeReport(tokens=tokens_to_wire(report))
+        case Heartbeat():
+            instances = map(_instance_to_wire, report.instances)
+            return pb.NodeReport(
+                heartbeat=pb.Heartbeat(rss_bytes=report.rss_bytes, instances=instances)
+            )
+        case RequestReturned():
+            return pb.NodeReport(
+                request_returned=pb.RequestReturned(
+                    request_id=report.request_id,
+                    attempt=report.attempt,
+                    error=report.error,
+                    message=report.message,
+                )
+            )
+        case InstanceLoaded() | InstanceGone() | LoadProgress() | LoadFailed():
+            return load_report_to_wire(report)
+        case ImportProgress() | ImportDone() | ImportFailed():
+            return import_report_to_wire(report)
+        case NodeHello():
+            return pb.NodeReport(hello=_hello_to_wire(report))
+        case _:
+            assert_never(report)
+
+
+def report_from_wire(message: pb.NodeReport) -> NodeReport:
+    """The report. Raises InvalidInput for a malformed one."""
+    match message.WhichOneof("report"):
+        case "tokens":
+            return tokens_from_wire(message.tokens)
+        case "heartbeat":
+            beat = message.heartbeat
+            return Heartbeat(
+                rss_bytes=beat.rss_bytes,
+                instances=tuple(_instance_from_wire(i) for i in beat.instances),
+            )
+        case "request_returned":
+            returned = message.request_returned
+            return RequestReturned(
+                request_id=RequestId(identifier(returned.request_id, returned, "request_id")),
+                attempt=returned.attempt,
+                error=returned.error,
+                message=returned.message,
+            )
+        case "instance_loaded" | "instance_gone" | "load_progress" | "load_failed":
+            return load_report_from_wire(message)
+        case "import_progress" | "import_done" | "import_failed":
+            return import_report_from_wire(message)
+        case "hello":
+            return _hello_from_wire(message.hello)
+        case _:
+            raise nothing_known(message)
+
+
+def _hello_to_wire(hello: NodeHello) -> pb.NodeHello:
+    return pb.NodeHello(
+        node_id=hello.node_id,
+        run_id=hello.run_id,
+        device=hello.device,
+        hardware=hello.hardware,
+        cores=hello.cores,
+        engine=hello.engine,
+        memory_bytes=hello.memory_bytes,
+        instances=map(_instance_to_wire, hello.instances),
+        version=hello.version,
+    )
+
+
+def _hello_from_wire(message: pb.NodeHello) -> NodeHello:
+    return NodeHello(
+        node_id=NodeId(identifier(message.node_id, message, "node_id")),
+        run_id=identifier(message.run_id, message, "run_id"),
+        device=member(DeviceKind, message.device, message, "device"),
+        hardware=message.hardware,
+        cores=message.cores,
+        engine=message.engine,
+        memory_bytes=message.memory_bytes,
+        version=message.version,
+        instances=tuple(_instance_from_wire(i) for i in message.instances),
+    )
+
+
+def _instance_to_wire(report: InstanceReport) -> pb.InstanceReport:
+    return pb.InstanceReport(
+        instance_id=report.instance_id,
+        deployment=report.deployment,
+        model_id=report.model_id,
+        footprint=footprint_to_wire(report.footprint),
+        kv_blocks=report.kv_blocks,
+        kv_blocks_used=report.kv_blocks_used,
+        context_tokens_max=report.context_tokens_max,
+        batch_max=report.batch_max,
+        batch=report.batch,
+    )
+
+
+def _instance_from_wire(message: pb.InstanceReport) -> InstanceReport:
+    require(message, "footprint")
+    return InstanceReport(
+        instance_id=InstanceId(identifier(message.instance_id, message, "instance_id")),
+        deployment=DeploymentName(message.deployment),
+        model_id=ModelId(message.model_id),
+        footprint=footprint_from_wire(message.footprint),
+        kv_blocks=message.kv_blocks,
+        kv_blocks_used=message.kv_blocks_used,
+        context_tokens_max=message.context_tokens_max,
+        batch_max=message.batch_max,
+        batch=message.batch,
+    )

@@ -1,0 +1,119 @@
+"""Requests on the link between controller and node: orders down, tokens up.
+
+Tokens are the hot path: one report an iteration, for all requests of its batch. They are coded by
+hand, field by field, and checked no more than they need to be.
+"""
+
+from collections.abc import Iterable
+
+from mesh.domain.errors import InvalidInput
+from mesh.domain.ids import DeploymentName, InstanceId, RequestId
+from mesh.domain.messages import SubmitRequest, TokensReport
+from mesh.domain.reasons import FinishReason
+from mesh.domain.request import Request, RequestOrder, RequestTokens, SamplingParams
+from mesh.v1 import model_pb2, node_link_pb2
+from mesh.wire.codec_model import slo_from_wire, slo_to_wire
+from mesh.wire.malformed import identifier, require
+
+_FINISHES: dict[str, FinishReason | None] = {"": None, **{r.value: r for r in FinishReason}}
+
+
+def sampling_to_wire(sampling: SamplingParams) -> model_pb2.SamplingParams:
+    return model_pb2.SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        repetition_penalty=sampling.repetition_penalty,
+        max_tokens=sampling.max_tokens,
+        ignore_eos=sampling.ignore_eos,
+        stop=sampling.stop,
+    )
+
+
+def sampling_from_wire(message: model_pb2.SamplingParams) -> SamplingParams:
+    return SamplingParams(
+        temperature=message.temperature,
+        top_p=message.top_p,
+        top_k=message.top_k,
+        seed=message.seed if message.HasField("seed") else None,
+        repetition_penalty=message.repetition_penalty,
+        max_tokens=message.max_tokens,
+        ignore_eos=message.ignore_eos,
+        stop=tuple(message.stop),
+    )
+
+
+def submit_to_wire(submit: SubmitRequest) -> node_link_pb2.SubmitRequest:
+    order, request = submit.order, submit.order.request
+    return node_link_pb2.SubmitRequest(
+        instance_id=submit.instance_id,
+        request_id=request.request_id,
+        deployment=request.deployment,
+        attempt=order.attempt,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=order.output_tokens,
+        sampling=sampling_to_wire(request.sampling),
+        slo=slo_to_wire(order.slo),
+        age_s=order.age_s,
+        grace_s=order.grace_s,
+    )
+
+
+def submit_from_wire(message: node_link_pb2.SubmitRequest) -> SubmitRequest:
+    require(message, "sampling", "slo")
+    request = Request(
+        request_id=RequestId(identifier(message.request_id, message, "request_id")),
+        deployment=DeploymentName(message.deployment),
+        prompt_tokens=tuple(message.prompt_tokens),
+        sampling=sampling_from_wire(message.sampling),
+    )
+    return SubmitRequest(
+        instance_id=InstanceId(identifier(message.instance_id, message, "instance_id")),
+        order=RequestOrder(
+            request=request,
+            attempt=message.attempt,
+            output_tokens=tuple(message.output_tokens),
+            slo=slo_from_wire(message.slo),
+            age_s=message.age_s,
+            grace_s=message.grace_s,
+        ),
+    )
+
+
+def tokens_to_wire(report: TokensReport) -> node_link_pb2.TokensReport:
+    return node_link_pb2.TokensReport(
+        instance_id=report.instance_id,
+        outputs=[
+            model_pb2.RequestTokens(
+                request_id=output.request_id,
+                attempt=output.attempt,
+                first_index=output.first_index,
+                token_ids=output.token_ids,
+                text=output.text,
+                finish=output.finish or "",
+            )
+            for output in report.outputs
+        ],
+    )
+
+
+def tokens_from_wire(message: node_link_pb2.TokensReport) -> TokensReport:
+    return TokensReport(
+        instance_id=InstanceId(message.instance_id), outputs=tuple(_outputs(message.outputs))
+    )
+
+
+def _outputs(messages: Iterable[model_pb2.RequestTokens]) -> Iterable[RequestTokens]:
+    for message in messages:
+        finish = message.finish
+        if finish not in _FINISHES:
+            raise InvalidInput(f"RequestTokens.finish is {finish!r}, which is no finish reason")
+        yield RequestTokens(
+            request_id=RequestId(message.request_id),
+            attempt=message.attempt,
+            first_index=message.first_index,
+            token_ids=tuple(message.token_ids),
+            text=message.text,
+            finish=_FINISHES[finish],
+        )

@@ -1,0 +1,159 @@
+"""Pictures of the cell for operators: deployments, nodes, instances, status, events."""
+
+from mesh.domain.ids import DeploymentName, InstanceId, NodeId
+from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
+from mesh.domain.reasons import DeviceKind, RefusalReason
+from mesh.domain.views import (
+    CellEvent,
+    CellLine,
+    CellStatus,
+    DeploymentSnapshot,
+    InstanceSnapshot,
+    NodeSnapshot,
+)
+from mesh.v1 import control_pb2 as pb
+from mesh.wire.codec_model import model_from_wire, model_to_wire, spec_from_wire, spec_to_wire
+from mesh.wire.malformed import member, require
+
+
+def instance_to_wire(instance: InstanceSnapshot) -> pb.Instance:
+    return pb.Instance(
+        instance_id=instance.instance_id,
+        deployment=instance.deployment,
+        node_id=instance.node_id,
+        state=instance.state,
+        batch=instance.batch,
+        batch_max=instance.batch_max,
+        kv_blocks=instance.kv_blocks,
+        kv_blocks_used=instance.kv_blocks_used,
+        weights_bytes=instance.weights_bytes,
+        kv_bytes=instance.kv_bytes,
+        load_s=instance.load_s,
+        phase=instance.phase,
+        share=instance.share,
+    )
+
+
+def instance_from_wire(message: pb.Instance) -> InstanceSnapshot:
+    return InstanceSnapshot(
+        instance_id=InstanceId(message.instance_id),
+        deployment=DeploymentName(message.deployment),
+        node_id=NodeId(message.node_id),
+        state=member(InstanceState, message.state, message, "state"),
+        batch=message.batch,
+        batch_max=message.batch_max,
+        kv_blocks=message.kv_blocks,
+        kv_blocks_used=message.kv_blocks_used,
+        weights_bytes=message.weights_bytes,
+        kv_bytes=message.kv_bytes,
+        load_s=message.load_s,
+        phase=message.phase,
+        share=message.share,
+    )
+
+
+def deployment_to_wire(deployment: DeploymentSnapshot) -> pb.Deployment:
+    return pb.Deployment(
+        spec=spec_to_wire(deployment.spec),
+        model=model_to_wire(deployment.model) if deployment.model is not None else None,
+        state=deployment.state,
+        context_tokens_max=deployment.context_tokens_max,
+        queued=deployment.queued,
+        running=deployment.running,
+        instances=map(instance_to_wire, deployment.instances),
+        served=deployment.served,
+        refused=deployment.refused,
+    )
+
+
+def deployment_from_wire(message: pb.Deployment) -> DeploymentSnapshot:
+    require(message, "spec")
+    return DeploymentSnapshot(
+        spec=spec_from_wire(message.spec),
+        model=model_from_wire(message.model) if message.HasField("model") else None,
+        state=member(DeploymentState, message.state, message, "state"),
+        context_tokens_max=message.context_tokens_max,
+        queued=message.queued,
+        running=message.running,
+        instances=tuple(instance_from_wire(i) for i in message.instances),
+        served=message.served,
+        refused=message.refused,
+    )
+
+
+def node_to_wire(node: NodeSnapshot) -> pb.Node:
+    return pb.Node(
+        node_id=node.node_id,
+        state=node.state,
+        device=node.device,
+        hardware=node.hardware,
+        cores=node.cores,
+        engine=node.engine,
+        memory_bytes=node.memory_bytes,
+        memory_reserved_bytes=node.memory_reserved_bytes,
+        rss_bytes=node.rss_bytes,
+        silent_s=node.silent_s,
+        instances=map(instance_to_wire, node.instances),
+    )
+
+
+def node_from_wire(message: pb.Node) -> NodeSnapshot:
+    return NodeSnapshot(
+        node_id=NodeId(message.node_id),
+        state=member(NodeState, message.state, message, "state"),
+        device=member(DeviceKind, message.device, message, "device"),
+        hardware=message.hardware,
+        cores=message.cores,
+        engine=message.engine,
+        memory_bytes=message.memory_bytes,
+        memory_reserved_bytes=message.memory_reserved_bytes,
+        rss_bytes=message.rss_bytes,
+        silent_s=message.silent_s,
+        instances=tuple(instance_from_wire(i) for i in message.instances),
+    )
+
+
+def status_to_wire(status: CellStatus) -> pb.Status:
+    return pb.Status(
+        version=status.version,
+        uptime_s=status.uptime_s,
+        nodes_ready=status.nodes_ready,
+        nodes=status.nodes,
+        deployments=status.deployments,
+        instances=status.instances,
+        queued=status.queued,
+        running=status.running,
+        served=status.served,
+        refused={reason.value: count for reason, count in status.refused},
+        state_path=status.state_path,
+    )
+
+
+def status_from_wire(message: pb.Status) -> CellStatus:
+    """Refusals come ordered by reason."""
+    return CellStatus(
+        version=message.version,
+        uptime_s=message.uptime_s,
+        nodes_ready=message.nodes_ready,
+        nodes=message.nodes,
+        deployments=message.deployments,
+        instances=message.instances,
+        queued=message.queued,
+        running=message.running,
+        served=message.served,
+        refused=tuple(
+            (member(RefusalReason, reason, message, "refused"), count)
+            for reason, count in sorted(message.refused.items())
+        ),
+        state_path=message.state_path,
+    )
+
+
+def cell_event_to_wire(event: CellEvent) -> pb.CellEvent:
+    line = event.line
+    return pb.CellEvent(age_s=event.age_s, kind=line.kind, subject=line.subject, text=line.text)
+
+
+def cell_event_from_wire(message: pb.CellEvent) -> CellEvent:
+    line = CellLine(kind=message.kind, subject=message.subject, text=message.text)
+    return CellEvent(age_s=message.age_s, line=line)

@@ -1,0 +1,122 @@
+"""One connection of a node to its controller, from the dial to its end.
+
+Two tasks while it is open: one writes the reports that wait, one reads commands. Whatever ends it
+is told as a MeshError: the controller's own, or Unavailable with what broke.
+"""
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeAlias, cast
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from mesh.domain.errors import InvalidInput, MeshError, Unavailable
+from mesh.domain.messages import NodeCommand, NodeHello, NodeReport
+from mesh.v1 import node_link_pb2 as pb
+from mesh.v1.node_link_pb2_grpc import NodeLinkStub
+from mesh.wire.channel import dial
+from mesh.wire.codec_command import command_from_wire
+from mesh.wire.codec_node import report_to_wire
+from mesh.wire.errors import EndedCall, error_of
+from mesh.wire.mailbox import Mailbox
+
+Call: TypeAlias = "grpc.aio.StreamStreamCall[pb.NodeReport, pb.NodeCommand]"
+
+
+class Connection:
+    """An async context: leaving it closes the call and its channel."""
+
+    def __init__(self, *, address: str, reports_max: int, welcome_s_max: float) -> None:
+        self._address = address
+        self._reports_max = reports_max
+        self._welcome_s_max = welcome_s_max
+        self._reports: Mailbox[NodeReport] = Mailbox(reports_max)
+        self._channel = dial(address)
+        connect: Any = NodeLinkStub(self._channel).Connect  # the stubs ask for an iterator
+        self._call: Call = connect()
+        self._commands = aiter(self._call)
+        self._given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def __aenter__(self) -> "Connection":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._reports.close()
+        self._call.cancel()
+        await self._channel.close(None)
+
+    async def open(self, hello: NodeHello) -> None:
+        """Say hello and wait for the welcome. Raises what the controller answers instead, or
+        Unavailable when it does not answer in time.
+        """
+        try:
+            async with asyncio.timeout(self._welcome_s_max):
+                await self._call.write(report_to_wire(hello))
+                answer = await anext(self._commands, None)
+        except TimeoutError:
+            raise Unavailable(f"no welcome within {self._welcome_s_max:g} s") from None
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, DecodeError) as error:
+            raise await self._ended(error) from error
+        if answer is None or answer.WhichOneof("command") != "welcome":
+            raise Unavailable("the controller's first word was no welcome")
+
+    async def serve(self, on_command: Callable[[NodeCommand], None]) -> None:
+        """Write and read until the connection ends; always raises, with the reason."""
+        tasks = [
+            asyncio.ensure_future(self._write()),
+            asyncio.ensure_future(self._read(on_command)),
+        ]
+        ends: list[asyncio.Future[Any]] = [*tasks, self._given_up]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            told = await asyncio.gather(*tasks, return_exceptions=True)
+        if self._given_up.done():
+            raise Unavailable(self._given_up.result())
+        for error in told:
+            if isinstance(error, Exception):
+                raise error
+        raise Unavailable("the controller closed the link")
+
+    def send(self, report: NodeReport) -> None:
+        if not self._reports.put(report):
+            self.give_up(f"{self._reports_max} reports wait to be sent, which is the limit")
+
+    def give_up(self, reason: str) -> None:
+        """End `serve` with this reason."""
+        if not self._given_up.done():
+            self._given_up.set_result(reason)
+
+    async def _write(self) -> None:
+        try:
+            while reports := await self._reports.take():
+                for report in reports:
+                    await self._call.write(report_to_wire(report))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            raise await self._ended(error) from error
+
+    async def _read(self, on_command: Callable[[NodeCommand], None]) -> None:
+        try:
+            async for message in self._commands:
+                on_command(command_from_wire(message))
+        except (grpc.aio.AioRpcError, DecodeError) as error:
+            raise await self._ended(error) from error
+
+    async def _ended(self, error: Exception) -> MeshError:
+        """What the controller said, or what broke."""
+        match error:
+            case DecodeError():
+                return InvalidInput(f"the controller sent no valid command: {error}")
+            case grpc.aio.AioRpcError():
+                return error_of(cast(EndedCall, error))
+            case _:
+                return Unavailable(await self._call.details() or "the call has ended")

@@ -1,0 +1,170 @@
+"""The error tree on the wire: a MeshError becomes a gRPC status with metadata, and back.
+
+The status code is for clients that are not ours; ours read the class, the hint and the reason from
+the trailing metadata, so that the command line raises what the controller raised.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+
+from mesh.domain.errors import (
+    AlreadyExists,
+    Cancelled,
+    EngineError,
+    InvalidInput,
+    MeshError,
+    ModelError,
+    NotFound,
+    OutOfMemory,
+    Refused,
+    StorageError,
+    Unavailable,
+)
+from mesh.domain.reasons import RefusalReason
+
+ERROR_KEY = "mesh-error"
+HINT_KEY = "mesh-hint-bin"
+REASON_KEY = "mesh-reason"
+RETRY_AFTER_KEY = "mesh-retry-after-s"
+TEXT_BYTES_MAX = 1500
+"""Of a message, and of a hint: gRPC drops a call whose metadata comes to more than 8 KiB, and a
+message may take three bytes for one there.
+"""
+
+_CODES: tuple[tuple[type[MeshError], grpc.StatusCode], ...] = (
+    (InvalidInput, grpc.StatusCode.INVALID_ARGUMENT),
+    (NotFound, grpc.StatusCode.NOT_FOUND),
+    (AlreadyExists, grpc.StatusCode.ALREADY_EXISTS),
+    (Refused, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (Cancelled, grpc.StatusCode.CANCELLED),
+    (Unavailable, grpc.StatusCode.UNAVAILABLE),
+    (StorageError, grpc.StatusCode.FAILED_PRECONDITION),
+    (ModelError, grpc.StatusCode.FAILED_PRECONDITION),
+    (OutOfMemory, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (EngineError, grpc.StatusCode.INTERNAL),
+)
+_REFUSALS: dict[RefusalReason, grpc.StatusCode] = {
+    RefusalReason.UNKNOWN_DEPLOYMENT: grpc.StatusCode.NOT_FOUND,
+    RefusalReason.DEPLOYMENT_DELETED: grpc.StatusCode.NOT_FOUND,
+    RefusalReason.PROMPT_TOO_LONG: grpc.StatusCode.INVALID_ARGUMENT,
+    RefusalReason.NODE_LOST: grpc.StatusCode.UNAVAILABLE,
+    RefusalReason.NO_NODE: grpc.StatusCode.UNAVAILABLE,
+    RefusalReason.SHUTTING_DOWN: grpc.StatusCode.UNAVAILABLE,
+    RefusalReason.LOAD_FAILED: grpc.StatusCode.INTERNAL,
+    RefusalReason.ENGINE_FAILED: grpc.StatusCode.INTERNAL,
+}
+_FOREIGN: dict[grpc.StatusCode, type[MeshError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidInput,
+    grpc.StatusCode.OUT_OF_RANGE: InvalidInput,
+    grpc.StatusCode.NOT_FOUND: NotFound,
+    grpc.StatusCode.ALREADY_EXISTS: AlreadyExists,
+    grpc.StatusCode.CANCELLED: Cancelled,
+    grpc.StatusCode.DEADLINE_EXCEEDED: Cancelled,
+    grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.UNIMPLEMENTED: Unavailable,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireStatus:
+    """How a call ends on the wire."""
+
+    code: grpc.StatusCode
+    details: str
+    metadata: tuple[tuple[str, str | bytes], ...]
+
+
+def status_of(error: MeshError) -> WireStatus:
+    metadata: list[tuple[str, str | bytes]] = [(ERROR_KEY, type(error).__name__)]
+    if error.hint:
+        metadata.append((HINT_KEY, _clipped(error.hint).encode("utf-8")))
+    if isinstance(error, Refused):
+        metadata.append((REASON_KEY, error.reason.value))
+        if error.retry_after_s > 0:
+            metadata.append((RETRY_AFTER_KEY, f"{error.retry_after_s:g}"))
+    return WireStatus(
+        code=_code_of(error), details=_clipped(error.message), metadata=tuple(metadata)
+    )
+
+
+class EndedCall(Protocol):
+    """What gRPC raises when a call has failed, of either of its Python faces."""
+
+    def code(self) -> grpc.StatusCode: ...
+
+    def details(self) -> str | None: ...
+
+    def trailing_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
+
+
+def is_told(call: EndedCall) -> bool:
+    """Whether the other end said why, rather than gRPC."""
+    return ERROR_KEY in dict(call.trailing_metadata() or ())
+
+
+def error_of(call: EndedCall) -> MeshError:
+    """What the other end raised; for a status that is not mesh's, the nearest kind."""
+    code, said = call.code(), dict(call.trailing_metadata() or ())
+    message = call.details() or f"the call ended with {code.name}"
+    name = said.get(ERROR_KEY)
+    if not isinstance(name, str):
+        return _FOREIGN.get(code, MeshError)(message)
+    hint = said.get(HINT_KEY, b"")
+    return error_named(
+        name,
+        message,
+        hint=hint.decode("utf-8", "replace") if isinstance(hint, bytes) else hint,
+        reason=str(said.get(REASON_KEY, "")),
+        retry_after_s=_seconds(said.get(RETRY_AFTER_KEY)),
+    )
+
+
+def error_named(
+    name: str, message: str, *, hint: str = "", reason: str = "", retry_after_s: float = 0.0
+) -> MeshError:
+    """The error of a class given by its name; a MeshError for a name that is not in the tree."""
+    kind = _CLASSES.get(name, MeshError)
+    if not issubclass(kind, Refused):
+        return kind(message, hint=hint)
+    if reason not in set(RefusalReason):
+        return MeshError(message, hint=hint)
+    return kind(message, reason=RefusalReason(reason), retry_after_s=retry_after_s, hint=hint)
+
+
+def _code_of(error: MeshError) -> grpc.StatusCode:
+    if isinstance(error, Refused):
+        return _REFUSALS.get(error.reason, grpc.StatusCode.RESOURCE_EXHAUSTED)
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code
+    return grpc.StatusCode.UNKNOWN
+
+
+def _clipped(text: str) -> str:
+    """One line of bounded length that UTF-8 can hold."""
+    line = " ".join(text.split())
+    raw = line.encode("utf-8", "replace")
+    if len(raw) <= TEXT_BYTES_MAX:
+        return raw.decode("utf-8")
+    return raw[: TEXT_BYTES_MAX - 3].decode("utf-8", "ignore") + "…"
+
+
+def _seconds(text: str | bytes | None) -> float:
+    try:
+        seconds = float(text or 0.0)
+    except ValueError:
+        return 0.0
+    return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
+
+
+def _tree(kind: type[MeshError]) -> Iterator[type[MeshError]]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _tree(below)
+
+
+_CLASSES = {kind.__name__: kind for kind in _tree(MeshError)}

@@ -1,0 +1,128 @@
+"""The node's end of its link: dials the controller, keeps the stream, dials again when it broke.
+
+It owns the connection and the reports that wait to be sent; the agent owns what is said. One
+connection at a time: hello, the controller's welcome, then reports up and commands down until
+either end is gone. Reports are dropped while there is no connection: the hello of the next one says
+what the node holds.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mesh.domain.errors import AlreadyExists, InvalidInput, MeshError
+from mesh.domain.messages import NodeCommand, NodeHello, NodeReport
+from mesh.wire.connection import Connection
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkLimits:
+    reports_max: int = 10_000
+    """That wait to be sent; a controller that takes them more slowly counts as gone."""
+    welcome_s_max: float = 5.0
+    """From dialling to the controller's welcome."""
+    pause_s_min: float = 0.1
+    """Before the first new try; doubled for each further one."""
+    pause_s_max: float = 5.0
+
+
+class NodeLink:
+    """`hello` is asked anew for every connection. The callbacks run on the loop of `run`:
+    `on_open` when the controller has taken the node, `on_close` once after each `on_open`.
+    """
+
+    def __init__(
+        self,
+        *,
+        address: str,
+        hello: Callable[[], NodeHello],
+        rng: random.Random,
+        on_open: Callable[[], None],
+        on_command: Callable[[NodeCommand], None],
+        on_close: Callable[[str], None],
+        limits: LinkLimits | None = None,
+    ) -> None:
+        self._address = address
+        self._hello = hello
+        self._rng = rng
+        self._on_open = on_open
+        self._on_command = on_command
+        self._on_close = on_close
+        self._limits = limits or LinkLimits()
+        self._connection: Connection | None = None
+        self._stopping = asyncio.Event()
+
+    def send(self, report: NodeReport) -> None:
+        """Queue a report; never waits. Dropped while there is no connection."""
+        if self._connection is not None:
+            self._connection.send(report)
+
+    def stop(self) -> None:
+        """Wish the end: `run` closes the connection and returns soon."""
+        self._stopping.set()
+        if self._connection is not None:
+            self._connection.give_up("the node is stopping")
+
+    async def run(self) -> None:
+        """Keep the link until `stop`. Raises AlreadyExists when the name is taken by another node,
+        InvalidInput when the controller cannot make sense of this one: neither heals by waiting.
+        """
+        failures = 0
+        while not self._stopping.is_set():
+            opened, reason = await self._connect()
+            if self._stopping.is_set():
+                return
+            failures = 0 if opened else failures + 1
+            pause_s = self._pause_s(failures)
+            self._log(opened, failures, reason)
+            await self._rest(pause_s)
+
+    async def _connect(self) -> tuple[bool, str]:
+        """One connection from dial to end: whether it was opened, and why it ended."""
+        connection = Connection(
+            address=self._address,
+            reports_max=self._limits.reports_max,
+            welcome_s_max=self._limits.welcome_s_max,
+        )
+        opened = False
+        reason = "the link was cancelled"
+        try:
+            async with connection:
+                await connection.open(self._hello())
+                opened, self._connection = True, connection
+                self._on_open()
+                await connection.serve(self._on_command)
+        except (AlreadyExists, InvalidInput) as error:
+            reason = error.message
+            if not opened:
+                raise
+        except MeshError as error:
+            reason = error.message
+        finally:
+            self._connection = None
+            if opened:
+                self._on_close(reason)
+        return opened, reason
+
+    def _pause_s(self, failures: int) -> float:
+        """Doubling, bounded, and spread so that the nodes of a cell do not come back as one."""
+        doublings = min(failures, 16)
+        pause_s = min(self._limits.pause_s_max, self._limits.pause_s_min * 2.0**doublings)
+        return pause_s * self._rng.uniform(0.5, 1.0)
+
+    async def _rest(self, pause_s: float) -> None:
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._stopping.wait()
+        except TimeoutError:
+            return
+
+    def _log(self, opened: bool, failures: int, reason: str) -> None:
+        if opened:
+            logger.warning("link to %s broke: %s; dialling again", self._address, reason)
+        elif failures == 1:
+            logger.warning("no link to %s yet: %s; dialling on", self._address, reason)

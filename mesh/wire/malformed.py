@@ -1,0 +1,88 @@
+"""What is wrong with a message that cannot be meant, said as InvalidInput.
+
+The codecs use these checks on everything that comes off the wire. Bytes that are no message at all
+become a `Malformed` in place of one, so that the call's handler can answer for them.
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from mesh.domain.errors import InvalidInput
+
+E = TypeVar("E", bound=StrEnum)
+M = TypeVar("M", bound=Message)
+
+NAME_CHARS_MAX = 255
+"""Ids on the wire are no longer than this; mesh itself makes much shorter ones."""
+
+
+class Malformed:
+    """Stands for bytes that could not be parsed."""
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+
+
+def lenient(parse: Callable[[bytes], M]) -> Callable[[bytes], M | Malformed]:
+    """A deserialiser that gives a Malformed where `parse` would raise."""
+
+    def parsed(raw: bytes) -> M | Malformed:
+        try:
+            return parse(raw)
+        except DecodeError as error:
+            return Malformed(f"no valid message: {error}")
+
+    return parsed
+
+
+def member(kind: type[E], text: str, message: Message, field: str) -> E:
+    """The enum's member. Raises InvalidInput for a text that is none."""
+    try:
+        return kind(text)
+    except ValueError:
+        allowed = ", ".join(kind)
+        raise InvalidInput(
+            f"{_name(message)}.{field} is {text!r}; it must be one of {allowed}",
+            hint="both ends of the wire should run the same version of mesh",
+        ) from None
+
+
+def require(message: Message, *fields: str) -> None:
+    """Raise InvalidInput when one of these message fields is missing."""
+    for field in fields:
+        if not message.HasField(field):
+            raise InvalidInput(f"{_name(message)} lacks {field}")
+
+
+def at_least_one(count: int, message: Message, field: str) -> int:
+    """A number that others divide by or index with. Raises InvalidInput when it is 0."""
+    if count < 1:
+        raise InvalidInput(f"{_name(message)}.{field} is {count}; it must be 1 or more")
+    return count
+
+
+def identifier(text: str, message: Message, field: str) -> str:
+    """An id that is neither empty nor absurdly long. Raises InvalidInput otherwise."""
+    if not text:
+        raise InvalidInput(f"{_name(message)} lacks {field}")
+    if len(text) > NAME_CHARS_MAX:
+        raise InvalidInput(
+            f"{_name(message)}.{field} has {len(text)} characters; "
+            f"at most {NAME_CHARS_MAX} are allowed"
+        )
+    return text
+
+
+def nothing_known(message: Message) -> InvalidInput:
+    """The error for a oneof with no member that this version knows."""
+    return InvalidInput(
+        f"{_name(message)} holds nothing that this version knows",
+        hint="both ends of the wire should run the same version of mesh",
+    )
+
+
+def _name(message: Message) -> str:
+    return message.DESCRIPTOR.name

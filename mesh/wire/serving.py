@@ -1,0 +1,81 @@
+"""What every call of mesh's own services goes through on the server: an interceptor.
+
+A handler raises an error of the tree, and the caller receives it with its hint and reason; bytes
+that are no message are answered as InvalidInput; anything else that a handler raises is a fault of
+ours, logged with its trace and told as such.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn
+
+import grpc
+
+from mesh.domain.errors import InvalidInput, MeshError
+from mesh.wire.errors import status_of
+from mesh.wire.malformed import Malformed, lenient
+
+logger = logging.getLogger(__name__)
+
+_OURS = "/mesh.v1."
+ABORT_S_MAX = 1.0
+"""For telling a caller why its call ends; one that does not even read that is dropped."""
+
+# grpc's handlers are untyped: what they take and give differs with the method.
+Handler = Callable[[Any, Any], Awaitable[Any]]
+
+
+class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Wraps the handlers of mesh.v1; health and reflection are left as they are."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(details)
+        if handler is None or not details.method.startswith(_OURS):
+            return handler
+        parse = lenient(handler.request_deserializer)
+        if handler.stream_stream is not None:
+            return grpc.stream_stream_rpc_method_handler(
+                guarded(handler.stream_stream), parse, handler.response_serializer
+            )
+        if handler.unary_stream is not None:
+            return grpc.unary_stream_rpc_method_handler(
+                guarded(handler.unary_stream), parse, handler.response_serializer
+            )
+        return grpc.unary_unary_rpc_method_handler(
+            guarded(handler.unary_unary), parse, handler.response_serializer
+        )
+
+
+def guarded(handler: Handler) -> Handler:
+    """The handler, its errors turned into the call's status."""
+
+    async def call(request: Any, context: Any) -> Any:
+        try:
+            if isinstance(request, Malformed):
+                raise InvalidInput(request.message)
+            return await handler(request, context)
+        except MeshError as error:
+            await end(context, error)
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except Exception as error:
+            if context.done():
+                # The caller left while something was being written to it.
+                raise asyncio.CancelledError from error
+            logger.exception("a call failed")
+            await end(context, MeshError(f"unexpected {type(error).__name__}: {error}"))
+
+    return call
+
+
+async def end(context: Any, error: MeshError) -> NoReturn:
+    """End the call with this error, within ABORT_S_MAX even if the caller reads nothing."""
+    status = status_of(error)
+    async with asyncio.timeout(ABORT_S_MAX):
+        await context.abort(status.code, status.details, status.metadata)
+    raise AssertionError("unreachable: abort raises")

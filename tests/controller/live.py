@@ -1,0 +1,277 @@
+"""A live controller in the test's own loop, and a node that speaks the wire without an engine."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from mesh.controller.server import ControllerConfig, serve
+from mesh.domain.deployment import DeploymentSpec, Scaling
+from mesh.domain.ids import DeploymentName, ModelId, NodeId
+from mesh.domain.invocation import Invocation, TokenPrompt
+from mesh.domain.limits import CellLimits
+from mesh.domain.messages import (
+    ImportDone,
+    ImportModel,
+    ImportProgress,
+    InstanceGone,
+    InstanceLoaded,
+    LoadInstance,
+    LoadProgress,
+    NodeCommand,
+    NodeHello,
+    NodeReport,
+    SubmitRequest,
+    TokensReport,
+    UnloadInstance,
+)
+from mesh.domain.model import Footprint, ModelFormat, ModelInfo
+from mesh.domain.reasons import DeviceKind, FinishReason
+from mesh.domain.request import RequestOrder, RequestTokens
+from mesh.domain.text import TextAssets
+from mesh.domain.views import CellStatus
+from mesh.v1.node_link_pb2_grpc import NodeLinkStub
+from mesh.wire.channel import dial
+from mesh.wire.client import MeshClient
+from mesh.wire.codec_command import command_from_wire
+from mesh.wire.codec_node import report_to_wire
+
+T = TypeVar("T")
+MIB = 1 << 20
+WAIT_S_MAX = 10.0
+"""For anything that should come at once."""
+CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+
+
+def assets() -> TextAssets:
+    """One token a byte, so that a prompt has as many tokens as ASCII characters."""
+    alphabet = {char: n for n, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    raw = tokenizer.to_str().encode()
+    return TextAssets(tokenizer_json=raw, chat_template=CHAT_TEMPLATE)
+
+
+ASSETS = assets()
+FOOTPRINT = Footprint(weights_bytes=10 * MIB, kv_block_bytes=MIB // 32, block_tokens=32)
+MODEL = ModelInfo(
+    model_id=ModelId("sha256-0123456789abcdef"),
+    source="file:///models/tiny",
+    format=ModelFormat.SAFETENSORS,
+    architecture="llama",
+    context_tokens_max=512,
+    vocabulary_tokens=256,
+    layers=2,
+    hidden_size=64,
+    attention_heads=4,
+    kv_heads=2,
+    head_size=16,
+    parameters=100_000,
+    disk_bytes=200_000,
+    stop_token_ids=(2,),
+)
+SPEC = DeploymentSpec(
+    name=DeploymentName("chat"), source=MODEL.source, scaling=Scaling(keep_alive_s=60.0)
+)
+HELLO = NodeHello(
+    node_id=NodeId("n1"),
+    run_id="run-1",
+    device=DeviceKind.CPU,
+    hardware="none",
+    cores=2,
+    engine="fake",
+    memory_bytes=256 * MIB,
+)
+
+
+def asking(*token_ids: int, max_tokens: int = 4) -> Invocation:
+    return Invocation(
+        deployment=SPEC.name,
+        prompt=TokenPrompt(token_ids=token_ids or (1, 2, 3)),
+        max_tokens=max_tokens,
+    )
+
+
+class FakeNode:
+    """Imports and loads at once, and answers a request with 'a's: as many as it asks for, or
+    none while `held`. What it is told is in `commands`.
+    """
+
+    def __init__(self, address: str, hello: NodeHello = HELLO) -> None:
+        self.hello = hello
+        self.commands: list[NodeCommand] = []
+        self.held = False
+        self.loading = True
+        self.importing = True
+        self._channel = dial(address)
+        connect: Any = NodeLinkStub(self._channel).Connect
+        self.call: Any = connect()
+        self._told = asyncio.Condition()
+        self._listening: asyncio.Task[None] | None = None
+
+    async def join(self) -> "FakeNode":
+        """Say hello and wait for the welcome. Raises what the controller answers instead."""
+        await self.send(self.hello)
+        first = await self.call.read()
+        assert first.WhichOneof("command") == "welcome"
+        self._listening = asyncio.create_task(self._listen())
+        return self
+
+    async def leave(self) -> None:
+        """Go without a word, as a machine that is switched off."""
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.gather(self._listening, return_exceptions=True)
+        self.call.cancel()
+        await self._channel.close(None)
+
+    async def send(self, report: NodeReport) -> None:
+        await self.call.write(report_to_wire(report))
+
+    async def told(self, kind: type[T]) -> T:
+        """The first command of a kind that came, or comes."""
+        async with asyncio.timeout(WAIT_S_MAX), self._told:
+            while True:
+                for command in self.commands:
+                    if isinstance(command, kind):
+                        return command
+                await self._told.wait()
+
+    async def answer(self, order: RequestOrder, first: int, count: int, *, last: bool) -> None:
+        """Tokens for a request, one message each."""
+        for index in range(first, first + count):
+            ends = last and index == first + count - 1
+            output = RequestTokens(
+                request_id=order.request.request_id,
+                attempt=order.attempt,
+                first_index=index,
+                token_ids=(97,),
+                text="a",
+                finish=FinishReason.LENGTH if ends else None,
+            )
+            await self.send(TokensReport(instance_id=self.instance_id, outputs=(output,)))
+
+    @property
+    def instance_id(self) -> Any:
+        return next(c.instance_id for c in self.commands if isinstance(c, LoadInstance))
+
+    async def _listen(self) -> None:
+        while (message := await self.call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+            command = command_from_wire(message)
+            async with self._told:
+                self.commands.append(command)
+                self._told.notify_all()
+            await self._obey(command)
+
+    async def _obey(self, command: NodeCommand) -> None:
+        match command:
+            case ImportModel() if self.importing:
+                await self.send(
+                    ImportProgress(operation_id=command.operation_id, phase="read", share=0.5)
+                )
+                model = replace(MODEL, source=command.source)
+                await self.send(
+                    ImportDone(
+                        operation_id=command.operation_id,
+                        model=model,
+                        footprint=FOOTPRINT,
+                        text=ASSETS,
+                    )
+                )
+            case LoadInstance():
+                instance_id = command.instance_id
+                await self.send(LoadProgress(instance_id=instance_id, phase="weights", share=0.5))
+                if self.loading:
+                    await self.loaded(command)
+            case UnloadInstance():
+                await self.send(InstanceGone(instance_id=command.instance_id))
+            case SubmitRequest(order=order) if not self.held:
+                first = len(order.output_tokens)
+                count = order.request.sampling.max_tokens - first
+                await self.answer(order, first, count, last=True)
+
+    async def loaded(self, command: LoadInstance) -> None:
+        await self.send(
+            InstanceLoaded(
+                instance_id=command.instance_id,
+                footprint=FOOTPRINT,
+                kv_blocks=command.kv_blocks,
+                elapsed_s=0.01,
+            )
+        )
+
+
+class LiveCell:
+    """A controller that serves, and a client of it."""
+
+    def __init__(self, address: str, stop: asyncio.Event, serving: "asyncio.Task[None]") -> None:
+        self.address = address
+        self.stop = stop
+        self.serving = serving
+        self.client = MeshClient(address)
+        self.nodes: list[FakeNode] = []
+
+    async def node(self, **changes: Any) -> FakeNode:
+        node = FakeNode(self.address, replace(HELLO, **changes))
+        self.nodes.append(node)
+        return await node.join()
+
+    async def deployed(self, **changes: Any) -> FakeNode:
+        """A node, and a deployment on it."""
+        node = await self.node(**changes)
+        assert await asyncio.to_thread(self.client.deploy, SPEC) == "deployed"
+        return node
+
+    async def ask(self, call: Callable[..., T], *arguments: Any) -> T:
+        """A blocking call of the client, beside this loop, which has to answer it."""
+        return await asyncio.to_thread(call, *arguments)
+
+    async def status(self) -> CellStatus:
+        return await self.ask(self.client.status)
+
+    async def until(self, what: Callable[[], bool]) -> None:
+        """Poll, beside this loop, until it holds."""
+
+        def wait() -> None:
+            until_s = time.monotonic() + WAIT_S_MAX
+            while not what():
+                assert time.monotonic() < until_s, "waited in vain"
+                time.sleep(0.01)
+
+        await self.ask(wait)
+
+    async def idle(self) -> None:
+        await self.until(lambda: self.client.status().running == 0)
+
+
+@asynccontextmanager
+async def live_cell(home: Path, **config: Any) -> AsyncIterator[LiveCell]:
+    """A controller from `ready` to its end; all nodes leave first."""
+    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    stop = asyncio.Event()
+    wanted = ControllerConfig(listen="127.0.0.1:0", home=home, **config)
+    serving = asyncio.create_task(serve(wanted, address.set_result, stop))
+    first: list[asyncio.Future[Any]] = [serving, address]
+    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+    if serving.done():
+        await serving
+    cell = LiveCell(await address, stop, serving)
+    try:
+        yield cell
+    finally:
+        for node in cell.nodes:
+            await node.leave()
+        stop.set()
+        await serving
+        cell.client.close()
+
+
+QUICK = CellLimits(queue_wait_s_max=0.5, node_lease_s=0.6, lease_check_s=0.1)
+"""Limits whose passing a test can wait for."""

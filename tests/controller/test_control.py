@@ -1,0 +1,214 @@
+"""Administrative calls over a real server: deploy, get, scale, delete, drain, status, watch."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
+
+from mesh import __version__
+from mesh.domain.deployment import Scaling
+from mesh.domain.errors import AlreadyExists, InvalidInput, MeshError, NotFound, Unavailable
+from mesh.domain.ids import DeploymentName, NodeId
+from mesh.domain.lifecycle import DeploymentState, NodeState
+from mesh.domain.messages import CancelImport, ImportFailed, ImportModel, ImportProgress
+from mesh.domain.slo import Slo
+from mesh.domain.views import CellEvent
+from mesh.v1 import control_pb2 as pb
+from mesh.v1.control_pb2_grpc import ControlStub
+from mesh.wire.channel import dial
+from mesh.wire.codec_model import spec_to_wire
+from tests.controller.live import HELLO, MODEL, SPEC, LiveCell, asking, live_cell
+
+
+async def test_deploy_shows_progress_and_the_deployment_is_there(cell: LiveCell) -> None:
+    await cell.node()
+    seen: list[tuple[str, float]] = []
+    told = await cell.ask(
+        cell.client.deploy, SPEC, lambda phase, share: seen.append((phase, share))
+    )
+    assert (told, seen) == ("deployed", [("read", 0.5)])
+    found = await cell.ask(cell.client.get, SPEC.name)
+    assert (found.spec, found.model, found.state) == (SPEC, MODEL, DeploymentState.READY)
+    assert await cell.ask(cell.client.list) == (found,)
+    assert await cell.ask(cell.client.deploy, SPEC) == "unchanged"
+    with pytest.raises(AlreadyExists):
+        await cell.ask(cell.client.deploy, replace(SPEC, source="file:///other"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"name": "Chat"}, "no DNS label"),
+        ({"name": "x" * 64}, "64 characters; at most 63"),
+        ({"source": " "}, "source is empty"),
+        ({"slo": Slo(ttft_s=0.0)}, "slo.ttft_s is 0"),
+        ({"slo": Slo(tpot_s=float("nan"))}, "slo.tpot_s is nan"),
+        ({"scaling": Scaling(replicas_min=3, replicas_max=2)}, "replicas_min is 3"),
+        ({"scaling": Scaling(replicas_max=0)}, "replicas_max is 0"),
+        ({"scaling": Scaling(keep_alive_s=float("inf"))}, "keep_alive_s is inf"),
+        ({"devices": ()}, "devices is empty"),
+        ({"context_tokens_max": 0}, "context_tokens_max is 0"),
+        ({"scaling": Scaling(replicas_min=-1)}, "out of range"),
+    ],
+)
+async def test_a_spec_is_checked_again_by_the_controller(
+    cell: LiveCell, changes: dict[str, object], said: str
+) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        await cell.ask(cell.client.deploy, replace(SPEC, **changes))  # type: ignore[arg-type]
+    assert await cell.ask(cell.client.list) == ()
+
+
+async def test_a_failed_import_comes_back_as_the_node_said_it(cell: LiveCell) -> None:
+    node = await cell.node()
+    node.importing = False
+    deploying = asyncio.create_task(cell.ask(cell.client.deploy, SPEC))
+    order = await node.told(ImportModel)
+    await node.send(
+        ImportFailed(
+            operation_id=order.operation_id, error="TornModel", message="cut", hint="fetch it"
+        )
+    )
+    with pytest.raises(MeshError, match="cut") as caught:
+        await deploying
+    assert (type(caught.value).__name__, caught.value.hint) == ("TornModel", "fetch it")
+    assert await cell.ask(cell.client.list) == ()
+
+
+async def test_a_caller_that_vanishes_cancels_its_operation(cell: LiveCell) -> None:
+    node = await cell.node()
+    node.importing = False
+    async with dial(cell.address) as channel:
+        call = ControlStub(channel).Deploy(pb.DeployRequest(spec=spec_to_wire(SPEC)))
+        order = await node.told(ImportModel)
+        call.cancel()
+        assert (await node.told(CancelImport)).operation_id == order.operation_id
+    assert await cell.ask(cell.client.list) == ()
+
+
+async def test_a_progress_callback_that_fails_cancels_the_deployment(cell: LiveCell) -> None:
+    node = await cell.node()
+
+    def stop(phase: str, share: float) -> None:
+        raise KeyboardInterrupt
+
+    node.importing = False
+    deploying = asyncio.create_task(cell.ask(_interrupted, cell, stop))
+    order = await node.told(ImportModel)
+    await node.send(ImportProgress(operation_id=order.operation_id, phase="read", share=0.1))
+    assert await deploying
+    await node.told(CancelImport)
+
+
+def _interrupted(cell: LiveCell, progress: object) -> bool:
+    try:
+        cell.client.deploy(SPEC, progress)  # type: ignore[arg-type]
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+async def test_scale_changes_what_is_given_and_checks_the_whole(cell: LiveCell) -> None:
+    await cell.deployed()
+    await cell.ask(lambda: cell.client.scale(SPEC.name, replicas_max=2, keep_alive_s=5.0))
+    scaling = (await cell.ask(cell.client.get, SPEC.name)).spec.scaling
+    assert scaling == Scaling(replicas_min=0, replicas_max=2, keep_alive_s=5.0)
+    for given, said in (
+        ({"replicas_min": 3}, "replicas_min is 3, more than replicas_max, 2"),
+        ({"keep_alive_s": float("nan")}, "keep_alive_s is nan"),
+        ({}, "nothing to change"),
+    ):
+        with pytest.raises(InvalidInput, match=said):
+            await cell.ask(lambda given=given: cell.client.scale(SPEC.name, **given))
+
+
+async def test_what_is_not_there_is_not_found(cell: LiveCell) -> None:
+    name = DeploymentName("nobody")
+    client = cell.client
+    for call in (client.get, client.delete, lambda n: client.scale(n, replicas_max=2)):
+        with pytest.raises(NotFound, match="no deployment 'nobody'") as caught:
+            await cell.ask(call, name)
+        assert "nothing is deployed" in caught.value.hint
+    with pytest.raises(NotFound, match="no node 'nobody'"):
+        await cell.ask(client.drain, NodeId("nobody"))
+
+
+async def test_a_deleted_deployment_is_gone(cell: LiveCell) -> None:
+    await cell.deployed()
+    assert await cell.ask(cell.client.delete, SPEC.name) == "deleted"
+    assert await cell.ask(cell.client.list) == ()
+    with pytest.raises(NotFound):
+        await cell.ask(lambda: list(cell.client.invoke(asking())))
+
+
+async def test_drain_and_undo_change_the_nodes_state(cell: LiveCell) -> None:
+    await cell.deployed()
+    for undo, state in ((False, NodeState.DRAINING), (True, NodeState.READY)):
+        await cell.ask(lambda undo=undo: cell.client.drain(HELLO.node_id, undo=undo))
+        (node,) = await cell.ask(cell.client.nodes)
+        assert node.state is state
+
+
+async def test_status_counts_what_there_is(cell: LiveCell, tmp_path: Path) -> None:
+    await cell.deployed()
+    await cell.ask(lambda: list(cell.client.invoke(asking())))
+    status = await cell.status()
+    assert (status.nodes_ready, status.nodes, status.deployments, status.instances) == (1, 1, 1, 1)
+    assert (status.served, status.queued, status.running) == (1, 0, 0)
+    assert (status.version, status.refused) == (__version__, ())
+    assert status.state_path == str(tmp_path / "controller")
+    assert status.uptime_s > 0
+
+
+async def test_watch_tells_the_past_and_then_what_happens(cell: LiveCell) -> None:
+    """Without `follow` it ends; with it, it goes on until the controller stops."""
+    await cell.node()
+    events: list[CellEvent] = await cell.ask(lambda: list(cell.client.watch(backlog=10)))
+    assert any(e.line.kind == "node" and e.line.subject == "n1" for e in events)
+    assert all(e.age_s >= 0 for e in events)
+    following = asyncio.create_task(
+        cell.ask(lambda: list(cell.client.watch(backlog=0, follow=True)))
+    )
+    await asyncio.sleep(0.1)
+    await cell.ask(cell.client.deploy, SPEC)
+    cell.stop.set()
+    lines = [event.line for event in await following]
+    assert any(line.subject == "chat" and "deploy" in line.text for line in lines)
+    assert lines[-1].text == "stopping"
+
+
+async def test_health_and_reflection_answer(cell: LiveCell) -> None:
+    async with dial(cell.address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for service in ("", "mesh.v1.Inference"):
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+    def services() -> list[str]:
+        with grpc.insecure_channel(cell.address) as channel:
+            return list(ProtoReflectionDescriptorDatabase(channel).get_services())
+
+    assert {"mesh.v1.Inference", "mesh.v1.Control"} <= set(await cell.ask(services))
+
+
+async def test_a_deployment_outlives_the_controller(tmp_path: Path) -> None:
+    """A new controller on the same folder has it, with its tokenizer; request ids go on apart."""
+    async with live_cell(tmp_path) as cell:
+        await cell.deployed()
+        first = await cell.ask(lambda: next(cell.client.invoke(asking())))
+    async with live_cell(tmp_path) as cell:
+        assert (await cell.ask(cell.client.get, SPEC.name)).spec == SPEC
+        await cell.node()
+        again = await cell.ask(lambda: next(cell.client.invoke(asking())))
+    assert (first.request_id, again.request_id) == ("r1-1", "r2-1")  # type: ignore[union-attr]
+
+
+async def test_without_a_node_nothing_can_be_deployed(cell: LiveCell) -> None:
+    with pytest.raises(Unavailable, match="no cpu or gpu node is up"):
+        await cell.ask(cell.client.deploy, SPEC)

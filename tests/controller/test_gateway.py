@@ -1,0 +1,294 @@
+"""Invocations over a real loopback server: streaming, limits, cancelling, and every bad input."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from mesh.controller.gateway import GatewayLimits
+from mesh.domain.errors import Cancelled, InvalidInput, MeshError, NotFound, Refused, Unavailable
+from mesh.domain.ids import DeploymentName, InstanceId
+from mesh.domain.invocation import (
+    Accepted,
+    ChatPrompt,
+    Finished,
+    Invocation,
+    InvocationEvent,
+    TextPrompt,
+    TokenPrompt,
+    Tokens,
+    Waiting,
+)
+from mesh.domain.messages import AbortRequest, LoadInstance, SubmitRequest, TokensReport
+from mesh.domain.reasons import FinishReason, RefusalReason
+from mesh.domain.request import RequestOrder, RequestTokens
+from mesh.domain.text import ChatMessage
+from mesh.v1 import inference_pb2 as pb
+from mesh.v1.inference_pb2_grpc import InferenceStub
+from mesh.wire.channel import dial
+from mesh.wire.codec_invoke import invocation_to_wire
+from tests.controller.live import MODEL, QUICK, SPEC, WAIT_S_MAX, LiveCell, asking, live_cell
+
+
+async def answer_of(cell: LiveCell, asked: Invocation) -> list[InvocationEvent]:
+    return await asyncio.to_thread(lambda: list(cell.client.invoke(asked)))
+
+
+@asynccontextmanager
+async def called(cell: LiveCell, asked: Invocation, **how: Any) -> AsyncIterator[Any]:
+    """The call itself, for tests that end it in their own way."""
+    async with dial(cell.address) as channel:
+        yield InferenceStub(channel).Invoke(invocation_to_wire(asked), **how)
+
+
+async def test_an_answer_streams_from_accepted_to_finished(cell: LiveCell) -> None:
+    node = await cell.deployed()
+    events = await answer_of(cell, asking(1, 2, 3, max_tokens=5))
+    accepted, finished = events[0], events[-1]
+    assert accepted == Accepted(
+        request_id=accepted.request_id,  # type: ignore[union-attr]
+        prompt_tokens=3,
+        ttft_limit_s=SPEC.slo.ttft_limit_s(3),
+        tpot_limit_s=SPEC.slo.tpot_s,
+    )
+    assert isinstance(finished, Finished)
+    assert (finished.reason, finished.prompt_tokens, finished.output_tokens) == (
+        FinishReason.LENGTH,
+        3,
+        5,
+    )
+    assert 0 < finished.tpot_s < finished.ttft_s < WAIT_S_MAX
+    tokens = [event for event in events if isinstance(event, Tokens)]
+    assert "".join(event.text for event in tokens) == "aaaaa"
+    came = 0
+    for event in tokens:
+        assert event.first_index == came
+        came += len(event.token_ids)
+    assert came == 5
+    assert (await node.told(SubmitRequest)).order.request.sampling.seed is not None
+
+
+async def test_text_and_chats_are_tokenised_with_the_models_own_files(cell: LiveCell) -> None:
+    node = await cell.deployed()
+    text = Invocation(deployment=SPEC.name, prompt=TextPrompt(text="né"), max_tokens=1)
+    assert (await answer_of(cell, text))[0].prompt_tokens == 3  # type: ignore[union-attr]
+    turns = (ChatMessage(role="user", content="hi"),)
+    chat = replace(text, prompt=ChatPrompt(messages=turns))
+    await answer_of(cell, chat)
+    orders = [c.order.request for c in node.commands if isinstance(c, SubmitRequest)]
+    assert len(orders[1].prompt_tokens) == len("<user>hi<assistant>")
+
+
+async def test_defaults_are_filled_in_and_the_output_is_clamped_to_the_context(
+    cell: LiveCell,
+) -> None:
+    node = await cell.deployed()
+    await answer_of(cell, replace(asking(*range(200)), max_tokens=None))
+    await answer_of(cell, replace(asking(*[1] * 500), max_tokens=4000, seed=7, stop=("\n",)))
+    first, second = (c.order.request for c in node.commands if isinstance(c, SubmitRequest))
+    assert (first.sampling.max_tokens, first.sampling.temperature) == (256, 0.0)
+    assert second.sampling.max_tokens == MODEL.context_tokens_max - 500
+    assert (second.sampling.seed, second.sampling.stop) == (7, ("\n",))
+
+
+async def test_a_waiting_client_is_told_what_it_waits_for(cell: LiveCell) -> None:
+    node = await cell.deployed()
+    node.loading = False
+    asked = asyncio.create_task(answer_of(cell, asking()))
+    load = await node.told(LoadInstance)
+    await asyncio.sleep(0.05)
+    await node.loaded(load)
+    events = await asked
+    assert Waiting(phase="weights", share=0.5) in events
+    assert isinstance(events[-1], Finished)
+    assert events[-1].grace_s > 0
+
+
+GOOD = Invocation(deployment=SPEC.name, prompt=TextPrompt(text="hi"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (replace(GOOD, prompt=TextPrompt(text="")), "prompt is empty"),
+        (replace(GOOD, prompt=ChatPrompt(messages=())), "no messages"),
+        (replace(GOOD, prompt=TokenPrompt(token_ids=())), "no tokens"),
+        (replace(GOOD, prompt=TokenPrompt(token_ids=(1, 256))), "token 1 of the prompt is 256"),
+        (replace(GOOD, prompt=TokenPrompt(token_ids=(-1,))), "ids are 0 to 255"),
+        (replace(GOOD, max_tokens=0), "max_tokens is 0; it must be 1 or more"),
+        (replace(GOOD, max_tokens=-3), "max_tokens is -3"),
+        (replace(GOOD, temperature=-0.1), "temperature is -0.1"),
+        (replace(GOOD, temperature=math.nan), "temperature is nan"),
+        (replace(GOOD, top_p=0.0), r"top_p is 0.0; it must be above 0 and at most 1"),
+        (replace(GOOD, top_p=1.1), "top_p is 1.1"),
+        (replace(GOOD, repetition_penalty=0.0), "repetition_penalty is 0.0"),
+        (replace(GOOD, seed=-1), "seed is -1"),
+        (replace(GOOD, stop=("x",) * 17), "17 stop strings; at most 16"),
+        (replace(GOOD, stop=("x", "")), "stop string has 0 characters"),
+        (replace(GOOD, max_tokens=1 << 40), "out of range"),
+        (replace(GOOD, prompt=TextPrompt(text="\udcff")), "not valid UTF-8"),
+    ],
+)
+async def test_bad_input_is_named_and_the_cell_serves_on(
+    cell: LiveCell, asked: Invocation, said: str
+) -> None:
+    await cell.deployed()
+    with pytest.raises(InvalidInput, match=said):
+        await answer_of(cell, asked)
+    assert isinstance((await answer_of(cell, asking()))[-1], Finished)
+
+
+async def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(
+    cell: LiveCell,
+) -> None:
+    await cell.deployed()
+    for text in ("x" * 600, "x" * (1 << 20)):
+        asked = replace(GOOD, prompt=TextPrompt(text=text))
+        with pytest.raises(Refused, match=f"{len(text)} .*512") as caught:
+            await answer_of(cell, asked)
+        assert caught.value.reason is RefusalReason.PROMPT_TOO_LONG
+
+
+async def test_an_unknown_deployment_is_told_with_names_like_it(cell: LiveCell) -> None:
+    await cell.deployed()
+    for name, hint in (("chta", "did you mean chat?"), ("zzz", "deployments: chat")):
+        with pytest.raises(NotFound, match=f"no deployment '{name}'") as caught:
+            await answer_of(cell, replace(GOOD, deployment=DeploymentName(name)))
+        assert caught.value.hint == hint
+
+
+async def test_bytes_that_are_no_message_are_invalid_input(cell: LiveCell) -> None:
+    """A client of another make may send text that is no UTF-8, or anything at all."""
+    async with dial(cell.address) as channel:
+        call = channel.unary_stream(
+            "/mesh.v1.Inference/Invoke",
+            request_serializer=lambda raw: raw,
+            response_deserializer=pb.InvokeResponse.FromString,
+        )
+        for raw in (b"\x0a\x02\xff\xfe", b"\xff\xff\xff"):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call(raw).read()
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert (await cell.status()).queued == 0
+
+
+async def test_a_client_that_goes_away_frees_its_place(cell: LiveCell) -> None:
+    node = await cell.deployed()
+    node.held = True
+    async with called(cell, asking()) as call:
+        order = (await node.told(SubmitRequest)).order
+        await node.answer(order, 0, 1, last=False)
+        call.cancel()
+        abort = await node.told(AbortRequest)
+    assert (abort.request_id, abort.attempt) == (order.request.request_id, order.attempt)
+    await cell.idle()
+    await node.answer(order, 1, 1, last=True)  # tokens on their way meanwhile do no harm
+    assert (await cell.status()).served == 0
+
+
+async def test_a_deadline_frees_the_place_and_is_told_as_one(cell: LiveCell) -> None:
+    node = await cell.deployed()
+    node.held = True
+    with pytest.raises(Cancelled, match=r"not done within 0.2 s"):
+        await asyncio.to_thread(lambda: list(cell.client.invoke(asking(), timeout_s=0.2)))
+    await node.told(AbortRequest)
+    await cell.idle()
+
+
+async def test_leaving_the_clients_iterator_cancels_the_request(cell: LiveCell) -> None:
+    node = await cell.deployed()
+    node.held = True
+
+    answer = cell.client.invoke(asking())
+    assert isinstance(await cell.ask(next, answer), Accepted)
+    await node.told(SubmitRequest)
+    await cell.ask(answer.close)
+    await node.told(AbortRequest)
+
+
+async def test_a_client_that_reads_too_slowly_is_cancelled(tmp_path: Path) -> None:
+    """Its stream fills, then its bounded mailbox: its place is freed, the others' tokens flow."""
+    async with live_cell(tmp_path, gateway=GatewayLimits(told_max=8)) as cell:
+        node = await cell.deployed()
+        node.held = True
+        narrow = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0))
+        async with grpc.aio.insecure_channel(cell.address, options=narrow) as channel:
+            call = InferenceStub(channel).Invoke(invocation_to_wire(asking()))
+            order = (await node.told(SubmitRequest)).order
+            text = "x" * 10_000
+            for index in range(400):
+                output = _output(order, index, text)
+                await node.send(output)
+                if any(isinstance(command, AbortRequest) for command in node.commands):
+                    break
+            await node.told(AbortRequest)
+            with pytest.raises(grpc.aio.AioRpcError, match="messages wait to be read"):
+                async for _ in call:
+                    pass
+        await cell.idle()
+        node.held = False
+        assert isinstance((await answer_of(cell, asking()))[-1], Finished)
+
+
+def _output(order: RequestOrder, index: int, text: str) -> TokensReport:
+    return TokensReport(
+        instance_id=InstanceId("i"),
+        outputs=(
+            RequestTokens(
+                request_id=order.request.request_id,
+                attempt=order.attempt,
+                first_index=index,
+                token_ids=(97,),
+                text=text,
+            ),
+        ),
+    )
+
+
+async def test_without_a_node_a_request_is_refused_at_once(tmp_path: Path) -> None:
+    async with live_cell(tmp_path, limits=QUICK) as cell:
+        node = await cell.deployed()
+        await node.leave()
+        await cell.until(lambda: not cell.client.nodes())
+        with pytest.raises(Refused) as caught:
+            await answer_of(cell, asking())
+        assert caught.value.reason is RefusalReason.NO_NODE
+        assert caught.value.retry_after_s > 0
+
+
+async def test_long_prompts_do_not_hold_up_others(cell: LiveCell) -> None:
+    """A prompt of many characters is tokenised on a thread: an answer goes on meanwhile."""
+    await cell.deployed()
+    long = replace(GOOD, prompt=TextPrompt(text="ab " * 40_000))
+    both = await asyncio.gather(
+        answer_of(cell, long), answer_of(cell, asking()), return_exceptions=True
+    )
+    assert isinstance(both[0], Refused)
+    assert isinstance(both[1], list)
+
+
+async def test_an_unreachable_controller_is_told_with_its_address(cell: LiveCell) -> None:
+    cell.stop.set()
+    await cell.serving
+    for call in (lambda: cell.client.status(), lambda: list(cell.client.invoke(asking()))):
+        with pytest.raises(Unavailable, match=cell.address) as caught:
+            await asyncio.to_thread(call)
+        assert "mesh up" in caught.value.hint
+
+
+async def test_a_stopping_controller_tells_open_clients_why(cell: LiveCell) -> None:
+    node = await cell.deployed()
+    node.held = True
+    open_call = asyncio.create_task(answer_of(cell, asking()))
+    await node.told(SubmitRequest)
+    cell.stop.set()
+    with pytest.raises(MeshError, match="stopping") as caught:
+        await open_call
+    assert isinstance(caught.value, Refused)
+    assert caught.value.reason is RefusalReason.SHUTTING_DOWN

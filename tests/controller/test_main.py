@@ -1,0 +1,123 @@
+"""The controller as a process: it serves, stops on a signal, and fails in two lines."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mesh.runtime.journal import ControllerStart, read_journal
+from mesh.wire.client import MeshClient
+
+START_S_MAX = 30.0
+STOP_S_MAX = 10.0
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "mesh.controller", *arguments]
+
+
+@contextmanager
+def controller(*arguments: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """A controller process and the address that its log gives."""
+    process = subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        line = process.stderr.readline()
+        found = re.search(r"serves at (\S+)", line)
+        assert found, line + process.stderr.read()
+        yield process, found[1]
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_serves_until_a_signal_and_leaves_nothing(tmp_path: Path, number: int) -> None:
+    journal = tmp_path / "journal"
+    arguments = ("--home", str(tmp_path), "--listen", "127.0.0.1:0", "--journal", str(journal))
+    with controller(*arguments) as (process, address):
+        with MeshClient(address) as client:
+            assert client.status().nodes == 0
+        began_s = time.monotonic()
+        process.send_signal(number)
+        assert process.wait(STOP_S_MAX) == 0
+        assert time.monotonic() - began_s < STOP_S_MAX / 2
+    host, port = address.rsplit(":", 1)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, int(port)))
+    assert not list(tmp_path.rglob("*-wal"))
+    start, decisions = read_journal(journal)
+    assert isinstance(start, ControllerStart)
+    assert type(list(decisions)[-1].event).__name__ == "ShutdownRequested"
+
+
+def test_it_stops_in_time_while_a_watcher_follows_and_a_health_check_watches(
+    tmp_path: Path,
+) -> None:
+    with (
+        controller("--home", str(tmp_path), "--listen", "127.0.0.1:0") as (process, address),
+        MeshClient(address) as client,
+    ):
+        events = client.watch(follow=True)
+        client.status()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(STOP_S_MAX) == 0
+        assert [event.line.text for event in events][-1:] == ["stopping"]
+
+
+def failed(*arguments: str) -> tuple[int, list[str]]:
+    ended = subprocess.run(
+        command(*arguments), capture_output=True, text=True, timeout=START_S_MAX, check=False
+    )
+    assert ended.stdout == ""
+    return ended.returncode, ended.stderr.splitlines()
+
+
+def test_a_port_in_use_is_two_lines(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, lines = failed("--home", str(tmp_path), "--listen", f"127.0.0.1:{port}")
+    assert code == 1
+    assert lines[0].startswith(f"error: port {port} is in use")
+    assert lines[1].startswith("hint: ")
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--listen", "nowhere"], 2, "error: 'nowhere' is no address"),
+        (["--policy", "dice"], 2, "error: there is no policy 'dice'"),
+        (["--home", os.devnull], 1, "error: cannot make the state folder"),
+        (["--journal", "/"], 1, "error: cannot write the journal"),
+    ],
+)
+def test_what_it_cannot_start_with_is_two_lines(
+    tmp_path: Path, arguments: list[str], code: int, said: str
+) -> None:
+    given = ["--listen", "127.0.0.1:0", "--home", str(tmp_path), *arguments]
+    ended, lines = failed(*given)
+    assert ended == code
+    assert lines[0].startswith(said)
+    assert lines[1].startswith("hint: ")
+    assert len(lines) == 2
+
+
+def test_a_second_controller_on_the_folder_is_turned_away(tmp_path: Path) -> None:
+    arguments = ("--home", str(tmp_path), "--listen", "127.0.0.1:0")
+    with controller(*arguments):
+        code, lines = failed(*arguments)
+    assert (code, len(lines)) == (1, 2)
+    assert "in use by another controller" in lines[0]

@@ -1,0 +1,189 @@
+"""Links as the controller keeps them: hello, names, malformed reports, breaks, silence."""
+
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import pytest
+
+from mesh.domain.errors import AlreadyExists, InvalidInput, MeshError, Unavailable
+from mesh.domain.ids import InstanceId, NodeId
+from mesh.domain.invocation import Finished, Tokens
+from mesh.domain.messages import (
+    AbortRequest,
+    Heartbeat,
+    InstanceLoaded,
+    InstanceReport,
+    LoadInstance,
+    SubmitRequest,
+    UnloadInstance,
+)
+from mesh.v1 import node_link_pb2 as pb
+from mesh.v1.node_link_pb2_grpc import NodeLinkStub
+from mesh.wire.channel import dial
+from mesh.wire.codec_node import report_to_wire
+from mesh.wire.errors import EndedCall, error_of
+from tests.controller.live import (
+    FOOTPRINT,
+    HELLO,
+    MODEL,
+    QUICK,
+    SPEC,
+    FakeNode,
+    LiveCell,
+    asking,
+    live_cell,
+)
+
+
+async def ending_of(call: Any) -> MeshError:
+    """Why the controller ended a link. The reason comes after all that was said before it."""
+    with suppress(grpc.aio.AioRpcError):
+        while await call.read() is not grpc.aio.EOF:  # type: ignore[attr-defined]
+            pass
+    if await call.code() is grpc.StatusCode.OK:
+        raise AssertionError("the controller ended the link without a reason")
+    metadata = await call.trailing_metadata()
+    error = grpc.aio.AioRpcError(await call.code(), metadata, metadata, await call.details(), None)
+    return error_of(cast(EndedCall, error))
+
+
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        (report_to_wire(Heartbeat(rss_bytes=1)), "first report is Heartbeat"),
+        (pb.NodeReport(), "holds nothing that this version knows"),
+        (pb.NodeReport(hello=pb.NodeHello(node_id="n1", device="cpu")), "lacks run_id"),
+        (pb.NodeReport(hello=pb.NodeHello(node_id="n", run_id="r", device="x")), "device is 'x'"),
+    ],
+)
+async def test_a_malformed_hello_is_answered_as_invalid_input(
+    cell: LiveCell, first: pb.NodeReport, said: str
+) -> None:
+    async with dial(cell.address) as channel:
+        connect: Any = NodeLinkStub(channel).Connect
+        call = connect()
+        await call.write(first)
+        error = await ending_of(call)
+    assert isinstance(error, InvalidInput)
+    assert said in error.message
+    assert await cell.ask(cell.client.nodes) == ()
+
+
+async def test_bytes_that_are_no_hello_are_answered_as_invalid_input(cell: LiveCell) -> None:
+    async with dial(cell.address) as channel:
+        connect: Any = channel.stream_stream(
+            "/mesh.v1.NodeLink/Connect",
+            request_serializer=lambda raw: raw,
+            response_deserializer=pb.NodeCommand.FromString,
+        )
+        call = connect()
+        await call.write(b"\xff\xff")
+        assert isinstance(await ending_of(call), InvalidInput)
+
+
+async def test_a_hello_that_does_not_come_is_waited_for_with_a_bound(
+    cell: LiveCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mesh.controller.node_link.HELLO_S_MAX", 0.1)
+    async with dial(cell.address) as channel:
+        connect: Any = NodeLinkStub(channel).Connect
+        error = await ending_of(connect())
+    assert (type(error), error.message) == (InvalidInput, "no hello within 0.1 s")
+
+
+async def test_a_second_node_of_one_name_is_turned_away_and_the_first_stays(
+    cell: LiveCell,
+) -> None:
+    first = await cell.deployed()
+    second = FakeNode(cell.address, replace(HELLO, run_id="run-2"))
+    await second.send(second.hello)
+    error = await ending_of(second.call)
+    await second.leave()
+    assert isinstance(error, AlreadyExists)
+    assert "'n1' is in this cell already" in error.message
+    assert "--name" in error.hint
+    assert isinstance((await cell.ask(lambda: list(cell.client.invoke(asking()))))[-1], Finished)
+    assert first.commands
+
+
+async def test_a_malformed_report_ends_the_link_and_its_requests_go_elsewhere(
+    cell: LiveCell,
+) -> None:
+    """What the client already has is not repeated: the second node continues after it."""
+    first = await cell.deployed()
+    first.held = True
+    answer = asyncio.create_task(cell.ask(lambda: list(cell.client.invoke(asking(max_tokens=3)))))
+    order = (await first.told(SubmitRequest)).order
+    await first.answer(order, 0, 1, last=False)
+    await cell.node(node_id=NodeId("n2"))
+    await first.call.write(pb.NodeReport())
+    events = await answer
+    texts = [(e.first_index, e.text) for e in events if isinstance(e, Tokens)]
+    assert "".join(text for _, text in texts) == "aaa"
+    assert texts[0] == (0, "a")
+    second = cell.nodes[1]
+    assert (await second.told(SubmitRequest)).order.output_tokens == (97,)
+    assert [node.node_id for node in await cell.ask(cell.client.nodes)] == ["n2"]
+
+
+async def test_a_broken_link_is_noticed_at_once_and_the_node_may_come_back(
+    cell: LiveCell,
+) -> None:
+    """It comes back with what it holds, and serves without another load."""
+    node = await cell.deployed()
+    await cell.ask(lambda: list(cell.client.invoke(asking())))
+    load = await node.told(LoadInstance)
+    await node.leave()
+    await cell.until(lambda: not cell.client.nodes())
+    holds = InstanceReport(
+        instance_id=load.instance_id,
+        deployment=SPEC.name,
+        model_id=MODEL.model_id,
+        footprint=FOOTPRINT,
+        kv_blocks=load.kv_blocks,
+        kv_blocks_used=0,
+        context_tokens_max=load.context_tokens_max,
+        batch_max=load.batch_max,
+        batch=0,
+    )
+    back = await cell.node(instances=(holds,))
+    back.commands.append(load)  # so that it knows its instance
+    events = await cell.ask(lambda: list(cell.client.invoke(asking())))
+    assert isinstance(events[-1], Finished)
+    assert [c for c in back.commands if isinstance(c, LoadInstance)] == [load]
+
+
+async def test_a_silent_node_is_lost_and_told_so(tmp_path: Path) -> None:
+    async with live_cell(tmp_path, limits=QUICK) as cell:
+        async with dial(cell.address) as channel:
+            connect: Any = NodeLinkStub(channel).Connect
+            call = connect()
+            await call.write(report_to_wire(HELLO))
+            error = await ending_of(call)
+        assert isinstance(error, Unavailable)
+        assert "the lease is 0.6 s" in error.message
+        assert await cell.ask(cell.client.nodes) == ()
+
+
+async def test_a_report_about_nothing_known_is_put_right(cell: LiveCell) -> None:
+    """An instance that nobody wants is unloaded, a request that nobody has is no matter."""
+    node = await cell.node()
+    stray = InstanceId("stray-1")
+    await node.send(
+        InstanceLoaded(instance_id=stray, footprint=FOOTPRINT, kv_blocks=4, elapsed_s=0.1)
+    )
+    assert (await node.told(UnloadInstance)).instance_id == stray
+    assert not any(isinstance(command, AbortRequest) for command in node.commands)
+
+
+async def test_a_second_hello_on_a_link_ends_it(cell: LiveCell) -> None:
+    node = await cell.node()
+    await node.send(HELLO)
+    await cell.until(lambda: not cell.client.nodes())
+    assert node._listening is not None
+    with pytest.raises(grpc.aio.AioRpcError, match="no later one"):
+        await node._listening

@@ -1,0 +1,214 @@
+"""The registry keeps what it acknowledged, through kill -9, and says what ails its file."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mesh.controller.registry import FILE_NAME, SCHEMA, SqliteRegistry
+from mesh.domain.deployment import Deployment, DeploymentSpec, Scaling
+from mesh.domain.errors import StorageError
+from mesh.domain.ids import DeploymentName, ModelId
+from mesh.domain.text import TextAssets
+from tests.controller.live import FOOTPRINT, MODEL
+
+TEXT = TextAssets(tokenizer_json=b"\x00{}", chat_template="x", bos_token="<s>", add_bos=True)
+
+
+def deployment(name: str = "chat", *, model: str = "sha256-1") -> Deployment:
+    return Deployment(
+        spec=DeploymentSpec(
+            name=DeploymentName(name), source="file:///m", scaling=Scaling(keep_alive_s=2.5)
+        ),
+        model=replace(MODEL, model_id=ModelId(model)),
+        context_tokens_max=256,
+        footprints=(("openvino", FOOTPRINT),),
+    )
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[SqliteRegistry]:
+    registry = SqliteRegistry(folder)
+    try:
+        yield registry
+    finally:
+        registry.close()
+
+
+def test_what_was_stored_is_there_at_the_next_start_and_starts_are_counted(tmp_path: Path) -> None:
+    two = (deployment("a"), deployment("b", model="sha256-2"))
+    with opened(tmp_path / "new" / "folder") as registry:
+        assert (registry.epoch, registry.deployments()) == (1, ())
+        for one in reversed(two):
+            registry.store(one, TEXT)
+    with opened(tmp_path / "new" / "folder") as registry:
+        assert (registry.epoch, registry.deployments()) == (2, two)
+        assert registry.text(two[1].model.model_id) == TEXT
+        assert registry.text(ModelId("sha256-3")) is None
+
+
+def test_a_text_stays_as_long_as_a_deployment_uses_its_model(tmp_path: Path) -> None:
+    with opened(tmp_path) as registry:
+        registry.store(deployment("a"), TEXT)
+        registry.store(deployment("b"), TEXT)
+        registry.store(replace(deployment("b"), context_tokens_max=128), None)
+        registry.remove(DeploymentName("a"))
+        assert registry.text(ModelId("sha256-1")) == TEXT
+        assert [d.context_tokens_max for d in registry.deployments()] == [128]
+        registry.remove(DeploymentName("b"))
+        assert registry.text(ModelId("sha256-1")) is None
+
+
+def test_a_deployment_is_never_stored_without_the_text_of_its_model(tmp_path: Path) -> None:
+    with opened(tmp_path) as registry:
+        with pytest.raises(StorageError):
+            registry.store(deployment(), None)
+        assert registry.deployments() == ()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from mesh.controller.registry import SqliteRegistry
+from mesh.domain.ids import DeploymentName
+from tests.controller.test_registry import TEXT, deployment
+registry = SqliteRegistry(Path(sys.argv[1]))
+for n in range(3):
+    registry.store(deployment(f"d{n}"), TEXT)
+registry.remove(DeploymentName("d1"))
+os.write(1, b"acknowledged")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
+    """The child dies right after the acknowledgement: everything is still in the WAL then."""
+    child = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, check=False
+    )
+    assert (child.stdout, child.returncode) == (b"acknowledged", -signal.SIGKILL), child.stderr
+    assert (tmp_path / f"{FILE_NAME}-wal").stat().st_size > 0
+    with opened(tmp_path) as registry:
+        assert registry.deployments() == (deployment("d0"), deployment("d2"))
+        assert registry.epoch == 2
+
+
+def test_a_torn_end_of_the_wal_takes_back_only_what_it_held(tmp_path: Path) -> None:
+    """As a power cut within a write leaves it."""
+    child = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, check=False
+    )
+    assert child.returncode == -signal.SIGKILL
+    wal = tmp_path / f"{FILE_NAME}-wal"
+    os.truncate(wal, wal.stat().st_size - 100)
+    with opened(tmp_path) as registry:
+        names = [str(d.spec.name) for d in registry.deployments()]
+    assert names in (["d0", "d1", "d2"], ["d0", "d2"])
+
+
+def test_two_controllers_cannot_share_a_folder(tmp_path: Path) -> None:
+    with opened(tmp_path), pytest.raises(StorageError, match="in use by another controller") as it:
+        SqliteRegistry(tmp_path)
+    assert "--home" in it.value.hint
+    with opened(tmp_path) as registry:
+        assert registry.epoch == 2, "the one that was turned away did not count"
+
+
+def test_a_full_disk_refuses_the_write_and_keeps_the_rest(tmp_path: Path) -> None:
+    with opened(tmp_path) as registry:
+        registry.store(deployment("a"), TEXT)
+        (pages,) = registry._connection.execute("PRAGMA page_count").fetchone()
+        registry._connection.execute(f"PRAGMA max_page_count = {pages}")
+        large = replace(TEXT, tokenizer_json=bytes(1 << 20))
+        with pytest.raises(StorageError, match="full") as caught:
+            registry.store(deployment("b", model="sha256-2"), large)
+        assert "free space" in caught.value.hint
+        registry.remove(DeploymentName("a"))
+    with opened(tmp_path) as registry:
+        assert registry.deployments() == ()
+
+
+@pytest.mark.parametrize("damage", [b"not a database at all", b""])
+def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path, damage: bytes) -> None:
+    """An empty one is as good as none."""
+    path = tmp_path / FILE_NAME
+    path.write_bytes(damage * 100)
+    if not damage:
+        with opened(tmp_path) as registry:
+            assert registry.epoch == 1
+        return
+    with pytest.raises(StorageError, match="not a database") as caught:
+        SqliteRegistry(tmp_path)
+    assert "move it away" in caught.value.hint
+    assert path.read_bytes() == damage * 100
+
+
+def test_damage_inside_the_file_is_found_at_the_start(tmp_path: Path) -> None:
+    with opened(tmp_path) as registry:
+        for n in range(50):
+            registry.store(deployment(f"d{n}", model=f"sha256-{n}"), TEXT)
+    path = tmp_path / FILE_NAME
+    raw = bytearray(path.read_bytes())
+    for page in range(4096, len(raw), 4096):
+        raw[page : page + 64] = bytes(64)
+    path.write_bytes(raw)
+    with pytest.raises(StorageError) as caught:
+        SqliteRegistry(tmp_path)
+    assert "move it away" in caught.value.hint
+
+
+def test_a_newer_schema_and_a_strange_body_are_told(tmp_path: Path) -> None:
+    with opened(tmp_path) as registry:
+        registry.store(deployment(), TEXT)
+    path = tmp_path / FILE_NAME
+    with sqlite3.connect(path) as plain:
+        plain.execute("UPDATE deployments SET body = '{}'")
+    plain.close()
+    with (
+        opened(tmp_path) as registry,
+        pytest.raises(StorageError, match="no valid deployment under 'chat'"),
+    ):
+        registry.deployments()
+    with sqlite3.connect(path) as plain:
+        plain.execute(f"PRAGMA user_version = {SCHEMA + 1}")
+    plain.close()
+    with pytest.raises(StorageError, match=f"has schema {SCHEMA + 1}; this mesh knows up to"):
+        SqliteRegistry(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"cannot make the state folder .*file/home") as caught:
+        SqliteRegistry(tmp_path / "file" / "home")
+    assert "MESH_HOME" in caught.value.hint
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Root may write anywhere: be somebody else, where we are root."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_a_folder_that_is_not_writable_is_named() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o555)
+        with as_nobody(), pytest.raises(StorageError, match=r"registry\.sqlite3") as caught:
+            SqliteRegistry(folder)
+        assert "writable" in caught.value.hint
+        folder.chmod(0o755)

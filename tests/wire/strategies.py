@@ -1,0 +1,85 @@
+"""Hypothesis strategies for whatever crosses the wire, derived from the types of its fields."""
+
+import types
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from hypothesis import strategies as st
+
+from mesh.domain.views import CellStatus
+
+U32 = st.integers(0, 2**32 - 1)
+U64 = st.integers(0, 2**64 - 1)
+TOKENS = st.lists(st.integers(0, 2**63 - 1), max_size=5).map(tuple)
+IDS = st.text(min_size=1, max_size=20)
+SECONDS = st.floats(0, 1e9, allow_nan=False)
+ABOVE_0 = st.floats(1e-6, 1e4, allow_nan=False)
+
+# By the name of the field, where the type alone allows more than the message holds.
+BY_NAME: Mapping[str, st.SearchStrategy[Any]] = {
+    "seed": st.none() | st.integers(0, 2**63 - 1),
+    "max_tokens": st.integers(1, 2**31 - 1),
+    "token_ids": TOKENS,
+    "prompt_tokens": TOKENS,
+    "output_tokens": TOKENS,
+    "stop_token_ids": TOKENS,
+    "block_tokens": st.integers(1, 2**32 - 1),
+    "run_id": IDS,
+    "ttft_s": ABOVE_0,
+    "ttft_tokens_per_s": ABOVE_0,
+    "tpot_s": ABOVE_0,
+    "parameters": U64,
+    "served": U64,
+}
+
+
+def values(kind: Any) -> st.SearchStrategy[Any]:
+    """Any value of a type: a dataclass, an enum, a union or a tuple of such, or a plain one."""
+    supertype = getattr(kind, "__supertype__", None)
+    if supertype is not None:
+        return IDS
+    if get_origin(kind) in (Union, types.UnionType):
+        return st.one_of([values(member) for member in get_args(kind)])
+    if get_origin(kind) is tuple:
+        return st.lists(values(get_args(kind)[0]), max_size=3).map(tuple)
+    if is_dataclass(kind) and isinstance(kind, type):
+        return _built(kind)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return st.sampled_from(kind)
+    plain: dict[Any, st.SearchStrategy[Any]] = {
+        int: U32,
+        float: SECONDS,
+        str: st.text(max_size=30),
+        bytes: st.binary(max_size=30),
+        bool: st.booleans(),
+        type(None): st.none(),
+    }
+    return plain[kind]
+
+
+def _built(kind: type) -> st.SearchStrategy[Any]:
+    hints = get_type_hints(kind)
+    parts = {f.name: _field(kind, f.name, hints[f.name]) for f in fields(kind)}
+    return st.fixed_dictionaries(parts).map(lambda given: kind(**given))
+
+
+def _field(owner: type, name: str, kind: Any) -> st.SearchStrategy[Any]:
+    if owner is CellStatus and name == "refused":
+        reason = get_args(get_args(kind)[0])[0]
+        counts = st.dictionaries(st.sampled_from(reason), U64, max_size=4)
+        return counts.map(lambda given: tuple(sorted(given.items())))
+    if name == "context_tokens_max":
+        some = st.integers(1, 2**32 - 1)
+        return st.none() | some if type(None) in get_args(kind) else some
+    if name == "output_tokens" and kind is int:
+        return U32
+    if name == "prompt_tokens" and kind is int:
+        return U32
+    if name in BY_NAME:
+        given = BY_NAME[name]
+        return st.none() | given if type(None) in get_args(kind) else given
+    if name.endswith("_bytes") and kind is int:
+        return U64
+    return values(kind)

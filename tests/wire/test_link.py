@@ -1,0 +1,241 @@
+"""The node's end of the link: welcome, both directions, reconnecting, giving up, stopping."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from mesh.domain.errors import AlreadyExists, InvalidInput
+from mesh.domain.ids import InstanceId, NodeId
+from mesh.domain.messages import Heartbeat, NodeCommand, NodeHello, NodeReport, UnloadInstance
+from mesh.domain.reasons import DeviceKind
+from mesh.v1 import node_link_pb2 as pb
+from mesh.v1.node_link_pb2_grpc import NodeLinkServicer, add_NodeLinkServicer_to_server
+from mesh.wire.channel import bind, server_options
+from mesh.wire.codec_command import command_to_wire, welcome
+from mesh.wire.codec_node import report_from_wire
+from mesh.wire.link import LinkLimits, NodeLink
+from mesh.wire.serving import Guard
+
+HELLO = NodeHello(
+    node_id=NodeId("n1"),
+    run_id="r",
+    device=DeviceKind.CPU,
+    hardware="",
+    cores=1,
+    engine="none",
+    memory_bytes=1,
+)
+UNLOAD = UnloadInstance(instance_id=InstanceId("i1"))
+QUICK = LinkLimits(welcome_s_max=0.3, pause_s_min=0.01, pause_s_max=0.05)
+Script = Callable[["Controller", Any, Any], Awaitable[None]]
+
+
+class Controller(NodeLinkServicer):
+    """Answers each connection by the next of its scripts, the last one for ever."""
+
+    def __init__(self, *scripts: Script) -> None:
+        self.scripts = list(scripts)
+        self.reports: list[NodeReport] = []
+        self.connections = 0
+        self.address = "127.0.0.1:0"
+
+    async def Connect(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
+        script = self.scripts[min(self.connections, len(self.scripts) - 1)]
+        self.connections += 1
+        await script(self, request_iterator, context)
+
+    async def hear(self, reports: Any, count: int) -> None:
+        for _ in range(count):
+            self.reports.append(report_from_wire(await anext(reports)))
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        server = grpc.aio.server(options=server_options(), interceptors=[Guard()])
+        add_NodeLinkServicer_to_server(self, server)
+        self.address = bind(server, self.address)
+        await server.start()
+        try:
+            yield
+        finally:
+            await server.stop(None)
+
+
+async def take(self: Controller, reports: Any, context: Any) -> None:
+    """Take the node, command once, then listen to it."""
+    await self.hear(reports, 1)
+    await context.write(welcome(1.0))
+    await context.write(command_to_wire(UNLOAD))
+    async for report in reports:
+        self.reports.append(report_from_wire(report))
+
+
+async def take_and_close(self: Controller, reports: Any, context: Any) -> None:
+    await self.hear(reports, 1)
+    await context.write(welcome(1.0))
+
+
+async def say_nothing(self: Controller, reports: Any, context: Any) -> None:
+    await asyncio.sleep(5)
+
+
+async def refuse_name(self: Controller, reports: Any, context: Any) -> None:
+    raise AlreadyExists("a node named 'n1' is here", hint="use another name")
+
+
+async def refuse_hello(self: Controller, reports: Any, context: Any) -> None:
+    raise InvalidInput("that is no hello")
+
+
+async def command_nonsense(self: Controller, reports: Any, context: Any) -> None:
+    await self.hear(reports, 1)
+    await context.write(welcome(1.0))
+    await context.write(pb.NodeCommand())
+    await asyncio.sleep(5)
+
+
+class Ends:
+    """What the link told its agent, and ways to wait for it."""
+
+    def __init__(self, address: str, limits: LinkLimits = QUICK) -> None:
+        self.opened = 0
+        self.commands: list[NodeCommand] = []
+        self.closed: list[str] = []
+        self._changed = asyncio.Event()
+        self.link = NodeLink(
+            address=address,
+            hello=lambda: HELLO,
+            rng=random.Random(1),
+            on_open=self._on_open,
+            on_command=self._on_command,
+            on_close=self._on_close,
+            limits=limits,
+        )
+        self.running = asyncio.create_task(self.link.run())
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(5):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def stop(self) -> None:
+        self.link.stop()
+        async with asyncio.timeout(2):
+            await self.running
+
+    def _on_open(self) -> None:
+        self.opened += 1
+        self._changed.set()
+
+    def _on_command(self, command: NodeCommand) -> None:
+        self.commands.append(command)
+        self._changed.set()
+
+    def _on_close(self, reason: str) -> None:
+        self.closed.append(reason)
+        self._changed.set()
+
+
+async def test_reports_go_up_and_commands_come_down_in_order() -> None:
+    controller = Controller(take)
+    async with controller.serving():
+        ends = Ends(controller.address)
+        await ends.until(lambda: ends.commands == [UNLOAD])
+        assert ends.opened == 1
+        beats = [Heartbeat(rss_bytes=n) for n in range(200)]
+        for beat in beats:
+            ends.link.send(beat)
+        async with asyncio.timeout(5):
+            while len(controller.reports) < 201:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await ends.stop()
+    assert controller.reports == [HELLO, *beats]
+    assert ends.closed == ["the node is stopping"]
+
+
+async def test_a_broken_link_is_dialled_again_and_each_opening_is_closed_once() -> None:
+    controller = Controller(take_and_close, say_nothing, command_nonsense, take)
+    async with controller.serving():
+        ends = Ends(controller.address)
+        await ends.until(lambda: ends.commands == [UNLOAD])
+        await ends.stop()
+    assert (ends.opened, len(ends.closed)) == (3, 3)
+    assert "closed the link" in ends.closed[0]
+    assert "holds nothing that this version knows" in ends.closed[1]
+    assert controller.connections == 4
+
+
+async def test_a_controller_that_comes_back_is_found_again() -> None:
+    controller = Controller(take)
+    async with controller.serving():
+        ends = Ends(controller.address)
+        await ends.until(lambda: ends.opened == 1)
+    await ends.until(lambda: len(ends.closed) == 1)
+    ends.link.send(Heartbeat(rss_bytes=1))  # dropped: nobody is there
+    async with controller.serving():
+        await ends.until(lambda: ends.opened == 2)
+        await ends.stop()
+    assert [r for r in controller.reports if isinstance(r, Heartbeat)] == []
+
+
+@pytest.mark.parametrize(
+    ("script", "kind"), [(refuse_name, AlreadyExists), (refuse_hello, InvalidInput)]
+)
+async def test_what_waiting_does_not_heal_ends_the_link_for_good(
+    script: Script, kind: type[Exception]
+) -> None:
+    controller = Controller(script)
+    async with controller.serving():
+        ends = Ends(controller.address)
+        with pytest.raises(kind):
+            await asyncio.wait_for(ends.running, 5)
+    assert (ends.opened, ends.closed, controller.connections) == (0, [], 1)
+
+
+async def test_too_many_waiting_reports_break_the_link() -> None:
+    controller = Controller(take)
+    limits = LinkLimits(reports_max=10, pause_s_min=0.01, pause_s_max=0.05)
+    async with controller.serving():
+        ends = Ends(controller.address, limits)
+        await ends.until(lambda: ends.opened == 1)
+        for n in range(12):  # in one go: the writer gets no turn in between
+            ends.link.send(Heartbeat(rss_bytes=n))
+        await ends.until(lambda: ends.opened == 2)
+        await ends.stop()
+    assert "10 reports wait to be sent, which is the limit" in ends.closed[0]
+
+
+async def test_pauses_double_are_bounded_and_spread() -> None:
+    link = Ends("127.0.0.1:1", LinkLimits()).link
+    pauses = [[link._pause_s(failures) for _ in range(50)] for failures in range(12)]
+    assert all(0.05 <= pause <= 0.1 for pause in pauses[0])
+    assert all(2.5 <= pause <= 5.0 for pause in pauses[-1])
+    assert len(set(pauses[3])) > 40
+    link.stop()
+
+
+async def test_stopping_without_a_controller_is_prompt() -> None:
+    ends = Ends("127.0.0.1:1", LinkLimits(pause_s_min=60.0, pause_s_max=60.0))
+    await asyncio.sleep(0.2)
+    await ends.stop()
+    assert (ends.opened, ends.closed) == (0, [])
+
+
+async def test_a_failing_agent_ends_the_link_with_its_error() -> None:
+    """A command that the agent chokes on is a fault of ours: it must not be retried silently."""
+    controller = Controller(take)
+    async with controller.serving():
+        ends = Ends(controller.address)
+
+        def choke(command: NodeCommand) -> None:
+            raise RuntimeError("choked")
+
+        ends.link._on_command = choke
+        with pytest.raises(RuntimeError, match="choked"):
+            await asyncio.wait_for(ends.running, 5)
+    assert len(ends.closed) == 1
