@@ -4,6 +4,7 @@ It wraps an engine and is one, so that stopping means the same with every engine
 ends its request before the next iteration. Text runs in the compute thread, between iterations.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from mesh.domain.ids import InstanceId, RequestId
@@ -23,6 +24,10 @@ from mesh.text.assets import read_assets
 from mesh.text.detokenize import Detokenizer
 from mesh.text.stops import StopMatcher
 from mesh.text.tokenizer import TextCodec
+
+CODECS_MAX = 8
+"""Codecs kept for models loaded before: each takes tens of MiB, and tens to hundreds of
+milliseconds to build, during which no iteration of another instance can begin."""
 
 
 class _RequestText:
@@ -54,6 +59,8 @@ class TextEngine:
     def __init__(self, inner: Engine) -> None:
         self._inner = inner
         self._codecs: dict[InstanceId, TextCodec] = {}
+        self._recent: dict[Path, TextCodec] = {}
+        """By the model's folder, whose files never change; the latest last. Only loads use it."""
         self._texts: dict[InstanceId, dict[RequestId, _RequestText]] = {}
 
     @property
@@ -67,7 +74,7 @@ class TextEngine:
         self._inner.prepare(model, model_path, progress)
 
     def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
-        codec = TextCodec(read_assets(order.model_path))
+        codec = self._codec(order.model_path)
         loaded = self._inner.load(order, progress)
         self._codecs[order.instance_id] = codec
         self._texts[order.instance_id] = {}
@@ -91,19 +98,17 @@ class TextEngine:
         result = self._inner.step(instance_id, prefill_tokens_max)
         if not result.tokens:
             return result
-        tokens = tuple(
-            worded
-            for token in result.tokens
-            if (worded := self._worded(instance_id, token)) is not None
-        )
-        return _with_tokens(result, tokens)
+        ended = sum(token.finish is not None for token in result.tokens)
+        tokens = tuple(self._worded(instance_id, token) for token in result.tokens)
+        if sum(token.finish is not None for token in tokens) == ended:
+            return replace(result, tokens=tokens)
+        (books,) = (m for m in self._inner.memory() if m.instance_id == instance_id)
+        return replace(result, tokens=tokens, kv_blocks_used=books.kv_blocks_used)
 
-    def _worded(self, instance_id: InstanceId, token: TokenOutput) -> TokenOutput | None:
-        """The token with its text; None for one after a stop string in the same iteration."""
+    def _worded(self, instance_id: InstanceId, token: TokenOutput) -> TokenOutput:
+        """The token with its text, and the last one if that brings a stop string."""
         texts = self._texts[instance_id]
-        request = texts.get(token.request_id)
-        if request is None:
-            return None
+        request = texts[token.request_id]
         text, finish = request.push(token), token.finish
         if request.stops.stopped and finish is None:
             self._inner.abort(instance_id, token.request_id)
@@ -128,17 +133,12 @@ class TextEngine:
     def close(self) -> None:
         self._inner.close()
         self._codecs.clear()
+        self._recent.clear()
         self._texts.clear()
 
-
-def _with_tokens(result: StepResult, tokens: tuple[TokenOutput, ...]) -> StepResult:
-    return StepResult(
-        tokens=tokens,
-        prefill_tokens=result.prefill_tokens,
-        decode_batch=result.decode_batch,
-        context_tokens=result.context_tokens,
-        prefill_left=result.prefill_left,
-        starved=result.starved,
-        kv_blocks_used=result.kv_blocks_used,
-        elapsed_s=result.elapsed_s,
-    )
+    def _codec(self, model_path: Path) -> TextCodec:
+        codec = self._recent.pop(model_path, None) or TextCodec(read_assets(model_path))
+        self._recent[model_path] = codec
+        while len(self._recent) > CODECS_MAX:
+            del self._recent[next(iter(self._recent))]
+        return codec

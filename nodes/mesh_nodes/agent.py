@@ -1,0 +1,152 @@
+"""The live node agent: the node core under its host, with threads, a store, a link and a heartbeat.
+
+Owns the life of all of it: what starts before the link opens, and what is stopped in which order.
+The composition root (`main`) builds the engine and says where the controller is; any engine that
+keeps the protocol will do. One asyncio loop runs all but the engine's calls and the imports.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import psutil
+from mesh_loader.importing import import_until
+from mesh_loader.store import ModelStore
+
+from mesh.core.node import NodeCore
+from mesh.domain.actions import NodeAction
+from mesh.domain.events import CommandReceived, HeartbeatDue, LinkClosed, LinkOpened, NodeEvent
+from mesh.domain.limits import HEARTBEAT_S, NodeLimits
+from mesh.domain.messages import NodeHello
+from mesh.runtime.clock import LoopClock
+from mesh.runtime.engine import Engine
+from mesh.runtime.host import Host, Recorder
+from mesh.runtime.node_actions import NodePerformer
+from mesh.text.assets import read_assets
+from mesh.wire.link import NodeLink
+from mesh_nodes.lanes import ThreadLanes
+from mesh_nodes.models import NodeModels
+
+STOP_S_MAX = 4.0
+"""From the wish to stop to the end of `run`. Below the grace that `mesh up` and systemd give."""
+
+log = logging.getLogger(__name__)
+
+
+class Agent:
+    """One node. `identity` is the hello without instances."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        identity: NodeHello,
+        limits: NodeLimits,
+        store_path: Path,
+        controller: str,
+        recorders: Sequence[Recorder] = (),
+    ) -> None:
+        self._engine = engine
+        self._identity = identity
+        self._store_path = store_path
+        self._controller = controller
+        self._recorders = recorders
+        self._core = NodeCore(limits=limits)
+        self._process = psutil.Process()
+        self._ended = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._host: Host[NodeEvent, NodeAction]
+
+    def stop(self) -> None:
+        """Wish the end; `run` returns soon. For the loop's thread, as a signal handler is."""
+        self._ended.set()
+
+    async def run(self) -> bool:
+        """Serve until `stop`. True when everything came to its end in time.
+
+        Raises what the controller refused this node with, or what broke the node core.
+        """
+        loop = asyncio.get_running_loop()
+        lanes = ThreadLanes(loop=loop, post=self._post)
+        models = NodeModels(
+            engine=self._engine,
+            lanes=lanes,
+            loop=loop,
+            find=ModelStore(self._store_path).get,
+            import_source=partial(import_until, self._store_path),
+            read_assets=read_assets,
+        )
+        link = NodeLink(
+            address=self._controller,
+            hello=self._hello,
+            rng=random.Random(self._identity.run_id),
+            on_open=self._opened,
+            on_command=lambda command: self._post(CommandReceived(command=command)),
+            on_close=lambda reason: self._post(LinkClosed(reason=reason)),
+        )
+        performer = NodePerformer(engine=self._engine, lanes=lanes, link=link, models=models)
+        self._host = Host[NodeEvent, NodeAction](
+            core=self._core,
+            clock=LoopClock(loop),
+            perform=performer.perform,
+            recorders=self._recorders,
+        )
+        linking = asyncio.create_task(self._keep(link.run()))
+        beating = asyncio.create_task(self._keep(self._beat()))
+        await self._ended.wait()
+        beating.cancel()
+        link.stop()
+        clean = await self._wind_down(linking, models, lanes)
+        if self._failure is not None:
+            raise self._failure
+        return clean
+
+    async def _wind_down(
+        self, linking: "asyncio.Task[None]", models: NodeModels, lanes: ThreadLanes
+    ) -> bool:
+        """The link first, so that the cell knows and sends nothing more; the engine last."""
+        give_up_s = time.monotonic() + STOP_S_MAX
+        await asyncio.wait([linking], timeout=STOP_S_MAX / 4)
+        linking.cancel()
+        clean = await models.close(give_up_s - time.monotonic())
+        left_s = give_up_s - time.monotonic()
+        return await asyncio.to_thread(lanes.close, left_s, self._engine.close) and clean
+
+    def _hello(self) -> NodeHello:
+        return replace(self._identity, instances=self._core.instances())
+
+    def _opened(self) -> None:
+        log.info("%s joined the cell at %s", self._identity.node_id, self._controller)
+        self._post(LinkOpened())
+
+    def _post(self, event: NodeEvent) -> None:
+        """Into the core. A core that fails is in no known state: the node ends, and the controller
+        places its requests elsewhere, which beats a node that may be wrong.
+        """
+        if self._failure is not None:
+            return
+        try:
+            self._host.post(event)
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+        self._ended.set()
+
+    async def _keep(self, work: Coroutine[None, None, None]) -> None:
+        """Work that lasts as long as the agent: its failure is the agent's."""
+        try:
+            await work
+        except Exception as error:
+            self._fail(error)
+
+    async def _beat(self) -> None:
+        while True:
+            self._post(HeartbeatDue(rss_bytes=self._process.memory_info().rss))
+            await asyncio.sleep(HEARTBEAT_S)

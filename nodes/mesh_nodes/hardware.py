@@ -1,0 +1,97 @@
+"""What this machine gives the node agent: cores, memory, instruction sets, a name.
+
+Counts what the process may use, not what the machine has: the affinity mask, the quota and memory
+limits of its control groups. The composition root builds the node's hello from it.
+"""
+
+import os
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from mesh.domain.ids import NodeId
+from mesh_nodes import cgroup
+
+MEMORY_SHARE = 0.7
+"""Of the usable memory, the default budget for weights and KV caches. The rest holds the process
+itself, imports, activations and what else runs on the machine."""
+
+ISA_FLAGS = {
+    "avx2": "avx2",
+    "avx512f": "avx512",
+    "avx512_bf16": "avx512_bf16",
+    "amx_int8": "amx_int8",
+    "amx_bf16": "amx_bf16",
+}
+"""Kernel's flag -> mesh's word, for the instruction sets that decide how fast a CPU node is."""
+
+NODE_ID_CHARS_MAX = 63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    cpu: str
+    """Model name as the kernel gives it."""
+    cores: int
+    """Logical CPUs that the process may keep busy."""
+    memory_bytes: int
+    """What the process may use before it is killed or the machine swaps."""
+    isa: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """One line for people: `AMD EPYC, avx2 avx512`."""
+        return ", ".join(filter(None, (self.cpu, " ".join(self.isa))))
+
+    @property
+    def budget_bytes(self) -> int:
+        """The default budget for weights and KV caches."""
+        return int(self.memory_bytes * MEMORY_SHARE)
+
+
+def probe(proc: Path = Path("/proc")) -> Hardware:
+    """Look at this machine. What /proc does not tell is left out, never guessed."""
+    limits = cgroup.limits(proc / "self")
+    processors = _read(proc / "cpuinfo")
+    cores = len(os.sched_getaffinity(0))
+    if limits.cpus is not None:
+        # More threads than the quota would all be throttled at once, amid an iteration.
+        cores = max(1, min(cores, int(limits.cpus)))
+    memory_bytes = _memory_total_bytes(_read(proc / "meminfo"))
+    if limits.memory_bytes is not None:
+        memory_bytes = min(memory_bytes, limits.memory_bytes)
+    flags = set(_field(processors, "flags").split())
+    return Hardware(
+        cpu=_field(processors, "model name") or "unknown CPU",
+        cores=cores,
+        memory_bytes=memory_bytes,
+        isa=tuple(word for flag, word in ISA_FLAGS.items() if flag in flags),
+    )
+
+
+def default_node_id(hostname: str = "") -> NodeId:
+    """A name for this machine's CPU: `<host>-cpu0`, lower-case letters, digits and hyphens."""
+    host = (hostname or socket.gethostname()).split(".")[0].lower()
+    label = re.sub(r"[^a-z0-9]+", "-", host).strip("-") or "node"
+    suffix = "-cpu0"
+    return NodeId(label[: NODE_ID_CHARS_MAX - len(suffix)].rstrip("-") + suffix)
+
+
+def _memory_total_bytes(meminfo: str) -> int:
+    found = re.search(r"^MemTotal:\s+(\d+) kB", meminfo, re.MULTILINE)
+    if found is not None:
+        return int(found.group(1)) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _field(cpuinfo: str, name: str) -> str:
+    found = re.search(rf"^{name}\s*:\s*(.*)$", cpuinfo, re.MULTILINE)
+    return "" if found is None else found.group(1).strip()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

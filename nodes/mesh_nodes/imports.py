@@ -1,0 +1,191 @@
+"""Imports that several wait for: each source is imported once at a time, few sources at once.
+
+A deployment's import, a second one of the same source, and a load that finds the store empty join
+the same job; it stops when the last of them has left. Owns the import threads; the import itself
+runs in a child process (mesh_loader). `models` comes before it on the path.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from mesh.domain.errors import Cancelled, MeshError, ModelError, Unavailable
+from mesh.domain.model import ModelInfo
+from mesh.runtime.engine import Progress
+
+IMPORTS_AT_ONCE_MAX = 2
+"""Each takes a core and the memory of its largest tensors."""
+IMPORTS_WAITING_MAX = 32
+PROGRESS_EVERY_S = 0.1
+"""Within one phase, the listeners are told no more often."""
+
+log = logging.getLogger(__name__)
+
+
+class Stored(Protocol):
+    """A model in the store: its folder, and what it is."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+
+ImportSource = Callable[[str, Progress, threading.Event], Stored]
+"""Import a source; blocking. Ends soon, with Cancelled, once the event is set."""
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """One party's interest in an import."""
+
+    progress: Progress
+    job: "_Job"
+
+    @property
+    def outcome(self) -> "Future[Stored]":
+        """The model in the store, or the MeshError that the import ended with."""
+        return self.job.outcome
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    source: str
+    outcome: "Future[Stored]" = field(default_factory=Future)
+    stop: threading.Event = field(default_factory=threading.Event)
+    tickets: list[Ticket] = field(default_factory=list)
+    told_s: float = 0.0
+    told_phase: str = ""
+
+
+class Imports:
+    """All methods may be called from any thread. Progress is told from the import's thread."""
+
+    def __init__(self, import_source: ImportSource) -> None:
+        self._import_source = import_source
+        self._lock = threading.Lock()
+        self._jobs: dict[str, _Job] = {}
+        self._waiting: deque[_Job] = deque()
+        self._threads: set[threading.Thread] = set()
+        self._closed = False
+
+    def join(self, source: str, progress: Progress) -> Ticket:
+        """Take part in the import of `source`, which begins unless it is under way.
+
+        Raises Unavailable when too many sources wait already, or the node stops.
+        """
+        with self._lock:
+            if self._closed:
+                raise Unavailable("the node is stopping and imports nothing any more")
+            job = self._jobs.get(source)
+            if job is None:
+                job = self._begin(source)
+            ticket = Ticket(progress=progress, job=job)
+            job.tickets.append(ticket)
+            return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        """No interest any more; the last to leave stops the import. Leaving twice is harmless."""
+        with self._lock:
+            job = ticket.job
+            if ticket in job.tickets:
+                job.tickets.remove(ticket)
+            unbegun = [] if job.tickets else self._stop([job])
+        _end_unbegun(unbegun)
+
+    def close(self, timeout_s: float) -> bool:
+        """Stop all imports; False when one has not ended within `timeout_s`."""
+        with self._lock:
+            self._closed = True
+            unbegun = self._stop(list(self._jobs.values()))
+            threads = tuple(self._threads)
+        _end_unbegun(unbegun)
+        give_up_s = time.monotonic() + timeout_s
+        for thread in threads:
+            thread.join(max(0.0, give_up_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
+
+    def _begin(self, source: str) -> _Job:
+        if len(self._waiting) >= IMPORTS_WAITING_MAX:
+            raise Unavailable(
+                f"{source} cannot be imported now: {len(self._waiting)} imports wait already, "
+                f"the limit is {IMPORTS_WAITING_MAX}",
+                hint="try again when some of them have ended",
+            )
+        job = self._jobs[source] = _Job(source)
+        if len(self._threads) < IMPORTS_AT_ONCE_MAX:
+            thread = threading.Thread(
+                target=self._work_off, args=(job,), name="mesh-import", daemon=True
+            )
+            self._threads.add(thread)
+            thread.start()
+        else:
+            self._waiting.append(job)
+        return job
+
+    def _stop(self, jobs: list[_Job]) -> list[_Job]:
+        """With the lock held. Returns those that no thread has begun, and so none will end."""
+        unbegun = [job for job in jobs if job in self._waiting]
+        for job in jobs:
+            job.stop.set()
+            if self._jobs.get(job.source) is job:
+                del self._jobs[job.source]
+        for job in unbegun:
+            self._waiting.remove(job)
+        return unbegun
+
+    def _work_off(self, job: _Job | None) -> None:
+        """An import thread: this job, then those that wait."""
+        while job is not None:
+            result = self._outcome(job)
+            with self._lock:
+                if self._jobs.get(job.source) is job:
+                    del self._jobs[job.source]
+                follower = self._waiting.popleft() if self._waiting else None
+                if follower is None:
+                    self._threads.discard(threading.current_thread())
+            if isinstance(result, MeshError):
+                job.outcome.set_exception(result)
+            else:
+                job.outcome.set_result(result)
+            job = follower
+
+    def _outcome(self, job: _Job) -> Stored | MeshError:
+        try:
+            return self._import_source(
+                job.source, lambda phase, share: self._tell(job, phase, share), job.stop
+            )
+        except MeshError as error:
+            return error
+        except Exception as error:
+            log.exception("the import of %s failed unexpectedly", job.source)
+            return ModelError(f"the import of {job.source} failed: {type(error).__name__}: {error}")
+
+    def _tell(self, job: _Job, phase: str, share: float) -> None:
+        if job.stop.is_set():
+            raise _stopped(job)
+        now_s = time.monotonic()
+        if phase == job.told_phase and share < 1.0 and now_s < job.told_s + PROGRESS_EVERY_S:
+            return
+        job.told_phase, job.told_s = phase, now_s
+        with self._lock:
+            tickets = tuple(job.tickets)
+        for ticket in tickets:
+            ticket.progress(phase, share)
+
+
+def _end_unbegun(jobs: list[_Job]) -> None:
+    """Without the lock: whoever waits for the outcome may come back into this object."""
+    for job in jobs:
+        job.outcome.set_exception(_stopped(job))
+
+
+def _stopped(job: _Job) -> Cancelled:
+    return Cancelled(f"the import of {job.source} was stopped")

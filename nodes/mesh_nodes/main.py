@@ -1,0 +1,157 @@
+"""The composition root of a node agent: options, engine, agent, signals, exit codes.
+
+The only module that imports an engine, and only the one that the node's device asks for. Exit
+codes: 0 stopped as asked, 1 failed, 2 usage. A failure is two lines on stderr, whatever raised it.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from mesh import __version__
+from mesh.domain.errors import InvalidInput, MeshError, StorageError, Unavailable
+from mesh.domain.limits import NodeLimits
+from mesh.domain.messages import NodeHello
+from mesh.domain.reasons import DeviceKind
+from mesh.runtime.engine import Engine
+from mesh.runtime.journal import NodeStart, open_journal
+from mesh_nodes.agent import Agent
+from mesh_nodes.hardware import Hardware, probe
+from mesh_nodes.lanes import SWITCH_INTERVAL_S
+from mesh_nodes.options import NodeOptions, read_options
+from mesh_nodes.protect import die_with_parent
+from mesh_nodes.text_engine import TextEngine
+
+DONE, FAILED, USAGE = 0, 1, 2
+
+EngineOf = Callable[[NodeOptions], Engine]
+
+log = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None, engine_of: EngineOf | None = None) -> int:
+    """Run a node agent until it is stopped; the exit code. `engine_of`: another engine than the
+    device's own, built once the options have been found good.
+    """
+    logging.basicConfig(
+        level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+    logging.getLogger("mesh_nodes").setLevel(logging.INFO)
+    try:
+        hardware = probe()
+        options = read_options(
+            sys.argv[1:] if arguments is None else arguments, os.environ, hardware
+        )
+        if options.parent_pid is not None:
+            die_with_parent(options.parent_pid)
+        return _run(options, hardware, engine_of or _engine)
+    except MeshError as error:
+        _tell(error)
+        return USAGE if isinstance(error, InvalidInput) else FAILED
+    except Exception as error:
+        log.exception("the node failed unexpectedly")
+        _tell(
+            MeshError(
+                f"the node failed unexpectedly: {type(error).__name__}: {error}",
+                hint="this is a fault of mesh; the lines above say where",
+            )
+        )
+        return FAILED
+
+
+def _run(options: NodeOptions, hardware: Hardware, engine_of: EngineOf) -> int:
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    store_path = _store_path(options.home)
+    limits = NodeLimits()
+    with ExitStack() as stack:
+        recorders = []
+        if options.journal is not None:
+            start = NodeStart(version=__version__, limits=limits)
+            recorders.append(open_journal(options.journal, start))
+            stack.callback(recorders[0].close)
+        engine = engine_of(options)
+        agent = Agent(
+            engine=engine,
+            identity=_identity(options, hardware, engine),
+            limits=limits,
+            store_path=store_path,
+            controller=options.join,
+            recorders=recorders,
+        )
+        # What has been imported by now stays: without it, a full collection amid an iteration takes
+        # a tenth of the time.
+        gc.freeze()
+        clean = asyncio.run(_until_stopped(agent))
+    if not clean:
+        # A thread is still inside an engine or an import; taking the interpreter down under it
+        # could crash instead of end.
+        log.warning("%s did not stop in time; it is abandoned", options.name)
+        logging.shutdown()
+        os._exit(FAILED)
+    return DONE
+
+
+async def _until_stopped(agent: Agent) -> bool:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, agent.stop)
+    return await agent.run()
+
+
+def _identity(options: NodeOptions, hardware: Hardware, engine: Engine) -> NodeHello:
+    return NodeHello(
+        node_id=options.name,
+        run_id=secrets.token_hex(8),
+        device=options.device,
+        hardware=hardware.text,
+        cores=options.threads,
+        engine=engine.capabilities.name,
+        memory_bytes=options.memory_bytes,
+        version=__version__,
+    )
+
+
+def _engine(options: NodeOptions) -> Engine:
+    """The device's own engine."""
+    if options.device is DeviceKind.GPU:
+        raise InvalidInput(
+            "this build has no vLLM engine yet, so a node cannot compute on a GPU",
+            hint="start it with --device cpu",
+        )
+    try:
+        from mesh_nodes.engines.openvino import OpenVinoEngine
+    except ModuleNotFoundError as error:
+        raise Unavailable(
+            f"the engine of CPU nodes is not installed: there is no module {error.name!r}",
+            hint="pip install 'mesh-serve[cpu]'",
+        ) from error
+    return TextEngine(OpenVinoEngine(threads=options.threads))
+
+
+def _store_path(home: Path) -> Path:
+    """The model store's folder, made if need be. Raises StorageError when it is no use."""
+    path = home / "store"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        writable = os.access(path, os.W_OK | os.X_OK)
+        reason = "permission denied"
+    except OSError as error:
+        writable, reason = False, (error.strerror or str(error)).lower()
+    if not writable:
+        raise StorageError(
+            f"the model store {path} cannot be written: {reason}",
+            hint="choose a state folder that you may write with --home or MESH_HOME",
+        )
+    return path
+
+
+def _tell(error: MeshError) -> None:
+    sys.stderr.write(f"error: {error.message}\n")
+    sys.stderr.write(f"hint: {error.hint}\n" if error.hint else "")

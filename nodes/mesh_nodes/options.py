@@ -1,0 +1,128 @@
+"""The node agent's arguments: what may be given, and what it means. No side effects.
+
+`main` calls it first; environment variables come in as `environ`, as defaults of options.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import platformdirs
+
+from mesh.domain.checks import check_name
+from mesh.domain.errors import InvalidInput
+from mesh.domain.ids import NodeId
+from mesh.domain.reasons import DeviceKind
+from mesh.domain.units import format_bytes, parse_bytes
+from mesh.wire.channel import parse_address
+from mesh_nodes.hardware import Hardware, default_node_id
+
+DEFAULT_ADDRESS = "127.0.0.1:7070"
+THREADS_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """What a node agent is to be. `home` may not exist yet."""
+
+    join: str
+    """The controller's HOST:PORT."""
+    name: NodeId
+    device: DeviceKind
+    memory_bytes: int
+    """Budget for weights and KV caches."""
+    threads: int
+    """That one iteration computes with."""
+    home: Path
+    journal: Path | None
+    parent_pid: int | None
+
+
+def read_options(
+    arguments: Sequence[str], environ: Mapping[str, str], hardware: Hardware
+) -> NodeOptions:
+    """Raises InvalidInput, which names the option; SystemExit(0) after --help."""
+    given = _parser(environ).parse_args(arguments)
+    name = given.name or default_node_id()
+    check_name(name, "--name")
+    return NodeOptions(
+        join=_address(given.join),
+        name=NodeId(name),
+        device=DeviceKind(given.device),
+        memory_bytes=_memory_bytes(given.memory, hardware),
+        threads=_threads(given.threads, hardware),
+        home=Path(given.home).expanduser().absolute(),
+        journal=None if given.journal is None else Path(given.journal),
+        parent_pid=given.parent_pid,
+    )
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InvalidInput(message, hint=f"`{self.prog} --help` shows what is accepted")
+
+
+def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m mesh_nodes",
+        description="Serve models on this machine for a cell of mesh.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "--join",
+        metavar="HOST:PORT",
+        default=environ.get("MESH_CONTROLLER") or DEFAULT_ADDRESS,
+        help=f"the cell's controller (MESH_CONTROLLER; else {DEFAULT_ADDRESS})",
+    )
+    add("--name", help="the node's name in its cell (default: <host>-cpu0)")
+    add("--device", choices=[kind.value for kind in DeviceKind], default=DeviceKind.CPU.value)
+    add(
+        "--memory",
+        metavar="SIZE",
+        help="budget for weights and KV caches, like 4GiB (default: 70%% of what this process may "
+        "use)",
+    )
+    add("--threads", type=int, metavar="N", help="to compute with (default: the usable cores)")
+    add(
+        "--home",
+        metavar="DIR",
+        default=environ.get("MESH_HOME") or platformdirs.user_data_dir("mesh"),
+        help="state folder; models are kept in its store/ (MESH_HOME)",
+    )
+    add("--journal", metavar="FILE", help="write every decision of this node there")
+    add("--parent-pid", type=int, metavar="PID", help="end when this parent process ends")
+    return parser
+
+
+def _address(text: str) -> str:
+    _, port = parse_address(text)
+    if port == 0:
+        raise InvalidInput(
+            f"--join {text}: no controller listens on port 0",
+            hint="give the port that the controller says it listens on",
+        )
+    return text
+
+
+def _memory_bytes(text: str | None, hardware: Hardware) -> int:
+    if text is None:
+        return hardware.budget_bytes
+    size_bytes = parse_bytes(text)
+    if not 0 < size_bytes <= hardware.memory_bytes:
+        raise InvalidInput(
+            f"--memory {text} is {format_bytes(size_bytes)}; this process may use "
+            f"{format_bytes(hardware.memory_bytes)}",
+            hint="give less than that: imports and activations need some too",
+        )
+    return size_bytes
+
+
+def _threads(number: int | None, hardware: Hardware) -> int:
+    if number is None:
+        return hardware.cores
+    if not 1 <= number <= THREADS_MAX:
+        raise InvalidInput(f"--threads {number} is not from 1 to {THREADS_MAX}")
+    return number

@@ -1,0 +1,77 @@
+"""The controller dies and comes back: what it acknowledged is there, and nodes find it again."""
+
+from pathlib import Path
+
+import pytest
+
+from mesh.domain.errors import Unavailable
+from mesh.domain.ids import DeploymentName
+from tests.e2e.live_cell import WAIT_S_MAX, LiveCell
+
+
+def test_a_killed_controller_comes_back_with_its_deployments_and_adopts_instances(
+    cell: LiveCell, tiny_model: Path
+) -> None:
+    controller = cell.start_controller()
+    cell.start_node("n1", "--step-s", "0.03")
+    cell.deploy("chat", tiny_model)
+    before = cell.invoke("chat", "the same", max_tokens=10)
+    before.finished()
+    (instance,) = cell.client.get(DeploymentName("chat")).instances
+
+    controller.kill()
+    cell.start_controller()
+    assert cell.client.get(DeploymentName("chat")).model is not None
+    cell.wait_for("the node to come back", lambda: cell.node("n1"))
+    (adopted,) = cell.client.get(DeploymentName("chat")).instances
+    assert adopted.instance_id == instance.instance_id
+    after = cell.invoke("chat", "the same", max_tokens=10)
+    assert after.finished().grace_s == 0.0, "nothing had to be loaded"
+    assert after.token_ids == before.token_ids
+
+
+def test_a_client_whose_controller_dies_is_told_so_and_the_node_drops_its_request(
+    cell: LiveCell, tiny_model: Path
+) -> None:
+    controller = cell.start_controller()
+    cell.start_node("n1", "--step-s", "0.03")
+    cell.deploy("chat", tiny_model)
+    answer = cell.invoke("chat", "cut off", max_tokens=400)
+    cell.wait_tokens(answer, 3)
+    controller.kill()
+    assert answer.ended.wait(WAIT_S_MAX)
+    with pytest.raises(Unavailable):
+        answer.finished()
+    cell.start_controller()
+    cell.wait_for("the node to come back", lambda: cell.node("n1"))
+    cell.wait_for(
+        "the abandoned request to be off its batch",
+        lambda: [i.batch for i in cell.client.get(DeploymentName("chat")).instances] == [0],
+    )
+    status = cell.client.status()
+    assert (status.running, status.queued) == (0, 0)
+
+
+def test_a_node_waits_for_its_controller_with_few_words(cell: LiveCell) -> None:
+    node = cell.start_node("early", join=False)
+    cell.wait_for("the node to say that it waits", lambda: "no link" in node.log_text())
+    cell.start_controller()
+    cell.wait_for("the node to join", lambda: cell.node("early"))
+    cell.wait_for("the node to say that it joined", lambda: "joined" in node.log_text())
+    assert len(node.log_text().splitlines()) <= 3, node.log_text()
+
+
+def test_a_controller_that_is_asked_to_stop_does_so_and_tells_its_clients(
+    cell: LiveCell, tiny_model: Path
+) -> None:
+    controller = cell.start_controller()
+    node = cell.start_node("n1", "--step-s", "0.03")
+    cell.deploy("chat", tiny_model)
+    answer = cell.invoke("chat", "cut short", max_tokens=400)
+    cell.wait_tokens(answer, 3)
+    assert controller.terminate() == 0
+    assert answer.ended.wait(WAIT_S_MAX)
+    assert answer.error is not None
+    assert "stopping" in answer.error.message
+    assert node.popen.poll() is None, "nodes outlive their controller, and wait for the next"
+    assert node.terminate() == 0

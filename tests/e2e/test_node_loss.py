@@ -1,0 +1,150 @@
+"""Nodes that die, come back, share a name or are drained: clients lose and repeat no token."""
+
+from pathlib import Path
+
+import pytest
+
+from mesh.domain.errors import Refused
+from mesh.domain.ids import NodeId
+from mesh.domain.lifecycle import NodeState
+from mesh.domain.reasons import RefusalReason
+from tests.e2e.live_cell import WAIT_S_MAX, LiveCell
+
+STEP = ("--step-s", "0.03")
+TOKENS = 60
+
+
+def test_a_killed_nodes_requests_continue_elsewhere_without_loss_or_repeat(
+    cell: LiveCell, tiny_model: Path
+) -> None:
+    cell.start_controller()
+    first = cell.start_node("n1", *STEP)
+    cell.deploy("chat", tiny_model)
+    undisturbed = cell.invoke("chat", "to be continued", max_tokens=TOKENS)
+    undisturbed.finished()
+
+    answers = [cell.invoke("chat", "to be continued", max_tokens=TOKENS) for _ in range(3)]
+    for answer in answers:
+        cell.wait_tokens(answer, 5)
+    cell.start_node("n2", *STEP)
+    assert all(not answer.ended.is_set() for answer in answers), "the kill comes amid the answers"
+    first.kill()
+    for answer in answers:
+        assert answer.finished().output_tokens == TOKENS
+        assert answer.token_ids == undisturbed.token_ids
+        assert answer.text == undisturbed.text
+    cell.wait_for("the lost node to be forgotten", lambda: cell.node("n1") is None)
+
+
+def test_a_frozen_node_loses_its_lease_and_comes_back_without_its_old_requests(
+    cell: LiveCell, tiny_model: Path
+) -> None:
+    """Its connection stays open, so that only its silence tells."""
+    cell.start_controller("--lease-s", "2.5")
+    frozen = cell.start_node("n1", *STEP)
+    cell.deploy("chat", tiny_model)
+    answer = cell.invoke("chat", "stalled", max_tokens=TOKENS)
+    cell.wait_tokens(answer, 5)
+    cell.start_node("n2", *STEP)
+    frozen.freeze()
+    assert answer.finished().output_tokens == TOKENS
+    assert cell.node("n1") is None
+    frozen.thaw()
+    cell.wait_for("the thawed node to come back", lambda: cell.node("n1"))
+    back = cell.node("n1")
+    assert back is not None
+    assert [instance.batch for instance in back.instances] in ([], [0])
+    again = cell.invoke("chat", "stalled", max_tokens=TOKENS)
+    assert again.finished().output_tokens == TOKENS
+    assert again.token_ids == answer.token_ids
+
+
+def test_a_failed_iteration_costs_its_requests_a_reload_and_no_token(
+    cell: LiveCell, tiny_model: Path
+) -> None:
+    cell.start_controller()
+    cell.start_node("n1", "--fail-steps", "1")
+    cell.deploy("chat", tiny_model)
+    answers = [cell.invoke("chat", f"through it {n}", max_tokens=20) for n in range(3)]
+    for answer in answers:
+        assert answer.finished().output_tokens == 20
+
+
+def test_without_another_node_requests_are_refused_within_the_bound(
+    cell: LiveCell, tiny_model: Path
+) -> None:
+    cell.start_controller("--queue-wait-s", "1.5")
+    only = cell.start_node("n1", *STEP)
+    cell.deploy("chat", tiny_model)
+    answer = cell.invoke("chat", "nobody left", max_tokens=400)
+    cell.wait_tokens(answer, 3)
+    only.kill()
+    assert answer.ended.wait(WAIT_S_MAX)
+    with pytest.raises(Refused) as raised:
+        answer.finished()
+    assert raised.value.reason is RefusalReason.NODE_LOST
+    assert "its node was lost" in raised.value.message
+
+
+def test_a_node_that_restarts_serves_again(cell: LiveCell, tiny_model: Path) -> None:
+    cell.start_controller()
+    cell.start_node("n1").kill()
+    cell.wait_for("the lost node to be forgotten", lambda: cell.node("n1") is None)
+    cell.start_node("n1")
+    cell.deploy("chat", tiny_model)
+    assert cell.invoke("chat", "again", max_tokens=5).finished().output_tokens == 5
+
+
+def test_of_two_nodes_with_one_name_the_second_is_sent_away(
+    cell: LiveCell, tiny_model: Path
+) -> None:
+    cell.start_controller()
+    cell.start_node("twin", *STEP)
+    cell.deploy("chat", tiny_model)
+    answer = cell.invoke("chat", "undisturbed", max_tokens=TOKENS)
+    cell.wait_tokens(answer, 1)
+    second = cell.start_node("twin", join=False)
+    assert second.popen.wait(WAIT_S_MAX) == 1
+    lines = second.log_text().splitlines()
+    assert any(line.startswith("error: ") and "twin" in line for line in lines), lines
+    assert any(line.startswith("hint: ") and "--name" in line for line in lines), lines
+    assert answer.finished().output_tokens == TOKENS
+
+
+def test_a_drained_node_ends_what_it_has_and_gets_nothing_new(
+    cell: LiveCell, tiny_model: Path
+) -> None:
+    cell.start_controller()
+    cell.start_node("n1", *STEP)
+    cell.deploy("chat", tiny_model)
+    answer = cell.invoke("chat", "old work", max_tokens=TOKENS)
+    cell.wait_tokens(answer, 1)
+    cell.start_node("n2", *STEP)
+    cell.client.drain(NodeId("n1"))
+    fresh = cell.invoke("chat", "new work", max_tokens=5)
+    assert fresh.finished().output_tokens == 5
+    busy = cell.node("n2")
+    assert busy is not None
+    assert [i.deployment for i in busy.instances] == ["chat"]
+    assert answer.finished().output_tokens == TOKENS
+    cell.wait_for("n1 to be empty", lambda: (node := cell.node("n1")) and not node.instances)
+    drained = cell.node("n1")
+    assert drained is not None
+    assert drained.state is NodeState.DRAINING
+
+    cell.client.drain(NodeId("n1"), undo=True)
+    ready = cell.node("n1")
+    assert ready is not None
+    assert ready.state is NodeState.READY
+
+
+def test_a_node_that_is_asked_to_stop_does_so_in_time(cell: LiveCell, tiny_model: Path) -> None:
+    """Even amid requests; with a second node they go on there."""
+    cell.start_controller()
+    first = cell.start_node("n1", *STEP)
+    cell.deploy("chat", tiny_model)
+    answer = cell.invoke("chat", "handed over", max_tokens=TOKENS)
+    cell.wait_tokens(answer, 3)
+    cell.start_node("n2", *STEP)
+    assert first.terminate() == 0
+    assert answer.finished().output_tokens == TOKENS

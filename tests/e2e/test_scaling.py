@@ -1,0 +1,89 @@
+"""From zero and back to zero, deletes amid requests, loads that fail."""
+
+from pathlib import Path
+
+import pytest
+
+from mesh.domain.errors import NotFound, Refused
+from mesh.domain.ids import DeploymentName
+from mesh.domain.invocation import Waiting
+from mesh.domain.reasons import RefusalReason
+from tests.e2e.live_cell import WAIT_S_MAX, LiveCell
+
+
+def test_an_idle_deployment_goes_to_zero_and_comes_back(cell: LiveCell, tiny_model: Path) -> None:
+    cell.start_controller()
+    cell.start_node("n1", "--load-s", "0.2")
+    cell.deploy("chat", tiny_model, keep_alive_s=0.3)
+    assert cell.instance_count("chat") == 0, "deploying loads nothing"
+    for _ in range(2):
+        answer = cell.invoke("chat", "from zero", max_tokens=5)
+        assert answer.finished().grace_s >= 0.2
+        assert any(isinstance(event, Waiting) for event in answer.events), (
+            "it says what it waits for"
+        )
+        cell.wait_for("the idle instance to go", lambda: cell.instance_count("chat") == 0)
+    node = cell.node("n1")
+    assert node is not None
+    assert node.memory_reserved_bytes == 0
+
+
+def test_a_minimum_of_replicas_is_loaded_ahead_and_stays(cell: LiveCell, tiny_model: Path) -> None:
+    cell.start_controller()
+    cell.start_node("n1")
+    cell.deploy("chat", tiny_model, keep_alive_s=0.0, replicas_min=1)
+    cell.wait_for("the instance", lambda: cell.instance_count("chat") == 1)
+    assert cell.invoke("chat", "warm", max_tokens=5).finished().output_tokens == 5
+    assert cell.instance_count("chat") == 1
+    cell.client.scale(DeploymentName("chat"), replicas_min=0)
+    cell.wait_for("the instance to go", lambda: cell.instance_count("chat") == 0)
+
+
+def test_deleting_a_deployment_amid_requests_ends_them_with_the_reason(
+    cell: LiveCell, tiny_model: Path
+) -> None:
+    cell.start_controller()
+    cell.start_node("n1", "--step-s", "0.03")
+    cell.deploy("chat", tiny_model)
+    cell.deploy("other", tiny_model)
+    running = cell.invoke("chat", "deleted amid this", max_tokens=400)
+    neighbour = cell.invoke("other", "goes on", max_tokens=30)
+    cell.wait_tokens(running, 3)
+    assert cell.client.delete(DeploymentName("chat")) == "deleted"
+    assert running.ended.wait(WAIT_S_MAX)
+    with pytest.raises(Refused) as raised:
+        running.finished()
+    assert raised.value.reason is RefusalReason.DEPLOYMENT_DELETED
+    with pytest.raises(NotFound):
+        cell.client.get(DeploymentName("chat"))
+    assert neighbour.finished().output_tokens == 30
+
+    def only_other_is_left() -> bool:
+        node = cell.node("n1")
+        return node is not None and [i.deployment for i in node.instances] == ["other"]
+
+    cell.wait_for("the deleted instance to go", only_other_is_left)
+
+
+def test_a_load_that_fails_is_told_to_the_client_with_its_reason(
+    cell: LiveCell, tiny_model: Path
+) -> None:
+    cell.start_controller()
+    cell.start_node("n1", "--fail-loads")
+    cell.deploy("chat", tiny_model)
+    answer = cell.invoke("chat", "no chance", max_tokens=5)
+    assert answer.ended.wait(WAIT_S_MAX)
+    with pytest.raises(Refused) as raised:
+        answer.finished()
+    assert raised.value.reason is RefusalReason.LOAD_FAILED
+    assert "the script wants it so" in raised.value.message
+
+
+def test_a_load_that_fails_on_one_node_succeeds_on_another(
+    cell: LiveCell, tiny_model: Path
+) -> None:
+    cell.start_controller()
+    cell.start_node("n1", "--fail-loads")
+    cell.deploy("chat", tiny_model)
+    cell.start_node("n2")
+    assert cell.invoke("chat", "elsewhere", max_tokens=5).finished().output_tokens == 5

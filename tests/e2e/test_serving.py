@@ -1,0 +1,109 @@
+"""A whole cell of real processes: deploy, invoke, stream, many clients, clients that leave."""
+
+from pathlib import Path
+
+import pytest
+
+from mesh.domain.errors import AlreadyExists, MeshError, NotFound, Refused
+from mesh.domain.ids import DeploymentName
+from mesh.domain.invocation import Accepted, Invocation, TextPrompt, Tokens
+from mesh.domain.reasons import FinishReason, RefusalReason
+from tests.e2e.live_cell import LiveCell
+
+CLIENTS = 8
+
+
+def test_a_deployed_model_answers_and_its_tokens_stream(cell: LiveCell, tiny_model: Path) -> None:
+    cell.start_controller()
+    cell.start_node("n1", "--step-s", "0.03")
+    assert cell.deploy("chat", tiny_model) == "deployed"
+    assert cell.deploy("chat", tiny_model) == "unchanged"
+    deployed = cell.client.get(DeploymentName("chat"))
+    assert deployed.model is not None
+    assert deployed.model.architecture == "llama"
+
+    answer = cell.invoke("chat", "hello", max_tokens=12)
+    finished = answer.finished()
+    assert finished.reason is FinishReason.LENGTH
+    assert (finished.prompt_tokens, finished.output_tokens) == (5, 12)
+    assert isinstance(answer.events[0], Accepted)
+    assert finished.grace_s > 0, "the first request had the instance started"
+    assert len(answer.text) > 0
+    spread_s = answer.arrivals_s[-1] - answer.arrivals_s[0]
+    assert spread_s > 0.03 * 5, "tokens came one by one, as the iterations made them"
+
+    again = cell.invoke("chat", "hello", max_tokens=12)
+    assert again.finished().grace_s == 0.0, "the second found it running"
+    assert again.token_ids == answer.token_ids
+
+
+def test_eight_clients_at_once_get_their_own_answers_from_one_batch(
+    cell: LiveCell, tiny_model: Path
+) -> None:
+    cell.start_controller()
+    cell.start_node("n1", "--step-s", "0.02")
+    cell.deploy("chat", tiny_model)
+    prompts = [f"prompt number {n}" for n in range(CLIENTS)]
+    alone = [cell.invoke("chat", prompt, max_tokens=20) for prompt in prompts[:2]]
+    expected = [answer.finished() and answer.token_ids for answer in alone]
+
+    answers = [cell.invoke("chat", prompt, max_tokens=20) for prompt in prompts]
+    for answer in answers:
+        assert answer.finished().output_tokens == 20
+    assert [answer.token_ids for answer in answers[:2]] == expected
+    assert len({tuple(answer.token_ids) for answer in answers}) == CLIENTS
+    firsts = [answer.arrivals_s[0] for answer in answers]
+    ends = [answer.arrivals_s[-1] for answer in answers]
+    assert max(firsts) < min(ends), "they were served together, not one after the other"
+
+
+def test_a_client_that_leaves_frees_its_place_within_an_iteration(
+    cell: LiveCell, tiny_model: Path
+) -> None:
+    """The node's own report shows the batch shrink while the other requests run on."""
+    cell.start_controller()
+    cell.start_node("n1", "--step-s", "0.05")
+    cell.deploy("chat", tiny_model)
+    stays = cell.invoke("chat", "stays", max_tokens=80)
+    cell.wait_tokens(stays, 1)
+    leaves = cell.client.invoke(
+        Invocation(
+            deployment=DeploymentName("chat"),
+            prompt=TextPrompt(text="leaves"),
+            max_tokens=400,
+            ignore_eos=True,
+        )
+    )
+    assert any(isinstance(event, Tokens) for event in leaves)
+    assert _batch(cell) == 2
+    tokens_before = len(stays.token_ids)
+    leaves.close()
+    cell.wait_for("the place to be free", lambda: _batch(cell) == 1)
+    assert not stays.ended.is_set()
+    assert len(stays.token_ids) - tokens_before < 40, "long before the answer's own end"
+    assert stays.finished().output_tokens == 80
+    status = cell.client.status()
+    assert (status.running, status.queued) == (0, 0)
+
+
+def test_what_cannot_be_served_is_refused_with_its_reason(cell: LiveCell, tiny_model: Path) -> None:
+    cell.start_controller()
+    cell.start_node("n1")
+    with pytest.raises(NotFound, match="nobody"):
+        cell.invoke("nobody", "hello", max_tokens=4).finished()
+    cell.deploy("chat", tiny_model)
+    with pytest.raises(AlreadyExists):
+        cell.deploy("chat", tiny_model, keep_alive_s=7.0)
+    with pytest.raises(MeshError) as raised:
+        cell.invoke("chat", "x" * 600, max_tokens=4).finished()
+    if isinstance(raised.value, Refused):
+        assert raised.value.reason is RefusalReason.PROMPT_TOO_LONG
+    with pytest.raises(MeshError):
+        cell.deploy("ghost", tiny_model.parent / "not-there")
+    assert cell.invoke("chat", "still serving", max_tokens=4).finished().output_tokens == 4
+
+
+def _batch(cell: LiveCell) -> int:
+    """Requests in the batch of the only instance."""
+    (instance,) = cell.client.get(DeploymentName("chat")).instances
+    return instance.batch

@@ -1,0 +1,73 @@
+"""What the hardware probe makes of /proc, and of this very machine."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from mesh_nodes.hardware import default_node_id, probe
+
+CPUINFO = """\
+processor\t: 0
+model name\t: Intel(R) Xeon(R) Platinum 8488C
+flags\t\t: fpu avx2 avx512f avx512_bf16 amx_tile amx_int8 amx_bf16
+"""
+
+
+def _proc(root: Path, *, quota: str = "max", memory_max: str = "max") -> Path:
+    group = root / "cgroup"
+    group.mkdir()
+    (group / "cpu.max").write_text(f"{quota} 100000\n")
+    (group / "memory.max").write_text(f"{memory_max}\n")
+    proc = root / "proc"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text("0::/\n")
+    (proc / "self" / "mountinfo").write_text(f"30 1 0:1 / {group} rw - cgroup2 cgroup2 rw\n")
+    (proc / "cpuinfo").write_text(CPUINFO)
+    (proc / "meminfo").write_text("MemTotal:       16777216 kB\nMemFree: 1 kB\n")
+    return proc
+
+
+def test_names_the_cpu_and_its_instruction_sets(tmp_path: Path) -> None:
+    hardware = probe(_proc(tmp_path))
+    assert hardware.cpu == "Intel(R) Xeon(R) Platinum 8488C"
+    assert hardware.isa == ("avx2", "avx512", "avx512_bf16", "amx_int8", "amx_bf16")
+    assert hardware.text.endswith("8488C, avx2 avx512 avx512_bf16 amx_int8 amx_bf16")
+
+
+def test_without_a_limit_the_machine_and_the_affinity_mask_count(tmp_path: Path) -> None:
+    hardware = probe(_proc(tmp_path))
+    assert hardware.cores == len(os.sched_getaffinity(0))
+    assert hardware.memory_bytes == 16 << 30
+    assert hardware.budget_bytes == int(0.7 * (16 << 30))
+
+
+def test_a_containers_limits_count_where_they_are_tighter(tmp_path: Path) -> None:
+    hardware = probe(_proc(tmp_path, quota="100000", memory_max=str(4 << 30)))
+    assert hardware.cores == 1
+    assert hardware.memory_bytes == 4 << 30
+
+
+def test_a_quota_below_one_cpu_still_leaves_one_core(tmp_path: Path) -> None:
+    assert probe(_proc(tmp_path, quota="50000")).cores == 1
+
+
+def test_this_machine_can_be_probed() -> None:
+    hardware = probe()
+    assert hardware.cores >= 1
+    assert hardware.memory_bytes > 1 << 28
+    assert hardware.cpu
+
+
+@pytest.mark.parametrize(
+    ("hostname", "node_id"),
+    [
+        ("alpha", "alpha-cpu0"),
+        ("Rack_7.example.org", "rack-7-cpu0"),
+        ("--", "node-cpu0"),
+        ("h" * 90, "h" * 58 + "-cpu0"),
+    ],
+)
+def test_the_default_name_is_a_valid_label(hostname: str, node_id: str) -> None:
+    assert default_node_id(hostname) == node_id
+    assert re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", node_id)

@@ -1,0 +1,185 @@
+"""Shared, bounded, stoppable imports."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from mesh_nodes import imports as imports_module
+from mesh_nodes.imports import IMPORTS_AT_ONCE_MAX, Imports
+
+from mesh.domain.errors import Cancelled, ModelError, TornModel, Unavailable
+from mesh.domain.ids import ModelId
+from mesh.domain.model import ModelFormat, ModelInfo
+from mesh.runtime.engine import Progress
+
+WAIT_S = 5.0
+
+
+def model_info(model_id: str = "sha256-0123456789abcdef", source: str = "file:///m") -> ModelInfo:
+    return ModelInfo(
+        model_id=ModelId(model_id),
+        source=source,
+        format=ModelFormat.SAFETENSORS,
+        architecture="llama",
+        context_tokens_max=256,
+        vocabulary_tokens=64,
+        layers=2,
+        hidden_size=32,
+        attention_heads=4,
+        kv_heads=2,
+        head_size=8,
+        parameters=1000,
+        disk_bytes=2000,
+        stop_token_ids=(2,),
+    )
+
+
+@dataclass(frozen=True)
+class StoredHere:
+    path: Path
+    info: ModelInfo
+
+
+@dataclass
+class Importer:
+    """Imports at the test's word: each call waits for `release`, unless it is stopped."""
+
+    release: threading.Event = field(default_factory=threading.Event)
+    begun: list[str] = field(default_factory=list)
+    at_once: int = 0
+    at_once_max: int = 0
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    error: Exception | None = None
+    model_id: str = "sha256-0123456789abcdef"
+
+    def __call__(self, source: str, progress: Progress, stop: threading.Event) -> StoredHere:
+        with self.changed:
+            self.begun.append(source)
+            self.at_once += 1
+            self.at_once_max = max(self.at_once_max, self.at_once)
+            self.changed.notify_all()
+        try:
+            while not self.release.wait(0.002):
+                if stop.is_set():
+                    raise Cancelled(f"the import of {source} was stopped")
+            if self.error is not None:
+                raise self.error
+            progress("write", 1.0)
+            return StoredHere(Path("/store") / source, model_info(self.model_id, source))
+        finally:
+            with self.changed:
+                self.at_once -= 1
+                self.changed.notify_all()
+
+    def wait_begun(self, count: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.begun) >= count, WAIT_S)
+
+
+@pytest.fixture
+def importer() -> Iterator[Importer]:
+    importer = Importer()
+    yield importer
+    importer.release.set()
+
+
+@pytest.fixture
+def imports(importer: Importer) -> Iterator[Imports]:
+    imports = Imports(importer)
+    yield imports
+    assert imports.close(timeout_s=WAIT_S), "an import thread did not end"
+
+
+def silent(phase: str, share: float) -> None:
+    """Progress that nobody reads."""
+
+
+def test_two_of_one_source_share_one_import(imports: Imports, importer: Importer) -> None:
+    heard: list[tuple[int, str]] = []
+    first = imports.join("a", lambda phase, _: heard.append((1, phase)))
+    second = imports.join("a", lambda phase, _: heard.append((2, phase)))
+    importer.release.set()
+    assert first.outcome.result(WAIT_S) is second.outcome.result(WAIT_S)
+    assert importer.begun == ["a"]
+    assert sorted(heard) == [(1, "write"), (2, "write")]
+
+
+def test_a_source_that_ended_is_imported_anew(imports: Imports, importer: Importer) -> None:
+    importer.release.set()
+    imports.join("a", silent).outcome.result(WAIT_S)
+    imports.join("a", silent).outcome.result(WAIT_S)
+    assert importer.begun == ["a", "a"]
+
+
+def test_few_run_at_once_and_the_others_follow(imports: Imports, importer: Importer) -> None:
+    tickets = [imports.join(source, silent) for source in "abcdef"]
+    importer.wait_begun(IMPORTS_AT_ONCE_MAX)
+    importer.release.set()
+    for ticket in tickets:
+        ticket.outcome.result(WAIT_S)
+    assert sorted(importer.begun) == list("abcdef")
+    assert importer.at_once_max == IMPORTS_AT_ONCE_MAX
+
+
+def test_more_than_may_wait_are_refused(
+    imports: Imports, importer: Importer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(imports_module, "IMPORTS_WAITING_MAX", 1)
+    for n in range(IMPORTS_AT_ONCE_MAX + 1):
+        imports.join(f"m{n}", silent)
+    with pytest.raises(Unavailable, match="1 imports wait already"):
+        imports.join("one-more", silent)
+    imports.join("m0", silent)  # joins what runs: takes no place
+
+
+def test_it_stops_only_when_the_last_has_left(imports: Imports, importer: Importer) -> None:
+    first, second = imports.join("a", silent), imports.join("a", silent)
+    importer.wait_begun(1)
+    imports.leave(first)
+    imports.leave(first)
+    assert not first.job.stop.is_set()
+    imports.leave(second)
+    with pytest.raises(Cancelled):
+        second.outcome.result(WAIT_S)
+
+
+def test_one_that_waits_can_be_stopped_before_it_begins(
+    imports: Imports, importer: Importer
+) -> None:
+    running = [imports.join(f"m{n}", silent) for n in range(IMPORTS_AT_ONCE_MAX)]
+    importer.wait_begun(IMPORTS_AT_ONCE_MAX)
+    waiting = imports.join("waits", silent)
+    imports.leave(waiting)
+    with pytest.raises(Cancelled):
+        waiting.outcome.result(WAIT_S)
+    importer.release.set()
+    for ticket in running:
+        ticket.outcome.result(WAIT_S)
+    assert "waits" not in importer.begun
+
+
+def test_errors_reach_every_party_and_unexpected_ones_are_model_errors(
+    imports: Imports, importer: Importer, caplog: pytest.LogCaptureFixture
+) -> None:
+    importer.release.set()
+    importer.error = TornModel("model.gguf ends early")
+    with pytest.raises(TornModel, match="ends early"):
+        imports.join("a", silent).outcome.result(WAIT_S)
+    importer.error = KeyError("general.architecture")
+    with pytest.raises(ModelError, match="import of a failed: KeyError"):
+        imports.join("a", silent).outcome.result(WAIT_S)
+    assert "Traceback" in caplog.text
+
+
+def test_close_ends_what_runs_and_what_waits(importer: Importer) -> None:
+    imports = Imports(importer)
+    tickets = [imports.join(f"m{n}", silent) for n in range(IMPORTS_AT_ONCE_MAX + 2)]
+    importer.wait_begun(IMPORTS_AT_ONCE_MAX)
+    assert imports.close(timeout_s=WAIT_S)
+    for ticket in tickets:
+        with pytest.raises(Cancelled):
+            ticket.outcome.result(WAIT_S)
+    with pytest.raises(Unavailable, match="stopping"):
+        imports.join("late", silent)

@@ -1,0 +1,179 @@
+"""The live lanes: order, errors, bounds and an orderly end."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+from mesh_nodes import lanes as lanes_module
+from mesh_nodes.lanes import ThreadLanes
+
+from mesh.domain.errors import EngineError, MeshError, ModelError, OutOfMemory
+from mesh.domain.events import LinkClosed, NodeEvent
+from mesh.runtime.node_actions import Lane
+
+
+class Posted:
+    """The events that a ThreadLanes posted, and a bounded wait for the n-th."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.threads: set[int] = set()
+        self._changed = asyncio.Event()
+
+    def post(self, event: NodeEvent) -> None:
+        assert isinstance(event, LinkClosed)
+        self.texts.append(event.reason)
+        self.threads.add(threading.get_ident())
+        self._changed.set()
+
+    async def wait_for(self, count: int) -> list[str]:
+        async with asyncio.timeout(5):
+            while len(self.texts) < count:
+                self._changed.clear()
+                await self._changed.wait()
+        return self.texts
+
+
+def _say(result: object) -> NodeEvent:
+    if isinstance(result, MeshError):
+        return LinkClosed(reason=f"{type(result).__name__}: {result.message}")
+    return LinkClosed(reason=str(result))
+
+
+def _nothing() -> None:
+    """The last call of lanes without an engine."""
+
+
+def _raise(error: BaseException) -> Callable[[], str]:
+    def call() -> str:
+        raise error
+
+    return call
+
+
+async def test_calls_of_a_lane_run_in_order_and_events_come_on_the_loops_thread() -> None:
+    posted = Posted()
+    lanes = ThreadLanes(loop=asyncio.get_running_loop(), post=posted.post)
+    for n in range(500):
+        lanes.run(Lane.COMPUTE, lambda n=n: n, _say)  # type: ignore[misc]
+    assert await posted.wait_for(500) == [str(n) for n in range(500)]
+    assert posted.threads == {threading.get_ident()}
+    assert lanes.close(timeout_s=5, last=_nothing)
+
+
+async def test_a_long_load_does_not_hold_up_computing() -> None:
+    posted = Posted()
+    lanes = ThreadLanes(loop=asyncio.get_running_loop(), post=posted.post)
+    release = threading.Event()
+    lanes.run(Lane.LOADING, lambda: release.wait(5), lambda _: LinkClosed(reason="loaded"))
+    lanes.run(Lane.COMPUTE, lambda: "step", _say)
+    assert await posted.wait_for(1) == ["step"]
+    release.set()
+    assert await posted.wait_for(2) == ["step", "loaded"]
+    assert lanes.close(timeout_s=5, last=_nothing)
+
+
+async def test_expected_errors_pass_and_others_become_engine_errors(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    posted = Posted()
+    lanes = ThreadLanes(loop=asyncio.get_running_loop(), post=posted.post)
+    lanes.run(Lane.COMPUTE, _raise(ModelError("torn")), _say)
+    lanes.run(Lane.COMPUTE, _raise(ZeroDivisionError("by zero")), _say)
+    lanes.run(Lane.COMPUTE, _raise(MemoryError("no more")), _say)
+    lanes.run(Lane.COMPUTE, lambda: "still there", _say)
+    assert await posted.wait_for(4) == [
+        "ModelError: torn",
+        f"{EngineError.__name__}: ZeroDivisionError: by zero",
+        f"{OutOfMemory.__name__}: out of memory in an engine call: no more",
+        "still there",
+    ]
+    assert "Traceback" in caplog.text
+    assert lanes.close(timeout_s=5, last=_nothing)
+
+
+async def test_a_call_whose_outcome_makes_no_event_posts_none() -> None:
+    posted = Posted()
+    lanes = ThreadLanes(loop=asyncio.get_running_loop(), post=posted.post)
+    lanes.run(Lane.COMPUTE, lambda: "dropped", lambda _: None)
+    lanes.run(Lane.COMPUTE, lambda: "kept", _say)
+    assert await posted.wait_for(1) == ["kept"]
+    assert lanes.close(timeout_s=5, last=_nothing)
+
+
+async def test_a_full_lane_fails_further_calls_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(lanes_module.PENDING_CALLS_MAX, Lane.COMPUTE, 2)
+    posted = Posted()
+    lanes = ThreadLanes(loop=asyncio.get_running_loop(), post=posted.post)
+    release = threading.Event()
+    lanes.run(Lane.COMPUTE, lambda: release.wait(5), lambda _: LinkClosed(reason="first"))
+    lanes.run(Lane.COMPUTE, lambda: "second", _say)
+    lanes.run(Lane.COMPUTE, lambda: "third", _say)
+    (refused,) = await posted.wait_for(1)
+    assert "compute lane has 2 calls waiting" in refused
+    release.set()
+    await posted.wait_for(3)
+    lanes.run(Lane.COMPUTE, lambda: "fourth", _say)
+    assert (await posted.wait_for(4))[1:] == ["first", "second", "fourth"]
+    assert lanes.close(timeout_s=5, last=_nothing)
+
+
+async def test_close_drops_what_waits_and_posts_nothing_more() -> None:
+    posted = Posted()
+    lanes = ThreadLanes(loop=asyncio.get_running_loop(), post=posted.post)
+    started, release, ran = threading.Event(), threading.Event(), threading.Event()
+
+    def first() -> None:
+        started.set()
+        release.wait(5)
+
+    lanes.run(Lane.COMPUTE, first, _say)
+    lanes.run(Lane.COMPUTE, ran.set, _say)
+    assert await asyncio.to_thread(started.wait, 5)
+    assert not lanes.close(timeout_s=0.01, last=_nothing), "a call outlasts a short bound"
+    release.set()
+    assert lanes.close(timeout_s=5, last=_nothing)
+    await asyncio.sleep(0)
+    assert not ran.is_set()
+    assert posted.texts == []
+
+
+async def test_the_last_call_comes_after_all_others_on_the_compute_thread() -> None:
+    posted = Posted()
+    lanes = ThreadLanes(loop=asyncio.get_running_loop(), post=posted.post)
+    threads: list[str] = []
+    lanes.run(Lane.COMPUTE, lambda: threads.append(threading.current_thread().name), _say)
+    await posted.wait_for(1)
+    assert lanes.close(
+        timeout_s=5, last=lambda: threads.append(threading.current_thread().name + " last")
+    )
+    assert threads == ["mesh-compute", "mesh-compute last"]
+
+
+async def test_the_last_call_is_left_out_while_a_load_is_under_way() -> None:
+    lanes = ThreadLanes(loop=asyncio.get_running_loop(), post=Posted().post)
+    started, release, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def load() -> None:
+        started.set()
+        release.wait(5)
+
+    lanes.run(Lane.LOADING, load, lambda _: None)
+    assert await asyncio.to_thread(started.wait, 5)
+    assert not lanes.close(timeout_s=0.01, last=closed.set)
+    assert not closed.is_set()
+    release.set()
+
+
+async def test_progress_from_within_a_call_is_posted_before_its_outcome() -> None:
+    posted = Posted()
+    lanes = ThreadLanes(loop=asyncio.get_running_loop(), post=posted.post)
+
+    def call() -> str:
+        lanes.post_soon(LinkClosed(reason="half"))
+        return "done"
+
+    lanes.run(Lane.LOADING, call, _say)
+    assert await posted.wait_for(2) == ["half", "done"]
+    assert lanes.close(timeout_s=5, last=_nothing)

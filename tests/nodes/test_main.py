@@ -1,0 +1,74 @@
+"""The node agent's composition root: exit codes and two-line errors. tests/e2e has whole nodes."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from mesh_nodes.main import main
+
+
+def _lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What it wrote to stderr; nothing may go to stdout."""
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err.splitlines()
+
+
+def test_a_gpu_node_is_refused_as_this_build_has_no_engine_for_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["--device", "gpu", "--home", str(tmp_path)]) == 2
+    assert _lines(capsys) == [
+        "error: this build has no vLLM engine yet, so a node cannot compute on a GPU",
+        "hint: start it with --device cpu",
+    ]
+
+
+def test_a_missing_engine_package_names_what_to_install(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [n for n in sys.modules if n.startswith("mesh_nodes.engines.openvino")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    assert main(["--home", str(tmp_path)]) == 1
+    error, hint = _lines(capsys)
+    assert error.startswith("error: the engine of CPU nodes is not installed")
+    assert "'openvino'" in error
+    assert hint == "hint: pip install 'mesh-serve[cpu]'"
+
+
+@pytest.mark.parametrize("arguments", [["--nmae", "x"], ["--threads", "many"], ["--memory", "x"]])
+def test_usage_errors_exit_with_2_and_two_lines(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    assert main(arguments) == 2
+    error, hint = _lines(capsys)
+    assert error.startswith("error: ")
+    assert hint.startswith("hint: ")
+
+
+def test_help_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    assert "--join HOST:PORT" in capsys.readouterr().out
+
+
+def test_a_state_folder_that_cannot_be_made_is_a_storage_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert main(["--home", str(tmp_path / "file")]) == 1
+    error, hint = _lines(capsys)
+    assert (
+        error == f"error: the model store {tmp_path}/file/store cannot be written: not a directory"
+    )
+    assert hint.startswith("hint: choose a state folder")
+
+
+def test_a_journal_that_cannot_be_written_is_a_storage_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    journal = tmp_path / "missing" / "journal.jsonl"
+    assert main(["--home", str(tmp_path), "--journal", str(journal)]) == 1
+    assert _lines(capsys)[0].startswith(f"error: cannot write the journal {journal}")

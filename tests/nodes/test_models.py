@@ -1,0 +1,227 @@
+"""The node's models: imports asked for by the controller, and load orders."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from mesh_nodes.lanes import ThreadLanes
+from mesh_nodes.models import NodeModels
+
+from mesh.domain.actions import StartLoad
+from mesh.domain.errors import ModelError, StorageError, TornModel
+from mesh.domain.events import ImportBroke, ImportFinished, ImportProgressed, NodeEvent
+from mesh.domain.ids import DeploymentName, InstanceId, ModelId, OperationId
+from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.text import TextAssets
+from mesh.runtime.engine import Progress
+from tests.nodes.test_imports import Importer, StoredHere, model_info, silent
+
+WAIT_S = 5.0
+FOOTPRINT = Footprint(weights_bytes=5000, kv_block_bytes=64, block_tokens=32)
+MODEL = model_info(source="file:///m")
+
+E = TypeVar("E", bound=NodeEvent)
+
+
+@dataclass
+class PreparingEngine:
+    """Notes what it prepares; `during` runs within, with the progress to call."""
+
+    prepared: list[Path] = field(default_factory=list)
+    during: Callable[[Progress], None] = lambda progress: None
+
+    def footprint(self, model: ModelInfo) -> Footprint:
+        return FOOTPRINT
+
+    def prepare(self, model: ModelInfo, model_path: Path, progress: Progress) -> None:
+        self.during(progress)
+        self.prepared.append(model_path)
+
+
+@dataclass
+class Node:
+    """NodeModels with real lanes, and what they posted."""
+
+    importer: Importer = field(default_factory=Importer)
+    engine: PreparingEngine = field(default_factory=PreparingEngine)
+    stored: dict[ModelId, StoredHere] = field(default_factory=dict)
+    events: list[NodeEvent] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.lanes = ThreadLanes(loop=loop, post=self._post)
+        self.models = NodeModels(
+            engine=self.engine,
+            lanes=self.lanes,
+            loop=loop,
+            find=self.stored.get,
+            import_source=self.importer,
+            read_assets=lambda path: TextAssets(tokenizer_json=str(path).encode()),
+        )
+
+    def _post(self, event: NodeEvent) -> None:
+        self.events.append(event)
+        self.changed.set()
+
+    async def event(self, kind: type[E]) -> E:
+        """The first event of this kind, now or soon."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                for event in self.events:
+                    if isinstance(event, kind):
+                        return event
+                self.changed.clear()
+                await self.changed.wait()
+
+    async def order(self, progress: Progress = silent) -> Path:
+        """What the loading lane gets for MODEL."""
+        action = StartLoad(
+            instance_id=InstanceId("i-1"),
+            deployment=DeploymentName("chat"),
+            model=MODEL,
+            kv_blocks=8,
+            context_tokens_max=256,
+            batch_max=4,
+        )
+        order = await asyncio.to_thread(self.models.order, action, progress)
+        assert (order.instance_id, order.kv_blocks, order.model) == ("i-1", 8, MODEL)
+        return order.model_path
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    node = Node()
+    yield node
+    node.importer.release.set()
+    assert await node.models.close(WAIT_S)
+    assert await asyncio.to_thread(node.lanes.close, WAIT_S, lambda: None)
+
+
+async def test_an_import_is_prepared_and_reported_with_footprint_and_tokenizer(node: Node) -> None:
+    node.engine.during = lambda progress: progress("quantise", 0.5)
+    node.importer.release.set()
+    node.models.start_import(OperationId("op-1"), "file:///m")
+    finished = await node.event(ImportFinished)
+    assert finished.operation_id == "op-1"
+    assert finished.model == MODEL
+    assert finished.footprint == FOOTPRINT
+    assert finished.text.tokenizer_json == b"/store/file:/m"
+    told = [e for e in node.events if isinstance(e, ImportProgressed)]
+    assert [(e.operation_id, e.phase, e.share) for e in told] == [
+        ("op-1", "write", 1.0),
+        ("op-1", "quantise", 0.5),
+    ]
+
+
+async def test_two_imports_of_one_source_both_end_well_after_one_fetch(node: Node) -> None:
+    node.models.start_import(OperationId("op-1"), "file:///m")
+    node.models.start_import(OperationId("op-2"), "file:///m")
+    await asyncio.to_thread(node.importer.wait_begun, 1)
+    node.importer.release.set()
+    async with asyncio.timeout(WAIT_S):
+        while sum(isinstance(e, ImportFinished) for e in node.events) < 2:
+            node.changed.clear()
+            await node.changed.wait()
+    assert node.importer.begun == ["file:///m"]
+
+
+async def test_a_failed_import_says_why_with_its_hint(node: Node) -> None:
+    node.importer.error = TornModel("m.gguf ends after 12 of 40 bytes", hint="fetch it again")
+    node.importer.release.set()
+    node.models.start_import(OperationId("op-1"), "file:///m")
+    broke = await node.event(ImportBroke)
+    assert (broke.operation_id, broke.error, broke.hint) == ("op-1", "TornModel", "fetch it again")
+    assert "12 of 40" in broke.message
+
+
+async def test_a_failed_preparation_fails_the_import(node: Node) -> None:
+    def during(progress: Progress) -> None:
+        raise StorageError("no space left")
+
+    node.engine.during = during
+    node.importer.release.set()
+    node.models.start_import(OperationId("op-1"), "file:///m")
+    broke = await node.event(ImportBroke)
+    assert (broke.error, broke.message) == ("StorageError", "no space left")
+
+
+async def test_stopping_an_import_ends_it_as_cancelled(node: Node) -> None:
+    node.models.start_import(OperationId("op-1"), "file:///m")
+    await asyncio.to_thread(node.importer.wait_begun, 1)
+    node.models.stop_import(OperationId("op-1"))
+    assert (await node.event(ImportBroke)).error == "Cancelled"
+    with node.importer.changed:
+        ended = node.importer.changed.wait_for(lambda: node.importer.at_once == 0, WAIT_S)
+    assert ended, "the importer was not told to stop"
+
+
+async def test_stopping_one_of_two_leaves_the_other(node: Node) -> None:
+    node.models.start_import(OperationId("op-1"), "file:///m")
+    node.models.start_import(OperationId("op-2"), "file:///m")
+    await asyncio.to_thread(node.importer.wait_begun, 1)
+    node.models.stop_import(OperationId("op-1"))
+    node.importer.release.set()
+    assert (await node.event(ImportFinished)).operation_id == "op-2"
+    assert [e.operation_id for e in node.events if isinstance(e, ImportBroke)] == ["op-1"]
+
+
+async def test_stopping_ends_a_preparation_at_its_next_progress(node: Node) -> None:
+    preparing, stopped = threading.Event(), threading.Event()
+
+    def during(progress: Progress) -> None:
+        preparing.set()
+        assert stopped.wait(WAIT_S)
+        progress("quantise", 0.5)
+
+    node.engine.during = during
+    node.importer.release.set()
+    node.models.start_import(OperationId("op-1"), "file:///m")
+    assert await asyncio.to_thread(preparing.wait, WAIT_S)
+    node.models.stop_import(OperationId("op-1"))
+    stopped.set()
+    assert (await node.event(ImportBroke)).error == "Cancelled"
+    assert await node.models.close(WAIT_S)
+    assert node.engine.prepared == []
+    assert not any(isinstance(e, ImportFinished) for e in node.events)
+
+
+async def test_a_load_takes_what_the_store_has(node: Node) -> None:
+    node.stored[MODEL.model_id] = StoredHere(Path("/store/have"), MODEL)
+    assert await node.order() == Path("/store/have")
+    assert node.importer.begun == []
+    assert node.engine.prepared == [Path("/store/have")], "what `mesh pull` brought is prepared now"
+
+
+async def test_a_load_imports_what_the_store_lacks_and_tells_its_progress(node: Node) -> None:
+    node.importer.release.set()
+    told: list[str] = []
+    assert await node.order(lambda phase, _: told.append(phase)) == Path("/store/file:///m")
+    assert node.importer.begun == ["file:///m"]
+    assert told == ["write"]
+
+
+async def test_a_load_of_a_source_that_has_changed_is_refused(node: Node) -> None:
+    node.importer.release.set()
+    node.importer.model_id = "sha256-feedfeedfeedfeed"
+    with pytest.raises(ModelError, match="has changed since it was deployed") as raised:
+        await node.order()
+    assert "sha256-0123456789abcdef" in raised.value.message
+    assert "sha256-feedfeedfeedfeed" in raised.value.message
+    assert "deploy chat again" in raised.value.hint
+
+
+async def test_a_store_that_cannot_be_written_does_not_prevent_a_load(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    def during(progress: Progress) -> None:
+        raise StorageError("read-only file system")
+
+    node.engine.during = during
+    node.stored[MODEL.model_id] = StoredHere(Path("/store/have"), MODEL)
+    assert await node.order() == Path("/store/have")
+    assert "read-only file system" in caplog.text

@@ -1,0 +1,71 @@
+"""The node agent's arguments: defaults, environment, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+from mesh_nodes.hardware import Hardware, default_node_id
+from mesh_nodes.options import NodeOptions, read_options
+
+from mesh.domain.errors import InvalidInput
+from mesh.domain.reasons import DeviceKind
+
+MACHINE = Hardware(cpu="a CPU", cores=6, memory_bytes=10_000_000_000, isa=())
+
+
+def _read(*arguments: str, **environ: str) -> NodeOptions:
+    return read_options(arguments, environ, MACHINE)
+
+
+def test_without_arguments_the_machine_decides() -> None:
+    options = _read()
+    assert options.join == "127.0.0.1:7070"
+    assert options.name == default_node_id()
+    assert options.device is DeviceKind.CPU
+    assert options.memory_bytes == 7_000_000_000
+    assert options.threads == 6
+    assert options.home.is_absolute()
+    assert options.journal is None
+    assert options.parent_pid is None
+
+
+def test_the_environment_gives_defaults_and_arguments_win(tmp_path: Path) -> None:
+    environ = {"MESH_CONTROLLER": "a:1", "MESH_HOME": str(tmp_path)}
+    assert _read(**environ).join == "a:1"
+    assert _read(**environ).home == tmp_path
+    options = _read("--join", "b:2", "--home", "here", **environ)
+    assert options.join == "b:2"
+    assert options.home == Path.cwd() / "here"
+
+
+def test_everything_can_be_given() -> None:
+    options = _read(
+        *("--join", "[::1]:7070", "--name", "cpu-7", "--device", "gpu", "--memory", "4GiB"),
+        *("--threads", "3", "--journal", "j.jsonl", "--parent-pid", "77"),
+    )
+    assert (options.join, options.name, options.device) == ("[::1]:7070", "cpu-7", DeviceKind.GPU)
+    assert (options.memory_bytes, options.threads) == (4 << 30, 3)
+    assert (options.journal, options.parent_pid) == (Path("j.jsonl"), 77)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--join", "localhost"], "'localhost' is no address"),
+        (["--join", "localhost:0"], "no controller listens on port 0"),
+        (["--join", "localhost:70707"], "'localhost:70707' is no address"),
+        (["--join", "::1:7070"], "'::1:7070' is no address"),
+        (["--name", "Not A Label"], "--name 'Not A Label'"),
+        (["--name", "n" * 64], "--name has 64 characters"),
+        (["--device", "tpu"], "invalid choice: 'tpu'"),
+        (["--memory", "lots"], "'lots' is not a size"),
+        (["--memory", "0"], "--memory 0 is 0 B"),
+        (["--memory", "64GiB"], "this process may use 9.3 GiB"),
+        (["--threads", "0"], "--threads 0"),
+        (["--threads", "two"], "invalid int value: 'two'"),
+        (["--jion", "a:1"], "unrecognized arguments: --jion"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_name(arguments: list[str], said: str) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        _read(*arguments)
+    assert said in raised.value.message

@@ -1,0 +1,218 @@
+"""Text around an engine: whole characters, stop strings, and the engine's own manners unchanged."""
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from mesh_nodes.text_engine import CODECS_MAX, TextEngine
+
+from mesh.domain.errors import EngineError, TornModel
+from mesh.domain.ids import DeploymentName, InstanceId, RequestId
+from mesh.domain.model import ModelInfo
+from mesh.domain.reasons import FinishReason
+from mesh.domain.request import SamplingParams
+from mesh.runtime.engine import EngineRequest, LoadOrder, TokenOutput
+from mesh.text.assets import read_assets
+from mesh.text.tokenizer import TextCodec
+from tests.contract.engine_contract import write_tiny_model
+from tests.support.scripted_engine import ScriptedEngine
+
+INSTANCE = InstanceId("i-1")
+PROMPT = tuple(range(40, 70))
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelInfo, Path]:
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    return write_tiny_model(path), path
+
+
+def load_order(model: tuple[ModelInfo, Path], instance_id: str = INSTANCE) -> LoadOrder:
+    return LoadOrder(
+        instance_id=InstanceId(instance_id),
+        deployment=DeploymentName("d"),
+        model=model[0],
+        model_path=model[1],
+        kv_blocks=32,
+        context_tokens_max=256,
+        batch_max=4,
+    )
+
+
+@pytest.fixture
+def engine(model: tuple[ModelInfo, Path]) -> TextEngine:
+    engine = TextEngine(ScriptedEngine())
+    engine.load(load_order(model), lambda phase, share: None)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def codec(model: tuple[ModelInfo, Path]) -> TextCodec:
+    return TextCodec(read_assets(model[1]))
+
+
+def submit(
+    engine: TextEngine,
+    name: str,
+    *,
+    stop: tuple[str, ...] = (),
+    output: Iterable[int] = (),
+    stop_ids: tuple[int, ...] = (),
+    max_tokens: int = 60,
+) -> None:
+    sampling = SamplingParams(max_tokens=max_tokens, stop=stop, ignore_eos=not stop_ids)
+    request = EngineRequest(
+        request_id=RequestId(name),
+        prompt_tokens=PROMPT,
+        output_tokens=tuple(output),
+        sampling=sampling,
+        stop_token_ids=stop_ids,
+    )
+    engine.submit(INSTANCE, request)
+
+
+def run(engine: TextEngine) -> list[TokenOutput]:
+    """The tokens of the one request that is running."""
+    tokens: list[TokenOutput] = []
+    while not tokens or tokens[-1].finish is None:
+        tokens += engine.step(INSTANCE, 64).tokens
+    return tokens
+
+
+def text(tokens: Iterable[TokenOutput]) -> str:
+    return "".join(token.text for token in tokens)
+
+
+def test_text_is_that_of_the_tokens_and_comes_with_them(
+    engine: TextEngine, codec: TextCodec
+) -> None:
+    """The scripted tokens are random bytes, so hardly any is a character of its own."""
+    submit(engine, "r")
+    tokens = run(engine)
+    whole = codec.decode([token.token_id for token in tokens])
+    assert len(tokens) == 60
+    assert text(tokens).rstrip(REPLACEMENT) == whole.rstrip(REPLACEMENT)
+    assert any(token.text for token in tokens[:30])
+
+
+def test_a_stop_string_ends_the_request_before_the_next_step(engine: TextEngine) -> None:
+    submit(engine, "free")
+    free = text(run(engine))
+    stop = free[20:24]
+    submit(engine, "r", stop=("never there", stop))
+    tokens: list[TokenOutput] = []
+    while True:
+        result = engine.step(INSTANCE, 64)
+        tokens += result.tokens
+        if tokens[-1].finish is not None:
+            break
+    assert text(tokens) == free[: free.index(stop)]
+    assert tokens[-1].finish is FinishReason.STOP
+    assert len(tokens) < 60
+    assert result.kv_blocks_used == 0, "the result knows that the blocks came free"
+    assert engine.memory()[0].kv_blocks_used == 0
+    assert engine.step(INSTANCE, 64).tokens == ()
+
+
+def test_others_go_on_when_one_stops(engine: TextEngine) -> None:
+    submit(engine, "free")
+    free = run(engine)
+    submit(engine, "other")
+    submit(engine, "stopping", stop=(text(free)[10:13],))
+    tokens: list[TokenOutput] = []
+    while not any(token.request_id == "other" and token.finish for token in tokens):
+        tokens += engine.step(INSTANCE, 64).tokens
+    other = [token for token in tokens if token.request_id == "other"]
+    assert [token.token_id for token in other] == [token.token_id for token in free]
+    assert text(other) == text(free)
+
+
+def test_text_that_might_begin_a_stop_string_comes_out_at_the_end(engine: TextEngine) -> None:
+    submit(engine, "free")
+    free = text(run(engine))
+    submit(engine, "r", stop=(free[-3:] + "never",))
+    tokens = run(engine)
+    assert text(tokens) == free
+    assert tokens[-1].finish is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("cut", range(0, 40, 3))
+def test_a_request_that_moves_goes_on_with_its_text(engine: TextEngine, cut: int) -> None:
+    """Also in the middle of a character, and with the beginning of a stop string held back."""
+    submit(engine, "free")
+    free = text(run(engine))
+    stop = (free[22:27],)
+    submit(engine, "whole", stop=stop)
+    whole = run(engine)
+    cut = min(cut, len(whole) - 1)
+    submit(engine, "moved", stop=stop, output=[token.token_id for token in whole[:cut]])
+    moved = run(engine)
+    assert [(t.index, t.token_id, t.text, t.finish) for t in moved] == [
+        (t.index, t.token_id, t.text, t.finish) for t in whole[cut:]
+    ]
+
+
+def test_a_stop_token_has_no_text(engine: TextEngine) -> None:
+    submit(engine, "free")
+    free = run(engine)
+    stop_id = free[20].token_id
+    first = next(n for n, token in enumerate(free) if token.token_id == stop_id)
+    submit(engine, "r", stop_ids=(stop_id,))
+    tokens = run(engine)
+    assert [token.token_id for token in tokens] == [t.token_id for t in free[: first + 1]]
+    assert tokens[-1].finish is FinishReason.STOP
+    assert text(tokens) == text(free[:first]) + tokens[-1].text
+    assert tokens[-1].text.strip(REPLACEMENT) == "", "what was held back, no more"
+
+
+def test_an_aborted_request_leaves_nothing(engine: TextEngine) -> None:
+    submit(engine, "r")
+    engine.step(INSTANCE, 64)
+    engine.abort(INSTANCE, RequestId("r"))
+    assert engine.step(INSTANCE, 64).tokens == ()
+    submit(engine, "r")
+    assert run(engine)[0].index == 0
+
+
+def test_a_refused_request_leaves_the_one_of_its_name_alone(engine: TextEngine) -> None:
+    submit(engine, "r")
+    first = engine.step(INSTANCE, 64).tokens
+    with pytest.raises(EngineError):
+        submit(engine, "r")
+    tokens = [*first, *run(engine)]
+    submit(engine, "alone")
+    assert text(tokens) == text(run(engine))
+
+
+def test_a_model_without_a_tokenizer_is_not_loaded(model: tuple[ModelInfo, Path]) -> None:
+    bare = model[1].parent / "bare"
+    bare.mkdir()
+    engine = TextEngine(ScriptedEngine())
+    with pytest.raises(TornModel, match=r"tokenizer\.json"):
+        engine.load(load_order((model[0], bare)), lambda phase, share: None)
+    assert engine.memory() == ()
+
+
+def test_a_model_loaded_again_needs_no_new_codec_and_old_ones_go(
+    model: tuple[ModelInfo, Path], tmp_path: Path
+) -> None:
+    engine = TextEngine(ScriptedEngine())
+
+    def load_again(path: Path) -> bool:
+        """Whether it loads with its tokenizer gone."""
+        try:
+            engine.load(load_order((model[0], path)), lambda phase, share: None)
+        except TornModel:
+            return False
+        engine.unload(INSTANCE)
+        return True
+
+    paths = [tmp_path / str(n) for n in range(CODECS_MAX + 1)]
+    for path in paths:
+        path.mkdir()
+        shutil.copy(model[1] / "tokenizer.json", path)
+        assert load_again(path)
+        (path / "tokenizer.json").unlink()
+    assert [load_again(path) for path in paths] == [False] + [True] * CODECS_MAX

@@ -1,0 +1,37 @@
+"""The real controller, with bounds that a test can wait for."""
+
+import argparse
+import asyncio
+import logging
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from mesh.controller.server import ControllerConfig, serve
+from mesh.domain.limits import CellLimits
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="quick_controller")
+    parser.add_argument("--listen", required=True)
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--queue-wait-s", type=float, default=CellLimits().queue_wait_s_max)
+    parser.add_argument("--lease-s", type=float, default=CellLimits().node_lease_s)
+    parser.add_argument("--journal", type=Path)
+    given = parser.parse_args()
+    limits = replace(
+        CellLimits(),
+        queue_wait_s_max=given.queue_wait_s,
+        node_lease_s=given.lease_s,
+        lease_check_s=0.1,
+        load_retry_s=0.2,
+    )
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO)
+    config = ControllerConfig(
+        listen=given.listen, home=given.home, journal=given.journal, limits=limits
+    )
+    asyncio.run(serve(config))
+
+
+if __name__ == "__main__":
+    main()
