@@ -1,0 +1,1 @@
+"""The command line: one file a verb, `output` the only printer, `main` the composition root."""

@@ -1,0 +1,125 @@
+"""One answer as it comes in: its text so far, what it waited for, and how it kept its SLO.
+
+`invoke`, `chat` and `demo` feed it the client's events; what they show of it is their matter.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from mesh.cli.plain import Plain, plain
+from mesh.domain.errors import Cancelled, EngineError
+from mesh.domain.invocation import Accepted, Finished, InvocationEvent, Tokens, Waiting
+from mesh.domain.reasons import FinishReason
+
+
+@dataclass(slots=True)
+class Answer:
+    """Complete once `finished` is set."""
+
+    accepted: Accepted | None = None
+    finished: Finished | None = None
+    pieces: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.token_ids)
+
+    def ttft_met(self, *, with_grace: bool) -> bool:
+        """Whether the first token came in time. The grace is load time that the request was granted
+        because it had an instance started.
+        """
+        accepted, finished = self._ends()
+        grace_s = finished.grace_s if with_grace else 0.0
+        return finished.ttft_s <= accepted.ttft_limit_s + grace_s
+
+    def tpot_met(self) -> bool:
+        """Whether the further tokens came in time, on the mean."""
+        accepted, finished = self._ends()
+        return finished.tpot_s <= accepted.tpot_limit_s
+
+    def slo_met(self, *, with_grace: bool) -> bool:
+        return self.ttft_met(with_grace=with_grace) and self.tpot_met()
+
+    def stats(self) -> str:
+        """A finished answer in one line for people."""
+        accepted, finished = self._ends()
+        grace = f" + {finished.grace_s:.2f} load grace" if finished.grace_s else ""
+        return (
+            f"{accepted.request_id}: {finished.prompt_tokens} prompt and {finished.output_tokens} "
+            f"output tokens, {finished.reason}; "
+            f"TTFT {finished.ttft_s:.3f} s (SLO {accepted.ttft_limit_s:g}{grace}: "
+            f"{met(self.ttft_met(with_grace=True))}); "
+            f"TPOT {finished.tpot_s:.4f} s (SLO {accepted.tpot_limit_s:g}: {met(self.tpot_met())})"
+        )
+
+    def plain(self) -> dict[str, Plain]:
+        """A finished answer for scripts."""
+        accepted, finished = self._ends()
+        return {
+            "request_id": str(accepted.request_id),
+            "text": self.text,
+            "token_ids": plain(self.token_ids),
+            "finish_reason": str(finished.reason),
+            "prompt_tokens": finished.prompt_tokens,
+            "output_tokens": finished.output_tokens,
+            "ttft_s": finished.ttft_s,
+            "ttft_limit_s": accepted.ttft_limit_s,
+            "tpot_s": finished.tpot_s,
+            "tpot_limit_s": accepted.tpot_limit_s,
+            "grace_s": finished.grace_s,
+            "slo_met": self.slo_met(with_grace=True),
+            "slo_met_without_grace": self.slo_met(with_grace=False),
+        }
+
+    def _ends(self) -> tuple[Accepted, Finished]:
+        if self.accepted is None or self.finished is None:
+            raise EngineError("the answer ended before it was complete")
+        return self.accepted, self.finished
+
+
+def receive(
+    events: Iterable[InvocationEvent],
+    answer: Answer,
+    *,
+    on_waiting: Callable[[str, float], None] = lambda phase, share: None,
+    on_text: Callable[[str], None] = lambda piece: None,
+) -> None:
+    """Fill `answer` until it is complete.
+
+    Raises Cancelled or EngineError when it ends but not as an answer should, and what the client
+    raises. `answer` then holds what had come.
+    """
+    for event in events:
+        match event:
+            case Accepted():
+                answer.accepted = event
+            case Waiting():
+                on_waiting(event.phase, event.share)
+            case Tokens():
+                answer.token_ids.extend(event.token_ids)
+                if event.text:
+                    answer.pieces.append(event.text)
+                    on_text(event.text)
+            case Finished():
+                answer.finished = event
+            case _:
+                assert_never(event)
+    if answer.finished is None:
+        raise EngineError("the answer broke off", hint="`mesh logs` shows what happened; try again")
+    if answer.finished.reason is FinishReason.CANCELLED:
+        raise Cancelled(f"the request was cancelled after {answer.output_tokens} tokens")
+    if answer.finished.reason is FinishReason.FAILED:
+        raise EngineError(
+            f"the request failed after {answer.output_tokens} tokens",
+            hint="`mesh logs` shows what happened",
+        )
+
+
+def met(yes: bool) -> str:
+    return "met" if yes else "missed"

@@ -1,0 +1,85 @@
+"""What a cell on this machine is to be: its nodes, its home, its share of the machine, its address.
+
+`up` and `demo` make the plan from what the user wrote; `cell` carries it out.
+"""
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mesh.domain.checks import check_name
+from mesh.domain.errors import InvalidInput, Unavailable
+from mesh.domain.reasons import DeviceKind
+from mesh.wire.channel import format_address, parse_address
+
+NODES_MAX = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlan:
+    name: str
+    device: DeviceKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellPlan:
+    """What a cell is to be. `memory_bytes` and `threads` are one node's; None: its share."""
+
+    listen: str
+    home: Path
+    nodes: tuple[NodePlan, ...]
+    memory_bytes: int | None = None
+    threads: int | None = None
+    policy: str | None = None
+
+
+def plan_nodes(wanted: Sequence[str]) -> tuple[NodePlan, ...]:
+    """Nodes from `cpu`, `cpu=NAME`, …; those without a name get cpu0, cpu1, …
+
+    Raises InvalidInput for an unknown device, a name that cannot be one, or a name given twice.
+    """
+    if len(wanted) > NODES_MAX:
+        raise InvalidInput(f"{len(wanted)} nodes, more than the {NODES_MAX} of one machine")
+    pairs = [entry.partition("=") for entry in wanted]
+    taken = {name for _, _, name in pairs if name}
+    plans: list[NodePlan] = []
+    for kind, equals, name in pairs:
+        if kind not in tuple(DeviceKind) or (equals and not name):
+            known = ", ".join(DeviceKind)
+            raise InvalidInput(
+                f"--node {kind}{equals}{name}: no such node (known devices: {known})",
+                hint="write --node cpu or --node cpu=NAME, once for each node",
+            )
+        chosen = name or next(
+            free for free in (f"{kind}{n}" for n in range(NODES_MAX + 1)) if free not in taken
+        )
+        check_name(chosen, "a node's name")
+        if chosen in {plan.name for plan in plans}:
+            raise InvalidInput(
+                f"two nodes are named {chosen}", hint="give every node a name of its own"
+            )
+        taken.add(chosen)
+        plans.append(NodePlan(name=chosen, device=DeviceKind(kind)))
+    return tuple(plans)
+
+
+def free_address(listen: str) -> str:
+    """The address with a port that nothing listens on: port 0 picks one.
+
+    Raises Unavailable when it is taken or cannot be this machine's.
+    """
+    host, port = parse_address(listen)
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(target)
+            return format_address(host, probe.getsockname()[1])
+    except OSError as error:
+        raise Unavailable(
+            f"cannot listen on {listen}: {(error.strerror or str(error)).lower()}",
+            hint="stop what listens there, or choose another address with --listen",
+        ) from error

@@ -1,0 +1,31 @@
+"""`mesh controller`: one controller in the foreground, as `python -m mesh.controller` runs it."""
+
+from pathlib import Path
+
+import click
+
+from mesh.cli.options import DEFAULT_ADDRESS, home_option
+from mesh.controller.main import main as run_controller
+
+
+@click.command()
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default=DEFAULT_ADDRESS,
+    show_default=True,
+    help="Where clients and nodes reach it.",
+)
+@click.option("--policy", metavar="NAME", help="How requests are placed.")
+@click.option("--journal", metavar="FILE", help="Write every decision of the cell there.")
+@home_option
+@click.pass_context
+def controller(
+    ctx: click.Context, listen: str, policy: str | None, journal: str | None, home: Path
+) -> None:
+    """Run a cell's controller in the foreground: gateway, admission, placement."""
+    arguments = ["--listen", listen, "--home", str(home)]
+    for option, value in (("--policy", policy), ("--journal", journal)):
+        if value is not None:
+            arguments += [option, value]
+    ctx.exit(run_controller(arguments))

@@ -1,0 +1,133 @@
+"""How `mesh demo` shows its answers: as they grow on a terminal, each whole when done elsewhere."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from rich.live import Live
+from rich.padding import Padding
+from rich.text import Text
+
+from mesh.cli import output
+from mesh.cli.answer import Answer
+from mesh.cli.output import Column
+from mesh.cli.tables import Row, seconds
+from mesh.domain.errors import MeshError
+from mesh.domain.ids import DeploymentName
+
+INDENT = "  "
+TABLE = (
+    Column("DEPLOYMENT"),
+    Column("PROMPT"),
+    Column("TOKENS", right=True),
+    Column("TTFT_S", right=True),
+    Column("TTFT_SLO_S", right=True),
+    Column("TPOT_S", right=True),
+    Column("TPOT_SLO_S", right=True),
+    Column("LOAD_GRACE_S", right=True),
+    Column("MET"),
+    Column("MET_WITHOUT_GRACE"),
+)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Talk:
+    """One prompt and what came of it. The asking thread writes it, the screen reads it."""
+
+    deployment: DeploymentName
+    prompt: str
+    answer: Answer = field(default_factory=Answer)
+    failure: MeshError | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.answer.finished is not None or self.failure is not None
+
+
+def rows(talks: Sequence[Talk]) -> list[Row]:
+    """TTFT and TPOT of each, against its SLO. Those that failed have no numbers."""
+    return [_row(talk) for talk in talks]
+
+
+def _row(talk: Talk) -> Row:
+    accepted, finished = talk.answer.accepted, talk.answer.finished
+    if accepted is None or finished is None or talk.failure is not None:
+        unknown = [""] * (len(TABLE) - 5)
+        return (talk.deployment, talk.prompt, str(talk.answer.output_tokens), *unknown, "no", "no")
+    return (
+        talk.deployment,
+        talk.prompt,
+        str(finished.output_tokens),
+        f"{finished.ttft_s:.3f}",
+        seconds(accepted.ttft_limit_s),
+        f"{finished.tpot_s:.4f}",
+        seconds(accepted.tpot_limit_s),
+        f"{finished.grace_s:.2f}",
+        _yes(talk.answer.slo_met(with_grace=True)),
+        _yes(talk.answer.slo_met(with_grace=False)),
+    )
+
+
+class Screen:
+    """Shows the talks while it is open; `refresh` is to be called every now and then."""
+
+    def __init__(self, talks: Sequence[Talk]) -> None:
+        self._open = list(talks)
+        self._live: Live | None = None
+
+    def __enter__(self) -> "Screen":
+        if sys.stdout.isatty():
+            self._live = Live(
+                console=output.console(sys.stdout), auto_refresh=False, transient=True
+            )
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.update(Text(""), refresh=True)
+            self._live.stop()
+
+    def refresh(self) -> None:
+        """Print the answers that have ended since the last time; redraw the others."""
+        ended = [talk for talk in self._open if talk.ended]
+        self._open = [talk for talk in self._open if talk not in ended]
+        if self._live is not None:
+            self._live.update(self._growing(self._live.console.width), refresh=True)
+        for talk in ended:
+            _print(talk, self._live)
+
+    def _growing(self, width: int) -> Text:
+        """Two lines an answer: its prompt, and the end of what there is of it."""
+        picture = Text(no_wrap=True, overflow="ellipsis", end="")
+        for talk in self._open:
+            tail = output.harmless(" ".join(talk.answer.text.split()))[-(width - len(INDENT) - 1) :]
+            picture.append(f"{_title(talk)}\n", style="bold")
+            picture.append(f"{INDENT}{tail or '…'}\n")
+        return picture
+
+
+def _print(talk: Talk, live: Live | None) -> None:
+    words = talk.answer.text.strip()
+    if talk.failure is not None:
+        words = f"{words} [{type(talk.failure).__name__}: {talk.failure.message}]".strip()
+    if live is None:
+        body = "\n".join((INDENT + line).rstrip() for line in words.splitlines())
+        output.text(f"{_title(talk)}\n{body}")
+    else:
+        live.console.print(Text(_title(talk), style="bold"))
+        live.console.print(Padding(Text(output.harmless(words)), (0, 0, 0, len(INDENT))))
+
+
+def _title(talk: Talk) -> str:
+    return f"{talk.deployment}  {talk.prompt}"
+
+
+def _yes(yes: bool) -> str:
+    return "yes" if yes else "no"

@@ -1,0 +1,27 @@
+"""`mesh describe`: everything about one deployment."""
+
+import click
+
+from mesh.cli import output, tables
+from mesh.cli.options import controller_option, format_option
+from mesh.cli.output import Format
+from mesh.cli.plain import plain
+from mesh.domain.ids import DeploymentName
+from mesh.wire.client import MeshClient
+
+
+@click.command()
+@click.argument("name")
+@format_option
+@controller_option
+def describe(name: str, form: Format, address: str) -> None:
+    """Show one deployment in full: limits, model, instances."""
+    with MeshClient(address) as client:
+        found = client.get(DeploymentName(name))
+    if form is not Format.TABLE:
+        output.structured(plain(found), form)
+        return
+    output.fields(tables.deployment_fields(found))
+    if found.instances:
+        output.text("")
+        output.table(tables.INSTANCES, tables.instance_rows(found.instances))

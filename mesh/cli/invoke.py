@@ -1,0 +1,92 @@
+"""`mesh invoke`: one prompt, one answer, printed as it is generated."""
+
+from contextlib import ExitStack
+from typing import Unpack
+
+import click
+
+from mesh.cli import output
+from mesh.cli.answer import Answer, receive
+from mesh.cli.options import controller_option, format_option, timeout_option
+from mesh.cli.output import Format
+from mesh.cli.plain import Plain
+from mesh.cli.progress import progress
+from mesh.cli.prompts import read_prompt
+from mesh.cli.sampling import Sampling, sampling_options
+from mesh.domain.ids import DeploymentName
+from mesh.domain.invocation import ChatPrompt, Invocation, TextPrompt
+from mesh.domain.text import ChatMessage
+from mesh.wire.client import MeshClient
+
+TIMEOUT_S = 300.0
+
+
+@click.command()
+@click.argument("name")
+@click.argument("prompt", required=False)
+@click.option("--file", metavar="FILE", help="Read the prompt from a file.")
+@click.option("--stream/--no-stream", default=True, help="Print the answer as it comes, or whole.")
+@click.option("--raw", is_flag=True, help="Continue the prompt as it is: no chat template.")
+@click.option("--stats", is_flag=True, help="Then say on stderr how the SLO was kept.")
+@sampling_options
+@timeout_option(TIMEOUT_S, "Give up, and free the request's place, after that.")
+@format_option
+@controller_option
+def invoke(
+    name: str,
+    prompt: str | None,
+    file: str | None,
+    stream: bool,
+    raw: bool,
+    stats: bool,
+    timeout_s: float,
+    form: Format,
+    address: str,
+    **sampling: Unpack[Sampling],
+) -> None:
+    """Ask a deployment. PROMPT - (or none, in a pipe) reads standard input."""
+    words = read_prompt(prompt, file)
+    invocation = Invocation(
+        deployment=DeploymentName(name),
+        prompt=TextPrompt(text=words) if raw else _question(words),
+        **sampling,
+    )
+    answer = Answer()
+    with MeshClient(address) as client:
+        _run(client, invocation, timeout_s, answer, live=stream and form is Format.TABLE)
+    if form is not Format.TABLE:
+        value: dict[str, Plain] = {"deployment": name, **answer.plain()}
+        output.structured(value, form)
+    elif not stream:
+        output.text(answer.text)
+    if stats:
+        output.message(answer.stats())
+
+
+def _question(words: str) -> ChatPrompt:
+    return ChatPrompt(messages=(ChatMessage(role="user", content=words),))
+
+
+def _run(
+    client: MeshClient, invocation: Invocation, timeout_s: float, answer: Answer, *, live: bool
+) -> None:
+    """Receive the answer; live, its text is printed at once and its last line ended."""
+    with ExitStack() as waiting:
+        report = waiting.enter_context(progress(invocation.deployment, quiet_unless_terminal=True))
+
+        def show(piece: str) -> None:
+            waiting.close()  # or the bar would be drawn over the answer
+            if live:
+                output.text(piece, end="")
+
+        try:
+            receive(
+                client.invoke(invocation, timeout_s=timeout_s),
+                answer,
+                on_waiting=report,
+                on_text=show,
+            )
+        finally:
+            waiting.close()
+            if live and answer.pieces:
+                output.text("")

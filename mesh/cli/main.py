@@ -1,0 +1,147 @@
+"""The composition root of `mesh`: the verbs, the exit codes, and what becomes of every failure.
+
+Exit codes: 0 done, 1 failed (partial success is failure), 2 usage, 130 interrupted, 141 nobody
+reads the output any more. A failure is two lines on stderr, whatever raised it.
+"""
+
+import difflib
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from mesh import __version__
+from mesh.cli import output
+from mesh.domain.errors import InvalidInput, MeshError
+
+DONE, FAILED, USAGE, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
+
+VERBS = {
+    "up": "Start a cell on this machine; Ctrl-C stops all of it.",
+    "controller": "Run a cell's controller in the foreground.",
+    "node": "Run a node agent in the foreground.",
+    "deploy": "Deploy models from manifests.",
+    "get": "List deployments, or show one.",
+    "describe": "Show one deployment in full.",
+    "scale": "Change a deployment's scaling limits.",
+    "delete": "Delete deployments.",
+    "models": "List the models of the cell, or of this machine's store.",
+    "pull": "Import a model into this machine's store.",
+    "invoke": "Ask a deployment: one prompt, one answer.",
+    "chat": "Talk with a deployment.",
+    "nodes": "List the cell's nodes.",
+    "drain": "Give a node no new work.",
+    "status": "Show the cell in a few numbers.",
+    "logs": "Show what happened in the cell.",
+    "demo": "Show mesh at work on this machine.",
+    "version": "Print the version of this mesh.",
+}
+"""In the order in which one works with them. The verb's module and its command have its name."""
+
+
+class Verbs(click.Group):
+    """Imports a verb when it is used: `mesh get` should wait for no engine, store or server."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command = getattr(importlib.import_module(f"mesh.cli.{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in VERBS:
+            close = difflib.get_close_matches(args[0], VERBS, n=1)
+            meant = f"; did you mean {close[0]}?" if close else ""
+            raise click.UsageError(f"there is no command {args[0]!r}{meant}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(
+    cls=Verbs,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option("--traceback", is_flag=True, help="On a failure, show where it came from.")
+@click.version_option(__version__, "--version", message="mesh %(version)s")
+@click.pass_context
+def mesh(ctx: click.Context, traceback: bool) -> None:
+    """Serve many small language models from few machines, each within its SLO."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; the exit code."""
+    try:
+        # Not through click's own main(): it would write a line of its own on Ctrl-C.
+        with mesh.make_context("mesh", list(arguments)) as ctx:
+            mesh.invoke(ctx)
+        sys.stdout.flush()
+        return DONE
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except BrokenPipeError:
+        _forget_stdout()
+        return UNREAD
+    except (KeyboardInterrupt, click.Abort, EOFError):
+        return INTERRUPTED
+    except Exception as error:
+        if "--traceback" in arguments:
+            traceback.print_exc()
+        return _tell(error)
+
+
+def _tell(error: Exception) -> int:
+    match error:
+        case MeshError():
+            output.error(error)
+            return USAGE if isinstance(error, InvalidInput) else FAILED
+        case click.UsageError():
+            path = error.ctx.command_path if error.ctx else "mesh"
+            said = error.format_message().rstrip(".")
+            output.error(
+                InvalidInput(
+                    said[:1].lower() + said[1:], hint=f"`{path} --help` shows what is accepted"
+                )
+            )
+            return USAGE
+        case OSError():
+            reason = error.strerror or str(error)
+            what = f"{error.filename}: {reason}" if error.filename else reason
+            output.error(MeshError(what, hint="check the path, its permissions and free space"))
+        case _:
+            output.error(
+                MeshError(
+                    f"unexpected {type(error).__name__}: {error}",
+                    hint="this is a fault of mesh; `mesh --traceback …` shows where",
+                )
+            )
+    return FAILED
+
+
+def _forget_stdout() -> None:
+    """Python flushes stdout once more as it ends: let that go nowhere, not to a closed pipe."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def main() -> None:
+    """The console script."""
+    for stream in (sys.stdout, sys.stderr):
+        # A character that the terminal's encoding lacks is spelled out; it is no reason to fail.
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,150 @@
+"""Turns `model.yaml` into DeploymentSpecs: the only place where pydantic is used.
+
+It owns the manifest's schema and its bounds, and says what is wrong in terms of the file: the line,
+the path of the field, what stands there, and the nearest field that is known. `mesh deploy` calls
+it; what follows on the path (the wire, the controller) sees validated domain values.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from mesh.cli.manifest_problem import explain
+from mesh.cli.yaml_documents import Document, read_documents
+from mesh.domain.checks import (
+    CONTEXT_TOKENS_MAX,
+    KEEP_ALIVE_S_MAX,
+    NAME_CHARS_MAX,
+    REPLICAS_MAX,
+    SLO_S_MAX,
+    SLO_TOKENS_PER_S_MAX,
+    SOURCE_CHARS_MAX,
+    check_spec,
+)
+from mesh.domain.deployment import DeploymentSpec, Scaling
+from mesh.domain.errors import InvalidInput
+from mesh.domain.ids import DeploymentName
+from mesh.domain.reasons import DeviceKind
+from mesh.domain.slo import Slo
+
+NAME_PATTERN = rf"^[a-z0-9]([a-z0-9-]{{0,{NAME_CHARS_MAX - 2}}}[a-z0-9])?$"
+
+_SLO = Slo()
+_SCALING = Scaling()
+
+Seconds = Annotated[float, Field(gt=0, le=SLO_S_MAX)]
+TokensPerSecond = Annotated[float, Field(gt=0, le=SLO_TOKENS_PER_S_MAX)]
+Replicas = Annotated[int, Field(le=REPLICAS_MAX)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class _Metadata(_Part):
+    name: Annotated[str, Field(pattern=NAME_PATTERN)]
+
+
+class _Slo(_Part):
+    ttft_s: Seconds = _SLO.ttft_s
+    ttft_tokens_per_s: TokensPerSecond = _SLO.ttft_tokens_per_s
+    tpot_s: Seconds = _SLO.tpot_s
+
+
+class _Scaling(_Part):
+    replicas_min: Annotated[Replicas, Field(ge=0)] = _SCALING.replicas_min
+    replicas_max: Annotated[Replicas, Field(ge=1)] = _SCALING.replicas_max
+    keep_alive_s: Annotated[float, Field(ge=0, le=KEEP_ALIVE_S_MAX)] = _SCALING.keep_alive_s
+
+    @model_validator(mode="after")
+    def _min_is_at_most_max(self) -> "_Scaling":
+        if self.replicas_min > self.replicas_max:
+            raise PydanticCustomError(
+                "replicas",
+                f"replicas_min {self.replicas_min} is above replicas_max {self.replicas_max}",
+            )
+        return self
+
+
+class _Spec(_Part):
+    source: Annotated[str, Field(pattern=r"^\S", max_length=SOURCE_CHARS_MAX)]
+    context_tokens_max: Annotated[int, Field(ge=1, le=CONTEXT_TOKENS_MAX)] | None = None
+    slo: _Slo = _Slo()
+    scaling: _Scaling = _Scaling()
+    devices: Annotated[list[Literal["cpu", "gpu"]], Field(min_length=1)] = ["cpu", "gpu"]
+
+    @field_validator("devices")
+    @classmethod
+    def _each_once(cls, devices: list[str]) -> list[str]:
+        if len(set(devices)) < len(devices):
+            raise PydanticCustomError("devices", f"names a device twice: {', '.join(devices)}")
+        return devices
+
+
+class _Manifest(_Part):
+    api_version: Annotated[Literal["mesh/v1"], Field(alias="apiVersion")]
+    kind: Literal["Model"]
+    metadata: _Metadata
+    spec: _Spec
+
+
+def read_manifests(files: Sequence[tuple[str, bytes]]) -> list[DeploymentSpec]:
+    """The deployments of several files, given as (name for messages, content), in their order.
+
+    Raises InvalidInput when one cannot be meant, or when two of them have the same name.
+    """
+    specs: list[DeploymentSpec] = []
+    seen: dict[str, str] = {}
+    for origin, raw in files:
+        for spec, line in _specs(raw, origin):
+            if spec.name in seen:
+                raise InvalidInput(
+                    f"{origin}:{line}: the name {spec.name} is taken by {seen[spec.name]}",
+                    hint="give every deployment a name of its own",
+                )
+            seen[spec.name] = f"{origin}:{line}"
+            specs.append(spec)
+    return specs
+
+
+def read_file(path: str) -> bytes:
+    """Raises InvalidInput when the file cannot be read."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise InvalidInput(
+            f"{path}: {reason}", hint="name an existing YAML file, or - for standard input"
+        ) from error
+
+
+def _specs(raw: bytes, origin: str) -> list[tuple[DeploymentSpec, int]]:
+    documents = read_documents(raw, origin)
+    if not documents:
+        raise InvalidInput(
+            f"{origin}: holds no document",
+            hint="write apiVersion, kind, metadata and spec; `mesh deploy --help` shows an example",
+        )
+    return [(_spec(document, origin), document.line) for document in documents]
+
+
+def _spec(document: Document, origin: str) -> DeploymentSpec:
+    try:
+        manifest = _Manifest.model_validate(document.value)
+    except ValidationError as error:
+        raise explain(error.errors(include_url=False), document, origin, _Manifest) from error
+    spec = manifest.spec
+    deployment = DeploymentSpec(
+        name=DeploymentName(manifest.metadata.name),
+        source=spec.source.rstrip(),
+        context_tokens_max=spec.context_tokens_max,
+        slo=Slo(**spec.slo.model_dump()),
+        scaling=Scaling(**spec.scaling.model_dump()),
+        devices=tuple(DeviceKind(device) for device in spec.devices),
+    )
+    # The schema's bounds are the domain's, so that this passes; the controller checks it again.
+    check_spec(deployment)
+    return deployment

@@ -1,0 +1,51 @@
+"""`mesh node`: one node agent in the foreground, as `python -m mesh_nodes` runs it."""
+
+from pathlib import Path
+
+import click
+from mesh_nodes.main import main as run_node
+
+from mesh.cli.options import DEFAULT_ADDRESS, home_option
+from mesh.domain.reasons import DeviceKind
+
+
+@click.command()
+@click.option(
+    "--join",
+    metavar="HOST:PORT",
+    envvar="MESH_CONTROLLER",
+    show_envvar=True,
+    default=DEFAULT_ADDRESS,
+    show_default=True,
+    help="The controller of the cell to join.",
+)
+@click.option("--name", help="The node's name in its cell; default: <host>-cpu0.")
+@click.option(
+    "--device",
+    type=click.Choice([kind.value for kind in DeviceKind]),
+    default=DeviceKind.CPU.value,
+    show_default=True,
+    help="What it computes on.",
+)
+@click.option("--memory", metavar="SIZE", help="Weights and KV caches; default: 70 % of what is.")
+@click.option("--threads", type=int, help="Threads to compute with; default: the usable cores.")
+@click.option("--journal", metavar="FILE", help="Write every decision of this node there.")
+@home_option
+@click.pass_context
+def node(
+    ctx: click.Context,
+    join: str,
+    name: str | None,
+    device: str,
+    memory: str | None,
+    threads: int | None,
+    journal: str | None,
+    home: Path,
+) -> None:
+    """Run a node agent in the foreground: this machine computes for a cell."""
+    arguments = ["--join", join, "--device", device, "--home", str(home)]
+    optional = (("--name", name), ("--memory", memory), ("--threads", threads))
+    for option, value in (*optional, ("--journal", journal)):
+        if value is not None:
+            arguments += [option, str(value)]
+    ctx.exit(run_node(arguments))

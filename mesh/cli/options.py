@@ -1,0 +1,117 @@
+"""Options that several verbs share, and what their values mean.
+
+Environment variables are read here, as defaults of options, and nowhere else in the command line.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import platformdirs
+
+from mesh.cli.output import Format
+from mesh.domain.errors import InvalidInput
+from mesh.wire.channel import parse_address
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+DEFAULT_ADDRESS = "127.0.0.1:7070"
+
+
+def controller_option(command: Command) -> Command:
+    """`--controller HOST:PORT`, given to the command as `address`."""
+    return click.option(
+        "--controller",
+        "address",
+        metavar="HOST:PORT",
+        envvar="MESH_CONTROLLER",
+        default=DEFAULT_ADDRESS,
+        show_default=True,
+        show_envvar=True,
+        callback=lambda _, __, value: checked_address(value),
+        help="The cell's controller.",
+    )(command)
+
+
+def format_option(command: Command) -> Command:
+    """`-o table|json|yaml`, given to the command as `form`."""
+    return output_option(tuple(Format), "How the data is written.")(command)
+
+
+def output_option(forms: Sequence[Format], help_text: str) -> Callable[[Command], Command]:
+    """`-o` with these forms, the first of them the default; given to the command as `form`."""
+    return click.option(
+        "-o",
+        "--output",
+        "form",
+        type=click.Choice([form.value for form in forms]),
+        default=forms[0].value,
+        show_default=True,
+        callback=lambda _, __, value: Format(value),
+        help=help_text,
+    )
+
+
+def home_option(command: Command) -> Command:
+    """`--home DIR`, given to the command as `home`: an absolute Path that may not exist yet."""
+    return click.option(
+        "--home",
+        metavar="DIR",
+        envvar="MESH_HOME",
+        show_envvar=True,
+        default=lambda: platformdirs.user_data_dir("mesh"),
+        show_default="the platform's data directory for mesh",
+        callback=lambda _, __, value: Path(value).expanduser().absolute(),
+        help="State: registry, model store, logs.",
+    )(command)
+
+
+def timeout_option(default_s: float, help_text: str) -> Callable[[Command], Command]:
+    """`--timeout SECONDS`, given to the command as `timeout_s`."""
+    return click.option(
+        "--timeout",
+        "timeout_s",
+        metavar="SECONDS",
+        type=click.FloatRange(min=0, min_open=True),
+        default=default_s,
+        show_default=True,
+        help=help_text,
+    )
+
+
+def checked_address(address: str) -> str:
+    """The address as it is. Raises InvalidInput when it cannot be one to connect to."""
+    _, port = parse_address(address)
+    if port == 0:
+        raise InvalidInput(
+            f"{address!r} is nothing to connect to",
+            hint="write HOST:PORT, such as 127.0.0.1:7070",
+        )
+    return address
+
+
+def checked_text(value: str, what: str) -> str:
+    """A command line argument. Raises InvalidInput, with the byte, when it is not UTF-8."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        # Python keeps bytes that it could not decode as lone surrogates; fsencode restores them.
+        raise invalid_utf8(what, len(os.fsencode(value[: error.start]))) from error
+    return value
+
+
+def decoded(raw: bytes, what: str) -> str:
+    """What came from a file or standard input. Raises InvalidInput, with the byte."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise invalid_utf8(what, error.start) from error
+
+
+def invalid_utf8(what: str, offset: int) -> InvalidInput:
+    return InvalidInput(
+        f"{what} is not valid UTF-8: byte {offset} begins no character",
+        hint="write it as UTF-8; `iconv -t UTF-8` converts other encodings",
+    )

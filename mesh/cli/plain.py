@@ -1,0 +1,37 @@
+"""Domain values as plain ones, for JSON and YAML: the field names are the domain's, units and all.
+
+`output` prints them; scripts read them. An enum is its text, a tuple a list, a table of pairs
+(refusals by reason) an object.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+
+Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
+
+_PAIRS = frozenset({"refused"})
+"""Fields that hold (key, value) pairs."""
+
+
+def plain(value: object) -> Plain:
+    """Raises TypeError for what has no plain form."""
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {
+            field.name: _field(field.name, getattr(value, field.name)) for field in fields(value)
+        }
+    raise TypeError(f"{type(value).__name__} has no plain form")
+
+
+def _field(name: str, value: object) -> Plain:
+    if name in _PAIRS and isinstance(value, tuple):
+        return {str(key): plain(item) for key, item in value}
+    return plain(value)

@@ -1,0 +1,70 @@
+"""`mesh up`: a cell on this machine until Ctrl-C, with the controller and its nodes as children."""
+
+from pathlib import Path
+
+import click
+
+from mesh.cli import output
+from mesh.cli.cell import LocalCell
+from mesh.cli.cell_plan import CellPlan, plan_nodes
+from mesh.cli.options import DEFAULT_ADDRESS, home_option
+from mesh.cli.stopping import Stopping
+from mesh.domain.units import parse_bytes
+
+WATCH_S = 0.2
+"""How often the children are looked after."""
+
+
+@click.command()
+@click.option(
+    "--node",
+    "wanted",
+    metavar="DEVICE[=NAME]",
+    multiple=True,
+    default=("cpu",),
+    show_default="cpu",
+    help="A node to start: cpu or gpu. Repeat it for several.",
+)
+@click.option("--memory", metavar="SIZE", help="Each node's weights and KV caches, such as 4GiB.")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads that each node computes with.")
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default=DEFAULT_ADDRESS,
+    show_default=True,
+    help="Where the controller listens. Port 0 picks a free one.",
+)
+@click.option("--policy", metavar="NAME", help="How requests are placed.")
+@home_option
+def up(
+    wanted: tuple[str, ...],
+    memory: str | None,
+    threads: int | None,
+    listen: str,
+    policy: str | None,
+    home: Path,
+) -> None:
+    """Start a cell on this machine: a controller and its nodes. Ctrl-C stops all of it."""
+    plan = CellPlan(
+        listen=listen,
+        home=home,
+        nodes=plan_nodes(wanted),
+        memory_bytes=None if memory is None else parse_bytes(memory),
+        threads=threads,
+        policy=policy,
+    )
+    cell = LocalCell(plan)
+    with Stopping() as stopping:
+        try:
+            cell.start()
+            if cell.wait_ready(stopping.asked, output.text):
+                output.text(f"next        mesh deploy MODEL.yaml{_at(cell.address)}")
+                while not stopping.wait(WATCH_S):
+                    cell.check_alive()
+            output.message("stopping")
+        finally:
+            cell.stop(stopping.asked_again)
+
+
+def _at(address: str) -> str:
+    return "" if address == DEFAULT_ADDRESS else f" --controller {address}"

@@ -1,0 +1,81 @@
+"""A real cell for the tests of the verbs, but that its engine follows a script."""
+
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from mesh.cli import children
+from mesh.domain.errors import Unavailable
+from mesh.wire.client import MeshClient
+from tests.cli.running import Ran, mesh
+from tests.support.tiny_model import write_tiny_llama
+
+READY_S_MAX = 30.0
+STEP_S = "0.01"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningCell:
+    address: str
+    home: Path
+    model: Path
+
+    def mesh(self, *arguments: str, stdin: bytes = b"") -> Ran:
+        """Run a verb against this cell."""
+        environ = {"MESH_CONTROLLER": self.address, "MESH_HOME": str(self.home)}
+        return mesh(*arguments, stdin=stdin, environ=environ)
+
+    def manifest(self, name: str, *lines: str) -> bytes:
+        """Of the tiny model. `lines` stand under spec."""
+        spec = "".join(f"  {line}\n" for line in lines)
+        head = f"apiVersion: mesh/v1\nkind: Model\nmetadata: {{name: {name}}}\nspec:\n"
+        return f"{head}  source: file://{self.model}\n{spec}".encode()
+
+
+@pytest.fixture(scope="session")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCell]:
+    """One cell for all tests; each test deploys under names of its own."""
+    home = tmp_path_factory.mktemp("cell")
+    model = write_tiny_llama(home / "tiny")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    at_home = ["--home", str(home)]
+    begun = [
+        children.start(
+            "the controller",
+            "mesh.controller",
+            ["--listen", address, *at_home],
+            home / "logs" / "controller.log",
+        ),
+        children.start(
+            "the node",
+            "tests.support.scripted_node",
+            ["--step-s", STEP_S, "--", "--join", address, "--name", "cpu0", *at_home],
+            home / "logs" / "node.log",
+        ),
+    ]
+    try:
+        _wait_ready(address, begun)
+        yield RunningCell(address=address, home=home, model=model)
+    finally:
+        children.stop(begun)
+
+
+def _wait_ready(address: str, begun: list[children.Child]) -> None:
+    until_s = time.monotonic() + READY_S_MAX
+    with MeshClient(address) as client:
+        while time.monotonic() < until_s:
+            for child in begun:
+                assert child.running, child.log_path.read_text()
+            try:
+                if client.nodes():
+                    return
+            except Unavailable:
+                pass
+            time.sleep(0.05)
+    raise AssertionError("the cell did not come up: " + begun[1].log_path.read_text())

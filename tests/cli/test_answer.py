@@ -1,0 +1,157 @@
+"""Answers: how one is put together, how it ends, and when its SLO counts as met."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from mesh.cli.answer import Answer, receive
+from mesh.cli.demo_screen import TABLE, Screen, Talk, rows
+from mesh.domain.errors import Cancelled, EngineError, Refused
+from mesh.domain.ids import DeploymentName, RequestId
+from mesh.domain.invocation import Accepted, Finished, InvocationEvent, Tokens, Waiting
+from mesh.domain.reasons import FinishReason, RefusalReason
+
+ACCEPTED = Accepted(
+    request_id=RequestId("r1-7"), prompt_tokens=12, ttft_limit_s=2.0, tpot_limit_s=0.25
+)
+TOKENS = (
+    Tokens(first_index=0, token_ids=(5,), text="Pa"),
+    Tokens(first_index=1, token_ids=(6, 7), text=""),
+    Tokens(first_index=3, token_ids=(8,), text="ris\n"),
+)
+
+
+def finished(
+    *,
+    ttft_s: float = 0.5,
+    tpot_s: float = 0.1,
+    grace_s: float = 0.0,
+    reason: FinishReason = FinishReason.STOP,
+) -> Finished:
+    return Finished(
+        reason=reason,
+        prompt_tokens=12,
+        output_tokens=4,
+        ttft_s=ttft_s,
+        tpot_s=tpot_s,
+        grace_s=grace_s,
+    )
+
+
+def answered(end: Finished) -> Answer:
+    answer = Answer()
+    receive((ACCEPTED, *TOKENS, end), answer)
+    return answer
+
+
+def test_an_answer_is_its_pieces_in_order_and_they_are_told_as_they_come() -> None:
+    answer = Answer()
+    pieces: list[str] = []
+    phases: list[tuple[str, float]] = []
+    receive(
+        (ACCEPTED, Waiting(phase="load", share=0.5), *TOKENS, finished()),
+        answer,
+        on_text=pieces.append,
+        on_waiting=lambda phase, share: phases.append((phase, share)),
+    )
+    assert answer.text == "Paris\n"
+    assert pieces == ["Pa", "ris\n"]
+    assert phases == [("load", 0.5)]
+    assert answer.token_ids == [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("end", "with_grace", "without"),
+    [
+        (finished(), True, True),
+        (finished(ttft_s=2.0, tpot_s=0.25), True, True),
+        (finished(ttft_s=2.1), False, False),
+        (finished(ttft_s=3.0, grace_s=1.5), True, False),
+        (finished(ttft_s=4.0, grace_s=1.5), False, False),
+        (finished(tpot_s=0.26), False, False),
+    ],
+)
+def test_the_load_grace_is_on_top_of_the_ttft_limit_only(
+    end: Finished, with_grace: bool, without: bool
+) -> None:
+    answer = answered(end)
+    assert answer.slo_met(with_grace=True) is with_grace
+    assert answer.slo_met(with_grace=False) is without
+    assert answer.plain()["slo_met"] is with_grace
+    assert answer.plain()["slo_met_without_grace"] is without
+
+
+def test_the_stats_line_compares_both_numbers_with_their_limits() -> None:
+    assert answered(finished(ttft_s=3.0, grace_s=1.5, tpot_s=0.3)).stats() == (
+        "r1-7: 12 prompt and 4 output tokens, stop; "
+        "TTFT 3.000 s (SLO 2 + 1.50 load grace: met); TPOT 0.3000 s (SLO 0.25: missed)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("events", "error"),
+    [
+        ((ACCEPTED, *TOKENS), EngineError),
+        ((ACCEPTED, *TOKENS, finished(reason=FinishReason.FAILED)), EngineError),
+        ((ACCEPTED, *TOKENS, finished(reason=FinishReason.CANCELLED)), Cancelled),
+    ],
+)
+def test_an_answer_that_does_not_end_well_is_an_error_and_keeps_what_had_come(
+    events: tuple[InvocationEvent, ...], error: type[Exception]
+) -> None:
+    answer = Answer()
+    with pytest.raises(error):
+        receive(events, answer)
+    assert answer.text == "Paris\n"
+
+
+def test_what_the_client_raises_goes_through() -> None:
+    def refused() -> Iterator[InvocationEvent]:
+        yield ACCEPTED
+        raise Refused("full", reason=RefusalReason.QUEUE_FULL)
+
+    with pytest.raises(Refused):
+        receive(refused(), Answer())
+
+
+def talk(number: int, answer: Answer, failure: EngineError | None = None) -> Talk:
+    return Talk(
+        deployment=DeploymentName(f"chat-{number}"),
+        prompt=f"Question {number}?",
+        answer=answer,
+        failure=failure,
+    )
+
+
+def test_the_demo_shows_each_answer_whole_once_it_has_ended(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    growing = Answer(accepted=ACCEPTED, pieces=["one\n"])
+    broken = talk(3, Answer(pieces=["half"]), EngineError("out of order"))
+    with Screen([talk(1, growing), talk(2, answered(finished())), broken]) as screen:
+        screen.refresh()
+        assert capsys.readouterr().out == (
+            "chat-2  Question 2?\n  Paris\n"
+            "chat-3  Question 3?\n  half [EngineError: out of order]\n"
+        )
+        growing.pieces.append("two")
+        screen.refresh()
+        assert capsys.readouterr().out == ""
+        growing.finished = finished()
+        screen.refresh()
+    assert capsys.readouterr().out == "chat-1  Question 1?\n  one\n  two\n"
+
+
+def test_the_demos_table_has_a_row_a_request_and_says_no_for_what_failed() -> None:
+    table = rows(
+        [
+            talk(1, answered(finished(ttft_s=3.0, grace_s=1.5))),
+            talk(2, Answer(accepted=ACCEPTED), EngineError("x")),
+        ]
+    )
+    assert table[0] == (
+        *("chat-1", "Question 1?", "4", "3.000", "2", "0.1000", "0.25", "1.50"),
+        *("yes", "no"),
+    )
+    assert table[1] == ("chat-2", "Question 2?", "0", "", "", "", "", "", "no", "no")
+    assert {len(row) for row in table} == {len(TABLE)}

@@ -1,0 +1,101 @@
+"""The plan of a cell on this machine: its nodes' names, its address, each node's share."""
+
+import socket
+from pathlib import Path
+
+import pytest
+from mesh_nodes.hardware import Hardware
+
+from mesh.cli import children
+from mesh.cli.cell import LocalCell
+from mesh.cli.cell_plan import NODES_MAX, CellPlan, free_address, plan_nodes
+from mesh.cli.children import Child
+from mesh.domain.errors import InvalidInput, Unavailable
+
+
+def test_nodes_without_a_name_get_the_next_free_one_of_their_device() -> None:
+    plans = plan_nodes(["cpu", "cpu=cpu1", "cpu", "gpu", "cpu=big"])
+    assert [(plan.device, plan.name) for plan in plans] == [
+        ("cpu", "cpu0"),
+        ("cpu", "cpu1"),
+        ("cpu", "cpu2"),
+        ("gpu", "gpu0"),
+        ("cpu", "big"),
+    ]
+
+
+@pytest.mark.parametrize("wanted", [["CPU"], ["=a"], [""], ["cpu="], ["cpu=a b"], ["cpu=a"] * 2])
+def test_nodes_that_cannot_be_meant_are_refused(wanted: list[str]) -> None:
+    with pytest.raises(InvalidInput):
+        plan_nodes(wanted)
+
+
+def test_their_number_is_bounded() -> None:
+    assert len(plan_nodes(["cpu"] * NODES_MAX)) == NODES_MAX
+    with pytest.raises(InvalidInput, match=f"more than the {NODES_MAX}"):
+        plan_nodes(["cpu"] * (NODES_MAX + 1))
+
+
+def test_port_0_is_a_free_port_and_another_stays() -> None:
+    host, _, port = free_address("127.0.0.1:0").rpartition(":")
+    assert host == "127.0.0.1"
+    assert int(port) > 0
+    assert free_address(f"{host}:{port}") == f"{host}:{port}"
+
+
+def test_a_port_that_is_listened_on_is_refused_and_one_in_time_wait_is_not() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(Unavailable, match="address already in use"):
+            free_address(address)
+        with socket.create_connection(server.getsockname()):
+            server.accept()[0].close()
+    assert free_address(address) == address
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """What each child would have been told, by its name."""
+    told: dict[str, list[str]] = {}
+
+    def start(name: str, module: str, arguments: list[str], log_path: Path) -> Child:
+        told[name] = [module, *arguments]
+        return Child(name=name, process=None, log_path=log_path)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(children, "start", start)
+    machine = Hardware(cpu="c", cores=5, memory_bytes=10_000, isa=())
+    monkeypatch.setattr("mesh_nodes.hardware.probe", lambda: machine)
+    return told
+
+
+def test_a_lone_node_takes_what_the_agent_takes_by_itself(started: dict[str, list[str]]) -> None:
+    plan = CellPlan(listen="0.0.0.0:0", home=Path("/h"), nodes=plan_nodes(["cpu"]), policy="pack")
+    local = LocalCell(plan)
+    local.start()
+    port = local.address.rpartition(":")[2]
+    assert started == {
+        "the controller": [
+            "mesh.controller",
+            *("--listen", f"0.0.0.0:{port}", "--home", "/h", "--policy", "pack"),
+        ],
+        "node cpu0": [
+            "mesh_nodes",
+            *("--join", f"127.0.0.1:{port}", "--name", "cpu0", "--device", "cpu", "--home", "/h"),
+        ],
+    }
+
+
+def test_several_nodes_share_the_machine_evenly(started: dict[str, list[str]]) -> None:
+    nodes = plan_nodes(["cpu", "cpu"])
+    LocalCell(CellPlan(listen="127.0.0.1:0", home=Path("/h"), nodes=nodes)).start()
+    for name in ("cpu0", "cpu1"):
+        told = started[f"node {name}"]
+        assert told[told.index("--memory") + 1] == "3500"
+        assert told[told.index("--threads") + 1] == "2"
+
+
+def test_what_is_given_for_a_node_holds_for_each(started: dict[str, list[str]]) -> None:
+    nodes = plan_nodes(["cpu", "cpu"])
+    plan = CellPlan(listen="127.0.0.1:0", home=Path("/h"), nodes=nodes, memory_bytes=77, threads=9)
+    LocalCell(plan).start()
+    assert started["node cpu1"][-6:] == ["--memory", "77", "--threads", "9", "--home", "/h"]

