@@ -154,6 +154,8 @@ def stored(turn: Turn, operation_id: OperationId) -> None:
         else:
             trim_to_maximum(turn, entry)
             turn.room_appeared = True
+            # What the old minimum kept, or the old keep-alive, counts anew by the new ones.
+            turn.released.update(entry.instances)
             message = "scaled"
         keep_minimum(turn, entry)
     turn.act(ReplyDone(operation_id=operation_id, message=message))

@@ -113,10 +113,12 @@ def expire(turn: Turn, expired: QueueWaitExpired) -> None:
     if held.queued_at_s != expired.queued_at_s:
         return
     entry = turn.cell.deployments[held.request.deployment]
-    waited = f"{turn.now_s - held.queued_at_s:.0f} s"
+    waited = f"{turn.now_s - held.queued_at_s:.1f} s"
     if not has_node(turn, entry):
-        reason = RefusalReason.NODE_LOST if held.attempt else RefusalReason.NO_NODE
-        message = f"no node came up within {waited}"
+        reason, message = RefusalReason.NO_NODE, f"no node came up within {waited}"
+        if held.attempt:
+            reason = RefusalReason.NODE_LOST
+            message = f"its node was lost, and no other came up within {waited}"
     elif entry.load_failures:
         reason = RefusalReason.LOAD_FAILED
         message = f"not loaded within {waited}: {entry.load_error}"

@@ -4,7 +4,6 @@ The core's action list is its log; this is where it becomes readable. Token traf
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from mesh.domain.actions import CloseLink, RefuseRequest, ReplyError, SendCommand
 from mesh.domain.events import (
@@ -31,15 +30,7 @@ from mesh.domain.messages import (
     UnloadInstance,
 )
 from mesh.domain.units import format_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CellLine:
-    """`kind` is deployment, instance, request, node or cell; `subject` is its id."""
-
-    kind: str
-    subject: str
-    text: str
+from mesh.domain.views import CellLine
 
 
 def narrate(event: object, actions: Sequence[object]) -> list[CellLine]:

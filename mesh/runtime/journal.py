@@ -99,7 +99,10 @@ def open_journal(path: Path, start: Start) -> Journal:
     try:
         return Journal(path.open("w", encoding="utf-8"), start)
     except OSError as error:
-        raise StorageError(f"cannot write the journal {path}: {error.strerror}") from error
+        raise StorageError(
+            f"cannot write the journal {path}: {error.strerror}",
+            hint="give --journal a file that you may write",
+        ) from error
 
 
 def read_journal(path: Path) -> tuple[Start, Iterator[Decision]]:

@@ -16,12 +16,12 @@ def read_assets(model_path: Path) -> TextAssets:
         raise TornModel(f"{model_path.name} has no readable tokenizer.json") from error
     config = _read_config(model_path / "tokenizer_config.json")
     template_file = model_path / "chat_template.jinja"
-    template = config.get("chat_template")
+    template = _template(config.get("chat_template"))
     if template_file.is_file():
         template = template_file.read_text(encoding="utf-8")
     return TextAssets(
         tokenizer_json=tokenizer_json,
-        chat_template=template if isinstance(template, str) else None,
+        chat_template=template,
         bos_token=_token(config.get("bos_token")),
         eos_token=_token(config.get("eos_token")),
         add_bos=bool(config.get("add_bos_token", False)),
@@ -36,6 +36,14 @@ def _read_config(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise TornModel(f"{path.parent.name}/{path.name} is no JSON") from error
     return config if isinstance(config, dict) else {}
+
+
+def _template(value: Any) -> str | None:
+    """A chat template, which configs write as text or as a list of named ones, one the default."""
+    if isinstance(value, list):
+        named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
+        value = named.get("default")
+    return value if isinstance(value, str) else None
 
 
 def _token(value: Any) -> str | None:

@@ -37,6 +37,10 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """The whole characters that this token completes; empty while one is incomplete."""
+        if token_id in self._codec.special_ids:
+            # No text, and no place in the window: what follows one that held nothing else would
+            # be decoded as the beginning of a text, which some tokenizers strip of its space.
+            return ""
         self._window.append(token_id)
         text = self._codec.decode(self._window)
         held = len(self._window) - self._read

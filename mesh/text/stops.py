@@ -16,6 +16,8 @@ class StopMatcher:
 
     def push(self, text: str) -> str:
         """The text that may be given out. Once `stopped`, nothing more may."""
+        if self.stopped:
+            return ""
         if not self._stops or not text:
             return text
         text = self._held + text

@@ -24,6 +24,12 @@ class TextCodec:
             raise TornModel(f"tokenizer.json cannot be read: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self.special_ids = frozenset(
+            token_id
+            for token_id, token in self._tokenizer.get_added_tokens_decoder().items()
+            if token.special
+        )
+        """Tokens that are no text: where turns begin and end, and the like."""
         self._bos_id = self._tokenizer.token_to_id(assets.bos_token) if assets.bos_token else None
         self._add_bos = assets.add_bos and self._bos_id is not None
         self._template = ChatTemplate(assets) if assets.chat_template else None

@@ -8,12 +8,14 @@ from mesh.domain.actions import (
     ReplyDone,
     ReplyError,
     ReplyProgress,
+    SetTimer,
     StoreDeployment,
 )
 from mesh.domain.events import (
     DeleteRequested,
     DeploymentStored,
     DeployRequested,
+    KeepAliveExpired,
     NodeDisconnected,
     OperationCancelled,
     OperationExpired,
@@ -191,6 +193,22 @@ def test_scaling_down_drains_the_smallest_batch_first() -> None:
     cell.tell(ScaleRequested(operation_id=OP, name=CHAT, replicas_max=1))
     stored = cell.tell(DeploymentStored(operation_id=OP))
     assert [u.instance_id for u in commands(stored, UnloadInstance)] == [second.instance_id]
+
+
+def test_what_a_minimum_kept_goes_after_its_keep_alive_when_the_minimum_falls() -> None:
+    cell = CellUnderTest(deployment(replicas_min=1))
+    link, _ = cell.join()
+    (instance_id,) = cell.core.cell.instances
+    cell.loaded(link, instance_id)
+    idle_since_s = cell.core.cell.instances[instance_id].idle_since_s
+    cell.now_s += 5.0
+    kept = KeepAliveExpired(instance_id=instance_id, idle_since_s=idle_since_s)
+    assert commands(cell.tell(kept), UnloadInstance) == []
+    cell.tell(ScaleRequested(operation_id=OP, name=CHAT, replicas_min=0))
+    timers = of_kind(cell.tell(DeploymentStored(operation_id=OP)), SetTimer)
+    (expired,) = [t.timer for t in timers if isinstance(t.timer, KeepAliveExpired)]
+    unload = commands(cell.tell(expired), UnloadInstance)
+    assert [u.instance_id for u in unload] == [instance_id]
 
 
 def test_scaling_to_a_minimum_above_the_maximum_is_refused() -> None:

@@ -2,7 +2,9 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers
 
+from mesh.domain.text import TextAssets
 from mesh.text.detokenize import REPLACEMENT, Detokenizer
 from mesh.text.tokenizer import TextCodec
 
@@ -57,3 +59,50 @@ def test_special_tokens_are_not_text(codec: TextCodec) -> None:
     detokenizer = Detokenizer(codec, prompt=PROMPT)
     tokens = (*codec.encode("cat")[1:], 4, *codec.encode("mat")[1:])
     assert "".join(map(detokenizer.push, tokens)) + detokenizer.flush() == "catmat"
+
+
+@given(st.lists(st.integers(5, 319), max_size=24))
+def test_any_tokens_at_all_add_up_to_their_text(codec: TextCodec, tokens: list[int]) -> None:
+    """Also those whose bytes are no UTF-8, as a model at a high temperature writes them."""
+    text = "".join(pieces(codec, tuple(tokens)))
+    assert text.rstrip(REPLACEMENT) == codec.decode(tokens).rstrip(REPLACEMENT)
+
+
+def sentencepiece_codec() -> TextCodec:
+    """As Llama 2's: words begin with ▁, rare characters are bytes, a text loses its first space."""
+    vocabulary = {"<s>": 0, "</s>": 1} | {f"<0x{byte:02X}>": 2 + byte for byte in range(256)}
+    for word in ("▁", "a", "b", "▁a", "▁ab", "é"):
+        vocabulary[word] = len(vocabulary)
+    merges = [("▁", "a"), ("▁a", "b")]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    return TextCodec(TextAssets(tokenizer_json=tokenizer.to_str().encode()))
+
+
+SENTENCEPIECE = sentencepiece_codec()
+
+
+@given(st.text("ab é🙂中", max_size=20))
+def test_spaces_and_bytes_of_sentencepiece_come_out_in_place(text: str) -> None:
+    tokens = SENTENCEPIECE.encode(text)
+    detokenizer = Detokenizer(SENTENCEPIECE, prompt=SENTENCEPIECE.encode("ab"))
+    out = [*map(detokenizer.push, tokens), detokenizer.flush()]
+    assert "".join(out) == (" " + text if text else "")
+    assert REPLACEMENT not in "".join(out)
+
+
+def test_a_special_token_takes_no_space_from_what_follows() -> None:
+    ab = SENTENCEPIECE.encode("ab")
+    detokenizer = Detokenizer(SENTENCEPIECE, prompt=ab)
+    assert "".join(map(detokenizer.push, (*ab, 1, *ab))) == " ab ab"

@@ -69,3 +69,24 @@ def test_a_broken_template_or_tokenizer_is_the_models_fault(assets: TextAssets) 
 def test_lone_surrogates_are_invalid_input(codec: TextCodec) -> None:
     with pytest.raises(InvalidInput, match="at character 1"):
         codec.encode("a\ud800")
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{% generation %}{{ messages[0].content }}{% endgeneration %}!", "the cat!"),
+        ("{{ {'b': '<é>', 'a': 1} | tojson }}", '{"b": "<é>", "a": 1}'),
+        ("{{ [1] | tojson(indent=2) }}", "[\n  1\n]"),
+        ("{% for m in messages %}{% if true %}{% break %}{% endif %}x{% endfor %}.", "."),
+        ("{%- if strftime_now('%Y') | int > 2000 %}\n  now\n{%- endif %}", "  now"),
+        ("{{ eos_token }}{{ tools }}{{ unknown }}", "<|end|>None"),
+    ],
+)
+def test_what_templates_rely_on_is_there(assets: TextAssets, template: str, text: str) -> None:
+    """As Hugging Face transformers renders them."""
+    assert TextCodec(replace(assets, chat_template=template)).render_chat([USER]) == text
+
+
+def test_a_template_cannot_change_what_it_is_given(assets: TextAssets) -> None:
+    with pytest.raises(InvalidInput, match="fails on these messages"):
+        TextCodec(replace(assets, chat_template="{{ messages.append(1) }}")).render_chat([USER])

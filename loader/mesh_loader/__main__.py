@@ -1,0 +1,95 @@
+"""`python -m mesh_loader import SOURCE --store DIR`: one import in a process of its own.
+
+Writes the lines of protocol to stdout and ends with 0, or with 1 after an error line. SIGTERM stops
+it cleanly. Node agents start it through importing, so that an import never disturbs serving.
+"""
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+from mesh.domain.errors import Cancelled, MeshError, ModelError
+from mesh_loader.protocol import error_line, model_line, progress_line
+from mesh_loader.store import ModelStore
+
+PROGRESS_EVERY_S = 0.1
+"""Within one phase, progress is written no more often."""
+STOP_GRACE_S = 3.0
+"""After SIGTERM, how long the cleaning up may take before the process just ends."""
+NICE = 10
+"""Below the serving processes: an import may take longer, a token may not."""
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> int:
+    options = _parser().parse_args(arguments)
+    if options.parent is not None:
+        _die_with(options.parent)
+    os.nice(NICE)
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        stored = ModelStore(options.store).import_model(options.source, _Reporter().report)
+    except MeshError as error:
+        _write(error_line(error))
+        return 1
+    except Exception as error:
+        what = f"the import of {options.source} failed: {type(error).__name__}: {error}"
+        _write(error_line(ModelError(" ".join(what.split()))))
+        raise
+    _write(model_line(stored))
+    return 0
+
+
+class _Reporter:
+    """Writes progress, at most so often."""
+
+    def __init__(self) -> None:
+        self._phase, self._written_s = "", 0.0
+
+    def report(self, phase: str, share: float) -> None:
+        now_s = time.monotonic()
+        late = now_s >= self._written_s + PROGRESS_EVERY_S
+        if phase != self._phase or late or share >= 1.0:
+            self._phase, self._written_s = phase, now_s
+            _write(progress_line(phase, share))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m mesh_loader", description=__doc__)
+    verbs = parser.add_subparsers(required=True)
+    verb = verbs.add_parser("import", help="import a model into a store")
+    verb.add_argument("source")
+    verb.add_argument("--store", type=Path, required=True)
+    verb.add_argument("--parent", type=int, help="end when the process with this id ends")
+    return parser
+
+
+def _die_with(parent: int) -> None:
+    """Has the kernel kill this process when its parent dies, by whatever means."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the call took effect
+        sys.exit(1)
+
+
+def _stop(signal_number: int, frame: FrameType | None) -> None:
+    # A download library may hold the main thread up for long; the next import sweeps what is left.
+    timer = threading.Timer(STOP_GRACE_S, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Cancelled("the import was stopped")
+
+
+def _write(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

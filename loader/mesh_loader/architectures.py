@@ -1,0 +1,183 @@
+"""The architectures that mesh runs itself, as the tensors that a config.json promises.
+
+Both importers check a model against this list before they publish it, so an engine never meets a
+missing or misshapen tensor. Names and shapes are those of Hugging Face transformers; the GGUF names
+are llama.cpp's. Nothing is read or written here.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mesh.domain.errors import TornModel, UnsupportedModel
+
+NATIVE_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+LAYERS_MAX = 1024
+
+ARCHITECTURE_HINT = (
+    f"mesh runs {', '.join(NATIVE_ARCHITECTURES)} itself; other Hugging Face folders are exported "
+    "to OpenVINO after: pip install 'mesh-serve[convert]'"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedTensor:
+    """One tensor that the model must have."""
+
+    name: str
+    gguf_name: str
+    shape: tuple[int, ...]
+    rotary_heads: int = 0
+    """Heads of a query or key projection, 0 for any other tensor: llama.cpp reorders their rows."""
+
+    @property
+    def elements(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The sizes that a config.json states, in elements, heads and layers."""
+
+    architecture: str
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    vocabulary: int
+    tied: bool
+    attention_bias: bool
+
+
+def shape_of(config: Mapping[str, Any], name: str) -> Shape:
+    """The sizes in the config of a native architecture; `name` is the file for error messages.
+
+    Raises UnsupportedModel for another architecture or an unusual feature of these, TornModel where
+    a size is missing or impossible.
+    """
+    architecture = str(config.get("model_type"))
+    if architecture not in NATIVE_ARCHITECTURES:
+        raise UnsupportedModel(
+            f"{name}: architecture {architecture} is not one that mesh runs", hint=ARCHITECTURE_HINT
+        )
+    hidden, heads = (
+        size_in(config, "hidden_size", name),
+        size_in(config, "num_attention_heads", name),
+    )
+    shape = Shape(
+        architecture=architecture,
+        layers=size_in(config, "num_hidden_layers", name),
+        hidden=hidden,
+        intermediate=size_in(config, "intermediate_size", name),
+        heads=heads,
+        kv_heads=size_in(config, "num_key_value_heads", name, heads),
+        head_size=size_in(config, "head_dim", name, hidden // heads),
+        vocabulary=size_in(config, "vocab_size", name),
+        tied=bool(config.get("tie_word_embeddings", False)),
+        attention_bias=architecture == "qwen2" or bool(config.get("attention_bias", False)),
+    )
+    _refuse_unusual(config, shape, name)
+    return shape
+
+
+def size_in(config: Mapping[str, Any], key: str, name: str, default: int | None = None) -> int:
+    """A positive integer of a config. Raises TornModel, with the file's name, for anything else."""
+    value = config.get(key)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise TornModel(f"{name}: {key} should be a positive integer, it is {value!r}")
+    return value
+
+
+def _refuse_unusual(config: Mapping[str, Any], shape: Shape, name: str) -> None:
+    if shape.layers > LAYERS_MAX:
+        raise TornModel(f"{name}: {shape.layers} layers, more than {LAYERS_MAX}")
+    if shape.heads % shape.kv_heads:
+        raise TornModel(f"{name}: {shape.heads} heads do not divide into {shape.kv_heads} KV heads")
+    unusual = {
+        "mlp_bias": config.get("mlp_bias") is True,
+        "use_sliding_window": config.get("use_sliding_window") is True,
+        "quantization_config": config.get("quantization_config") is not None,
+        "hidden_act": config.get("hidden_act", "silu") not in ("silu", "swish"),
+        "partial_rotary_factor": config.get("partial_rotary_factor", 1.0) != 1.0,
+    }
+    for key, found in unusual.items():
+        if found:
+            raise UnsupportedModel(
+                f"{name}: {shape.architecture} with {key} = {config.get(key)!r} is not supported",
+                hint="use a variant of the model without it; quantised ones as GGUF",
+            )
+
+
+def expected_tensors(shape: Shape) -> Iterator[ExpectedTensor]:
+    """Every tensor of the model, in the order in which an engine reads them."""
+    yield ExpectedTensor(
+        name="model.embed_tokens.weight",
+        gguf_name="token_embd.weight",
+        shape=(shape.vocabulary, shape.hidden),
+    )
+    for layer in range(shape.layers):
+        yield from _layer_tensors(shape, layer)
+    yield ExpectedTensor(
+        name="model.norm.weight", gguf_name="output_norm.weight", shape=(shape.hidden,)
+    )
+    if not shape.tied:
+        yield ExpectedTensor(
+            name="lm_head.weight", gguf_name="output.weight", shape=(shape.vocabulary, shape.hidden)
+        )
+
+
+def _layer_tensors(shape: Shape, layer: int) -> Iterator[ExpectedTensor]:
+    query_size, kv_size = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+    # (name, GGUF name, output size, input size, heads where rotary, has a bias)
+    projections = (
+        ("self_attn.q_proj", "attn_q", query_size, shape.hidden, shape.heads, True),
+        ("self_attn.k_proj", "attn_k", kv_size, shape.hidden, shape.kv_heads, True),
+        ("self_attn.v_proj", "attn_v", kv_size, shape.hidden, 0, True),
+        # Qwen2 has biases on q, k and v alone.
+        (
+            "self_attn.o_proj",
+            "attn_output",
+            shape.hidden,
+            query_size,
+            0,
+            shape.architecture != "qwen2",
+        ),
+        ("mlp.gate_proj", "ffn_gate", shape.intermediate, shape.hidden, 0, False),
+        ("mlp.up_proj", "ffn_up", shape.intermediate, shape.hidden, 0, False),
+        ("mlp.down_proj", "ffn_down", shape.hidden, shape.intermediate, 0, False),
+    )
+    norms = [
+        ("input_layernorm", "attn_norm", shape.hidden),
+        ("post_attention_layernorm", "ffn_norm", shape.hidden),
+    ]
+    if shape.architecture == "qwen3":
+        norms += [
+            ("self_attn.q_norm", "attn_q_norm", shape.head_size),
+            ("self_attn.k_norm", "attn_k_norm", shape.head_size),
+        ]
+    for name, gguf_name, size in norms:
+        yield ExpectedTensor(
+            name=f"model.layers.{layer}.{name}.weight",
+            gguf_name=f"blk.{layer}.{gguf_name}.weight",
+            shape=(size,),
+        )
+    for name, gguf_name, outputs, inputs, rotary_heads, biased in projections:
+        yield ExpectedTensor(
+            name=f"model.layers.{layer}.{name}.weight",
+            gguf_name=f"blk.{layer}.{gguf_name}.weight",
+            shape=(outputs, inputs),
+            rotary_heads=rotary_heads,
+        )
+        if biased and shape.attention_bias:
+            yield ExpectedTensor(
+                name=f"model.layers.{layer}.{name}.bias",
+                gguf_name=f"blk.{layer}.{gguf_name}.bias",
+                shape=(outputs,),
+                rotary_heads=rotary_heads,
+            )

@@ -1,0 +1,81 @@
+"""Runs another program within a bounded time, and never leaves it behind.
+
+Used for pip and for the exporter of foreign architectures. The program shares the caller's process
+group, so a signal to the group reaches it, and the kernel kills it when the caller dies, even by
+kill -9.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+POLL_S = 0.1
+STOP_GRACE_S = 5.0
+OUTPUT_BYTES_MAX = 64 << 10
+
+# Asks for SIGKILL at the parent's death (PR_SET_PDEATHSIG = 1), makes sure that the parent has not
+# died before that took effect, and becomes the program. A preexec_fn could deadlock under threads.
+BIND_TO_PARENT = (
+    "import ctypes, os, sys\n"
+    "ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)\n"
+    "os.getppid() == int(sys.argv[1]) or os._exit(1)\n"
+    "os.execv(sys.argv[2], sys.argv[2:])\n"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """How the program ended. `output` is the end of what it wrote, stdout and stderr together."""
+
+    exit_code: int | None
+    """None: it was stopped because its time was up."""
+    output: str
+
+
+def run_bounded(
+    argv: Sequence[str],
+    *,
+    timeout_s: float,
+    environment: Mapping[str, str],
+    on_wait: Callable[[], None],
+) -> Finished:
+    """Runs a program to its end, at most `timeout_s`; `argv[0]` is an absolute path.
+
+    `on_wait` is called every POLL_S or so; what it raises stops the program and is raised on.
+    """
+    give_up_s = time.monotonic() + timeout_s
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", BIND_TO_PARENT, str(os.getpid()), *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+        )
+        exit_code: int | None = None
+        try:
+            while exit_code is None and time.monotonic() < give_up_s:
+                on_wait()
+                try:
+                    exit_code = process.wait(POLL_S)
+                except subprocess.TimeoutExpired:
+                    continue
+        finally:
+            _stop(process)
+        size_bytes = output.seek(0, os.SEEK_END)
+        output.seek(max(0, size_bytes - OUTPUT_BYTES_MAX))
+        return Finished(exit_code=exit_code, output=output.read().decode("utf-8", "replace"))
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(STOP_GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

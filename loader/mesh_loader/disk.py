@@ -1,0 +1,70 @@
+"""What can go wrong with the disk under the store, as errors with the numbers.
+
+Asks for free space before a long write, and turns a full disk or a folder that cannot be written
+into StorageError. Every importer writes inside `writing`.
+"""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mesh.domain.errors import StorageError
+from mesh.domain.units import format_bytes
+
+FREE_BYTES_MIN = 64 << 20
+"""Left alone on the store's disk, so that an import never takes the last byte from the system."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that this user may still write on the folder's disk."""
+    state = os.statvfs(folder)
+    return state.f_bavail * state.f_frsize
+
+
+def require_free(folder: Path, needed_bytes: int, what: str) -> None:
+    """Raises StorageError, with both numbers, unless `needed_bytes` fit on the folder's disk."""
+    free = free_bytes(folder)
+    if needed_bytes + FREE_BYTES_MIN > free:
+        raise StorageError(
+            f"{what} needs {format_bytes(needed_bytes)} in the store ({needed_bytes} bytes and "
+            f"{FREE_BYTES_MIN} to spare), the disk has {format_bytes(free)} free ({free} bytes)",
+            hint=f"make room on the disk of {folder}, or put the store on another one",
+        )
+
+
+@contextmanager
+def writing(folder: Path, what: str) -> Iterator[None]:
+    """Turns what the operating system refuses inside the block into StorageError."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, folder, what) from error
+
+
+def storage_error(error: OSError, folder: Path, what: str) -> StorageError:
+    """The StorageError for a refusal of the operating system while `what` was written."""
+    reason = error.strerror or str(error)
+    if error.errno in _FULL:
+        try:
+            free = free_bytes(folder)
+        except OSError:
+            free = 0
+        return StorageError(
+            f"the disk is full, or a limit on file sizes is reached, while {what} is written: "
+            f"{reason}; {format_bytes(free)} free ({free} bytes)",
+            hint=f"make room on the disk of {folder}, or put the store on another one",
+        )
+    if error.filename and not Path(str(error.filename)).is_relative_to(folder):
+        return StorageError(
+            f"{error.filename} cannot be used while {what} is imported: {reason}",
+            hint="check that this user may read it",
+        )
+    return StorageError(
+        f"the store cannot be written while {what} is imported: {reason} "
+        f"({error.filename or folder})",
+        hint=f"check that {folder} is a folder that this user may write, or name another store",
+    )

@@ -1,0 +1,152 @@
+"""The config.json of a GGUF model, from the metadata that llama.cpp wrote.
+
+Decides whether the file is one of mesh's architectures without features that mesh would silently
+leave out. gguf_file has read the metadata; gguf_tensors then checks the tensors against the result.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mesh.domain.errors import UnsupportedModel
+from mesh_loader.architectures import NATIVE_ARCHITECTURES
+from mesh_loader.gguf_file import GgufFile, corrupt
+from mesh_loader.gguf_tensors import read_small
+
+# Llama 3's rotary scaling, as Meta fixed it for 3.1 and 3.2; GGUF keeps only the resulting factors.
+LLAMA3_LOW_FREQ_FACTOR = 1.0
+LLAMA3_HIGH_FREQ_FACTOR = 4.0
+LLAMA3_ORIGINAL_CONTEXT_TOKENS = 8192
+
+
+def config_of(file: GgufFile) -> dict[str, Any]:
+    """A Hugging Face config of the model in the file.
+
+    Raises UnsupportedModel for another architecture or a feature that mesh does not run, TornModel
+    for metadata that is missing or contradicts itself.
+    """
+    name = file.path.name
+    architecture = file.text("general.architecture")
+    if architecture not in NATIVE_ARCHITECTURES:
+        raise UnsupportedModel(
+            f"{name}: architecture {architecture} is not supported in GGUF",
+            hint=f"mesh imports {', '.join(NATIVE_ARCHITECTURES)} from GGUF",
+        )
+    if file.integer("split.count", 1) > 1:
+        raise UnsupportedModel(
+            f"{name} is one part of {file.integer('split.count')}",
+            hint="merge the parts first: llama-gguf-split --merge FIRST-PART.gguf whole.gguf",
+        )
+    if file.integer(f"{architecture}.expert_count", 0) > 0:
+        raise UnsupportedModel(f"{name}: mixtures of experts are not supported")
+    heads = file.integer(f"{architecture}.attention.head_count")
+    hidden_size = file.integer(f"{architecture}.embedding_length")
+    if heads < 1 or hidden_size < 1:
+        raise corrupt(name, f"{heads} heads over an embedding of {hidden_size}")
+    head_size = _head_size(file, architecture, hidden_size // heads)
+    return {
+        "model_type": architecture,
+        "architectures": [f"{architecture.capitalize()}ForCausalLM"],
+        "hidden_act": "silu",
+        "hidden_size": hidden_size,
+        "intermediate_size": file.integer(f"{architecture}.feed_forward_length"),
+        "num_hidden_layers": file.integer(f"{architecture}.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": file.integer(f"{architecture}.attention.head_count_kv", heads),
+        "head_dim": head_size,
+        "rms_norm_eps": _shortest(file.number(f"{architecture}.attention.layer_norm_rms_epsilon")),
+        "rope_theta": _shortest(file.number(f"{architecture}.rope.freq_base", 10000.0)),
+        "rope_scaling": _rope_scaling(file, architecture, head_size),
+        "max_position_embeddings": file.integer(f"{architecture}.context_length"),
+        "vocab_size": _vocabulary_rows(file),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": file.metadata.get("tokenizer.ggml.eos_token_id"),
+        "pad_token_id": file.metadata.get("tokenizer.ggml.padding_token_id"),
+        "torch_dtype": "float16",
+    }
+
+
+def _head_size(file: GgufFile, architecture: str, default: int) -> int:
+    head_size = file.integer(f"{architecture}.attention.key_length", default)
+    value_size = file.integer(f"{architecture}.attention.value_length", head_size)
+    rotary_size = file.integer(f"{architecture}.rope.dimension_count", head_size)
+    if not head_size == value_size == rotary_size:
+        raise UnsupportedModel(
+            f"{file.path.name}: keys of {head_size}, values of {value_size} and a rotary part of "
+            f"{rotary_size} elements; mesh needs the three equal"
+        )
+    return head_size
+
+
+def _vocabulary_rows(file: GgufFile) -> int:
+    """Rows of the embedding, which may be padded past the tokenizer's vocabulary."""
+    tokens = len(file.texts("tokenizer.ggml.tokens"))
+    embedding = file.tensors.get("token_embd.weight")
+    rows = embedding.shape[0] if embedding is not None and embedding.shape else tokens
+    if tokens > rows:
+        raise corrupt(file.path.name, f"{tokens} tokens but an embedding of {rows} rows")
+    return rows
+
+
+def _rope_scaling(file: GgufFile, architecture: str, head_size: int) -> dict[str, Any] | None:
+    kind = file.text(f"{architecture}.rope.scaling.type", "none")
+    if "rope_freqs.weight" in file.tensors:
+        return _llama3_scaling(file, architecture, head_size)
+    if kind == "none":
+        return None
+    factor = file.number(f"{architecture}.rope.scaling.factor", 1.0)
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    if kind == "yarn":
+        original = file.integer(f"{architecture}.rope.scaling.original_context_length")
+        return {
+            "rope_type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings": original,
+        }
+    raise UnsupportedModel(f"{file.path.name}: rotary scaling {kind} is not supported")
+
+
+def _llama3_scaling(file: GgufFile, architecture: str, head_size: int) -> dict[str, Any] | None:
+    """The parameters behind a tensor of frequency factors; the largest of them is `factor`."""
+    stored = read_small(file, "rope_freqs.weight")
+    factor = round(float(stored.max()), 4)
+    if factor == 1.0 and float(stored.min()) == 1.0:
+        return None
+    theta = file.number(f"{architecture}.rope.freq_base", 10000.0)
+    computed = llama3_frequency_factors(theta, head_size, factor)
+    if stored.shape != computed.shape or not np.allclose(stored, computed, rtol=1e-3):
+        raise UnsupportedModel(f"{file.path.name}: rope_freqs.weight is not Llama 3's scaling")
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": LLAMA3_LOW_FREQ_FACTOR,
+        "high_freq_factor": LLAMA3_HIGH_FREQ_FACTOR,
+        "original_max_position_embeddings": LLAMA3_ORIGINAL_CONTEXT_TOKENS,
+    }
+
+
+def llama3_frequency_factors(
+    theta: float, head_size: int, factor: float
+) -> npt.NDArray[np.float64]:
+    """By what each rotary frequency is divided, [head_size / 2] (Llama 3.1's long-context recipe).
+
+    Wavelengths below original / high_freq_factor stay, those above original / low_freq_factor are
+    divided by `factor`, and those between are blended linearly in original / wavelength.
+    """
+    wavelengths = 2 * math.pi * theta ** (np.arange(0, head_size, 2) / head_size)
+    smooth = (LLAMA3_ORIGINAL_CONTEXT_TOKENS / wavelengths - LLAMA3_LOW_FREQ_FACTOR) / (
+        LLAMA3_HIGH_FREQ_FACTOR - LLAMA3_LOW_FREQ_FACTOR
+    )
+    smooth = np.clip(smooth, 0.0, 1.0)
+    factors: npt.NDArray[np.float64] = 1.0 / ((1.0 - smooth) / factor + smooth)
+    return factors
+
+
+def _shortest(value: float) -> float:
+    """The shortest decimal that is the same f32: 9.999999747378752e-06 was meant as 1e-05."""
+    return float(str(np.float32(value)))

@@ -1,0 +1,271 @@
+"""Reads the header of a GGUF file: its metadata and where each tensor lies.
+
+Every count, length and offset is checked against the size of the file before it is believed, so a
+truncated or corrupt file is named as such and never read past its end. Tensor data is not touched
+here; gguf_tensors reads it afterwards, piece by piece. The layout is that of the GGUF specification
+(ggml, docs/gguf.md), versions 2 and 3, little-endian.
+"""
+
+import math
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
+
+from mesh.domain.errors import StorageError, TornModel, UnsupportedModel
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+METADATA_ENTRIES_MAX = 65_536
+TENSORS_MAX = 65_536
+TENSOR_DIMENSIONS_MAX = 4
+ARRAY_NESTING_MAX = 2
+DEFAULT_ALIGNMENT_BYTES = 32
+
+_SCALARS: dict[int, struct.Struct] = {
+    GGUFValueType.UINT8: struct.Struct("<B"),
+    GGUFValueType.INT8: struct.Struct("<b"),
+    GGUFValueType.UINT16: struct.Struct("<H"),
+    GGUFValueType.INT16: struct.Struct("<h"),
+    GGUFValueType.UINT32: struct.Struct("<I"),
+    GGUFValueType.INT32: struct.Struct("<i"),
+    GGUFValueType.FLOAT32: struct.Struct("<f"),
+    GGUFValueType.BOOL: struct.Struct("<?"),
+    GGUFValueType.UINT64: struct.Struct("<Q"),
+    GGUFValueType.INT64: struct.Struct("<q"),
+    GGUFValueType.FLOAT64: struct.Struct("<d"),
+}
+
+MetadataValue: TypeAlias = "int | float | bool | str | list[MetadataValue]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufTensor:
+    """One tensor of a GGUF file. `shape` is row-major (outermost first), in elements."""
+
+    name: str
+    type: GGMLQuantizationType
+    shape: tuple[int, ...]
+    offset_bytes: int
+    """From the start of the file."""
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufFile:
+    """The header of one GGUF file."""
+
+    path: Path
+    metadata: dict[str, MetadataValue]
+    tensors: dict[str, GgufTensor]
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """An integer of the metadata. Raises TornModel where it is missing without a default."""
+        value = self.metadata.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise corrupt(self.path.name, f"metadata {key} should be an integer, it is {value!r}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number of the metadata, likewise."""
+        value = self.metadata.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise corrupt(self.path.name, f"metadata {key} should be a number, it is {value!r}")
+        return float(value)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A text of the metadata, likewise."""
+        value = self.metadata.get(key, default)
+        if not isinstance(value, str):
+            raise corrupt(self.path.name, f"metadata {key} should be a text, it is {value!r}")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A truth value of the metadata."""
+        return bool(self.metadata.get(key, default))
+
+    def texts(self, key: str) -> list[str]:
+        """A list of texts, empty where there is none."""
+        value = self.metadata.get(key, [])
+        if not isinstance(value, list):
+            raise corrupt(self.path.name, f"metadata {key} should be a list")
+        return [item if isinstance(item, str) else str(item) for item in value]
+
+    def numbers(self, key: str) -> list[float]:
+        """A list of numbers, empty where there is none."""
+        value = self.metadata.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(v, int | float) for v in value):
+            raise corrupt(self.path.name, f"metadata {key} should be a list of numbers")
+        return [float(item) for item in value if isinstance(item, int | float)]
+
+
+def begins_with_magic(path: Path) -> bool:
+    """Whether a file begins as a GGUF file does."""
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def read_header(path: Path) -> GgufFile:
+    """The header of a GGUF file, after checking that all its tensors lie inside the file.
+
+    Raises TornModel for a file that is no GGUF file or is cut off, UnsupportedModel for a version
+    or tensor type that mesh does not read, StorageError where the file cannot be read at all.
+    """
+    try:
+        with path.open("rb") as file:
+            return _read(_Cursor(file, path.name, os.fstat(file.fileno()).st_size), path)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}") from error
+
+
+class _Cursor:
+    """Reads forward through a file whose size is known; a read past the end is a torn file."""
+
+    def __init__(self, file: BinaryIO, name: str, size_bytes: int) -> None:
+        self._file = file
+        self.name = name
+        self.size_bytes = size_bytes
+        self.offset_bytes = 0
+
+    def take(self, count_bytes: int) -> bytes:
+        end_bytes = self.offset_bytes + count_bytes
+        if end_bytes > self.size_bytes:
+            raise TornModel(
+                f"{self.name} is truncated: its header needs {end_bytes} bytes or more, "
+                f"the file has {self.size_bytes}",
+                hint="fetch the file again and compare its size with the original",
+            )
+        data = self._file.read(count_bytes)
+        if len(data) != count_bytes:
+            raise TornModel(f"{self.name} became shorter while it was read")
+        self.offset_bytes = end_bytes
+        return data
+
+    def scalar(self, kind: int) -> int | float | bool:
+        layout = _SCALARS[kind]
+        value: int | float | bool = layout.unpack(self.take(layout.size))[0]
+        return value
+
+    def count(self, kind: GGUFValueType = GGUFValueType.UINT64) -> int:
+        return int(self.scalar(kind))
+
+    def text(self) -> str:
+        data = self.take(self.count())
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise corrupt(
+                self.name, f"text at byte {self.offset_bytes - len(data)} is not UTF-8"
+            ) from error
+
+
+def corrupt(name: str, what: str) -> TornModel:
+    """The error for a file whose bytes contradict each other."""
+    return TornModel(f"{name} is corrupt: {what}", hint="fetch the file again")
+
+
+def _read(cursor: _Cursor, path: Path) -> GgufFile:
+    magic = cursor.take(min(4, cursor.size_bytes))
+    if magic != MAGIC:
+        raise TornModel(
+            f"{cursor.name} is not a GGUF file: it begins with {magic!r}, not {MAGIC!r}",
+            hint="check that the download is the model and not an error page or a pointer file",
+        )
+    version = cursor.count(GGUFValueType.UINT32)
+    if version not in VERSIONS:
+        raise UnsupportedModel(
+            f"{cursor.name} has GGUF version {version}; mesh reads little-endian versions 2 and 3"
+        )
+    tensor_count, entry_count = cursor.count(), cursor.count()
+    if tensor_count > TENSORS_MAX or entry_count > METADATA_ENTRIES_MAX:
+        raise corrupt(cursor.name, f"it claims {tensor_count} tensors and {entry_count} entries")
+    metadata: dict[str, MetadataValue] = {}
+    for _ in range(entry_count):
+        key = cursor.text()
+        metadata[key] = _value(cursor, cursor.count(GGUFValueType.UINT32), 0)
+    heads = [_tensor_head(cursor) for _ in range(tensor_count)]
+    alignment_bytes = metadata.get("general.alignment", DEFAULT_ALIGNMENT_BYTES)
+    if not isinstance(alignment_bytes, int) or alignment_bytes < 1:
+        raise corrupt(cursor.name, f"general.alignment is {alignment_bytes!r}")
+    data_start_bytes = -(-cursor.offset_bytes // alignment_bytes) * alignment_bytes
+    tensors: dict[str, GgufTensor] = {}
+    for head in heads:
+        if head.name in tensors:
+            raise corrupt(cursor.name, f"tensor {head.name} appears twice")
+        tensors[head.name] = _placed(head, data_start_bytes)
+    _check_extent(cursor, tensors)
+    return GgufFile(path=path, metadata=metadata, tensors=tensors)
+
+
+def _value(cursor: _Cursor, kind: int, nesting: int) -> MetadataValue:
+    if kind in _SCALARS:
+        return cursor.scalar(kind)
+    if kind == GGUFValueType.STRING:
+        return cursor.text()
+    if kind != GGUFValueType.ARRAY or nesting == ARRAY_NESTING_MAX:
+        raise corrupt(cursor.name, f"metadata type {kind} before byte {cursor.offset_bytes}")
+    item_kind, length = cursor.count(GGUFValueType.UINT32), cursor.count()
+    if length > cursor.size_bytes - cursor.offset_bytes:
+        cursor.take(length)  # every item takes a byte at least: this raises
+    if item_kind in _SCALARS:
+        layout = _SCALARS[item_kind]
+        data = cursor.take(length * layout.size)
+        numbers: list[MetadataValue] = np.frombuffer(data, layout.format).tolist()
+        return numbers
+    return [_value(cursor, item_kind, nesting + 1) for _ in range(length)]
+
+
+def _tensor_head(cursor: _Cursor) -> GgufTensor:
+    name = cursor.text()
+    dimensions = cursor.count(GGUFValueType.UINT32)
+    if dimensions > TENSOR_DIMENSIONS_MAX:
+        raise corrupt(cursor.name, f"tensor {name} claims {dimensions} dimensions")
+    shape = tuple(cursor.count() for _ in range(dimensions))[::-1]
+    number, offset_bytes = cursor.count(GGUFValueType.UINT32), cursor.count()
+    try:
+        kind = GGMLQuantizationType(number)
+    except ValueError:
+        raise UnsupportedModel(
+            f"{cursor.name}: tensor {name} has type {number}, which mesh does not know",
+            hint="quantise the model to a type such as Q4_K_M, Q8_0 or F16",
+        ) from None
+    block_elements, block_bytes = GGML_QUANT_SIZES[kind]
+    row_elements = shape[-1] if shape else 1
+    if row_elements % block_elements:
+        raise corrupt(
+            cursor.name,
+            f"rows of tensor {name} have {row_elements} elements, "
+            f"no multiple of {kind.name}'s block of {block_elements}",
+        )
+    size_bytes = math.prod(shape) // block_elements * block_bytes
+    return GgufTensor(
+        name=name, type=kind, shape=shape, offset_bytes=offset_bytes, size_bytes=size_bytes
+    )
+
+
+def _placed(head: GgufTensor, data_start_bytes: int) -> GgufTensor:
+    """The tensor with its offset counted from the start of the file instead of its data section."""
+    return GgufTensor(
+        name=head.name,
+        type=head.type,
+        shape=head.shape,
+        offset_bytes=data_start_bytes + head.offset_bytes,
+        size_bytes=head.size_bytes,
+    )
+
+
+def _check_extent(cursor: _Cursor, tensors: dict[str, GgufTensor]) -> None:
+    if not tensors:
+        raise UnsupportedModel(f"{cursor.name} holds no tensors: it is no model, or only a part")
+    last = max(tensors.values(), key=lambda tensor: tensor.offset_bytes + tensor.size_bytes)
+    end_bytes = last.offset_bytes + last.size_bytes
+    if end_bytes > cursor.size_bytes:
+        raise TornModel(
+            f"{cursor.name} is truncated: tensor {last.name} ends at byte {end_bytes}, "
+            f"the file has {cursor.size_bytes}",
+            hint="fetch the file again and compare its size with the original",
+        )

@@ -1,0 +1,73 @@
+"""Imports one GGUF file: config, weights, tokenizer and chat template in the store's layout.
+
+The plan reads the header and refuses what mesh does not run; writing converts the weights, which is
+the long part. model_plan chooses it, the store gives it an empty folder and publishes the result.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mesh.domain.model import ModelFormat
+from mesh.runtime.engine import Progress
+from mesh_loader.architectures import Shape, expected_tensors, shape_of
+from mesh_loader.disk import require_free
+from mesh_loader.gguf_config import config_of
+from mesh_loader.gguf_file import GgufFile, read_header
+from mesh_loader.gguf_tensors import Match, matched, write_weights
+from mesh_loader.gguf_tokenizer import check_tokenizer, tokenizer_config, tokenizer_json
+from mesh_loader.safetensors_file import write_json, write_synced
+
+WEIGHT_BYTES = 2
+TOKENIZER_BYTES_MAX = 64 << 20
+"""Room for tokenizer.json and the small files; the largest in use are about 35 MB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufPlan:
+    """A GGUF file that mesh can import."""
+
+    file: GgufFile
+    config: dict[str, Any]
+    shape: Shape
+    matches: list[Match]
+    form: ModelFormat = ModelFormat.SAFETENSORS
+
+    def write(self, folder: Path, progress: Progress) -> int:
+        """Writes the model; returns the number of its parameters.
+
+        Raises TornModel for weights that are no numbers, StorageError for a full disk.
+        """
+        parameters = sum(want.elements for want, _ in self.matches)
+        needed_bytes = parameters * WEIGHT_BYTES + TOKENIZER_BYTES_MAX
+        require_free(folder, needed_bytes, self.file.path.name)
+        progress("build tokenizer", 0.0)
+        write_synced(folder / "tokenizer.json", tokenizer_json(self.file).encode())
+        write_json(folder / "tokenizer_config.json", tokenizer_config(self.file))
+        template = self.file.text("tokenizer.chat_template", "")
+        if template:
+            write_synced(folder / "chat_template.jinja", template.encode())
+        write_json(folder / "config.json", self.config)
+        write_json(folder / "generation_config.json", {"eos_token_id": _stop_ids(self.file)})
+        progress("build tokenizer", 1.0)
+        write_weights(self.file, self.shape, self.matches, folder / "model.safetensors", progress)
+        return parameters
+
+
+def plan_gguf(path: Path) -> GgufPlan:
+    """The plan for a GGUF file, from its header alone.
+
+    Raises TornModel, UnsupportedModel, or StorageError where the file cannot be read.
+    """
+    file = read_header(path)
+    config = config_of(file)
+    shape = shape_of(config, path.name)
+    check_tokenizer(file)
+    matches = matched(file, list(expected_tensors(shape)))
+    return GgufPlan(file=file, config=config, shape=shape, matches=matches)
+
+
+def _stop_ids(file: GgufFile) -> list[int]:
+    """End of sequence, of turn and of message, where the metadata names them."""
+    keys = (f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
+    return sorted({file.integer(key) for key in keys if key in file.metadata})

@@ -1,0 +1,147 @@
+"""Imports a Hugging Face folder of an architecture that mesh runs itself.
+
+Every safetensors file must be whole and hold the tensors that config.json calls for, in a float
+type. The weights are taken as they are, shards included; config.json is brought into one form.
+Other architectures, and folders with pickled weights only, go to convert_import.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mesh.domain.errors import TornModel, UnsupportedModel
+from mesh.domain.model import ModelFormat
+from mesh.runtime.engine import Progress
+from mesh_loader.architectures import NATIVE_ARCHITECTURES, expected_tensors, shape_of
+from mesh_loader.convert_import import ConvertPlan, plan_convert
+from mesh_loader.hf_config import normalised
+from mesh_loader.model_info import read_json
+from mesh_loader.placement import place
+from mesh_loader.safetensors_file import StoredTensor, read_whole, write_json, write_synced
+from mesh_loader.tokenizer_file import require_tokenizer
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+WEIGHT_TYPES = ("F16", "BF16", "F32")
+SMALL_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "generation_config.json",
+    "special_tokens_map.json", "chat_template.jinja",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HfPlan:
+    """A Hugging Face folder that mesh can import."""
+
+    path: Path
+    own_files: bool
+    config: dict[str, Any]
+    weights: tuple[tuple[Path, str], ...]
+    """Each file of weights, and its name in the store."""
+    parameters: int
+    form: ModelFormat = ModelFormat.SAFETENSORS
+
+    def write(self, folder: Path, progress: Progress) -> int:
+        """Writes the model; returns the number of its parameters.
+
+        Raises StorageError for a full disk.
+        """
+        write_json(folder / "config.json", self.config)
+        place_small_files(self.path, folder)
+        place(self.weights, folder, own_files=self.own_files, progress=progress)
+        return self.parameters
+
+
+def plan_hf(path: Path, *, own_files: bool) -> HfPlan | ConvertPlan:
+    """The plan for a folder with a config.json, after its weights' headers have been checked.
+
+    Raises TornModel or UnsupportedModel with the name of the file that is to blame.
+    """
+    name = f"{path.name}/config.json"
+    config = read_json(path / "config.json")
+    require_tokenizer(path)
+    weights = _weight_files(path)
+    if config.get("model_type") not in NATIVE_ARCHITECTURES or not weights:
+        return plan_convert(path, config)
+    shape = shape_of(config, name)
+    tensors: dict[str, StoredTensor] = {}
+    for file, _ in weights:
+        tensors |= read_whole(file)
+    parameters = 0
+    for want in expected_tensors(shape):
+        _check(tensors.get(want.name), want.name, want.shape, path.name)
+        parameters += want.elements
+    return HfPlan(
+        path=path,
+        own_files=own_files,
+        config=normalised(config, shape, name),
+        weights=(*weights, *_index_file(path)),
+        parameters=parameters,
+    )
+
+
+def place_small_files(path: Path, folder: Path) -> None:
+    """Copies the tokenizer and its companions; a chat template inside a config becomes a file."""
+    for name in SMALL_FILES:
+        if (path / name).is_file():
+            write_synced(folder / name, (path / name).read_bytes())
+    template = chat_template(path)
+    if template and not (folder / "chat_template.jinja").exists():
+        write_synced(folder / "chat_template.jinja", template.encode())
+
+
+def chat_template(path: Path) -> str:
+    """The template in tokenizer_config.json: a text, or the one named default of several."""
+    if not (path / "tokenizer_config.json").is_file():
+        return ""
+    given = read_json(path / "tokenizer_config.json").get("chat_template")
+    if isinstance(given, list):
+        named = {
+            str(entry.get("name")): entry.get("template")
+            for entry in given
+            if isinstance(entry, Mapping)
+        }
+        given = named.get("default")
+    return given if isinstance(given, str) else ""
+
+
+def _weight_files(path: Path) -> tuple[tuple[Path, str], ...]:
+    """The files of weights in the folder with their names in the store; none where it has none."""
+    if (path / INDEX).is_file():
+        weight_map = read_json(path / INDEX).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise TornModel(f"{path.name}/{INDEX} has no weight_map")
+        shards = sorted({str(shard) for shard in weight_map.values()})
+        for shard in shards:
+            if Path(shard).name != shard or not (path / shard).is_file():
+                raise TornModel(
+                    f"{path.name} lacks {shard}, one of the {len(shards)} files in {INDEX}",
+                    hint="fetch the missing file",
+                )
+        return tuple((path / shard, shard) for shard in shards)
+    found = [path / WEIGHTS] if (path / WEIGHTS).is_file() else sorted(path.glob("*.safetensors"))
+    if len(found) > 1:
+        raise TornModel(f"{path.name} has {len(found)} safetensors files but no {INDEX}")
+    return tuple((file, WEIGHTS) for file in found)
+
+
+def _index_file(path: Path) -> tuple[tuple[Path, str], ...]:
+    return ((path / INDEX, INDEX),) if (path / INDEX).is_file() else ()
+
+
+def _check(found: StoredTensor | None, name: str, shape: tuple[int, ...], folder: str) -> None:
+    if found is None:
+        raise TornModel(
+            f"{folder} lacks tensor {name}, which its config.json calls for",
+            hint="fetch the folder again; a LoRA adapter alone is no model",
+        )
+    if found.shape != shape:
+        raise TornModel(
+            f"{folder}: tensor {name} has shape {found.shape}, config.json calls for {shape}"
+        )
+    if found.dtype not in WEIGHT_TYPES:
+        raise UnsupportedModel(
+            f"{folder}: tensor {name} has type {found.dtype}, mesh reads {', '.join(WEIGHT_TYPES)}",
+            hint="use the unquantised model, or a GGUF file",
+        )

@@ -1,0 +1,56 @@
+"""File locks of the store: one process at a time for one source, and one at a time to publish.
+
+A lock is the kernel's flock on a small file, so it ends with its holder however the holder ends.
+Waiting is bounded. Lock files stay where they are: removing one would let two holders in.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mesh.domain.errors import Unavailable
+
+POLL_S = 0.1
+
+
+@contextmanager
+def held(path: Path, *, wait_s: float, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Holds the lock for the block; `on_wait` is called every POLL_S while another holds it.
+
+    Raises Unavailable when it is not free within `wait_s`, and whatever `on_wait` raises.
+    """
+    give_up_s = time.monotonic() + wait_s
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        while not _taken(descriptor):
+            if time.monotonic() >= give_up_s:
+                raise Unavailable(
+                    f"another process has held {path} for {wait_s:.0f} s",
+                    hint="wait until its import ends, or stop that process",
+                )
+            on_wait()
+            time.sleep(POLL_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def held_if_free(path: Path) -> Iterator[bool]:
+    """Holds the lock for the block where nobody else does; says whether it is held."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        yield _taken(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _taken(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

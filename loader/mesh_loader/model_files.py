@@ -1,0 +1,82 @@
+"""The files of a model at its source: which they are, whether they changed, and their hash.
+
+The store takes stamps (size and time) before and after an import, so that a file that changes
+meanwhile is noticed, and names the model after the hash of these files' content.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mesh.domain.errors import StorageError, TornModel
+from mesh.domain.ids import ModelId
+from mesh.runtime.engine import Progress
+
+FOLDER_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model", ".xml", ".bin", ".gguf")
+"""What of a folder can matter to a model; a README may change without making another model."""
+FOLDER_FILES_MAX = 4096
+LAYOUT_VERSION = 1
+"""Part of every model id: raised when an importer comes to write other files from the same source,
+so that models imported earlier are imported anew."""
+HASH_PIECE_BYTES = 1 << 20
+MODEL_ID_DIGITS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileStamp:
+    """A file as it was: where, how long, and when last written."""
+
+    path: str
+    size_bytes: int
+    modified_ns: int
+
+
+def files_of(path: Path) -> list[Path]:
+    """The file itself, or the files of a folder that an import may read, sorted by name."""
+    try:
+        if not path.is_dir():
+            return [path]
+        files = [
+            file
+            for file in sorted(path.iterdir())
+            if file.suffix in FOLDER_SUFFIXES and file.is_file()
+        ]
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}") from error
+    if len(files) > FOLDER_FILES_MAX:
+        raise TornModel(f"{path} holds {len(files)} files, more than {FOLDER_FILES_MAX}")
+    return files
+
+
+def stamps_of(path: Path) -> tuple[FileStamp, ...]:
+    """Stamps of `files_of(path)`."""
+    stamps = []
+    for file in files_of(path):
+        try:
+            state = file.stat()
+        except OSError as error:
+            raise StorageError(f"{file} cannot be read: {error.strerror}") from error
+        stamps.append(
+            FileStamp(path=str(file), size_bytes=state.st_size, modified_ns=state.st_mtime_ns)
+        )
+    return tuple(stamps)
+
+
+def content_id(files: Sequence[Path], progress: Progress) -> ModelId:
+    """The model's id: SHA-256 over names, sizes and bytes of the files, in the order given.
+
+    A single file counts without its name, so the same GGUF under two names is one model.
+    """
+    total_bytes = max(1, sum(file.stat().st_size for file in files))
+    done_bytes = 0
+    digest = hashlib.sha256(f"mesh model layout {LAYOUT_VERSION}\n".encode())
+    for file in files:
+        name = file.name if len(files) > 1 else ""
+        digest.update(f"{name}\0{file.stat().st_size}\n".encode())
+        with file.open("rb") as content:
+            while piece := content.read(HASH_PIECE_BYTES):
+                digest.update(piece)
+                done_bytes += len(piece)
+                progress("hash", min(1.0, done_bytes / total_bytes))
+    return ModelId(f"sha256-{digest.hexdigest()[:MODEL_ID_DIGITS]}")

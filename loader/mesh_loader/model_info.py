@@ -1,0 +1,108 @@
+"""What the store says of a model: ModelInfo from its folder, and ModelInfo as model.json.
+
+The importers write the folder first; this reads its config.json and tokenizer files. Everything
+after the store (engines, controller, wire) sees only the ModelInfo.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mesh.domain.errors import StorageError, TornModel
+from mesh.domain.ids import ModelId
+from mesh.domain.model import ModelFormat, ModelInfo
+from mesh_loader.architectures import size_in
+
+STOP_TOKENS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+)
+"""Tokens that end a turn whatever the config says: chat models often name only one of several."""
+
+
+def info_of_folder(
+    folder: Path, *, model_id: ModelId, source: str, form: ModelFormat, parameters: int
+) -> ModelInfo:
+    """What the imported files in `folder` amount to.
+
+    Raises TornModel where config.json lacks a size that every model has.
+    """
+    config = read_json(folder / "config.json")
+    sizes = config.get("text_config")
+    sizes = sizes if isinstance(sizes, dict) else config
+    name = "config.json"
+    heads = size_in(sizes, "num_attention_heads", name)
+    hidden_size = size_in(sizes, "hidden_size", name)
+    return ModelInfo(
+        model_id=model_id,
+        source=source,
+        format=form,
+        architecture=str(config.get("model_type")),
+        context_tokens_max=size_in(sizes, "max_position_embeddings", name),
+        vocabulary_tokens=size_in(sizes, "vocab_size", name),
+        layers=size_in(sizes, "num_hidden_layers", name),
+        hidden_size=hidden_size,
+        attention_heads=heads,
+        kv_heads=size_in(sizes, "num_key_value_heads", name, heads),
+        head_size=size_in(sizes, "head_dim", name, hidden_size // heads),
+        parameters=parameters,
+        disk_bytes=sum(path.stat().st_size for path in folder.iterdir() if path.is_file()),
+        stop_token_ids=stop_token_ids(folder, config),
+    )
+
+
+def stop_token_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Ids that end an answer: those of the configs, and the added tokens in STOP_TOKENS; sorted."""
+    found: set[int] = set()
+    generation = folder / "generation_config.json"
+    for given in (config, read_json(generation) if generation.is_file() else {}):
+        eos = given.get("eos_token_id")
+        found |= {i for i in (eos if isinstance(eos, list) else [eos]) if isinstance(i, int)}
+    named = set(STOP_TOKENS)
+    tokenizer_config = folder / "tokenizer_config.json"
+    if tokenizer_config.is_file():
+        eos_token = read_json(tokenizer_config).get("eos_token")
+        eos_text = eos_token.get("content") if isinstance(eos_token, dict) else eos_token
+        named |= {eos_text} if isinstance(eos_text, str) else set()
+    for token in read_json(folder / "tokenizer.json").get("added_tokens", []):
+        if isinstance(token, dict) and token.get("content") in named:
+            found.add(int(token["id"]))
+    return tuple(sorted(found))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises TornModel, with the file's name, for anything else."""
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise TornModel(f"{path.name} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise TornModel(f"{path.name} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise TornModel(f"{path.name} should be a JSON object")
+    return value
+
+
+def to_json(info: ModelInfo) -> dict[str, Any]:
+    """A ModelInfo as plain JSON values."""
+    return {**asdict(info), "stop_token_ids": list(info.stop_token_ids)}
+
+
+def from_json(value: Mapping[str, Any]) -> ModelInfo:
+    """The inverse of `to_json`. Raises StorageError for anything that it cannot have written."""
+    try:
+        return ModelInfo(
+            **{
+                **value,
+                "model_id": ModelId(str(value["model_id"])),
+                "format": ModelFormat(value["format"]),
+                "stop_token_ids": tuple(int(i) for i in value["stop_token_ids"]),
+            }
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise StorageError(f"model.json is not one that this mesh wrote: {error}") from error

@@ -1,0 +1,206 @@
+"""The model store: a folder in which every model lies once, whole, under its content's hash.
+
+An import is staged in `staging/` and published by one rename into `models/<model id>/`, so a model
+is there completely or not at all, whatever kills the import. Owns the folder's layout, its locks
+and the index from sources to models. Callers: `mesh pull`, and on nodes the import child process.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mesh.domain.errors import NotFound, StorageError, TornModel
+from mesh.domain.ids import ModelId
+from mesh.domain.model import ModelInfo
+from mesh.runtime.engine import Progress
+from mesh_loader import locks
+from mesh_loader.disk import storage_error, writing
+from mesh_loader.model_files import content_id, files_of, stamps_of
+from mesh_loader.model_info import from_json, info_of_folder, read_json, to_json
+from mesh_loader.model_plan import Plan, plan_import
+from mesh_loader.safetensors_file import sync_folder, write_json
+from mesh_loader.source_index import SourceIndex, source_key
+from mesh_loader.sources import check_source, fetch
+
+IMPORT_WAIT_S = 3600.0
+"""How long an import waits for another one of the same source."""
+PUBLISH_WAIT_S = 60.0
+"""How long a rename or removal waits for another one; each takes milliseconds."""
+
+_MODEL_ID = re.compile(r"sha256-[0-9a-f]{16}")
+_REMOVED = "removed."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredModel:
+    """A model in the store: its folder, and what it is."""
+
+    path: Path
+    info: ModelInfo
+
+
+def silent(phase: str, share: float) -> None:
+    """Progress that nobody watches."""
+
+
+class ModelStore:
+    """The store under one folder, which is created by the first import.
+
+    Methods may be called from any thread, and any number of processes may use one folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._models = root / "models"
+        self._staging = root / "staging"
+        self._locks = root / "locks"
+        self._index = SourceIndex(root / "sources")
+
+    def import_model(self, source: str, progress: Progress = silent) -> StoredModel:
+        """The model of a source, imported now unless it is in the store already.
+
+        `progress` is told phases and the share of each that is done; what it raises stops the
+        import. Raises UnknownSource, InvalidInput, NotFound, Unavailable, TornModel,
+        UnsupportedModel or StorageError; the store then is as it was.
+        """
+        check_source(source)
+        stored = self.find(source)
+        if stored is not None:
+            return stored
+        with writing(self._root, source):
+            self._create_folders()
+            key = source_key(source)
+            with self._locked(key, IMPORT_WAIT_S, lambda: progress("wait for another import", 0.0)):
+                stored = self.find(source)  # the one that was waited for may have imported it
+                if stored is not None:
+                    return stored
+                self._sweep()
+                with self._staged(key) as folder:
+                    return self._import(source, folder, progress)
+
+    def find(self, source: str) -> StoredModel | None:
+        """The model that a source was imported as, None if it was not or its files changed."""
+        model_id = self._index.lookup(source)
+        return None if model_id is None else self.get(model_id)
+
+    def get(self, model_id: str) -> StoredModel | None:
+        """A model by its id, None where the store does not hold it.
+
+        Raises StorageError where its folder was tampered with.
+        """
+        folder = self._models / model_id
+        if not _MODEL_ID.fullmatch(model_id) or not folder.is_dir():
+            return None
+        try:
+            return StoredModel(path=folder, info=from_json(read_json(folder / "model.json")))
+        except (TornModel, StorageError) as error:
+            raise StorageError(
+                f"the stored model {model_id} is damaged: {error.message}",
+                hint=f"remove {folder} and import it again",
+            ) from error
+
+    def models(self) -> list[StoredModel]:
+        """Every model in the store, by id. Raises StorageError where the folder is unreadable."""
+        try:
+            names = sorted(path.name for path in self._models.iterdir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise storage_error(error, self._root, "the list of models") from error
+        found = (self.get(name) for name in names)
+        return [stored for stored in found if stored is not None]
+
+    def remove(self, model_id: str) -> None:
+        """Takes a model out of the store, with what engines prepared beside it.
+
+        Raises NotFound where it is not there. A process that still maps its files keeps them.
+        """
+        folder = self._models / model_id
+        if not _MODEL_ID.fullmatch(model_id) or not folder.is_dir():
+            raise NotFound(f"the store {self._root} holds no model {model_id}")
+        with writing(self._root, f"the removal of {model_id}"):
+            grave = self._staging / f"{_REMOVED}{model_id}.{os.getpid()}"
+            with self._locked("publish", PUBLISH_WAIT_S, lambda: None):
+                self._index.forget(ModelId(model_id))
+                # Renamed first: a half-removed model must never be taken for a whole one.
+                os.rename(folder, grave)
+            shutil.rmtree(grave, ignore_errors=True)
+
+    def _create_folders(self) -> None:
+        for folder in (self._models, self._staging, self._locks, self._root / "sources"):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    @contextmanager
+    def _locked(self, name: str, wait_s: float, on_wait: Callable[[], None]) -> Iterator[None]:
+        with locks.held(self._locks / f"{name}.lock", wait_s=wait_s, on_wait=on_wait):
+            yield
+
+    @contextmanager
+    def _staged(self, key: str) -> Iterator[Path]:
+        """An empty staging folder, gone after the block; the source's lock is held."""
+        folder = self._staging / key
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _sweep(self) -> None:
+        """Removes what killed imports left in staging. A folder is stale if its lock is free."""
+        for folder in sorted(self._staging.iterdir()):
+            if folder.name.startswith(_REMOVED):
+                shutil.rmtree(folder, ignore_errors=True)
+                continue
+            with locks.held_if_free(self._locks / f"{folder.name}.lock") as stale:
+                if stale:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def _import(self, source: str, folder: Path, progress: Progress) -> StoredModel:
+        downloads, staged = folder / "download", folder / "model"
+        downloads.mkdir()
+        staged.mkdir()
+        path = fetch(source, downloads, progress)
+        before = stamps_of(path)
+        # Nobody writes to files of the Hugging Face cache again; to a user's own, anybody may.
+        plan = plan_import(path, own_files=source.startswith("hf://"))
+        model_id = content_id(files_of(path), progress)
+        stored = self.get(model_id)
+        if stored is None:
+            self._write(plan, source, model_id, staged, progress)
+            if stamps_of(path) != before:
+                raise TornModel(
+                    f"{path.name} changed while it was imported",
+                    hint="import it again when nothing writes to it",
+                )
+            stored = self._publish(staged, model_id)
+        kept = () if path.is_relative_to(folder) else before
+        self._index.record(source, model_id, kept)
+        progress("done", 1.0)
+        return stored
+
+    def _write(
+        self, plan: Plan, source: str, model_id: ModelId, staged: Path, progress: Progress
+    ) -> ModelInfo:
+        parameters = plan.write(staged, progress)
+        info = info_of_folder(
+            staged, model_id=model_id, source=source, form=plan.form, parameters=parameters
+        )
+        write_json(staged / "model.json", to_json(info))
+        return info
+
+    def _publish(self, staged: Path, model_id: ModelId) -> StoredModel:
+        target = self._models / model_id
+        with self._locked("publish", PUBLISH_WAIT_S, lambda: None):
+            if not target.is_dir():  # another source with the same content may have come first
+                sync_folder(staged)
+                os.rename(staged, target)
+                sync_folder(self._models)
+        stored = self.get(model_id)
+        if stored is None:
+            raise StorageError(f"model {model_id} was removed as soon as it was imported")
+        return stored

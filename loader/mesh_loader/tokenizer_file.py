@@ -1,0 +1,23 @@
+"""The tokenizer.json of a folder that is imported: that it is there and that it can be read."""
+
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from mesh.domain.errors import TornModel, UnsupportedModel
+
+
+def require_tokenizer(folder: Path) -> None:
+    """Raises UnsupportedModel where there is none, TornModel where it cannot be loaded."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise UnsupportedModel(
+            f"{folder.name} has no tokenizer.json",
+            hint="write one: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
+        )
+    try:
+        Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise TornModel(
+            f"{folder.name}/tokenizer.json is corrupt: {error}", hint="fetch the folder again"
+        ) from error

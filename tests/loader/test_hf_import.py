@@ -1,0 +1,290 @@
+"""Hugging Face folders are checked against their config and taken as they are."""
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mesh_loader import convert_import
+from mesh_loader.store import ModelStore, StoredModel
+from safetensors.numpy import load_file, save_file
+
+from mesh.domain.errors import MeshError, ModelError, TornModel, UnsupportedModel
+from mesh.domain.model import ModelFormat
+from tests.support.tiny_model import CHAT_TEMPLATE, write_tiny_llama
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_tiny_llama(tmp_path / "tiny")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ModelStore:
+    return ModelStore(tmp_path / "store")
+
+
+def refusal(store: ModelStore, folder: Path) -> MeshError:
+    with pytest.raises(ModelError) as caught:
+        store.import_model(f"file://{folder}")
+    assert store.models() == []
+    assert "\n" not in caught.value.message + caught.value.hint
+    return caught.value
+
+
+def change_config(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    change(config)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def config(stored: StoredModel) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads((stored.path / "config.json").read_text())
+    return value
+
+
+def test_a_folder_is_imported_whole(store: ModelStore, folder: Path) -> None:
+    stored = store.import_model(f"file://{folder}")
+    assert stored.info.format is ModelFormat.SAFETENSORS
+    assert (stored.info.architecture, stored.info.layers) == ("llama", 2)
+    assert stored.info.stop_token_ids == (1,)
+    assert (stored.path / "chat_template.jinja").read_text() == CHAT_TEMPLATE
+    ours, theirs = (load_file(where / "model.safetensors") for where in (stored.path, folder))
+    assert sorted(ours) == sorted(theirs)
+    assert stored.info.parameters == sum(array.size for array in theirs.values())
+
+
+def test_the_stored_weights_do_not_change_with_the_users_file(
+    store: ModelStore, folder: Path
+) -> None:
+    """A user's file is copied, never linked: a later write to it must not reach the store."""
+    stored = store.import_model(f"file://{folder}")
+    before = (stored.path / "model.safetensors").read_bytes()
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(100)
+    assert (stored.path / "model.safetensors").read_bytes() == before
+
+
+def split_into_shards(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    weight_map = {}
+    for number, chosen in enumerate((names[:9], names[9:]), start=1):
+        shard = f"model-0000{number}-of-00002.safetensors"
+        save_file({name: tensors[name] for name in chosen}, folder / shard)
+        weight_map |= dict.fromkeys(chosen, shard)
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def test_shards_stay_shards_with_their_index(store: ModelStore, folder: Path) -> None:
+    whole = load_file(folder / "model.safetensors")
+    split_into_shards(folder)
+    stored = store.import_model(f"file://{folder}")
+    index = json.loads((stored.path / "model.safetensors.index.json").read_text())
+    for name, shard in index["weight_map"].items():
+        np.testing.assert_array_equal(load_file(stored.path / shard)[name], whole[name])
+    assert not (stored.path / "model.safetensors").exists()
+
+
+def test_a_missing_shard_is_named(store: ModelStore, folder: Path) -> None:
+    split_into_shards(folder)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    error = refusal(store, folder)
+    assert isinstance(error, TornModel)
+    assert "tiny lacks model-00002-of-00002.safetensors" in error.message
+
+
+def test_a_single_safetensors_file_of_any_name_will_do(store: ModelStore, folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "weights.safetensors")
+    assert (store.import_model(f"file://{folder}").path / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("cut_bytes", [1, 1000, 72_000])
+def test_a_cut_off_file_is_torn_and_both_sizes_are_named(
+    store: ModelStore, folder: Path, cut_bytes: int
+) -> None:
+    path = folder / "model.safetensors"
+    size_bytes = path.stat().st_size
+    with path.open("r+b") as file:
+        file.truncate(size_bytes - cut_bytes)
+    error = refusal(store, folder)
+    assert isinstance(error, TornModel)
+    assert "model.safetensors" in error.message
+    assert f"the file has {size_bytes - cut_bytes}" in error.message
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        struct.pack("<Q", 10),
+        struct.pack("<Q", 4) + b"oops",
+        struct.pack("<Q", 2) + b"[]",
+        struct.pack("<Q", 9) + b'{"a": {}}',
+        struct.pack("<Q", 1 << 60) + b"{}",
+    ],
+)
+def test_garbage_in_place_of_safetensors_is_torn(
+    store: ModelStore, folder: Path, header: bytes
+) -> None:
+    (folder / "model.safetensors").write_bytes(header)
+    assert isinstance(refusal(store, folder), TornModel)
+
+
+def test_a_missing_tensor_is_named(store: ModelStore, folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.down_proj.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    error = refusal(store, folder)
+    assert isinstance(error, TornModel)
+    assert "tiny lacks tensor model.layers.1.mlp.down_proj.weight" in error.message
+
+
+def test_shapes_that_contradict_the_config_are_named(store: ModelStore, folder: Path) -> None:
+    change_config(folder, lambda c: c.update(intermediate_size=128))
+    error = refusal(store, folder)
+    assert isinstance(error, TornModel)
+    assert "has shape (64, 32), config.json calls for (128, 32)" in error.message
+
+
+def test_integer_weights_are_unsupported(store: ModelStore, folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    tensors[name] = tensors[name].astype(np.int8)
+    save_file(tensors, folder / "model.safetensors")
+    error = refusal(store, folder)
+    assert isinstance(error, UnsupportedModel)
+    assert f"{name} has type I8" in error.message
+
+
+def test_a_missing_tokenizer_is_named_with_the_way_to_make_one(
+    store: ModelStore, folder: Path
+) -> None:
+    (folder / "tokenizer.json").unlink()
+    error = refusal(store, folder)
+    assert isinstance(error, UnsupportedModel)
+    assert "tiny has no tokenizer.json" in error.message
+    assert "save_pretrained" in error.hint
+
+
+def test_a_broken_tokenizer_is_torn(store: ModelStore, folder: Path) -> None:
+    text = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text(text[: len(text) // 2])
+    error = refusal(store, folder)
+    assert isinstance(error, TornModel)
+    assert "tokenizer.json is corrupt" in error.message
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"model_type": "llama"}'])
+def test_a_broken_config_is_torn(store: ModelStore, folder: Path, text: str) -> None:
+    (folder / "config.json").write_text(text)
+    error = refusal(store, folder)
+    assert isinstance(error, TornModel)
+    assert "config.json" in error.message
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("quantization_config", {"quant_method": "gptq"}),
+        ("hidden_act", "gelu"),
+        ("mlp_bias", True),
+        ("rope_scaling", {"rope_type": "spiral", "factor": 2.0}),
+    ],
+)
+def test_features_that_would_be_left_out_are_unsupported(
+    store: ModelStore, folder: Path, key: str, value: object
+) -> None:
+    change_config(folder, lambda c: c.update({key: value}))
+    assert isinstance(refusal(store, folder), UnsupportedModel)
+
+
+def test_another_architecture_names_itself_the_native_ones_and_the_extra(
+    store: ModelStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convert_import, "_exporter_installed", lambda: False)
+    change_config(folder, lambda c: c.update(model_type="gpt_neox"))
+    error = refusal(store, folder)
+    assert isinstance(error, UnsupportedModel)
+    assert "architecture gpt_neox" in error.message
+    assert "llama, qwen2, qwen3" in error.message
+    assert error.hint == "pip install 'mesh-serve[convert]'"
+
+
+def test_pickled_weights_alone_need_the_extra(
+    store: ModelStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convert_import, "_exporter_installed", lambda: False)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    error = refusal(store, folder)
+    assert isinstance(error, UnsupportedModel)
+    assert "tiny has no safetensors weights" in error.message
+    assert error.hint == "pip install 'mesh-serve[convert]'"
+
+
+def test_a_folder_without_a_model_says_what_would_be_one(store: ModelStore, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    error = refusal(store, tmp_path / "empty")
+    assert "holds no model" in error.message
+    assert ".gguf" in error.hint
+
+
+def test_a_folder_of_gguf_files_asks_for_one_of_them(store: ModelStore, tmp_path: Path) -> None:
+    (tmp_path / "many").mkdir()
+    (tmp_path / "many" / "a.gguf").write_bytes(b"GGUF")
+    assert refusal(store, tmp_path / "many").hint.endswith("/many/a.gguf")
+
+
+def test_the_newer_form_of_a_config_is_brought_into_the_classic_one(
+    store: ModelStore, folder: Path
+) -> None:
+    """transformers 5 writes rope_parameters and dtype, and leaves defaults out."""
+
+    def renew(c: dict[str, Any]) -> None:
+        for key in ("rope_theta", "rope_scaling", "head_dim", "attention_bias", "torch_dtype"):
+            c.pop(key)
+        c["rope_parameters"] = {"rope_theta": 500000.0, "rope_type": "default"}
+        c["dtype"] = "float16"
+
+    change_config(folder, renew)
+    found = config(store.import_model(f"file://{folder}"))
+    assert found["rope_theta"] == 500000.0
+    assert found["rope_scaling"] is None
+    assert (found["head_dim"], found["attention_bias"]) == (8, False)
+    assert found["torch_dtype"] == "float16"
+
+
+def test_a_rotary_scaling_keeps_its_parameters_in_either_form(
+    store: ModelStore, folder: Path
+) -> None:
+    change_config(folder, lambda c: c.update(rope_scaling={"type": "linear", "factor": 2.0}))
+    first = config(store.import_model(f"file://{folder}"))
+    assert first["rope_scaling"] == {"rope_type": "linear", "factor": 2.0}
+    renewed = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+    change_config(folder, lambda c: (c.pop("rope_scaling"), c.update(rope_parameters=renewed)))
+    second = config(store.import_model(f"file://{folder}"))
+    assert second["rope_scaling"] == first["rope_scaling"]
+
+
+def test_stop_tokens_come_from_every_place_that_names_them(store: ModelStore, folder: Path) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    change_config(folder, lambda c: c.update(eos_token_id=[5]))
+    # 1 is the tokenizer's own </s>.
+    assert store.import_model(f"file://{folder}").info.stop_token_ids == (1, 5, 7, 9)
+
+
+def test_the_default_of_several_chat_templates_is_taken(store: ModelStore, folder: Path) -> None:
+    path = folder / "tokenizer_config.json"
+    said = json.loads(path.read_text())
+    said["chat_template"] = [
+        {"name": "tools", "template": "T"},
+        {"name": "default", "template": "D"},
+    ]
+    path.write_text(json.dumps(said))
+    stored = store.import_model(f"file://{folder}")
+    assert (stored.path / "chat_template.jinja").read_text() == "D"

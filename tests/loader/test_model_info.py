@@ -1,0 +1,63 @@
+"""ModelInfo survives its way through JSON; a damaged model.json is named."""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mesh_loader.model_info import from_json, read_json, stop_token_ids, to_json
+
+from mesh.domain.errors import StorageError, TornModel
+from mesh.domain.ids import ModelId
+from mesh.domain.model import ModelFormat, ModelInfo
+
+SIZES = st.integers(min_value=0, max_value=1 << 50)
+INFOS = st.builds(
+    ModelInfo,
+    model_id=st.from_regex(r"sha256-[0-9a-f]{16}", fullmatch=True).map(ModelId),
+    source=st.text(),
+    format=st.sampled_from(ModelFormat),
+    architecture=st.text(),
+    context_tokens_max=SIZES,
+    vocabulary_tokens=SIZES,
+    layers=SIZES,
+    hidden_size=SIZES,
+    attention_heads=SIZES,
+    kv_heads=SIZES,
+    head_size=SIZES,
+    parameters=SIZES,
+    disk_bytes=SIZES,
+    stop_token_ids=st.lists(SIZES).map(tuple),
+)
+
+
+@given(INFOS)
+def test_a_model_info_comes_back_from_json_as_it_was(info: ModelInfo) -> None:
+    assert from_json(json.loads(json.dumps(to_json(info)))) == info
+
+
+@given(INFOS, st.sampled_from([field.name for field in fields(ModelInfo)]))
+def test_a_missing_entry_is_a_storage_error(info: ModelInfo, name: str) -> None:
+    value = to_json(info)
+    del value[name]
+    with pytest.raises(StorageError):
+        from_json(value)
+
+
+@pytest.mark.parametrize("text", ["", "null", "[1]", "{"])
+def test_what_is_no_json_object_is_torn(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(TornModel, match=r"x\.json"):
+        read_json(tmp_path / "x.json")
+
+
+def test_an_eos_token_given_as_an_object_counts(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(
+        json.dumps(
+            {"added_tokens": [{"id": 3, "content": "</s>"}, {"id": 4, "content": "<|eot_id|>"}]}
+        )
+    )
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "</s>"}}))
+    assert stop_token_ids(tmp_path, {"eos_token_id": None}) == (3, 4)
