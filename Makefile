@@ -9,6 +9,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 BENCH_BIN := .venv-bench/bin
+# The demo and the benchmarks keep the model store in the clone, unless MESH_HOME says otherwise.
+HOME_HERE := MESH_HOME="$${MESH_HOME:-$$PWD/.mesh}"
 PIP := pip install --quiet --disable-pip-version-check
 
 .PHONY: help demo test check lint types imports proto format bench-engine bench-overhead soak clean
@@ -38,7 +40,7 @@ $(VENV)/.installed-dev: pyproject.toml
 	touch $@
 
 demo: $(VENV)/.installed-demo ## two deployments of a real model answer several prompts at once
-	@$(BIN)/mesh demo
+	@$(HOME_HERE) $(BIN)/mesh demo
 
 test: $(VENV)/.installed-dev ## the tests
 	@$(BIN)/python -m pytest
@@ -63,13 +65,13 @@ format: $(VENV)/.installed-dev ## format the code
 	$(BIN)/ruff check --fix .
 
 bench-engine: .venv-bench/.installed ## the engine beside OpenVINO GenAI and llama.cpp
-	@$(BENCH_BIN)/python -m bench.engine
+	@$(HOME_HERE) $(BENCH_BIN)/python -m bench.engine
 
 bench-overhead: $(VENV)/.installed-dev ## what controller, gRPC and node agent add to the engine
-	@$(BIN)/python -m bench.overhead
+	@$(HOME_HERE) $(BIN)/python -m bench.overhead
 
 soak: $(VENV)/.installed-dev ## ten minutes of invocations and cancellations; nothing may leak
-	@$(BIN)/python -m bench.soak
+	@$(HOME_HERE) $(BIN)/python -m bench.soak
 
 clean:
 	rm -rf $(VENV) .venv-bench .mypy_cache .ruff_cache .pytest_cache .hypothesis

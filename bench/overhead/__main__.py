@@ -13,17 +13,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
 
-from mesh_nodes.engines.openvino import OpenVinoEngine
 from rich.console import Console
 from rich.table import Table
 
-from bench.cells import SOURCE, local_cell, stored_model
+from bench.cells import local_cell
+from bench.demo_model import SOURCE, stored_model
 from bench.overhead import bare, cell
 from bench.overhead.workload import CONTEXT_TOKENS, Answer
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.ids import DeploymentName
 from mesh.domain.lifecycle import InstanceState
 from mesh.wire.client import MeshClient
+from mesh_nodes.engines.openvino import OpenVinoEngine
 
 NAME = DeploymentName("overhead")
 ROUNDS = 10

@@ -9,8 +9,6 @@ import time
 from collections.abc import Iterator
 from itertools import count
 
-from mesh_loader.store import StoredModel
-
 from bench.overhead.workload import (
     BATCH,
     BATCH_TOKENS,
@@ -25,6 +23,7 @@ from mesh.domain.limits import CellLimits, NodeLimits
 from mesh.domain.request import SamplingParams
 from mesh.domain.steps import EngineRequest, LoadOrder
 from mesh.runtime.engine import Engine
+from mesh_loader.store import StoredModel
 
 INSTANCE = InstanceId("bare")
 PREFILL_TOKENS = NodeLimits().prefill_tokens_max

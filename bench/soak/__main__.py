@@ -16,7 +16,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from bench.cells import SOURCE, local_cell, stored_model
+from bench.cells import local_cell
+from bench.demo_model import SOURCE, stored_model
 from bench.soak.traffic import Traffic
 from bench.soak.watching import Held, sample
 from mesh.domain.deployment import DeploymentSpec, Scaling

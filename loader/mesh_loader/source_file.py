@@ -24,10 +24,14 @@ def path_of_file(source: str) -> Path:
 
 def require_present(source: str, path: Path) -> None:
     """Raises NotFound where nothing lies there, StorageError where it cannot be read."""
-    if not path.exists():
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
         raise NotFound(
             f"{source}: no such file or folder", hint="check the path; it is read on the node"
-        )
+        ) from None
+    except OSError as error:
+        raise StorageError(f"{source} cannot be looked at: {error.strerror}") from error
     if not os.access(path, os.R_OK):
         raise StorageError(
             f"{source} cannot be read", hint=f"give this user the right to read {path}"

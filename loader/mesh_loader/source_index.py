@@ -10,8 +10,9 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
+from mesh.domain.errors import StorageError, TornModel
 from mesh.domain.ids import ModelId
-from mesh_loader.model_files import LAYOUT_VERSION, FileStamp
+from mesh_loader.model_files import LAYOUT_VERSION, FileStamp, stamps_of
 from mesh_loader.safetensors_file import write_synced
 
 KEY_DIGITS = 24
@@ -34,24 +35,32 @@ class SourceIndex:
             entry = json.loads(self._path(source).read_bytes())
             if entry["source"] != source or entry["layout"] != LAYOUT_VERSION:
                 return None
-            stamps = [FileStamp(**stamp) for stamp in entry["files"]]
+            path = None if entry["path"] is None else Path(entry["path"])
+            stamps = tuple(FileStamp(**stamp) for stamp in entry["files"])
             model_id = ModelId(str(entry["model_id"]))
         except (OSError, ValueError, TypeError, KeyError):
             return None
-        return model_id if _still_so(stamps) else None
+        unchanged = path is None or not os.path.exists(path) or _stamps_now(path) == stamps
+        return model_id if unchanged else None
 
-    def record(self, source: str, model_id: ModelId, stamps: tuple[FileStamp, ...]) -> None:
-        """Remembers the import; call it with the source's lock held."""
+    def record(
+        self, source: str, model_id: ModelId, path: Path | None, stamps: tuple[FileStamp, ...]
+    ) -> None:
+        """Remembers the import; call it with the source's lock held.
+
+        `path` is the file or folder that `stamps` are of, None for a download that is gone.
+        """
         entry = {
             "source": source,
             "layout": LAYOUT_VERSION,
             "model_id": model_id,
+            "path": None if path is None else str(path),
             "files": [asdict(stamp) for stamp in stamps],
         }
-        path = self._path(source)
-        temporary = path.with_suffix(".new")
+        target = self._path(source)
+        temporary = target.with_suffix(".new")
         write_synced(temporary, json.dumps(entry, indent=2).encode())
-        os.replace(temporary, path)
+        os.replace(temporary, target)
 
     def forget(self, model_id: ModelId) -> None:
         """Drops every entry of a model."""
@@ -66,16 +75,9 @@ class SourceIndex:
         return self._folder / f"{source_key(source)}.json"
 
 
-def _still_so(stamps: list[FileStamp]) -> bool:
-    states: list[FileStamp | None] = []
-    for stamp in stamps:
-        try:
-            state = os.stat(stamp.path)
-        except OSError:
-            states.append(None)
-        else:
-            states.append(
-                FileStamp(path=stamp.path, size_bytes=state.st_size, modified_ns=state.st_mtime_ns)
-            )
-    gone = all(state is None for state in states)
-    return gone or states == stamps
+def _stamps_now(path: Path) -> tuple[FileStamp, ...] | None:
+    """None where the files cannot be looked at: the import will say why."""
+    try:
+        return stamps_of(path)
+    except (StorageError, TornModel):
+        return None

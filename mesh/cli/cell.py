@@ -7,8 +7,6 @@ each child is told (address, home, its share of the machine); `children` keeps t
 import time
 from collections.abc import Callable, Sequence
 
-from mesh_nodes import hardware
-
 from mesh.cli import children, output
 from mesh.cli.cell_plan import CellPlan, NodePlan, free_address
 from mesh.cli.children import Child
@@ -16,6 +14,7 @@ from mesh.domain.errors import MeshError, Unavailable
 from mesh.domain.lifecycle import NodeState
 from mesh.wire.channel import format_address, parse_address
 from mesh.wire.client import MeshClient
+from mesh_nodes import hardware
 
 READY_S_MAX = 120.0
 """From the start of the children until every node has joined. An engine's import takes seconds."""
@@ -37,6 +36,11 @@ class LocalCell:
         """Where clients on this machine reach the controller."""
         host, port = parse_address(self._listen)
         return format_address(_REACHED_AT.get(host, host), port)
+
+    @property
+    def children(self) -> tuple[Child, ...]:
+        """The processes, the controller first."""
+        return tuple(self._children)
 
     def start(self) -> None:
         """Start all children. Raises Unavailable when the port is taken, StorageError."""

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import click
-from mesh_loader.store import ModelStore
 
 from mesh.cli import output, tables
 from mesh.cli.options import controller_option, format_option, home_option
@@ -11,6 +10,7 @@ from mesh.cli.output import Format
 from mesh.cli.plain import Plain, plain
 from mesh.domain.model import ModelInfo
 from mesh.wire.client import MeshClient
+from mesh_loader.store import ModelStore
 
 
 @click.command()

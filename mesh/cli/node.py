@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import click
-from mesh_nodes.main import main as run_node
 
 from mesh.cli.options import DEFAULT_ADDRESS, home_option
 from mesh.domain.reasons import DeviceKind
+from mesh_nodes.main import main as run_node
 
 
 @click.command()

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import click
-from mesh_loader.store import ModelStore
 
 from mesh.cli import output, tables
 from mesh.cli.options import format_option, home_option
 from mesh.cli.output import Format
 from mesh.cli.plain import plain
 from mesh.cli.progress import progress
+from mesh_loader.store import ModelStore
 
 
 @click.command()

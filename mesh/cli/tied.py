@@ -8,9 +8,8 @@ because doing it between fork and exec is unsafe in a parent with threads.
 import runpy
 import sys
 
-from mesh_nodes.protect import die_with_parent
-
 from mesh.domain.errors import MeshError
+from mesh_nodes.protect import die_with_parent
 
 
 def main() -> None:

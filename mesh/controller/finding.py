@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from mesh.domain.checks import NAME_CHARS_MAX
 from mesh.domain.errors import NotFound, Unavailable
 from mesh.domain.ids import DeploymentName
 from mesh.domain.lifecycle import DeploymentState
@@ -17,7 +18,8 @@ def find_deployment(name: DeploymentName, snapshot: CellSnapshot) -> DeploymentS
     for deployment in snapshot.deployments:
         if deployment.spec.name == name:
             return deployment
-    raise NotFound(f"there is no deployment {name!r}", hint=_instead(name, _names(snapshot)))
+    asked = name if len(name) <= NAME_CHARS_MAX else name[:NAME_CHARS_MAX] + "…"
+    raise NotFound(f"there is no deployment {asked!r}", hint=_instead(asked, _names(snapshot)))
 
 
 def no_deployment(name: DeploymentName, snapshot: CellSnapshot) -> NotFound | Unavailable:

@@ -14,13 +14,13 @@ from typing import Any, Protocol
 from mesh.controller.asking import check_invocation, check_token_ids, sampling_of
 from mesh.controller.finding import no_deployment
 from mesh.controller.stream import ClientStream, Told
-from mesh.controller.texts import Texts
+from mesh.controller.texts import Texts, chars_of
 from mesh.domain.actions import DeliverTokens, RefuseRequest, TellWaiting
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import Cancelled, Refused
 from mesh.domain.events import CancelRequested, ControllerEvent, InvokeRequested
 from mesh.domain.ids import DeploymentName, RequestId
-from mesh.domain.invocation import ChatPrompt, Invocation, Prompt, TextPrompt, TokenPrompt
+from mesh.domain.invocation import Invocation, Prompt, TokenPrompt
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.request import Request
 from mesh.domain.views import CellSnapshot
@@ -86,14 +86,7 @@ class Gateway(InferenceServicer):
         self, request: pb.InvokeRequest, context: Any
     ) -> None:
         arrived_s = self._clock.now_s()
-        if self._stopping:
-            raise Refused("the controller is stopping", reason=RefusalReason.SHUTTING_DOWN)
-        if self._calls >= self._limits.calls_max:
-            raise Refused(
-                f"{self._calls} invocations are open, which is the limit",
-                reason=RefusalReason.QUEUE_FULL,
-                retry_after_s=1.0,
-            )
+        self._check_open()
         self._calls += 1
         try:
             await self._relay(await self._stream(invocation_from_wire(request), arrived_s), context)
@@ -123,6 +116,16 @@ class Gateway(InferenceServicer):
             stream.ended = True
             self._post(CancelRequested(request_id=request_id))
 
+    def _check_open(self) -> None:
+        if self._stopping:
+            raise Refused("the controller is stopping", reason=RefusalReason.SHUTTING_DOWN)
+        if self._calls >= self._limits.calls_max:
+            raise Refused(
+                f"{self._calls} invocations are open, which is the limit",
+                reason=RefusalReason.QUEUE_FULL,
+                retry_after_s=1.0,
+            )
+
     async def _stream(self, asked: Invocation, arrived_s: float) -> ClientStream:
         """Everything before the request is posted. Raises NotFound, InvalidInput, Refused."""
         deployment = self._cell.deployment(asked.deployment)
@@ -131,6 +134,8 @@ class Gateway(InferenceServicer):
         check_invocation(asked)
         prompt_tokens = await self._tokens(asked.prompt, deployment)
         room_tokens = deployment.context_tokens_max - len(prompt_tokens)
+        if self._stopping:  # it was tokenised meanwhile, and the core has said its last
+            raise Refused("the controller is stopping", reason=RefusalReason.SHUTTING_DOWN)
         self._requests += 1
         request = Request(
             request_id=RequestId(f"r{self._epoch}-{self._requests}"),
@@ -149,19 +154,14 @@ class Gateway(InferenceServicer):
         """The prompt's tokens. One that cannot fit is refused before it is tokenised; one that
         does not fit, by the core.
         """
-        match prompt:
-            case TokenPrompt(token_ids=token_ids):
-                check_token_ids(token_ids, deployment.model.vocabulary_tokens)
-                return token_ids
-            case TextPrompt(text=text):
-                chars = len(text)
-            case ChatPrompt(messages=messages):
-                chars = sum(len(message.content) for message in messages)
-        chars_max = deployment.context_tokens_max * CHARS_PER_TOKEN_MAX
-        if chars > chars_max:
+        if isinstance(prompt, TokenPrompt):
+            check_token_ids(prompt.token_ids, deployment.model.vocabulary_tokens)
+            return prompt.token_ids
+        chars, context_tokens = chars_of(prompt), deployment.context_tokens_max
+        if chars > context_tokens * CHARS_PER_TOKEN_MAX:
             raise Refused(
                 f"the prompt has {chars} characters; the context of {deployment.spec.name!r} holds "
-                f"{deployment.context_tokens_max} tokens, which is {chars_max} at the very most",
+                f"{context_tokens} tokens, of at most {CHARS_PER_TOKEN_MAX} characters each",
                 reason=RefusalReason.PROMPT_TOO_LONG,
             )
         return await self._texts.tokens(deployment.model.model_id, prompt)

@@ -5,6 +5,7 @@ Exit codes: 0 stopped as asked, 1 failed, 2 usage. The log goes to stderr.
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         policy=options.policy,
     )
     try:
-        asyncio.run(serve(config))
+        asyncio.run(serve(config, ready=_settle))
     except MeshError as error:
         sys.stderr.write(f"error: {error.message}\n")
         if error.hint:
@@ -46,6 +47,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("hint: this is a fault of mesh; its log has the trace\n")
         return FAILED
     return DONE
+
+
+def _settle(address: str) -> None:
+    """What start-up has made stays: the collector need not look at it again and again, which it
+    does beside the tokens (a tenth of the controller's time under load).
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -30,6 +30,13 @@ class PromptCodec(Protocol):
     def encode_chat(self, messages: Sequence[ChatMessage]) -> Sequence[int]: ...
 
 
+def chars_of(prompt: TextPrompt | ChatPrompt) -> int:
+    """How much there is to tokenise."""
+    if isinstance(prompt, TextPrompt):
+        return len(prompt.text)
+    return sum(len(message.role) + len(message.content) for message in prompt.messages)
+
+
 class Texts:
     """`find` gives a model's assets from the registry, `build` makes a codec of them."""
 
@@ -50,12 +57,10 @@ class Texts:
         codec = await self._codec(model_id)
         match prompt:
             case TextPrompt(text=text):
-                chars = len(text)
                 encode = partial(codec.encode, text)
             case ChatPrompt(messages=messages):
-                chars = sum(len(message.content) for message in messages)
                 encode = partial(codec.encode_chat, messages)
-        inline = chars <= INLINE_CHARS_MAX
+        inline = chars_of(prompt) <= INLINE_CHARS_MAX
         tokens = tuple(encode() if inline else await asyncio.to_thread(encode))
         if not tokens:
             raise InvalidInput("the prompt comes to no tokens", hint="give it some text")

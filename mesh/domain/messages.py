@@ -1,6 +1,6 @@
 """What crosses the link between the controller and a node: commands down, reports up.
 
-Both cores speak in these values; `mesh.wire.codec` turns them into protobuf and back, and the
+Both cores speak in these values; the codecs of `mesh.wire` turn them into protobuf and back, the
 simulator's links carry them as they are. No field is a point in time: ages and spans only.
 """
 

@@ -5,7 +5,9 @@ compares what it decides, so that any incident can be looked at again, step by s
 says what is needed to build that core.
 """
 
+import contextlib
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,8 @@ from mesh.domain.messages import NodeCommand, NodeReport
 from mesh.runtime.host import Core
 
 FORMAT = 1
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,23 +75,33 @@ class Decision:
 
 
 class Journal:
-    """Appends decisions to a file; a host's recorder. Lines are flushed as they are written."""
+    """Appends decisions to a file; a host's recorder. Lines are flushed as they are written.
+
+    When the disk is full the journal ends there, with a warning: serving goes on without it.
+    """
 
     def __init__(self, file: TextIO, start: Start) -> None:
         self._file = file
+        self._broken = False
         self._write(_converter.unstructure(start, _START))
 
     def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
-        self._write(
-            {
-                "now_s": now_s,
-                "event": _converter.unstructure(event, _EVENT),
-                "actions": [_converter.unstructure(action, _ACTION) for action in actions],
-            }
-        )
+        if self._broken:
+            return
+        line = {
+            "now_s": now_s,
+            "event": _converter.unstructure(event, _EVENT),
+            "actions": [_converter.unstructure(action, _ACTION) for action in actions],
+        }
+        try:
+            self._write(line)
+        except OSError as error:
+            self._broken = True
+            log.warning("the journal ends here, it cannot be written: %s", error.strerror)
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def _write(self, line: Any) -> None:
         self._file.write(json.dumps(line, separators=(",", ":")) + "\n")

@@ -16,6 +16,8 @@ MESSAGE_BYTES_MAX = 64 << 20
 """A tokenizer crosses the link in one message; the largest known are near 40 MiB."""
 KEEPALIVE_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
+REDIAL_MS_MIN = 100
+REDIAL_MS_MAX = 1_000
 _LOOPBACK = ("localhost", "ip6-localhost", "::1")
 
 Options = tuple[tuple[str, int], ...]
@@ -50,6 +52,10 @@ def channel_options(address: str) -> Options:
         ("grpc.http2.max_pings_without_data", 0),
         # A dial of its own for every channel: none waits out the back-off of another's.
         ("grpc.use_local_subchannel_pool", 1),
+        # Whoever polls for a controller that is starting sees it soon: gRPC alone would wait longer
+        # after each failure, up to two minutes.
+        ("grpc.initial_reconnect_backoff_ms", REDIAL_MS_MIN),
+        ("grpc.max_reconnect_backoff_ms", REDIAL_MS_MAX),
         *((("grpc.enable_http_proxy", 0),) if loopback else ()),
     )
 

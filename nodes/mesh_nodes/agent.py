@@ -15,8 +15,6 @@ from functools import partial
 from pathlib import Path
 
 import psutil
-from mesh_loader.importing import import_until
-from mesh_loader.store import ModelStore
 
 from mesh.core.node import NodeCore
 from mesh.domain.actions import NodeAction
@@ -29,6 +27,8 @@ from mesh.runtime.host import Host, Recorder
 from mesh.runtime.node_actions import NodePerformer
 from mesh.text.assets import read_assets
 from mesh.wire.link import NodeLink
+from mesh_loader.importing import import_until
+from mesh_loader.store import ModelStore
 from mesh_nodes.lanes import ThreadLanes
 from mesh_nodes.models import NodeModels
 

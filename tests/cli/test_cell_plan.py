@@ -4,13 +4,13 @@ import socket
 from pathlib import Path
 
 import pytest
-from mesh_nodes.hardware import Hardware
 
 from mesh.cli import children
 from mesh.cli.cell import LocalCell
 from mesh.cli.cell_plan import NODES_MAX, CellPlan, free_address, plan_nodes
 from mesh.cli.children import Child
 from mesh.domain.errors import InvalidInput, Unavailable
+from mesh_nodes.hardware import Hardware
 
 
 def test_nodes_without_a_name_get_the_next_free_one_of_their_device() -> None:

@@ -8,11 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from mesh.domain.errors import Unavailable
 from mesh.runtime.journal import ControllerStart, read_journal
 from mesh.wire.client import MeshClient
 
@@ -73,6 +74,41 @@ def test_it_stops_in_time_while_a_watcher_follows_and_a_health_check_watches(
         process.send_signal(signal.SIGTERM)
         assert process.wait(STOP_S_MAX) == 0
         assert [event.line.text for event in events][-1:] == ["stopping"]
+
+
+def test_a_client_is_told_when_the_controller_is_killed_under_it(tmp_path: Path) -> None:
+    with (
+        controller("--home", str(tmp_path), "--listen", "127.0.0.1:0") as (process, address),
+        MeshClient(address) as client,
+    ):
+        events = client.watch(follow=True)
+        client.status()
+        process.kill()
+        with pytest.raises(Unavailable, match=address):
+            list(events)
+        with pytest.raises(Unavailable, match="no controller answers at") as caught:
+            client.status()
+        assert "mesh up" in caught.value.hint
+
+
+def test_a_client_that_polls_sees_a_controller_soon_after_it_started(tmp_path: Path) -> None:
+    """gRPC alone would wait longer after each failure, up to two minutes."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    with MeshClient(address) as client:
+        for _ in range(20):
+            with pytest.raises(Unavailable):
+                client.status()
+            time.sleep(0.1)
+        with controller("--home", str(tmp_path), "--listen", address):
+            serves_s = time.monotonic()
+            while True:
+                with suppress(Unavailable):
+                    client.status()
+                    break
+                time.sleep(0.05)
+            assert time.monotonic() - serves_s < 3.0
 
 
 def failed(*arguments: str) -> tuple[int, list[str]]:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -112,19 +112,24 @@ class LiveCell:
 
     # Processes.
 
+    def start(self, name: str, *script: str, controller: Sequence[str] = ()) -> Process:
+        """Start a controller and a node beside each other; the node, once the cell has it."""
+        self._start_controller(controller)
+        return self.start_node(name, *script)
+
     def start_controller(self, *arguments: str) -> Process:
         """Start the controller and wait until it answers."""
-        process = self._start(
-            "controller",
-            "tests.support.quick_controller",
-            "--listen",
-            self.address,
-            "--home",
-            str(self._root),
-            *arguments,
-        )
+        process = self._start_controller(arguments)
         self.wait_for("the controller to answer", self._answers)
         return process
+
+    def _start_controller(self, arguments: Sequence[str]) -> Process:
+        return self._start(
+            "controller",
+            "tests.support.quick_controller",
+            *("--listen", self.address, "--home", str(self._root)),
+            *arguments,
+        )
 
     def start_node(
         self, name: str, *script: str, join: bool = True, home: Path | None = None

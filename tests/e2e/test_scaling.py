@@ -12,8 +12,7 @@ from tests.e2e.live_cell import WAIT_S_MAX, LiveCell
 
 
 def test_an_idle_deployment_goes_to_zero_and_comes_back(cell: LiveCell, tiny_model: Path) -> None:
-    cell.start_controller()
-    cell.start_node("n1", "--load-s", "0.2")
+    cell.start("n1", "--load-s", "0.2")
     cell.deploy("chat", tiny_model, keep_alive_s=0.3)
     assert cell.instance_count("chat") == 0, "deploying loads nothing"
     for _ in range(2):
@@ -29,8 +28,7 @@ def test_an_idle_deployment_goes_to_zero_and_comes_back(cell: LiveCell, tiny_mod
 
 
 def test_a_minimum_of_replicas_is_loaded_ahead_and_stays(cell: LiveCell, tiny_model: Path) -> None:
-    cell.start_controller()
-    cell.start_node("n1")
+    cell.start("n1")
     cell.deploy("chat", tiny_model, keep_alive_s=0.0, replicas_min=1)
     cell.wait_for("the instance", lambda: cell.instance_count("chat") == 1)
     assert cell.invoke("chat", "warm", max_tokens=5).finished().output_tokens == 5
@@ -42,8 +40,7 @@ def test_a_minimum_of_replicas_is_loaded_ahead_and_stays(cell: LiveCell, tiny_mo
 def test_deleting_a_deployment_amid_requests_ends_them_with_the_reason(
     cell: LiveCell, tiny_model: Path
 ) -> None:
-    cell.start_controller()
-    cell.start_node("n1", "--step-s", "0.03")
+    cell.start("n1", "--step-s", "0.03")
     cell.deploy("chat", tiny_model)
     cell.deploy("other", tiny_model)
     running = cell.invoke("chat", "deleted amid this", max_tokens=400)
@@ -68,8 +65,7 @@ def test_deleting_a_deployment_amid_requests_ends_them_with_the_reason(
 def test_a_load_that_fails_is_told_to_the_client_with_its_reason(
     cell: LiveCell, tiny_model: Path
 ) -> None:
-    cell.start_controller()
-    cell.start_node("n1", "--fail-loads")
+    cell.start("n1", "--fail-loads")
     cell.deploy("chat", tiny_model)
     answer = cell.invoke("chat", "no chance", max_tokens=5)
     assert answer.ended.wait(WAIT_S_MAX)
@@ -82,8 +78,7 @@ def test_a_load_that_fails_is_told_to_the_client_with_its_reason(
 def test_a_load_that_fails_on_one_node_succeeds_on_another(
     cell: LiveCell, tiny_model: Path
 ) -> None:
-    cell.start_controller()
-    cell.start_node("n1", "--fail-loads")
+    cell.start("n1", "--fail-loads")
     cell.deploy("chat", tiny_model)
     cell.start_node("n2")
     assert cell.invoke("chat", "elsewhere", max_tokens=5).finished().output_tokens == 5

@@ -14,8 +14,7 @@ CLIENTS = 8
 
 
 def test_a_deployed_model_answers_and_its_tokens_stream(cell: LiveCell, tiny_model: Path) -> None:
-    cell.start_controller()
-    cell.start_node("n1", "--step-s", "0.03")
+    cell.start("n1", "--step-s", "0.03")
     assert cell.deploy("chat", tiny_model) == "deployed"
     assert cell.deploy("chat", tiny_model) == "unchanged"
     deployed = cell.client.get(DeploymentName("chat"))
@@ -40,8 +39,7 @@ def test_a_deployed_model_answers_and_its_tokens_stream(cell: LiveCell, tiny_mod
 def test_eight_clients_at_once_get_their_own_answers_from_one_batch(
     cell: LiveCell, tiny_model: Path
 ) -> None:
-    cell.start_controller()
-    cell.start_node("n1", "--step-s", "0.02")
+    cell.start("n1", "--step-s", "0.02")
     cell.deploy("chat", tiny_model)
     prompts = [f"prompt number {n}" for n in range(CLIENTS)]
     alone = [cell.invoke("chat", prompt, max_tokens=20) for prompt in prompts[:2]]
@@ -61,10 +59,9 @@ def test_a_client_that_leaves_frees_its_place_within_an_iteration(
     cell: LiveCell, tiny_model: Path
 ) -> None:
     """The node's own report shows the batch shrink while the other requests run on."""
-    cell.start_controller()
-    cell.start_node("n1", "--step-s", "0.05")
+    cell.start("n1", "--step-s", "0.03")
     cell.deploy("chat", tiny_model)
-    stays = cell.invoke("chat", "stays", max_tokens=80)
+    stays = cell.invoke("chat", "stays", max_tokens=60)
     cell.wait_tokens(stays, 1)
     leaves = cell.client.invoke(
         Invocation(
@@ -80,15 +77,14 @@ def test_a_client_that_leaves_frees_its_place_within_an_iteration(
     leaves.close()
     cell.wait_for("the place to be free", lambda: _batch(cell) == 1)
     assert not stays.ended.is_set()
-    assert len(stays.token_ids) - tokens_before < 40, "long before the answer's own end"
-    assert stays.finished().output_tokens == 80
+    assert len(stays.token_ids) - tokens_before < 30, "long before the answer's own end"
+    assert stays.finished().output_tokens == 60
     status = cell.client.status()
     assert (status.running, status.queued) == (0, 0)
 
 
 def test_what_cannot_be_served_is_refused_with_its_reason(cell: LiveCell, tiny_model: Path) -> None:
-    cell.start_controller()
-    cell.start_node("n1")
+    cell.start("n1")
     with pytest.raises(NotFound, match="nobody"):
         cell.invoke("nobody", "hello", max_tokens=4).finished()
     cell.deploy("chat", tiny_model)

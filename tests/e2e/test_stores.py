@@ -14,8 +14,7 @@ from tests.support.tiny_model import write_tiny_llama
 def test_a_node_whose_store_lacks_the_model_imports_it_for_the_load(
     cell: LiveCell, tiny_model: Path, tmp_path: Path
 ) -> None:
-    cell.start_controller()
-    first = cell.start_node("n1")
+    first = cell.start("n1")
     cell.deploy("chat", tiny_model)
     first.kill()
     cell.start_node("n2", home=tmp_path / "other home")
@@ -27,8 +26,7 @@ def test_a_source_that_changed_since_its_deployment_is_not_served(
     cell: LiveCell, tmp_path: Path
 ) -> None:
     source = write_tiny_llama(tmp_path / "mine", seed=5)
-    cell.start_controller()
-    first = cell.start_node("n1")
+    first = cell.start("n1")
     cell.deploy("chat", source)
     first.kill()
     shutil.rmtree(source)
@@ -43,8 +41,7 @@ def test_a_source_that_changed_since_its_deployment_is_not_served(
 
 
 def test_a_source_that_is_not_there_is_told_to_who_deploys(cell: LiveCell, tmp_path: Path) -> None:
-    cell.start_controller()
-    cell.start_node("n1")
+    cell.start("n1")
     with pytest.raises(NotFound, match="nowhere"):
         cell.deploy("chat", tmp_path / "nowhere")
     assert cell.deployment("chat") is None

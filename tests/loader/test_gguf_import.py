@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from gguf.constants import GGMLQuantizationType as Quantization
-from mesh_loader.gguf_config import llama3_frequency_factors
-from mesh_loader.store import ModelStore, StoredModel
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from mesh.domain.model import ModelFormat
+from mesh_loader.gguf_config import llama3_frequency_factors
+from mesh_loader.store import ModelStore, StoredModel
 from tests.loader.tiny_gguf import (
     HEAD_SIZE,
     HIDDEN,

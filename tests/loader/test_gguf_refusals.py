@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mesh_loader.gguf_file import read_header
-from mesh_loader.store import ModelStore
 
 from mesh.domain.errors import ModelError, TornModel, UnsupportedModel
+from mesh_loader.gguf_file import read_header
+from mesh_loader.store import ModelStore
 from tests.loader.tiny_gguf import (
     HIDDEN,
     LAYERS,

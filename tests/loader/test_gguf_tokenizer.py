@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mesh_loader.gguf_file import read_header
-from mesh_loader.gguf_tokenizer import tokenizer_config, tokenizer_json
 from tokenizers import Tokenizer
 
+from mesh_loader.gguf_file import read_header
+from mesh_loader.gguf_tokenizer import tokenizer_config, tokenizer_json
 from tests.loader.tiny_gguf import TinyTokenizer, byte_tokenizer, write_tiny_gguf
 
 GOLDEN: dict[str, Any] = json.loads(

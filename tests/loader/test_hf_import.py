@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mesh_loader import convert_import
-from mesh_loader.store import ModelStore, StoredModel
 from safetensors.numpy import load_file, save_file
 
 from mesh.domain.errors import MeshError, ModelError, TornModel, UnsupportedModel
 from mesh.domain.model import ModelFormat
+from mesh_loader import convert_import
+from mesh_loader.store import ModelStore, StoredModel
 from tests.support.tiny_model import CHAT_TEMPLATE, write_tiny_llama
 
 
@@ -72,7 +72,7 @@ def split_into_shards(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     names = sorted(tensors)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, chosen in enumerate((names[:9], names[9:]), start=1):
         shard = f"model-0000{number}-of-00002.safetensors"
         save_file({name: tensors[name] for name in chosen}, folder / shard)

@@ -4,13 +4,14 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import openvino as ov
 import pytest
-from mesh_loader.store import ModelStore
 from openvino import opset13 as ops
 
 from mesh.domain.errors import ModelError, TornModel, UnsupportedModel
 from mesh.domain.model import ModelFormat
+from mesh_loader.store import ModelStore
 from tests.support.tiny_model import write_tiny_llama
 
 WEIGHT_ROWS, WEIGHT_COLUMNS = 8, 16
@@ -18,8 +19,6 @@ WEIGHT_ROWS, WEIGHT_COLUMNS = 8, 16
 
 def write_ir(folder: Path, *, stateful: bool = True) -> Path:
     """An IR written by OpenVINO itself, with one weight, and one state if asked for."""
-    import numpy as np
-
     tokenizer = write_tiny_llama(folder.with_name("tokenizer-of-ir"))
     folder.mkdir()
     given = ops.parameter([1, WEIGHT_ROWS], np.float32, name="input_ids")

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mesh_loader.model_info import from_json, read_json, stop_token_ids, to_json
 
 from mesh.domain.errors import StorageError, TornModel
 from mesh.domain.ids import ModelId
 from mesh.domain.model import ModelFormat, ModelInfo
+from mesh_loader.model_info import from_json, read_json, stop_token_ids, to_json
 
 SIZES = st.integers(min_value=0, max_value=1 << 50)
 INFOS = st.builds(

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from mesh_nodes.cgroup import CgroupLimits, limits
 
 V2_OPTIONS = "cgroup2 cgroup2 rw,nsdelegate"

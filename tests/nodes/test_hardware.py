@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from mesh_nodes.hardware import default_node_id, probe
 
 CPUINFO = """\

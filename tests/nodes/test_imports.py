@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from mesh_nodes import imports as imports_module
-from mesh_nodes.imports import IMPORTS_AT_ONCE_MAX, Imports
 
 from mesh.domain.errors import Cancelled, ModelError, TornModel, Unavailable
 from mesh.domain.ids import ModelId
 from mesh.domain.model import ModelFormat, ModelInfo
 from mesh.runtime.engine import Progress
+from mesh_nodes import imports as imports_module
+from mesh_nodes.imports import IMPORTS_AT_ONCE_MAX, Imports
 
 WAIT_S = 5.0
 

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from mesh_nodes.main import main
 
 

@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from mesh_nodes.lanes import ThreadLanes
-from mesh_nodes.models import NodeModels
 
 from mesh.domain.actions import StartLoad
-from mesh.domain.errors import ModelError, StorageError, TornModel
+from mesh.domain.errors import ModelError, StorageError, TornModel, Unavailable
 from mesh.domain.events import ImportBroke, ImportFinished, ImportProgressed, NodeEvent
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, OperationId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.text import TextAssets
 from mesh.runtime.engine import Progress
+from mesh_nodes import models as models_module
+from mesh_nodes.lanes import ThreadLanes
+from mesh_nodes.models import NodeModels
 from tests.nodes.test_imports import Importer, StoredHere, model_info, silent
 
 WAIT_S = 5.0
@@ -213,6 +214,17 @@ async def test_a_load_of_a_source_that_has_changed_is_refused(node: Node) -> Non
     assert "sha256-0123456789abcdef" in raised.value.message
     assert "sha256-feedfeedfeedfeed" in raised.value.message
     assert "deploy chat again" in raised.value.hint
+
+
+async def test_a_load_waits_for_an_import_only_so_long(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models_module, "LOAD_IMPORT_S_MAX", 0.05)
+    with pytest.raises(Unavailable, match="was not imported within"):
+        await node.order()
+    with node.importer.changed:
+        ended = node.importer.changed.wait_for(lambda: node.importer.at_once == 0, WAIT_S)
+    assert ended, "nobody waits for the import any more, so it stops"
 
 
 async def test_a_store_that_cannot_be_written_does_not_prevent_a_load(

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from mesh_nodes.hardware import Hardware, default_node_id
-from mesh_nodes.options import NodeOptions, read_options
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.reasons import DeviceKind
+from mesh_nodes.hardware import Hardware, default_node_id
+from mesh_nodes.options import NodeOptions, read_options
 
 MACHINE = Hardware(cpu="a CPU", cores=6, memory_bytes=10_000_000_000, isa=())
 

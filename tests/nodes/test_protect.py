@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from mesh_nodes.protect import die_with_parent
 
 from mesh.domain.errors import InvalidInput
+from mesh_nodes.protect import die_with_parent
 
 CHILD = (
     "import os, sys, time; from mesh_nodes.protect import die_with_parent;"

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from mesh_nodes.text_engine import CODECS_MAX, TextEngine
 
 from mesh.domain.errors import EngineError, TornModel
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
@@ -15,6 +14,7 @@ from mesh.domain.request import SamplingParams
 from mesh.runtime.engine import EngineRequest, LoadOrder, TokenOutput
 from mesh.text.assets import read_assets
 from mesh.text.tokenizer import TextCodec
+from mesh_nodes.text_engine import CODECS_MAX, TextEngine
 from tests.contract.engine_contract import write_tiny_model
 from tests.support.scripted_engine import ScriptedEngine
 

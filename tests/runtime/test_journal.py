@@ -1,5 +1,8 @@
 """The journal: what is written is read back the same, and replays."""
 
+import errno
+import io
+import os
 from pathlib import Path
 
 import pytest
@@ -103,3 +106,20 @@ def test_a_torn_last_line_ends_the_journal_and_other_damage_is_named(tmp_path: P
 def test_a_journal_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot write the journal"):
         open_journal(tmp_path / "missing" / "incident.jsonl", START)
+
+
+class FillingDisk(io.StringIO):
+    """Takes the first line, and has no room for more."""
+
+    def flush(self) -> None:
+        if self.getvalue().count("\n") > 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_ends_the_journal_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    journal = Journal(FillingDisk(), START)
+    journal.record(1.0, NodeDisconnected(link_id=1, reason="reset"), [])
+    journal.record(2.0, NodeDisconnected(link_id=2, reason="reset"), [])
+    assert [record.message for record in caplog.records] == [
+        "the journal ends here, it cannot be written: No space left on device"
+    ]

@@ -7,11 +7,10 @@ Everything but the engine is the real node agent; ARGUMENTS are its own (`python
 import argparse
 import sys
 
+from mesh.runtime.engine import Engine
 from mesh_nodes.main import main
 from mesh_nodes.options import NodeOptions
 from mesh_nodes.text_engine import TextEngine
-
-from mesh.runtime.engine import Engine
 from tests.support.scripted_engine import Script, ScriptedEngine
 
 FOREVER = 1 << 30

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from mesh_nodes.engines.openvino import OpenVinoEngine
-
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.model import ModelInfo
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import SamplingParams
 from mesh.runtime.engine import EngineRequest, LoadedInstance, LoadOrder, Progress, StepResult
+from mesh_nodes.engines.openvino import OpenVinoEngine
 
 INSTANCE = InstanceId("i-1")
 STEPS_MAX = 2000

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mesh_nodes.engines.openvino.architecture import parse_architecture, read_architecture
 
 from mesh.domain.errors import TornModel, UnsupportedModel
+from mesh_nodes.engines.openvino.architecture import parse_architecture, read_architecture
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mesh_nodes.engines.openvino.blocks import BlockPool
 
 ACTIONS = st.lists(

@@ -4,12 +4,12 @@ import random
 from pathlib import Path
 
 import pytest
-from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine, WeightPrecision
 
 from mesh.domain.errors import EngineError, OutOfMemory, TornModel, UnsupportedModel
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import SamplingParams
+from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine, WeightPrecision
 from tests.nodes.engines.openvino.serving import INSTANCE, Outputs, load, request, run
 from tests.nodes.engines.openvino.tiny import (
     TinyModel,

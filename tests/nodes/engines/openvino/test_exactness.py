@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mesh_loader.store import StoredModel
-from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine, WeightPrecision
 
 from mesh.domain.request import SamplingParams
 from mesh.runtime.engine import EngineRequest
+from mesh_loader.store import StoredModel
+from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine, WeightPrecision
 from tests.nodes.engines.openvino.serving import INSTANCE, Outputs, load, request
 
 GOLDEN = Path(__file__).resolve().parents[3] / "data" / "golden_smollm2.json"

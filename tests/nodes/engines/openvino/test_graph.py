@@ -5,16 +5,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from mesh.domain.ids import RequestId
+from mesh.domain.request import SamplingParams
+from mesh.runtime.engine import EngineRequest
 from mesh_nodes.engines.openvino.batch import BatchInputs, Work
 from mesh_nodes.engines.openvino.blocks import BlockPool
 from mesh_nodes.engines.openvino.compilation import Compiler, KvPrecision
 from mesh_nodes.engines.openvino.kv_cache import KvCache
 from mesh_nodes.engines.openvino.sequence import Sequence
 from mesh_nodes.engines.openvino.weights import WeightPrecision
-
-from mesh.domain.ids import RequestId
-from mesh.domain.request import SamplingParams
-from mesh.runtime.engine import EngineRequest
 from tests.nodes.engines.openvino.tiny import (
     CONTEXT_TOKENS_MAX,
     VOCABULARY,

@@ -6,11 +6,11 @@ from pathlib import Path
 import openvino as ov
 import openvino.opset13 as ops
 import pytest
-from mesh_nodes.engines.openvino import OpenVinoEngine
 
 from mesh.domain.errors import TornModel, UnsupportedModel
 from mesh.domain.model import ModelFormat
 from mesh.domain.request import SamplingParams
+from mesh_nodes.engines.openvino import OpenVinoEngine
 from tests.nodes.engines.openvino.serving import load, request, run
 from tests.nodes.engines.openvino.tiny import TinyModel
 from tests.nodes.engines.openvino.tiny_ir import write_tiny_ir

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 import psutil
 import pytest
+
 from mesh_nodes.engines.openvino.compilation import Compiler, KvPrecision
 from mesh_nodes.engines.openvino.kv_cache import KvCache
 from mesh_nodes.engines.openvino.weights import WeightPrecision
-
 from tests.nodes.engines.openvino.tiny import CONTEXT_TOKENS_MAX, TinyModel
 
 RANGE_BLOCKS = 4096

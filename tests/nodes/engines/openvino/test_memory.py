@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import pytest
+
 from mesh_loader.store import StoredModel
 
 MEASURE = """

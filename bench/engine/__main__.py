@@ -1,0 +1,106 @@
+"""Measures mesh's engine, OpenVINO GenAI and llama.cpp in turn, A B C A B C …, on the same prompts.
+
+Each runs in a process of its own and is idle while another is measured. The last line is one JSON
+object: `ratio_to_best` (mesh over the better peer) and `tokens_per_s`, by requests at once.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from rich.console import Console
+
+from bench.engine.child import Broken, Child
+from bench.engine.contenders import ENTRIES
+from bench.engine.models import Models, prepared_models
+from bench.engine.report import Rates, print_report
+from bench.engine.workload import CONCURRENCIES, OUTPUT_TOKENS, prompts
+from mesh.domain.errors import MeshError
+
+ROUNDS = 5
+STATUS = Console(stderr=True)
+
+
+class Bench:
+    """The children that could be started, and what was measured."""
+
+    def __init__(self, children: list[Child], vocabulary_tokens: int) -> None:
+        self._children = children
+        self._vocabulary_tokens = vocabulary_tokens
+        self._seed = 0
+        self.rates: Rates = {child.name: {n: [] for n in CONCURRENCIES} for child in children}
+        self.idle_share = 0.0
+
+    def warm_up(self) -> None:
+        """Everything that comes later has run once, at every size."""
+        for count in CONCURRENCIES:
+            for child in self._children:
+                STATUS.print(f"warm up {child.name}, {count} at once", style="dim")
+                child.generate(self._prompts(count))
+
+    def round(self, number: int) -> None:
+        for count in CONCURRENCIES:
+            asked = self._prompts(count)
+            for child in self._children:
+                rate = count * OUTPUT_TOKENS / self._measure(child, asked)
+                self.rates[child.name][count].append(rate)
+                STATUS.print(f"round {number}: {child.name}, {count} at once: {rate:.1f} tokens/s")
+
+    def _measure(self, child: Child, asked: list[list[int]]) -> float:
+        others = [other for other in self._children if other is not child]
+        start_s, before_s = time.monotonic(), [other.cpu_s() for other in others]
+        taken_s = child.generate(asked)
+        wall_s = time.monotonic() - start_s
+        for other, used_s in zip(others, before_s, strict=True):
+            self.idle_share = max(self.idle_share, (other.cpu_s() - used_s) / wall_s)
+        return taken_s
+
+    def _prompts(self, count: int) -> list[list[int]]:
+        self._seed += 1
+        return prompts(count, self._vocabulary_tokens, self._seed)
+
+
+def measure(models: Models, rounds: int, logs: Path) -> Bench:
+    """Engines that are not installed are left out. Raises Broken when one fails."""
+    with ExitStack() as stack:
+        children = []
+        for entry in ENTRIES:
+            if entry.installed:
+                STATUS.print(f"start {entry.name}", style="dim")
+                child = stack.enter_context(Child(entry, models, logs / f"{entry.name}.log"))
+                child.wait_ready()
+                children.append(child)
+        bench = Bench(children, models.stored.info.vocabulary_tokens)
+        bench.warm_up()
+        for number in range(1, rounds + 1):
+            bench.round(number)
+        return bench
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error("--rounds must be 1 or more")
+    missing = [entry.name for entry in ENTRIES if not entry.installed]
+    try:
+        STATUS.print("prepare the model for each engine", style="dim")
+        models = prepared_models()
+        with tempfile.TemporaryDirectory() as logs:
+            bench = measure(models, options.rounds, Path(logs))
+    except (Broken, MeshError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if missing:
+        print(f"error: not installed, so not measured: {', '.join(missing)}", file=sys.stderr)
+        print("hint: make bench-engine, or pip install -e '.[bench]'", file=sys.stderr)
+    print_report(bench.rates, bench.idle_share, missing)
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

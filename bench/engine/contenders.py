@@ -1,0 +1,173 @@
+"""The three engines behind one call: generate for these prompts, all at once, and return when done.
+
+Each is built in a process of its own, with the settings that its makers recommend for a CPU and the
+same number of threads. Prefix caches are off: every prompt is computed.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from bench.engine.models import Models
+from bench.engine.workload import (
+    CONCURRENCIES,
+    CONTEXT_TOKENS,
+    OUTPUT_TOKENS,
+    THREADS,
+    Prompts,
+)
+from mesh.domain.ids import DeploymentName, InstanceId, RequestId
+from mesh.domain.limits import NodeLimits
+from mesh.domain.request import SamplingParams
+from mesh.runtime.engine import EngineRequest, LoadOrder
+
+BATCH_MAX = max(CONCURRENCIES)
+GENAI_CACHE_GB = 1
+
+
+class Contender(Protocol):
+    def generate(self, prompts: Prompts) -> int:
+        """OUTPUT_TOKENS for each prompt, greedily; returns the output tokens made."""
+        ...
+
+
+class Mesh:
+    """mesh's engine as a node runs it, with text, stepped in a plain loop."""
+
+    def __init__(self, models: Models) -> None:
+        from mesh_nodes.engines.openvino import OpenVinoEngine
+        from mesh_nodes.text_engine import TextEngine
+
+        self._engine = TextEngine(OpenVinoEngine(threads=THREADS))
+        self._instance_id = InstanceId("bench")
+        self._submitted = 0
+        stored = models.stored
+        self._engine.prepare(stored.info, stored.path, _no_progress)
+        block_tokens = self._engine.footprint(stored.info).block_tokens
+        order = LoadOrder(
+            instance_id=self._instance_id,
+            deployment=DeploymentName("bench"),
+            model=stored.info,
+            model_path=stored.path,
+            kv_blocks=BATCH_MAX * CONTEXT_TOKENS // block_tokens,
+            context_tokens_max=CONTEXT_TOKENS,
+            batch_max=BATCH_MAX,
+        )
+        self._engine.load(order, _no_progress)
+
+    def generate(self, prompts: Prompts) -> int:
+        for prompt in prompts:
+            self._submitted += 1
+            request = EngineRequest(
+                request_id=RequestId(f"r{self._submitted}"),
+                prompt_tokens=tuple(prompt),
+                output_tokens=(),
+                sampling=SamplingParams(max_tokens=OUTPUT_TOKENS, ignore_eos=True),
+                stop_token_ids=(),
+            )
+            self._engine.submit(self._instance_id, request)
+        made, running = 0, len(prompts)
+        budget = NodeLimits().prefill_tokens_max
+        while running:
+            tokens = self._engine.step(self._instance_id, budget).tokens
+            made += len(tokens)
+            running -= sum(token.finish is not None for token in tokens)
+        return made
+
+
+class GenAi:
+    """OpenVINO GenAI's continuous batching, stepped to the end."""
+
+    def __init__(self, models: Models) -> None:
+        import openvino
+        import openvino_genai
+
+        self._tensor = openvino.Tensor
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.cache_size = GENAI_CACHE_GB
+        scheduler.enable_prefix_caching = False
+        self._pipeline = openvino_genai.ContinuousBatchingPipeline(
+            str(models.genai_ir), scheduler, "CPU", {"INFERENCE_NUM_THREADS": THREADS}
+        )
+        self._generation = openvino_genai.GenerationConfig()
+        self._generation.max_new_tokens = OUTPUT_TOKENS
+        self._generation.ignore_eos = True
+        self._generation.do_sample = False
+        self._added = 0
+
+    def generate(self, prompts: Prompts) -> int:
+        import numpy as np
+
+        handles = []
+        for prompt in prompts:
+            self._added += 1
+            ids = self._tensor(np.array([prompt], np.int64))
+            handles.append(self._pipeline.add_request(self._added, ids, self._generation))
+        while self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+        return sum(len(output.generated_ids) for h in handles for output in h.read_all())
+
+
+class LlamaCpp:
+    """llama.cpp's server without its HTTP: slots that batch continuously."""
+
+    def __init__(self, models: Models) -> None:
+        import xllamacpp
+
+        parameters = xllamacpp.CommonParams()
+        parameters.model.path = str(models.q8_gguf)
+        parameters.n_parallel = BATCH_MAX
+        parameters.n_ctx = BATCH_MAX * CONTEXT_TOKENS
+        parameters.cpuparams.n_threads = THREADS
+        parameters.cpuparams_batch.n_threads = THREADS
+        parameters.cache_ram_mib = 0
+        self._server = xllamacpp.Server(parameters)
+        self._threads = ThreadPoolExecutor(BATCH_MAX)
+
+    def generate(self, prompts: Prompts) -> int:
+        return sum(self._threads.map(self._complete, prompts))
+
+    def _complete(self, prompt: list[int]) -> int:
+        answer: Any = self._server.handle_completions(
+            {
+                "prompt": prompt,
+                "n_predict": OUTPUT_TOKENS,
+                "ignore_eos": True,
+                "temperature": 0,
+                "cache_prompt": False,
+            }
+        )
+        return int(answer["usage"]["completion_tokens"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A contender before it is built. `package` is what it needs installed."""
+
+    name: str
+    runs: str
+    """Which weights and which KV cache, for the table."""
+    package: str
+    build: Callable[[Models], Contender]
+
+    @property
+    def installed(self) -> bool:
+        return importlib.util.find_spec(self.package) is not None
+
+
+ENTRIES = (
+    Entry(name="mesh", runs="i8 per channel, KV f16", package="openvino", build=Mesh),
+    Entry(
+        name="openvino-genai",
+        runs="i8 per channel, KV u8",
+        package="openvino_genai",
+        build=GenAi,
+    ),
+    Entry(name="llama.cpp", runs="Q8_0, KV f16", package="xllamacpp", build=LlamaCpp),
+)
+
+
+def _no_progress(phase: str, share: float) -> None:
+    pass

@@ -1,0 +1,102 @@
+"""`hf://`: the whole way through huggingface_hub, against a hub on this machine and without one."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.loader.hub_server import COMMIT, hub
+from tests.support.tiny_model import write_tiny_llama
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Runs imports with a hub, a cache and a store of their own."""
+
+    folder: Path
+    endpoint: str
+
+    def imports(self, source: str, store: str = "store", **environment: str) -> list[Any]:
+        """The lines of an import in a child: huggingface_hub reads its settings once, on import."""
+        where = str(self.folder / store)
+        child = subprocess.run(
+            [sys.executable, "-m", "mesh_loader", "import", source, "--store", where],
+            env={
+                **os.environ,
+                "HF_ENDPOINT": self.endpoint,
+                "HF_HOME": str(self.folder / "hf"),
+                "HF_HUB_OFFLINE": "0",
+                **environment,
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        lines = [json.loads(line) for line in child.stdout.splitlines()]
+        assert child.returncode == (1 if "error" in lines[-1] else 0)
+        assert "Traceback" not in child.stderr
+        return lines
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    folder = write_tiny_llama(tmp_path / "repository")
+    (folder / "pytorch_model.bin").write_bytes(b"pickled")
+    with hub({"org/tiny": folder}) as endpoint:
+        yield Machine(tmp_path, endpoint)
+
+
+def test_a_repository_is_fetched_imported_and_found_again_offline(
+    machine: Machine, tmp_path: Path
+) -> None:
+    lines = machine.imports("hf://org/tiny")
+    assert lines[-1]["model"]["architecture"] == "llama"
+    shares = [line["share"] for line in lines[:-1] if line["phase"] == "download org/tiny"]
+    assert shares[0] == 0.0
+    assert shares[-1] == 1.0
+    snapshot = tmp_path / "hf" / "hub" / "models--org--tiny" / "snapshots" / COMMIT
+    assert not (snapshot / "pytorch_model.bin").exists(), "only what is imported is fetched"
+    stored = Path(lines[-1]["path"]) / "model.safetensors"
+    assert stored.samefile(snapshot / "model.safetensors"), "the cache's blob is linked, not copied"
+    again = machine.imports("hf://org/tiny", HF_HUB_OFFLINE="1")
+    assert len(again) == 1
+    from_cache = machine.imports("hf://org/tiny", "another-store", HF_HUB_OFFLINE="1")
+    assert from_cache[-1]["model"]["model_id"] == lines[-1]["model"]["model_id"]
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "said"),
+    [
+        ("hf://org/none", "NotFound", "org/none is not on the Hugging Face hub"),
+        ("hf://org/tiny@v9", "NotFound", "org/tiny has no revision v9"),
+        ("hf://org/gated", "Unavailable", "needs its licence accepted"),
+    ],
+)
+def test_what_the_hub_refuses_is_told_in_one_line(
+    machine: Machine, source: str, kind: str, said: str
+) -> None:
+    error = machine.imports(source)[-1]["error"]
+    assert error["type"] == kind
+    assert said in error["message"]
+    assert error["hint"]
+    assert "\n" not in error["message"]
+
+
+def test_offline_says_so_in_one_line(machine: Machine) -> None:
+    error = machine.imports("hf://org/tiny", HF_HUB_OFFLINE="1")[-1]["error"]
+    assert error["type"] == "Unavailable"
+    assert "HF_HUB_OFFLINE is set" in error["message"]
+    assert "file:///" in error["hint"]
+
+
+def test_without_a_network_it_says_so_in_one_line(tmp_path: Path) -> None:
+    error = Machine(tmp_path, "http://127.0.0.1:9").imports("hf://org/tiny")[-1]["error"]
+    assert error["type"] == "Unavailable"
+    assert error["message"] == "the Hugging Face hub cannot be reached for org/tiny"
+    assert "check the network" in error["hint"]
