@@ -158,10 +158,10 @@ class Entry:
 
 
 ENTRIES = (
-    Entry(name="mesh", runs="i8 per channel, KV f16", package="openvino", build=Mesh),
+    Entry(name="mesh", runs="i8, KV f16", package="openvino", build=Mesh),
     Entry(
         name="openvino-genai",
-        runs="i8 per channel, KV u8",
+        runs="i8, KV u8",
         package="openvino_genai",
         build=GenAi,
     ),

@@ -1,7 +1,6 @@
 """The two questions asked of the bare engine and of a whole cell, and their answers."""
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 PROMPT_TOKENS = tuple(range(100, 116))
 """Short, so that what is added is not lost in the noise of a long prefill."""
@@ -14,23 +13,20 @@ CONTEXT_TOKENS = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Milliseconds: each first token of a lone request, each token of a batch of eight."""
+    """Milliseconds: first tokens of lone requests, means per token of eight streams at once."""
 
     ttft_ms: tuple[float, ...]
     token_ms: tuple[float, ...]
 
 
 def steady(times_s: list[list[float]]) -> tuple[float, ...]:
-    """Milliseconds between tokens while every stream of the batch is decoding.
+    """Milliseconds per token of each stream, while every stream of the batch is decoding.
 
-    `times_s` holds the arrival times of each stream's tokens. The first gap of a stream may hold
-    another's prefill, and streams that ended early leave a smaller batch: both are left out.
+    `times_s` holds the arrival times of each stream's tokens. A mean over the window, since several
+    tokens may arrive in one message. The first gap of a stream may hold another's prefill, and
+    streams that ended early leave a smaller batch: both are outside the window.
     """
     start_s = max(stream[1] for stream in times_s)
     end_s = min(stream[-1] for stream in times_s)
-    return tuple(
-        1e3 * (after - before)
-        for stream in times_s
-        for before, after in pairwise(stream)
-        if before >= start_s and after <= end_s
-    )
+    windows = [[at for at in stream if start_s <= at <= end_s] for stream in times_s]
+    return tuple(1e3 * (w[-1] - w[0]) / (len(w) - 1) for w in windows if len(w) > 1)

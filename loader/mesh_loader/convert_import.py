@@ -21,6 +21,7 @@ from mesh_loader.bounded_child import run_bounded
 from mesh_loader.ir_import import plan_ir
 
 EXPORT_TIMEOUT_S = 3600.0
+EXPORTER_MODULE = "optimum.commands.optimum_cli"
 EXTRA_HINT = "pip install 'mesh-serve[convert]'"
 
 
@@ -39,7 +40,7 @@ class ConvertPlan:
         """
         exported = folder.with_name("export")
         argv = [
-            sys.executable, "-m", "optimum.commands.optimum_cli", "export", "openvino",
+            sys.executable, "-m", EXPORTER_MODULE, "export", "openvino",
             "--model", str(self.path), "--task", "text-generation-with-past",
             "--weight-format", "fp16", str(exported),
         ]  # fmt: skip

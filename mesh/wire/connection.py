@@ -29,7 +29,8 @@ class Connection:
     """An async context: leaving it closes the call and its channel."""
 
     def __init__(self, *, address: str, reports_max: int, welcome_s_max: float) -> None:
-        self._address = address
+        self.opened = False
+        """The controller has taken the node."""
         self._reports_max = reports_max
         self._welcome_s_max = welcome_s_max
         self._reports: Mailbox[NodeReport] = Mailbox(reports_max)
@@ -56,16 +57,22 @@ class Connection:
         """Say hello and wait for the welcome. Raises what the controller answers instead, or
         Unavailable when it does not answer in time.
         """
+        greeting = asyncio.ensure_future(self._greet(hello))
+        ends: list[asyncio.Future[Any]] = [greeting, self._given_up]
         try:
-            async with asyncio.timeout(self._welcome_s_max):
-                await self._call.write(report_to_wire(hello))
-                answer = await anext(self._commands, None)
-        except TimeoutError:
-            raise Unavailable(f"no welcome within {self._welcome_s_max:g} s") from None
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, DecodeError) as error:
-            raise await self._ended(error) from error
-        if answer is None or answer.WhichOneof("command") != "welcome":
-            raise Unavailable("the controller's first word was no welcome")
+            await asyncio.wait(
+                ends, timeout=self._welcome_s_max, return_when=asyncio.FIRST_COMPLETED
+            )
+            if greeting.done():
+                greeting.result()
+                self.opened = True
+                return
+        finally:
+            greeting.cancel()
+            await asyncio.gather(greeting, return_exceptions=True)
+        if self._given_up.done():
+            raise Unavailable(self._given_up.result())
+        raise Unavailable(f"no welcome within {self._welcome_s_max:g} s")
 
     async def serve(self, on_command: Callable[[NodeCommand], None]) -> None:
         """Write and read until the connection ends; always raises, with the reason."""
@@ -88,13 +95,23 @@ class Connection:
         raise Unavailable("the controller closed the link")
 
     def send(self, report: NodeReport) -> None:
-        if not self._reports.put(report):
+        """Queue a report, or give up when too many wait. Dropped before the welcome."""
+        if self.opened and not self._reports.put(report):
             self.give_up(f"{self._reports_max} reports wait to be sent, which is the limit")
 
     def give_up(self, reason: str) -> None:
-        """End `serve` with this reason."""
+        """End `open` or `serve` with this reason."""
         if not self._given_up.done():
             self._given_up.set_result(reason)
+
+    async def _greet(self, hello: NodeHello) -> None:
+        try:
+            await self._call.write(report_to_wire(hello))
+            answer = await anext(self._commands, None)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, DecodeError) as error:
+            raise await self._ended(error) from error
+        if answer is None or answer.WhichOneof("command") != "welcome":
+            raise Unavailable("the controller's first word was no welcome")
 
     async def _write(self) -> None:
         try:

@@ -88,25 +88,24 @@ class NodeLink:
             reports_max=self._limits.reports_max,
             welcome_s_max=self._limits.welcome_s_max,
         )
-        opened = False
+        self._connection = connection
         reason = "the link was cancelled"
         try:
             async with connection:
                 await connection.open(self._hello())
-                opened, self._connection = True, connection
                 self._on_open()
                 await connection.serve(self._on_command)
         except (AlreadyExists, InvalidInput) as error:
             reason = error.message
-            if not opened:
+            if not connection.opened:
                 raise
         except MeshError as error:
             reason = error.message
         finally:
             self._connection = None
-            if opened:
+            if connection.opened:
                 self._on_close(reason)
-        return opened, reason
+        return connection.opened, reason
 
     def _pause_s(self, failures: int) -> float:
         """Doubling, bounded, and spread so that the nodes of a cell do not come back as one."""

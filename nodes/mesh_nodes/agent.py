@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -58,6 +58,8 @@ class Agent:
         self._recorders = recorders
         self._core = NodeCore(limits=limits)
         self._process = psutil.Process()
+        self.clean = True
+        """False: a thread is still in a call of the engine's, or in an import."""
         self._ended = asyncio.Event()
         self._failure: BaseException | None = None
         self._host: Host[NodeEvent, NodeAction]
@@ -66,8 +68,8 @@ class Agent:
         """Wish the end; `run` returns soon. For the loop's thread, as a signal handler is."""
         self._ended.set()
 
-    async def run(self) -> bool:
-        """Serve until `stop`. True when everything came to its end in time.
+    async def run(self) -> None:
+        """Serve until `stop`. Once it ends, `clean` says whether everything did so in time.
 
         Raises what the controller refused this node with, or what broke the node core.
         """
@@ -96,15 +98,14 @@ class Agent:
             perform=performer.perform,
             recorders=self._recorders,
         )
-        linking = asyncio.create_task(self._keep(link.run()))
-        beating = asyncio.create_task(self._keep(self._beat()))
+        linking = asyncio.create_task(self._keep(link.run))
+        beating = asyncio.create_task(self._keep(self._beat))
         await self._ended.wait()
         beating.cancel()
         link.stop()
-        clean = await self._wind_down(linking, models, lanes)
+        self.clean = await self._wind_down(linking, models, lanes)
         if self._failure is not None:
             raise self._failure
-        return clean
 
     async def _wind_down(
         self, linking: "asyncio.Task[None]", models: NodeModels, lanes: ThreadLanes
@@ -139,10 +140,10 @@ class Agent:
         self._failure = self._failure or error
         self._ended.set()
 
-    async def _keep(self, work: Coroutine[None, None, None]) -> None:
+    async def _keep(self, work: Callable[[], Awaitable[None]]) -> None:
         """Work that lasts as long as the agent: its failure is the agent's."""
         try:
-            await work
+            await work()
         except Exception as error:
             self._fail(error)
 

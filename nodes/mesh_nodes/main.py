@@ -52,18 +52,12 @@ def main(arguments: Sequence[str] | None = None, engine_of: EngineOf | None = No
         if options.parent_pid is not None:
             die_with_parent(options.parent_pid)
         return _run(options, hardware, engine_of or _engine)
-    except MeshError as error:
+    except KeyboardInterrupt:
+        # Before the agent listened for it.
+        return DONE
+    except Exception as error:
         _tell(error)
         return USAGE if isinstance(error, InvalidInput) else FAILED
-    except Exception as error:
-        log.exception("the node failed unexpectedly")
-        _tell(
-            MeshError(
-                f"the node failed unexpectedly: {type(error).__name__}: {error}",
-                hint="this is a fault of mesh; the lines above say where",
-            )
-        )
-        return FAILED
 
 
 def _run(options: NodeOptions, hardware: Hardware, engine_of: EngineOf) -> int:
@@ -85,24 +79,32 @@ def _run(options: NodeOptions, hardware: Hardware, engine_of: EngineOf) -> int:
             controller=options.join,
             recorders=recorders,
         )
-        # What has been imported by now stays: without it, a full collection amid an iteration takes
-        # a tenth of the time.
+        # Modules and engine stay as they are: no collection amid an iteration need look at them.
         gc.freeze()
-        clean = asyncio.run(_until_stopped(agent))
-    if not clean:
-        # A thread is still inside an engine or an import; taking the interpreter down under it
-        # could crash instead of end.
+        code = _serve(agent)
+    if not agent.clean:
+        # Taking the interpreter down under a thread in native code could crash instead of end.
         log.warning("%s stops amid a call that does not end", options.name)
         logging.shutdown()
-        os._exit(DONE)
+        os._exit(code)
+    return code
+
+
+def _serve(agent: Agent) -> int:
+    """Until it is stopped or fails; the exit code."""
+
+    async def until_stopped() -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, agent.stop)
+        await agent.run()
+
+    try:
+        asyncio.run(until_stopped())
+    except Exception as error:
+        _tell(error)
+        return FAILED
     return DONE
-
-
-async def _until_stopped(agent: Agent) -> bool:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, agent.stop)
-    return await agent.run()
 
 
 def _identity(options: NodeOptions, hardware: Hardware, engine: Engine) -> NodeHello:
@@ -152,6 +154,13 @@ def _store_path(home: Path) -> Path:
     return path
 
 
-def _tell(error: MeshError) -> None:
+def _tell(error: Exception) -> None:
+    """Two lines on stderr; for what is no expected failure, the trace before them."""
+    if not isinstance(error, MeshError):
+        log.error("the node failed unexpectedly", exc_info=error)
+        error = MeshError(
+            f"the node failed unexpectedly: {type(error).__name__}: {error}",
+            hint="this is a fault of mesh; the lines above say where",
+        )
     sys.stderr.write(f"error: {error.message}\n")
     sys.stderr.write(f"hint: {error.hint}\n" if error.hint else "")

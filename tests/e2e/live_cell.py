@@ -39,6 +39,7 @@ class Process:
     name: str
     popen: subprocess.Popen[bytes]
     log: Path
+    journal: Path
 
     def log_text(self) -> str:
         return self.log.read_text(errors="replace")
@@ -145,14 +146,10 @@ class LiveCell:
             self.wait_for(f"node {name} to join", lambda: self.node(name))
         return process
 
-    def start_real_node(self, name: str, *arguments: str) -> Process:
+    def start_real_node(self, name: str) -> Process:
         """The node agent as it is, with the engine of its device; waits until the cell has it."""
-        process = self._start(
-            f"node-{name}",
-            "mesh_nodes",
-            *self._node_arguments(name, self._store_home),
-            *arguments,
-        )
+        arguments = self._node_arguments(name, self._store_home)
+        process = self._start(f"node-{name}", "mesh_nodes", *arguments)
         self.wait_for(f"node {name} to join", lambda: self.node(name))
         return process
 
@@ -170,17 +167,19 @@ class LiveCell:
                 process.kill()
 
     def _start(self, name: str, module: str, *arguments: str) -> Process:
+        """Run a module, its output in a log and its core's decisions in a journal."""
         log = self._root / f"{name}-{len(self._processes)}.log"
+        journal = log.with_suffix(".jsonl")
         with log.open("wb") as file:
             popen = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
+                [sys.executable, "-m", module, *arguments, "--journal", str(journal)],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
-        process = Process(name, popen, log)
+        process = Process(name, popen, log, journal)
         self._processes.append(process)
         return process
 
@@ -271,6 +270,10 @@ class LiveCell:
             target=_collect, args=(self.client.invoke(invocation), answer), daemon=True
         ).start()
         return answer
+
+    def warm(self, name: str) -> None:
+        """Have an instance loaded, on whichever node the cell has now."""
+        self.invoke(name, "warm up", max_tokens=1).finished()
 
     def wait_tokens(self, answer: Answer, count: int) -> None:
         """Wait until the client has `count` tokens. Fails when the answer ends before."""

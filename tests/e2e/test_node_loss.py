@@ -23,13 +23,13 @@ def test_a_killed_nodes_requests_continue_elsewhere_without_loss_or_repeat(
     cell.deploy("chat", tiny_model)
     undisturbed = cell.invoke("chat", "to be continued", max_tokens=TOKENS)
     undisturbed.finished()
+    cell.start_node("n2", *STEP)
 
     answers = [cell.invoke("chat", "to be continued", max_tokens=TOKENS) for _ in range(3)]
     for answer in answers:
         cell.wait_tokens(answer, 5)
-    cell.start_node("n2", *STEP)
-    assert all(not answer.ended.is_set() for answer in answers), "the kill comes amid the answers"
     first.kill()
+    assert all(not answer.ended.is_set() for answer in answers), "the kill came amid the answers"
     for answer in answers:
         assert answer.finished().output_tokens == TOKENS
         assert answer.token_ids == undisturbed.token_ids
@@ -43,9 +43,10 @@ def test_a_frozen_node_loses_its_lease_and_comes_back_without_its_old_requests(
     """Its connection stays open, so that only its silence tells."""
     frozen = cell.start("n1", *STEP, controller=["--lease-s", "2.5"])
     cell.deploy("chat", tiny_model)
+    cell.warm("chat")
+    cell.start_node("n2", *STEP)
     answer = cell.invoke("chat", "stalled", max_tokens=TOKENS)
     cell.wait_tokens(answer, 5)
-    cell.start_node("n2", *STEP)
     frozen.freeze()
     assert answer.finished().output_tokens == TOKENS
     assert cell.node("n1") is None
@@ -112,9 +113,10 @@ def test_a_drained_node_ends_what_it_has_and_gets_nothing_new(
 ) -> None:
     cell.start("n1", *STEP)
     cell.deploy("chat", tiny_model)
+    cell.warm("chat")
+    cell.start_node("n2", *STEP)
     answer = cell.invoke("chat", "old work", max_tokens=TOKENS)
     cell.wait_tokens(answer, 1)
-    cell.start_node("n2", *STEP)
     cell.client.drain(NodeId("n1"))
     fresh = cell.invoke("chat", "new work", max_tokens=5)
     assert fresh.finished().output_tokens == 5
@@ -137,9 +139,10 @@ def test_a_node_that_is_asked_to_stop_does_so_in_time(cell: LiveCell, tiny_model
     """Even amid requests; with a second node they go on there."""
     first = cell.start("n1", *STEP)
     cell.deploy("chat", tiny_model)
+    cell.warm("chat")
+    cell.start_node("n2", *STEP)
     answer = cell.invoke("chat", "handed over", max_tokens=TOKENS)
     cell.wait_tokens(answer, 3)
-    cell.start_node("n2", *STEP)
     assert first.terminate() == 0
     assert answer.finished().output_tokens == TOKENS
 

@@ -13,10 +13,10 @@ CLIENTS = 4
 
 
 def test_a_real_node_serves_and_both_journals_replay_to_the_same_decisions(
-    cell: LiveCell, tiny_model: Path, tmp_path: Path
+    cell: LiveCell, tiny_model: Path
 ) -> None:
-    controller = cell.start_controller("--journal", str(tmp_path / "controller.jsonl"))
-    node = cell.start_real_node("cpu0", "--journal", str(tmp_path / "node.jsonl"))
+    controller = cell.start_controller()
+    node = cell.start_real_node("cpu0")
     cell.deploy("chat", tiny_model, keep_alive_s=0.2)
     answers = [cell.invoke("chat", f"question {n}", max_tokens=24) for n in range(CLIENTS)]
     for answer in answers:
@@ -32,13 +32,13 @@ def test_a_real_node_serves_and_both_journals_replay_to_the_same_decisions(
     cell.wait_for("the node to be gone", lambda: not cell.client.nodes())
     assert controller.terminate() == 0
 
-    start, decisions = read_journal(tmp_path / "node.jsonl")
+    start, decisions = read_journal(node.journal)
     assert isinstance(start, NodeStart)
     taken = list(decisions)
     assert len(taken) > 24
     assert replay(NodeCore(limits=start.limits), iter(taken)) is None
 
-    start, decisions = read_journal(tmp_path / "controller.jsonl")
+    start, decisions = read_journal(controller.journal)
     assert isinstance(start, ControllerStart)
     core = ControllerCore(
         epoch=start.epoch,

@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from mesh.domain.errors import AlreadyExists, MeshError, NotFound, Refused
+from mesh.domain.errors import AlreadyExists, InvalidInput, NotFound, Refused
+from mesh.domain.events import CommandReceived, StepFinished
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import Accepted, Invocation, TextPrompt, Tokens
+from mesh.domain.messages import AbortRequest
 from mesh.domain.reasons import FinishReason, RefusalReason
+from mesh.runtime.journal import read_journal
 from tests.e2e.live_cell import LiveCell
 
 CLIENTS = 8
@@ -58,8 +61,8 @@ def test_eight_clients_at_once_get_their_own_answers_from_one_batch(
 def test_a_client_that_leaves_frees_its_place_within_an_iteration(
     cell: LiveCell, tiny_model: Path
 ) -> None:
-    """The node's own report shows the batch shrink while the other requests run on."""
-    cell.start("n1", "--step-s", "0.03")
+    """The node's journal is the witness: every iteration after the abort carries one request."""
+    node = cell.start("n1", "--step-s", "0.03")
     cell.deploy("chat", tiny_model)
     stays = cell.invoke("chat", "stays", max_tokens=60)
     cell.wait_tokens(stays, 1)
@@ -71,31 +74,39 @@ def test_a_client_that_leaves_frees_its_place_within_an_iteration(
             ignore_eos=True,
         )
     )
-    assert any(isinstance(event, Tokens) for event in leaves)
-    assert _batch(cell) == 2
-    tokens_before = len(stays.token_ids)
+    seen = (event for event in leaves if isinstance(event, Tokens))
+    for _ in range(3):
+        next(seen)
     leaves.close()
     cell.wait_for("the place to be free", lambda: _batch(cell) == 1)
     assert not stays.ended.is_set()
-    assert len(stays.token_ids) - tokens_before < 30, "long before the answer's own end"
     assert stays.finished().output_tokens == 60
     status = cell.client.status()
     assert (status.running, status.queued) == (0, 0)
 
+    batches = _batches_after_abort(node.journal)
+    assert batches[0] in (1, 2), "the iteration under way may end with both"
+    assert batches[1:] == [1] * (len(batches) - 1)
+    assert len(batches) > 5
 
-def test_what_cannot_be_served_is_refused_with_its_reason(cell: LiveCell, tiny_model: Path) -> None:
+
+def test_what_cannot_be_served_is_refused_with_its_reason_and_serving_goes_on(
+    cell: LiveCell, tiny_model: Path
+) -> None:
     cell.start("n1")
     with pytest.raises(NotFound, match="nobody"):
         cell.invoke("nobody", "hello", max_tokens=4).finished()
     cell.deploy("chat", tiny_model)
-    with pytest.raises(AlreadyExists):
+    with pytest.raises(AlreadyExists, match="'chat' is taken"):
         cell.deploy("chat", tiny_model, keep_alive_s=7.0)
-    with pytest.raises(MeshError) as raised:
+    with pytest.raises(Refused, match="600 tokens; the context of 'chat' holds 512") as raised:
         cell.invoke("chat", "x" * 600, max_tokens=4).finished()
-    if isinstance(raised.value, Refused):
-        assert raised.value.reason is RefusalReason.PROMPT_TOO_LONG
-    with pytest.raises(MeshError):
-        cell.deploy("ghost", tiny_model.parent / "not-there")
+    assert raised.value.reason is RefusalReason.PROMPT_TOO_LONG
+    for max_tokens in (0, -1):
+        with pytest.raises(InvalidInput, match=f"max_tokens is {max_tokens}"):
+            cell.invoke("chat", "hello", max_tokens=max_tokens).finished()
+    full = cell.invoke("chat", "x" * 500, max_tokens=400).finished()
+    assert (full.reason, full.output_tokens) == (FinishReason.LENGTH, 12), "the context is full"
     assert cell.invoke("chat", "still serving", max_tokens=4).finished().output_tokens == 4
 
 
@@ -103,3 +114,15 @@ def _batch(cell: LiveCell) -> int:
     """Requests in the batch of the only instance."""
     (instance,) = cell.client.get(DeploymentName("chat")).instances
     return instance.batch
+
+
+def _batches_after_abort(journal: Path) -> list[int]:
+    """How many requests each iteration carried that ended after the node was told to abort one."""
+    _, decisions = read_journal(journal)
+    events = [decision.event for decision in decisions]
+    (aborted,) = [
+        n
+        for n, event in enumerate(events)
+        if isinstance(event, CommandReceived) and isinstance(event.command, AbortRequest)
+    ]
+    return [e.result.decode_batch for e in events[aborted:] if isinstance(e, StepFinished)]

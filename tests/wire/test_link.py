@@ -226,6 +226,17 @@ async def test_stopping_without_a_controller_is_prompt() -> None:
     assert (ends.opened, ends.closed) == (0, [])
 
 
+async def test_stopping_while_the_controller_keeps_silent_is_prompt() -> None:
+    controller = Controller(say_nothing)
+    async with controller.serving():
+        ends = Ends(controller.address, LinkLimits(welcome_s_max=60.0))
+        async with asyncio.timeout(5):
+            while controller.connections == 0:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await ends.stop()
+    assert (ends.opened, ends.closed) == (0, [])
+
+
 async def test_a_failing_agent_ends_the_link_with_its_error() -> None:
     """A command that the agent chokes on is a fault of ours: it must not be retried silently."""
     controller = Controller(take)

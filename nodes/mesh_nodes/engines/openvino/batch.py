@@ -2,7 +2,7 @@
 
 `plan` decides which sequences compute how many tokens now: first one for each that decodes, then
 prompt chunks in the order of submission, as far as budget and KV blocks reach. `BatchInputs` turns
-that into the tensors of `paged_attention`. `instance` runs the result.
+that into the tensors of `paged_attention`, padded to the sizes of `shapes`. `instance` runs it.
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -14,7 +14,15 @@ import openvino as ov
 
 from mesh_nodes.engines.openvino import paged_attention as names
 from mesh_nodes.engines.openvino.blocks import BlockPool
+from mesh_nodes.engines.openvino.kv_cache import FIRST_BLOCK
+from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 from mesh_nodes.engines.openvino.sequence import Sequence
+from mesh_nodes.engines.openvino.shapes import cut, padded
+
+_CUT_TOKENS_MIN = 128
+"""Chunks from here on are cut to fit; padding shorter ones costs a few tokens at most."""
+_SCRATCH_TABLE = np.array([-FIRST_BLOCK], np.int32)
+"""Block 0 of the memory, counted from the pool's first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +50,25 @@ def plan(active: SequenceOf[Sequence], prefill_tokens_max: int, pool: BlockPool)
     for sequence in active:
         if sequence.decoding:
             _add(result, sequence, 1, pool)
-    budget = prefill_tokens_max
+    budget, rows = prefill_tokens_max, len(result.work)
     for sequence in active:
         if budget <= 0:
             break
-        if not sequence.decoding:
-            budget -= _add(result, sequence, min(budget, sequence.left), pool)
+        if sequence.decoding:
+            continue
+        if sequence.left > budget:
+            _add(result, sequence, _chunk(rows, budget), pool)
+            break
+        tokens = _add(result, sequence, sequence.left, pool)
+        budget, rows = budget - tokens, rows + tokens
     return result
+
+
+def _chunk(rows: int, budget: int) -> int:
+    """How much of a prompt that is longer than what is left of the budget: all of that or, where it
+    is much, a few tokens less, so that nothing needs padding."""
+    fitting = cut(rows + budget) - rows
+    return fitting if budget >= _CUT_TOKENS_MIN and fitting > budget // 2 else budget
 
 
 def _add(result: Plan, sequence: Sequence, wanted: int, pool: BlockPool) -> int:
@@ -70,27 +90,40 @@ class BatchInputs:
         """The request refers to these arrays and does not own them."""
 
     def bind(self, work: SequenceOf[Work]) -> None:
-        """Logits will come for the rows of `work` that yield a token, in their order."""
-        counts = np.array([item.tokens for item in work], np.int32)
-        past = np.array([item.sequence.computed for item in work], np.int32)
+        """Logits will come first for the rows of `work` that yield a token, in their order."""
+        fill = _fill(sum(item.tokens for item in work))
+        counts = np.array([item.tokens for item in work] + fill, np.int32)
+        past = np.array([item.sequence.computed for item in work] + [0] * len(fill), np.int32)
         begins = _begins(counts)
         tables = [item.sequence.table(item.sequence.computed + item.tokens) for item in work]
-        yields = np.array([item.yields for item in work], np.bool_)
+        tables += [_SCRATCH_TABLE] * len(fill)
+        ids = [item.sequence.tokens(item.tokens) for item in work]
+        ids.append(np.zeros(sum(fill), np.int64))
+        sampled = [end - 1 for item, end in zip(work, begins[1:], strict=False) if item.yields]
+        sampled += [0] * (padded(len(sampled)) - len(sampled))
         # Position of each token: its place in the batch, less its sequence's start there, plus
         # what that sequence has in the cache.
         shift = np.repeat(past - begins[:-1], counts)
-        self._set(names.INPUT_IDS, np.concatenate([i.sequence.tokens(i.tokens) for i in work]))
+        self._set(names.INPUT_IDS, np.concatenate(ids))
         self._set(names.POSITION_IDS, np.arange(begins[-1], dtype=np.int64) + shift)
         self._set(names.PAST_LENS, past)
         self._set(names.SUBSEQUENCE_BEGINS, begins)
-        self._set(names.BLOCK_INDICES, np.concatenate(tables))
+        self._set(names.BLOCK_INDICES, np.concatenate(tables) + FIRST_BLOCK)
         self._set(names.BLOCK_INDICES_BEGINS, _begins(np.array([t.size for t in tables], np.int32)))
         self._set(names.MAX_CONTEXT_LEN, np.array((past + counts).max(), np.int32))
-        self._set(names.SAMPLED_INDICES, (begins[1:][yields] - 1).astype(np.int64))
+        self._set(names.SAMPLED_INDICES, np.array(sampled, np.int64))
 
     def _set(self, name: str, values: npt.NDArray[np.generic]) -> None:
         self._request.set_tensor(self._ports[name], ov.Tensor(values, shared_memory=True))
         self._bound[name] = values
+
+
+def _fill(rows: int) -> list[int]:
+    """Lengths of the sequences that pad an iteration. They compute token 0 over and over into the
+    scratch block, which all of them share, since nobody reads it."""
+    missing = padded(rows) - rows
+    whole, rest = divmod(missing, BLOCK_TOKENS)
+    return [BLOCK_TOKENS] * whole + [rest] * (rest > 0)
 
 
 def _begins(counts: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:

@@ -2,7 +2,8 @@
 
 A range is reserved once, far larger than its blocks; growing exposes more of it, shrinking gives
 the pages of the tail back to the system, and neither copies a token that stays in place. `instance`
-calls it between two steps; block numbers come from `blocks`.
+calls it between two steps; block numbers come from `blocks`. The first block of the memory is
+scratch for padding, so block b of the pool is block b + FIRST_BLOCK here.
 """
 
 import mmap
@@ -17,6 +18,7 @@ import openvino as ov
 from mesh.domain.errors import OutOfMemory
 from mesh_nodes.engines.openvino.paged_attention import KEY_CACHE, VALUE_CACHE
 
+FIRST_BLOCK = 1
 _MAP_NORESERVE = 0x4000
 """Linux: the range counts against no commit limit; the mmap module has no name for it."""
 _ELEMENTS = {"f16": np.float16, "f32": np.float32, "u8": np.uint8, "i8": np.int8}
@@ -27,7 +29,7 @@ class _LayerCache:
     port: ov.ConstOutput
     memory: mmap.mmap
     array: npt.NDArray[Any]
-    """[range blocks, kv heads, block tokens, head size]"""
+    """[FIRST_BLOCK + range blocks, kv heads, block tokens, head size]"""
     block_bytes: int
 
 
@@ -45,7 +47,7 @@ class KvCache:
         """Raises OutOfMemory when the address space cannot be had."""
         self._request = request
         self._layers = [
-            _reserve(port, range_blocks)
+            _reserve(port, FIRST_BLOCK + range_blocks)
             for port in compiled.inputs
             if port.any_name.startswith((KEY_CACHE, VALUE_CACHE))
         ]
@@ -57,13 +59,15 @@ class KvCache:
     def resize(self, blocks: int, moves: Mapping[int, int]) -> None:
         """Move blocks (old number to new), then grow or shrink to `blocks`, at most the range."""
         if moves:
-            old, new = list(moves.keys()), list(moves.values())
+            old = [FIRST_BLOCK + block for block in moves]
+            new = [FIRST_BLOCK + block for block in moves.values()]
             for layer in self._layers:
                 layer.array[new] = layer.array[old]
         before = self.blocks
         self._expose(blocks)
         for layer in self._layers:
-            _give_back(layer.memory, blocks * layer.block_bytes, before * layer.block_bytes)
+            kept, had = FIRST_BLOCK + blocks, FIRST_BLOCK + before
+            _give_back(layer.memory, kept * layer.block_bytes, had * layer.block_bytes)
 
     def close(self) -> None:
         """Give every page back at once, whoever still holds the tensors."""
@@ -74,7 +78,7 @@ class KvCache:
 
     def _expose(self, blocks: int) -> None:
         for layer in self._layers:
-            shared = ov.Tensor(layer.array[:blocks], shared_memory=True)
+            shared = ov.Tensor(layer.array[: FIRST_BLOCK + blocks], shared_memory=True)
             self._request.set_tensor(layer.port, shared)
         self.blocks = blocks
 

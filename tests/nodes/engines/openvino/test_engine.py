@@ -58,13 +58,13 @@ def test_a_step_counts_what_it_computed(loaded: OpenVinoEngine) -> None:
     assert first.kv_blocks_used == 2
     loaded.submit(INSTANCE, request("b", PROMPT, greedy()))
     loaded.submit(INSTANCE, request("c", PROMPT, greedy()))
-    second = loaded.step(INSTANCE, 50)
-    assert (second.prefill_tokens, second.decode_batch, second.context_tokens) == (50, 1, 41)
-    assert second.prefill_left == ((RequestId("c"), 30),)
+    second = loaded.step(INSTANCE, 51)
+    assert (second.prefill_tokens, second.decode_batch, second.context_tokens) == (51, 1, 41)
+    assert second.prefill_left == ((RequestId("c"), 29),)
     assert [token.request_id for token in second.tokens] == ["a", "b"]
     third = loaded.step(INSTANCE, 0)
     assert (third.prefill_tokens, third.decode_batch, third.context_tokens) == (0, 2, 83)
-    assert third.prefill_left == ((RequestId("c"), 30),)
+    assert third.prefill_left == ((RequestId("c"), 29),)
 
 
 def test_the_batch_is_bounded_and_the_rest_waits(engine: OpenVinoEngine, tiny: TinyModel) -> None:

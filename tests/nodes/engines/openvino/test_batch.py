@@ -1,0 +1,71 @@
+"""Plans keep the budget, the order of submission and the sizes that the plugin likes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mesh_nodes.engines.openvino.batch import plan
+from mesh_nodes.engines.openvino.blocks import BlockPool
+from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
+from mesh_nodes.engines.openvino.sequence import Sequence
+from mesh_nodes.engines.openvino.shapes import padded
+from tests.nodes.engines.openvino.serving import request
+
+
+def waiting(name: str, tokens: int) -> Sequence:
+    item = request(name, [1] * tokens)
+    return Sequence(item, context_tokens_max=4096, vocabulary_tokens=97)
+
+
+def decoding(name: str, pool: BlockPool) -> Sequence:
+    sequence = waiting(name, 31)
+    sequence.reserve(31, pool)
+    sequence.computed, sequence.decoding = 31, True
+    sequence.append(1)
+    sequence.computed = 31
+    return sequence
+
+
+@given(
+    decodes=st.integers(0, 20),
+    prompts=st.lists(st.integers(1, 700), max_size=6),
+    budget=st.integers(0, 600),
+    blocks=st.integers(20, 60),
+)
+def test_any_plan_keeps_its_promises(
+    decodes: int, prompts: list[int], budget: int, blocks: int
+) -> None:
+    pool = BlockPool(blocks)
+    running = [decoding(f"d{n}", pool) for n in range(decodes)]
+    new = [waiting(f"p{n}", tokens) for n, tokens in enumerate(prompts)]
+    planned = plan([*running, *new], budget, pool)
+    assert [work.tokens for work in planned.work[:decodes]] == [1] * decodes
+    chunks = planned.work[decodes:]
+    assert [work.sequence for work in chunks] == new[: len(chunks)], "in order, none left out"
+    assert sum(work.tokens for work in chunks) <= budget
+    assert all(work.yields for work in chunks[:-1]), "only the last is a part of its prompt"
+    assert pool.used <= blocks
+    for work in chunks:
+        assert work.sequence.table(work.tokens).size == -(-work.tokens // BLOCK_TOKENS)
+    if new and budget:
+        assert chunks or planned.starved
+    assert set(planned.starved) <= set(new)
+
+
+@pytest.mark.parametrize(("budget", "tokens"), [(256, 251), (512, 507), (120, 120), (16, 16)])
+def test_a_long_chunk_is_cut_so_that_nothing_needs_padding(budget: int, tokens: int) -> None:
+    """5 decodes and a chunk of 251 make 256; short chunks are given the whole budget."""
+    pool = BlockPool(100)
+    running = [decoding(f"d{n}", pool) for n in range(5)]
+    planned = plan([*running, waiting("p", 2000), waiting("q", 50)], budget, pool)
+    assert [work.tokens for work in planned.work[5:]] == [tokens]
+    if budget >= 128:
+        assert padded(5 + tokens) == 5 + tokens
+
+
+def test_a_chunk_is_not_cut_to_next_to_nothing() -> None:
+    """Sizes lie 256 apart above 4096: a cut may leave no more than half of the chunk."""
+    pool = BlockPool(1000)
+    prompts = [waiting(f"p{n}", 100) for n in range(41)]
+    planned = plan([*prompts, waiting("long", 2000)], 4100 + 150, pool)
+    assert planned.work[-1].tokens == 150
