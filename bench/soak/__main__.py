@@ -3,7 +3,7 @@
 Two deployments of the demo model; clients that finish, leave, miss deadlines and ask nonsense. At
 the end, with no client left, there must be no request, no KV block in use, no further file
 descriptor and no more resident memory than before. The last line is one JSON object; exit code 1
-when something leaked.
+when something leaked, or when calls failed that should not have.
 """
 
 import argparse
@@ -95,11 +95,14 @@ def soak(seconds: float, workers: int, seed: int) -> int:
         sample(held)
     for process in held:
         leaks += process.leaks()
-    report(traffic, held, leaks, seconds)
-    return 1 if leaks else 0
+    failures = traffic.failures()
+    report(traffic, held, leaks, failures, seconds)
+    return 1 if leaks or failures else 0
 
 
-def report(traffic: Traffic, held: list[Held], leaks: list[str], seconds: float) -> None:
+def report(
+    traffic: Traffic, held: list[Held], leaks: list[str], failures: list[str], seconds: float
+) -> None:
     table = Table(box=None)
     for heading in ("process", "RSS growth %", "fds growth", "RSS MiB at end"):
         table.add_column(heading, justify="left" if heading == "process" else "right")
@@ -113,6 +116,8 @@ def report(traffic: Traffic, held: list[Held], leaks: list[str], seconds: float)
     Console().print(table)
     for leak in leaks:
         print(f"leaked: {leak}")
+    for failure in failures:
+        print(f"failed: {failure}")
     figures = {
         "seconds": seconds,
         "outcomes": dict(sorted(traffic.outcomes.items())),
@@ -120,6 +125,7 @@ def report(traffic: Traffic, held: list[Held], leaks: list[str], seconds: float)
         "rss_growth": {h.name: round(h.rss_growth(), 4) for h in held},
         "fds_growth": {h.name: h.fds_growth() for h in held},
         "leaks": leaks,
+        "failures": failures,
     }
     print(json.dumps(figures))
 

@@ -15,6 +15,10 @@ PROMPT_TOKENS_MAX = 400
 OUTPUT_TOKENS_MAX = 48
 PAUSE_S_MAX = 3.0
 CALL_S_MAX = 120.0
+FINISHED_SHARE_MIN = 0.25
+"""Of all requests; fewer answers than that put no load on anything."""
+FAILURES = ("internal", "unavailable", "unknown")
+"""Outcomes that nothing in this traffic asks for, unlike refusals and missed deadlines."""
 
 
 class Traffic:
@@ -27,6 +31,14 @@ class Traffic:
         self._seed = seed
         self.outcomes: Counter[str] = Counter()
         self.tokens = 0
+
+    def failures(self) -> list[str]:
+        """What went wrong besides leaks."""
+        found = [f"{self.outcomes[o]} × {o}" for o in FAILURES if self.outcomes[o]]
+        finished, asked = self.outcomes["finished"], sum(self.outcomes.values())
+        if finished < FINISHED_SHARE_MIN * asked or not asked:
+            found.append(f"only {finished} of {asked} requests finished")
+        return found
 
     async def run(self, stop: asyncio.Event) -> None:
         async with grpc.aio.insecure_channel(self._address) as channel:

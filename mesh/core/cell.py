@@ -57,6 +57,7 @@ class InstanceEntry:
     reserved_blocks: int = 0
     """Of its requests: each holds blocks for all tokens that it may come to."""
     kv_blocks_used: int = 0
+    was_loaded: bool = False
     load_started_s: float = 0.0
     loaded_at_s: float = 0.0
     idle_since_s: float = 0.0
@@ -70,6 +71,12 @@ class InstanceEntry:
     @property
     def batch(self) -> int:
         return len(self.requests)
+
+    @property
+    def takes_requests(self) -> bool:
+        """Now, or once it is loaded."""
+        coming = self.state in (InstanceState.LOADING, InstanceState.READY)
+        return coming and self.node.state is NodeState.READY
 
     def has_room_for(self, tokens: int) -> bool:
         blocks = self.footprint.blocks_for(min(tokens, self.context_tokens_max))
@@ -104,6 +111,18 @@ class NodeEntry:
     def capacity_bytes(self) -> int:
         return self.book.capacity_bytes
 
+    @property
+    def leaving_bytes(self) -> int:
+        """Of loaded instances that are being unloaded. One that was given up while it loaded does
+        not count: nobody knows when its node lets go of it.
+        """
+        leaving = InstanceState.UNLOADING
+        return sum(
+            self.book.held_bytes(i.instance_id)
+            for i in self.instances.values()
+            if i.state is leaving and i.was_loaded
+        )
+
     def footprint_of(self, deployment: Deployment) -> Footprint:
         stated = dict(deployment.footprints)
         return stated.get(self.hello.engine) or estimate_footprint(deployment.model)
@@ -134,15 +153,11 @@ class DeploymentEntry:
     load_error: str = ""
     paused_until_s: float = 0.0
     avoided: dict[NodeId, str] = field(default_factory=dict)
-    """Nodes whose last load of it failed, and why; tried only when there is no other."""
+    """Nodes whose last load of it failed, and why; tried only when no other has room."""
 
     def replicas(self) -> int:
-        """Instances that serve or will."""
-        return sum(
-            1
-            for i in self.instances.values()
-            if i.state in (InstanceState.LOADING, InstanceState.READY)
-        )
+        """Instances that take new requests or will."""
+        return sum(i.takes_requests for i in self.instances.values())
 
 
 class OperationKind(StrEnum):
@@ -173,6 +188,8 @@ class Cell:
     instances: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
     requests: dict[RequestId, RequestEntry] = field(default_factory=dict)
     operations: dict[OperationId, OperationEntry] = field(default_factory=dict)
+    below_minimum: dict[DeploymentName, None] = field(default_factory=dict)
+    """Deployments that had no room for all of their `replicas_min` when that was last tried."""
     refused: dict[RefusalReason, int] = field(default_factory=dict)
     served: int = 0
     instances_started: int = 0

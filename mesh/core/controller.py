@@ -156,7 +156,7 @@ def _retry_load(turn: Turn, name: DeploymentName) -> None:
     entry = turn.cell.deployments.get(name)
     if entry is not None and turn.now_s >= entry.paused_until_s:
         instances.keep_minimum(turn, entry)
-        turn.room_appeared = True
+        turn.to_fill[name] = None
 
 
 def _shut_down(turn: Turn) -> None:

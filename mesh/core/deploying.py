@@ -153,7 +153,7 @@ def stored(turn: Turn, operation_id: OperationId) -> None:
             message = "deployed"
         else:
             trim_to_maximum(turn, entry)
-            turn.room_appeared = True
+            turn.to_fill[operation.name] = None
             # What the old minimum kept, or the old keep-alive, counts anew by the new ones.
             turn.released.update(entry.instances)
             message = "scaled"

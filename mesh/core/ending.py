@@ -71,7 +71,7 @@ def release(turn: Turn, held: RequestEntry) -> None:
     del instance.requests[held.request.request_id]
     instance.reserved_blocks -= held.reserved_blocks
     held.reserved_blocks = 0
-    turn.room_appeared = True
+    turn.to_fill[instance.deployment] = None
     turn.released[instance.instance_id] = instance
 
 
@@ -80,6 +80,8 @@ def end(turn: Turn, held: RequestEntry) -> None:
     entry = turn.cell.deployments.get(held.request.deployment)
     if held.state is RequestState.QUEUED and entry is not None and held in entry.queue:
         entry.queue.remove(held)
+        # It may have been the head, and those behind it may need less room.
+        turn.to_fill[entry.spec.name] = None
     held.state = advance(REQUEST, held.state, RequestState.ENDED)
     del turn.cell.requests[held.request.request_id]
     release(turn, held)

@@ -13,6 +13,7 @@ from mesh.core.instances import (
     keep_minimum,
     note_idle,
     note_load_failure,
+    trim_to_maximum,
     unload,
 )
 from mesh.core.queueing import tell_waiting
@@ -78,6 +79,7 @@ def connect(turn: Turn, connected: NodeConnected) -> None:
 def _room_changed(turn: Turn) -> None:
     turn.room_appeared = True
     for entry in turn.cell.deployments.values():
+        trim_to_maximum(turn, entry)
         keep_minimum(turn, entry)
 
 
@@ -89,7 +91,7 @@ def lose(turn: Turn, node: NodeEntry, reason: str) -> None:
     for instance in list(node.instances.values()):
         held_here = list(instance.requests.values())
         forget(turn, instance)
-        for held in reversed(held_here):
+        for held in held_here:
             message = f"node {node.node_id!r} was lost ({reason})"
             requeue(turn, held, RefusalReason.NODE_LOST, message)
     for operation in list(turn.cell.operations.values()):
@@ -143,13 +145,21 @@ def report(turn: Turn, link_id: int, said: NodeReport) -> None:
 
 
 def _heartbeat(turn: Turn, node: NodeEntry, said: Heartbeat) -> None:
+    """Bring the books in line with what is loaded. An instance that the node does not list serves
+    no more: it broke. The node gives its requests back, and says when its memory is free.
+    """
     node.rss_bytes = said.rss_bytes
+    listed = {loaded.instance_id for loaded in said.instances}
+    for instance in node.instances.values():
+        serves = instance.state in (InstanceState.READY, InstanceState.DRAINING)
+        if serves and instance.instance_id not in listed:
+            unload(turn, instance)
     for loaded in said.instances:
-        instance = turn.cell.instances.get(loaded.instance_id)
-        if instance is None:
+        known = turn.cell.instances.get(loaded.instance_id)
+        if known is None:
             adopt(turn, node, loaded)
         else:
-            instance.kv_blocks_used = loaded.kv_blocks_used
+            known.kv_blocks_used = loaded.kv_blocks_used
 
 
 def _loaded(turn: Turn, node: NodeEntry, said: InstanceLoaded) -> None:
@@ -163,13 +173,13 @@ def _loaded(turn: Turn, node: NodeEntry, said: InstanceLoaded) -> None:
     if instance.state is not InstanceState.LOADING:
         return
     instance.state = advance(INSTANCE, instance.state, InstanceState.READY)
-    instance.loaded_at_s = turn.now_s
+    instance.was_loaded, instance.loaded_at_s = True, turn.now_s
     instance.phase, instance.share = "", 1.0
     owner = turn.cell.deployments.get(instance.deployment)
     if owner is not None:
-        owner.load_failures, owner.load_error = 0, ""
+        owner.load_failures, owner.load_error, owner.paused_until_s = 0, "", 0.0
         owner.avoided.clear()
-    turn.room_appeared = True
+    turn.to_fill[instance.deployment] = None
     turn.released[instance.instance_id] = instance
 
 
@@ -197,8 +207,7 @@ def _note_failure(turn: Turn, instance: InstanceEntry, message: str, hint: str) 
     if owner is None:
         return
     note_load_failure(turn, owner, instance.node, message)
-    serving = any(i.state is InstanceState.READY for i in owner.instances.values())
-    if owner.load_failures >= turn.limits.load_attempts_max and not serving:
+    if owner.load_failures >= turn.limits.load_attempts_max and not owner.replicas():
         told = f"{owner.load_failures} loads failed in a row, the last so: {message}"
         refuse_all_queued(turn, owner, RefusalReason.LOAD_FAILED, told, hint)
 
@@ -209,7 +218,7 @@ def _gone(turn: Turn, said: InstanceGone) -> None:
         return
     held_here = list(instance.requests.values())
     forget(turn, instance)
-    for held in reversed(held_here):
+    for held in held_here:
         requeue(turn, held, RefusalReason.ENGINE_FAILED, said.message or "its instance is gone")
     _room_changed(turn)
 

@@ -8,7 +8,7 @@ from mesh.domain.events import KeepAliveExpired, LoadExpired, RetryLoadDue
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import INSTANCE, InstanceState, NodeState, advance
 from mesh.domain.messages import InstanceReport, LoadInstance, UnloadInstance
-from mesh.request.placement import NoRoom, Reclaim, Start, place_instance
+from mesh.request.placement import NoRoom, Reclaim, Start, Wait, place_instance
 
 
 def start_instance(turn: Turn, entry: DeploymentEntry) -> NoRoom | None:
@@ -19,16 +19,10 @@ def start_instance(turn: Turn, entry: DeploymentEntry) -> NoRoom | None:
     """
     deployment = entry.deployment
     assert deployment is not None
-    taken = [i.node for i in entry.instances.values()]
-    nodes = [n for n in turn.cell.nodes.values() if _may_take(n, deployment) and n not in taken]
-    fresh = [n for n in nodes if n.node_id not in entry.avoided]
-    placed = place_instance(
-        deployment,
-        fresh or nodes,
-        kv_tokens_wanted=turn.limits.kv_tokens_wanted,
-        policy=turn.policy,
-    )
+    placed = _find_room(turn, entry, deployment)
     match placed:
+        case Wait():
+            return None
         case Start():
             _load(turn, entry, deployment, turn.cell.nodes[placed.node.node_id], placed)
             return None
@@ -37,9 +31,21 @@ def start_instance(turn: Turn, entry: DeploymentEntry) -> NoRoom | None:
                 unload(turn, turn.cell.instances[instance_id])
             return None
         case NoRoom():
-            if any(i.state is InstanceState.UNLOADING for n in nodes for i in n.instances.values()):
-                return None
             return placed
+
+
+def _find_room(
+    turn: Turn, entry: DeploymentEntry, deployment: Deployment
+) -> Start | Wait | Reclaim | NoRoom:
+    """Nodes where its last load failed come into question only when no other has room."""
+    taken = [i.node for i in entry.instances.values()]
+    nodes = [n for n in turn.cell.nodes.values() if _may_take(n, deployment) and n not in taken]
+    fresh = [n for n in nodes if n.node_id not in entry.avoided]
+    wanted = turn.limits.kv_tokens_wanted
+    placed = place_instance(deployment, fresh, kv_tokens_wanted=wanted, policy=turn.policy)
+    if isinstance(placed, NoRoom) and len(fresh) < len(nodes):
+        return place_instance(deployment, nodes, kv_tokens_wanted=wanted, policy=turn.policy)
+    return placed
 
 
 def _may_take(node: NodeEntry, deployment: Deployment) -> bool:
@@ -124,6 +130,7 @@ def adopt(turn: Turn, node: NodeEntry, report: InstanceReport) -> None:
         kv_blocks=report.kv_blocks,
         context_tokens_max=report.context_tokens_max,
         batch_max=report.batch_max,
+        was_loaded=True,
         load_started_s=turn.now_s,
         loaded_at_s=turn.now_s,
     )
@@ -194,21 +201,29 @@ def note_load_failure(turn: Turn, entry: DeploymentEntry, node: NodeEntry, messa
 
 def keep_minimum(turn: Turn, entry: DeploymentEntry) -> None:
     """Load instances until `replicas_min` serve or will, as far as there is room."""
+    turn.cell.below_minimum.pop(entry.spec.name, None)
     if entry.deployment is None or turn.now_s < entry.paused_until_s:
         return
-    while entry.replicas() < entry.spec.scaling.replicas_min:
-        before = entry.replicas()
-        if start_instance(turn, entry) is not None or entry.replicas() == before:
+    while (before := entry.replicas()) < entry.spec.scaling.replicas_min:
+        start_instance(turn, entry)
+        if entry.replicas() == before:
+            turn.cell.below_minimum[entry.spec.name] = None
             return
 
 
+def keep_minima(turn: Turn) -> None:
+    """An instance became idle: its memory may be what a deployment below its minimum lacks."""
+    for name in list(turn.cell.below_minimum):
+        entry = turn.cell.deployments.get(name)
+        if entry is None:
+            del turn.cell.below_minimum[name]
+        else:
+            keep_minimum(turn, entry)
+
+
 def trim_to_maximum(turn: Turn, entry: DeploymentEntry) -> None:
-    """Drain instances above `replicas_max`, the smallest batch first."""
-    serving = [
-        i
-        for i in entry.instances.values()
-        if i.state in (InstanceState.LOADING, InstanceState.READY)
-    ]
-    serving.sort(key=lambda i: (i.batch, i.instance_id))
+    """Drain instances above `replicas_max`: those that still load, then the smallest batch."""
+    serving = [i for i in entry.instances.values() if i.takes_requests]
+    serving.sort(key=lambda i: (i.state is InstanceState.READY, i.batch, i.instance_id))
     for instance in serving[: max(0, len(serving) - entry.spec.scaling.replicas_max)]:
         drain(turn, instance)

@@ -1,9 +1,9 @@
 """What the node core makes of an iteration: tokens to report, requests that ended, evictions."""
 
-from mesh.core.node_state import LocalInstance, LocalRequest, LocalState
+from mesh.core.node_state import LocalInstance, LocalNode, LocalRequest, LocalState
 from mesh.core.node_turn import NodeTurn
 from mesh.domain.actions import AbortInEngine, StartUnload
-from mesh.domain.events import SubmitBroke
+from mesh.domain.events import StepBroke, SubmitBroke
 from mesh.domain.ids import RequestId
 from mesh.domain.messages import RequestReturned, TokensReport
 from mesh.domain.request import RequestTokens
@@ -58,15 +58,19 @@ def _evict(turn: NodeTurn, instance: LocalInstance, starved: list[RequestId]) ->
     turn.report(_returned(held, "OutOfMemory", message))
 
 
-def step_broke(turn: NodeTurn, instance: LocalInstance, error: str, message: str) -> None:
-    """The engine failed in an iteration: the instance cannot be trusted any more."""
+def step_broke(turn: NodeTurn, node: LocalNode, instance: LocalInstance, broke: StepBroke) -> None:
+    """The engine failed in an iteration: the instance cannot be trusted any more.
+
+    The heartbeat says that it serves no more, so that what it gives back does not come again.
+    """
     if instance.state is not LocalState.READY:
         return
-    for held in instance.requests.values():
-        turn.report(_returned(held, error, message))
-    instance.requests.clear()
     instance.state = LocalState.UNLOADING
-    instance.error, instance.message = error, message
+    instance.error, instance.message = broke.error, broke.message
+    turn.report(node.heartbeat())
+    for held in instance.requests.values():
+        turn.report(_returned(held, broke.error, broke.message))
+    instance.requests.clear()
     turn.engine(StartUnload(instance_id=instance.instance_id))
 
 

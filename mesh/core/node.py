@@ -19,6 +19,7 @@ from mesh.domain.actions import (
     SubmitToEngine,
 )
 from mesh.domain.events import (
+    AbortFinished,
     CommandReceived,
     HeartbeatDue,
     ImportBroke,
@@ -39,7 +40,6 @@ from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import (
     AbortRequest,
     CancelImport,
-    Heartbeat,
     ImportModel,
     InstanceReport,
     LoadInstance,
@@ -92,12 +92,13 @@ class NodeCore:
             case CommandReceived():
                 self._command(turn, event.command)
             case HeartbeatDue():
-                turn.report(Heartbeat(rss_bytes=event.rss_bytes, instances=self.instances()))
+                self._node.rss_bytes = event.rss_bytes
+                turn.report(self._node.heartbeat())
             case StepBroke():
                 self._node.stepping = None
                 instance = self._node.instances.get(event.instance_id)
                 if instance is not None:
-                    step_broke(turn, instance, event.error, event.message)
+                    step_broke(turn, self._node, instance, event)
             case SubmitBroke():
                 for instance in self._node.instances.values():
                     submit_broke(turn, instance, event)
@@ -105,8 +106,14 @@ class NodeCore:
                 node_lifecycle.loading(turn, self._node, event)
             case ImportProgressed() | ImportFinished() | ImportBroke():
                 node_lifecycle.importing(turn, self._node, event)
+            case AbortFinished():
+                instance = self._node.instances.get(event.instance_id)
+                if instance is not None:
+                    instance.kv_blocks_used = event.kv_blocks_used
             case LinkOpened():
                 self._node.linked = turn.linked = True
+                # An instance may have broken since the hello.
+                turn.report(self._node.heartbeat())
             case LinkClosed():
                 self._node.linked = turn.linked = False
                 node_lifecycle.abandon(turn, self._node)

@@ -34,7 +34,17 @@ def load(turn: NodeTurn, node: LocalNode, command: LoadInstance) -> None:
         failed = LoadFailed(instance_id=command.instance_id, error="AlreadyExists", message=message)
         turn.report(failed)
         return
-    node.instances[command.instance_id] = LocalInstance(command=command)
+    instance = LocalInstance(command=command)
+    node.instances[command.instance_id] = instance
+    if any(other.unbooked for other in node.instances.values()):
+        instance.state = LocalState.WAITING
+    else:
+        _start_load(turn, instance)
+
+
+def _start_load(turn: NodeTurn, instance: LocalInstance) -> None:
+    command = instance.command
+    instance.state = LocalState.LOADING
     turn.engine(
         StartLoad(
             instance_id=command.instance_id,
@@ -47,9 +57,21 @@ def load(turn: NodeTurn, node: LocalNode, command: LoadInstance) -> None:
     )
 
 
+def _gone(turn: NodeTurn, node: LocalNode, instance: LocalInstance) -> None:
+    """Its memory is free. Loads that waited for the last that nobody knew of can begin."""
+    del node.instances[instance.instance_id]
+    if not any(other.unbooked for other in node.instances.values()):
+        for other in node.instances.values():
+            if other.state is LocalState.WAITING:
+                _start_load(turn, other)
+
+
 def unload(turn: NodeTurn, node: LocalNode, instance_id: InstanceId) -> None:
     instance = node.instances.get(instance_id)
     if instance is None:
+        turn.report(InstanceGone(instance_id=instance_id))
+    elif instance.state is LocalState.WAITING:
+        del node.instances[instance_id]
         turn.report(InstanceGone(instance_id=instance_id))
     elif instance.state is LocalState.LOADING:
         instance.state = LocalState.ABANDONED
@@ -95,7 +117,7 @@ def loading(
                 )
             )
         case LoadBroke():
-            del node.instances[instance_id]
+            _gone(turn, node, instance)
             turn.report(
                 LoadFailed(
                     instance_id=instance_id,
@@ -105,7 +127,7 @@ def loading(
                 )
             )
         case UnloadFinished():
-            del node.instances[instance_id]
+            _gone(turn, node, instance)
             turn.report(
                 InstanceGone(
                     instance_id=instance_id, error=instance.error, message=instance.message
@@ -158,14 +180,17 @@ def importing(
 
 def abandon(turn: NodeTurn, node: LocalNode) -> None:
     """The link is gone: nobody waits for the requests and imports, and the controller will
-    know nothing of loads under way. What is loaded stays, for the next link.
+    know nothing of what loads or leaves. What is loaded stays, for the next link.
     """
     for operation_id in node.imports:
         turn.engine(StopImport(operation_id=operation_id))
     node.imports.clear()
-    for instance in node.instances.values():
+    for instance in list(node.instances.values()):
+        if instance.state is LocalState.WAITING:
+            del node.instances[instance.instance_id]
         if instance.state is LocalState.LOADING:
             instance.state = LocalState.ABANDONED
+        instance.unbooked = instance.state is not LocalState.READY
         for held in list(instance.requests.values()):
             drop(turn, instance, held)
 

@@ -4,15 +4,18 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from mesh.domain.ids import InstanceId, OperationId, RequestId
-from mesh.domain.messages import InstanceReport, LoadInstance
+from mesh.domain.messages import Heartbeat, InstanceReport, LoadInstance
 from mesh.domain.model import Footprint
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import headroom_s
 
 
 class LocalState(StrEnum):
-    """An instance on its node. ABANDONED: it loads, and will be dropped as soon as it has."""
+    """An instance on its node. WAITING: to be loaded, once what the controller does not know of has
+    left its memory. ABANDONED: it loads, and will be dropped as soon as it has.
+    """
 
+    WAITING = "waiting"
     LOADING = "loading"
     ABANDONED = "abandoned"
     READY = "ready"
@@ -56,6 +59,8 @@ class LocalInstance:
     kv_blocks: int = 0
     kv_blocks_used: int = 0
     requests: dict[RequestId, LocalRequest] = field(default_factory=dict)
+    unbooked: bool = False
+    """It was loading or leaving when a link broke: no later controller knows of its memory."""
     error: str = ""
     """Why it is being unloaded, when it broke."""
     message: str = ""
@@ -96,6 +101,11 @@ class LocalNode:
     stepping: InstanceId | None = None
     """Whose iteration is under way."""
     linked: bool = False
+    rss_bytes: int = 0
+    """At the last heartbeat."""
+
+    def heartbeat(self) -> Heartbeat:
+        return Heartbeat(rss_bytes=self.rss_bytes, instances=self.reports())
 
     def reports(self) -> tuple[InstanceReport, ...]:
         reports = (instance.report() for instance in self.instances.values())

@@ -1,12 +1,14 @@
 """The queues: requests wait per deployment, first come first served, for a place or a load.
 
-Whenever room appears, `pump` places queue heads, the longest waiting first, and sees to another
-instance for those that are left. Every wait ends by `queue_wait_s_max`.
+Whenever room appears, the turn ends by placing queue heads, the longest waiting first, and by
+seeing to another instance for those that are left. Every wait ends by `queue_wait_s_max`.
 """
+
+from bisect import insort
 
 from mesh.core.cell import DeploymentEntry, InstanceEntry, RequestEntry
 from mesh.core.ending import refuse, refuse_all_queued
-from mesh.core.instances import note_idle, start_instance
+from mesh.core.instances import keep_minima, note_idle, start_instance
 from mesh.core.turn import Turn
 from mesh.domain.actions import SendCommand, SetTimer, TellWaiting
 from mesh.domain.events import QueueWaitExpired
@@ -18,37 +20,50 @@ from mesh.domain.units import format_bytes
 from mesh.request.placement import first_with_room
 
 
-def enqueue(turn: Turn, entry: DeploymentEntry, held: RequestEntry, *, front: bool) -> None:
-    """Queue a request; `front` for one that has run before and lost its node."""
+def enqueue(turn: Turn, entry: DeploymentEntry, held: RequestEntry) -> None:
+    """Queue a request by its arrival: one that has run before goes ahead of those that came later.
+
+    The queue may grow beyond its bound by such requests, of which there are no more than places.
+    """
     held.queued_at_s = turn.now_s
-    if front:
-        entry.queue.appendleft(held)
-    else:
-        entry.queue.append(held)
+    insort(entry.queue, held, key=lambda waiting: waiting.arrival_s)
     timer = QueueWaitExpired(request_id=held.request.request_id, queued_at_s=turn.now_s)
     turn.act(SetTimer(at_s=turn.now_s + turn.limits.queue_wait_s_max, timer=timer))
-    turn.room_appeared = True
+    turn.to_fill[entry.spec.name] = None
 
 
 def settle(turn: Turn) -> None:
-    """The end of a turn: fill the room that appeared, then start the keep-alive of idle ones."""
-    while turn.room_appeared:
-        turn.room_appeared = False
-        _pump(turn)
-    for instance in turn.released.values():
-        alive = instance.state in (InstanceState.READY, InstanceState.DRAINING)
-        if alive and not instance.requests:
-            note_idle(turn, instance)
+    """The end of a turn: fill the room that appeared. What stays idle may be wanted by others."""
+    while turn.room_appeared or turn.to_fill or turn.released:
+        _fill(turn)
+        _note_released(turn)
 
 
-def _pump(turn: Turn) -> None:
-    waiting = [d for d in turn.cell.deployments.values() if d.queue]
+def _fill(turn: Turn) -> None:
+    deployments = turn.cell.deployments
+    names = list(deployments if turn.room_appeared else turn.to_fill)
+    turn.room_appeared = False
+    turn.to_fill.clear()
+    waiting = [entry for name in names if (entry := deployments.get(name)) and entry.queue]
     waiting.sort(key=lambda d: (d.queue[0].arrival_s, d.spec.name))
     for entry in waiting:
         while entry.queue and _place(turn, entry, entry.queue[0]):
             entry.queue.popleft()
+    # Only then: an instance that is idle, but that a queue was waiting for, is nobody else's room.
+    for entry in waiting:
         if entry.queue:
             _scale_out(turn, entry)
+
+
+def _note_released(turn: Turn) -> None:
+    released, turn.released = turn.released, {}
+    for instance in released.values():
+        alive = instance.state in (InstanceState.READY, InstanceState.DRAINING)
+        if alive and not instance.requests:
+            note_idle(turn, instance)
+            turn.room_appeared = True
+    if turn.room_appeared:
+        keep_minima(turn)
 
 
 def _place(turn: Turn, entry: DeploymentEntry, held: RequestEntry) -> bool:
@@ -94,9 +109,7 @@ def _scale_out(turn: Turn, entry: DeploymentEntry) -> None:
     if full or coming >= len(entry.queue) or turn.now_s < entry.paused_until_s:
         return
     lacking = start_instance(turn, entry)
-    if lacking is None or entry.instances or lacking.needed_bytes <= lacking.largest_bytes:
-        return
-    if lacking.largest_bytes > 0:
+    if lacking is not None and lacking.in_vain and lacking.largest_bytes and not entry.instances:
         message = (
             f"{entry.spec.name!r} needs {format_bytes(lacking.needed_bytes)} on a node; "
             f"the largest has {format_bytes(lacking.largest_bytes)}"

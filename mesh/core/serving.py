@@ -41,13 +41,13 @@ def invoke(turn: Turn, request: Request) -> None:
         message = f"{len(entry.queue)} requests of {name!r} wait already, which is the limit"
         refuse(turn, held, RefusalReason.QUEUE_FULL, message, retry=True)
     else:
-        enqueue(turn, entry, held, front=False)
+        enqueue(turn, entry, held)
 
 
 def _cannot_load(turn: Turn, entry: DeploymentEntry) -> bool:
     """Its loads failed too often in a row, none is under way, and the next try is not due."""
     given_up = entry.load_failures >= turn.limits.load_attempts_max
-    return given_up and not entry.instances and turn.now_s < entry.paused_until_s
+    return given_up and not entry.replicas() and turn.now_s < entry.paused_until_s
 
 
 def deliver(turn: Turn, outputs: RequestTokens) -> None:
@@ -90,11 +90,11 @@ def give_back(turn: Turn, returned: RequestReturned) -> None:
 
 
 def requeue(turn: Turn, held: RequestEntry, reason: RefusalReason, message: str) -> None:
-    """Back to the head of its queue with the tokens so far, if it has an attempt left."""
+    """Back into its queue with the tokens so far, if it has an attempt left."""
     abort_on_node(turn, held)
     entry = turn.cell.deployments.get(held.request.deployment)
     if held.attempt >= turn.limits.attempts_max or entry is None:
         refuse(turn, held, reason, f"{message}; attempt {held.attempt} was the last", retry=True)
         return
     held.state = advance(REQUEST, held.state, RequestState.QUEUED)
-    enqueue(turn, entry, held, front=True)
+    enqueue(turn, entry, held)

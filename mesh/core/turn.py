@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from mesh.core.cell import Cell, InstanceEntry
 from mesh.domain.actions import ControllerAction
-from mesh.domain.ids import InstanceId
+from mesh.domain.ids import DeploymentName, InstanceId
 from mesh.domain.limits import CellLimits
 from mesh.policy.interface import Policy
 
@@ -19,7 +19,9 @@ class Turn:
     now_s: float
     actions: list[ControllerAction] = field(default_factory=list)
     room_appeared: bool = False
-    """Queued requests may find a place now; the turn ends with a look at the queues."""
+    """Memory or a node came free for anyone: the turn ends with a look at every queue."""
+    to_fill: dict[DeploymentName, None] = field(default_factory=dict)
+    """Deployments whose own queue may find a place now, in the order in which that came up."""
     released: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
     """Instances that lost a request in this turn, and are idle if the queues do not refill them."""
 

@@ -265,6 +265,14 @@ class SubmitBroke:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AbortFinished:
+    """The engine has dropped a request; what its instance still uses is read right after."""
+
+    instance_id: InstanceId
+    kv_blocks_used: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatDue:
     """Time to tell the controller that the node lives. `rss_bytes` is read when it fires."""
 
@@ -285,5 +293,6 @@ NodeEvent = (
     | StepFinished
     | StepBroke
     | SubmitBroke
+    | AbortFinished
     | HeartbeatDue
 )

@@ -59,7 +59,7 @@ DEPLOYMENT: Table = {
 INSTANCE: Table = {
     InstanceState.LOADING: (InstanceState.READY, InstanceState.UNLOADING, InstanceState.GONE),
     InstanceState.READY: (InstanceState.DRAINING, InstanceState.UNLOADING, InstanceState.GONE),
-    InstanceState.DRAINING: (InstanceState.READY, InstanceState.UNLOADING, InstanceState.GONE),
+    InstanceState.DRAINING: (InstanceState.UNLOADING, InstanceState.GONE),
     InstanceState.UNLOADING: (InstanceState.GONE,),
     InstanceState.GONE: (),
 }

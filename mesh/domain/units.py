@@ -1,6 +1,7 @@
 """Byte sizes as people write them: `4GiB`, `512M`, `1073741824`, and back."""
 
 import re
+from decimal import Decimal
 
 from mesh.domain.errors import InvalidInput
 
@@ -19,7 +20,7 @@ def parse_bytes(text: str) -> int:
             f"{text!r} is not a size in bytes", hint="write it like 4GiB, 512MiB or 1073741824"
         )
     number, prefix, binary = match.groups()
-    return int(float(number) * (1024 if binary else 1000) ** _POWERS[prefix.lower()])
+    return int(Decimal(number) * (1024 if binary else 1000) ** _POWERS[prefix.lower()])
 
 
 def format_bytes(size_bytes: int) -> str:

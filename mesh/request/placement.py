@@ -16,6 +16,10 @@ class StartNode(NodeView, Protocol):
 
     @property
     def capacity_bytes(self) -> int: ...
+    @property
+    def leaving_bytes(self) -> int:
+        """Reserved by instances that are being unloaded: free as soon as they have gone."""
+        ...
 
     def footprint_of(self, deployment: Deployment) -> Footprint:
         """What the deployment's model takes on this node's engine, stated or estimated."""
@@ -43,13 +47,21 @@ class Reclaim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """A node has room as soon as what leaves it has gone: nothing more must be unloaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NoRoom:
-    """`largest_bytes` is the largest node's capacity: when `needed_bytes` exceeds it, waiting is
-    in vain.
-    """
+    """What the node that comes nearest would have to hold, and its capacity. Both 0: no node."""
 
     needed_bytes: int
     largest_bytes: int
+
+    @property
+    def in_vain(self) -> bool:
+        """No node could hold it, were it empty."""
+        return not self.largest_bytes or self.needed_bytes > self.largest_bytes
 
 
 def first_with_room(instances: Iterable[Instance], tokens: int, policy: Policy) -> Instance | None:
@@ -62,9 +74,9 @@ def first_with_room(instances: Iterable[Instance], tokens: int, policy: Policy) 
 
 def place_instance(
     deployment: Deployment, nodes: Sequence[StartNode], *, kv_tokens_wanted: int, policy: Policy
-) -> Start | Reclaim | NoRoom:
-    """Where a new instance goes: the first node with room, else the first that idle instances can
-    make room on.
+) -> Start | Wait | Reclaim | NoRoom:
+    """Where a new instance goes: the first node with room, else one where room is about to appear,
+    else the first that idle instances can make room on.
     """
     ordered = policy.order_nodes(nodes)
     for node in ordered:
@@ -77,21 +89,21 @@ def place_instance(
         )
         if kv_blocks is not None:
             return Start(node=node, footprint=footprint, kv_blocks=kv_blocks)
-    for node in ordered:
-        needed = least_instance_bytes(node.footprint_of(deployment), deployment.context_tokens_max)
-        victims = _enough(node.reclaimable(), needed - node.free_bytes)
+    needs = [
+        (node, least_instance_bytes(node.footprint_of(deployment), deployment.context_tokens_max))
+        for node in ordered
+    ]
+    missing = [(node, need - node.free_bytes - node.leaving_bytes) for node, need in needs]
+    if any(missing_bytes <= 0 for _, missing_bytes in missing):
+        return Wait()
+    for node, missing_bytes in missing:
+        victims = _enough(node.reclaimable(), missing_bytes)
         if victims:
             return Reclaim(instance_ids=victims)
-    return NoRoom(
-        needed_bytes=min(
-            (
-                least_instance_bytes(n.footprint_of(deployment), deployment.context_tokens_max)
-                for n in ordered
-            ),
-            default=0,
-        ),
-        largest_bytes=max((n.capacity_bytes for n in ordered), default=0),
-    )
+    if not needs:
+        return NoRoom(needed_bytes=0, largest_bytes=0)
+    nearest, need = min(needs, key=lambda of: of[1] - of[0].capacity_bytes)
+    return NoRoom(needed_bytes=need, largest_bytes=nearest.capacity_bytes)
 
 
 def _enough(idle: Sequence[tuple[InstanceId, int]], missing_bytes: int) -> tuple[InstanceId, ...]:

@@ -125,13 +125,15 @@ def read_journal(path: Path) -> tuple[Start, Iterator[Decision]]:
     """
     try:
         with path.open(encoding="utf-8") as lines:
-            first = lines.readline()
+            start: Start = _converter.structure(json.loads(lines.readline()), _START)
     except OSError as error:
         raise InvalidInput(f"cannot read the journal {path}: {error.strerror}") from error
-    try:
-        start: Start = _converter.structure(json.loads(first), _START)
     except Exception as error:
         raise InvalidInput(f"{path} is no journal of this version of mesh") from error
+    if start.format != FORMAT:
+        raise InvalidInput(
+            f"{path} has journal format {start.format}; this version of mesh reads {FORMAT}"
+        )
     return start, _decisions(path)
 
 

@@ -22,6 +22,7 @@ from mesh.domain.actions import (
 )
 from mesh.domain.errors import MeshError
 from mesh.domain.events import (
+    AbortFinished,
     LoadBroke,
     LoadFinished,
     LoadProgressed,
@@ -100,11 +101,7 @@ class NodePerformer:
             case SubmitToEngine():
                 self._submit(action)
             case AbortInEngine():
-                self._lanes.run(
-                    Lane.COMPUTE,
-                    lambda: self._engine.abort(action.instance_id, action.request_id),
-                    lambda _: None,
-                )
+                self._abort(action)
             case StartLoad():
                 self._load(action)
             case StartUnload():
@@ -150,6 +147,21 @@ class NodePerformer:
                 else None
             ),
         )
+
+    def _abort(self, action: AbortInEngine) -> None:
+        """No iteration may follow that would say what is in use now, so the engine is asked."""
+
+        def call() -> int:
+            self._engine.abort(action.instance_id, action.request_id)
+            books = (m for m in self._engine.memory() if m.instance_id == action.instance_id)
+            return sum(m.kv_blocks_used for m in books)
+
+        def done(used: int | MeshError) -> NodeEvent | None:
+            if isinstance(used, MeshError):
+                return None
+            return AbortFinished(instance_id=action.instance_id, kv_blocks_used=used)
+
+        self._lanes.run(Lane.COMPUTE, call, done)
 
     def _load(self, action: StartLoad) -> None:
         def progress(phase: str, share: float) -> None:

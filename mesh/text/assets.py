@@ -9,7 +9,10 @@ from mesh.domain.text import TextAssets
 
 
 def read_assets(model_path: Path) -> TextAssets:
-    """The text assets of a model in the store. Raises TornModel when tokenizer.json is missing."""
+    """The text assets of a model in the store.
+
+    Raises TornModel when tokenizer.json is missing, or one of the others is damaged.
+    """
     try:
         tokenizer_json = (model_path / "tokenizer.json").read_bytes()
     except OSError as error:
@@ -18,7 +21,7 @@ def read_assets(model_path: Path) -> TextAssets:
     template_file = model_path / "chat_template.jinja"
     template = _template(config.get("chat_template"))
     if template_file.is_file():
-        template = template_file.read_text(encoding="utf-8")
+        template = _read_text(template_file)
     return TextAssets(
         tokenizer_json=tokenizer_json,
         chat_template=template,
@@ -28,11 +31,18 @@ def read_assets(model_path: Path) -> TextAssets:
     )
 
 
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TornModel(f"{path.parent.name}/{path.name} cannot be read: {error}") from error
+
+
 def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(_read_text(path))
     except ValueError as error:
         raise TornModel(f"{path.parent.name}/{path.name} is no JSON") from error
     return config if isinstance(config, dict) else {}

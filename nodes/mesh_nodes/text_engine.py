@@ -7,6 +7,7 @@ ends its request before the next iteration. Text runs in the compute thread, bet
 from dataclasses import replace
 from pathlib import Path
 
+from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.reasons import FinishReason
@@ -35,7 +36,6 @@ class _RequestText:
 
     def __init__(self, codec: TextCodec, request: EngineRequest) -> None:
         self._stop_ids = frozenset(request.stop_token_ids)
-        self._ignore_eos = request.sampling.ignore_eos
         self._detokenizer = Detokenizer(codec, prompt=request.prompt_tokens)
         self.stops = StopMatcher(request.sampling.stop)
         for token_id in request.output_tokens:
@@ -81,14 +81,18 @@ class TextEngine:
         return loaded
 
     def unload(self, instance_id: InstanceId) -> None:
-        self._inner.unload(instance_id)
         self._codecs.pop(instance_id, None)
         self._texts.pop(instance_id, None)
+        self._inner.unload(instance_id)
 
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> None:
+        codec = self._codecs.get(instance_id)
+        if codec is None:
+            raise EngineError(f"{instance_id} is not loaded")
+        # First, since it may fail: what the inner engine holds must have its text.
+        text = _RequestText(codec, request)
         self._inner.submit(instance_id, request)
-        codec = self._codecs[instance_id]
-        self._texts[instance_id][request.request_id] = _RequestText(codec, request)
+        self._texts[instance_id][request.request_id] = text
 
     def abort(self, instance_id: InstanceId, request_id: RequestId) -> None:
         self._inner.abort(instance_id, request_id)

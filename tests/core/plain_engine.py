@@ -99,7 +99,7 @@ class PlainEngine:
             context_tokens=0,
             prefill_left=(),
             starved=(),
-            kv_blocks_used=len(tokens),
+            kv_blocks_used=len(self._running.get(instance_id, {})),
             elapsed_s=0.01,
         )
 
@@ -107,7 +107,16 @@ class PlainEngine:
         raise EngineError("no test of the world resizes")
 
     def memory(self) -> tuple[InstanceMemory, ...]:
-        return ()
+        return tuple(
+            InstanceMemory(
+                instance_id=instance_id,
+                weights_bytes=FOOTPRINT.weights_bytes,
+                kv_blocks=self._orders[instance_id].kv_blocks,
+                kv_blocks_used=len(running),
+                kv_block_bytes=FOOTPRINT.kv_block_bytes,
+            )
+            for instance_id, running in self._running.items()
+        )
 
     def close(self) -> None:
         self._orders.clear()

@@ -11,13 +11,14 @@ from mesh.domain.actions import (
     SetTimer,
 )
 from mesh.domain.events import DrainRequested, LeaseCheckDue
-from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, OperationId
+from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, OperationId, RequestId
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
     Heartbeat,
     InstanceReport,
     LoadInstance,
     NodeHello,
+    RequestReturned,
     SubmitRequest,
     UnloadInstance,
 )
@@ -96,6 +97,20 @@ def test_a_heartbeat_with_an_unknown_instance_gets_it_adopted() -> None:
     link, _ = cell.join()
     cell.report(link, Heartbeat(rss_bytes=1, instances=(report(),)))
     assert commands(cell.invoke(), SubmitRequest)[0].instance_id == "chat-0-1"
+
+
+def test_an_instance_that_the_node_does_not_list_any_more_gets_no_new_work() -> None:
+    """It broke: what the node gives back from it must not come again before it is gone."""
+    cell = CellUnderTest(deployment())
+    link, _ = cell.join(hello_with(report()))
+    cell.invoke()
+    unlisted = cell.report(link, Heartbeat(rss_bytes=1))
+    assert [u.instance_id for u in commands(unlisted, UnloadInstance)] == ["chat-0-1"]
+    back = RequestReturned(
+        request_id=RequestId("r1"), attempt=1, error="EngineError", message="boom"
+    )
+    assert commands(cell.report(link, back), SubmitRequest) == []
+    assert cell.core.cell.nodes[NodeId("n1")].book.reserved_bytes > 0, "until it is gone"
 
 
 def test_a_silent_node_is_lost_after_its_lease_and_heartbeats_keep_it() -> None:

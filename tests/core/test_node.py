@@ -15,6 +15,7 @@ from mesh.domain.actions import (
     SubmitToEngine,
 )
 from mesh.domain.events import (
+    AbortFinished,
     CommandReceived,
     LinkClosed,
     LinkOpened,
@@ -30,6 +31,7 @@ from mesh.domain.ids import DeploymentName, InstanceId, OperationId, RequestId
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import (
     AbortRequest,
+    Heartbeat,
     ImportModel,
     InstanceGone,
     InstanceLoaded,
@@ -233,7 +235,10 @@ def test_a_broken_iteration_returns_every_request_and_drops_the_instance() -> No
     node.submit("a")
     node.submit("b")
     broke = node.tell(StepBroke(instance_id=InstanceId("i1"), error="EngineError", message="boom"))
-    assert [r.request_id for r in reports(broke) if isinstance(r, RequestReturned)] == ["a", "b"]
+    first, *rest = reports(broke)
+    assert isinstance(first, Heartbeat), "said first, or they would be sent here again"
+    assert first.instances == ()
+    assert [r.request_id for r in rest if isinstance(r, RequestReturned)] == ["a", "b"]
     only(broke, StartUnload)
     gone = reports(node.tell(UnloadFinished(instance_id=InstanceId("i1"))))[0]
     assert isinstance(gone, InstanceGone)
@@ -296,3 +301,57 @@ def test_a_lost_link_aborts_requests_and_imports_but_keeps_what_is_loaded() -> N
     loaded = LoadedInstance(footprint=FOOTPRINT, kv_blocks=16, elapsed_s=0.1)
     only(node.tell(LoadFinished(instance_id=InstanceId("i2"), loaded=loaded)), StartUnload)
     assert reports(node.step("i1", token("a", 0))) == [], "nobody hears it"
+
+
+def test_a_new_link_begins_with_what_is_loaded_now() -> None:
+    """An instance that broke after the hello is not in it."""
+    node = NodeUnderTest()
+    node.load()
+    node.submit("a")
+    node.tell(LinkClosed(reason="reset"))
+    assert [r.instance_id for r in node.core.instances()] == ["i1"]
+    node.tell(StepBroke(instance_id=InstanceId("i1"), error="EngineError", message="boom"))
+    first = reports(node.tell(LinkOpened()))[0]
+    assert isinstance(first, Heartbeat)
+    assert first.instances == ()
+
+
+def test_a_load_waits_for_memory_that_the_controller_does_not_know_to_be_taken() -> None:
+    """The old load goes on after its link broke; the new controller takes its memory for free."""
+    node = NodeUnderTest()
+    node.command(load_command("old"))
+    node.tell(LinkClosed(reason="reset"))
+    node.tell(LinkOpened())
+    assert not [a for a in node.command(load_command("new")) if isinstance(a, StartLoad)]
+    loaded = LoadedInstance(footprint=FOOTPRINT, kv_blocks=16, elapsed_s=0.1)
+    only(node.tell(LoadFinished(instance_id=InstanceId("old"), loaded=loaded)), StartUnload)
+    gone = node.tell(UnloadFinished(instance_id=InstanceId("old")))
+    assert only(gone, StartLoad).instance_id == "new"
+    node.command(UnloadInstance(instance_id=InstanceId("new")))
+    again = node.command(load_command("newer"))
+    assert only(again, StartLoad).instance_id == "newer", "what the controller unloads, it books"
+
+
+def test_a_load_that_waits_is_given_up_at_once() -> None:
+    node = NodeUnderTest()
+    node.load("old")
+    node.command(UnloadInstance(instance_id=InstanceId("old")))
+    node.tell(LinkClosed(reason="reset"))
+    node.tell(LinkOpened())
+    node.command(load_command("new"))
+    gone = reports(node.command(UnloadInstance(instance_id=InstanceId("new"))))
+    assert gone == [InstanceGone(instance_id=InstanceId("new"))]
+    after = node.tell(UnloadFinished(instance_id=InstanceId("old")))
+    assert not [a for a in after if isinstance(a, StartLoad)]
+
+
+def test_blocks_in_use_are_those_after_the_last_abort() -> None:
+    node = NodeUnderTest()
+    node.load()
+    node.submit("a")
+    node.step("i1", token("a", 0))
+    node.command(AbortRequest(request_id=RequestId("a"), attempt=1))
+    node.step("i1")
+    assert node.core.instances()[0].kv_blocks_used == 1
+    node.tell(AbortFinished(instance_id=InstanceId("i1"), kv_blocks_used=0))
+    assert node.core.instances()[0].kv_blocks_used == 0

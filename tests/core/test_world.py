@@ -4,18 +4,27 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mesh.core.cell import InstanceEntry
-from mesh.domain.events import DrainRequested, ScaleRequested
-from mesh.domain.ids import DeploymentName, OperationId
-from mesh.domain.lifecycle import InstanceState, RequestState
+from mesh.core.cell import DeploymentEntry, InstanceEntry
+from mesh.domain.events import (
+    DeleteRequested,
+    DeployRequested,
+    DrainRequested,
+    OperationCancelled,
+    ScaleRequested,
+)
+from mesh.domain.ids import DeploymentName
+from mesh.domain.lifecycle import InstanceState, NodeState, RequestState
+from mesh.memory.demand import least_instance_bytes
 from mesh.runtime.node_actions import Lane
-from tests.core.cells import MIB, deployment
+from tests.core.cells import FOOTPRINT, MIB, MODEL, deployment
 from tests.core.world import World
 
-NODES = st.integers(0, 1)
-NAMES = st.sampled_from([DeploymentName("a"), DeploymentName("b"), DeploymentName("c")])
-MEMORY_BYTES = 300 * MIB
-"""Room for two instances with little KV: three deployments compete for it."""
+NODES = st.integers(0, 2)
+NAMES = st.sampled_from([DeploymentName(name) for name in "abcd"])
+MEMORY_BYTES = (300 * MIB, 300 * MIB, 110 * MIB)
+"""Room for two instances with little KV on two nodes, and for none on the third: four deployments
+compete for it."""
+LEAST_BYTES = least_instance_bytes(FOOTPRINT, MODEL.context_tokens_max)
 
 
 class CellMachine(RuleBasedStateMachine):
@@ -25,9 +34,9 @@ class CellMachine(RuleBasedStateMachine):
             deployment("a"),
             deployment("b", replicas_min=1),
             deployment("c", keep_alive_s=20.0, replicas_max=1),
+            deployment("d", keep_alive_s=0.0),
         )
-        self.world = World(deployments, nodes=2, memory_bytes=MEMORY_BYTES)
-        self.operations = 0
+        self.world = World(deployments, MEMORY_BYTES)
 
     @rule(name=NAMES, prompt=st.integers(1, 600), max_tokens=st.integers(1, 40))
     def invoke(self, name: DeploymentName, prompt: int, max_tokens: int) -> None:
@@ -63,12 +72,16 @@ class CellMachine(RuleBasedStateMachine):
         self.world.nodes[node].connect()
 
     @rule(node=NODES)
+    def dial(self, node: int) -> None:
+        self.world.nodes[node].dial()
+
+    @rule(node=NODES)
     def break_link(self, node: int) -> None:
         self.world.nodes[node].break_link()
 
-    @rule(node=NODES)
-    def crash(self, node: int) -> None:
-        self.world.nodes[node].crash()
+    @rule(node=NODES, noticed=st.booleans())
+    def crash(self, node: int, noticed: bool) -> None:
+        self.world.nodes[node].crash(noticed=noticed)
 
     @rule(node=NODES)
     def fail_a_load(self, node: int) -> None:
@@ -91,29 +104,33 @@ class CellMachine(RuleBasedStateMachine):
     def drain(self, node: int, undo: bool) -> None:
         node_id = self.world.nodes[node].core_id()
         if node_id in self.world.core.cell.nodes:
-            self.world.tell(
-                DrainRequested(operation_id=self._operation(), node_id=node_id, undo=undo)
+            self.world.operate(
+                lambda op: DrainRequested(operation_id=op, node_id=node_id, undo=undo)
             )
 
-    @rule(name=NAMES, low=st.integers(0, 2))
+    @rule(name=NAMES, low=st.integers(0, 4))
     def scale(self, name: DeploymentName, low: int) -> None:
-        self.world.tell(
-            ScaleRequested(
-                operation_id=self._operation(),
-                name=name,
-                replicas_min=low,
-                replicas_max=max(low, 1),
+        self.world.operate(
+            lambda op: ScaleRequested(
+                operation_id=op, name=name, replicas_min=low, replicas_max=max(low, 1)
             )
         )
+
+    @rule(name=NAMES, low=st.integers(0, 1), cancelled=st.booleans())
+    def deploy(self, name: DeploymentName, low: int, cancelled: bool) -> None:
+        spec = deployment(name, replicas_min=low).spec
+        made = self.world.operate(lambda op: DeployRequested(operation_id=op, spec=spec))
+        if cancelled:
+            self.world.tell(OperationCancelled(operation_id=made))
+
+    @rule(name=NAMES)
+    def delete(self, name: DeploymentName) -> None:
+        self.world.operate(lambda op: DeleteRequested(operation_id=op, name=name))
 
     @precondition(lambda self: self.world.epoch < 3)
     @rule()
     def restart_controller(self) -> None:
         self.world.restart_controller()
-
-    def _operation(self) -> OperationId:
-        self.operations += 1
-        return OperationId(f"op-{self.operations}")
 
     @invariant()
     def books_balance(self) -> None:
@@ -127,6 +144,7 @@ class CellMachine(RuleBasedStateMachine):
         for name, entry in cell.deployments.items():
             assert all(held.state is RequestState.QUEUED for held in entry.queue)
             assert all(i.deployment == name for i in entry.instances.values())
+            assert entry.replicas() <= entry.spec.scaling.replicas_max
 
     def _check_instance(self, instance: InstanceEntry) -> None:
         assert instance.state is not InstanceState.GONE
@@ -147,23 +165,52 @@ class CellMachine(RuleBasedStateMachine):
         places += [r for i in cell.instances.values() for r in i.requests]
         assert sorted(places) == sorted(open_ids)
 
+    @invariant()
+    def no_request_waits_for_room_that_is_there(self) -> None:
+        for entry in self.world.core.cell.deployments.values():
+            for instance in entry.instances.values():
+                if entry.queue and instance.takes_requests:
+                    room = instance.has_room_for(entry.queue[0].request.tokens_max)
+                    assert instance.state is InstanceState.LOADING or not room
+
+    @invariant()
+    def no_request_waits_for_an_instance_that_could_be_loaded(self) -> None:
+        cell, now_s = self.world.core.cell, self.world.clock.now_s()
+        for entry in cell.deployments.values():
+            coming = any(i.state is InstanceState.LOADING for i in entry.instances.values())
+            full = entry.replicas() >= entry.spec.scaling.replicas_max
+            if not entry.queue or coming or full or now_s < entry.paused_until_s:
+                continue
+            taken = [i.node for i in entry.instances.values()]
+            for node in cell.nodes.values():
+                closed = node in taken or node.node_id in entry.avoided
+                assert closed or node.state is not NodeState.READY or node.free_bytes < LEAST_BYTES
+
+    def _check_minimum(self, entry: DeploymentEntry) -> None:
+        """It is kept as far as memory goes."""
+        assert len(entry.instances) <= entry.spec.scaling.replicas_min
+        if len(entry.instances) < entry.spec.scaling.replicas_min:
+            taken = [i.node for i in entry.instances.values()]
+            for node in self.world.core.cell.nodes.values():
+                assert node in taken or node.free_bytes < LEAST_BYTES
+
     def teardown(self) -> None:
         """Once the faults end, every request ends, and idle cells are empty but for minima."""
         for node in self.world.nodes:
             node.engine.fail_loads = node.engine.fail_steps = 0
-            self.world.settle(0.1)
-            node_id = node.core_id()
-            self.world.tell(
-                DrainRequested(operation_id=self._operation(), node_id=node_id, undo=True)
-            )
+        self.world.settle(15.0)
+        for node in self.world.nodes:
+            self.drain(int(node.name[1:]), undo=True)
         self.world.settle(90.0)
+        assert all(self.world.operations.values()), "an operation was never answered"
         for client in self.world.clients.values():
             assert client.ended or client.gone, "a request is stuck"
         self.books_balance()
         cell = self.world.core.cell
         assert cell.requests == {}
         for entry in cell.deployments.values():
-            assert len(entry.instances) <= entry.spec.scaling.replicas_min
+            self._check_minimum(entry)
+        assert all(i.kv_blocks_used == 0 for i in cell.instances.values())
         for node in self.world.nodes:
             loaded = node.engine.held()
             assert set(loaded) == set(cell.nodes[node.core_id()].instances)

@@ -4,7 +4,7 @@ an engine without a model, links that deliver when told to. All that can go wron
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -29,6 +29,8 @@ from mesh.domain.events import (
     CommandReceived,
     ControllerEvent,
     HeartbeatDue,
+    ImportBroke,
+    ImportFinished,
     InvokeRequested,
     LeaseCheckDue,
     LinkClosed,
@@ -50,10 +52,14 @@ from mesh.runtime.controller_actions import ControllerPerformer
 from mesh.runtime.engine import Progress
 from mesh.runtime.host import Host
 from mesh.runtime.node_actions import Lane, NodePerformer
-from tests.core.cells import hello, request
+from tests.core.cells import FOOTPRINT, MODEL, hello, request
 from tests.core.plain_engine import PlainEngine, token_at
 
 R = TypeVar("R")
+TEXT = TextAssets(tokenizer_json=b"{}")
+SETTLE_STEP_S = 0.25
+"""Well below every lease and pause, and coarse enough that a failing example shrinks in time."""
+EXPECTED_ERRORS = {"NotFound", "AlreadyExists", "Unavailable", "Cancelled", "TornModel"}
 
 
 class HeapClock:
@@ -118,16 +124,20 @@ class QueuedLanes:
 class World:
     """One controller and its nodes; all faults by hand."""
 
-    def __init__(self, deployments: tuple[Deployment, ...], nodes: int, memory_bytes: int) -> None:
+    def __init__(self, deployments: tuple[Deployment, ...], memory_bytes: Sequence[int]) -> None:
+        """One node for each size in `memory_bytes`."""
         self.clock = HeapClock()
         self.deployments = deployments
+        self.operations: dict[OperationId, bool] = {}
+        """Whether each has been answered."""
         self.clients: dict[RequestId, Client] = {}
         self.links: dict[int, WorldNode] = {}
         self.links_made = 0
         self.epoch = 0
         self.requests_made = 0
+        self.operations_made = 0
         self.start_controller()
-        self.nodes = [WorldNode(self, f"n{n}", memory_bytes) for n in range(nodes)]
+        self.nodes = [WorldNode(self, f"n{n}", size) for n, size in enumerate(memory_bytes)]
 
     def start_controller(self) -> None:
         """A new controller on the old registry: it knows deployments and nothing else."""
@@ -150,7 +160,8 @@ class World:
         self.tell(LeaseCheckDue())
 
     def restart_controller(self) -> None:
-        """Its clients get nothing more; its nodes notice that their links broke."""
+        """Its callers get nothing more; its nodes notice that their links broke."""
+        self.operations.clear()
         for client in self.clients.values():
             client.gone = True
         self.links.clear()
@@ -166,6 +177,14 @@ class World:
         self.tell(InvokeRequested(request=made))
         return request_id
 
+    def operate(self, make: Callable[[OperationId], ControllerEvent]) -> OperationId:
+        """An administrative call."""
+        self.operations_made += 1
+        operation_id = OperationId(f"op-{self.operations_made}")
+        self.operations[operation_id] = False
+        self.tell(make(operation_id))
+        return operation_id
+
     def cancel(self, request_id: RequestId) -> None:
         self.clients[request_id].gone = True
         self.tell(CancelRequested(request_id=request_id))
@@ -174,7 +193,7 @@ class World:
 
     def accept(self, link_id: int) -> None:
         if link_id in self.links:
-            self.links[link_id].accepted(link_id)
+            self.links[link_id].accepted = True
 
     def send(self, link_id: int, command: NodeCommand) -> None:
         if link_id in self.links:
@@ -195,7 +214,10 @@ class World:
         self.clients[refusal.request_id].refused(refusal.reason)
 
     def reply(self, reply: ReplyProgress | ReplyDone | ReplyError) -> None:
-        assert not isinstance(reply, ReplyError), reply
+        assert not self.operations[reply.operation_id], "answered twice"
+        self.operations[reply.operation_id] = not isinstance(reply, ReplyProgress)
+        if isinstance(reply, ReplyError):
+            assert reply.error in EXPECTED_ERRORS, reply
 
     def store(self, deployment: Deployment, text: TextAssets | None) -> None:
         others = tuple(d for d in self.deployments if d.spec.name != deployment.spec.name)
@@ -206,12 +228,11 @@ class World:
 
     def settle(self, seconds: float) -> None:
         """Let everything run without faults for a while."""
-        for node in self.nodes:
-            node.connect()
-        for _ in range(int(seconds * 20)):
+        for _ in range(int(seconds / SETTLE_STEP_S)):
             for node in self.nodes:
+                node.connect()
                 node.run_all()
-            self.clock.advance(0.05)
+            self.clock.advance(SETTLE_STEP_S)
 
 
 class Client:
@@ -251,6 +272,7 @@ class WorldNode:
         self.memory_bytes = memory_bytes
         self.runs = 0
         self.link_id: int | None = None
+        self.accepted = self.welcomed = False
         self.start()
 
     def start(self) -> None:
@@ -271,8 +293,14 @@ class WorldNode:
         return NodeId(self.name)
 
     def connect(self) -> None:
+        self.dial()
+        self.welcome()
+
+    def dial(self) -> None:
+        """Say hello; the welcome is on its way."""
         if self.link_id is not None:
             return
+        self.accepted = self.welcomed = False
         self.world.links_made += 1
         self.link_id = self.world.links_made
         self.world.links[self.link_id] = self
@@ -282,8 +310,10 @@ class WorldNode:
         )
         self.world.tell(NodeConnected(link_id=self.link_id, hello=said))
 
-    def accepted(self, link_id: int) -> None:
-        if link_id == self.link_id:
+    def welcome(self) -> None:
+        """The welcome arrives, before any command."""
+        if self.link_id is not None and self.accepted and not self.welcomed:
+            self.welcomed = True
             self.tell(LinkOpened())
 
     def break_link(self) -> None:
@@ -298,14 +328,19 @@ class WorldNode:
         self.link_id = None
         self.down.clear()
         self.up.clear()
-        self.tell(LinkClosed(reason="broken"))
+        if self.welcomed:
+            self.welcomed = False
+            self.tell(LinkClosed(reason="broken"))
 
-    def crash(self) -> None:
-        """Killed: all that it held is gone; it starts again empty."""
+    def crash(self, *, noticed: bool) -> None:
+        """Killed: all that it held is gone; it starts again empty. When its machine went with it,
+        the controller does not notice.
+        """
         link_id, self.link_id = self.link_id, None
         self.start()
         if link_id is not None:
             self.world.links.pop(link_id, None)
+        if link_id is not None and noticed:
             self.world.tell(NodeDisconnected(link_id=link_id, reason="crashed"))
 
     def deliver_up(self) -> bool:
@@ -317,6 +352,7 @@ class WorldNode:
     def deliver_down(self) -> bool:
         if not self.down:
             return False
+        self.welcome()
         self.tell(CommandReceived(command=self.down.popleft()))
         return True
 
@@ -340,10 +376,20 @@ class WorldNode:
             self.up.append(report)
 
     def start_import(self, operation_id: OperationId, source: str) -> None:
-        raise AssertionError("no test of the world imports")
+        def done(result: MeshError | None) -> NodeEvent:
+            if self.engine.fail_loads:
+                self.engine.fail_loads -= 1
+                return ImportBroke(
+                    operation_id=operation_id, error="TornModel", message="as told", hint=""
+                )
+            return ImportFinished(
+                operation_id=operation_id, model=MODEL, footprint=FOOTPRINT, text=TEXT
+            )
+
+        self.lanes.run(Lane.LOADING, lambda: None, done)
 
     def stop_import(self, operation_id: OperationId) -> None:
-        raise AssertionError("no test of the world imports")
+        """It ends all the same, and nobody is told."""
 
     def order(self, action: StartLoad, progress: Progress) -> LoadOrder:
         progress("load", 0.5)

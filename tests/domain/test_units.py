@@ -18,6 +18,10 @@ def test_sizes_parse_with_either_base(text: str, size_bytes: int) -> None:
     assert parse_bytes(text) == size_bytes
 
 
+def test_a_size_may_have_any_number_of_digits() -> None:
+    assert parse_bytes("9" * 400) > 10**399
+
+
 @given(st.text())
 def test_other_text_is_invalid_input_and_nothing_else(text: str) -> None:
     with contextlib.suppress(InvalidInput):

@@ -216,3 +216,40 @@ def test_a_model_loaded_again_needs_no_new_codec_and_old_ones_go(
         assert load_again(path)
         (path / "tokenizer.json").unlink()
     assert [load_again(path) for path in paths] == [False] + [True] * CODECS_MAX
+
+
+def test_a_request_whose_tokens_cannot_be_read_leaves_the_others_alone(engine: TextEngine) -> None:
+    submit(engine, "unreadable", output=[40])
+    engine.abort(INSTANCE, RequestId("unreadable"))
+    with pytest.raises(OverflowError):
+        submit(engine, "unreadable", output=[-1])
+    submit(engine, "other", max_tokens=2)
+    assert {token.request_id for token in run(engine)} == {"other"}
+
+
+def test_a_request_for_an_instance_that_is_not_loaded_is_refused(engine: TextEngine) -> None:
+    engine.unload(INSTANCE)
+    with pytest.raises(EngineError, match="not loaded"):
+        submit(engine, "r")
+
+
+def test_a_stop_string_that_comes_with_the_last_token_is_why_it_ends(engine: TextEngine) -> None:
+    submit(engine, "free", max_tokens=12)
+    free = run(engine)
+    last = next(token.text for token in reversed(free) if token.text)
+    length = max(token.index for token in free if token.text) + 1
+    submit(engine, "r", max_tokens=length, stop=(last,))
+    tokens = run(engine)
+    assert tokens[-1].finish is FinishReason.STOP
+    assert last not in "".join(token.text for token in tokens)
+
+
+def test_a_moved_request_that_has_its_stop_string_already_ends_without_more_text(
+    engine: TextEngine,
+) -> None:
+    submit(engine, "free")
+    free = run(engine)
+    stop = "".join(token.text for token in free)[3:6]
+    submit(engine, "r", stop=(stop,), output=[token.token_id for token in free[:40]])
+    (token,) = run(engine)
+    assert (token.index, token.text, token.finish) == (40, "", FinishReason.STOP)

@@ -7,7 +7,7 @@ from mesh.domain.ids import InstanceId, NodeId
 from mesh.domain.model import Footprint
 from mesh.domain.reasons import DeviceKind
 from mesh.policy.registry import policy
-from mesh.request.placement import NoRoom, Reclaim, Start, first_with_room, place_instance
+from mesh.request.placement import NoRoom, Reclaim, Start, Wait, first_with_room, place_instance
 from tests.core.cells import FOOTPRINT, MIB, deployment
 
 PACK = policy("pack")
@@ -30,6 +30,7 @@ class Node:
     free_bytes: int
     device: DeviceKind = DeviceKind.CPU
     capacity_bytes: int = 1000 * MIB
+    leaving_bytes: int = 0
     idle: tuple[tuple[InstanceId, int], ...] = ()
 
     def footprint_of(self, deployment: Deployment) -> Footprint:
@@ -39,7 +40,7 @@ class Node:
         return self.idle
 
 
-def place(*nodes: Node) -> Start | Reclaim | NoRoom:
+def place(*nodes: Node) -> Start | Wait | Reclaim | NoRoom:
     return place_instance(deployment(), nodes, kv_tokens_wanted=1024, policy=PACK)
 
 
@@ -76,3 +77,21 @@ def test_without_enough_idle_memory_nothing_is_unloaded_in_vain() -> None:
 
 def test_no_node_at_all_is_no_room() -> None:
     assert place() == NoRoom(needed_bytes=0, largest_bytes=0)
+
+
+def test_room_that_is_about_to_appear_is_waited_for_before_another_is_unloaded() -> None:
+    idle = ((InstanceId("x"), 150 * MIB),)
+    first = Node(node_id=NodeId("a"), free_bytes=0, idle=idle)
+    leaving = Node(node_id=NodeId("b"), free_bytes=16 * MIB, leaving_bytes=100 * MIB)
+    assert place(first, leaving) == Wait()
+    too_little = Node(node_id=NodeId("b"), free_bytes=15 * MIB, leaving_bytes=100 * MIB)
+    assert place(first, too_little) == Reclaim(instance_ids=(InstanceId("x"),))
+
+
+def test_no_room_is_in_vain_when_even_the_nearest_node_is_too_small() -> None:
+    full = Node(node_id=NodeId("a"), free_bytes=0)
+    small = Node(node_id=NodeId("b"), free_bytes=0, capacity_bytes=115 * MIB)
+    assert place(full, small) == NoRoom(needed_bytes=116 * MIB, largest_bytes=1000 * MIB)
+    alone = place(small)
+    assert isinstance(alone, NoRoom)
+    assert alone.in_vain

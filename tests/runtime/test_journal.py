@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,14 @@ from mesh.domain.limits import CellLimits
 from mesh.domain.messages import LoadInstance
 from mesh.domain.reasons import FinishReason
 from mesh.policy.registry import policy
-from mesh.runtime.journal import ControllerStart, Journal, open_journal, read_journal, replay
+from mesh.runtime.journal import (
+    FORMAT,
+    ControllerStart,
+    Journal,
+    open_journal,
+    read_journal,
+    replay,
+)
 from tests.core.cells import CellUnderTest, commands, deployment, hello, request
 
 START = ControllerStart(
@@ -99,6 +107,16 @@ def test_a_torn_last_line_ends_the_journal_and_other_damage_is_named(tmp_path: P
     with pytest.raises(InvalidInput, match=":4 is no decision"):
         list(read_journal(path)[1])
     path.write_text("hello\n")
+    with pytest.raises(InvalidInput, match="no journal"):
+        read_journal(path)
+
+
+def test_a_journal_of_another_format_and_what_is_none_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    open_journal(path, replace(START, format=FORMAT + 1)).close()
+    with pytest.raises(InvalidInput, match=f"format {FORMAT + 1}"):
+        read_journal(path)
+    path.write_bytes(b"\xff\xfe\n")
     with pytest.raises(InvalidInput, match="no journal"):
         read_journal(path)
 

@@ -68,6 +68,10 @@ class Compiler:
             # bf16, the default where the CPU has it, is no faster than f32 with i8 weights (their
             # activations are quantised on the fly), and with f16 weights it changes tokens.
             "INFERENCE_PRECISION_HINT": "f32",
+            # Activations share a scale by 64, on CPUs with VNNI. Against OpenVINO's default of 32,
+            # decoding takes 5 % and prefill 12 % less time; the divergence from f16 weights' tokens
+            # (KL, SmolLM2-135M) is 0.0071 instead of 0.0055 nats, and would be 0.0126 with 192.
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 64,
             "KV_CACHE_PRECISION": kv.value,
             # Every process pins its threads to the same first cores: two engines of one thread on
             # two cores ran at half speed. Alone, pinning gained nothing.

@@ -237,8 +237,8 @@ def test_a_load_reports_its_progress(engine: OpenVinoEngine, tiny: TinyModel) ->
 def test_a_load_beyond_the_available_memory_is_refused_with_both_numbers(
     tiny: TinyModel,
 ) -> None:
-    engine = OpenVinoEngine(threads=1, available_bytes=lambda: 50 * 2**20)
-    with pytest.raises(OutOfMemory, match=r"takes 5\d\.\d MiB, 50\.0 MiB are available"):
+    engine = OpenVinoEngine(threads=1, available_bytes=lambda: 80 * 2**20)
+    with pytest.raises(OutOfMemory, match=r"takes 9\d\.\d MiB, 80\.0 MiB are available"):
         load(engine, tiny.info, tiny.path, kv_blocks=2000)
 
 

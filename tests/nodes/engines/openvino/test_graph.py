@@ -98,10 +98,10 @@ def test_llama3_scaling_matters_in_that_comparison(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 def test_i8_weights_stay_close(tmp_path: Path, kind: str) -> None:
-    """Quantised weights move logits by a few hundredths of their spread, no more."""
+    """Quantised weights and activations move logits by less than a tenth of their spread."""
     model = write_tiny(tmp_path / kind, kind)
     tokens = np.random.default_rng(1).integers(0, VOCABULARY, sum(CHUNKS)).tolist()
     expected = reference_logits(model.path, tokens)
     logits = computed_logits(model, tokens, WeightPrecision.I8, KvPrecision.F16)
     for place, row in logits.items():
-        assert np.std(row - expected[place]) < 0.06 * np.std(expected[place])
+        assert np.std(row - expected[place]) < 0.1 * np.std(expected[place])

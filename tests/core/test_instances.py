@@ -1,0 +1,126 @@
+"""Instances: which nodes they are tried on, how many there are, and what failed loads mean."""
+
+from dataclasses import replace
+
+from mesh.domain.actions import RefuseRequest, SetTimer
+from mesh.domain.events import DrainRequested, NodeDisconnected, RetryLoadDue
+from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId
+from mesh.domain.messages import (
+    InstanceGone,
+    InstanceReport,
+    LoadFailed,
+    LoadInstance,
+    SubmitRequest,
+    UnloadInstance,
+)
+from mesh.domain.reasons import FinishReason
+from tests.core.cells import (
+    FOOTPRINT,
+    MIB,
+    MODEL,
+    CellUnderTest,
+    commands,
+    deployment,
+    hello,
+    of_kind,
+    request,
+)
+
+
+def fail(cell: CellUnderTest, link: int, instance_id: InstanceId) -> list[SetTimer]:
+    """The load failed; the timers of its retry."""
+    failed = LoadFailed(instance_id=instance_id, error="OutOfMemory", message="no memory")
+    timers = of_kind(cell.report(link, failed), SetTimer)
+    return [t for t in timers if isinstance(t.timer, RetryLoadDue)]
+
+
+def test_a_node_where_a_load_failed_is_tried_again_when_the_others_have_no_room() -> None:
+    cell = CellUnderTest(deployment())
+    link, _ = cell.join()
+    cell.join(hello("small", run_id="2", memory_bytes=110 * MIB))
+    load = commands(cell.invoke(), LoadInstance)[0]
+    (retry,) = fail(cell, link, load.instance_id)
+    cell.now_s = retry.at_s
+    again = cell.tell(retry.timer)
+    assert of_kind(again, RefuseRequest) == []
+    (load,) = commands(again, LoadInstance)
+    assert cell.core.cell.instances[load.instance_id].node.node_id == "n1"
+
+
+def test_failed_loads_refuse_nobody_while_another_is_under_way() -> None:
+    cell = CellUnderTest(deployment(replicas_min=3))
+    links = [cell.join(hello(f"n{n}", run_id=str(n)))[0] for n in range(3)]
+    first, second, third = cell.core.cell.instances
+    cell.invoke()
+    fail(cell, links[0], first)
+    assert (
+        of_kind(
+            cell.report(
+                links[1], LoadFailed(instance_id=second, error="OutOfMemory", message="no")
+            ),
+            RefuseRequest,
+        )
+        == []
+    )
+    submitted = commands(cell.loaded(links[2], third), SubmitRequest)
+    assert [s.order.request.request_id for s in submitted] == ["r1"]
+
+
+def test_a_load_that_succeeds_ends_the_pause_after_one_that_failed() -> None:
+    cell = CellUnderTest(deployment(replicas_min=2))
+    links = [cell.join(hello(f"n{n}", run_id=str(n)))[0] for n in range(3)]
+    first, second = cell.core.cell.instances
+    fail(cell, links[0], first)
+    cell.loaded(links[1], second)
+    entry = cell.core.cell.deployments[DeploymentName("chat")]
+    assert cell.now_s >= entry.paused_until_s
+
+
+def test_an_instance_on_a_draining_node_is_replaced_before_its_last_request_ends() -> None:
+    cell = CellUnderTest(deployment(replicas_max=1))
+    link, _ = cell.join()
+    load = commands(cell.invoke(), LoadInstance)[0]
+    cell.loaded(link, load.instance_id)
+    cell.join(hello("n2", run_id="2"))
+    cell.tell(DrainRequested(operation_id=OperationId("op"), node_id=NodeId("n1")))
+    (replacement,) = commands(cell.invoke(request("r2")), LoadInstance)
+    assert cell.core.cell.instances[replacement.instance_id].node.node_id == "n2"
+
+
+def test_when_a_node_comes_back_the_load_that_replaced_its_instance_is_given_up() -> None:
+    cell = CellUnderTest(deployment(replicas_min=1, replicas_max=1))
+    link, _ = cell.join()
+    (instance_id,) = cell.core.cell.instances
+    cell.loaded(link, instance_id)
+    cell.join(hello("n2", run_id="2"))
+    lost = cell.tell(NodeDisconnected(link_id=link, reason="reset"))
+    (replacement,) = commands(lost, LoadInstance)
+    kept = InstanceReport(
+        instance_id=instance_id,
+        deployment=DeploymentName("chat"),
+        model_id=MODEL.model_id,
+        footprint=FOOTPRINT,
+        kv_blocks=16,
+        kv_blocks_used=0,
+        context_tokens_max=512,
+        batch_max=8,
+        batch=0,
+    )
+    _, back = cell.join(replace(hello(), instances=(kept,)))
+    unloads = [u.instance_id for u in commands(back, UnloadInstance)]
+    assert unloads == [replacement.instance_id]
+
+
+def test_a_minimum_that_lacks_memory_takes_that_of_the_next_instance_to_become_idle() -> None:
+    """Not only when that one's keep-alive of ten minutes is over."""
+    cell = CellUnderTest(deployment("a", keep_alive_s=600), deployment("b"))
+    link, _ = cell.join(hello(memory_bytes=150 * MIB))
+    busy = commands(cell.invoke(request(of="a")), LoadInstance)[0].instance_id
+    cell.loaded(link, busy)
+    entry = cell.core.cell.deployments[DeploymentName("b")]
+    entry.spec = replace(entry.spec, scaling=replace(entry.spec.scaling, replicas_min=1))
+    cell.tell(RetryLoadDue(name=DeploymentName("b")))
+    done = cell.tokens(link, "r1", [7], finish=FinishReason.STOP)
+    assert [u.instance_id for u in commands(done, UnloadInstance)] == [busy]
+    gone = cell.report(link, InstanceGone(instance_id=busy))
+    assert [load.deployment for load in commands(gone, LoadInstance)] == ["b"]

@@ -1,0 +1,41 @@
+"""A model's text assets: read as they are written by different tools, damage named."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mesh.domain.errors import TornModel
+from mesh.text.assets import read_assets
+
+
+def write(path: Path, **config: object) -> Path:
+    (path / "tokenizer.json").write_bytes(b"{}")
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return path
+
+
+def test_tokens_and_templates_may_be_text_or_tables(tmp_path: Path) -> None:
+    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
+    path = write(tmp_path, bos_token={"content": "<s>"}, eos_token="</s>", chat_template=named)
+    assets = read_assets(path)
+    assert (assets.bos_token, assets.eos_token, assets.chat_template) == ("<s>", "</s>", "yes")
+
+
+def test_a_template_in_a_file_of_its_own_goes_first(tmp_path: Path) -> None:
+    path = write(tmp_path, chat_template="config")
+    (path / "chat_template.jinja").write_text("file")
+    assert read_assets(path).chat_template == "file"
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer_config.json"])
+def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path)
+    (path / name).write_bytes(b"\xff\xfe")
+    with pytest.raises(TornModel, match=name):
+        read_assets(path)
+
+
+def test_a_model_without_a_tokenizer_is_torn(tmp_path: Path) -> None:
+    with pytest.raises(TornModel, match=r"tokenizer\.json"):
+        read_assets(tmp_path)
