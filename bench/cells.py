@@ -11,12 +11,15 @@ from mesh.cli.cell_plan import CellPlan, plan_nodes
 
 
 @contextmanager
-def local_cell() -> Iterator[LocalCell]:
-    """One controller and one CPU node with the whole machine, in a temporary home."""
+def local_cell(threads: int | None = None) -> Iterator[LocalCell]:
+    """One controller and one CPU node, in a temporary home; the node computes on `threads` cores,
+    all of them unless given.
+    """
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         (home / "store").symlink_to(store_path())
-        local = LocalCell(CellPlan(listen="127.0.0.1:0", home=home, nodes=plan_nodes(["cpu"])))
+        plan = CellPlan(listen="127.0.0.1:0", home=home, nodes=plan_nodes(["cpu"]), threads=threads)
+        local = LocalCell(plan)
         try:
             local.start()
             local.wait_ready(lambda: False, lambda line: None)

@@ -1,11 +1,14 @@
 """Measures a cell and the bare engine in turn, A B A B …, and prints what the cell adds.
 
-The last line is one JSON object: `ttft_added_ms_p50`, `token_added_ms_p50` (medians over rounds of
-the difference of the round's medians), and the medians themselves.
+Twice: with one core left to the controller, the client and the loops, as where these have a machine
+of their own; and with the engine on all cores, where whatever they compute it computes later. The
+last line is one JSON object: `ttft_added_ms_p50`, `token_added_ms_p50` (medians over rounds of the
+difference of the round's medians) for the first, the same with `_all_cores` for the second.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -34,9 +37,9 @@ START_S_MAX = 180.0
 class BareProcess:
     """The bare engine's end of a pipe."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.overhead", "--bare"],
+            [sys.executable, "-m", "bench.overhead", "--bare", "--threads", str(threads)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -60,13 +63,16 @@ class BareProcess:
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(timeout=30)
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
 
 
 @contextmanager
-def running_cell() -> Iterator[str]:
+def running_cell(threads: int) -> Iterator[str]:
     """A cell with one loaded instance; its address."""
-    with local_cell() as local:
+    with local_cell(threads) as local:
         with MeshClient(local.address) as client:
             _deploy(client)
         yield local.address
@@ -84,51 +90,58 @@ def _deploy(client: MeshClient) -> None:
         time.sleep(0.1)
 
 
-def measure(rounds: int) -> tuple[list[Answer], list[Answer]]:
+def measure(rounds: int, threads: int) -> tuple[list[Answer], list[Answer]]:
     """Answers of the bare engine and of the cell, round by round; one warm-up round first."""
-    plain = BareProcess()
+    plain = BareProcess(threads)
     try:
-        with running_cell() as address:
+        with running_cell(threads) as address:
             answers = [(plain.ask(), cell.ask(address, NAME)) for _ in range(rounds + 1)][1:]
     finally:
         plain.close()
     return [a for a, _ in answers], [b for _, b in answers]
 
 
-def report(bares: list[Answer], cells: list[Answer]) -> None:
-    table = Table(title=f"medians over {len(bares)} rounds, ms", title_justify="left", box=None)
-    for heading in ("", "bare engine", "cell", "added", "limit"):
+def compare(key: str, bares: list[Answer], cells: list[Answer]) -> tuple[float, float, float]:
+    """Medians in ms: the bare engine, the cell, and what the cell adds."""
+    alone = [median(getattr(a, f"{key}_ms")) for a in bares]
+    whole = [median(getattr(a, f"{key}_ms")) for a in cells]
+    return median(alone), median(whole), median(w - a for w, a in zip(whole, alone, strict=True))
+
+
+def report(rounds: int) -> None:
+    cores = len(os.sched_getaffinity(0))
+    table = Table(title=f"medians over {rounds} rounds, ms", title_justify="left", box=None)
+    for heading in ("", "engine on", "bare engine", "cell", "added", "limit"):
         table.add_column(heading, justify="left" if not heading else "right")
     figures: dict[str, float] = {}
-    for label, key, limit in (
-        ("first token, one request", "ttft", 3.0),
-        ("each token, batch of 8", "token", 0.5),
-    ):
-        alone = [median(getattr(a, f"{key}_ms")) for a in bares]
-        whole = [median(getattr(a, f"{key}_ms")) for a in cells]
-        added = median([w - a for w, a in zip(whole, alone, strict=True)])
-        table.add_row(
-            label, f"{median(alone):.2f}", f"{median(whole):.2f}", f"{added:.2f}", f"{limit:.1f}"
-        )
-        figures |= {
-            f"{key}_added_ms_p50": round(added, 3),
-            f"{key}_bare_ms_p50": round(median(alone), 3),
-            f"{key}_cell_ms_p50": round(median(whole), 3),
-        }
-    Console().print(table)
+    for threads, suffix in ((max(1, cores - 1), ""), (cores, "_all_cores")):
+        bares, cells = measure(rounds, threads)
+        for label, key, limit in (
+            ("first token, one request", "ttft", 3.0),
+            ("each token, batch of 8", "token", 0.5),
+        ):
+            alone, whole, added = compare(key, bares, cells)
+            row = (f"{alone:.2f}", f"{whole:.2f}", f"{added:.2f}")
+            table.add_row(label, f"{threads} of {cores}", *row, "" if suffix else f"{limit:.1f}")
+            figures |= {
+                f"{key}_added_ms_p50{suffix}": round(added, 3),
+                f"{key}_bare_ms_p50{suffix}": round(alone, 3),
+            }
+    Console(width=100).print(table)
     print(json.dumps(figures))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--threads", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     options = parser.parse_args()
     if options.bare:
-        bare.serve(OpenVinoEngine(), stored_model())
+        bare.serve(OpenVinoEngine(threads=options.threads), stored_model())
         return
     stored_model()
-    report(*measure(options.rounds))
+    report(options.rounds)
 
 
 if __name__ == "__main__":

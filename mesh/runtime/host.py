@@ -30,7 +30,7 @@ class Recorder(Protocol):
 
 
 class Host(Generic[Event, Action]):
-    """Runs one core. Not thread-safe: every `post` comes from the thread that owns the clock."""
+    """Runs one core. One `post` at a time: who posts from several threads holds a lock."""
 
     def __init__(
         self,

@@ -64,7 +64,7 @@ def footprint_to_wire(footprint: Footprint) -> pb.Footprint:
 def footprint_from_wire(message: pb.Footprint) -> Footprint:
     return Footprint(
         weights_bytes=message.weights_bytes,
-        kv_block_bytes=message.kv_block_bytes,
+        kv_block_bytes=at_least_one(message.kv_block_bytes, message, "kv_block_bytes"),
         block_tokens=at_least_one(message.block_tokens, message, "block_tokens"),
     )
 

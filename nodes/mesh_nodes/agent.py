@@ -2,12 +2,15 @@
 
 Owns the life of all of it: what starts before the link opens, and what is stopped in which order.
 The composition root (`main`) builds the engine and says where the controller is; any engine that
-keeps the protocol will do. One asyncio loop runs all but the engine's calls and the imports.
+keeps the protocol will do. One asyncio loop runs all but the engine's calls, what is decided on
+their results, and the imports.
 """
 
 import asyncio
+import contextlib
 import logging
 import random
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -20,7 +23,7 @@ from mesh.core.node import NodeCore
 from mesh.domain.actions import NodeAction
 from mesh.domain.events import CommandReceived, HeartbeatDue, LinkClosed, LinkOpened, NodeEvent
 from mesh.domain.limits import HEARTBEAT_S, NodeLimits
-from mesh.domain.messages import NodeHello
+from mesh.domain.messages import NodeHello, NodeReport
 from mesh.runtime.clock import LoopClock
 from mesh.runtime.engine import Engine
 from mesh.runtime.host import Host, Recorder
@@ -30,12 +33,34 @@ from mesh.wire.link import NodeLink
 from mesh_loader.importing import import_until
 from mesh_loader.store import ModelStore
 from mesh_nodes.lanes import ThreadLanes
+from mesh_nodes.messenger import Messenger
 from mesh_nodes.models import NodeModels
 
 STOP_S_MAX = 4.0
 """From the wish to stop to the end of `run`. Below the grace that `mesh up` and systemd give."""
 
+MESSENGER_S_MAX = 0.5
+
 log = logging.getLogger(__name__)
+
+
+class CarriedLink:
+    """The link as the performer's port. The compute thread sends what it decided, too, and must
+    not wait; all reports take the same way, so that they keep their order.
+    """
+
+    def __init__(self, link: NodeLink, messenger: Messenger) -> None:
+        self._link = link
+        self._messenger = messenger
+
+    def send(self, report: NodeReport) -> None:
+        self._messenger.post(partial(self._link.send, report))
+
+
+def call_on(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
+    """Call on the loop's thread, from any; nothing once the loop has closed."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(call, *args)
 
 
 class Agent:
@@ -63,6 +88,9 @@ class Agent:
         self._ended = asyncio.Event()
         self._failure: BaseException | None = None
         self._host: Host[NodeEvent, NodeAction]
+        self._deciding = threading.Lock()
+        """Held while the core decides: the loop and the compute thread both post."""
+        self._loop: asyncio.AbstractEventLoop
 
     def stop(self) -> None:
         """Wish the end; `run` returns soon. For the loop's thread, as a signal handler is."""
@@ -73,7 +101,7 @@ class Agent:
 
         Raises what the controller refused this node with, or what broke the node core.
         """
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         lanes = ThreadLanes(loop=loop, post=self._post)
         models = NodeModels(
             engine=self._engine,
@@ -91,7 +119,10 @@ class Agent:
             on_command=lambda command: self._post(CommandReceived(command=command)),
             on_close=lambda reason: self._post(LinkClosed(reason=reason)),
         )
-        performer = NodePerformer(engine=self._engine, lanes=lanes, link=link, models=models)
+        messenger = Messenger(loop)
+        performer = NodePerformer(
+            engine=self._engine, lanes=lanes, link=CarriedLink(link, messenger), models=models
+        )
         self._host = Host[NodeEvent, NodeAction](
             core=self._core,
             clock=LoopClock(loop),
@@ -104,6 +135,7 @@ class Agent:
         beating.cancel()
         link.stop()
         self.clean = await self._wind_down(linking, models, lanes)
+        messenger.close(MESSENGER_S_MAX)
         if self._failure is not None:
             raise self._failure
 
@@ -119,7 +151,8 @@ class Agent:
         return await asyncio.to_thread(lanes.close, left_s, self._engine.close) and clean
 
     def _hello(self) -> NodeHello:
-        return replace(self._identity, instances=self._core.instances())
+        with self._deciding:
+            return replace(self._identity, instances=self._core.instances())
 
     def _opened(self) -> None:
         log.info("%s joined the cell at %s", self._identity.node_id, self._controller)
@@ -129,16 +162,17 @@ class Agent:
         """Into the core. A core that fails is in no known state: the node ends, and the controller
         places its requests elsewhere, which beats a node that may be wrong.
         """
-        if self._failure is not None:
-            return
-        try:
-            self._host.post(event)
-        except Exception as error:
-            self._fail(error)
+        with self._deciding:
+            if self._failure is not None:
+                return
+            try:
+                self._host.post(event)
+            except Exception as error:
+                self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         self._failure = self._failure or error
-        self._ended.set()
+        call_on(self._loop, self._ended.set)
 
     async def _keep(self, work: Callable[[], Awaitable[None]]) -> None:
         """Work that lasts as long as the agent: its failure is the agent's."""

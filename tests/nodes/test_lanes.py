@@ -18,20 +18,21 @@ class Posted:
 
     def __init__(self) -> None:
         self.texts: list[str] = []
-        self.threads: set[int] = set()
+        self.threads: set[str] = set()
         self._changed = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
 
     def post(self, event: NodeEvent) -> None:
         assert isinstance(event, LinkClosed)
         self.texts.append(event.reason)
-        self.threads.add(threading.get_ident())
-        self._changed.set()
+        self.threads.add(threading.current_thread().name)
+        self._loop.call_soon_threadsafe(self._changed.set)
 
     async def wait_for(self, count: int) -> list[str]:
         async with asyncio.timeout(5):
             while len(self.texts) < count:
-                self._changed.clear()
                 await self._changed.wait()
+                self._changed.clear()
         return self.texts
 
 
@@ -52,13 +53,17 @@ def _raise(error: BaseException) -> Callable[[], str]:
     return call
 
 
-async def test_calls_of_a_lane_run_in_order_and_events_come_on_the_loops_thread() -> None:
+async def test_calls_of_a_lane_run_in_order_and_steps_post_from_their_own_thread() -> None:
+    """No other thread has to wake up between the end of a step and the decision on the next."""
     posted = Posted()
     lanes = ThreadLanes(loop=asyncio.get_running_loop(), post=posted.post)
     for n in range(500):
         lanes.run(Lane.COMPUTE, lambda n=n: n, _say)  # type: ignore[misc]
     assert await posted.wait_for(500) == [str(n) for n in range(500)]
-    assert posted.threads == {threading.get_ident()}
+    assert posted.threads == {"mesh-compute"}
+    lanes.run(Lane.LOADING, lambda: "loaded", _say)
+    assert (await posted.wait_for(501))[-1] == "loaded"
+    assert posted.threads == {"mesh-compute", threading.current_thread().name}
     assert lanes.close(timeout_s=5, last=_nothing)
 
 
