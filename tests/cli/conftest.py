@@ -36,7 +36,7 @@ class RunningCell:
         return f"{head}  source: file://{self.model}\n{spec}".encode()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCell]:
     """One cell for all tests; each test deploys under names of its own."""
     home = tmp_path_factory.mktemp("cell")

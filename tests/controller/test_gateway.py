@@ -63,7 +63,8 @@ async def test_an_answer_streams_from_accepted_to_finished(cell: LiveCell) -> No
         3,
         5,
     )
-    assert 0 < finished.tpot_s < finished.ttft_s < WAIT_S_MAX
+    assert 0 < finished.tpot_s < WAIT_S_MAX
+    assert 0 < finished.ttft_s < WAIT_S_MAX
     tokens = [event for event in events if isinstance(event, Tokens)]
     assert "".join(event.text for event in tokens) == "aaaaa"
     came = 0

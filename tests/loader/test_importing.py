@@ -115,7 +115,8 @@ async def test_a_killed_child_is_a_model_error_that_says_so(
     with hanging_index(monkeypatch):
         task = asyncio.create_task(import_in_child(HANGING, store, silent, timeout_s=60))
         await asyncio.to_thread(wait_for, lambda: pip_runs(store))
-        (child,) = psutil.Process().children()
+        ours = psutil.Process().children()
+        (child,) = [process for process in ours if str(store) in process.cmdline()]
         child.kill()
         with pytest.raises(ModelError, match="was killed by SIGKILL"):
             await task
@@ -178,12 +179,13 @@ def test_a_program_that_takes_too_long_is_stopped() -> None:
 
 def test_a_program_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mesh_loader.bounded_child.STOP_GRACE_S", 0.2)
+    before = psutil.Process().children()
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
     finished = run_bounded(
         [sys.executable, "-c", stubborn], timeout_s=0.6, environment={}, on_wait=lambda: None
     )
     assert finished.exit_code is None
-    assert not psutil.Process().children()
+    assert psutil.Process().children() == before
 
 
 def test_a_programs_output_and_exit_code_are_reported() -> None:
