@@ -50,8 +50,8 @@ def print_report(rates: Rates, idle_share: float, missing: list[str]) -> None:
     if ratio:
         cells = (f"{ratio[count]:.2f} (≥ {TARGETS[count]:.1f})" for count in CONCURRENCIES)
         table.add_row("mesh / best peer", "", *cells)
-    Console().print(table)
-    Console().print(f"waiting engines used at most {100 * idle_share:.1f} % of a core")
+    Console(width=100).print(table)
+    Console(width=100).print(f"waiting engines used at most {100 * idle_share:.1f} % of a core")
     print(json.dumps(_figures(rates, ratio, missing)))
 
 

@@ -113,7 +113,7 @@ def report(
             str(process.fds_growth()),
             str(process.rss_bytes[-1] >> 20),
         )
-    Console().print(table)
+    Console(width=100).print(table)
     for leak in leaks:
         print(f"leaked: {leak}")
     for failure in failures:
