@@ -13,7 +13,6 @@ from mesh_loader.source_file import path_of_file, require_present
 from mesh_loader.source_hf import parse_hf
 from mesh_loader.source_pkg import fetch_package_file, parse_pkg
 
-SCHEMES = ("pkg", "file", "hf")
 SUPPORTED = "pkg://package/file, file:///path or hf://org/name@revision"
 
 
