@@ -7,7 +7,6 @@ their results, and the imports.
 """
 
 import asyncio
-import contextlib
 import logging
 import random
 import threading
@@ -33,7 +32,7 @@ from mesh.wire.link import NodeLink
 from mesh_loader.importing import import_until
 from mesh_loader.store import ModelStore
 from mesh_nodes.lanes import ThreadLanes
-from mesh_nodes.messenger import Messenger
+from mesh_nodes.messenger import Messenger, call_on
 from mesh_nodes.models import NodeModels
 
 STOP_S_MAX = 4.0
@@ -55,12 +54,6 @@ class CarriedLink:
 
     def send(self, report: NodeReport) -> None:
         self._messenger.post(partial(self._link.send, report))
-
-
-def call_on(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
-    """Call on the loop's thread, from any; nothing once the loop has closed."""
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(call, *args)
 
 
 class Agent:

@@ -16,7 +16,7 @@ Work = Callable[[], None]
 
 
 class LaneThread:
-    """`put`, `hand_over` and `end` are for one other thread."""
+    """`put` is for any thread, its own included; `hand_over` and `end` are for one other."""
 
     def __init__(self, name: str) -> None:
         self._queue: SimpleQueue[Work | None] = SimpleQueue()

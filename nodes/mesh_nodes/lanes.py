@@ -17,6 +17,7 @@ from mesh.domain.errors import EngineError, MeshError, OutOfMemory
 from mesh.domain.events import NodeEvent
 from mesh.runtime.node_actions import Lane
 from mesh_nodes.lane_thread import LaneThread
+from mesh_nodes.messenger import call_on
 
 R = TypeVar("R")
 
@@ -66,7 +67,7 @@ class ThreadLanes:
             if not full:
                 self._pending[lane] += 1
         if full:
-            self._call_soon(self._deliver, done, _full(lane))
+            call_on(self._loop, self._deliver, done, _full(lane))
             return
 
         def work() -> None:
@@ -76,7 +77,7 @@ class ThreadLanes:
             if lane is Lane.COMPUTE:
                 _guarded(lambda: self._deliver(done, result))
             else:
-                self._call_soon(self._deliver, done, result)
+                call_on(self._loop, self._deliver, done, result)
 
         self._threads[lane].put(work)
         on_loop = threading.get_ident() == self._loop_thread
@@ -86,7 +87,7 @@ class ThreadLanes:
             self._loop.call_soon(self._hand_over)
 
     def post_soon(self, event: NodeEvent) -> None:
-        self._call_soon(self._post_open, event)
+        call_on(self._loop, self._post_open, event)
 
     def close(self, timeout_s: float, last: Callable[[], None]) -> bool:
         """Drop what waits, let the threads end, then `last`, on the compute lane's thread.
@@ -105,13 +106,6 @@ class ThreadLanes:
     def _hand_over(self) -> None:
         self._handing_over = False
         self._threads[Lane.COMPUTE].hand_over(HAND_OVER_S_MAX)
-
-    def _call_soon(self, call: Callable[..., None], *args: object) -> None:
-        try:
-            self._loop.call_soon_threadsafe(call, *args)
-        except RuntimeError:
-            # The loop has closed: the agent is on its way out, and nobody waits for the result.
-            log.debug("a result came after the loop had closed")
 
     def _deliver(
         self, done: Callable[[R | MeshError], NodeEvent | None], result: R | MeshError

@@ -7,11 +7,20 @@ a microsecond, and a thread of their own carries them over once the iteration co
 """
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
 Call = Callable[[], object]
+
+
+def call_on(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
+    """Call on the loop's thread, from any. Once the loop has closed the agent is on its way out,
+    and nobody waits for the call.
+    """
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(call, *args)
 
 
 class Messenger:
@@ -34,8 +43,4 @@ class Messenger:
 
     def _carry(self) -> None:
         while (call := self._calls.get()) is not None:
-            try:
-                self._loop.call_soon_threadsafe(call)
-            except RuntimeError:
-                # The loop has closed: the agent is on its way out, and nobody waits for this.
-                return
+            call_on(self._loop, call)

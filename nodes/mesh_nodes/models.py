@@ -26,6 +26,7 @@ from mesh.domain.text import TextAssets
 from mesh.runtime.engine import Progress
 from mesh.runtime.node_actions import Lane, Lanes
 from mesh_nodes.imports import Imports, ImportSource, Stored, Ticket
+from mesh_nodes.messenger import call_on
 
 LOAD_IMPORT_S_MAX = 600.0
 """An import that a load waits for; the controller gives a load up after as long."""
@@ -154,8 +155,7 @@ class NodeModels:
 
     def _imported_soon(self, operation: _Operation, outcome: "Future[Stored]") -> None:
         """From the import's thread: prepare on the loading lane, which the loop's thread feeds."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._imported, operation, outcome)
+        call_on(self._loop, self._imported, operation, outcome)
 
     def _imported(self, operation: _Operation, outcome: "Future[Stored]") -> None:
         if operation.stopped.is_set():
