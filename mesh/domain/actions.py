@@ -7,7 +7,8 @@ from mesh.domain.events import ControllerTimer
 from mesh.domain.ids import DeploymentName, InstanceId, OperationId, RequestId
 from mesh.domain.messages import NodeCommand, NodeReport
 from mesh.domain.model import ModelInfo
-from mesh.domain.reasons import RefusalReason
+from mesh.domain.profile import IterationShape, Profile
+from mesh.domain.reasons import RefusalReason, TurnRule
 from mesh.domain.request import RequestTokens
 from mesh.domain.steps import EngineRequest
 from mesh.domain.text import TextAssets
@@ -23,9 +24,10 @@ class SendCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptLink:
-    """The node behind this link belongs to the cell now."""
+    """The node behind this link belongs to the cell now, and gives turns by this rule."""
 
     link_id: int
+    turns: TurnRule = TurnRule.HEADROOM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,14 @@ class StoreDeployment:
 class RemoveDeployment:
     operation_id: OperationId
     name: DeploymentName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreProfile:
+    """Write durably, over an earlier one of its model and fingerprint."""
+
+    operation_id: OperationId
+    profile: Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +127,7 @@ ControllerAction = (
     | CloseLink
     | StoreDeployment
     | RemoveDeployment
+    | StoreProfile
     | ReplyProgress
     | ReplyDone
     | ReplyError
@@ -158,6 +169,14 @@ class StartLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartMeasure:
+    """Time one iteration of this shape on an instance, beside no other."""
+
+    instance_id: InstanceId
+    shape: IterationShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StartUnload:
     instance_id: InstanceId
 
@@ -192,4 +211,5 @@ NodeAction = (
     | SubmitToEngine
     | AbortInEngine
     | StartStep
+    | StartMeasure
 )

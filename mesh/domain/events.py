@@ -6,6 +6,7 @@ from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
 from mesh.domain.messages import NodeCommand, NodeHello, NodeReport
 from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.reasons import TurnRule
 from mesh.domain.request import Request
 from mesh.domain.steps import LoadedInstance, StepResult
 from mesh.domain.text import TextAssets
@@ -46,6 +47,15 @@ class DrainRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileRequested:
+    """Measure a deployment's model on a node; None: on any that has it or has room for it."""
+
+    operation_id: OperationId
+    name: DeploymentName
+    node_id: NodeId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OperationCancelled:
     """The caller of an operation went away."""
 
@@ -54,7 +64,9 @@ class OperationCancelled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentStored:
-    """The registry has written (or removed) what it was asked to, durably."""
+    """The registry has written (or removed) what it was asked to, durably: a deployment, or a
+    profile.
+    """
 
     operation_id: OperationId
 
@@ -149,6 +161,15 @@ class RetryLoadDue:
     name: DeploymentName
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceRetryDue:
+    """Requests of this deployment wait: running requests have gained headroom since they were last
+    tried, or deadlines have come too near.
+    """
+
+    name: DeploymentName
+
+
 ControllerTimer = (
     KeepAliveExpired
     | QueueWaitExpired
@@ -156,12 +177,14 @@ ControllerTimer = (
     | OperationExpired
     | LoadExpired
     | RetryLoadDue
+    | PlaceRetryDue
 )
 ControllerEvent = (
     DeployRequested
     | DeleteRequested
     | ScaleRequested
     | DrainRequested
+    | ProfileRequested
     | OperationCancelled
     | DeploymentStored
     | StoreFailed
@@ -179,7 +202,9 @@ ControllerEvent = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkOpened:
-    """The controller accepted the link."""
+    """The controller accepted the link, and says who is to compute next."""
+
+    turns: TurnRule = TurnRule.HEADROOM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,6 +280,23 @@ class StepBroke:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureFinished:
+    """An iteration of the shape that was asked for took so long."""
+
+    instance_id: InstanceId
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureBroke:
+    """The shape could not be computed; the instance is well."""
+
+    instance_id: InstanceId
+    error: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitBroke:
     """The engine would not take a request that the core had submitted."""
 
@@ -292,6 +334,8 @@ NodeEvent = (
     | UnloadFinished
     | StepFinished
     | StepBroke
+    | MeasureFinished
+    | MeasureBroke
     | SubmitBroke
     | AbortFinished
     | HeartbeatDue

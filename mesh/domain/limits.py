@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+PREFILL_TOKENS_MAX = 256
+"""Prompt tokens of one iteration, so that a long prompt does not hold up what comes meanwhile."""
 HEARTBEAT_S = 1.0
 """A node reports at least this often."""
 
@@ -32,11 +34,17 @@ class CellLimits:
     """Requests that one iteration of an instance may carry."""
     kv_tokens_wanted: int = 16384
     """KV cache of a new instance where memory allows; at least one full context else."""
+    prefill_tokens_max: int = PREFILL_TOKENS_MAX
+    overtaken_max: int = 8
+    """Later requests that may get a place before an earlier one that wants to compute there."""
+    place_retry_s: float = 0.05
+    """Between two tries to place requests that wait for headroom."""
+    delivery_s_max: float = 0.02
+    """From the end of an iteration until its tokens are with their clients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLimits:
     """The node core's bounds."""
 
-    prefill_tokens_max: int = 256
-    """Prompt tokens of one iteration, so that a long prompt does not hold up decodes."""
+    prefill_tokens_max: int = PREFILL_TOKENS_MAX

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, OperationId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.request import RequestOrder, RequestTokens
 from mesh.domain.text import TextAssets
@@ -38,6 +39,8 @@ class LoadInstance:
     kv_blocks: int
     context_tokens_max: int
     batch_max: int
+    profile: Profile
+    """Of the model on this node, measured or scaled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +60,37 @@ class AbortRequest:
     attempt: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileInstance:
+    """Measure iteration times of a loaded instance, whenever nothing else is to be computed."""
+
+    operation_id: OperationId
+    instance_id: InstanceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelProfile:
+    operation_id: OperationId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UseProfile:
+    """A better profile of a loaded instance's model than the one that its load came with."""
+
+    instance_id: InstanceId
+    profile: Profile
+
+
 NodeCommand = (
-    ImportModel | CancelImport | LoadInstance | UnloadInstance | SubmitRequest | AbortRequest
+    ImportModel
+    | CancelImport
+    | LoadInstance
+    | UnloadInstance
+    | SubmitRequest
+    | AbortRequest
+    | ProfileInstance
+    | CancelProfile
+    | UseProfile
 )
 
 # Reports: node to controller.
@@ -77,6 +109,8 @@ class InstanceReport:
     context_tokens_max: int
     batch_max: int
     batch: int
+    correction: float = 1.0
+    """Measured over predicted iteration time, lately."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +126,8 @@ class NodeHello:
     engine: str
     memory_bytes: int
     """Budget for weights and KV caches."""
+    fingerprint: str = ""
+    """Equal on nodes of equal hardware, cores and engine: they share profiles."""
     version: str = ""
     """Of mesh on the node."""
     instances: tuple[InstanceReport, ...] = ()
@@ -103,6 +139,8 @@ class Heartbeat:
 
     rss_bytes: int
     instances: tuple[InstanceReport, ...] = ()
+    load_slowdown: float = 1.0
+    """By which a load beside them lengthens iterations, as learned; 1 on a node that knows none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,10 +202,13 @@ class InstanceGone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokensReport:
-    """What one iteration yielded, for all requests of its batch at once."""
+    """What one iteration yielded, for all requests of its batch at once; sent after each one."""
 
     instance_id: InstanceId
     outputs: tuple[RequestTokens, ...]
+    prefill_left: tuple[tuple[RequestId, int], ...] = ()
+    """Requests with prompt tokens still to compute, and how many."""
+    correction: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +223,29 @@ class RequestReturned:
     message: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileProgress:
+    operation_id: OperationId
+    phase: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileDone:
+    operation_id: OperationId
+    profile: Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileFailed:
+    """`error` is the class name in mesh.domain.errors."""
+
+    operation_id: OperationId
+    error: str
+    message: str
+    hint: str = ""
+
+
 NodeReport = (
     NodeHello
     | Heartbeat
@@ -194,4 +258,7 @@ NodeReport = (
     | InstanceGone
     | TokensReport
     | RequestReturned
+    | ProfileProgress
+    | ProfileDone
+    | ProfileFailed
 )

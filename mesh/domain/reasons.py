@@ -12,6 +12,12 @@ class RefusalReason(StrEnum):
     QUEUE_TIMEOUT = "queue_timeout"
     NO_NODE = "no_node"
     MEMORY_FULL = "memory_full"
+    FIRST_TOKEN_LATE = "first_token_late"
+    """No place would give the first token in time (LLM-Mesh §5.3, case 1)."""
+    DELAYS_RUNNING = "delays_running"
+    """Every place that would do makes a running request late (case 2)."""
+    TPOT_EXCEEDED = "tpot_exceeded"
+    """No node could give all of its requests a token within their TPOT SLO any more (case 3)."""
     LOAD_FAILED = "load_failed"
     NODE_LOST = "node_lost"
     ENGINE_FAILED = "engine_failed"
@@ -26,6 +32,15 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     CANCELLED = "cancelled"
     FAILED = "failed"
+
+
+class TurnRule(StrEnum):
+    """Which instance of a node computes next."""
+
+    HEADROOM = "headroom"
+    """The one whose request can be delayed least (LLM-Mesh §5.1)."""
+    FIRST_COME = "first_come"
+    """The one with the oldest request."""
 
 
 class DeviceKind(StrEnum):

@@ -83,6 +83,8 @@ class StepResult:
     tokens: tuple[TokenOutput, ...]
     prefill_tokens: int
     """Prompt tokens computed in this iteration."""
+    prefill_past_tokens: int
+    """Tokens that were in the cache before them; the mean over those tokens, rounded."""
     decode_batch: int
     """Requests that computed one token past their prefill."""
     context_tokens: int

@@ -6,6 +6,7 @@ from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
 from mesh.domain.model import ModelInfo
+from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind, RefusalReason
 
 
@@ -26,6 +27,15 @@ class InstanceSnapshot:
     phase: str
     """While it loads: what is being done."""
     share: float
+    headroom_least_s: float | None = None
+    """Of its requests (LLM-Mesh eq. 1); None when it has none."""
+    headroom_p50_s: float | None = None
+    iteration_s: float = 0.0
+    """Predicted, of its next decode as its batch is (of one request, when it has none)."""
+    correction: float = 1.0
+    """Measured over predicted iteration time, lately."""
+    profile: str = ""
+    """`measured`, or what its iteration times are scaled from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +66,9 @@ class NodeSnapshot:
     silent_s: float
     """Since its last report."""
     instances: tuple[InstanceSnapshot, ...]
+    fingerprint: str = ""
+    load_slowdown: float = 1.0
+    """By which a load lengthens the iterations beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +79,14 @@ class CellSnapshot:
     running: int
     served: int
     refused: tuple[tuple[RefusalReason, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileView:
+    """A profile that the cell knows of a deployment's model, and the nodes that it holds for."""
+
+    profile: Profile
+    nodes: tuple[NodeId, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,14 +1,18 @@
 """What a policy decides, and what it sees for it.
 
-A policy orders candidates; whether a candidate can take the request is not its matter but that of
-admission (`mesh.request`). It sees read-only views of live state, never a copy of the cluster.
+A policy ranks candidates by keys; whether a candidate can take the request is not its matter but
+that of admission (`mesh.request`). It sees read-only views of live state, never a copy of the
+cluster, and candidates are kept in order incrementally: a key may only depend on what the view
+says, and the core ranks an instance anew whenever its batch changes.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from mesh.domain.ids import InstanceId, NodeId
-from mesh.domain.reasons import DeviceKind
+from mesh.domain.reasons import DeviceKind, TurnRule
+
+Rank = tuple[float | str, ...]
+"""Smaller comes first. Ends with the id, so that no two are equal."""
 
 
 class InstanceView(Protocol):
@@ -21,10 +25,6 @@ class InstanceView(Protocol):
     @property
     def batch(self) -> int:
         """Requests on it."""
-        ...
-
-    def has_room_for(self, tokens: int) -> bool:
-        """Whether its batch and KV cache can take one more request of so many tokens in all."""
         ...
 
 
@@ -41,20 +41,26 @@ class NodeView(Protocol):
         ...
 
 
-Instance = TypeVar("Instance", bound=InstanceView)
-Node = TypeVar("Node", bound=NodeView)
-
-
 class Policy(Protocol):
     """Stateless; every tie is broken by id, so that the same state gives the same choice."""
 
     @property
     def name(self) -> str: ...
 
-    def order_instances(self, instances: Iterable[Instance]) -> Sequence[Instance]:
-        """Existing instances in the order in which a request tries them."""
+    @property
+    def turns(self) -> TurnRule:
+        """Which instance of a node computes next."""
         ...
 
-    def order_nodes(self, nodes: Iterable[Node]) -> Sequence[Node]:
-        """Nodes in the order in which a new instance tries them."""
+    @property
+    def validates(self) -> bool:
+        """Whether a request is only placed where shadow validation finds that every SLO is kept."""
+        ...
+
+    def instance_rank(self, instance: InstanceView) -> Rank:
+        """Existing instances are tried in this order."""
+        ...
+
+    def node_rank(self, node: NodeView) -> Rank:
+        """Nodes are tried in this order for a new instance."""
         ...

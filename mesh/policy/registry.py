@@ -1,11 +1,12 @@
 """All policies by name."""
 
 from mesh.domain.errors import InvalidInput
+from mesh.policy.fcfs import FirstComeFirstServed
 from mesh.policy.interface import Policy
-from mesh.policy.pack import Pack
+from mesh.policy.llm_mesh import LlmMesh
 
-_POLICIES: dict[str, Policy] = {made.name: made for made in (Pack(),)}
-DEFAULT_POLICY = "pack"
+_POLICIES: dict[str, Policy] = {made.name: made for made in (LlmMesh(), FirstComeFirstServed())}
+DEFAULT_POLICY = "llm-mesh"
 
 
 def policy(name: str) -> Policy:

@@ -1,37 +1,107 @@
-"""Which instance computes next on a node: the one that holds the request with the least headroom.
+"""Which instance computes next on a node, and how much of its prompts: the turn rules.
 
-Token-level scheduling of LLM-Mesh §5.1. The node core asks before every iteration.
+Least headroom first is the token-level scheduling of LLM-Mesh §5.1. What the paper leaves open is
+how long a prompt may hold up everybody else: here a prompt is computed in chunks of the size that
+the headroom of all running requests leaves room for, and a request that is late already does not
+make others late. First come, first served is the baseline.
 """
 
-from collections.abc import Iterable
-from typing import Protocol, TypeVar
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
 
-from mesh.domain.ids import InstanceId
+from mesh.domain.reasons import TurnRule
+from mesh.request.lanes import Lane, slack_s
 
-
-class Turnable(Protocol):
-    """An instance that could be given a turn."""
-
-    @property
-    def instance_id(self) -> InstanceId: ...
-
-    def least_headroom_s(self, now_s: float) -> float | None:
-        """Of its requests (eq. 1); None when it has no work."""
-        ...
+CHUNK_TOKENS_MIN = 16
+"""Smaller chunks cost more in weights read again than they leave to others."""
+PASSED_MAX = 8
+"""Turns in a row that may go to lanes of more headroom, for the sake of their deadlines."""
 
 
-T = TypeVar("T", bound=Turnable)
+@dataclass(slots=True, kw_only=True, eq=False)
+class Grant:
+    """A turn: one iteration of the lane's instance, with so many prompt tokens at most."""
+
+    lane: Lane
+    prefill_tokens: int
+    seconds: float
+    """Predicted."""
+    passed: Sequence[Lane] = ()
+    """Lanes that this turn passes over: those of less headroom, and its own if that has prompts of
+    which none is computed.
+    """
 
 
-def next_turn(instances: Iterable[T], now_s: float) -> T | None:
-    """The instance with the least headroom, ties by id; None when none has work."""
-    best: T | None = None
-    best_key: tuple[float, str] | None = None
-    for instance in instances:
-        headroom = instance.least_headroom_s(now_s)
-        if headroom is None:
-            continue
-        key = (headroom, instance.instance_id)
-        if best_key is None or key < best_key:
-            best, best_key = instance, key
-    return best
+def next_turn(
+    lanes: Iterable[Lane],
+    now_s: float,
+    *,
+    prefill_tokens_max: int,
+    rule: TurnRule = TurnRule.HEADROOM,
+) -> Grant | None:
+    """Who is next, by the rule; None when no lane has work. Ties go to the lesser id."""
+    working = [lane for lane in lanes if lane.batch or lane.prompts]
+    if not working:
+        return None
+    if rule is TurnRule.FIRST_COME:
+        lane = min(working, key=lambda lane: (lane.oldest_s, lane.instance_id))
+        return _grant(lane, min(lane.prompt_tokens, prefill_tokens_max))
+    return _least_headroom(working, now_s, prefill_tokens_max)
+
+
+def _least_headroom(working: Sequence[Lane], now_s: float, prefill_tokens_max: int) -> Grant:
+    """The lane with the earliest deadline. Decodes that can be in time always get their turn; a
+    prompt, or a late decode, only as far as it makes nobody late who is not yet, or when it has
+    been passed over too often.
+    """
+    passed: list[Lane] = []
+    for lane, has_deadline in _by_deadline(working):
+        if has_deadline and not lane.prompts:
+            return _grant(lane, 0, passed)
+        limit_s = min(slack_s(lane, working, now_s), lane.due_s - now_s)
+        tokens = _chunk_tokens(lane, limit_s, prefill_tokens_max)
+        too_often = lane.passed >= PASSED_MAX
+        if too_often and not tokens:
+            tokens = min(lane.prompt_tokens, CHUNK_TOKENS_MIN)
+        late_fits = lane.late_s < inf and lane.decode_s <= limit_s
+        left_out = bool(lane.prompts) and not tokens
+        if left_out or not (tokens or late_fits):
+            passed.append(lane)
+        if tokens or has_deadline or late_fits or too_often:
+            return _grant(lane, tokens, passed)
+    # Only late decodes without room for each other: the earliest.
+    return _grant(passed[0], 0, passed[1:])
+
+
+def _by_deadline(lanes: Sequence[Lane]) -> Iterable[tuple[Lane, bool]]:
+    """Lanes by the deadlines in them, and whether it is one that a decode can still keep. A lane
+    with both kinds comes twice.
+    """
+    if len(lanes) == 1 and lanes[0].due_s < inf:
+        return ((lanes[0], True),)
+    jobs = [(lane.due_s, lane.instance_id, True, lane) for lane in lanes if lane.due_s < inf]
+    for lane in lanes:
+        if lane.prompts or lane.late_s < inf:
+            due_s = min((prompt.due_s for prompt in lane.prompts), default=inf)
+            jobs.append((min(due_s, lane.late_s), lane.instance_id, False, lane))
+    jobs.sort(key=_deadline_and_id)
+    return [(lane, has_deadline) for _, _, has_deadline, lane in jobs]
+
+
+def _deadline_and_id(job: tuple[float, str, bool, Lane]) -> tuple[float, str, bool]:
+    return job[:3]
+
+
+def _grant(lane: Lane, tokens: int, passed: Sequence[Lane] = ()) -> Grant:
+    return Grant(lane=lane, prefill_tokens=tokens, seconds=lane.turn_s(tokens), passed=passed)
+
+
+def _chunk_tokens(lane: Lane, limit_s: float, tokens_max: int) -> int:
+    """The largest chunk, by halves, with which the iteration takes no longer than `limit_s`."""
+    tokens = min(lane.prompt_tokens, tokens_max)
+    while tokens > 0:
+        if lane.turn_s(tokens) <= limit_s:
+            return tokens
+        tokens = tokens // 2 if tokens // 2 >= CHUNK_TOKENS_MIN else 0
+    return 0

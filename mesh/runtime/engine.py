@@ -13,6 +13,7 @@ from typing import Protocol
 
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.profile import IterationShape
 from mesh.domain.steps import (
     EngineCapabilities,
     EngineRequest,
@@ -82,6 +83,15 @@ class Engine(Protocol):
 
         A prompt longer than what is left of the budget is computed in chunks over several steps;
         the chunk that completes it yields its first token. With nothing to do, the result is empty.
+        """
+        ...
+
+    def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
+        """Compute one iteration of this shape and forget it; seconds that it took.
+
+        Costs what a real iteration of the shape costs, the reads of its KV cache included, whatever
+        stands in it; running requests are not disturbed. Raises EngineError, OutOfMemory when the
+        free KV blocks do not do for the shape. Called from the compute thread.
         """
         ...
 

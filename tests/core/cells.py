@@ -91,7 +91,7 @@ class CellUnderTest:
             epoch=1,
             deployments=deployments,
             limits=limits or CellLimits(),
-            policy=policy("pack"),
+            policy=policy("llm-mesh"),
         )
         self.now_s = 100.0
         self._links = 0

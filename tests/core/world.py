@@ -146,7 +146,7 @@ class World:
             epoch=self.epoch,
             deployments=self.deployments,
             limits=CellLimits(batch_max=4, kv_tokens_wanted=1024, queue_requests_max=8),
-            policy=policy("pack"),
+            policy=policy("llm-mesh"),
         )
         performer = ControllerPerformer(
             links=self, clients=self, operators=self, registry=self, clock=self.clock

@@ -10,7 +10,7 @@ from mesh.policy.registry import policy
 from mesh.request.placement import NoRoom, Reclaim, Start, Wait, first_with_room, place_instance
 from tests.core.cells import FOOTPRINT, MIB, deployment
 
-PACK = policy("pack")
+PACK = policy("llm-mesh")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from mesh.runtime.journal import (
 from tests.core.cells import CellUnderTest, commands, deployment, hello, request
 
 START = ControllerStart(
-    version="test", epoch=1, policy="pack", limits=CellLimits(), deployments=(deployment(),)
+    version="test", epoch=1, policy="llm-mesh", limits=CellLimits(), deployments=(deployment(),)
 )
 
 
@@ -82,7 +82,7 @@ def test_a_core_that_decides_otherwise_is_caught_at_the_first_difference(tmp_pat
     write_incident(path)
     _, decisions = read_journal(path)
     changed = ControllerCore(
-        epoch=1, deployments=(deployment(),), limits=CellLimits(batch_max=1), policy=policy("pack")
+        epoch=1, deployments=(deployment(),), limits=CellLimits(batch_max=1), policy=policy("llm-mesh")
     )
     divergence = replay(changed, decisions)
     assert divergence is not None

@@ -1,0 +1,45 @@
+"""How much slower a node computes a model than its profile says, learned from every iteration.
+
+The mean of measured over predicted time, exponentially weighted by predicted compute time, so that
+it follows a noisy neighbour within a few seconds of computing whatever the length of an iteration,
+and a single stall counts little. Without iterations it returns to 1: nothing speaks for it any
+more, and a node that is thought too slow to be used would never be found to be well again.
+"""
+
+from math import exp
+
+RATIO_MIN, RATIO_MAX = 0.25, 8.0
+"""Of a single iteration; hence of the factor, too."""
+LEARNING_S = 0.5
+"""Predicted compute time after which the past counts for 37 %."""
+FORGETTING_S = 10.0
+"""Idle time after which 37 % of the deviation from 1 is left."""
+
+
+class Correction:
+    """Belongs to one model on one node."""
+
+    __slots__ = ("_at_s", "_factor")
+
+    def __init__(self, factor: float = 1.0, at_s: float = 0.0) -> None:
+        self._factor = min(max(factor, RATIO_MIN), RATIO_MAX)
+        self._at_s = at_s
+
+    def factor(self, now_s: float) -> float:
+        """By which predictions are to be multiplied now."""
+        return self._faded(now_s - self._at_s)
+
+    def observe(self, measured_s: float, predicted_s: float, now_s: float) -> None:
+        """An iteration has ended. `predicted_s` is the profile's, uncorrected."""
+        if predicted_s <= 0.0:
+            return
+        ratio = min(max(measured_s / predicted_s, RATIO_MIN), RATIO_MAX)
+        before = self._faded(now_s - self._at_s - measured_s)
+        weight = 1.0 - exp(-predicted_s / LEARNING_S)
+        self._factor = before + (ratio - before) * weight
+        self._at_s = now_s
+
+    def _faded(self, idle_s: float) -> float:
+        if idle_s <= 0.0:
+            return self._factor
+        return 1.0 + (self._factor - 1.0) * exp(-idle_s / FORGETTING_S)

@@ -1,0 +1,48 @@
+"""Predicted iteration times: a profile, times how much slower its node is at the moment.
+
+Schedules (`mesh.request.lanes`) ask for decode and prefill times by themselves; the node's
+correction asks for whole iterations as they were computed.
+"""
+
+from mesh.domain.profile import IterationShape, Profile
+
+
+class Times:
+    """Predictions for one model on one node. `factor` multiplies all of them: the node's correction
+    and, in schedules, an overestimate.
+    """
+
+    __slots__ = ("_base_s", "_decode", "_prefill", "factor")
+
+    def __init__(self, profile: Profile, factor: float = 1.0) -> None:
+        self._prefill = profile.prefill
+        self._decode = profile.decode
+        self._base_s = min(profile.decode.seconds[0][0], profile.prefill.seconds[0][0])
+        self.factor = factor
+
+    def decode_s(self, batch: int, context_tokens: float) -> float:
+        """Seconds of one decode of `batch` requests that attend to `context_tokens` each."""
+        return self._decode.at(batch, context_tokens) * self.factor
+
+    def prefill_s(self, tokens: int, past_tokens: float) -> float:
+        """Seconds of `tokens` prompt tokens in an iteration of their own."""
+        return self._prefill.at(tokens, past_tokens) * self.factor
+
+    def chunk_s(self, tokens: int, past_tokens: float) -> float:
+        """Seconds by which `tokens` prompt tokens lengthen a decode iteration.
+
+        The weights pass through memory once for both; that part is what an iteration of a single
+        token takes.
+        """
+        return max(self._prefill.at(tokens, past_tokens) - self._base_s, 0.0) * self.factor
+
+    def iteration_s(self, shape: IterationShape) -> float:
+        """Seconds of any iteration; 0 for an empty one."""
+        if not shape.decode_batch:
+            if not shape.prefill_tokens:
+                return 0.0
+            return self.prefill_s(shape.prefill_tokens, shape.prefill_past_tokens)
+        decode_s = self.decode_s(shape.decode_batch, shape.decode_context_tokens)
+        if not shape.prefill_tokens:
+            return decode_s
+        return decode_s + self.chunk_s(shape.prefill_tokens, shape.prefill_past_tokens)

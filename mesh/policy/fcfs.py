@@ -1,0 +1,19 @@
+"""`fcfs`: first come, first served, and nobody is turned away for an SLO. A baseline."""
+
+from mesh.domain.reasons import TurnRule
+from mesh.policy.interface import InstanceView, NodeView, Rank
+from mesh.policy.parts import cpu_first, largest_batch_first, tightest_first
+
+
+class FirstComeFirstServed:
+    """Places requests as `llm-mesh` does, but computes them in the order of their arrival."""
+
+    name = "fcfs"
+    turns = TurnRule.FIRST_COME
+    validates = False
+
+    def instance_rank(self, instance: InstanceView) -> Rank:
+        return cpu_first(instance), largest_batch_first(instance), instance.instance_id
+
+    def node_rank(self, node: NodeView) -> Rank:
+        return cpu_first(node), tightest_first(node), node.node_id
