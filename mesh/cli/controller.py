@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from mesh.cli.options import DEFAULT_ADDRESS, home_option
+from mesh.cli.options import DEFAULT_ADDRESS, home_option, policy_option
 from mesh.controller.main import main as run_controller
 
 
@@ -16,7 +16,7 @@ from mesh.controller.main import main as run_controller
     show_default=True,
     help="Where clients and nodes reach it.",
 )
-@click.option("--policy", metavar="NAME", help="How requests are placed.")
+@policy_option
 @click.option("--journal", metavar="FILE", help="Write every decision of the cell there.")
 @home_option
 @click.pass_context

@@ -15,7 +15,7 @@ from mesh.wire.client import MeshClient
 @format_option
 @controller_option
 def describe(name: str, form: Format, address: str) -> None:
-    """Show one deployment in full: limits, model, instances."""
+    """Show one deployment in full: limits, model, instances and how they keep up."""
     with MeshClient(address) as client:
         found = client.get(DeploymentName(name))
     if form is not Format.TABLE:
@@ -25,3 +25,5 @@ def describe(name: str, form: Format, address: str) -> None:
     if found.instances:
         output.text("")
         output.table(tables.INSTANCES, tables.instance_rows(found.instances))
+        output.text("")
+        output.table(tables.PACE, tables.pace_rows(found.instances))

@@ -18,6 +18,7 @@ from mesh.wire.channel import parse_address
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 DEFAULT_ADDRESS = "127.0.0.1:7070"
+POLICY_HELP = "How requests are placed and take turns: llm-mesh (the default) or fcfs."
 
 
 def controller_option(command: Command) -> Command:
@@ -38,6 +39,11 @@ def controller_option(command: Command) -> Command:
 def format_option(command: Command) -> Command:
     """`-o table|json|yaml`, given to the command as `form`."""
     return output_option(tuple(Format), "How the data is written.")(command)
+
+
+def policy_option(command: Command) -> Command:
+    """`--policy NAME`, given to the command as `policy`: None for the controller's default."""
+    return click.option("--policy", metavar="NAME", help=POLICY_HELP)(command)
 
 
 def output_option(forms: Sequence[Format], help_text: str) -> Callable[[Command], Command]:

@@ -1,12 +1,12 @@
-"""`mesh status`: the cell in a few numbers."""
+"""`mesh status`: the cell in a few numbers, and how each of its instances keeps up."""
 
 import click
 
-from mesh.cli import output
+from mesh.cli import output, tables
 from mesh.cli.options import controller_option, format_option
 from mesh.cli.output import Format
-from mesh.cli.plain import plain
-from mesh.domain.views import CellStatus
+from mesh.cli.plain import Plain, plain
+from mesh.domain.views import CellStatus, InstanceSnapshot
 from mesh.wire.client import MeshClient
 
 
@@ -14,13 +14,24 @@ from mesh.wire.client import MeshClient
 @format_option
 @controller_option
 def status(form: Format, address: str) -> None:
-    """Show whether the cell serves, what it holds and what it refused."""
+    """Show whether the cell serves, what it refused, and how its instances keep up."""
     with MeshClient(address) as client:
         found = client.status()
-    if form is Format.TABLE:
-        output.fields(_fields(address, found))
-    else:
-        output.structured(plain(found), form)
+        instances = [instance for node in client.nodes() for instance in node.instances]
+    if form is not Format.TABLE:
+        output.structured(_plain(found, instances), form)
+        return
+    output.fields(_fields(address, found))
+    if instances:
+        output.text("")
+        output.table(tables.PACE, tables.pace_rows(instances))
+
+
+def _plain(status: CellStatus, instances: list[InstanceSnapshot]) -> Plain:
+    """`instances` is their number; those that are still loading stand in `by_instance` alone."""
+    value = plain(status)
+    assert isinstance(value, dict)
+    return {**value, "by_instance": plain(instances)}
 
 
 def _fields(address: str, status: CellStatus) -> list[tuple[str, str]]:

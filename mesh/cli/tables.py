@@ -40,6 +40,18 @@ INSTANCES = (
     Column("LOAD_S", right=True),
     Column("PHASE"),
 )
+PACE = (
+    Column("INSTANCE"),
+    Column("NODE"),
+    Column("STATE"),
+    Column("BATCH", right=True),
+    Column("HEADROOM_LEAST_S", right=True),
+    Column("HEADROOM_P50_S", right=True),
+    Column("ITERATION_MS", right=True),
+    Column("CORRECTION", right=True),
+    Column("PROFILE"),
+)
+"""How instances keep up: headroom of their requests, predicted times and how right those are."""
 NODES = (
     Column("NODE"),
     Column("STATE"),
@@ -98,6 +110,23 @@ def instance_rows(instances: Sequence[InstanceSnapshot]) -> list[Row]:
             mebibytes(instance.kv_bytes),
             f"{instance.load_s:.2f}",
             _phase(instance),
+        )
+        for instance in instances
+    ]
+
+
+def pace_rows(instances: Sequence[InstanceSnapshot]) -> list[Row]:
+    return [
+        (
+            instance.instance_id,
+            instance.node_id,
+            instance.state,
+            str(instance.batch),
+            _headroom(instance.headroom_least_s),
+            _headroom(instance.headroom_p50_s),
+            milliseconds(instance.iteration_s) if instance.iteration_s else "",
+            f"{instance.correction:.2f}",
+            _profile(instance),
         )
         for instance in instances
     ]
@@ -181,6 +210,10 @@ def seconds(span_s: float) -> str:
     return f"{span_s:g}"
 
 
+def milliseconds(span_s: float) -> str:
+    return f"{span_s * 1e3:.2f}"
+
+
 def mebibytes(size_bytes: int) -> str:
     return f"{size_bytes / 2**20:.1f}"
 
@@ -197,3 +230,13 @@ def _phase(instance: InstanceSnapshot) -> str:
     if instance.state is not InstanceState.LOADING or not instance.phase:
         return ""
     return f"{instance.phase} {instance.share:.0%}"
+
+
+def _headroom(span_s: float | None) -> str:
+    """Empty for an instance without requests."""
+    return "" if span_s is None else f"{span_s:.2f}"
+
+
+def _profile(instance: InstanceSnapshot) -> str:
+    """`measured` or `scaled`; the structured forms say from what."""
+    return instance.profile if instance.profile in ("", "measured") else "scaled"

@@ -7,7 +7,7 @@ import click
 from mesh.cli import output
 from mesh.cli.cell import LocalCell
 from mesh.cli.cell_plan import CellPlan, plan_nodes
-from mesh.cli.options import DEFAULT_ADDRESS, home_option
+from mesh.cli.options import DEFAULT_ADDRESS, home_option, policy_option
 from mesh.cli.stopping import Stopping
 from mesh.domain.units import parse_bytes
 
@@ -34,7 +34,7 @@ WATCH_S = 0.2
     show_default=True,
     help="Where the controller listens. Port 0 picks a free one.",
 )
-@click.option("--policy", metavar="NAME", help="How requests are placed.")
+@policy_option
 @home_option
 def up(
     wanted: tuple[str, ...],

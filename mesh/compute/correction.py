@@ -17,13 +17,21 @@ FORGETTING_S = 10.0
 
 
 class Correction:
-    """Belongs to one model on one node."""
+    """Belongs to one model on one node, or to whatever else lengthens iterations."""
 
-    __slots__ = ("_at_s", "_factor")
+    __slots__ = ("_at_s", "_factor", "_forgetting_s")
 
-    def __init__(self, factor: float = 1.0, at_s: float = 0.0) -> None:
+    def __init__(
+        self, factor: float = 1.0, at_s: float = 0.0, forgetting_s: float = FORGETTING_S
+    ) -> None:
+        self._forgetting_s = forgetting_s
         self._factor = min(max(factor, RATIO_MIN), RATIO_MAX)
         self._at_s = at_s
+
+    @property
+    def latest(self) -> float:
+        """As of the last iteration, however long ago."""
+        return self._factor
 
     def factor(self, now_s: float) -> float:
         """By which predictions are to be multiplied now."""
@@ -42,4 +50,4 @@ class Correction:
     def _faded(self, idle_s: float) -> float:
         if idle_s <= 0.0:
             return self._factor
-        return 1.0 + (self._factor - 1.0) * exp(-idle_s / FORGETTING_S)
+        return 1.0 + (self._factor - 1.0) * exp(-idle_s / self._forgetting_s)

@@ -1,9 +1,13 @@
-"""The Control service: what operators call. Checks again what clients say they have checked."""
+"""The Control service: what operators call. Checks again what clients say they have checked.
+
+Before it are the clients of an operator; after it, an operation's event is posted into the core and
+what the core says of it is streamed back. Reads are answered from the core's picture of the cell.
+"""
 
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from mesh.controller.finding import find_deployment
 from mesh.controller.gateway import Cell
@@ -18,10 +22,11 @@ from mesh.domain.events import (
     DeleteRequested,
     DeployRequested,
     DrainRequested,
+    ProfileRequested,
     ScaleRequested,
 )
 from mesh.domain.ids import DeploymentName, NodeId, OperationId
-from mesh.domain.views import CellSnapshot
+from mesh.domain.views import CellSnapshot, ProfileView
 from mesh.runtime.clock import Clock
 from mesh.v1 import control_pb2 as pb
 from mesh.v1.control_pb2_grpc import ControlServicer
@@ -30,6 +35,7 @@ from mesh.wire.codec_views import (
     cell_event_to_wire,
     deployment_to_wire,
     node_to_wire,
+    profile_view_to_wire,
     status_to_wire,
 )
 
@@ -39,13 +45,21 @@ from mesh.wire.codec_views import (
 # mypy: disable-error-code="override"
 
 
+class OperatedCell(Cell, Protocol):
+    """What operators ask the core, beyond what the gateway does."""
+
+    def profiles(self, name: DeploymentName) -> tuple[ProfileView, ...] | None:
+        """None: there is no such deployment."""
+        ...
+
+
 class Control(ControlServicer):
     """`deployed` is called with the name of each deployment that was acknowledged."""
 
     def __init__(
         self,
         *,
-        cell: Cell,
+        cell: OperatedCell,
         clock: Clock,
         operations: Operations,
         log: CellLog,
@@ -101,6 +115,27 @@ class Control(ControlServicer):
             ),
             context,
         )
+
+    async def Profile(self, request: pb.ProfileRequest, context: Any) -> None:
+        name = DeploymentName(request.name)
+        find_deployment(name, self._snapshot())
+        node_id = NodeId(request.node_id) if request.HasField("node_id") else None
+        await self._run(
+            lambda operation_id: ProfileRequested(
+                operation_id=operation_id, name=name, node_id=node_id
+            ),
+            context,
+        )
+
+    async def GetProfiles(
+        self, request: pb.GetProfilesRequest, context: Any
+    ) -> pb.GetProfilesResponse:
+        name = DeploymentName(request.name)
+        known = self._cell.profiles(name)
+        if known is None:
+            # One that is being imported has none yet; what is not there at all raises here.
+            find_deployment(name, self._snapshot())
+        return pb.GetProfilesResponse(profiles=map(profile_view_to_wire, known or ()))
 
     async def GetDeployment(self, request: pb.GetDeploymentRequest, context: Any) -> pb.Deployment:
         return deployment_to_wire(find_deployment(DeploymentName(request.name), self._snapshot()))

@@ -18,6 +18,7 @@ from mesh.domain.events import (
 )
 from mesh.domain.limits import HEARTBEAT_S
 from mesh.domain.messages import NodeCommand, NodeHello
+from mesh.domain.reasons import TurnRule
 from mesh.v1 import node_link_pb2 as pb
 from mesh.v1.node_link_pb2_grpc import NodeLinkServicer
 from mesh.wire.codec_command import command_to_wire, welcome
@@ -56,10 +57,10 @@ class NodeLinks(NodeLinkServicer):
         self._made = 0
         self._stopping = False
 
-    def accept(self, link_id: int) -> None:
+    def accept(self, link_id: int, turns: TurnRule) -> None:
         link = self._links.get(link_id)
         if link is not None:
-            link.commands.put(welcome(HEARTBEAT_S))
+            link.commands.put(welcome(HEARTBEAT_S, turns))
 
     def send(self, link_id: int, command: NodeCommand) -> None:
         link = self._links.get(link_id)

@@ -1,28 +1,27 @@
 """The registry: what outlives the controller, in one SQLite file under its state folder.
 
-It holds the acknowledged deployments, the tokenizers of their models, and how often a controller
-has started on this folder. A write has returned only when it is on disk (WAL, synchronous=FULL), so
-what was acknowledged survives `kill -9` and a power cut. One controller at a time: the file stays
-locked while it runs, and the kernel lets go of it when it dies.
+It holds the acknowledged deployments, the tokenizers of their models, what was measured of them,
+and how often a controller has started on this folder. A write has returned only when it is on disk
+(WAL, synchronous=FULL), so what was acknowledged survives `kill -9` and a power cut. One controller
+at a time: the file stays locked while it runs, and the kernel lets go of it when it dies.
 """
 
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from cattrs.preconf.json import make_converter
 
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import StorageError
 from mesh.domain.ids import DeploymentName, ModelId
+from mesh.domain.profile import Profile
 from mesh.domain.text import TextAssets
 
 FILE_NAME = "registry.sqlite3"
-SCHEMA = 1
-"""Of the tables below; kept in the file's user_version."""
-
-_TABLES = """
+_SCHEMA_1 = """
 CREATE TABLE starts (epoch INTEGER NOT NULL);
 INSERT INTO starts VALUES (0);
 CREATE TABLE texts (
@@ -39,6 +38,19 @@ CREATE TABLE deployments (
     body TEXT NOT NULL
 ) STRICT;
 """
+_SCHEMA_2 = """
+CREATE TABLE profiles (
+    model_id TEXT NOT NULL,
+    fingerprint TEXT NOT NULL,
+    body TEXT NOT NULL,
+    PRIMARY KEY (model_id, fingerprint)
+) STRICT;
+"""
+_STEPS = (_SCHEMA_1, _SCHEMA_2)
+"""Each makes its schema of the one before it."""
+SCHEMA = len(_STEPS)
+"""Kept in the file's user_version."""
+T = TypeVar("T")
 _CONVERTER = make_converter()
 _HINTS: Mapping[int, str] = {
     sqlite3.SQLITE_FULL: "free space on its disk, then try again",
@@ -46,8 +58,8 @@ _HINTS: Mapping[int, str] = {
     sqlite3.SQLITE_BUSY: "stop the other controller, or give this one another folder with --home",
     sqlite3.SQLITE_READONLY: "make its folder writable, or choose another with --home",
     sqlite3.SQLITE_CANTOPEN: "make its folder writable, or choose another with --home",
-    sqlite3.SQLITE_CORRUPT: "move it away; the deployments must then be deployed again",
-    sqlite3.SQLITE_NOTADB: "move it away; the deployments must then be deployed again",
+    sqlite3.SQLITE_CORRUPT: "move it away; what was deployed and profiled must be so again",
+    sqlite3.SQLITE_NOTADB: "move it away; what was deployed and profiled must be so again",
 }
 
 
@@ -76,7 +88,20 @@ class SqliteRegistry:
         """All of them, by name."""
         with self._explained("read"):
             rows = self._connection.execute("SELECT name, body FROM deployments ORDER BY name")
-            return tuple(self._deployment(name, body) for name, body in rows)
+            return tuple(
+                self._valid(Deployment, body, f"deployment under {name!r}") for name, body in rows
+            )
+
+    def profiles(self) -> tuple[Profile, ...]:
+        """All of them, by model and fingerprint: they outlive the deployments of their models."""
+        with self._explained("read"):
+            rows = self._connection.execute(
+                "SELECT model_id, fingerprint, body FROM profiles ORDER BY model_id, fingerprint"
+            )
+            return tuple(
+                self._valid(Profile, body, f"profile of model {model_id} on {fingerprint!r}")
+                for model_id, fingerprint, body in rows
+            )
 
     def text(self, model_id: ModelId) -> TextAssets | None:
         """A model's tokenizer and template; None when no deployment has that model."""
@@ -125,6 +150,14 @@ class SqliteRegistry:
             self._connection.execute("DELETE FROM deployments WHERE name = ?", (name,))
             self._drop_unused_texts()
 
+    def store_profile(self, profile: Profile) -> None:
+        """Write a profile, over an earlier one of its model and fingerprint."""
+        with self._written():
+            self._connection.execute(
+                "INSERT OR REPLACE INTO profiles VALUES (?, ?, ?)",
+                (profile.model_id, profile.fingerprint, _CONVERTER.dumps(profile)),
+            )
+
     def close(self) -> None:
         self._connection.close()
 
@@ -156,18 +189,18 @@ class SqliteRegistry:
                 f"the registry {self.path} has schema {found}; this mesh knows up to {SCHEMA}",
                 hint="run the newer mesh that wrote it, or choose another folder with --home",
             )
-        if found == 0:
+        for step in _STEPS[found:]:
             # One by one: executescript would commit what is under way.
-            for statement in _TABLES.split(";")[:-1]:
+            for statement in step.split(";")[:-1]:
                 self._connection.execute(statement)
-            self._connection.execute(f"PRAGMA user_version = {SCHEMA}")
+        self._connection.execute(f"PRAGMA user_version = {SCHEMA}")
 
-    def _deployment(self, name: str, body: str) -> Deployment:
+    def _valid(self, kind: type[T], body: str, what: str) -> T:
         try:
-            return _CONVERTER.loads(body, Deployment)
+            return _CONVERTER.loads(body, kind)
         except Exception as error:
             raise StorageError(
-                f"the registry {self.path} holds no valid deployment under {name!r}",
+                f"the registry {self.path} holds no valid {what}",
                 hint=_HINTS[sqlite3.SQLITE_CORRUPT],
             ) from error
 

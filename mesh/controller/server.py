@@ -116,6 +116,7 @@ def _opened_registry(
         policy=chosen.name,
         limits=config.limits,
         deployments=registry.deployments(),
+        profiles=registry.profiles(),
     )
     return start, registry
 
@@ -142,6 +143,7 @@ class Controller:
         self._core = ControllerCore(
             epoch=start.epoch,
             deployments=start.deployments,
+            profiles=start.profiles,
             limits=start.limits,
             policy=policy(start.policy),
         )

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from mesh.compute.correction import Correction
+from mesh.core.expectations import Expectations
 from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.ids import (
     DeploymentName,
@@ -21,16 +23,21 @@ from mesh.domain.ids import (
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState, RequestState
 from mesh.domain.messages import NodeHello
 from mesh.domain.model import Footprint
+from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind, RefusalReason
 from mesh.domain.request import Request
+from mesh.domain.slo import Slo
 from mesh.domain.text import TextAssets
 from mesh.memory.book import MemoryBook
 from mesh.memory.demand import estimate_footprint
+from mesh.request.candidates import Candidates
+from mesh.request.shadow import Verdict
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RequestEntry:
     request: Request
+    slo: Slo
     arrival_s: float
     state: RequestState = RequestState.QUEUED
     queued_at_s: float = 0.0
@@ -40,6 +47,22 @@ class RequestEntry:
     instance: "InstanceEntry | None" = None
     reserved_blocks: int = 0
     grace_s: float = 0.0
+    due_s: float = 0.0
+    """When its next token is due, while it runs."""
+    submitted_s: float = 0.0
+    prefill_left: int = 0
+    """Tokens that its node has still to compute before its next one."""
+    refused: Verdict | None = None
+    """Why the last node that was tried cannot compute it in time."""
+    latest_start_s: float | None = None
+    """Waiting for longer than this would make its first token late. None: not worked out yet."""
+    overtaken: int = 0
+    """Requests that came later and got a place on a node that could not take this one in time."""
+
+    @property
+    def tokens(self) -> int:
+        """Of its prompt and its output so far."""
+        return len(self.request.prompt_tokens) + len(self.output_tokens)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -50,6 +73,8 @@ class InstanceEntry:
     node: "NodeEntry"
     state: InstanceState
     footprint: Footprint
+    profile: Profile | None
+    """None for one that nothing wants."""
     kv_blocks: int
     context_tokens_max: int
     batch_max: int
@@ -57,7 +82,13 @@ class InstanceEntry:
     reserved_blocks: int = 0
     """Of its requests: each holds blocks for all tokens that it may come to."""
     kv_blocks_used: int = 0
+    correction: Correction = field(default_factory=Correction)
+    """As its node reports it."""
+    profiling: bool = False
+    """Its model is being measured on it: it stays."""
     was_loaded: bool = False
+    load_s: float = 0.0
+    """Expected of its load."""
     load_started_s: float = 0.0
     loaded_at_s: float = 0.0
     idle_since_s: float = 0.0
@@ -91,6 +122,9 @@ class NodeEntry:
     last_seen_s: float
     state: NodeState = NodeState.READY
     rss_bytes: int = 0
+    iteration_started_s: float | None = None
+    """When the iteration under way began, as far as reports tell; None when it has no work."""
+    load_slowdown: float = 1.0
     instances: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
     protected: "dict[DeploymentName, DeploymentEntry]" = field(default_factory=dict)
     """The cell's deployments: their `replicas_min` keeps instances from being reclaimed."""
@@ -123,6 +157,14 @@ class NodeEntry:
             if i.state is leaving and i.was_loaded
         )
 
+    def is_idle(self) -> bool:
+        """Whether no request is on it."""
+        return not any(instance.requests for instance in self.instances.values())
+
+    def takes(self, devices: Sequence[DeviceKind]) -> bool:
+        """Whether it takes new instances of a deployment for these devices."""
+        return self.state is NodeState.READY and self.device in devices
+
     def footprint_of(self, deployment: Deployment) -> Footprint:
         stated = dict(deployment.footprints)
         return stated.get(self.hello.engine) or estimate_footprint(deployment.model)
@@ -135,13 +177,16 @@ class NodeEntry:
     def _may_go(self, instance: InstanceEntry) -> bool:
         owner = self.protected.get(instance.deployment)
         spare = owner is None or owner.replicas() > owner.spec.scaling.replicas_min
-        return instance.state is InstanceState.READY and not instance.requests and spare
+        idle = not instance.requests and not instance.profiling
+        return instance.state is InstanceState.READY and idle and spare
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class DeploymentEntry:
     spec: DeploymentSpec
     state: DeploymentState
+    candidates: Candidates[InstanceEntry]
+    """Its instances, in the policy's order."""
     deployment: Deployment | None = None
     """None until its model is imported."""
     queue: deque[RequestEntry] = field(default_factory=deque)
@@ -152,6 +197,8 @@ class DeploymentEntry:
     """In a row; a completed load resets it."""
     load_error: str = ""
     paused_until_s: float = 0.0
+    retry_at_s: float = 0.0
+    """When its waiting requests are tried again at the latest."""
     avoided: dict[NodeId, str] = field(default_factory=dict)
     """Nodes whose last load of it failed, and why; tried only when no other has room."""
 
@@ -164,11 +211,14 @@ class OperationKind(StrEnum):
     DEPLOY = "deploy"
     DELETE = "delete"
     SCALE = "scale"
+    PROFILE = "profile"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class OperationEntry:
-    """An administrative call under way. Deploy: `node` imports; then `pending` is being stored."""
+    """An administrative call under way. Deploy: `node` imports; then `pending` is being stored.
+    Profile: `instance` on `node` is measured; then `pending_profile` is being stored.
+    """
 
     operation_id: OperationId
     kind: OperationKind
@@ -176,6 +226,8 @@ class OperationEntry:
     node: NodeEntry | None = None
     pending: Deployment | None = None
     text: TextAssets | None = None
+    instance: InstanceEntry | None = None
+    pending_profile: Profile | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -188,6 +240,7 @@ class Cell:
     instances: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
     requests: dict[RequestId, RequestEntry] = field(default_factory=dict)
     operations: dict[OperationId, OperationEntry] = field(default_factory=dict)
+    expectations: Expectations = field(default_factory=Expectations)
     below_minimum: dict[DeploymentName, None] = field(default_factory=dict)
     """Deployments that had no room for all of their `replicas_min` when that was last tried."""
     refused: dict[RefusalReason, int] = field(default_factory=dict)

@@ -8,12 +8,14 @@ else; `mesh.runtime.host` calls it, live and simulated.
 from collections.abc import Sequence
 from typing import assert_never
 
-from mesh.core import deploying, fleet, instances, queueing, serving
+from mesh.core import deploying, fleet, instances, profiling, queueing, serving
 from mesh.core.cell import Cell, DeploymentEntry
 from mesh.core.ending import refuse
-from mesh.core.picture import picture
+from mesh.core.expectations import Expectations
+from mesh.core.operations import fail_operation, reply_error
+from mesh.core.picture import picture, profile_views
 from mesh.core.turn import Turn
-from mesh.domain.actions import ControllerAction, ReplyError
+from mesh.domain.actions import ControllerAction
 from mesh.domain.deployment import Deployment
 from mesh.domain.events import (
     CancelRequested,
@@ -31,7 +33,8 @@ from mesh.domain.events import (
     NodeReported,
     OperationCancelled,
     OperationExpired,
-    QueueWaitExpired,
+    PlaceRetryDue,
+    ProfileRequested,
     RetryLoadDue,
     ScaleRequested,
     ShutdownRequested,
@@ -40,13 +43,17 @@ from mesh.domain.events import (
 from mesh.domain.ids import DeploymentName, OperationId
 from mesh.domain.lifecycle import DeploymentState, InstanceState
 from mesh.domain.limits import CellLimits
+from mesh.domain.profile import Profile
 from mesh.domain.reasons import RefusalReason
-from mesh.domain.views import CellSnapshot
+from mesh.domain.views import CellSnapshot, ProfileView
 from mesh.policy.interface import Policy
+from mesh.request.candidates import Candidates
 
 
 class ControllerCore:
-    """`epoch` counts the starts of this controller; `deployments` are those in its registry."""
+    """`epoch` counts the starts of this controller; `deployments` and `profiles` are those in its
+    registry.
+    """
 
     def __init__(
         self,
@@ -55,14 +62,18 @@ class ControllerCore:
         deployments: Sequence[Deployment],
         limits: CellLimits,
         policy: Policy,
+        profiles: Sequence[Profile] = (),
     ) -> None:
-        self.cell = Cell()
+        self.cell = Cell(expectations=Expectations(profiles))
         self._epoch = epoch
         self._limits = limits
         self._policy = policy
         for deployment in deployments:
             self.cell.deployments[deployment.spec.name] = DeploymentEntry(
-                spec=deployment.spec, state=DeploymentState.READY, deployment=deployment
+                spec=deployment.spec,
+                state=DeploymentState.READY,
+                candidates=Candidates(policy),
+                deployment=deployment,
             )
 
     def deployment(self, name: DeploymentName) -> Deployment | None:
@@ -74,6 +85,13 @@ class ControllerCore:
     def snapshot(self, now_s: float) -> CellSnapshot:
         """A picture of the cell for people and APIs."""
         return picture(self.cell, now_s)
+
+    def profiles(self, name: DeploymentName) -> tuple[ProfileView, ...] | None:
+        """The profiles of a deployment's model that hold for a node or have been measured, by
+        fingerprint; None when there is no such deployment.
+        """
+        deployment = self.deployment(name)
+        return profile_views(self.cell, deployment) if deployment is not None else None
 
     def handle(self, event: ControllerEvent, now_s: float) -> list[ControllerAction]:
         turn = Turn(
@@ -95,8 +113,8 @@ class ControllerCore:
                 serving.invoke(turn, event.request)
             case CancelRequested():
                 serving.cancel(turn, event.request_id)
-            case QueueWaitExpired():
-                queueing.expire(turn, event)
+            case PlaceRetryDue():
+                queueing.retry(turn, event)
             case KeepAliveExpired():
                 _keep_alive_expired(turn, event)
             case LeaseCheckDue():
@@ -119,6 +137,8 @@ class ControllerCore:
                 deploying.scale(turn, event)
             case DrainRequested():
                 fleet.drain_node(turn, event)
+            case ProfileRequested():
+                profiling.request_profile(turn, event)
             case DeploymentStored():
                 deploying.stored(turn, event.operation_id)
             case StoreFailed():
@@ -137,13 +157,15 @@ class ControllerCore:
 def _fail(turn: Turn, operation_id: OperationId, error: str, message: str) -> None:
     operation = turn.cell.operations.get(operation_id)
     if operation is not None:
-        deploying.fail_operation(turn, operation, error, message)
+        fail_operation(turn, operation, error, message)
 
 
 def _keep_alive_expired(turn: Turn, expired: KeepAliveExpired) -> None:
     """Unload an instance that has been idle since, unless `replicas_min` wants it."""
     instance = turn.cell.instances.get(expired.instance_id)
-    if instance is None or instance.state is not InstanceState.READY or instance.requests:
+    if instance is None or instance.state is not InstanceState.READY:
+        return
+    if instance.requests or instance.profiling:
         return
     if instance.idle_since_s != expired.idle_since_s:
         return
@@ -163,11 +185,5 @@ def _shut_down(turn: Turn) -> None:
     for held in list(turn.cell.requests.values()):
         refuse(turn, held, RefusalReason.SHUTTING_DOWN, "the controller is stopping")
     for operation_id in list(turn.cell.operations):
-        turn.act(
-            ReplyError(
-                operation_id=operation_id,
-                error="Unavailable",
-                message="the controller is stopping",
-            )
-        )
+        reply_error(turn, operation_id, "Unavailable", "the controller is stopping")
         del turn.cell.operations[operation_id]

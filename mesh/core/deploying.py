@@ -9,33 +9,31 @@ from dataclasses import replace
 from mesh.core.cell import DeploymentEntry, OperationEntry, OperationKind
 from mesh.core.ending import refuse, refuse_all_queued
 from mesh.core.instances import drain, keep_minimum, trim_to_maximum
+from mesh.core.operations import begin, fail_operation, reply_error
 from mesh.core.turn import Turn
 from mesh.domain.actions import (
     RemoveDeployment,
     ReplyDone,
-    ReplyError,
     ReplyProgress,
     SendCommand,
-    SetTimer,
     StoreDeployment,
 )
 from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.events import (
     DeleteRequested,
     DeployRequested,
-    OperationExpired,
     ScaleRequested,
 )
 from mesh.domain.ids import OperationId
-from mesh.domain.lifecycle import DEPLOYMENT, DeploymentState, NodeState, advance
+from mesh.domain.lifecycle import DEPLOYMENT, DeploymentState, advance
 from mesh.domain.messages import (
-    CancelImport,
     ImportDone,
     ImportFailed,
     ImportModel,
     ImportProgress,
 )
 from mesh.domain.reasons import RefusalReason
+from mesh.request.candidates import Candidates
 
 
 def deploy(turn: Turn, asked: DeployRequested) -> None:
@@ -51,39 +49,27 @@ def deploy(turn: Turn, asked: DeployRequested) -> None:
         else:
             message = f"{spec.name!r} is under way: it is {entry.state}"
             hint = "wait for that to end"
-        _fail(turn, operation_id, "AlreadyExists", message, hint)
+        reply_error(turn, operation_id, "AlreadyExists", message, hint)
         return
-    nodes = [
-        n
-        for n in turn.cell.nodes.values()
-        if n.state is NodeState.READY and n.device in spec.devices
-    ]
+    nodes = [n for n in turn.cell.nodes.values() if n.takes(spec.devices)]
     if not nodes:
         message = f"no {' or '.join(spec.devices)} node is up to import {spec.source}"
-        _fail(turn, operation_id, "Unavailable", message, "start one with `mesh node --join …`")
+        reply_error(
+            turn, operation_id, "Unavailable", message, "start one with `mesh node --join …`"
+        )
         return
-    node = turn.policy.order_nodes(nodes)[0]
-    turn.cell.deployments[spec.name] = DeploymentEntry(spec=spec, state=DeploymentState.IMPORTING)
+    node = min(nodes, key=turn.policy.node_rank)
+    turn.cell.deployments[spec.name] = DeploymentEntry(
+        spec=spec, state=DeploymentState.IMPORTING, candidates=Candidates(turn.policy)
+    )
     operation = OperationEntry(
         operation_id=operation_id, kind=OperationKind.DEPLOY, name=spec.name, node=node
     )
-    if not _begin(turn, operation, expires_s=turn.limits.import_s_max):
+    if not begin(turn, operation, expires_s=turn.limits.import_s_max):
         del turn.cell.deployments[spec.name]
         return
     command = ImportModel(operation_id=operation_id, source=spec.source)
     turn.act(SendCommand(link_id=node.link_id, command=command))
-
-
-def _begin(turn: Turn, operation: OperationEntry, *, expires_s: float) -> bool:
-    operations = turn.cell.operations
-    if len(operations) >= turn.limits.operations_max:
-        message = f"{len(operations)} operations are under way, which is the limit"
-        _fail(turn, operation.operation_id, "Unavailable", message, "try again in a while")
-        return False
-    operations[operation.operation_id] = operation
-    timer = OperationExpired(operation_id=operation.operation_id)
-    turn.act(SetTimer(at_s=turn.now_s + expires_s, timer=timer))
-    return True
 
 
 def import_progress(turn: Turn, report: ImportProgress) -> None:
@@ -139,9 +125,12 @@ def stored(turn: Turn, operation_id: OperationId) -> None:
     operation = turn.cell.operations.pop(operation_id, None)
     if operation is None:
         return
+    if operation.pending_profile is not None:
+        turn.act(ReplyDone(operation_id=operation_id, message="profiled"))
+        return
     entry = turn.cell.deployments.get(operation.name)
     if entry is None:
-        _fail(turn, operation_id, "NotFound", f"{operation.name!r} was deleted meanwhile")
+        reply_error(turn, operation_id, "NotFound", f"{operation.name!r} was deleted meanwhile")
         return
     message = "deleted"
     if operation.kind is OperationKind.DELETE:
@@ -175,12 +164,12 @@ def _remove(turn: Turn, entry: DeploymentEntry) -> None:
 def delete(turn: Turn, asked: DeleteRequested) -> None:
     entry = turn.cell.deployments.get(asked.name)
     if entry is None or entry.state is not DeploymentState.READY:
-        _fail(turn, asked.operation_id, "NotFound", f"there is no deployment {asked.name!r}")
+        reply_error(turn, asked.operation_id, "NotFound", f"there is no deployment {asked.name!r}")
         return
     operation = OperationEntry(
         operation_id=asked.operation_id, kind=OperationKind.DELETE, name=asked.name
     )
-    if _begin(turn, operation, expires_s=turn.limits.import_s_max):
+    if begin(turn, operation, expires_s=turn.limits.import_s_max):
         entry.state = advance(DEPLOYMENT, entry.state, DeploymentState.DELETING)
         turn.act(RemoveDeployment(operation_id=asked.operation_id, name=asked.name))
 
@@ -188,18 +177,20 @@ def delete(turn: Turn, asked: DeleteRequested) -> None:
 def scale(turn: Turn, asked: ScaleRequested) -> None:
     entry = turn.cell.deployments.get(asked.name)
     if entry is None or entry.state is not DeploymentState.READY or entry.deployment is None:
-        _fail(turn, asked.operation_id, "NotFound", f"there is no deployment {asked.name!r}")
+        reply_error(turn, asked.operation_id, "NotFound", f"there is no deployment {asked.name!r}")
         return
     spec = _scaled(entry.spec, asked)
     if spec.scaling.replicas_min > spec.scaling.replicas_max:
         low, high = spec.scaling.replicas_min, spec.scaling.replicas_max
         message = f"replicas_min would be {low} and replicas_max {high}"
-        _fail(turn, asked.operation_id, "InvalidInput", message, "give both with --min and --max")
+        reply_error(
+            turn, asked.operation_id, "InvalidInput", message, "give both with --min and --max"
+        )
         return
     operation = OperationEntry(
         operation_id=asked.operation_id, kind=OperationKind.SCALE, name=asked.name
     )
-    if _begin(turn, operation, expires_s=turn.limits.import_s_max):
+    if begin(turn, operation, expires_s=turn.limits.import_s_max):
         changed = replace(entry.deployment, spec=spec)
         _store(
             turn, operation, StoreDeployment(operation_id=asked.operation_id, deployment=changed)
@@ -214,25 +205,3 @@ def _scaled(spec: DeploymentSpec, asked: ScaleRequested) -> DeploymentSpec:
     }
     given = {name: value for name, value in limits.items() if value is not None}
     return replace(spec, scaling=replace(spec.scaling, **given))  # type: ignore[arg-type]
-
-
-def fail_operation(
-    turn: Turn, operation: OperationEntry, error: str, message: str, hint: str = ""
-) -> None:
-    """Answer with an error, and undo what the operation had begun."""
-    del turn.cell.operations[operation.operation_id]
-    entry = turn.cell.deployments.get(operation.name)
-    if operation.kind is OperationKind.DEPLOY:
-        if operation.node is not None and operation.node.state is not NodeState.LOST:
-            command = CancelImport(operation_id=operation.operation_id)
-            turn.act(SendCommand(link_id=operation.node.link_id, command=command))
-        if entry is not None:
-            entry.state = advance(DEPLOYMENT, entry.state, DeploymentState.GONE)
-            del turn.cell.deployments[operation.name]
-    elif operation.kind is OperationKind.DELETE and entry is not None:
-        entry.state = advance(DEPLOYMENT, entry.state, DeploymentState.READY)
-    _fail(turn, operation.operation_id, error, message, hint)
-
-
-def _fail(turn: Turn, operation_id: OperationId, error: str, message: str, hint: str = "") -> None:
-    turn.act(ReplyError(operation_id=operation_id, error=error, message=message, hint=hint))

@@ -71,6 +71,11 @@ def release(turn: Turn, held: RequestEntry) -> None:
     del instance.requests[held.request.request_id]
     instance.reserved_blocks -= held.reserved_blocks
     held.reserved_blocks = 0
+    if instance.node.is_idle():
+        instance.node.iteration_started_s = None
+    owner = turn.cell.deployments.get(instance.deployment)
+    if owner is not None and instance.instance_id in owner.instances:
+        owner.candidates.rank(instance)
     turn.to_fill[instance.deployment] = None
     turn.released[instance.instance_id] = instance
 

@@ -4,8 +4,9 @@ A node is the truth of what is loaded on it; the controller takes its report ove
 lost node held is forgotten at once, and its requests go elsewhere with their tokens so far.
 """
 
+from mesh.compute.correction import Correction
 from mesh.core.cell import InstanceEntry, NodeEntry
-from mesh.core.deploying import fail_operation, import_done, import_failed, import_progress
+from mesh.core.deploying import import_done, import_failed, import_progress
 from mesh.core.ending import refuse_all_queued
 from mesh.core.instances import (
     adopt,
@@ -16,10 +17,12 @@ from mesh.core.instances import (
     trim_to_maximum,
     unload,
 )
+from mesh.core.operations import fail_operation, reply_error
+from mesh.core.profiling import profile_done, profile_failed, profile_progress
 from mesh.core.queueing import tell_waiting
 from mesh.core.serving import deliver, give_back, requeue
 from mesh.core.turn import Turn
-from mesh.domain.actions import AcceptLink, CloseLink, ReplyDone, ReplyError, SendCommand, SetTimer
+from mesh.domain.actions import AcceptLink, CloseLink, ReplyDone, SendCommand, SetTimer
 from mesh.domain.events import DrainRequested, LeaseCheckDue, NodeConnected
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import INSTANCE, NODE, InstanceState, NodeState, advance
@@ -34,6 +37,9 @@ from mesh.domain.messages import (
     LoadProgress,
     NodeHello,
     NodeReport,
+    ProfileDone,
+    ProfileFailed,
+    ProfileProgress,
     RequestReturned,
     TokensReport,
     UnloadInstance,
@@ -70,7 +76,7 @@ def connect(turn: Turn, connected: NodeConnected) -> None:
     )
     turn.cell.nodes[hello.node_id] = node
     turn.cell.links[link_id] = node
-    turn.act(AcceptLink(link_id=link_id))
+    turn.act(AcceptLink(link_id=link_id, turns=turn.policy.turns))
     for report in hello.instances:
         adopt(turn, node, report)
     _room_changed(turn)
@@ -96,8 +102,8 @@ def lose(turn: Turn, node: NodeEntry, reason: str) -> None:
             requeue(turn, held, RefusalReason.NODE_LOST, message)
     for operation in list(turn.cell.operations.values()):
         if operation.node is node:
-            message = f"node {node.node_id!r} was lost while it imported ({reason})"
-            fail_operation(turn, operation, "Unavailable", message, "deploy again")
+            message = f"node {node.node_id!r} was lost while it worked on that ({reason})"
+            fail_operation(turn, operation, "Unavailable", message, "try again")
     _room_changed(turn)
 
 
@@ -122,6 +128,7 @@ def report(turn: Turn, link_id: int, said: NodeReport) -> None:
         case TokensReport():
             for outputs in said.outputs:
                 deliver(turn, outputs)
+            _note_iteration(turn, node, said)
         case Heartbeat():
             _heartbeat(turn, node, said)
         case RequestReturned():
@@ -140,15 +147,34 @@ def report(turn: Turn, link_id: int, said: NodeReport) -> None:
             import_done(turn, said)
         case ImportFailed():
             import_failed(turn, said)
+        case ProfileProgress():
+            profile_progress(turn, said)
+        case ProfileDone():
+            profile_done(turn, said)
+        case ProfileFailed():
+            profile_failed(turn, said)
         case NodeHello():
             pass  # only the first message of a link may be one; the link has dealt with it
+
+
+def _note_iteration(turn: Turn, node: NodeEntry, said: TokensReport) -> None:
+    """An iteration has ended, and if there is work the next one began at once."""
+    node.iteration_started_s = None if node.is_idle() else turn.now_s
+    instance = node.instances.get(said.instance_id)
+    if instance is None:
+        return
+    instance.correction = Correction(said.correction, turn.now_s)
+    for request_id, tokens in said.prefill_left:
+        held = instance.requests.get(request_id)
+        if held is not None:
+            held.prefill_left = tokens
 
 
 def _heartbeat(turn: Turn, node: NodeEntry, said: Heartbeat) -> None:
     """Bring the books in line with what is loaded. An instance that the node does not list serves
     no more: it broke. The node gives its requests back, and says when its memory is free.
     """
-    node.rss_bytes = said.rss_bytes
+    node.rss_bytes, node.load_slowdown = said.rss_bytes, max(said.load_slowdown, 1.0)
     listed = {loaded.instance_id for loaded in said.instances}
     for instance in node.instances.values():
         serves = instance.state in (InstanceState.READY, InstanceState.DRAINING)
@@ -160,6 +186,7 @@ def _heartbeat(turn: Turn, node: NodeEntry, said: Heartbeat) -> None:
             adopt(turn, node, loaded)
         else:
             known.kv_blocks_used = loaded.kv_blocks_used
+            known.correction = Correction(loaded.correction, turn.now_s)
 
 
 def _loaded(turn: Turn, node: NodeEntry, said: InstanceLoaded) -> None:
@@ -175,6 +202,8 @@ def _loaded(turn: Turn, node: NodeEntry, said: InstanceLoaded) -> None:
     instance.state = advance(INSTANCE, instance.state, InstanceState.READY)
     instance.was_loaded, instance.loaded_at_s = True, turn.now_s
     instance.phase, instance.share = "", 1.0
+    fingerprint = node.hello.fingerprint
+    turn.cell.expectations.learn_load(instance.model_id, fingerprint, said.elapsed_s)
     owner = turn.cell.deployments.get(instance.deployment)
     if owner is not None:
         owner.load_failures, owner.load_error, owner.paused_until_s = 0, "", 0.0
@@ -238,11 +267,7 @@ def drain_node(turn: Turn, asked: DrainRequested) -> None:
     if node is None:
         message = f"there is no node {asked.node_id!r}"
         hint = f"nodes: {', '.join(sorted(turn.cell.nodes)) or 'none'}"
-        turn.act(
-            ReplyError(
-                operation_id=asked.operation_id, error="NotFound", message=message, hint=hint
-            )
-        )
+        reply_error(turn, asked.operation_id, "NotFound", message, hint)
         return
     wanted = NodeState.READY if asked.undo else NodeState.DRAINING
     if node.state is not wanted:

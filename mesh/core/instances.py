@@ -1,25 +1,36 @@
 """The life of instances as the controller decides it: start, ready, idle, unload, gone."""
 
-from mesh.core.cell import DeploymentEntry, InstanceEntry, NodeEntry
+from mesh.compute.correction import Correction
+from mesh.core.cell import DeploymentEntry, InstanceEntry, NodeEntry, RequestEntry
+from mesh.core.schedule import first_due_s, verdict_on_start
 from mesh.core.turn import Turn
 from mesh.domain.actions import SendCommand, SetTimer
 from mesh.domain.deployment import Deployment
 from mesh.domain.events import KeepAliveExpired, LoadExpired, RetryLoadDue
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import INSTANCE, InstanceState, NodeState, advance
-from mesh.domain.messages import InstanceReport, LoadInstance, UnloadInstance
-from mesh.request.placement import NoRoom, Reclaim, Start, Wait, place_instance
+from mesh.domain.messages import InstanceReport, LoadInstance, UnloadInstance, UseProfile
+from mesh.domain.profile import Profile
+from mesh.request.placement import NoRoom, NoTime, Reclaim, Start, StartNode, Wait, place_instance
+from mesh.request.shadow import Verdict
 
 
-def start_instance(turn: Turn, entry: DeploymentEntry) -> NoRoom | None:
-    """Start loading an instance, or make room for one by unloading idle ones.
+def start_instance(
+    turn: Turn,
+    entry: DeploymentEntry,
+    *,
+    only: NodeEntry | None = None,
+    wanted_by: RequestEntry | None = None,
+) -> NoRoom | NoTime | None:
+    """Start loading an instance, or make room for one by unloading idle ones; on the node `only`,
+    and where the request `wanted_by` can be computed in time, if they are given.
 
     Returns None when either is under way, else what was missing. A node holds at most one instance
     of a deployment: a second would compute on the same device and only take memory.
     """
     deployment = entry.deployment
     assert deployment is not None
-    placed = _find_room(turn, entry, deployment)
+    placed = _find_room(turn, entry, deployment, only, wanted_by)
     match placed:
         case Wait():
             return None
@@ -30,32 +41,71 @@ def start_instance(turn: Turn, entry: DeploymentEntry) -> NoRoom | None:
             for instance_id in placed.instance_ids:
                 unload(turn, turn.cell.instances[instance_id])
             return None
-        case NoRoom():
+        case NoRoom() | NoTime():
             return placed
 
 
 def _find_room(
-    turn: Turn, entry: DeploymentEntry, deployment: Deployment
-) -> Start | Wait | Reclaim | NoRoom:
+    turn: Turn,
+    entry: DeploymentEntry,
+    deployment: Deployment,
+    only: NodeEntry | None,
+    wanted_by: RequestEntry | None,
+) -> Start | Wait | Reclaim | NoRoom | NoTime:
     """Nodes where its last load failed come into question only when no other has room."""
     taken = [i.node for i in entry.instances.values()]
-    nodes = [n for n in turn.cell.nodes.values() if _may_take(n, deployment) and n not in taken]
+    nodes = [n for n in turn.cell.nodes.values() if n.takes(entry.spec.devices) and n not in taken]
+    if only is not None:
+        nodes = [n for n in nodes if n is only]
     fresh = [n for n in nodes if n.node_id not in entry.avoided]
-    wanted = turn.limits.kv_tokens_wanted
-    placed = place_instance(deployment, fresh, kv_tokens_wanted=wanted, policy=turn.policy)
-    if isinstance(placed, NoRoom) and len(fresh) < len(nodes):
-        return place_instance(deployment, nodes, kv_tokens_wanted=wanted, policy=turn.policy)
+
+    def has_time(node: StartNode) -> bool:
+        if wanted_by is None or not turn.policy.validates:
+            return True
+        return _has_time(turn, deployment, turn.cell.nodes[node.node_id], wanted_by)
+
+    def place(among: list[NodeEntry]) -> Start | Wait | Reclaim | NoRoom | NoTime:
+        return place_instance(
+            deployment,
+            among,
+            kv_tokens_wanted=turn.limits.kv_tokens_wanted,
+            policy=turn.policy,
+            has_time=has_time,
+        )
+
+    placed = place(fresh)
+    if isinstance(placed, NoRoom | NoTime) and len(fresh) < len(nodes):
+        return place(nodes)
     return placed
 
 
-def _may_take(node: NodeEntry, deployment: Deployment) -> bool:
-    return node.state is NodeState.READY and node.device in deployment.spec.devices
+def _has_time(turn: Turn, deployment: Deployment, node: NodeEntry, held: RequestEntry) -> bool:
+    """Whether every SLO would be kept with a new instance on the node, its load included."""
+    verdict = verdict_on_start(
+        node,
+        turn.cell.expectations.profile(deployment.model, node.footprint_of(deployment), node.hello),
+        _load_s(turn, deployment, node),
+        held,
+        next_due_s=first_due_s(held),
+        now_s=turn.now_s,
+        limits=turn.limits,
+    )
+    if verdict is not Verdict.PASSES:
+        held.refused = verdict
+    return verdict is Verdict.PASSES
+
+
+def _load_s(turn: Turn, deployment: Deployment, node: NodeEntry) -> float:
+    weights_bytes = node.footprint_of(deployment).weights_bytes
+    fingerprint = node.hello.fingerprint
+    return turn.cell.expectations.load_s(deployment.model.model_id, fingerprint, weights_bytes)
 
 
 def _load(
     turn: Turn, entry: DeploymentEntry, deployment: Deployment, node: NodeEntry, start: Start
 ) -> None:
     turn.cell.instances_started += 1
+    profile = turn.cell.expectations.profile(deployment.model, start.footprint, node.hello)
     instance = InstanceEntry(
         instance_id=InstanceId(f"{entry.spec.name}-{turn.epoch}-{turn.cell.instances_started}"),
         deployment=entry.spec.name,
@@ -63,9 +113,11 @@ def _load(
         node=node,
         state=InstanceState.LOADING,
         footprint=start.footprint,
+        profile=profile,
         kv_blocks=start.kv_blocks,
         context_tokens_max=deployment.context_tokens_max,
         batch_max=turn.limits.batch_max,
+        load_s=_load_s(turn, deployment, node),
         load_started_s=turn.now_s,
         phase="load",
     )
@@ -82,6 +134,7 @@ def _load(
                 kv_blocks=start.kv_blocks,
                 context_tokens_max=deployment.context_tokens_max,
                 batch_max=turn.limits.batch_max,
+                profile=profile,
             ),
         )
     )
@@ -99,6 +152,7 @@ def _enter(turn: Turn, instance: InstanceEntry) -> None:
     owner = turn.cell.deployments.get(instance.deployment)
     if owner is not None:
         owner.instances[instance.instance_id] = instance
+        owner.candidates.rank(instance)
 
 
 def adopt(turn: Turn, node: NodeEntry, report: InstanceReport) -> None:
@@ -127,6 +181,8 @@ def adopt(turn: Turn, node: NodeEntry, report: InstanceReport) -> None:
         node=node,
         state=InstanceState.READY if wanted else InstanceState.UNLOADING,
         footprint=report.footprint,
+        profile=_profile(turn, node, report) if wanted else None,
+        correction=Correction(report.correction, turn.now_s),
         kv_blocks=report.kv_blocks,
         context_tokens_max=report.context_tokens_max,
         batch_max=report.batch_max,
@@ -136,8 +192,16 @@ def adopt(turn: Turn, node: NodeEntry, report: InstanceReport) -> None:
     )
     node.book.record(instance.instance_id, report.footprint.instance_bytes(report.kv_blocks))
     _enter(turn, instance)
-    if wanted:
+    if instance.profile is not None:
+        command = UseProfile(instance_id=instance.instance_id, profile=instance.profile)
+        turn.act(SendCommand(link_id=node.link_id, command=command))
         note_idle(turn, instance)
+
+
+def _profile(turn: Turn, node: NodeEntry, report: InstanceReport) -> Profile:
+    deployment = turn.cell.deployments[report.deployment].deployment
+    assert deployment is not None
+    return turn.cell.expectations.profile(deployment.model, report.footprint, node.hello)
 
 
 def note_idle(turn: Turn, instance: InstanceEntry) -> None:
@@ -187,6 +251,7 @@ def forget(turn: Turn, instance: InstanceEntry) -> None:
     owner = turn.cell.deployments.get(instance.deployment)
     if owner is not None:
         owner.instances.pop(instance.instance_id, None)
+        owner.candidates.discard(instance)
 
 
 def note_load_failure(turn: Turn, entry: DeploymentEntry, node: NodeEntry, message: str) -> None:

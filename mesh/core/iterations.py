@@ -1,13 +1,40 @@
 """What the node core makes of an iteration: tokens to report, requests that ended, evictions."""
 
+from mesh.compute.correction import Correction
+from mesh.compute.times import Times
 from mesh.core.node_state import LocalInstance, LocalNode, LocalRequest, LocalState
 from mesh.core.node_turn import NodeTurn
 from mesh.domain.actions import AbortInEngine, StartUnload
 from mesh.domain.events import StepBroke, SubmitBroke
 from mesh.domain.ids import RequestId
 from mesh.domain.messages import RequestReturned, TokensReport
+from mesh.domain.profile import IterationShape
 from mesh.domain.request import RequestTokens
 from mesh.domain.steps import StepResult, TokenOutput
+
+
+def learn(turn: NodeTurn, node: LocalNode, instance: LocalInstance, result: StepResult) -> None:
+    """Correct the instance's profile by how long the iteration took, from turn to turn.
+
+    Beside a load it says more about loads than about the model.
+    """
+    batch = result.decode_batch
+    shape = IterationShape(
+        prefill_tokens=result.prefill_tokens,
+        prefill_past_tokens=result.prefill_past_tokens,
+        decode_batch=batch,
+        decode_context_tokens=result.context_tokens // batch if batch else 0,
+    )
+    now_s, correction = turn.now_s, instance.correction
+    measured_s = now_s - node.step_started_s
+    predicted_s = Times(instance.profile).iteration_s(shape)
+    if node.step_beside_load or node.loading():
+        corrected_s = predicted_s * correction.factor(now_s)
+        # Loads are far apart: what one taught holds until the next.
+        node.load_slowdown = Correction(node.load_slowdown.latest, now_s)
+        node.load_slowdown.observe(measured_s, corrected_s, now_s)
+    else:
+        correction.observe(measured_s, predicted_s, now_s)
 
 
 def step_finished(turn: NodeTurn, instance: LocalInstance, result: StepResult, step: int) -> None:
@@ -22,12 +49,20 @@ def step_finished(turn: NodeTurn, instance: LocalInstance, result: StepResult, s
         _outputs(instance.requests[request_id], tokens) for request_id, tokens in by_request.items()
     )
     for output in outputs:
-        held = instance.requests[output.request_id]
-        held.output_tokens = output.first_index + len(output.token_ids)
+        instance.requests[output.request_id].note_tokens(len(output.token_ids), turn.now_s)
         if output.finish is not None:
             del instance.requests[output.request_id]
-    if outputs:
-        turn.report(TokensReport(instance_id=instance.instance_id, outputs=outputs))
+    prefill_left = [(r, left) for r, left in result.prefill_left if r in took_part]
+    for request_id, tokens in prefill_left:
+        instance.requests[request_id].prefill_left = tokens
+    turn.report(
+        TokensReport(
+            instance_id=instance.instance_id,
+            outputs=outputs,
+            prefill_left=tuple(prefill_left),
+            correction=instance.correction.factor(turn.now_s),
+        )
+    )
     starved = [r for r in result.starved if r in took_part and r in instance.requests]
     if starved:
         _evict(turn, instance, starved)
@@ -48,7 +83,7 @@ def _evict(turn: NodeTurn, instance: LocalInstance, starved: list[RequestId]) ->
     """The instance is out of KV blocks: the request with the longest headroom gives its own up and
     continues elsewhere (LLM-Mesh §6.4). One a turn, since that usually frees enough.
     """
-    held = max(instance.requests.values(), key=lambda r: (r.headroom_s(turn.now_s), r.request_id))
+    held = max(instance.requests.values(), key=lambda r: (r.due_s, r.request_id))
     del instance.requests[held.request_id]
     turn.engine(AbortInEngine(instance_id=instance.instance_id, request_id=held.request_id))
     message = (
@@ -67,7 +102,7 @@ def step_broke(turn: NodeTurn, node: LocalNode, instance: LocalInstance, broke: 
         return
     instance.state = LocalState.UNLOADING
     instance.error, instance.message = broke.error, broke.message
-    turn.report(node.heartbeat())
+    turn.report(node.heartbeat(turn.now_s))
     for held in instance.requests.values():
         turn.report(_returned(held, broke.error, broke.message))
     instance.requests.clear()

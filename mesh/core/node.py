@@ -1,15 +1,15 @@
 """The node core: which instance gets the next turn, and what the controller is told.
 
 `handle` takes commands, and what came of engine calls, and returns engine calls and reports. At
-most one iteration is under way on a node; as soon as it is done, the next turn goes to the instance
-with the least headroom. The core owns the node's view of its instances and requests; the engine
-owns the tokens.
+most one iteration is under way on a node; as soon as it is done, the next turn is given, by the
+rule of `mesh.request.turns`. The core owns the node's view of its instances and requests; the
+engine owns the tokens.
 """
 
 from typing import assert_never
 
-from mesh.core import node_lifecycle
-from mesh.core.iterations import step_broke, step_finished, submit_broke
+from mesh.core import measuring, node_lifecycle
+from mesh.core.iterations import learn, step_broke, step_finished, submit_broke
 from mesh.core.node_lifecycle import drop
 from mesh.core.node_state import LocalNode, LocalRequest, LocalState
 from mesh.core.node_turn import NodeTurn
@@ -30,6 +30,8 @@ from mesh.domain.events import (
     LoadBroke,
     LoadFinished,
     LoadProgressed,
+    MeasureBroke,
+    MeasureFinished,
     NodeEvent,
     StepBroke,
     StepFinished,
@@ -40,47 +42,64 @@ from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import (
     AbortRequest,
     CancelImport,
+    CancelProfile,
     ImportModel,
     InstanceReport,
     LoadInstance,
     NodeCommand,
+    ProfileInstance,
     RequestReturned,
     SubmitRequest,
     UnloadInstance,
+    UseProfile,
 )
+from mesh.domain.slo import due_s
 from mesh.domain.steps import EngineRequest
-from mesh.request.turns import next_turn
+from mesh.request.turns import next_turn, note_turn
 
 
 class NodeCore:
     def __init__(self, *, limits: NodeLimits) -> None:
         self._limits = limits
         self._node = LocalNode()
+        self._now_s = 0.0
+        """Of the last event."""
 
     def instances(self) -> tuple[InstanceReport, ...]:
         """What is loaded, for the hello of a new link."""
-        return self._node.reports()
+        return self._node.reports(self._now_s)
 
     def handle(self, event: NodeEvent, now_s: float) -> list[NodeAction]:
+        self._now_s = now_s
         turn = NodeTurn(now_s=now_s, linked=self._node.linked)
         self._dispatch(turn, event)
         self._grant(turn)
         return turn.ordered()
 
     def _grant(self, turn: NodeTurn) -> None:
-        """The next turn, if the engine is free and an instance has work."""
-        if self._node.stepping is not None:
+        """The next turn, if the engine is free and an instance has work; else a measurement."""
+        node = self._node
+        if node.stepping is not None:
             return
-        instance = next_turn(self._node.instances.values(), turn.now_s)
-        if instance is not None:
-            self._node.stepping = instance.instance_id
-            self._node.steps_started += 1
-            turn.engine(
-                StartStep(
-                    instance_id=instance.instance_id,
-                    prefill_tokens_max=self._limits.prefill_tokens_max,
-                )
-            )
+        lanes = [i.lane(turn.now_s) for i in node.instances.values()]
+        grant = next_turn(
+            [lane for lane in lanes if lane is not None],
+            turn.now_s,
+            prefill_tokens_max=self._limits.prefill_tokens_max,
+            rule=node.turns,
+        )
+        if grant is None:
+            measuring.grant(turn, node)
+            return
+        note_turn(grant)
+        for lane in (*grant.passed, grant.lane):
+            node.instances[lane.instance_id].passed = lane.passed
+        node.stepping = grant.lane.instance_id
+        node.steps_started += 1
+        node.step_started_s, node.step_beside_load = turn.now_s, node.loading()
+        turn.engine(
+            StartStep(instance_id=grant.lane.instance_id, prefill_tokens_max=grant.prefill_tokens)
+        )
 
     def _dispatch(self, turn: NodeTurn, event: NodeEvent) -> None:
         match event:
@@ -88,12 +107,16 @@ class NodeCore:
                 self._node.stepping = None
                 instance = self._node.instances.get(event.instance_id)
                 if instance is not None:
+                    learn(turn, self._node, instance, event.result)
                     step_finished(turn, instance, event.result, self._node.steps_started)
             case CommandReceived():
                 self._command(turn, event.command)
             case HeartbeatDue():
                 self._node.rss_bytes = event.rss_bytes
-                turn.report(self._node.heartbeat())
+                turn.report(self._node.heartbeat(turn.now_s))
+            case MeasureFinished() | MeasureBroke():
+                self._node.stepping = None
+                measuring.measured(turn, self._node, event)
             case StepBroke():
                 self._node.stepping = None
                 instance = self._node.instances.get(event.instance_id)
@@ -112,8 +135,9 @@ class NodeCore:
                     instance.kv_blocks_used = event.kv_blocks_used
             case LinkOpened():
                 self._node.linked = turn.linked = True
+                self._node.turns = event.turns
                 # An instance may have broken since the hello.
-                turn.report(self._node.heartbeat())
+                turn.report(self._node.heartbeat(turn.now_s))
             case LinkClosed():
                 self._node.linked = turn.linked = False
                 node_lifecycle.abandon(turn, self._node)
@@ -134,6 +158,12 @@ class NodeCore:
                 node_lifecycle.start_import(turn, self._node, command)
             case CancelImport():
                 node_lifecycle.cancel_import(turn, self._node, command)
+            case ProfileInstance():
+                measuring.start(turn, self._node, command, self._limits.prefill_tokens_max)
+            case CancelProfile():
+                measuring.cancel(self._node, command)
+            case UseProfile():
+                measuring.use(self._node, command)
             case _:
                 assert_never(command)
 
@@ -155,6 +185,13 @@ class NodeCore:
             start_s=turn.now_s - order.age_s,
             output_tokens=len(order.output_tokens),
             first_step=self._node.steps_started + 1,
+            due_s=due_s(
+                start_s=turn.now_s - order.age_s,
+                ttft_limit_s=order.slo.ttft_limit_s(len(request.prompt_tokens)) + order.grace_s,
+                tpot_s=order.slo.tpot_s,
+                output_tokens=len(order.output_tokens),
+            ),
+            prefill_left=len(request.prompt_tokens) + len(order.output_tokens),
         )
         turn.engine(
             SubmitToEngine(

@@ -34,7 +34,7 @@ def load(turn: NodeTurn, node: LocalNode, command: LoadInstance) -> None:
         failed = LoadFailed(instance_id=command.instance_id, error="AlreadyExists", message=message)
         turn.report(failed)
         return
-    instance = LocalInstance(command=command)
+    instance = LocalInstance(command=command, profile=command.profile)
     node.instances[command.instance_id] = instance
     if any(other.unbooked for other in node.instances.values()):
         instance.state = LocalState.WAITING
@@ -185,6 +185,7 @@ def abandon(turn: NodeTurn, node: LocalNode) -> None:
     for operation_id in node.imports:
         turn.engine(StopImport(operation_id=operation_id))
     node.imports.clear()
+    node.survey = None
     for instance in list(node.instances.values()):
         if instance.state is LocalState.WAITING:
             del node.instances[instance.instance_id]

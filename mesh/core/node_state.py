@@ -1,13 +1,23 @@
-"""What the node core knows: its instances and the requests on each, with their headroom."""
+"""What the node core knows: its instances and the requests on each, with their deadlines."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 
+from mesh.compute.correction import Correction
+from mesh.compute.survey import Survey
+from mesh.compute.times import Times
 from mesh.domain.ids import InstanceId, OperationId, RequestId
 from mesh.domain.messages import Heartbeat, InstanceReport, LoadInstance
 from mesh.domain.model import Footprint
+from mesh.domain.profile import Profile
+from mesh.domain.reasons import TurnRule
 from mesh.domain.request import RequestOrder
-from mesh.domain.slo import headroom_s
+from mesh.domain.slo import next_due_s
+from mesh.request.lanes import Lane, Prompt
+
+LOAD_SLOWDOWN = 2.0
+"""By which a load lengthens the iterations beside it, until this node has learned its own."""
 
 
 class LocalState(StrEnum):
@@ -32,33 +42,41 @@ class LocalRequest:
     """The first iteration that it can have a part in: tokens of an earlier one under this id are
     of an earlier attempt.
     """
+    due_s: float
+    """When its next token is due."""
+    prefill_left: int
+    """Prompt tokens, and tokens of an earlier attempt, still to compute."""
 
     @property
     def request_id(self) -> RequestId:
         return self.order.request.request_id
 
-    def headroom_s(self, now_s: float) -> float:
-        """Eq. 1 of LLM-Mesh §5.1, with the load grace on top of the TTFT deadline."""
-        slo = self.order.slo
-        prompt_tokens = len(self.order.request.prompt_tokens)
-        return headroom_s(
-            start_s=self.start_s,
-            ttft_limit_s=slo.ttft_limit_s(prompt_tokens) + self.order.grace_s,
-            tpot_s=slo.tpot_s,
-            output_tokens=self.output_tokens,
-            now_s=now_s,
-        )
+    @property
+    def tokens(self) -> int:
+        """Of its prompt and its output so far."""
+        return len(self.order.request.prompt_tokens) + self.output_tokens
+
+    def note_tokens(self, count: int, now_s: float) -> None:
+        """It has so many more tokens."""
+        self.output_tokens += count
+        self.prefill_left = 0
+        for _ in range(count):
+            self.due_s = next_due_s(self.due_s, self.order.slo.tpot_s, now_s)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LocalInstance:
     command: LoadInstance
+    profile: Profile
     state: LocalState = LocalState.LOADING
     footprint: Footprint | None = None
     """None until it is loaded."""
     kv_blocks: int = 0
     kv_blocks_used: int = 0
     requests: dict[RequestId, LocalRequest] = field(default_factory=dict)
+    correction: Correction = field(default_factory=Correction)
+    passed: int = 0
+    """Turns in a row that passed it over."""
     unbooked: bool = False
     """It was loading or leaving when a link broke: no later controller knows of its memory."""
     error: str = ""
@@ -69,13 +87,32 @@ class LocalInstance:
     def instance_id(self) -> InstanceId:
         return self.command.instance_id
 
-    def least_headroom_s(self, now_s: float) -> float | None:
-        """Of its requests; None when it has none or is not ready."""
+    def lane(self, now_s: float) -> Lane | None:
+        """Its work as the turn rule sees it; None when it has none or is not ready."""
         if self.state is not LocalState.READY or not self.requests:
             return None
-        return min(request.headroom_s(now_s) for request in self.requests.values())
+        requests = self.requests.values()
+        lane = Lane(
+            instance_id=self.instance_id,
+            times=Times(self.profile, self.correction.factor(now_s)),
+            tpot_s=next(iter(requests)).order.slo.tpot_s,
+            passed=self.passed,
+        )
+        for held in requests:
+            if held.start_s < lane.oldest_s:
+                lane.oldest_s = held.start_s
+            if held.prefill_left:
+                left = held.prefill_left
+                prompt = Prompt(left=left, past=held.tokens - left, due_s=held.due_s)
+                lane.prompts.append(prompt)
+            else:
+                lane.batch += 1
+                lane.context_tokens += held.tokens
+                lane.add(held.due_s, now_s)
+        lane.predict()
+        return lane
 
-    def report(self) -> InstanceReport | None:
+    def report(self, now_s: float) -> InstanceReport | None:
         """None while it is not loaded."""
         if self.footprint is None or self.state is not LocalState.READY:
             return None
@@ -89,7 +126,20 @@ class LocalInstance:
             context_tokens_max=self.command.context_tokens_max,
             batch_max=self.command.batch_max,
             batch=len(self.requests),
+            correction=self.correction.factor(now_s),
         )
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LocalSurvey:
+    """A profile in the making."""
+
+    operation_id: OperationId
+    instance: LocalInstance
+    survey: Survey
+    asked: bool = False
+    """One of its shapes is being timed."""
+    told_share: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -97,16 +147,32 @@ class LocalNode:
     instances: dict[InstanceId, LocalInstance] = field(default_factory=dict)
     imports: dict[OperationId, str] = field(default_factory=dict)
     """Sources being imported."""
+    survey: LocalSurvey | None = None
+    turns: TurnRule = TurnRule.HEADROOM
     steps_started: int = 0
     stepping: InstanceId | None = None
-    """Whose iteration is under way."""
+    """Whose iteration is under way, a measured one or a real one."""
+    step_started_s: float = 0.0
+    step_beside_load: bool = False
+    load_slowdown: Correction = field(
+        default_factory=lambda: Correction(LOAD_SLOWDOWN, forgetting_s=inf)
+    )
     linked: bool = False
     rss_bytes: int = 0
     """At the last heartbeat."""
 
-    def heartbeat(self) -> Heartbeat:
-        return Heartbeat(rss_bytes=self.rss_bytes, instances=self.reports())
+    def loading(self) -> bool:
+        """Whether a load takes part of the machine."""
+        at_it = (LocalState.LOADING, LocalState.ABANDONED)
+        return any(instance.state in at_it for instance in self.instances.values())
 
-    def reports(self) -> tuple[InstanceReport, ...]:
-        reports = (instance.report() for instance in self.instances.values())
+    def heartbeat(self, now_s: float) -> Heartbeat:
+        return Heartbeat(
+            rss_bytes=self.rss_bytes,
+            instances=self.reports(now_s),
+            load_slowdown=self.load_slowdown.latest,
+        )
+
+    def reports(self, now_s: float) -> tuple[InstanceReport, ...]:
+        reports = (instance.report(now_s) for instance in self.instances.values())
         return tuple(report for report in reports if report is not None)

@@ -1,8 +1,20 @@
 """Turns the cell's live state into snapshots for people and APIs."""
 
+from statistics import median
+
+from mesh.compute.times import Times
 from mesh.core.cell import Cell, DeploymentEntry, InstanceEntry, NodeEntry
+from mesh.domain.deployment import Deployment
+from mesh.domain.ids import NodeId
 from mesh.domain.lifecycle import InstanceState
-from mesh.domain.views import CellSnapshot, DeploymentSnapshot, InstanceSnapshot, NodeSnapshot
+from mesh.domain.profile import Profile
+from mesh.domain.views import (
+    CellSnapshot,
+    DeploymentSnapshot,
+    InstanceSnapshot,
+    NodeSnapshot,
+    ProfileView,
+)
 
 
 def picture(cell: Cell, now_s: float) -> CellSnapshot:
@@ -47,12 +59,16 @@ def _node(node: NodeEntry, now_s: float) -> NodeSnapshot:
         rss_bytes=node.rss_bytes,
         silent_s=now_s - node.last_seen_s,
         instances=tuple(_instance(node.instances[i], now_s) for i in sorted(node.instances)),
+        fingerprint=node.hello.fingerprint,
+        load_slowdown=node.load_slowdown,
     )
 
 
 def _instance(instance: InstanceEntry, now_s: float) -> InstanceSnapshot:
     loading = instance.state is InstanceState.LOADING
     until_s = now_s if loading else instance.loaded_at_s
+    headrooms = sorted(held.due_s - now_s for held in instance.requests.values())
+    profile = instance.profile
     return InstanceSnapshot(
         instance_id=instance.instance_id,
         deployment=instance.deployment,
@@ -67,4 +83,40 @@ def _instance(instance: InstanceEntry, now_s: float) -> InstanceSnapshot:
         load_s=max(0.0, until_s - instance.load_started_s),
         phase=instance.phase,
         share=instance.share,
+        headroom_least_s=headrooms[0] if headrooms else None,
+        headroom_p50_s=median(headrooms) if headrooms else None,
+        iteration_s=_iteration_s(instance, now_s),
+        correction=instance.correction.factor(now_s),
+        profile=(profile.scaled_from or "measured") if profile else "",
+    )
+
+
+def _iteration_s(instance: InstanceEntry, now_s: float) -> float:
+    """Predicted of its next decode; of one request of half a context where it has none."""
+    if instance.profile is None:
+        return 0.0
+    times = Times(instance.profile, instance.correction.factor(now_s))
+    batch = max(instance.batch, 1)
+    tokens = sum(held.tokens for held in instance.requests.values())
+    return times.decode_s(batch, tokens / batch if tokens else instance.context_tokens_max / 2)
+
+
+def profile_views(cell: Cell, deployment: Deployment) -> tuple[ProfileView, ...]:
+    """What holds for each kind of node that may hold the deployment, and what was measured on
+    others.
+    """
+    found: dict[str, Profile] = {}
+    nodes: dict[str, list[NodeId]] = {}
+    for node_id in sorted(cell.nodes):
+        node = cell.nodes[node_id]
+        if node.device in deployment.spec.devices:
+            footprint = node.footprint_of(deployment)
+            known = cell.expectations.profile(deployment.model, footprint, node.hello)
+            found[known.fingerprint] = known
+            nodes.setdefault(known.fingerprint, []).append(node_id)
+    for known in cell.expectations.measured(deployment.model.model_id):
+        found.setdefault(known.fingerprint, known)
+    return tuple(
+        ProfileView(profile=found[fingerprint], nodes=tuple(nodes.get(fingerprint, ())))
+        for fingerprint in sorted(found)
     )

@@ -1,23 +1,32 @@
-"""The queues: requests wait per deployment, first come first served, for a place or a load.
+"""The queues: requests wait per deployment for a place where every SLO is kept, or for a load.
 
-Whenever room appears, the turn ends by placing queue heads, the longest waiting first, and by
-seeing to another instance for those that are left. Every wait ends by `queue_wait_s_max`.
+Whenever room appears, and every few hundredths of a second while requests wait, the turn ends by
+placing what it can, the longest waiting first, and by seeing to another instance for what is left.
+A request waits as long as its first token could still be in time; then it is refused, with the
+reason. A later request may overtake one that cannot be computed in time yet, but not forever.
 """
 
 from bisect import insort
 
-from mesh.core.cell import DeploymentEntry, InstanceEntry, RequestEntry
-from mesh.core.ending import refuse, refuse_all_queued
+from mesh.core.cell import DeploymentEntry, InstanceEntry, NodeEntry, RequestEntry
+from mesh.core.ending import refuse_all_queued
+from mesh.core.hopeless import refuse_hopeless
 from mesh.core.instances import keep_minima, note_idle, start_instance
+from mesh.core.profiling import advance_profiles
+from mesh.core.schedule import first_due_s, grace_s, verdict_on
 from mesh.core.turn import Turn
 from mesh.domain.actions import SendCommand, SetTimer, TellWaiting
-from mesh.domain.events import QueueWaitExpired
+from mesh.domain.events import PlaceRetryDue
 from mesh.domain.lifecycle import REQUEST, InstanceState, NodeState, RequestState, advance
 from mesh.domain.messages import SubmitRequest
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.request import RequestOrder
 from mesh.domain.units import format_bytes
-from mesh.request.placement import first_with_room
+from mesh.request.placement import NoRoom
+from mesh.request.shadow import Verdict
+
+TRIES_MAX = 4
+"""Waiting requests of a deployment that are tried one after the other."""
 
 
 def enqueue(turn: Turn, entry: DeploymentEntry, held: RequestEntry) -> None:
@@ -27,8 +36,6 @@ def enqueue(turn: Turn, entry: DeploymentEntry, held: RequestEntry) -> None:
     """
     held.queued_at_s = turn.now_s
     insort(entry.queue, held, key=lambda waiting: waiting.arrival_s)
-    timer = QueueWaitExpired(request_id=held.request.request_id, queued_at_s=turn.now_s)
-    turn.act(SetTimer(at_s=turn.now_s + turn.limits.queue_wait_s_max, timer=timer))
     turn.to_fill[entry.spec.name] = None
 
 
@@ -36,7 +43,17 @@ def settle(turn: Turn) -> None:
     """The end of a turn: fill the room that appeared. What stays idle may be wanted by others."""
     while turn.room_appeared or turn.to_fill or turn.released:
         _fill(turn)
+        if turn.cell.operations:
+            advance_profiles(turn)
         _note_released(turn)
+
+
+def retry(turn: Turn, due: PlaceRetryDue) -> None:
+    """Some time has passed for those who wait."""
+    entry = turn.cell.deployments.get(due.name)
+    if entry is not None:
+        entry.retry_at_s = 0.0
+        turn.to_fill[due.name] = None
 
 
 def _fill(turn: Turn) -> None:
@@ -45,14 +62,23 @@ def _fill(turn: Turn) -> None:
     turn.room_appeared = False
     turn.to_fill.clear()
     waiting = [entry for name in names if (entry := deployments.get(name)) and entry.queue]
-    waiting.sort(key=lambda d: (d.queue[0].arrival_s, d.spec.name))
+    if len(waiting) > 1:
+        waiting.sort(key=lambda d: (d.queue[0].arrival_s, d.spec.name))
     for entry in waiting:
-        while entry.queue and _place(turn, entry, entry.queue[0]):
-            entry.queue.popleft()
+        _place_waiting(turn, entry)
     # Only then: an instance that is idle, but that a queue was waiting for, is nobody else's room.
     for entry in waiting:
         if entry.queue:
             _scale_out(turn, entry)
+            refuse_hopeless(turn, entry)
+        if entry.queue:
+            _try_again_later(turn, entry)
+
+
+def _try_again_later(turn: Turn, entry: DeploymentEntry) -> None:
+    if not entry.retry_at_s:
+        entry.retry_at_s = turn.now_s + turn.limits.place_retry_s
+        turn.act(SetTimer(at_s=entry.retry_at_s, timer=PlaceRetryDue(name=entry.spec.name)))
 
 
 def _note_released(turn: Turn) -> None:
@@ -66,40 +92,109 @@ def _note_released(turn: Turn) -> None:
         keep_minima(turn)
 
 
+def _place_waiting(turn: Turn, entry: DeploymentEntry) -> None:
+    """Place what can be. Behind a request that would be late, another may fit; where there is no
+    room, or no time for a further one of any length, none will.
+    """
+    left = 0
+    while left < min(len(entry.queue), TRIES_MAX):
+        held = entry.queue[left]
+        if _place(turn, entry, held):
+            del entry.queue[left]
+            continue
+        left += 1
+        if held.refused in (None, Verdict.TPOT_EXCEEDED):
+            return
+
+
 def _place(turn: Turn, entry: DeploymentEntry, held: RequestEntry) -> bool:
-    ready = [i for i in entry.instances.values() if _takes(i)]
-    instance = first_with_room(ready, held.request.tokens_max, turn.policy)
-    if instance is not None:
-        _submit(turn, entry, held, instance)
-    return instance is not None
+    held.refused = None
+    tokens = held.request.tokens_max
+    for instance in entry.candidates:
+        if _takes(instance) and instance.has_room_for(tokens) and _in_time(turn, instance, held):
+            _note_overtaken(turn, instance.node, held)
+            _submit(turn, entry, held, instance)
+            return True
+    return False
 
 
 def _takes(instance: InstanceEntry) -> bool:
     return instance.state is InstanceState.READY and instance.node.state is NodeState.READY
 
 
+def _in_time(turn: Turn, instance: InstanceEntry, held: RequestEntry) -> bool:
+    """Whether every SLO would be kept with the request there; if not, the request knows why."""
+    if not turn.policy.validates:
+        return True
+    if _must_give_way(turn, instance.node, held):
+        held.refused = Verdict.DELAYS_RUNNING
+        return False
+    verdict = verdict_on(
+        instance,
+        held,
+        next_due_s=first_due_s(held) + grace_s(instance, held),
+        now_s=turn.now_s,
+        limits=turn.limits,
+    )
+    held.refused = None if verdict is Verdict.PASSES else verdict
+    return verdict is Verdict.PASSES
+
+
+def _must_give_way(turn: Turn, node: NodeEntry, held: RequestEntry) -> bool:
+    """Whether an earlier request that wants to compute there has been overtaken often enough."""
+    bound = turn.limits.overtaken_max
+    return any(earlier.overtaken >= bound for earlier in _earlier(turn, node, held))
+
+
+def _note_overtaken(turn: Turn, node: NodeEntry, held: RequestEntry) -> None:
+    for earlier in _earlier(turn, node, held):
+        earlier.overtaken += 1
+
+
+def _earlier(turn: Turn, node: NodeEntry, held: RequestEntry) -> list[RequestEntry]:
+    """Requests that came before this one and wait because the node could not compute them in time,
+    of all deployments that are loaded there.
+    """
+    found: list[RequestEntry] = []
+    for instance in node.instances.values():
+        owner = turn.cell.deployments.get(instance.deployment)
+        if owner is None or not owner.queue or not _takes(instance):
+            continue
+        for waiting in owner.queue:
+            if waiting.arrival_s >= held.arrival_s:
+                break
+            if waiting.refused is not None:
+                found.append(waiting)
+    return found
+
+
 def _submit(
     turn: Turn, entry: DeploymentEntry, held: RequestEntry, instance: InstanceEntry
 ) -> None:
+    node = instance.node
+    if node.is_idle():
+        node.iteration_started_s = turn.now_s
     held.state = advance(REQUEST, held.state, RequestState.RUNNING)
     held.attempt += 1
     held.instance = instance
-    if instance.loaded_at_s > held.arrival_s:
-        held.grace_s = instance.loaded_at_s - max(held.arrival_s, instance.load_started_s)
+    held.grace_s = grace_s(instance, held)
+    held.due_s = first_due_s(held) + held.grace_s
+    held.submitted_s, held.prefill_left = turn.now_s, held.tokens
     tokens = min(held.request.tokens_max, instance.context_tokens_max)
     held.reserved_blocks = instance.footprint.blocks_for(tokens)
     instance.reserved_blocks += held.reserved_blocks
     instance.requests[held.request.request_id] = held
+    entry.candidates.rank(instance)
     order = RequestOrder(
         request=held.request,
         attempt=held.attempt,
         output_tokens=tuple(held.output_tokens),
-        slo=entry.spec.slo,
+        slo=held.slo,
         age_s=turn.now_s - held.arrival_s,
         grace_s=held.grace_s,
     )
     command = SubmitRequest(instance_id=instance.instance_id, order=order)
-    turn.act(SendCommand(link_id=instance.node.link_id, command=command))
+    turn.act(SendCommand(link_id=node.link_id, command=command))
 
 
 def _scale_out(turn: Turn, entry: DeploymentEntry) -> None:
@@ -108,44 +203,16 @@ def _scale_out(turn: Turn, entry: DeploymentEntry) -> None:
     full = entry.replicas() >= entry.spec.scaling.replicas_max
     if full or coming >= len(entry.queue) or turn.now_s < entry.paused_until_s:
         return
-    lacking = start_instance(turn, entry)
-    if lacking is not None and lacking.in_vain and lacking.largest_bytes and not entry.instances:
+    lacking = start_instance(turn, entry, wanted_by=entry.queue[0])
+    if not isinstance(lacking, NoRoom) or entry.instances:
+        return
+    if lacking.in_vain and lacking.largest_bytes:
         message = (
             f"{entry.spec.name!r} needs {format_bytes(lacking.needed_bytes)} on a node; "
             f"the largest has {format_bytes(lacking.largest_bytes)}"
         )
         hint = "lower spec.context_tokens_max, or start a node with more --memory"
         refuse_all_queued(turn, entry, RefusalReason.MEMORY_FULL, message, hint)
-
-
-def expire(turn: Turn, expired: QueueWaitExpired) -> None:
-    """A request has waited as long as it may."""
-    held = turn.cell.requests.get(expired.request_id)
-    if held is None or held.state is not RequestState.QUEUED:
-        return
-    if held.queued_at_s != expired.queued_at_s:
-        return
-    entry = turn.cell.deployments[held.request.deployment]
-    waited = f"{turn.now_s - held.queued_at_s:.1f} s"
-    if not has_node(turn, entry):
-        reason, message = RefusalReason.NO_NODE, f"no node came up within {waited}"
-        if held.attempt:
-            reason = RefusalReason.NODE_LOST
-            message = f"its node was lost, and no other came up within {waited}"
-    elif entry.load_failures:
-        reason = RefusalReason.LOAD_FAILED
-        message = f"not loaded within {waited}: {entry.load_error}"
-    else:
-        reason, message = RefusalReason.QUEUE_TIMEOUT, f"no place came free within {waited}"
-    refuse(turn, held, reason, message, retry=True)
-
-
-def has_node(turn: Turn, entry: DeploymentEntry) -> bool:
-    """Whether any node that takes new work may hold the deployment."""
-    return any(
-        node.state is NodeState.READY and node.device in entry.spec.devices
-        for node in turn.cell.nodes.values()
-    )
 
 
 def tell_waiting(turn: Turn, entry: DeploymentEntry, phase: str, share: float) -> None:

@@ -2,7 +2,8 @@
 
 from mesh.core.cell import DeploymentEntry, RequestEntry
 from mesh.core.ending import abort_on_node, count_refusal, end, refuse
-from mesh.core.queueing import enqueue, has_node
+from mesh.core.hopeless import has_node
+from mesh.core.queueing import enqueue
 from mesh.core.turn import Turn
 from mesh.domain.actions import DeliverTokens, RefuseRequest
 from mesh.domain.ids import RequestId
@@ -10,6 +11,7 @@ from mesh.domain.lifecycle import REQUEST, DeploymentState, RequestState, advanc
 from mesh.domain.messages import RequestReturned
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.request import Request, RequestTokens
+from mesh.domain.slo import next_due_s
 
 
 def invoke(turn: Turn, request: Request) -> None:
@@ -26,7 +28,9 @@ def invoke(turn: Turn, request: Request) -> None:
             )
         )
         return
-    held = RequestEntry(request=request, arrival_s=turn.now_s, queued_at_s=turn.now_s)
+    held = RequestEntry(
+        request=request, slo=entry.spec.slo, arrival_s=turn.now_s, queued_at_s=turn.now_s
+    )
     turn.cell.requests[request.request_id] = held
     prompt, context = len(request.prompt_tokens), entry.deployment.context_tokens_max
     if prompt >= context:
@@ -62,6 +66,9 @@ def deliver(turn: Turn, outputs: RequestTokens) -> None:
         requeue(turn, held, RefusalReason.ENGINE_FAILED, message)
         return
     held.output_tokens.extend(outputs.token_ids)
+    held.prefill_left = 0
+    for _ in outputs.token_ids:
+        held.due_s = next_due_s(held.due_s, held.slo.tpot_s, turn.now_s)
     if outputs.finish is None:
         turn.act(DeliverTokens(outputs=outputs))
         return

@@ -132,12 +132,6 @@ class KeepAliveExpired:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueWaitExpired:
-    request_id: RequestId
-    queued_at_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseCheckDue:
     """Time to look for nodes that have been silent too long."""
 
@@ -171,13 +165,7 @@ class PlaceRetryDue:
 
 
 ControllerTimer = (
-    KeepAliveExpired
-    | QueueWaitExpired
-    | LeaseCheckDue
-    | OperationExpired
-    | LoadExpired
-    | RetryLoadDue
-    | PlaceRetryDue
+    KeepAliveExpired | LeaseCheckDue | OperationExpired | LoadExpired | RetryLoadDue | PlaceRetryDue
 )
 ControllerEvent = (
     DeployRequested

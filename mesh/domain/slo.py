@@ -20,11 +20,20 @@ class Slo:
         return max(self.ttft_s, prompt_tokens / self.ttft_tokens_per_s)
 
 
-def headroom_s(
-    *, start_s: float, ttft_limit_s: float, tpot_s: float, output_tokens: int, now_s: float
-) -> float:
-    """Seconds by which the next token may still be delayed (LLM-Mesh §5.1, eq. 1).
+def due_s(*, start_s: float, ttft_limit_s: float, tpot_s: float, output_tokens: int) -> float:
+    """When the next token is due, with `output_tokens` generated so far.
 
-    `output_tokens` counts the tokens generated so far. Negative once the SLO is violated.
+    Less the current time that is the headroom: the seconds by which the token may still be delayed
+    (LLM-Mesh §5.1, eq. 1). Negative once the SLO is violated.
     """
-    return start_s + ttft_limit_s + tpot_s * output_tokens - now_s
+    return start_s + ttft_limit_s + tpot_s * output_tokens
+
+
+def next_due_s(due_s: float, tpot_s: float, now_s: float) -> float:
+    """When the token after one that was due at `due_s`, and came now, is due for the scheduler.
+
+    A token that came late is forgiven: the request continues at the pace of its SLO from there. Its
+    SLO is lost, and were it to catch up at the expense of others, theirs would be, too (the domino
+    effect of earliest deadline first under overload).
+    """
+    return max(due_s, now_s) + tpot_s

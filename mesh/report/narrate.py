@@ -14,6 +14,7 @@ from mesh.domain.events import (
     NodeConnected,
     NodeDisconnected,
     NodeReported,
+    ProfileRequested,
     ScaleRequested,
     ShutdownRequested,
 )
@@ -25,9 +26,13 @@ from mesh.domain.messages import (
     LoadFailed,
     LoadInstance,
     NodeReport,
+    ProfileDone,
+    ProfileFailed,
+    ProfileInstance,
     RequestReturned,
     SubmitRequest,
     UnloadInstance,
+    UseProfile,
 )
 from mesh.domain.units import format_bytes
 from mesh.domain.views import CellLine
@@ -59,6 +64,9 @@ def _happened(event: object) -> Iterator[CellLine]:
             yield _line("cell", event.operation_id, "registry written")
         case DrainRequested():
             yield _line("node", event.node_id, "take new work again" if event.undo else "drain")
+        case ProfileRequested():
+            where = f" on {event.node_id}" if event.node_id is not None else ""
+            yield _line("deployment", event.name, f"measure a profile{where}")
         case NodeConnected():
             hello = event.hello
             text = f"connected: {hello.device}, {hello.engine}, {format_bytes(hello.memory_bytes)}"
@@ -88,6 +96,12 @@ def _reported(report: NodeReport) -> Iterator[CellLine]:
             yield _line("instance", report.instance_id, f"gone{why}")
         case RequestReturned():
             yield _line("request", report.request_id, f"returned by its node: {report.message}")
+        case ProfileDone():
+            profile = report.profile
+            text = f"measured model {profile.model_id} in {profile.measured_s:.0f} s"
+            yield _line("deployment", report.operation_id, f"{text}, on {profile.hardware}")
+        case ProfileFailed():
+            yield _line("deployment", report.operation_id, f"measuring failed: {report.message}")
 
 
 def _decided(action: object) -> Iterator[CellLine]:
@@ -108,6 +122,11 @@ def _decided(action: object) -> Iterator[CellLine]:
                     yield _line("instance", command.instance_id, text)
                 case UnloadInstance():
                     yield _line("instance", command.instance_id, "unload")
+                case ProfileInstance():
+                    yield _line("instance", command.instance_id, "measure iteration times")
+                case UseProfile():
+                    text = f"new profile: {command.profile.scaled_from or 'measured'}"
+                    yield _line("instance", command.instance_id, text)
                 case SubmitRequest():
                     request, attempt = command.order.request, command.order.attempt
                     text = f"to {command.instance_id}, {len(request.prompt_tokens)} prompt tokens"

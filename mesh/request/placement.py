@@ -1,6 +1,6 @@
-"""Where a request, or a new instance, goes: the first candidate in the policy's order that fits."""
+"""Where a new instance goes: the first node in the policy's order that has room and time for it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,7 +8,7 @@ from mesh.domain.deployment import Deployment
 from mesh.domain.ids import InstanceId
 from mesh.domain.model import Footprint
 from mesh.memory.demand import kv_blocks_within, least_instance_bytes
-from mesh.policy.interface import Instance, NodeView, Policy
+from mesh.policy.interface import NodeView, Policy
 
 
 class StartNode(NodeView, Protocol):
@@ -52,6 +52,11 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NoTime:
+    """Nodes with room have other requests to compute, whose SLOs they could not keep."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NoRoom:
     """What the node that comes nearest would have to hold, and its capacity. Both 0: no node."""
 
@@ -64,21 +69,20 @@ class NoRoom:
         return not self.largest_bytes or self.needed_bytes > self.largest_bytes
 
 
-def first_with_room(instances: Iterable[Instance], tokens: int, policy: Policy) -> Instance | None:
-    """The instance that takes a request of so many tokens (prompt and output), or None."""
-    for instance in policy.order_instances(instances):
-        if instance.has_room_for(tokens):
-            return instance
-    return None
-
-
 def place_instance(
-    deployment: Deployment, nodes: Sequence[StartNode], *, kv_tokens_wanted: int, policy: Policy
-) -> Start | Wait | Reclaim | NoRoom:
+    deployment: Deployment,
+    nodes: Sequence[StartNode],
+    *,
+    kv_tokens_wanted: int,
+    policy: Policy,
+    has_time: Callable[[StartNode], bool],
+) -> Start | Wait | Reclaim | NoRoom | NoTime:
     """Where a new instance goes: the first node with room, else one where room is about to appear,
-    else the first that idle instances can make room on.
+    else the first that idle instances can make room on. `has_time` says whether a node could
+    compute for it; it is asked of the first ones that have room only.
     """
-    ordered = policy.order_nodes(nodes)
+    ordered = sorted(nodes, key=policy.node_rank)
+    busy: list[StartNode] = []
     for node in ordered:
         footprint = node.footprint_of(deployment)
         kv_blocks = kv_blocks_within(
@@ -88,7 +92,14 @@ def place_instance(
             free_bytes=node.free_bytes,
         )
         if kv_blocks is not None:
-            return Start(node=node, footprint=footprint, kv_blocks=kv_blocks)
+            if has_time(node):
+                return Start(node=node, footprint=footprint, kv_blocks=kv_blocks)
+            busy.append(node)
+    made = _make_room(deployment, [node for node in ordered if node not in busy])
+    return NoTime() if busy and isinstance(made, NoRoom) else made
+
+
+def _make_room(deployment: Deployment, ordered: Sequence[StartNode]) -> Wait | Reclaim | NoRoom:
     needs = [
         (node, least_instance_bytes(node.footprint_of(deployment), deployment.context_tokens_max))
         for node in ordered

@@ -50,6 +50,14 @@ def next_turn(
     return _least_headroom(working, now_s, prefill_tokens_max)
 
 
+def note_turn(grant: Grant) -> None:
+    """Count whom the turn passes over. For the owner of the lanes, once for each turn given."""
+    for lane in grant.passed:
+        lane.passed += 1
+    if grant.prefill_tokens or not grant.lane.prompts:
+        grant.lane.passed = 0
+
+
 def _least_headroom(working: Sequence[Lane], now_s: float, prefill_tokens_max: int) -> Grant:
     """The lane with the earliest deadline. Decodes that can be in time always get their turn; a
     prompt, or a late decode, only as far as it makes nobody late who is not yet, or when it has

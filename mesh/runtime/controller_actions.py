@@ -19,6 +19,7 @@ from mesh.domain.actions import (
     SendCommand,
     SetTimer,
     StoreDeployment,
+    StoreProfile,
     TellWaiting,
 )
 from mesh.domain.deployment import Deployment
@@ -26,6 +27,8 @@ from mesh.domain.errors import StorageError
 from mesh.domain.events import ControllerEvent, DeploymentStored, StoreFailed
 from mesh.domain.ids import DeploymentName, OperationId
 from mesh.domain.messages import NodeCommand
+from mesh.domain.profile import Profile
+from mesh.domain.reasons import TurnRule
 from mesh.domain.text import TextAssets
 from mesh.runtime.clock import Clock
 
@@ -33,7 +36,7 @@ from mesh.runtime.clock import Clock
 class NodeLinks(Protocol):
     """The controller's ends of the links. A link that has closed meanwhile is ignored."""
 
-    def accept(self, link_id: int) -> None: ...
+    def accept(self, link_id: int, turns: TurnRule) -> None: ...
 
     def send(self, link_id: int, command: NodeCommand) -> None: ...
 
@@ -57,11 +60,15 @@ class Operators(Protocol):
 
 
 class Registry(Protocol):
-    """What outlives the controller. Both calls return when it is durable, or raise StorageError."""
+    """What outlives the controller. Each call returns when it is durable, or raises
+    StorageError.
+    """
 
     def store(self, deployment: Deployment, text: TextAssets | None) -> None: ...
 
     def remove(self, name: DeploymentName) -> None: ...
+
+    def store_profile(self, profile: Profile) -> None: ...
 
 
 class ControllerPerformer:
@@ -97,7 +104,7 @@ class ControllerPerformer:
                 timer = action.timer
                 self._clock.call_at(action.at_s, lambda: self.post(timer))
             case AcceptLink():
-                self._links.accept(action.link_id)
+                self._links.accept(action.link_id, action.turns)
             case CloseLink():
                 self._links.close(
                     action.link_id, error=action.error, message=action.message, hint=action.hint
@@ -109,6 +116,10 @@ class ControllerPerformer:
                 )
             case RemoveDeployment():
                 self._write(action.operation_id, lambda: self._registry.remove(action.name))
+            case StoreProfile():
+                self._write(
+                    action.operation_id, lambda: self._registry.store_profile(action.profile)
+                )
             case ReplyProgress() | ReplyDone() | ReplyError():
                 self._operators.reply(action)
             case _:

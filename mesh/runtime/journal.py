@@ -22,9 +22,10 @@ from mesh.domain.errors import InvalidInput, StorageError
 from mesh.domain.events import ControllerEvent, ControllerTimer, NodeEvent
 from mesh.domain.limits import CellLimits, NodeLimits
 from mesh.domain.messages import NodeCommand, NodeReport
+from mesh.domain.profile import Profile
 from mesh.runtime.host import Core
 
-FORMAT = 1
+FORMAT = 2
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class ControllerStart:
     policy: str
     limits: CellLimits
     deployments: tuple[Deployment, ...]
+    profiles: tuple[Profile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Carries out what the node core decides, through three ports: the link, the store, the engine.
 
 One performer for the live agent and the simulator. Engine calls run on two lanes, each in order:
-COMPUTE (submit, abort, step, unload) and LOADING (load), beside it. The live lanes are threads; the
-simulator's run the call at once and post what came of it after the call's `elapsed_s`.
+COMPUTE (submit, abort, step, measure, unload) and LOADING (load), beside it. The live lanes are
+threads; the simulator's run the call at once and post what came of it after the call's `elapsed_s`.
 """
 
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from mesh.domain.actions import (
     SendReport,
     StartImport,
     StartLoad,
+    StartMeasure,
     StartStep,
     StartUnload,
     StopImport,
@@ -26,6 +27,8 @@ from mesh.domain.events import (
     LoadBroke,
     LoadFinished,
     LoadProgressed,
+    MeasureBroke,
+    MeasureFinished,
     NodeEvent,
     StepBroke,
     StepFinished,
@@ -102,6 +105,8 @@ class NodePerformer:
                 self._submit(action)
             case AbortInEngine():
                 self._abort(action)
+            case StartMeasure():
+                self._measure(action)
             case StartLoad():
                 self._load(action)
             case StartUnload():
@@ -129,6 +134,21 @@ class NodePerformer:
                 )
                 if isinstance(result, MeshError)
                 else StepFinished(instance_id=action.instance_id, result=result)
+            ),
+        )
+
+    def _measure(self, action: StartMeasure) -> None:
+        self._lanes.run(
+            Lane.COMPUTE,
+            lambda: self._engine.measure(action.instance_id, action.shape),
+            lambda result: (
+                MeasureBroke(
+                    instance_id=action.instance_id,
+                    error=type(result).__name__,
+                    message=result.message,
+                )
+                if isinstance(result, MeshError)
+                else MeasureFinished(instance_id=action.instance_id, elapsed_s=result)
             ),
         )
 

@@ -23,9 +23,10 @@ _sym_db = _symbol_database.Default()
 
 
 from mesh.v1 import model_pb2 as mesh_dot_v1_dot_model__pb2
+from mesh.v1 import profile_pb2 as mesh_dot_v1_dot_profile__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15mesh/v1/control.proto\x12\x07mesh.v1\x1a\x13mesh/v1/model.proto\"6\n\rDeployRequest\x12%\n\x04spec\x18\x01 \x01(\x0b\x32\x17.mesh.v1.DeploymentSpec\"\x1d\n\rDeleteRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xa0\x01\n\x0cScaleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x19\n\x0creplicas_min\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x0creplicas_max\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x19\n\x0ckeep_alive_s\x18\x04 \x01(\x01H\x02\x88\x01\x01\x42\x0f\n\r_replicas_minB\x0f\n\r_replicas_maxB\x0f\n\r_keep_alive_s\"-\n\x0c\x44rainRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\"_\n\x0eOperationEvent\x12%\n\x08progress\x18\x01 \x01(\x0b\x32\x11.mesh.v1.ProgressH\x00\x12\x1d\n\x04\x64one\x18\x02 \x01(\x0b\x32\r.mesh.v1.DoneH\x00\x42\x07\n\x05\x65vent\"(\n\x08Progress\x12\r\n\x05phase\x18\x01 \x01(\t\x12\r\n\x05share\x18\x02 \x01(\x01\"\x17\n\x04\x44one\x12\x0f\n\x07message\x18\x01 \x01(\t\"$\n\x14GetDeploymentRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x18\n\x16ListDeploymentsRequest\"C\n\x17ListDeploymentsResponse\x12(\n\x0b\x64\x65ployments\x18\x01 \x03(\x0b\x32\x13.mesh.v1.Deployment\"\xe9\x01\n\nDeployment\x12%\n\x04spec\x18\x01 \x01(\x0b\x32\x17.mesh.v1.DeploymentSpec\x12!\n\x05model\x18\x02 \x01(\x0b\x32\x12.mesh.v1.ModelInfo\x12\r\n\x05state\x18\x03 \x01(\t\x12\x1a\n\x12\x63ontext_tokens_max\x18\x04 \x01(\r\x12\x0e\n\x06queued\x18\x05 \x01(\r\x12\x0f\n\x07running\x18\x06 \x01(\r\x12$\n\tinstances\x18\x07 \x03(\x0b\x32\x11.mesh.v1.Instance\x12\x0e\n\x06served\x18\x08 \x01(\x04\x12\x0f\n\x07refused\x18\t \x01(\x04\"\xf7\x01\n\x08Instance\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x05 \x01(\r\x12\x11\n\tbatch_max\x18\x06 \x01(\r\x12\x11\n\tkv_blocks\x18\x07 \x01(\r\x12\x16\n\x0ekv_blocks_used\x18\x08 \x01(\r\x12\x15\n\rweights_bytes\x18\t \x01(\x04\x12\x10\n\x08kv_bytes\x18\n \x01(\x04\x12\x0e\n\x06load_s\x18\x0b \x01(\x01\x12\r\n\x05phase\x18\x0c \x01(\t\x12\r\n\x05share\x18\r \x01(\x01\"\x12\n\x10ListNodesRequest\"1\n\x11ListNodesResponse\x12\x1c\n\x05nodes\x18\x01 \x03(\x0b\x32\r.mesh.v1.Node\"\xe7\x01\n\x04Node\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x10\n\x08hardware\x18\x04 \x01(\t\x12\r\n\x05\x63ores\x18\x05 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x06 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x07 \x01(\x04\x12\x1d\n\x15memory_reserved_bytes\x18\x08 \x01(\x04\x12\x11\n\trss_bytes\x18\t \x01(\x04\x12\x10\n\x08silent_s\x18\n \x01(\x01\x12$\n\tinstances\x18\x0b \x03(\x0b\x32\x11.mesh.v1.Instance\"\x12\n\x10GetStatusRequest\"\x9b\x02\n\x06Status\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12\x13\n\x0bnodes_ready\x18\x03 \x01(\r\x12\r\n\x05nodes\x18\x04 \x01(\r\x12\x13\n\x0b\x64\x65ployments\x18\x05 \x01(\r\x12\x11\n\tinstances\x18\x06 \x01(\r\x12\x0e\n\x06queued\x18\x07 \x01(\r\x12\x0f\n\x07running\x18\x08 \x01(\r\x12\x0e\n\x06served\x18\t \x01(\x04\x12-\n\x07refused\x18\n \x03(\x0b\x32\x1c.mesh.v1.Status.RefusedEntry\x12\x12\n\nstate_path\x18\x0b \x01(\t\x1a.\n\x0cRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"/\n\x0cWatchRequest\x12\x0f\n\x07\x62\x61\x63klog\x18\x01 \x01(\r\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\"G\n\tCellEvent\x12\r\n\x05\x61ge_s\x18\x01 \x01(\x01\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0f\n\x07subject\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t2\xc7\x04\n\x07\x43ontrol\x12;\n\x06\x44\x65ploy\x12\x16.mesh.v1.DeployRequest\x1a\x17.mesh.v1.OperationEvent0\x01\x12;\n\x06\x44\x65lete\x12\x16.mesh.v1.DeleteRequest\x1a\x17.mesh.v1.OperationEvent0\x01\x12\x39\n\x05Scale\x12\x15.mesh.v1.ScaleRequest\x1a\x17.mesh.v1.OperationEvent0\x01\x12\x39\n\x05\x44rain\x12\x15.mesh.v1.DrainRequest\x1a\x17.mesh.v1.OperationEvent0\x01\x12\x43\n\rGetDeployment\x12\x1d.mesh.v1.GetDeploymentRequest\x1a\x13.mesh.v1.Deployment\x12T\n\x0fListDeployments\x12\x1f.mesh.v1.ListDeploymentsRequest\x1a .mesh.v1.ListDeploymentsResponse\x12\x42\n\tListNodes\x12\x19.mesh.v1.ListNodesRequest\x1a\x1a.mesh.v1.ListNodesResponse\x12\x37\n\tGetStatus\x12\x19.mesh.v1.GetStatusRequest\x1a\x0f.mesh.v1.Status\x12\x34\n\x05Watch\x12\x15.mesh.v1.WatchRequest\x1a\x12.mesh.v1.CellEvent0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15mesh/v1/control.proto\x12\x07mesh.v1\x1a\x13mesh/v1/model.proto\x1a\x15mesh/v1/profile.proto\"6\n\rDeployRequest\x12%\n\x04spec\x18\x01 \x01(\x0b\x32\x17.mesh.v1.DeploymentSpec\"\x1d\n\rDeleteRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xa0\x01\n\x0cScaleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x19\n\x0creplicas_min\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x0creplicas_max\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x19\n\x0ckeep_alive_s\x18\x04 \x01(\x01H\x02\x88\x01\x01\x42\x0f\n\r_replicas_minB\x0f\n\r_replicas_maxB\x0f\n\r_keep_alive_s\"-\n\x0c\x44rainRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\"@\n\x0eProfileRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x07node_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\n\n\x08_node_id\"_\n\x0eOperationEvent\x12%\n\x08progress\x18\x01 \x01(\x0b\x32\x11.mesh.v1.ProgressH\x00\x12\x1d\n\x04\x64one\x18\x02 \x01(\x0b\x32\r.mesh.v1.DoneH\x00\x42\x07\n\x05\x65vent\"(\n\x08Progress\x12\r\n\x05phase\x18\x01 \x01(\t\x12\r\n\x05share\x18\x02 \x01(\x01\"\x17\n\x04\x44one\x12\x0f\n\x07message\x18\x01 \x01(\t\"$\n\x14GetDeploymentRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x18\n\x16ListDeploymentsRequest\"C\n\x17ListDeploymentsResponse\x12(\n\x0b\x64\x65ployments\x18\x01 \x03(\x0b\x32\x13.mesh.v1.Deployment\"\xe9\x01\n\nDeployment\x12%\n\x04spec\x18\x01 \x01(\x0b\x32\x17.mesh.v1.DeploymentSpec\x12!\n\x05model\x18\x02 \x01(\x0b\x32\x12.mesh.v1.ModelInfo\x12\r\n\x05state\x18\x03 \x01(\t\x12\x1a\n\x12\x63ontext_tokens_max\x18\x04 \x01(\r\x12\x0e\n\x06queued\x18\x05 \x01(\r\x12\x0f\n\x07running\x18\x06 \x01(\r\x12$\n\tinstances\x18\x07 \x03(\x0b\x32\x11.mesh.v1.Instance\x12\x0e\n\x06served\x18\x08 \x01(\x04\x12\x0f\n\x07refused\x18\t \x01(\x04\"\x95\x03\n\x08Instance\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x05 \x01(\r\x12\x11\n\tbatch_max\x18\x06 \x01(\r\x12\x11\n\tkv_blocks\x18\x07 \x01(\r\x12\x16\n\x0ekv_blocks_used\x18\x08 \x01(\r\x12\x15\n\rweights_bytes\x18\t \x01(\x04\x12\x10\n\x08kv_bytes\x18\n \x01(\x04\x12\x0e\n\x06load_s\x18\x0b \x01(\x01\x12\r\n\x05phase\x18\x0c \x01(\t\x12\r\n\x05share\x18\r \x01(\x01\x12\x1d\n\x10headroom_least_s\x18\x0e \x01(\x01H\x00\x88\x01\x01\x12\x1b\n\x0eheadroom_p50_s\x18\x0f \x01(\x01H\x01\x88\x01\x01\x12\x13\n\x0biteration_s\x18\x10 \x01(\x01\x12\x12\n\ncorrection\x18\x11 \x01(\x01\x12\x0f\n\x07profile\x18\x12 \x01(\tB\x13\n\x11_headroom_least_sB\x11\n\x0f_headroom_p50_s\"\x12\n\x10ListNodesRequest\"1\n\x11ListNodesResponse\x12\x1c\n\x05nodes\x18\x01 \x03(\x0b\x32\r.mesh.v1.Node\"\x93\x02\n\x04Node\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x10\n\x08hardware\x18\x04 \x01(\t\x12\r\n\x05\x63ores\x18\x05 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x06 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x07 \x01(\x04\x12\x1d\n\x15memory_reserved_bytes\x18\x08 \x01(\x04\x12\x11\n\trss_bytes\x18\t \x01(\x04\x12\x10\n\x08silent_s\x18\n \x01(\x01\x12$\n\tinstances\x18\x0b \x03(\x0b\x32\x11.mesh.v1.Instance\x12\x13\n\x0b\x66ingerprint\x18\x0c \x01(\t\x12\x15\n\rload_slowdown\x18\r \x01(\x01\"\"\n\x12GetProfilesRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\">\n\x13GetProfilesResponse\x12\'\n\x08profiles\x18\x01 \x03(\x0b\x32\x15.mesh.v1.KnownProfile\"@\n\x0cKnownProfile\x12!\n\x07profile\x18\x01 \x01(\x0b\x32\x10.mesh.v1.Profile\x12\r\n\x05nodes\x18\x02 \x03(\t\"\x12\n\x10GetStatusRequest\"\x9b\x02\n\x06Status\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12\x13\n\x0bnodes_ready\x18\x03 \x01(\r\x12\r\n\x05nodes\x18\x04 \x01(\r\x12\x13\n\x0b\x64\x65ployments\x18\x05 \x01(\r\x12\x11\n\tinstances\x18\x06 \x01(\r\x12\x0e\n\x06queued\x18\x07 \x01(\r\x12\x0f\n\x07running\x18\x08 \x01(\r\x12\x0e\n\x06served\x18\t \x01(\x04\x12-\n\x07refused\x18\n \x03(\x0b\x32\x1c.mesh.v1.Status.RefusedEntry\x12\x12\n\nstate_path\x18\x0b \x01(\t\x1a.\n\x0cRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"/\n\x0cWatchRequest\x12\x0f\n\x07\x62\x61\x63klog\x18\x01 \x01(\r\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\"G\n\tCellEvent\x12\r\n\x05\x61ge_s\x18\x01 \x01(\x01\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0f\n\x07subject\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t2\xd0\x05\n\x07\x43ontrol\x12;\n\x06\x44\x65ploy\x12\x16.mesh.v1.DeployRequest\x1a\x17.mesh.v1.OperationEvent0\x01\x12;\n\x06\x44\x65lete\x12\x16.mesh.v1.DeleteRequest\x1a\x17.mesh.v1.OperationEvent0\x01\x12\x39\n\x05Scale\x12\x15.mesh.v1.ScaleRequest\x1a\x17.mesh.v1.OperationEvent0\x01\x12\x39\n\x05\x44rain\x12\x15.mesh.v1.DrainRequest\x1a\x17.mesh.v1.OperationEvent0\x01\x12=\n\x07Profile\x12\x17.mesh.v1.ProfileRequest\x1a\x17.mesh.v1.OperationEvent0\x01\x12\x43\n\rGetDeployment\x12\x1d.mesh.v1.GetDeploymentRequest\x1a\x13.mesh.v1.Deployment\x12T\n\x0fListDeployments\x12\x1f.mesh.v1.ListDeploymentsRequest\x1a .mesh.v1.ListDeploymentsResponse\x12\x42\n\tListNodes\x12\x19.mesh.v1.ListNodesRequest\x1a\x1a.mesh.v1.ListNodesResponse\x12H\n\x0bGetProfiles\x12\x1b.mesh.v1.GetProfilesRequest\x1a\x1c.mesh.v1.GetProfilesResponse\x12\x37\n\tGetStatus\x12\x19.mesh.v1.GetStatusRequest\x1a\x0f.mesh.v1.Status\x12\x34\n\x05Watch\x12\x15.mesh.v1.WatchRequest\x1a\x12.mesh.v1.CellEvent0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,46 +35,54 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_STATUS_REFUSEDENTRY']._loaded_options = None
   _globals['_STATUS_REFUSEDENTRY']._serialized_options = b'8\001'
-  _globals['_DEPLOYREQUEST']._serialized_start=55
-  _globals['_DEPLOYREQUEST']._serialized_end=109
-  _globals['_DELETEREQUEST']._serialized_start=111
-  _globals['_DELETEREQUEST']._serialized_end=140
-  _globals['_SCALEREQUEST']._serialized_start=143
-  _globals['_SCALEREQUEST']._serialized_end=303
-  _globals['_DRAINREQUEST']._serialized_start=305
-  _globals['_DRAINREQUEST']._serialized_end=350
-  _globals['_OPERATIONEVENT']._serialized_start=352
-  _globals['_OPERATIONEVENT']._serialized_end=447
-  _globals['_PROGRESS']._serialized_start=449
-  _globals['_PROGRESS']._serialized_end=489
-  _globals['_DONE']._serialized_start=491
-  _globals['_DONE']._serialized_end=514
-  _globals['_GETDEPLOYMENTREQUEST']._serialized_start=516
-  _globals['_GETDEPLOYMENTREQUEST']._serialized_end=552
-  _globals['_LISTDEPLOYMENTSREQUEST']._serialized_start=554
-  _globals['_LISTDEPLOYMENTSREQUEST']._serialized_end=578
-  _globals['_LISTDEPLOYMENTSRESPONSE']._serialized_start=580
-  _globals['_LISTDEPLOYMENTSRESPONSE']._serialized_end=647
-  _globals['_DEPLOYMENT']._serialized_start=650
-  _globals['_DEPLOYMENT']._serialized_end=883
-  _globals['_INSTANCE']._serialized_start=886
-  _globals['_INSTANCE']._serialized_end=1133
-  _globals['_LISTNODESREQUEST']._serialized_start=1135
-  _globals['_LISTNODESREQUEST']._serialized_end=1153
-  _globals['_LISTNODESRESPONSE']._serialized_start=1155
-  _globals['_LISTNODESRESPONSE']._serialized_end=1204
-  _globals['_NODE']._serialized_start=1207
-  _globals['_NODE']._serialized_end=1438
-  _globals['_GETSTATUSREQUEST']._serialized_start=1440
-  _globals['_GETSTATUSREQUEST']._serialized_end=1458
-  _globals['_STATUS']._serialized_start=1461
-  _globals['_STATUS']._serialized_end=1744
-  _globals['_STATUS_REFUSEDENTRY']._serialized_start=1698
-  _globals['_STATUS_REFUSEDENTRY']._serialized_end=1744
-  _globals['_WATCHREQUEST']._serialized_start=1746
-  _globals['_WATCHREQUEST']._serialized_end=1793
-  _globals['_CELLEVENT']._serialized_start=1795
-  _globals['_CELLEVENT']._serialized_end=1866
-  _globals['_CONTROL']._serialized_start=1869
-  _globals['_CONTROL']._serialized_end=2452
+  _globals['_DEPLOYREQUEST']._serialized_start=78
+  _globals['_DEPLOYREQUEST']._serialized_end=132
+  _globals['_DELETEREQUEST']._serialized_start=134
+  _globals['_DELETEREQUEST']._serialized_end=163
+  _globals['_SCALEREQUEST']._serialized_start=166
+  _globals['_SCALEREQUEST']._serialized_end=326
+  _globals['_DRAINREQUEST']._serialized_start=328
+  _globals['_DRAINREQUEST']._serialized_end=373
+  _globals['_PROFILEREQUEST']._serialized_start=375
+  _globals['_PROFILEREQUEST']._serialized_end=439
+  _globals['_OPERATIONEVENT']._serialized_start=441
+  _globals['_OPERATIONEVENT']._serialized_end=536
+  _globals['_PROGRESS']._serialized_start=538
+  _globals['_PROGRESS']._serialized_end=578
+  _globals['_DONE']._serialized_start=580
+  _globals['_DONE']._serialized_end=603
+  _globals['_GETDEPLOYMENTREQUEST']._serialized_start=605
+  _globals['_GETDEPLOYMENTREQUEST']._serialized_end=641
+  _globals['_LISTDEPLOYMENTSREQUEST']._serialized_start=643
+  _globals['_LISTDEPLOYMENTSREQUEST']._serialized_end=667
+  _globals['_LISTDEPLOYMENTSRESPONSE']._serialized_start=669
+  _globals['_LISTDEPLOYMENTSRESPONSE']._serialized_end=736
+  _globals['_DEPLOYMENT']._serialized_start=739
+  _globals['_DEPLOYMENT']._serialized_end=972
+  _globals['_INSTANCE']._serialized_start=975
+  _globals['_INSTANCE']._serialized_end=1380
+  _globals['_LISTNODESREQUEST']._serialized_start=1382
+  _globals['_LISTNODESREQUEST']._serialized_end=1400
+  _globals['_LISTNODESRESPONSE']._serialized_start=1402
+  _globals['_LISTNODESRESPONSE']._serialized_end=1451
+  _globals['_NODE']._serialized_start=1454
+  _globals['_NODE']._serialized_end=1729
+  _globals['_GETPROFILESREQUEST']._serialized_start=1731
+  _globals['_GETPROFILESREQUEST']._serialized_end=1765
+  _globals['_GETPROFILESRESPONSE']._serialized_start=1767
+  _globals['_GETPROFILESRESPONSE']._serialized_end=1829
+  _globals['_KNOWNPROFILE']._serialized_start=1831
+  _globals['_KNOWNPROFILE']._serialized_end=1895
+  _globals['_GETSTATUSREQUEST']._serialized_start=1897
+  _globals['_GETSTATUSREQUEST']._serialized_end=1915
+  _globals['_STATUS']._serialized_start=1918
+  _globals['_STATUS']._serialized_end=2201
+  _globals['_STATUS_REFUSEDENTRY']._serialized_start=2155
+  _globals['_STATUS_REFUSEDENTRY']._serialized_end=2201
+  _globals['_WATCHREQUEST']._serialized_start=2203
+  _globals['_WATCHREQUEST']._serialized_end=2250
+  _globals['_CELLEVENT']._serialized_start=2252
+  _globals['_CELLEVENT']._serialized_end=2323
+  _globals['_CONTROL']._serialized_start=2326
+  _globals['_CONTROL']._serialized_end=3046
 # @@protoc_insertion_point(module_scope)

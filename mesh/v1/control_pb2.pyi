@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from mesh.v1 import model_pb2 as _model_pb2
+from mesh.v1 import profile_pb2 as _profile_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -118,6 +119,31 @@ class DrainRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class ProfileRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    node_id: _builtins.str
+    """Absent: on any node that has the model, or has room for it."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        node_id: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_node_id", b"_node_id", "node_id", b"node_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_node_id", b"_node_id", "name", b"name", "node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__node_id: _TypeAlias = _typing.Literal["node_id"]  # noqa: Y015
+    _WhichOneofArgType__node_id: _TypeAlias = _typing.Literal["_node_id", b"_node_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__node_id) -> _WhichOneofReturnType__node_id | None: ...
+
+Global___ProfileRequest: _TypeAlias = ProfileRequest  # noqa: Y015
 
 @_typing.final
 class OperationEvent(_message.Message):
@@ -303,6 +329,11 @@ class Instance(_message.Message):
     LOAD_S_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     SHARE_FIELD_NUMBER: _builtins.int
+    HEADROOM_LEAST_S_FIELD_NUMBER: _builtins.int
+    HEADROOM_P50_S_FIELD_NUMBER: _builtins.int
+    ITERATION_S_FIELD_NUMBER: _builtins.int
+    CORRECTION_FIELD_NUMBER: _builtins.int
+    PROFILE_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     deployment: _builtins.str
     node_id: _builtins.str
@@ -317,6 +348,15 @@ class Instance(_message.Message):
     phase: _builtins.str
     """While it loads: what is being done, and how far it is (0 to 1)."""
     share: _builtins.float
+    headroom_least_s: _builtins.float
+    """By how much its requests can be delayed without missing a deadline; absent when it has none."""
+    headroom_p50_s: _builtins.float
+    iteration_s: _builtins.float
+    """Predicted, of its next decode."""
+    correction: _builtins.float
+    """Measured over predicted iteration time, lately."""
+    profile: _builtins.str
+    """`measured`, or what its iteration times are scaled from."""
     def __init__(
         self,
         *,
@@ -333,12 +373,24 @@ class Instance(_message.Message):
         load_s: _builtins.float = ...,
         phase: _builtins.str = ...,
         share: _builtins.float = ...,
+        headroom_least_s: _builtins.float | None = ...,
+        headroom_p50_s: _builtins.float | None = ...,
+        iteration_s: _builtins.float = ...,
+        correction: _builtins.float = ...,
+        profile: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_headroom_least_s", b"_headroom_least_s", "_headroom_p50_s", b"_headroom_p50_s", "headroom_least_s", b"headroom_least_s", "headroom_p50_s", b"headroom_p50_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batch_max", b"batch_max", "deployment", b"deployment", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "kv_blocks_used", b"kv_blocks_used", "kv_bytes", b"kv_bytes", "load_s", b"load_s", "node_id", b"node_id", "phase", b"phase", "share", b"share", "state", b"state", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_headroom_least_s", b"_headroom_least_s", "_headroom_p50_s", b"_headroom_p50_s", "batch", b"batch", "batch_max", b"batch_max", "correction", b"correction", "deployment", b"deployment", "headroom_least_s", b"headroom_least_s", "headroom_p50_s", b"headroom_p50_s", "instance_id", b"instance_id", "iteration_s", b"iteration_s", "kv_blocks", b"kv_blocks", "kv_blocks_used", b"kv_blocks_used", "kv_bytes", b"kv_bytes", "load_s", b"load_s", "node_id", b"node_id", "phase", b"phase", "profile", b"profile", "share", b"share", "state", b"state", "weights_bytes", b"weights_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__headroom_least_s: _TypeAlias = _typing.Literal["headroom_least_s"]  # noqa: Y015
+    _WhichOneofArgType__headroom_least_s: _TypeAlias = _typing.Literal["_headroom_least_s", b"_headroom_least_s"]  # noqa: Y015
+    _WhichOneofReturnType__headroom_p50_s: _TypeAlias = _typing.Literal["headroom_p50_s"]  # noqa: Y015
+    _WhichOneofArgType__headroom_p50_s: _TypeAlias = _typing.Literal["_headroom_p50_s", b"_headroom_p50_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__headroom_least_s) -> _WhichOneofReturnType__headroom_least_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__headroom_p50_s) -> _WhichOneofReturnType__headroom_p50_s | None: ...
 
 Global___Instance: _TypeAlias = Instance  # noqa: Y015
 
@@ -392,6 +444,8 @@ class Node(_message.Message):
     RSS_BYTES_FIELD_NUMBER: _builtins.int
     SILENT_S_FIELD_NUMBER: _builtins.int
     INSTANCES_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    LOAD_SLOWDOWN_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     state: _builtins.str
     device: _builtins.str
@@ -402,6 +456,9 @@ class Node(_message.Message):
     memory_reserved_bytes: _builtins.int
     rss_bytes: _builtins.int
     silent_s: _builtins.float
+    fingerprint: _builtins.str
+    load_slowdown: _builtins.float
+    """By which a load lengthens the iterations beside it."""
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___Instance]: ...
     def __init__(
@@ -418,14 +475,81 @@ class Node(_message.Message):
         rss_bytes: _builtins.int = ...,
         silent_s: _builtins.float = ...,
         instances: _abc.Iterable[Global___Instance] | None = ...,
+        fingerprint: _builtins.str = ...,
+        load_slowdown: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cores", b"cores", "device", b"device", "engine", b"engine", "hardware", b"hardware", "instances", b"instances", "memory_bytes", b"memory_bytes", "memory_reserved_bytes", b"memory_reserved_bytes", "node_id", b"node_id", "rss_bytes", b"rss_bytes", "silent_s", b"silent_s", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "load_slowdown", b"load_slowdown", "memory_bytes", b"memory_bytes", "memory_reserved_bytes", b"memory_reserved_bytes", "node_id", b"node_id", "rss_bytes", b"rss_bytes", "silent_s", b"silent_s", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Node: _TypeAlias = Node  # noqa: Y015
+
+@_typing.final
+class GetProfilesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetProfilesRequest: _TypeAlias = GetProfilesRequest  # noqa: Y015
+
+@_typing.final
+class GetProfilesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROFILES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def profiles(self) -> _containers.RepeatedCompositeFieldContainer[Global___KnownProfile]: ...
+    def __init__(
+        self,
+        *,
+        profiles: _abc.Iterable[Global___KnownProfile] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["profiles", b"profiles"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetProfilesResponse: _TypeAlias = GetProfilesResponse  # noqa: Y015
+
+@_typing.final
+class KnownProfile(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROFILE_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def profile(self) -> _profile_pb2.Profile: ...
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The nodes that it holds for."""
+
+    def __init__(
+        self,
+        *,
+        profile: _profile_pb2.Profile | None = ...,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes", "profile", b"profile"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KnownProfile: _TypeAlias = KnownProfile  # noqa: Y015
 
 @_typing.final
 class GetStatusRequest(_message.Message):

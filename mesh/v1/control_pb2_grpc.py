@@ -54,6 +54,11 @@ class ControlStub:
                 request_serializer=mesh_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
                 response_deserializer=mesh_dot_v1_dot_control__pb2.OperationEvent.FromString,
                 _registered_method=True)
+        self.Profile = channel.unary_stream(
+                '/mesh.v1.Control/Profile',
+                request_serializer=mesh_dot_v1_dot_control__pb2.ProfileRequest.SerializeToString,
+                response_deserializer=mesh_dot_v1_dot_control__pb2.OperationEvent.FromString,
+                _registered_method=True)
         self.GetDeployment = channel.unary_unary(
                 '/mesh.v1.Control/GetDeployment',
                 request_serializer=mesh_dot_v1_dot_control__pb2.GetDeploymentRequest.SerializeToString,
@@ -68,6 +73,11 @@ class ControlStub:
                 '/mesh.v1.Control/ListNodes',
                 request_serializer=mesh_dot_v1_dot_control__pb2.ListNodesRequest.SerializeToString,
                 response_deserializer=mesh_dot_v1_dot_control__pb2.ListNodesResponse.FromString,
+                _registered_method=True)
+        self.GetProfiles = channel.unary_unary(
+                '/mesh.v1.Control/GetProfiles',
+                request_serializer=mesh_dot_v1_dot_control__pb2.GetProfilesRequest.SerializeToString,
+                response_deserializer=mesh_dot_v1_dot_control__pb2.GetProfilesResponse.FromString,
                 _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/mesh.v1.Control/GetStatus',
@@ -110,6 +120,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Profile(self, request, context):
+        """Streams progress, then one `done`. Measures a deployment's model on a node, and keeps the result.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetDeployment(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -124,6 +141,13 @@ class ControlServicer:
 
     def ListNodes(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetProfiles(self, request, context):
+        """The profiles that the cell knows of a deployment's model.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -164,6 +188,11 @@ def add_ControlServicer_to_server(servicer, server):
                     request_deserializer=mesh_dot_v1_dot_control__pb2.DrainRequest.FromString,
                     response_serializer=mesh_dot_v1_dot_control__pb2.OperationEvent.SerializeToString,
             ),
+            'Profile': grpc.unary_stream_rpc_method_handler(
+                    servicer.Profile,
+                    request_deserializer=mesh_dot_v1_dot_control__pb2.ProfileRequest.FromString,
+                    response_serializer=mesh_dot_v1_dot_control__pb2.OperationEvent.SerializeToString,
+            ),
             'GetDeployment': grpc.unary_unary_rpc_method_handler(
                     servicer.GetDeployment,
                     request_deserializer=mesh_dot_v1_dot_control__pb2.GetDeploymentRequest.FromString,
@@ -178,6 +207,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.ListNodes,
                     request_deserializer=mesh_dot_v1_dot_control__pb2.ListNodesRequest.FromString,
                     response_serializer=mesh_dot_v1_dot_control__pb2.ListNodesResponse.SerializeToString,
+            ),
+            'GetProfiles': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetProfiles,
+                    request_deserializer=mesh_dot_v1_dot_control__pb2.GetProfilesRequest.FromString,
+                    response_serializer=mesh_dot_v1_dot_control__pb2.GetProfilesResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -309,6 +343,33 @@ class Control:
             _registered_method=True)
 
     @staticmethod
+    def Profile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/mesh.v1.Control/Profile',
+            mesh_dot_v1_dot_control__pb2.ProfileRequest.SerializeToString,
+            mesh_dot_v1_dot_control__pb2.OperationEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def GetDeployment(request,
             target,
             options=(),
@@ -379,6 +440,33 @@ class Control:
             '/mesh.v1.Control/ListNodes',
             mesh_dot_v1_dot_control__pb2.ListNodesRequest.SerializeToString,
             mesh_dot_v1_dot_control__pb2.ListNodesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetProfiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/mesh.v1.Control/GetProfiles',
+            mesh_dot_v1_dot_control__pb2.GetProfilesRequest.SerializeToString,
+            mesh_dot_v1_dot_control__pb2.GetProfilesResponse.FromString,
             options,
             channel_credentials,
             insecure,

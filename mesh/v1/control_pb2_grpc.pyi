@@ -38,9 +38,13 @@ class ControlStub:
     Delete: _grpc.UnaryStreamMultiCallable[_control_pb2.DeleteRequest, _control_pb2.OperationEvent]
     Scale: _grpc.UnaryStreamMultiCallable[_control_pb2.ScaleRequest, _control_pb2.OperationEvent]
     Drain: _grpc.UnaryStreamMultiCallable[_control_pb2.DrainRequest, _control_pb2.OperationEvent]
+    Profile: _grpc.UnaryStreamMultiCallable[_control_pb2.ProfileRequest, _control_pb2.OperationEvent]
+    """Streams progress, then one `done`. Measures a deployment's model on a node, and keeps the result."""
     GetDeployment: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetDeploymentRequest, _control_pb2.Deployment]
     ListDeployments: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListDeploymentsRequest, _control_pb2.ListDeploymentsResponse]
     ListNodes: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListNodesRequest, _control_pb2.ListNodesResponse]
+    GetProfiles: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetProfilesRequest, _control_pb2.GetProfilesResponse]
+    """The profiles that the cell knows of a deployment's model."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetStatusRequest, _control_pb2.Status]
     Watch: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchRequest, _control_pb2.CellEvent]
     """The cell's events in words: the last `backlog` ones, then new ones while the call is open."""
@@ -55,9 +59,13 @@ class ControlAsyncStub(ControlStub):
     Delete: _aio.UnaryStreamMultiCallable[_control_pb2.DeleteRequest, _control_pb2.OperationEvent]  # type: ignore[assignment]
     Scale: _aio.UnaryStreamMultiCallable[_control_pb2.ScaleRequest, _control_pb2.OperationEvent]  # type: ignore[assignment]
     Drain: _aio.UnaryStreamMultiCallable[_control_pb2.DrainRequest, _control_pb2.OperationEvent]  # type: ignore[assignment]
+    Profile: _aio.UnaryStreamMultiCallable[_control_pb2.ProfileRequest, _control_pb2.OperationEvent]  # type: ignore[assignment]
+    """Streams progress, then one `done`. Measures a deployment's model on a node, and keeps the result."""
     GetDeployment: _aio.UnaryUnaryMultiCallable[_control_pb2.GetDeploymentRequest, _control_pb2.Deployment]  # type: ignore[assignment]
     ListDeployments: _aio.UnaryUnaryMultiCallable[_control_pb2.ListDeploymentsRequest, _control_pb2.ListDeploymentsResponse]  # type: ignore[assignment]
     ListNodes: _aio.UnaryUnaryMultiCallable[_control_pb2.ListNodesRequest, _control_pb2.ListNodesResponse]  # type: ignore[assignment]
+    GetProfiles: _aio.UnaryUnaryMultiCallable[_control_pb2.GetProfilesRequest, _control_pb2.GetProfilesResponse]  # type: ignore[assignment]
+    """The profiles that the cell knows of a deployment's model."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_control_pb2.GetStatusRequest, _control_pb2.Status]  # type: ignore[assignment]
     Watch: _aio.UnaryStreamMultiCallable[_control_pb2.WatchRequest, _control_pb2.CellEvent]  # type: ignore[assignment]
     """The cell's events in words: the last `backlog` ones, then new ones while the call is open."""
@@ -95,6 +103,14 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_control_pb2.OperationEvent], _abc.AsyncIterator[_control_pb2.OperationEvent]]: ...
 
     @_abc_1.abstractmethod
+    def Profile(
+        self,
+        request: _control_pb2.ProfileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.OperationEvent], _abc.AsyncIterator[_control_pb2.OperationEvent]]:
+        """Streams progress, then one `done`. Measures a deployment's model on a node, and keeps the result."""
+
+    @_abc_1.abstractmethod
     def GetDeployment(
         self,
         request: _control_pb2.GetDeploymentRequest,
@@ -114,6 +130,14 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.ListNodesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.ListNodesResponse, _abc.Awaitable[_control_pb2.ListNodesResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetProfiles(
+        self,
+        request: _control_pb2.GetProfilesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.GetProfilesResponse, _abc.Awaitable[_control_pb2.GetProfilesResponse]]:
+        """The profiles that the cell knows of a deployment's model."""
 
     @_abc_1.abstractmethod
     def GetStatus(

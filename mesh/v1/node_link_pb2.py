@@ -23,57 +23,72 @@ _sym_db = _symbol_database.Default()
 
 
 from mesh.v1 import model_pb2 as mesh_dot_v1_dot_model__pb2
+from mesh.v1 import profile_pb2 as mesh_dot_v1_dot_profile__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17mesh/v1/node_link.proto\x12\x07mesh.v1\x1a\x13mesh/v1/model.proto\"\xe1\x02\n\x0bNodeCommand\x12#\n\x07welcome\x18\x01 \x01(\x0b\x32\x10.mesh.v1.WelcomeH\x00\x12,\n\x0cimport_model\x18\x02 \x01(\x0b\x32\x14.mesh.v1.ImportModelH\x00\x12.\n\rcancel_import\x18\x03 \x01(\x0b\x32\x15.mesh.v1.CancelImportH\x00\x12.\n\rload_instance\x18\x04 \x01(\x0b\x32\x15.mesh.v1.LoadInstanceH\x00\x12\x32\n\x0funload_instance\x18\x05 \x01(\x0b\x32\x17.mesh.v1.UnloadInstanceH\x00\x12\x30\n\x0esubmit_request\x18\x06 \x01(\x0b\x32\x16.mesh.v1.SubmitRequestH\x00\x12.\n\rabort_request\x18\x07 \x01(\x0b\x32\x15.mesh.v1.AbortRequestH\x00\x42\t\n\x07\x63ommand\"\x1e\n\x07Welcome\x12\x13\n\x0bheartbeat_s\x18\x01 \x01(\x01\"3\n\x0bImportModel\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\"$\n\x0c\x43\x61ncelImport\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\"\x9c\x01\n\x0cLoadInstance\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12!\n\x05model\x18\x03 \x01(\x0b\x32\x12.mesh.v1.ModelInfo\x12\x11\n\tkv_blocks\x18\x04 \x01(\r\x12\x1a\n\x12\x63ontext_tokens_max\x18\x05 \x01(\r\x12\x11\n\tbatch_max\x18\x06 \x01(\r\"%\n\x0eUnloadInstance\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\"\xf1\x01\n\rSubmitRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\ndeployment\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x15\n\rprompt_tokens\x18\x05 \x03(\x03\x12\x15\n\routput_tokens\x18\x06 \x03(\x03\x12)\n\x08sampling\x18\x07 \x01(\x0b\x32\x17.mesh.v1.SamplingParams\x12\x19\n\x03slo\x18\x08 \x01(\x0b\x32\x0c.mesh.v1.Slo\x12\r\n\x05\x61ge_s\x18\t \x01(\x01\x12\x0f\n\x07grace_s\x18\n \x01(\x01\"3\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\x93\x04\n\nNodeReport\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.mesh.v1.NodeHelloH\x00\x12\'\n\theartbeat\x18\x02 \x01(\x0b\x32\x12.mesh.v1.HeartbeatH\x00\x12\x32\n\x0fimport_progress\x18\x03 \x01(\x0b\x32\x17.mesh.v1.ImportProgressH\x00\x12*\n\x0bimport_done\x18\x04 \x01(\x0b\x32\x13.mesh.v1.ImportDoneH\x00\x12.\n\rimport_failed\x18\x05 \x01(\x0b\x32\x15.mesh.v1.ImportFailedH\x00\x12.\n\rload_progress\x18\x06 \x01(\x0b\x32\x15.mesh.v1.LoadProgressH\x00\x12\x32\n\x0finstance_loaded\x18\x07 \x01(\x0b\x32\x17.mesh.v1.InstanceLoadedH\x00\x12*\n\x0bload_failed\x18\x08 \x01(\x0b\x32\x13.mesh.v1.LoadFailedH\x00\x12.\n\rinstance_gone\x18\t \x01(\x0b\x32\x15.mesh.v1.InstanceGoneH\x00\x12\'\n\x06tokens\x18\n \x01(\x0b\x32\x15.mesh.v1.TokensReportH\x00\x12\x34\n\x10request_returned\x18\x0b \x01(\x0b\x32\x18.mesh.v1.RequestReturnedH\x00\x42\x08\n\x06report\"\xdb\x01\n\x0eInstanceReport\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12\x10\n\x08model_id\x18\x03 \x01(\t\x12%\n\tfootprint\x18\x04 \x01(\x0b\x32\x12.mesh.v1.Footprint\x12\x11\n\tkv_blocks\x18\x05 \x01(\r\x12\x16\n\x0ekv_blocks_used\x18\x06 \x01(\r\x12\x1a\n\x12\x63ontext_tokens_max\x18\x07 \x01(\r\x12\x11\n\tbatch_max\x18\x08 \x01(\r\x12\r\n\x05\x62\x61tch\x18\t \x01(\r\"\xc0\x01\n\tNodeHello\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x10\n\x08hardware\x18\x04 \x01(\t\x12\r\n\x05\x63ores\x18\x05 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x06 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x07 \x01(\x04\x12*\n\tinstances\x18\x08 \x03(\x0b\x32\x17.mesh.v1.InstanceReport\x12\x0f\n\x07version\x18\t \x01(\t\"J\n\tHeartbeat\x12\x11\n\trss_bytes\x18\x01 \x01(\x04\x12*\n\tinstances\x18\x02 \x03(\x0b\x32\x17.mesh.v1.InstanceReport\"D\n\x0eImportProgress\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\r\n\x05share\x18\x03 \x01(\x01\"\x8f\x01\n\nImportDone\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12!\n\x05model\x18\x02 \x01(\x0b\x32\x12.mesh.v1.ModelInfo\x12%\n\tfootprint\x18\x03 \x01(\x0b\x32\x12.mesh.v1.Footprint\x12!\n\x04text\x18\x04 \x01(\x0b\x32\x13.mesh.v1.TextAssets\"R\n\x0cImportFailed\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0c\n\x04hint\x18\x04 \x01(\t\"A\n\x0cLoadProgress\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\r\n\x05share\x18\x03 \x01(\x01\"r\n\x0eInstanceLoaded\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12%\n\tfootprint\x18\x02 \x01(\x0b\x32\x12.mesh.v1.Footprint\x12\x11\n\tkv_blocks\x18\x03 \x01(\r\x12\x11\n\telapsed_s\x18\x04 \x01(\x01\"O\n\nLoadFailed\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0c\n\x04hint\x18\x04 \x01(\t\"C\n\x0cInstanceGone\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"L\n\x0cTokensReport\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\'\n\x07outputs\x18\x02 \x03(\x0b\x32\x16.mesh.v1.RequestTokens\"V\n\x0fRequestReturned\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\r\n\x05\x65rror\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t2D\n\x08NodeLink\x12\x38\n\x07\x43onnect\x12\x13.mesh.v1.NodeReport\x1a\x14.mesh.v1.NodeCommand(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17mesh/v1/node_link.proto\x12\x07mesh.v1\x1a\x13mesh/v1/model.proto\x1a\x15mesh/v1/profile.proto\"\xf5\x03\n\x0bNodeCommand\x12#\n\x07welcome\x18\x01 \x01(\x0b\x32\x10.mesh.v1.WelcomeH\x00\x12,\n\x0cimport_model\x18\x02 \x01(\x0b\x32\x14.mesh.v1.ImportModelH\x00\x12.\n\rcancel_import\x18\x03 \x01(\x0b\x32\x15.mesh.v1.CancelImportH\x00\x12.\n\rload_instance\x18\x04 \x01(\x0b\x32\x15.mesh.v1.LoadInstanceH\x00\x12\x32\n\x0funload_instance\x18\x05 \x01(\x0b\x32\x17.mesh.v1.UnloadInstanceH\x00\x12\x30\n\x0esubmit_request\x18\x06 \x01(\x0b\x32\x16.mesh.v1.SubmitRequestH\x00\x12.\n\rabort_request\x18\x07 \x01(\x0b\x32\x15.mesh.v1.AbortRequestH\x00\x12\x34\n\x10profile_instance\x18\x08 \x01(\x0b\x32\x18.mesh.v1.ProfileInstanceH\x00\x12\x30\n\x0e\x63\x61ncel_profile\x18\t \x01(\x0b\x32\x16.mesh.v1.CancelProfileH\x00\x12*\n\x0buse_profile\x18\n \x01(\x0b\x32\x13.mesh.v1.UseProfileH\x00\x42\t\n\x07\x63ommand\"-\n\x07Welcome\x12\x13\n\x0bheartbeat_s\x18\x01 \x01(\x01\x12\r\n\x05turns\x18\x02 \x01(\t\"3\n\x0bImportModel\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\"$\n\x0c\x43\x61ncelImport\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\"\xbf\x01\n\x0cLoadInstance\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12!\n\x05model\x18\x03 \x01(\x0b\x32\x12.mesh.v1.ModelInfo\x12\x11\n\tkv_blocks\x18\x04 \x01(\r\x12\x1a\n\x12\x63ontext_tokens_max\x18\x05 \x01(\r\x12\x11\n\tbatch_max\x18\x06 \x01(\r\x12!\n\x07profile\x18\x07 \x01(\x0b\x32\x10.mesh.v1.Profile\"%\n\x0eUnloadInstance\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\"\xf1\x01\n\rSubmitRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\ndeployment\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x15\n\rprompt_tokens\x18\x05 \x03(\x03\x12\x15\n\routput_tokens\x18\x06 \x03(\x03\x12)\n\x08sampling\x18\x07 \x01(\x0b\x32\x17.mesh.v1.SamplingParams\x12\x19\n\x03slo\x18\x08 \x01(\x0b\x32\x0c.mesh.v1.Slo\x12\r\n\x05\x61ge_s\x18\t \x01(\x01\x12\x0f\n\x07grace_s\x18\n \x01(\x01\"3\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"<\n\x0fProfileInstance\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\"%\n\rCancelProfile\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\"D\n\nUseProfile\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12!\n\x07profile\x18\x02 \x01(\x0b\x32\x10.mesh.v1.Profile\"\xa9\x05\n\nNodeReport\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.mesh.v1.NodeHelloH\x00\x12\'\n\theartbeat\x18\x02 \x01(\x0b\x32\x12.mesh.v1.HeartbeatH\x00\x12\x32\n\x0fimport_progress\x18\x03 \x01(\x0b\x32\x17.mesh.v1.ImportProgressH\x00\x12*\n\x0bimport_done\x18\x04 \x01(\x0b\x32\x13.mesh.v1.ImportDoneH\x00\x12.\n\rimport_failed\x18\x05 \x01(\x0b\x32\x15.mesh.v1.ImportFailedH\x00\x12.\n\rload_progress\x18\x06 \x01(\x0b\x32\x15.mesh.v1.LoadProgressH\x00\x12\x32\n\x0finstance_loaded\x18\x07 \x01(\x0b\x32\x17.mesh.v1.InstanceLoadedH\x00\x12*\n\x0bload_failed\x18\x08 \x01(\x0b\x32\x13.mesh.v1.LoadFailedH\x00\x12.\n\rinstance_gone\x18\t \x01(\x0b\x32\x15.mesh.v1.InstanceGoneH\x00\x12\'\n\x06tokens\x18\n \x01(\x0b\x32\x15.mesh.v1.TokensReportH\x00\x12\x34\n\x10request_returned\x18\x0b \x01(\x0b\x32\x18.mesh.v1.RequestReturnedH\x00\x12\x34\n\x10profile_progress\x18\x0c \x01(\x0b\x32\x18.mesh.v1.ProfileProgressH\x00\x12,\n\x0cprofile_done\x18\r \x01(\x0b\x32\x14.mesh.v1.ProfileDoneH\x00\x12\x30\n\x0eprofile_failed\x18\x0e \x01(\x0b\x32\x16.mesh.v1.ProfileFailedH\x00\x42\x08\n\x06report\"\xef\x01\n\x0eInstanceReport\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12\x10\n\x08model_id\x18\x03 \x01(\t\x12%\n\tfootprint\x18\x04 \x01(\x0b\x32\x12.mesh.v1.Footprint\x12\x11\n\tkv_blocks\x18\x05 \x01(\r\x12\x16\n\x0ekv_blocks_used\x18\x06 \x01(\r\x12\x1a\n\x12\x63ontext_tokens_max\x18\x07 \x01(\r\x12\x11\n\tbatch_max\x18\x08 \x01(\r\x12\r\n\x05\x62\x61tch\x18\t \x01(\r\x12\x12\n\ncorrection\x18\n \x01(\x01\"\xd5\x01\n\tNodeHello\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x10\n\x08hardware\x18\x04 \x01(\t\x12\r\n\x05\x63ores\x18\x05 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x06 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x07 \x01(\x04\x12*\n\tinstances\x18\x08 \x03(\x0b\x32\x17.mesh.v1.InstanceReport\x12\x0f\n\x07version\x18\t \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\n \x01(\t\"a\n\tHeartbeat\x12\x11\n\trss_bytes\x18\x01 \x01(\x04\x12*\n\tinstances\x18\x02 \x03(\x0b\x32\x17.mesh.v1.InstanceReport\x12\x15\n\rload_slowdown\x18\x03 \x01(\x01\"D\n\x0eImportProgress\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\r\n\x05share\x18\x03 \x01(\x01\"\x8f\x01\n\nImportDone\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12!\n\x05model\x18\x02 \x01(\x0b\x32\x12.mesh.v1.ModelInfo\x12%\n\tfootprint\x18\x03 \x01(\x0b\x32\x12.mesh.v1.Footprint\x12!\n\x04text\x18\x04 \x01(\x0b\x32\x13.mesh.v1.TextAssets\"R\n\x0cImportFailed\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0c\n\x04hint\x18\x04 \x01(\t\"A\n\x0cLoadProgress\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\r\n\x05share\x18\x03 \x01(\x01\"r\n\x0eInstanceLoaded\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12%\n\tfootprint\x18\x02 \x01(\x0b\x32\x12.mesh.v1.Footprint\x12\x11\n\tkv_blocks\x18\x03 \x01(\r\x12\x11\n\telapsed_s\x18\x04 \x01(\x01\"O\n\nLoadFailed\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0c\n\x04hint\x18\x04 \x01(\t\"C\n\x0cInstanceGone\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"\x8c\x01\n\x0cTokensReport\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\'\n\x07outputs\x18\x02 \x03(\x0b\x32\x16.mesh.v1.RequestTokens\x12*\n\x0cprefill_left\x18\x03 \x03(\x0b\x32\x14.mesh.v1.PrefillLeft\x12\x12\n\ncorrection\x18\x04 \x01(\x01\"1\n\x0bPrefillLeft\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\"V\n\x0fRequestReturned\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\r\n\x05\x65rror\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"E\n\x0fProfileProgress\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\r\n\x05share\x18\x03 \x01(\x01\"F\n\x0bProfileDone\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12!\n\x07profile\x18\x02 \x01(\x0b\x32\x10.mesh.v1.Profile\"S\n\rProfileFailed\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0c\n\x04hint\x18\x04 \x01(\t2D\n\x08NodeLink\x12\x38\n\x07\x43onnect\x12\x13.mesh.v1.NodeReport\x1a\x14.mesh.v1.NodeCommand(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'mesh.v1.node_link_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_NODECOMMAND']._serialized_start=58
-  _globals['_NODECOMMAND']._serialized_end=411
-  _globals['_WELCOME']._serialized_start=413
-  _globals['_WELCOME']._serialized_end=443
-  _globals['_IMPORTMODEL']._serialized_start=445
-  _globals['_IMPORTMODEL']._serialized_end=496
-  _globals['_CANCELIMPORT']._serialized_start=498
-  _globals['_CANCELIMPORT']._serialized_end=534
-  _globals['_LOADINSTANCE']._serialized_start=537
-  _globals['_LOADINSTANCE']._serialized_end=693
-  _globals['_UNLOADINSTANCE']._serialized_start=695
-  _globals['_UNLOADINSTANCE']._serialized_end=732
-  _globals['_SUBMITREQUEST']._serialized_start=735
-  _globals['_SUBMITREQUEST']._serialized_end=976
-  _globals['_ABORTREQUEST']._serialized_start=978
-  _globals['_ABORTREQUEST']._serialized_end=1029
-  _globals['_NODEREPORT']._serialized_start=1032
-  _globals['_NODEREPORT']._serialized_end=1563
-  _globals['_INSTANCEREPORT']._serialized_start=1566
-  _globals['_INSTANCEREPORT']._serialized_end=1785
-  _globals['_NODEHELLO']._serialized_start=1788
-  _globals['_NODEHELLO']._serialized_end=1980
-  _globals['_HEARTBEAT']._serialized_start=1982
-  _globals['_HEARTBEAT']._serialized_end=2056
-  _globals['_IMPORTPROGRESS']._serialized_start=2058
-  _globals['_IMPORTPROGRESS']._serialized_end=2126
-  _globals['_IMPORTDONE']._serialized_start=2129
-  _globals['_IMPORTDONE']._serialized_end=2272
-  _globals['_IMPORTFAILED']._serialized_start=2274
-  _globals['_IMPORTFAILED']._serialized_end=2356
-  _globals['_LOADPROGRESS']._serialized_start=2358
-  _globals['_LOADPROGRESS']._serialized_end=2423
-  _globals['_INSTANCELOADED']._serialized_start=2425
-  _globals['_INSTANCELOADED']._serialized_end=2539
-  _globals['_LOADFAILED']._serialized_start=2541
-  _globals['_LOADFAILED']._serialized_end=2620
-  _globals['_INSTANCEGONE']._serialized_start=2622
-  _globals['_INSTANCEGONE']._serialized_end=2689
-  _globals['_TOKENSREPORT']._serialized_start=2691
-  _globals['_TOKENSREPORT']._serialized_end=2767
-  _globals['_REQUESTRETURNED']._serialized_start=2769
-  _globals['_REQUESTRETURNED']._serialized_end=2855
-  _globals['_NODELINK']._serialized_start=2857
-  _globals['_NODELINK']._serialized_end=2925
+  _globals['_NODECOMMAND']._serialized_start=81
+  _globals['_NODECOMMAND']._serialized_end=582
+  _globals['_WELCOME']._serialized_start=584
+  _globals['_WELCOME']._serialized_end=629
+  _globals['_IMPORTMODEL']._serialized_start=631
+  _globals['_IMPORTMODEL']._serialized_end=682
+  _globals['_CANCELIMPORT']._serialized_start=684
+  _globals['_CANCELIMPORT']._serialized_end=720
+  _globals['_LOADINSTANCE']._serialized_start=723
+  _globals['_LOADINSTANCE']._serialized_end=914
+  _globals['_UNLOADINSTANCE']._serialized_start=916
+  _globals['_UNLOADINSTANCE']._serialized_end=953
+  _globals['_SUBMITREQUEST']._serialized_start=956
+  _globals['_SUBMITREQUEST']._serialized_end=1197
+  _globals['_ABORTREQUEST']._serialized_start=1199
+  _globals['_ABORTREQUEST']._serialized_end=1250
+  _globals['_PROFILEINSTANCE']._serialized_start=1252
+  _globals['_PROFILEINSTANCE']._serialized_end=1312
+  _globals['_CANCELPROFILE']._serialized_start=1314
+  _globals['_CANCELPROFILE']._serialized_end=1351
+  _globals['_USEPROFILE']._serialized_start=1353
+  _globals['_USEPROFILE']._serialized_end=1421
+  _globals['_NODEREPORT']._serialized_start=1424
+  _globals['_NODEREPORT']._serialized_end=2105
+  _globals['_INSTANCEREPORT']._serialized_start=2108
+  _globals['_INSTANCEREPORT']._serialized_end=2347
+  _globals['_NODEHELLO']._serialized_start=2350
+  _globals['_NODEHELLO']._serialized_end=2563
+  _globals['_HEARTBEAT']._serialized_start=2565
+  _globals['_HEARTBEAT']._serialized_end=2662
+  _globals['_IMPORTPROGRESS']._serialized_start=2664
+  _globals['_IMPORTPROGRESS']._serialized_end=2732
+  _globals['_IMPORTDONE']._serialized_start=2735
+  _globals['_IMPORTDONE']._serialized_end=2878
+  _globals['_IMPORTFAILED']._serialized_start=2880
+  _globals['_IMPORTFAILED']._serialized_end=2962
+  _globals['_LOADPROGRESS']._serialized_start=2964
+  _globals['_LOADPROGRESS']._serialized_end=3029
+  _globals['_INSTANCELOADED']._serialized_start=3031
+  _globals['_INSTANCELOADED']._serialized_end=3145
+  _globals['_LOADFAILED']._serialized_start=3147
+  _globals['_LOADFAILED']._serialized_end=3226
+  _globals['_INSTANCEGONE']._serialized_start=3228
+  _globals['_INSTANCEGONE']._serialized_end=3295
+  _globals['_TOKENSREPORT']._serialized_start=3298
+  _globals['_TOKENSREPORT']._serialized_end=3438
+  _globals['_PREFILLLEFT']._serialized_start=3440
+  _globals['_PREFILLLEFT']._serialized_end=3489
+  _globals['_REQUESTRETURNED']._serialized_start=3491
+  _globals['_REQUESTRETURNED']._serialized_end=3577
+  _globals['_PROFILEPROGRESS']._serialized_start=3579
+  _globals['_PROFILEPROGRESS']._serialized_end=3648
+  _globals['_PROFILEDONE']._serialized_start=3650
+  _globals['_PROFILEDONE']._serialized_end=3720
+  _globals['_PROFILEFAILED']._serialized_start=3722
+  _globals['_PROFILEFAILED']._serialized_end=3805
+  _globals['_NODELINK']._serialized_start=3807
+  _globals['_NODELINK']._serialized_end=3875
 # @@protoc_insertion_point(module_scope)

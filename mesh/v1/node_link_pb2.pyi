@@ -10,6 +10,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from mesh.v1 import model_pb2 as _model_pb2
+from mesh.v1 import profile_pb2 as _profile_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -32,6 +33,9 @@ class NodeCommand(_message.Message):
     UNLOAD_INSTANCE_FIELD_NUMBER: _builtins.int
     SUBMIT_REQUEST_FIELD_NUMBER: _builtins.int
     ABORT_REQUEST_FIELD_NUMBER: _builtins.int
+    PROFILE_INSTANCE_FIELD_NUMBER: _builtins.int
+    CANCEL_PROFILE_FIELD_NUMBER: _builtins.int
+    USE_PROFILE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -46,6 +50,12 @@ class NodeCommand(_message.Message):
     def submit_request(self) -> Global___SubmitRequest: ...
     @_builtins.property
     def abort_request(self) -> Global___AbortRequest: ...
+    @_builtins.property
+    def profile_instance(self) -> Global___ProfileInstance: ...
+    @_builtins.property
+    def cancel_profile(self) -> Global___CancelProfile: ...
+    @_builtins.property
+    def use_profile(self) -> Global___UseProfile: ...
     def __init__(
         self,
         *,
@@ -56,12 +66,15 @@ class NodeCommand(_message.Message):
         unload_instance: Global___UnloadInstance | None = ...,
         submit_request: Global___SubmitRequest | None = ...,
         abort_request: Global___AbortRequest | None = ...,
+        profile_instance: Global___ProfileInstance | None = ...,
+        cancel_profile: Global___CancelProfile | None = ...,
+        use_profile: Global___UseProfile | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_request", b"abort_request", "cancel_import", b"cancel_import", "command", b"command", "import_model", b"import_model", "load_instance", b"load_instance", "submit_request", b"submit_request", "unload_instance", b"unload_instance", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_request", b"abort_request", "cancel_import", b"cancel_import", "cancel_profile", b"cancel_profile", "command", b"command", "import_model", b"import_model", "load_instance", b"load_instance", "profile_instance", b"profile_instance", "submit_request", b"submit_request", "unload_instance", b"unload_instance", "use_profile", b"use_profile", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_request", b"abort_request", "cancel_import", b"cancel_import", "command", b"command", "import_model", b"import_model", "load_instance", b"load_instance", "submit_request", b"submit_request", "unload_instance", b"unload_instance", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_request", b"abort_request", "cancel_import", b"cancel_import", "cancel_profile", b"cancel_profile", "command", b"command", "import_model", b"import_model", "load_instance", b"load_instance", "profile_instance", b"profile_instance", "submit_request", b"submit_request", "unload_instance", b"unload_instance", "use_profile", b"use_profile", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["welcome", "import_model", "cancel_import", "load_instance", "unload_instance", "submit_request", "abort_request"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["welcome", "import_model", "cancel_import", "load_instance", "unload_instance", "submit_request", "abort_request", "profile_instance", "cancel_profile", "use_profile"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -72,15 +85,19 @@ class Welcome(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HEARTBEAT_S_FIELD_NUMBER: _builtins.int
+    TURNS_FIELD_NUMBER: _builtins.int
     heartbeat_s: _builtins.float
+    turns: _builtins.str
+    """A TurnRule: which instance computes next. Empty: headroom."""
     def __init__(
         self,
         *,
         heartbeat_s: _builtins.float = ...,
+        turns: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_s", b"heartbeat_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_s", b"heartbeat_s", "turns", b"turns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -137,6 +154,7 @@ class LoadInstance(_message.Message):
     KV_BLOCKS_FIELD_NUMBER: _builtins.int
     CONTEXT_TOKENS_MAX_FIELD_NUMBER: _builtins.int
     BATCH_MAX_FIELD_NUMBER: _builtins.int
+    PROFILE_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     deployment: _builtins.str
     kv_blocks: _builtins.int
@@ -144,6 +162,8 @@ class LoadInstance(_message.Message):
     batch_max: _builtins.int
     @_builtins.property
     def model(self) -> _model_pb2.ModelInfo: ...
+    @_builtins.property
+    def profile(self) -> _profile_pb2.Profile: ...
     def __init__(
         self,
         *,
@@ -153,10 +173,11 @@ class LoadInstance(_message.Message):
         kv_blocks: _builtins.int = ...,
         context_tokens_max: _builtins.int = ...,
         batch_max: _builtins.int = ...,
+        profile: _profile_pb2.Profile | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_max", b"batch_max", "context_tokens_max", b"context_tokens_max", "deployment", b"deployment", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_max", b"batch_max", "context_tokens_max", b"context_tokens_max", "deployment", b"deployment", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "model", b"model", "profile", b"profile"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -254,6 +275,70 @@ class AbortRequest(_message.Message):
 Global___AbortRequest: _TypeAlias = AbortRequest  # noqa: Y015
 
 @_typing.final
+class ProfileInstance(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATION_ID_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    operation_id: _builtins.str
+    instance_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        operation_id: _builtins.str = ...,
+        instance_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "operation_id", b"operation_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProfileInstance: _TypeAlias = ProfileInstance  # noqa: Y015
+
+@_typing.final
+class CancelProfile(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATION_ID_FIELD_NUMBER: _builtins.int
+    operation_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        operation_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation_id", b"operation_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelProfile: _TypeAlias = CancelProfile  # noqa: Y015
+
+@_typing.final
+class UseProfile(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    PROFILE_FIELD_NUMBER: _builtins.int
+    instance_id: _builtins.str
+    @_builtins.property
+    def profile(self) -> _profile_pb2.Profile: ...
+    def __init__(
+        self,
+        *,
+        instance_id: _builtins.str = ...,
+        profile: _profile_pb2.Profile | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "profile", b"profile"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UseProfile: _TypeAlias = UseProfile  # noqa: Y015
+
+@_typing.final
 class NodeReport(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -268,6 +353,9 @@ class NodeReport(_message.Message):
     INSTANCE_GONE_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     REQUEST_RETURNED_FIELD_NUMBER: _builtins.int
+    PROFILE_PROGRESS_FIELD_NUMBER: _builtins.int
+    PROFILE_DONE_FIELD_NUMBER: _builtins.int
+    PROFILE_FAILED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___NodeHello: ...
     @_builtins.property
@@ -290,6 +378,12 @@ class NodeReport(_message.Message):
     def tokens(self) -> Global___TokensReport: ...
     @_builtins.property
     def request_returned(self) -> Global___RequestReturned: ...
+    @_builtins.property
+    def profile_progress(self) -> Global___ProfileProgress: ...
+    @_builtins.property
+    def profile_done(self) -> Global___ProfileDone: ...
+    @_builtins.property
+    def profile_failed(self) -> Global___ProfileFailed: ...
     def __init__(
         self,
         *,
@@ -304,12 +398,15 @@ class NodeReport(_message.Message):
         instance_gone: Global___InstanceGone | None = ...,
         tokens: Global___TokensReport | None = ...,
         request_returned: Global___RequestReturned | None = ...,
+        profile_progress: Global___ProfileProgress | None = ...,
+        profile_done: Global___ProfileDone | None = ...,
+        profile_failed: Global___ProfileFailed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "hello", b"hello", "import_done", b"import_done", "import_failed", b"import_failed", "import_progress", b"import_progress", "instance_gone", b"instance_gone", "instance_loaded", b"instance_loaded", "load_failed", b"load_failed", "load_progress", b"load_progress", "report", b"report", "request_returned", b"request_returned", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "hello", b"hello", "import_done", b"import_done", "import_failed", b"import_failed", "import_progress", b"import_progress", "instance_gone", b"instance_gone", "instance_loaded", b"instance_loaded", "load_failed", b"load_failed", "load_progress", b"load_progress", "profile_done", b"profile_done", "profile_failed", b"profile_failed", "profile_progress", b"profile_progress", "report", b"report", "request_returned", b"request_returned", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "hello", b"hello", "import_done", b"import_done", "import_failed", b"import_failed", "import_progress", b"import_progress", "instance_gone", b"instance_gone", "instance_loaded", b"instance_loaded", "load_failed", b"load_failed", "load_progress", b"load_progress", "report", b"report", "request_returned", b"request_returned", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "hello", b"hello", "import_done", b"import_done", "import_failed", b"import_failed", "import_progress", b"import_progress", "instance_gone", b"instance_gone", "instance_loaded", b"instance_loaded", "load_failed", b"load_failed", "load_progress", b"load_progress", "profile_done", b"profile_done", "profile_failed", b"profile_failed", "profile_progress", b"profile_progress", "report", b"report", "request_returned", b"request_returned", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["hello", "heartbeat", "import_progress", "import_done", "import_failed", "load_progress", "instance_loaded", "load_failed", "instance_gone", "tokens", "request_returned"]  # noqa: Y015
+    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["hello", "heartbeat", "import_progress", "import_done", "import_failed", "load_progress", "instance_loaded", "load_failed", "instance_gone", "tokens", "request_returned", "profile_progress", "profile_done", "profile_failed"]  # noqa: Y015
     _WhichOneofArgType_report: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_report) -> _WhichOneofReturnType_report | None: ...
 
@@ -328,6 +425,7 @@ class InstanceReport(_message.Message):
     CONTEXT_TOKENS_MAX_FIELD_NUMBER: _builtins.int
     BATCH_MAX_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
+    CORRECTION_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     deployment: _builtins.str
     model_id: _builtins.str
@@ -336,6 +434,8 @@ class InstanceReport(_message.Message):
     context_tokens_max: _builtins.int
     batch_max: _builtins.int
     batch: _builtins.int
+    correction: _builtins.float
+    """Measured over predicted iteration time, lately. 0, from a node that knows none, means 1."""
     @_builtins.property
     def footprint(self) -> _model_pb2.Footprint: ...
     def __init__(
@@ -350,10 +450,11 @@ class InstanceReport(_message.Message):
         context_tokens_max: _builtins.int = ...,
         batch_max: _builtins.int = ...,
         batch: _builtins.int = ...,
+        correction: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["footprint", b"footprint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batch_max", b"batch_max", "context_tokens_max", b"context_tokens_max", "deployment", b"deployment", "footprint", b"footprint", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "kv_blocks_used", b"kv_blocks_used", "model_id", b"model_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batch_max", b"batch_max", "context_tokens_max", b"context_tokens_max", "correction", b"correction", "deployment", b"deployment", "footprint", b"footprint", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "kv_blocks_used", b"kv_blocks_used", "model_id", b"model_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -372,6 +473,7 @@ class NodeHello(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     INSTANCES_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     run_id: _builtins.str
     device: _builtins.str
@@ -380,6 +482,8 @@ class NodeHello(_message.Message):
     engine: _builtins.str
     memory_bytes: _builtins.int
     version: _builtins.str
+    fingerprint: _builtins.str
+    """Equal on nodes of equal hardware, cores and engine."""
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___InstanceReport]: ...
     def __init__(
@@ -394,10 +498,11 @@ class NodeHello(_message.Message):
         memory_bytes: _builtins.int = ...,
         instances: _abc.Iterable[Global___InstanceReport] | None = ...,
         version: _builtins.str = ...,
+        fingerprint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cores", b"cores", "device", b"device", "engine", b"engine", "hardware", b"hardware", "instances", b"instances", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "run_id", b"run_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "run_id", b"run_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -409,7 +514,10 @@ class Heartbeat(_message.Message):
 
     RSS_BYTES_FIELD_NUMBER: _builtins.int
     INSTANCES_FIELD_NUMBER: _builtins.int
+    LOAD_SLOWDOWN_FIELD_NUMBER: _builtins.int
     rss_bytes: _builtins.int
+    load_slowdown: _builtins.float
+    """By which a load lengthens the iterations beside it. 0 means 1."""
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___InstanceReport]: ...
     def __init__(
@@ -417,10 +525,11 @@ class Heartbeat(_message.Message):
         *,
         rss_bytes: _builtins.int = ...,
         instances: _abc.Iterable[Global___InstanceReport] | None = ...,
+        load_slowdown: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instances", b"instances", "rss_bytes", b"rss_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instances", b"instances", "load_slowdown", b"load_slowdown", "rss_bytes", b"rss_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -623,22 +732,53 @@ class TokensReport(_message.Message):
 
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
+    PREFILL_LEFT_FIELD_NUMBER: _builtins.int
+    CORRECTION_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
+    correction: _builtins.float
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.RequestTokens]: ...
+    @_builtins.property
+    def prefill_left(self) -> _containers.RepeatedCompositeFieldContainer[Global___PrefillLeft]: ...
     def __init__(
         self,
         *,
         instance_id: _builtins.str = ...,
         outputs: _abc.Iterable[_model_pb2.RequestTokens] | None = ...,
+        prefill_left: _abc.Iterable[Global___PrefillLeft] | None = ...,
+        correction: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "outputs", b"outputs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["correction", b"correction", "instance_id", b"instance_id", "outputs", b"outputs", "prefill_left", b"prefill_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TokensReport: _TypeAlias = TokensReport  # noqa: Y015
+
+@_typing.final
+class PrefillLeft(_message.Message):
+    """Prompt tokens of a request that are still to be computed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefillLeft: _TypeAlias = PrefillLeft  # noqa: Y015
 
 @_typing.final
 class RequestReturned(_message.Message):
@@ -667,3 +807,79 @@ class RequestReturned(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RequestReturned: _TypeAlias = RequestReturned  # noqa: Y015
+
+@_typing.final
+class ProfileProgress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATION_ID_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    operation_id: _builtins.str
+    phase: _builtins.str
+    share: _builtins.float
+    def __init__(
+        self,
+        *,
+        operation_id: _builtins.str = ...,
+        phase: _builtins.str = ...,
+        share: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation_id", b"operation_id", "phase", b"phase", "share", b"share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProfileProgress: _TypeAlias = ProfileProgress  # noqa: Y015
+
+@_typing.final
+class ProfileDone(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATION_ID_FIELD_NUMBER: _builtins.int
+    PROFILE_FIELD_NUMBER: _builtins.int
+    operation_id: _builtins.str
+    @_builtins.property
+    def profile(self) -> _profile_pb2.Profile: ...
+    def __init__(
+        self,
+        *,
+        operation_id: _builtins.str = ...,
+        profile: _profile_pb2.Profile | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation_id", b"operation_id", "profile", b"profile"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProfileDone: _TypeAlias = ProfileDone  # noqa: Y015
+
+@_typing.final
+class ProfileFailed(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATION_ID_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    HINT_FIELD_NUMBER: _builtins.int
+    operation_id: _builtins.str
+    error: _builtins.str
+    message: _builtins.str
+    hint: _builtins.str
+    def __init__(
+        self,
+        *,
+        operation_id: _builtins.str = ...,
+        error: _builtins.str = ...,
+        message: _builtins.str = ...,
+        hint: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "hint", b"hint", "message", b"message", "operation_id", b"operation_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProfileFailed: _TypeAlias = ProfileFailed  # noqa: Y015

@@ -16,7 +16,13 @@ from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName, NodeId
 from mesh.domain.invocation import Invocation, InvocationEvent
-from mesh.domain.views import CellEvent, CellStatus, DeploymentSnapshot, NodeSnapshot
+from mesh.domain.views import (
+    CellEvent,
+    CellStatus,
+    DeploymentSnapshot,
+    NodeSnapshot,
+    ProfileView,
+)
 from mesh.v1 import control_pb2 as pb
 from mesh.v1.control_pb2_grpc import ControlStub
 from mesh.v1.inference_pb2_grpc import InferenceStub
@@ -28,6 +34,7 @@ from mesh.wire.codec_views import (
     cell_event_from_wire,
     deployment_from_wire,
     node_from_wire,
+    profile_view_from_wire,
     status_from_wire,
 )
 
@@ -98,6 +105,30 @@ class MeshClient:
         with _writing("the node's name"):
             request = pb.DrainRequest(node_id=node_id, undo=undo)
         return self._operation(self._control.Drain(request), None)
+
+    def profile(
+        self,
+        name: DeploymentName,
+        node_id: NodeId | None = None,
+        progress: Progress | None = None,
+    ) -> str:
+        """Measure the deployment's model and wait until its profile is stored; what the controller
+        says of it in a word. None: on any node that has the model, or has room for it.
+
+        Leaving before that (an exception from `progress`, Ctrl-C) cancels the measurement.
+        """
+        with _writing("a name"):
+            request = pb.ProfileRequest(name=name, node_id=node_id)
+        return self._operation(self._control.Profile(request), progress)
+
+    def profiles(self, name: DeploymentName) -> tuple[ProfileView, ...]:
+        """What the cell knows of the iteration times of the deployment's model, and on which
+        nodes. Raises NotFound.
+        """
+        with _writing("the name"):
+            request = pb.GetProfilesRequest(name=name)
+        answer = self._calls.unary(self._control.GetProfiles, request)
+        return tuple(profile_view_from_wire(p) for p in answer.profiles)
 
     def get(self, name: DeploymentName) -> DeploymentSnapshot:
         """Raises NotFound."""

@@ -6,21 +6,31 @@ from mesh.domain.ids import DeploymentName, InstanceId, OperationId, RequestId
 from mesh.domain.messages import (
     AbortRequest,
     CancelImport,
+    CancelProfile,
     ImportModel,
     LoadInstance,
     NodeCommand,
+    ProfileInstance,
     SubmitRequest,
     UnloadInstance,
+    UseProfile,
 )
+from mesh.domain.reasons import TurnRule
 from mesh.v1 import node_link_pb2 as pb
 from mesh.wire.codec_model import model_from_wire, model_to_wire
+from mesh.wire.codec_profile import profile_from_wire, profile_to_wire
 from mesh.wire.codec_request import submit_from_wire, submit_to_wire
-from mesh.wire.malformed import identifier, nothing_known, require
+from mesh.wire.malformed import identifier, member, nothing_known, require
 
 
-def welcome(heartbeat_s: float) -> pb.NodeCommand:
+def welcome(heartbeat_s: float, turns: TurnRule) -> pb.NodeCommand:
     """The first message of an accepted link."""
-    return pb.NodeCommand(welcome=pb.Welcome(heartbeat_s=heartbeat_s))
+    return pb.NodeCommand(welcome=pb.Welcome(heartbeat_s=heartbeat_s, turns=turns))
+
+
+def turns_of(message: pb.Welcome) -> TurnRule:
+    """The rule of a welcome; a controller whose version knows none means headroom."""
+    return member(TurnRule, message.turns or TurnRule.HEADROOM, message, "turns")
 
 
 def command_to_wire(command: NodeCommand) -> pb.NodeCommand:
@@ -47,6 +57,22 @@ def command_to_wire(command: NodeCommand) -> pb.NodeCommand:
             )
         case CancelImport():
             return pb.NodeCommand(cancel_import=pb.CancelImport(operation_id=command.operation_id))
+        case ProfileInstance():
+            return pb.NodeCommand(
+                profile_instance=pb.ProfileInstance(
+                    operation_id=command.operation_id, instance_id=command.instance_id
+                )
+            )
+        case CancelProfile():
+            return pb.NodeCommand(
+                cancel_profile=pb.CancelProfile(operation_id=command.operation_id)
+            )
+        case UseProfile():
+            return pb.NodeCommand(
+                use_profile=pb.UseProfile(
+                    instance_id=command.instance_id, profile=profile_to_wire(command.profile)
+                )
+            )
         case _:
             assert_never(command)
 
@@ -73,6 +99,17 @@ def command_from_wire(message: pb.NodeCommand) -> NodeCommand:
             )
         case "cancel_import":
             return CancelImport(operation_id=_operation_id(message.cancel_import))
+        case "profile_instance":
+            measure = message.profile_instance
+            return ProfileInstance(
+                operation_id=_operation_id(measure), instance_id=_instance_id(measure)
+            )
+        case "cancel_profile":
+            return CancelProfile(operation_id=_operation_id(message.cancel_profile))
+        case "use_profile":
+            use = message.use_profile
+            require(use, "profile")
+            return UseProfile(instance_id=_instance_id(use), profile=profile_from_wire(use.profile))
         case _:
             raise nothing_known(message)
 
@@ -85,11 +122,12 @@ def _load_to_wire(load: LoadInstance) -> pb.LoadInstance:
         kv_blocks=load.kv_blocks,
         context_tokens_max=load.context_tokens_max,
         batch_max=load.batch_max,
+        profile=profile_to_wire(load.profile),
     )
 
 
 def _load_from_wire(message: pb.LoadInstance) -> LoadInstance:
-    require(message, "model")
+    require(message, "model", "profile")
     return LoadInstance(
         instance_id=_instance_id(message),
         deployment=DeploymentName(message.deployment),
@@ -97,12 +135,17 @@ def _load_from_wire(message: pb.LoadInstance) -> LoadInstance:
         kv_blocks=message.kv_blocks,
         context_tokens_max=message.context_tokens_max,
         batch_max=message.batch_max,
+        profile=profile_from_wire(message.profile),
     )
 
 
-def _instance_id(message: pb.LoadInstance | pb.UnloadInstance) -> InstanceId:
+def _instance_id(
+    message: pb.LoadInstance | pb.UnloadInstance | pb.ProfileInstance | pb.UseProfile,
+) -> InstanceId:
     return InstanceId(identifier(message.instance_id, message, "instance_id"))
 
 
-def _operation_id(message: pb.ImportModel | pb.CancelImport) -> OperationId:
+def _operation_id(
+    message: pb.ImportModel | pb.CancelImport | pb.ProfileInstance | pb.CancelProfile,
+) -> OperationId:
     return OperationId(identifier(message.operation_id, message, "operation_id"))

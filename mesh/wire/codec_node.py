@@ -15,6 +15,9 @@ from mesh.domain.messages import (
     LoadProgress,
     NodeHello,
     NodeReport,
+    ProfileDone,
+    ProfileFailed,
+    ProfileProgress,
     RequestReturned,
     TokensReport,
 )
@@ -23,6 +26,8 @@ from mesh.v1 import node_link_pb2 as pb
 from mesh.wire.codec_import import import_report_from_wire, import_report_to_wire
 from mesh.wire.codec_load import load_report_from_wire, load_report_to_wire
 from mesh.wire.codec_model import footprint_from_wire, footprint_to_wire
+from mesh.wire.codec_profile import factor_from_wire
+from mesh.wire.codec_profiling import profile_report_from_wire, profile_report_to_wire
 from mesh.wire.codec_request import tokens_from_wire, tokens_to_wire
 from mesh.wire.malformed import identifier, member, nothing_known, require
 
@@ -32,10 +37,12 @@ def report_to_wire(report: NodeReport) -> pb.NodeReport:
         case TokensReport():
             return pb.NodeReport(tokens=tokens_to_wire(report))
         case Heartbeat():
-            instances = map(_instance_to_wire, report.instances)
-            return pb.NodeReport(
-                heartbeat=pb.Heartbeat(rss_bytes=report.rss_bytes, instances=instances)
+            beat = pb.Heartbeat(
+                rss_bytes=report.rss_bytes,
+                instances=map(_instance_to_wire, report.instances),
+                load_slowdown=report.load_slowdown,
             )
+            return pb.NodeReport(heartbeat=beat)
         case RequestReturned():
             return pb.NodeReport(
                 request_returned=pb.RequestReturned(
@@ -49,6 +56,8 @@ def report_to_wire(report: NodeReport) -> pb.NodeReport:
             return load_report_to_wire(report)
         case ImportProgress() | ImportDone() | ImportFailed():
             return import_report_to_wire(report)
+        case ProfileProgress() | ProfileDone() | ProfileFailed():
+            return profile_report_to_wire(report)
         case NodeHello():
             return pb.NodeReport(hello=_hello_to_wire(report))
         case _:
@@ -65,6 +74,7 @@ def report_from_wire(message: pb.NodeReport) -> NodeReport:
             return Heartbeat(
                 rss_bytes=beat.rss_bytes,
                 instances=tuple(_instance_from_wire(i) for i in beat.instances),
+                load_slowdown=factor_from_wire(beat.load_slowdown, beat, "load_slowdown"),
             )
         case "request_returned":
             returned = message.request_returned
@@ -78,6 +88,8 @@ def report_from_wire(message: pb.NodeReport) -> NodeReport:
             return load_report_from_wire(message)
         case "import_progress" | "import_done" | "import_failed":
             return import_report_from_wire(message)
+        case "profile_progress" | "profile_done" | "profile_failed":
+            return profile_report_from_wire(message)
         case "hello":
             return _hello_from_wire(message.hello)
         case _:
@@ -95,6 +107,7 @@ def _hello_to_wire(hello: NodeHello) -> pb.NodeHello:
         memory_bytes=hello.memory_bytes,
         instances=map(_instance_to_wire, hello.instances),
         version=hello.version,
+        fingerprint=hello.fingerprint,
     )
 
 
@@ -108,6 +121,7 @@ def _hello_from_wire(message: pb.NodeHello) -> NodeHello:
         engine=message.engine,
         memory_bytes=message.memory_bytes,
         version=message.version,
+        fingerprint=message.fingerprint,
         instances=tuple(_instance_from_wire(i) for i in message.instances),
     )
 
@@ -123,6 +137,7 @@ def _instance_to_wire(report: InstanceReport) -> pb.InstanceReport:
         context_tokens_max=report.context_tokens_max,
         batch_max=report.batch_max,
         batch=report.batch,
+        correction=report.correction,
     )
 
 
@@ -138,4 +153,5 @@ def _instance_from_wire(message: pb.InstanceReport) -> InstanceReport:
         context_tokens_max=message.context_tokens_max,
         batch_max=message.batch_max,
         batch=message.batch,
+        correction=factor_from_wire(message.correction, message, "correction"),
     )

@@ -13,6 +13,7 @@ from mesh.domain.reasons import FinishReason
 from mesh.domain.request import Request, RequestOrder, RequestTokens, SamplingParams
 from mesh.v1 import model_pb2, node_link_pb2
 from mesh.wire.codec_model import slo_from_wire, slo_to_wire
+from mesh.wire.codec_profile import factor_from_wire
 from mesh.wire.malformed import identifier, require
 
 _FINISHES: dict[str, FinishReason | None] = {"": None, **{r.value: r for r in FinishReason}}
@@ -95,12 +96,22 @@ def tokens_to_wire(report: TokensReport) -> node_link_pb2.TokensReport:
             )
             for output in report.outputs
         ],
+        prefill_left=[
+            node_link_pb2.PrefillLeft(request_id=request_id, tokens=tokens)
+            for request_id, tokens in report.prefill_left
+        ],
+        correction=report.correction,
     )
 
 
 def tokens_from_wire(message: node_link_pb2.TokensReport) -> TokensReport:
     return TokensReport(
-        instance_id=InstanceId(message.instance_id), outputs=tuple(_outputs(message.outputs))
+        instance_id=InstanceId(message.instance_id),
+        outputs=tuple(_outputs(message.outputs)),
+        prefill_left=tuple(
+            (RequestId(left.request_id), left.tokens) for left in message.prefill_left
+        ),
+        correction=factor_from_wire(message.correction, message, "correction"),
     )
 
 

@@ -10,9 +10,11 @@ from mesh.domain.views import (
     DeploymentSnapshot,
     InstanceSnapshot,
     NodeSnapshot,
+    ProfileView,
 )
 from mesh.v1 import control_pb2 as pb
 from mesh.wire.codec_model import model_from_wire, model_to_wire, spec_from_wire, spec_to_wire
+from mesh.wire.codec_profile import factor_from_wire, profile_from_wire, profile_to_wire
 from mesh.wire.malformed import member, require
 
 
@@ -31,10 +33,16 @@ def instance_to_wire(instance: InstanceSnapshot) -> pb.Instance:
         load_s=instance.load_s,
         phase=instance.phase,
         share=instance.share,
+        headroom_least_s=instance.headroom_least_s,
+        headroom_p50_s=instance.headroom_p50_s,
+        iteration_s=instance.iteration_s,
+        correction=instance.correction,
+        profile=instance.profile,
     )
 
 
 def instance_from_wire(message: pb.Instance) -> InstanceSnapshot:
+    least, p50 = message.HasField("headroom_least_s"), message.HasField("headroom_p50_s")
     return InstanceSnapshot(
         instance_id=InstanceId(message.instance_id),
         deployment=DeploymentName(message.deployment),
@@ -49,6 +57,11 @@ def instance_from_wire(message: pb.Instance) -> InstanceSnapshot:
         load_s=message.load_s,
         phase=message.phase,
         share=message.share,
+        headroom_least_s=message.headroom_least_s if least else None,
+        headroom_p50_s=message.headroom_p50_s if p50 else None,
+        iteration_s=message.iteration_s,
+        correction=factor_from_wire(message.correction, message, "correction"),
+        profile=message.profile,
     )
 
 
@@ -94,6 +107,8 @@ def node_to_wire(node: NodeSnapshot) -> pb.Node:
         rss_bytes=node.rss_bytes,
         silent_s=node.silent_s,
         instances=map(instance_to_wire, node.instances),
+        fingerprint=node.fingerprint,
+        load_slowdown=node.load_slowdown,
     )
 
 
@@ -110,6 +125,20 @@ def node_from_wire(message: pb.Node) -> NodeSnapshot:
         rss_bytes=message.rss_bytes,
         silent_s=message.silent_s,
         instances=tuple(instance_from_wire(i) for i in message.instances),
+        fingerprint=message.fingerprint,
+        load_slowdown=factor_from_wire(message.load_slowdown, message, "load_slowdown"),
+    )
+
+
+def profile_view_to_wire(view: ProfileView) -> pb.KnownProfile:
+    return pb.KnownProfile(profile=profile_to_wire(view.profile), nodes=view.nodes)
+
+
+def profile_view_from_wire(message: pb.KnownProfile) -> ProfileView:
+    require(message, "profile")
+    return ProfileView(
+        profile=profile_from_wire(message.profile),
+        nodes=tuple(NodeId(node) for node in message.nodes),
     )
 
 

@@ -14,10 +14,11 @@ from google.protobuf.message import DecodeError
 
 from mesh.domain.errors import InvalidInput, MeshError, Unavailable
 from mesh.domain.messages import NodeCommand, NodeHello, NodeReport
+from mesh.domain.reasons import TurnRule
 from mesh.v1 import node_link_pb2 as pb
 from mesh.v1.node_link_pb2_grpc import NodeLinkStub
 from mesh.wire.channel import dial
-from mesh.wire.codec_command import command_from_wire
+from mesh.wire.codec_command import command_from_wire, turns_of
 from mesh.wire.codec_node import report_to_wire
 from mesh.wire.errors import EndedCall, error_of
 from mesh.wire.mailbox import Mailbox
@@ -53,9 +54,9 @@ class Connection:
         self._call.cancel()
         await self._channel.close(None)
 
-    async def open(self, hello: NodeHello) -> None:
-        """Say hello and wait for the welcome. Raises what the controller answers instead, or
-        Unavailable when it does not answer in time.
+    async def open(self, hello: NodeHello) -> TurnRule:
+        """Say hello and wait for the welcome, which has the rule of turns. Raises what the
+        controller answers instead, or Unavailable when it does not answer in time.
         """
         greeting = asyncio.ensure_future(self._greet(hello))
         ends: list[asyncio.Future[Any]] = [greeting, self._given_up]
@@ -64,9 +65,9 @@ class Connection:
                 ends, timeout=self._welcome_s_max, return_when=asyncio.FIRST_COMPLETED
             )
             if greeting.done():
-                greeting.result()
+                turns = greeting.result()
                 self.opened = True
-                return
+                return turns
         finally:
             greeting.cancel()
             await asyncio.gather(greeting, return_exceptions=True)
@@ -104,7 +105,7 @@ class Connection:
         if not self._given_up.done():
             self._given_up.set_result(reason)
 
-    async def _greet(self, hello: NodeHello) -> None:
+    async def _greet(self, hello: NodeHello) -> TurnRule:
         try:
             await self._call.write(report_to_wire(hello))
             answer = await anext(self._commands, None)
@@ -112,6 +113,7 @@ class Connection:
             raise await self._ended(error) from error
         if answer is None or answer.WhichOneof("command") != "welcome":
             raise Unavailable("the controller's first word was no welcome")
+        return turns_of(answer.welcome)
 
     async def _write(self) -> None:
         try:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from mesh.domain.errors import AlreadyExists, InvalidInput, MeshError
 from mesh.domain.messages import NodeCommand, NodeHello, NodeReport
+from mesh.domain.reasons import TurnRule
 from mesh.wire.connection import Connection
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,8 @@ class LinkLimits:
 
 class NodeLink:
     """`hello` is asked anew for every connection. The callbacks run on the loop of `run`:
-    `on_open` when the controller has taken the node, `on_close` once after each `on_open`.
+    `on_open` when the controller has taken the node, with its rule of turns, and `on_close` once
+    after each `on_open`.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class NodeLink:
         address: str,
         hello: Callable[[], NodeHello],
         rng: random.Random,
-        on_open: Callable[[], None],
+        on_open: Callable[[TurnRule], None],
         on_command: Callable[[NodeCommand], None],
         on_close: Callable[[str], None],
         limits: LinkLimits | None = None,
@@ -92,8 +94,8 @@ class NodeLink:
         reason = "the link was cancelled"
         try:
             async with connection:
-                await connection.open(self._hello())
-                self._on_open()
+                turns = await connection.open(self._hello())
+                self._on_open(turns)
                 await connection.serve(self._on_command)
         except (AlreadyExists, InvalidInput) as error:
             reason = error.message

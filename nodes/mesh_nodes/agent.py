@@ -23,6 +23,7 @@ from mesh.domain.actions import NodeAction
 from mesh.domain.events import CommandReceived, HeartbeatDue, LinkClosed, LinkOpened, NodeEvent
 from mesh.domain.limits import HEARTBEAT_S, NodeLimits
 from mesh.domain.messages import NodeHello, NodeReport
+from mesh.domain.reasons import TurnRule
 from mesh.runtime.clock import LoopClock
 from mesh.runtime.engine import Engine
 from mesh.runtime.host import Host, Recorder
@@ -147,9 +148,9 @@ class Agent:
         with self._deciding:
             return replace(self._identity, instances=self._core.instances())
 
-    def _opened(self) -> None:
+    def _opened(self, turns: TurnRule) -> None:
         log.info("%s joined the cell at %s", self._identity.node_id, self._controller)
-        self._post(LinkOpened())
+        self._post(LinkOpened(turns=turns))
 
     def _post(self, event: NodeEvent) -> None:
         """Into the core. A core that fails is in no known state: the node ends, and the controller

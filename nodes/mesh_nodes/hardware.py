@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mesh.domain.ids import NodeId
+from mesh.domain.reasons import DeviceKind
+from mesh.domain.steps import EngineCapabilities
 from mesh_nodes import cgroup
 
 MEMORY_SHARE = 0.7
@@ -19,7 +21,9 @@ itself, imports, activations and what else runs on the machine."""
 
 ISA_FLAGS = {
     "avx2": "avx2",
+    "avx_vnni": "avx_vnni",
     "avx512f": "avx512",
+    "avx512_vnni": "avx512_vnni",
     "avx512_bf16": "avx512_bf16",
     "amx_int8": "amx_int8",
     "amx_bf16": "amx_bf16",
@@ -38,6 +42,8 @@ class Hardware:
     memory_bytes: int
     """What the process may use before it is killed or the machine swaps."""
     isa: tuple[str, ...]
+    cpu_family: str = ""
+    """Family and model as numbers, `25-17`: virtual machines may all have the same model name."""
 
     @property
     def text(self) -> str:
@@ -67,7 +73,30 @@ def probe(proc: Path = Path("/proc")) -> Hardware:
         cores=cores,
         memory_bytes=memory_bytes,
         isa=tuple(word for flag, word in ISA_FLAGS.items() if flag in flags),
+        cpu_family="-".join(filter(None, (_field(processors, n) for n in ("cpu family", "model")))),
     )
+
+
+def fingerprint(
+    hardware: Hardware, *, device: DeviceKind, threads: int, engine: EngineCapabilities
+) -> str:
+    """Equal on nodes whose iterations take equally long, so that they share profiles; in words:
+    `cpu/amd-epyc-25-17/2-threads/avx2+avx512/openvino-2026.4.0`.
+    """
+    parts = (
+        device.value,
+        " ".join((hardware.cpu, hardware.cpu_family)),
+        f"{threads} threads",
+        "+".join(hardware.isa),
+        f"{engine.name} {engine.version}",
+    )
+    return "/".join(filter(None, map(_slug, parts)))
+
+
+def _slug(words: str) -> str:
+    """Lower-case, hyphens for all that is no word, trademark signs left out."""
+    plain = re.sub(r"\((r|tm|c)\)", " ", words.lower())
+    return re.sub(r"[^a-z0-9._+]+", "-", plain).strip("-")
 
 
 def default_node_id(hostname: str = "") -> NodeId:

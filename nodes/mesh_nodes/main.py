@@ -23,7 +23,7 @@ from mesh.domain.reasons import DeviceKind
 from mesh.runtime.engine import Engine
 from mesh.runtime.journal import NodeStart, open_journal
 from mesh_nodes.agent import Agent
-from mesh_nodes.hardware import Hardware, probe
+from mesh_nodes.hardware import Hardware, fingerprint, probe
 from mesh_nodes.lanes import SWITCH_INTERVAL_S
 from mesh_nodes.options import NodeOptions, read_options
 from mesh_nodes.protect import die_with_parent
@@ -108,14 +108,18 @@ def _serve(agent: Agent) -> int:
 
 
 def _identity(options: NodeOptions, hardware: Hardware, engine: Engine) -> NodeHello:
+    engine_is = engine.capabilities
     return NodeHello(
         node_id=options.name,
         run_id=secrets.token_hex(8),
         device=options.device,
         hardware=hardware.text,
         cores=options.threads,
-        engine=engine.capabilities.name,
+        engine=engine_is.name,
         memory_bytes=options.memory_bytes,
+        fingerprint=fingerprint(
+            hardware, device=options.device, threads=options.threads, engine=engine_is
+        ),
         version=__version__,
     )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.profile import IterationShape
 from mesh.domain.reasons import FinishReason
 from mesh.domain.steps import (
     EngineCapabilities,
@@ -127,6 +128,9 @@ class TextEngine:
             text=text,
             finish=finish,
         )
+
+    def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
+        return self._inner.measure(instance_id, shape)
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> int:
         return self._inner.resize_kv(instance_id, kv_blocks)

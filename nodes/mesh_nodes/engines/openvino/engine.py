@@ -19,6 +19,7 @@ import psutil
 from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.profile import IterationShape
 from mesh.domain.units import format_bytes
 from mesh.runtime.engine import (
     EngineCapabilities,
@@ -113,6 +114,9 @@ class OpenVinoEngine:
 
     def step(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
         return self._instance(instance_id).step(prefill_tokens_max)
+
+    def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
+        return self._instance(instance_id).measure(shape)
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> int:
         return self._instance(instance_id).resize_kv(kv_blocks)

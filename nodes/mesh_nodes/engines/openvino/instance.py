@@ -12,6 +12,7 @@ import numpy as np
 from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint
+from mesh.domain.profile import IterationShape
 from mesh.domain.request import SamplingParams
 from mesh.runtime.engine import (
     EngineRequest,
@@ -20,6 +21,7 @@ from mesh.runtime.engine import (
     StepResult,
     TokenOutput,
 )
+from mesh_nodes.engines.measurable import check_measurable
 from mesh_nodes.engines.openvino.batch import BatchInputs, Plan, Work, plan
 from mesh_nodes.engines.openvino.blocks import BlockPool
 from mesh_nodes.engines.openvino.compilation import CompiledGraph, engine_errors
@@ -27,6 +29,7 @@ from mesh_nodes.engines.openvino.kv_cache import KvCache
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 from mesh_nodes.engines.openvino.sampling import choose
 from mesh_nodes.engines.openvino.sequence import Sequence
+from mesh_nodes.engines.openvino.synthetic import sequences_of
 
 _RANGE_BLOCKS_MIN = 4096
 """Blocks of address space reserved even for small instances: addresses cost nothing."""
@@ -92,13 +95,16 @@ class Instance:
         active = list(islice(self._sequences.values(), self._batch_max))
         planned = plan(active, prefill_tokens_max, self._pool)
         decodes = [work.sequence for work in planned.work if work.sequence.decoding]
-        prefill_tokens = sum(work.tokens for work in planned.work) - len(decodes)
         context_tokens = sum(sequence.computed + 1 for sequence in decodes)
+        prefills = [work for work in planned.work if not work.sequence.decoding]
+        prefill_tokens = sum(work.tokens for work in prefills)
+        past_tokens = sum(work.tokens * work.sequence.computed for work in prefills)
         outputs = self._run(planned)
         self._books = self._count()
         return StepResult(
             tokens=outputs,
             prefill_tokens=prefill_tokens,
+            prefill_past_tokens=round(past_tokens / max(prefill_tokens, 1)),
             decode_batch=len(decodes),
             context_tokens=context_tokens,
             prefill_left=tuple(
@@ -110,6 +116,30 @@ class Instance:
             kv_blocks_used=self._pool.used,
             elapsed_s=time.perf_counter() - start_s,
         )
+
+    def measure(self, shape: IterationShape) -> float:
+        """Seconds of one iteration; see the engine port. It is one of made-up sequences alone, in
+        blocks that are free; the books, which other threads read, never show them.
+        """
+        check_measurable(
+            self.instance_id,
+            shape,
+            context_tokens_max=self._context_tokens_max,
+            batch_max=self._batch_max,
+            block_tokens=BLOCK_TOKENS,
+            blocks_free=self._pool.free,
+        )
+        active = sequences_of(shape, self._vocabulary_tokens)
+        try:
+            for sequence in active:
+                sequence.reserve(sequence.left, self._pool)
+                self._cache.back(sequence.blocks())
+            start_s = time.perf_counter()
+            self._run(plan(active, shape.prefill_tokens, self._pool))
+            return time.perf_counter() - start_s
+        finally:
+            for sequence in active:
+                sequence.release(self._pool)
 
     def resize_kv(self, kv_blocks: int) -> int:
         """See the engine port. Never above the range reserved at load, where no request of a full

@@ -7,7 +7,7 @@ scratch for padding, so block b of the pool is block b + FIRST_BLOCK here.
 """
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ from mesh_nodes.engines.openvino.paged_attention import KEY_CACHE, VALUE_CACHE
 FIRST_BLOCK = 1
 _MAP_NORESERVE = 0x4000
 """Linux: the range counts against no commit limit; the mmap module has no name for it."""
+_BACKING_BYTE = 0x11
+"""Repeated, a small normal number in f16 and f32, and so a harmless scale of u8 blocks."""
 _ELEMENTS = {"f16": np.float16, "f32": np.float32, "u8": np.uint8, "i8": np.int8}
 
 
@@ -54,6 +56,8 @@ class KvCache:
         self.range_blocks = range_blocks
         self.block_bytes = sum(layer.block_bytes for layer in self._layers)
         self.blocks = 0
+        self._backed = np.zeros(range_blocks, np.bool_)
+        """Blocks that `back` has written and no shrink has given back since."""
         self._expose(blocks)
 
     def resize(self, blocks: int, moves: Mapping[int, int]) -> None:
@@ -68,6 +72,16 @@ class KvCache:
         for layer in self._layers:
             kept, had = FIRST_BLOCK + blocks, FIRST_BLOCK + before
             _give_back(layer.memory, kept * layer.block_bytes, had * layer.block_bytes)
+        self._backed[blocks:] = False
+
+    def back(self, blocks: Sequence[int]) -> None:
+        """Put memory under blocks that no request holds. Fresh ones all read from the system's one
+        page of zeros, far quicker than a cache with tokens in it.
+        """
+        fresh = [FIRST_BLOCK + block for block in blocks if not self._backed[block]]
+        for layer in self._layers:
+            layer.array.view(np.uint8)[fresh] = _BACKING_BYTE
+        self._backed[blocks] = True
 
     def close(self) -> None:
         """Give every page back at once, whoever still holds the tensors."""

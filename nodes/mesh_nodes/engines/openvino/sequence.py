@@ -70,9 +70,13 @@ class Sequence:
             self._blocks += len(taken)
         return min(count, self._blocks * BLOCK_TOKENS - self.computed)
 
+    def blocks(self) -> list[int]:
+        """All blocks that it holds."""
+        return [int(block) for block in self._table[: self._blocks]]
+
     def release(self, pool: BlockPool) -> None:
         """Give all blocks back."""
-        pool.give_back(self._table[: self._blocks].tolist())
+        pool.give_back(self.blocks())
         self._blocks = 0
 
     def move(self, renumbered: npt.NDArray[np.int32]) -> None:

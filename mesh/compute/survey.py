@@ -1,0 +1,166 @@
+"""A survey: what is measured of one loaded instance, and the profile tables that come of it.
+
+The node core asks for the next shape whenever it has nothing else to compute, and notes the time
+that it took. Shapes are visited in rounds, each once a round, so that a noisy second spoils one of
+a shape's times and not all; the first round is not counted, since engines build their kernels when
+they first see a shape. Of the others the median counts.
+"""
+
+from dataclasses import dataclass, field
+from statistics import median
+
+from mesh.compute.shapes import Axes, survey_axes
+from mesh.compute.tables import table
+from mesh.domain.errors import EngineError
+from mesh.domain.profile import Grid, IterationShape
+
+REPEATS_MIN, REPEATS_MAX = 3, 9
+"""Counted times of a shape; always an odd number."""
+ENOUGH_S = 0.3
+"""In total, of a shape that was measured REPEATS_MIN times."""
+AGREEMENT = 0.05
+"""So near to their median REPEATS_MIN times must lie: two stalls in three times look like the rule
+and the quick one like the exception.
+"""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Cell:
+    row: int
+    column: int
+    shape: IterationShape
+    warm: bool = False
+    skipped: bool = False
+    times_s: list[float] = field(default_factory=list)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it is to be computed again."""
+        if self.skipped:
+            return False
+        repeats = len(self.times_s)
+        if repeats < REPEATS_MIN or repeats % 2 == 0:
+            return True
+        if repeats >= REPEATS_MAX:
+            return False
+        middle_s = median(self.times_s)
+        near = sum(abs(time_s - middle_s) <= AGREEMENT * middle_s for time_s in self.times_s)
+        return near < REPEATS_MIN or sum(self.times_s) < ENOUGH_S
+
+    @property
+    def visits_left(self) -> int:
+        """How many more, as it looks."""
+        if not self.wanted:
+            return 0
+        if not self.times_s:
+            return REPEATS_MAX + (not self.warm)
+        mean_s = sum(self.times_s) / len(self.times_s)
+        repeats = REPEATS_MIN
+        while repeats < REPEATS_MAX and repeats * mean_s < ENOUGH_S:
+            repeats += 2
+        return max(repeats - len(self.times_s), 1)
+
+    @property
+    def seconds(self) -> float | None:
+        """None if it could not be measured. A shape that was skipped after some rounds counts with
+        the times that it has.
+        """
+        return median(self.times_s) if len(self.times_s) >= REPEATS_MIN else None
+
+
+class Survey:
+    """Of an instance with these bounds; `kv_tokens` is what its KV cache holds."""
+
+    __slots__ = (
+        "_axes",
+        "_decode",
+        "_next",
+        "_prefill",
+        "_round",
+        "_share",
+        "_visits",
+        "measured_s",
+    )
+
+    def __init__(
+        self, *, context_tokens_max: int, batch_max: int, kv_tokens: int, prefill_tokens_max: int
+    ) -> None:
+        self._axes: Axes = survey_axes(
+            context_tokens_max=context_tokens_max,
+            batch_max=batch_max,
+            kv_tokens=kv_tokens,
+            prefill_tokens_max=prefill_tokens_max,
+        )
+        self._prefill = [
+            _Cell(row=i, column=j, shape=shape) for i, j, shape in self._axes.prefill_shapes()
+        ]
+        self._decode = [
+            _Cell(row=i, column=j, shape=shape) for i, j, shape in self._axes.decode_shapes()
+        ]
+        self._round = [*self._prefill, *self._decode]
+        self._next = 0
+        self._visits = 0
+        self._share = 0.0
+        self.measured_s = 0.0
+        """All seconds noted so far, those of the first round included."""
+
+    def next_shape(self) -> IterationShape | None:
+        """What to compute now, the same until it is noted or skipped; None when all is done."""
+        return self._round[self._next].shape if self._round else None
+
+    def note(self, elapsed_s: float) -> None:
+        """The shape that was asked for took so long."""
+        cell = self._round[self._next]
+        if cell.warm:
+            cell.times_s.append(elapsed_s)
+        cell.warm = True
+        self.measured_s += elapsed_s
+        self._advance()
+
+    def skip(self) -> None:
+        """The shape that was asked for could not be computed; it is not asked for again."""
+        self._round[self._next].skipped = True
+        self._advance()
+
+    @property
+    def phase(self) -> str:
+        """What is under way, in words. All of a round belongs to one phase: reports that follow
+        each other within a second would only flicker.
+        """
+        warm = all(cell.warm or cell.skipped for cell in self._round)
+        return "measure prefill and decode" if warm else "warm up"
+
+    @property
+    def share(self) -> float:
+        """Of the visits to shapes that are expected, 0 to 1; never falls."""
+        left = sum(cell.visits_left for cell in self._round)
+        done = self._visits / (self._visits + left) if left else 1.0
+        self._share = max(self._share, done)
+        return self._share
+
+    def grids(self) -> tuple[Grid, Grid]:
+        """Prefill and decode, as they are known by now. EngineError when one is not at all."""
+        axes = self._axes
+        prefill = _grid(axes.prefill_rows, axes.prefill_columns, self._prefill)
+        decode = _grid(axes.decode_rows, axes.decode_columns, self._decode)
+        if prefill is None or decode is None:
+            missing = "prefill" if prefill is None else "decode"
+            raise EngineError(
+                f"no {missing} iteration could be measured {REPEATS_MIN} times",
+                hint="a KV cache of a few hundred tokens is the least that a profile needs",
+            )
+        return prefill, decode
+
+    def _advance(self) -> None:
+        self._visits += 1
+        self._next += 1
+        if self._next == len(self._round):
+            self._round = [cell for cell in self._round if cell.wanted]
+            self._next = 0
+
+
+def _grid(rows: tuple[int, ...], columns: tuple[int, ...], cells: list[_Cell]) -> Grid | None:
+    measured: list[list[float | None]] = [[None] * len(columns) for _ in rows]
+    for cell in cells:
+        measured[cell.row][cell.column] = cell.seconds
+    return table(rows, columns, measured)

@@ -1,0 +1,62 @@
+"""What the cell expects of models on devices: the best known profile, and how long a load takes."""
+
+from collections.abc import Iterable
+
+from mesh.compute.scaling import Target, best_profile
+from mesh.domain.ids import ModelId
+from mesh.domain.messages import NodeHello
+from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.profile import Profile
+
+LOAD_S_LEAST = 0.5
+LOAD_BYTES_PER_S = 0.5e9
+"""Expected of a load until one has been seen: what it costs anyway, and for its weights."""
+LEARNED_SHARE = 0.5
+"""Of the last load in the mean of a model's loads."""
+
+
+class Expectations:
+    """By model and device fingerprint. What is asked again is not worked out again."""
+
+    def __init__(self, profiles: Iterable[Profile] = ()) -> None:
+        self._measured = {(p.model_id, p.fingerprint): p for p in profiles}
+        self._best: dict[tuple[ModelId, str], Profile] = {}
+        self._load_s: dict[tuple[ModelId, str], float] = {}
+
+    def learn_profile(self, profile: Profile) -> None:
+        """A profile has been measured; estimates may now be scaled from it."""
+        self._measured[profile.model_id, profile.fingerprint] = profile
+        self._best.clear()
+
+    def measured(self, model_id: ModelId) -> list[Profile]:
+        """All measured profiles of a model, by fingerprint."""
+        found = [p for p in self._measured.values() if p.model_id == model_id]
+        return sorted(found, key=lambda profile: profile.fingerprint)
+
+    def profile(self, model: ModelInfo, footprint: Footprint, node: NodeHello) -> Profile:
+        """The measured profile of a model on a node's device, or one that is scaled to it."""
+        key = (model.model_id, node.fingerprint)
+        known = self._best.get(key)
+        if known is None:
+            target = Target(
+                model_id=model.model_id,
+                device=node.device,
+                fingerprint=node.fingerprint,
+                hardware=node.hardware,
+                cores=node.cores,
+                parameters=model.parameters,
+                weights_bytes=footprint.weights_bytes,
+                kv_bytes_per_token=footprint.kv_block_bytes // footprint.block_tokens,
+            )
+            known = self._best[key] = best_profile(self._measured.values(), target)
+        return known
+
+    def learn_load(self, model_id: ModelId, fingerprint: str, elapsed_s: float) -> None:
+        key = (model_id, fingerprint)
+        before_s = self._load_s.get(key, elapsed_s)
+        self._load_s[key] = before_s + (elapsed_s - before_s) * LEARNED_SHARE
+
+    def load_s(self, model_id: ModelId, fingerprint: str, weights_bytes: int) -> float:
+        """Seconds that a load is expected to take."""
+        guess_s = LOAD_S_LEAST + weights_bytes / LOAD_BYTES_PER_S
+        return self._load_s.get((model_id, fingerprint), guess_s)

@@ -1,0 +1,96 @@
+"""When waiting has become pointless, and what the client is told then.
+
+A new request is worth waiting for as long as its first token could be in time on a node that did
+nothing else, or while an instance of its deployment loads, which is granted on top. One that was
+admitted before has a promise, and waits for as long as any request may.
+"""
+
+from mesh.core.cell import DeploymentEntry, RequestEntry
+from mesh.core.ending import refuse
+from mesh.core.schedule import alone_s, first_due_s, grace_s
+from mesh.core.turn import Turn
+from mesh.domain.lifecycle import InstanceState, NodeState
+from mesh.domain.reasons import RefusalReason
+from mesh.request.shadow import Verdict
+
+
+def refuse_hopeless(turn: Turn, entry: DeploymentEntry) -> None:
+    """Refuse those of the deployment's queue for whom it is too late."""
+    loading = any(i.state is InstanceState.LOADING for i in entry.instances.values())
+    for held in list(entry.queue):
+        waited_out = turn.now_s - held.queued_at_s >= turn.limits.queue_wait_s_max
+        promised = held.attempt > 0 or not turn.policy.validates
+        if not waited_out and (promised or not _too_late(turn, entry, held, loading)):
+            continue
+        reason, message = _why(turn, entry, held)
+        if _too_long(held):
+            hint = "no node is quick enough: shorten the prompt, or raise spec.slo.ttft_s"
+            refuse(turn, held, reason, message, hint=hint)
+        else:
+            refuse(turn, held, reason, message, retry=True)
+
+
+def _too_late(turn: Turn, entry: DeploymentEntry, held: RequestEntry, loading: bool) -> bool:
+    """Whether its first token could not be in time any more on the quickest node of the cell."""
+    if held.latest_start_s is None:
+        held.latest_start_s = first_due_s(held) - _quickest_s(turn, entry, held)
+    if _too_long(held):
+        return True
+    granted_s = max((grace_s(instance, held) for instance in entry.candidates), default=0.0)
+    return not loading and turn.now_s >= held.latest_start_s + granted_s
+
+
+def _too_long(held: RequestEntry) -> bool:
+    """Whether it would have been late even if it had computed at once, and alone."""
+    return held.latest_start_s is not None and held.latest_start_s < held.arrival_s
+
+
+def _quickest_s(turn: Turn, entry: DeploymentEntry, held: RequestEntry) -> float:
+    """Seconds to its first token; 0 where that is anybody's guess."""
+    deployment = entry.deployment
+    assert deployment is not None
+    seen: dict[str, float] = {}
+    for node in turn.cell.nodes.values():
+        if node.hello.fingerprint in seen or not node.takes(entry.spec.devices):
+            continue
+        footprint = node.footprint_of(deployment)
+        profile = turn.cell.expectations.profile(deployment.model, footprint, node.hello)
+        seconds = alone_s(profile, held, turn.limits) if profile.measured else 0.0
+        seen[node.hello.fingerprint] = seconds
+    return min(seen.values(), default=0.0)
+
+
+def _why(turn: Turn, entry: DeploymentEntry, held: RequestEntry) -> tuple[RefusalReason, str]:
+    waited = f"{turn.now_s - held.queued_at_s:.1f} s"
+    if not has_node(turn, entry):
+        if held.attempt:
+            message = f"its node was lost, and no other came up within {waited}"
+            return RefusalReason.NODE_LOST, message
+        return RefusalReason.NO_NODE, f"no node came up within {waited}"
+    if entry.load_failures:
+        return RefusalReason.LOAD_FAILED, f"not loaded within {waited}: {entry.load_error}"
+    name = repr(entry.spec.name)
+    slo, prompt = held.slo, len(held.request.prompt_tokens)
+    match Verdict.FIRST_TOKEN_LATE if _too_long(held) else held.refused:
+        case Verdict.FIRST_TOKEN_LATE:
+            limit = f"{slo.ttft_limit_s(prompt):.3g} s"
+            message = f"its first token would come after its limit, {limit} for {prompt} tokens"
+            return RefusalReason.FIRST_TOKEN_LATE, message
+        case Verdict.DELAYS_RUNNING:
+            message = "it would make a request late that was admitted before it"
+            return RefusalReason.DELAYS_RUNNING, message
+        case Verdict.TPOT_EXCEEDED:
+            message = f"there is no time left to give {name} its tokens every {slo.tpot_s:.3g} s"
+            return RefusalReason.TPOT_EXCEEDED, message
+        case _ if entry.replicas():
+            return RefusalReason.QUEUE_TIMEOUT, f"no place came free within {waited}"
+        case _:
+            return RefusalReason.MEMORY_FULL, f"no memory came free on a node within {waited}"
+
+
+def has_node(turn: Turn, entry: DeploymentEntry) -> bool:
+    """Whether any node that takes new work may hold the deployment."""
+    return any(
+        node.state is NodeState.READY and node.device in entry.spec.devices
+        for node in turn.cell.nodes.values()
+    )

@@ -1,0 +1,128 @@
+"""Profiling on a node: one shape of an instance is timed whenever nothing else is to be computed.
+
+Requests always go first, and wait for one timed iteration at most. What to measure is up to
+`mesh.compute.survey`; the profile that comes of it is used here at once, and reported.
+"""
+
+from dataclasses import replace
+
+from mesh.compute.correction import Correction
+from mesh.compute.survey import Survey
+from mesh.core.node_state import LocalNode, LocalState, LocalSurvey
+from mesh.core.node_turn import NodeTurn
+from mesh.domain.actions import StartMeasure
+from mesh.domain.errors import EngineError
+from mesh.domain.events import MeasureBroke, MeasureFinished
+from mesh.domain.ids import OperationId
+from mesh.domain.messages import (
+    CancelProfile,
+    ProfileDone,
+    ProfileFailed,
+    ProfileInstance,
+    ProfileProgress,
+    UseProfile,
+)
+
+PROGRESS_SHARE = 0.01
+"""Told to the controller after each such part."""
+
+
+def start(turn: NodeTurn, node: LocalNode, command: ProfileInstance, prefill_tokens: int) -> None:
+    """Begin to measure; `prefill_tokens` is the largest chunk that an iteration may have."""
+    instance = node.instances.get(command.instance_id)
+    if node.survey is not None:
+        busy = node.survey.instance.instance_id
+        _fail(turn, command.operation_id, f"the node measures {busy} at the moment")
+    elif instance is None or instance.footprint is None or instance.state is not LocalState.READY:
+        _fail(turn, command.operation_id, f"{command.instance_id} is not ready on its node")
+    else:
+        survey = Survey(
+            context_tokens_max=instance.command.context_tokens_max,
+            batch_max=instance.command.batch_max,
+            kv_tokens=instance.kv_blocks * instance.footprint.block_tokens,
+            prefill_tokens_max=prefill_tokens,
+        )
+        node.survey = LocalSurvey(
+            operation_id=command.operation_id, instance=instance, survey=survey
+        )
+
+
+def grant(turn: NodeTurn, node: LocalNode) -> None:
+    """Time the next shape, if a survey is under way and nothing disturbs it."""
+    if node.survey is None or node.loading():
+        return
+    running = node.survey
+    if running.instance.state is not LocalState.READY:
+        node.survey = None
+        _fail(turn, running.operation_id, f"{running.instance.instance_id} was unloaded")
+        return
+    shape = running.survey.next_shape()
+    if shape is None:
+        node.survey = None
+        _finish(turn, running)
+        return
+    node.stepping = running.instance.instance_id
+    running.asked = True
+    turn.engine(StartMeasure(instance_id=running.instance.instance_id, shape=shape))
+
+
+def measured(turn: NodeTurn, node: LocalNode, event: MeasureFinished | MeasureBroke) -> None:
+    """A shape has been timed, or could not be."""
+    running = node.survey
+    if running is None or not running.asked:
+        return
+    running.asked = False
+    if isinstance(event, MeasureFinished):
+        running.survey.note(event.elapsed_s)
+    else:
+        running.survey.skip()
+    share = running.survey.share
+    if share >= running.told_share + PROGRESS_SHARE:
+        running.told_share = share
+        turn.report(
+            ProfileProgress(
+                operation_id=running.operation_id, phase=running.survey.phase, share=share
+            )
+        )
+
+
+def cancel(node: LocalNode, command: CancelProfile) -> None:
+    if node.survey is not None and node.survey.operation_id == command.operation_id:
+        node.survey = None
+
+
+def use(node: LocalNode, command: UseProfile) -> None:
+    """Predict by a better profile. What was learned about the old one does not hold for it."""
+    instance = node.instances.get(command.instance_id)
+    if instance is not None and instance.profile != command.profile:
+        instance.profile = command.profile
+        instance.correction = Correction()
+
+
+def _finish(turn: NodeTurn, running: LocalSurvey) -> None:
+    instance, survey = running.instance, running.survey
+    try:
+        prefill, decode = survey.grids()
+    except EngineError as error:
+        _fail(turn, running.operation_id, error.message)
+        return
+    profile = replace(
+        instance.profile,
+        prefill=prefill,
+        decode=decode,
+        scaled_from="",
+        measured_s=survey.measured_s,
+    )
+    instance.profile, instance.correction = profile, Correction()
+    turn.report(ProfileDone(operation_id=running.operation_id, profile=profile))
+
+
+def _fail(turn: NodeTurn, operation_id: OperationId, message: str) -> None:
+    turn.report(
+        ProfileFailed(
+            operation_id=operation_id,
+            error="Unavailable",
+            message=message,
+            hint="try again when the node has less to do",
+        )
+    )

@@ -1,0 +1,150 @@
+"""Profiles in the cell: which one holds for an instance, and how a measured one comes about.
+
+`mesh profile` has a deployment's model measured on a node: an instance is loaded there unless one
+is, kept until the node has measured it, and the profile is stored. It then holds for that model on
+every node of the same fingerprint, running instances included.
+"""
+
+from mesh.compute.correction import Correction
+from mesh.core.cell import DeploymentEntry, NodeEntry, OperationEntry, OperationKind
+from mesh.core.instances import start_instance
+from mesh.core.operations import begin, fail_operation, release_instance, reply_error
+from mesh.core.turn import Turn
+from mesh.domain.actions import ReplyProgress, SendCommand, StoreProfile
+from mesh.domain.events import ProfileRequested
+from mesh.domain.ids import NodeId
+from mesh.domain.lifecycle import InstanceState, NodeState
+from mesh.domain.messages import (
+    ProfileDone,
+    ProfileFailed,
+    ProfileInstance,
+    ProfileProgress,
+    UseProfile,
+)
+from mesh.memory.demand import least_instance_bytes
+
+
+def request_profile(turn: Turn, asked: ProfileRequested) -> None:
+    """Have a model measured."""
+    entry = turn.cell.deployments.get(asked.name)
+    if entry is None or entry.deployment is None:
+        message = f"there is no deployment {asked.name!r}"
+        reply_error(turn, asked.operation_id, "NotFound", message)
+        return
+    node = _node(turn, entry, asked.node_id)
+    if isinstance(node, str):
+        error = "NotFound" if asked.node_id not in (None, *turn.cell.nodes) else "Unavailable"
+        hint = f"nodes: {', '.join(sorted(turn.cell.nodes)) or 'none'}"
+        reply_error(turn, asked.operation_id, error, node, hint)
+        return
+    operation = OperationEntry(
+        operation_id=asked.operation_id, kind=OperationKind.PROFILE, name=asked.name, node=node
+    )
+    if begin(turn, operation, expires_s=turn.limits.import_s_max):
+        turn.room_appeared = True
+
+
+def _node(turn: Turn, entry: DeploymentEntry, wanted: NodeId | None) -> NodeEntry | str:
+    """The node to measure on, or why there is none."""
+    if wanted is not None:
+        node = turn.cell.nodes.get(wanted)
+        if node is None:
+            return f"there is no node {wanted!r}"
+        if node.state is not NodeState.READY or node.device not in entry.spec.devices:
+            return f"{wanted} is a {node.device} node, {node.state}: it takes no {entry.spec.name}"
+        return node
+    for instance in entry.candidates:
+        if instance.takes_requests:
+            return instance.node
+    nodes = [n for n in turn.cell.nodes.values() if n.takes(entry.spec.devices)]
+    if not nodes:
+        return f"no {' or '.join(entry.spec.devices)} node is up"
+    return min(nodes, key=lambda node: (*_lacks_room(entry, node), *turn.policy.node_rank(node)))
+
+
+def _lacks_room(entry: DeploymentEntry, node: NodeEntry) -> tuple[bool, bool]:
+    """Whether it has no room for an instance, and whether idle ones could not make it either."""
+    deployment = entry.deployment
+    assert deployment is not None
+    footprint = node.footprint_of(deployment)
+    missing = least_instance_bytes(footprint, deployment.context_tokens_max) - node.free_bytes
+    idle = sum(size_bytes for _, size_bytes in node.reclaimable())
+    return missing > 0, missing > node.leaving_bytes + idle
+
+
+def advance_profiles(turn: Turn) -> None:
+    """Send off those whose instance is up; load the instance of those that have none."""
+    waiting = [
+        operation
+        for operation in turn.cell.operations.values()
+        if operation.kind is OperationKind.PROFILE and operation.instance is None
+    ]
+    for operation in waiting:
+        if operation.pending_profile is None:
+            _advance(turn, operation)
+
+
+def _advance(turn: Turn, operation: OperationEntry) -> None:
+    entry, node = turn.cell.deployments.get(operation.name), operation.node
+    if entry is None or entry.deployment is None or node is None:
+        message = f"{operation.name!r} was deleted meanwhile"
+        fail_operation(turn, operation, "NotFound", message)
+        return
+    here = [i for i in entry.instances.values() if i.node is node]
+    for instance in here:
+        if instance.state is InstanceState.READY:
+            operation.instance, instance.profiling = instance, True
+            command = ProfileInstance(
+                operation_id=operation.operation_id, instance_id=instance.instance_id
+            )
+            turn.act(SendCommand(link_id=node.link_id, command=command))
+    if here:
+        return
+    if turn.now_s < entry.paused_until_s:
+        message = f"its last load failed: {entry.load_error}"
+        fail_operation(turn, operation, "Unavailable", message)
+        return
+    if entry.replicas() >= entry.spec.scaling.replicas_max:
+        message = f"all {entry.replicas()} instances that {operation.name!r} may have are elsewhere"
+        hint = "measure it on a node that has one, or raise its maximum with `mesh scale`"
+        fail_operation(turn, operation, "Unavailable", message, hint)
+        return
+    lacking = start_instance(turn, entry, only=node)
+    if lacking is not None:
+        message = f"{node.node_id} has no room for an instance of {operation.name!r}"
+        hint = "try again when its instances are idle, or choose another node with --node"
+        fail_operation(turn, operation, "Unavailable", message, hint)
+
+
+def profile_progress(turn: Turn, said: ProfileProgress) -> None:
+    if said.operation_id in turn.cell.operations:
+        turn.act(ReplyProgress(operation_id=said.operation_id, phase=said.phase, share=said.share))
+
+
+def profile_done(turn: Turn, said: ProfileDone) -> None:
+    """Measured: keep it, and use it wherever it holds."""
+    operation = turn.cell.operations.get(said.operation_id)
+    if operation is None or operation.instance is None:
+        return
+    instance, profile = operation.instance, said.profile
+    asked = (instance.model_id, instance.node.hello.fingerprint)
+    if (profile.model_id, profile.fingerprint) != asked:
+        message = f"the node measured {profile.model_id} on {profile.fingerprint} instead"
+        fail_operation(turn, operation, "Unavailable", message)
+        return
+    operation.pending_profile, operation.node = profile, None
+    release_instance(turn, operation)
+    turn.cell.expectations.learn_profile(profile)
+    for instance in turn.cell.instances.values():
+        fits = instance.node.hello.fingerprint == profile.fingerprint
+        if fits and instance.model_id == profile.model_id:
+            instance.profile, instance.correction = profile, Correction()
+            command = UseProfile(instance_id=instance.instance_id, profile=profile)
+            turn.act(SendCommand(link_id=instance.node.link_id, command=command))
+    turn.act(StoreProfile(operation_id=operation.operation_id, profile=profile))
+
+
+def profile_failed(turn: Turn, said: ProfileFailed) -> None:
+    operation = turn.cell.operations.get(said.operation_id)
+    if operation is not None and operation.pending_profile is None:
+        fail_operation(turn, operation, said.error, said.message, said.hint)

@@ -1,0 +1,165 @@
+"""What the controller knows of a node's schedule, as shadow validation takes it.
+
+Read from the live entries of one node for each validation; nothing else of the cell is looked at.
+Reports lag behind the node by the link's delay, so that the iteration in flight is inferred: the
+node began it when it reported the one before.
+"""
+
+from mesh.compute.times import Times
+from mesh.core.cell import InstanceEntry, NodeEntry, RequestEntry
+from mesh.domain.ids import InstanceId
+from mesh.domain.lifecycle import InstanceState
+from mesh.domain.limits import CellLimits
+from mesh.domain.profile import Profile
+from mesh.domain.slo import Slo, due_s
+from mesh.request.lanes import Lane, Prompt
+from mesh.request.shadow import OVERESTIMATE, Newcomer, Schedule, Verdict, validate
+
+OVERDUE_SHARE = 0.25
+"""Of its expected time, that a load which should have ended is expected to take yet."""
+
+
+def verdict_on(
+    instance: InstanceEntry,
+    held: RequestEntry,
+    *,
+    next_due_s: float,
+    now_s: float,
+    limits: CellLimits,
+) -> Verdict:
+    """Whether a loaded instance can take a request whose next token is due at `next_due_s`."""
+    node = instance.node
+    if not (instance.profile and instance.profile.measured) and node.is_idle():
+        # An estimate may be wrong by far; a single request finds out, and corrects it.
+        return Verdict.PASSES
+    schedule, lanes = _schedule(node, now_s, limits)
+    lane = lanes.get(instance.instance_id)
+    if lane is None:
+        lane = _lane(instance, held.slo, now_s)
+    return validate(schedule, _newcomer(lane, held, next_due_s, now_s))
+
+
+def verdict_on_start(
+    node: NodeEntry,
+    profile: Profile,
+    load_s: float,
+    held: RequestEntry,
+    *,
+    next_due_s: float,
+    now_s: float,
+    limits: CellLimits,
+) -> Verdict:
+    """Whether a node can take a new instance, whose load takes `load_s`, for this request.
+
+    The load is granted on top of the request's deadline, but not on top of anybody else's.
+    """
+    if not profile.measured and node.is_idle():
+        return Verdict.PASSES
+    schedule, _ = _schedule(node, now_s, limits)
+    schedule.slow_until_s = max(schedule.slow_until_s, now_s + load_s)
+    lane = Lane(
+        instance_id=InstanceId("new"),
+        times=Times(profile, OVERESTIMATE),
+        tpot_s=held.slo.tpot_s,
+    )
+    return validate(schedule, _newcomer(lane, held, next_due_s + load_s, now_s + load_s))
+
+
+def first_due_s(held: RequestEntry) -> float:
+    """When the next token of a request that waits is due; load time that it is granted comes on
+    top.
+    """
+    return due_s(
+        start_s=held.arrival_s,
+        ttft_limit_s=held.slo.ttft_limit_s(len(held.request.prompt_tokens)),
+        tpot_s=held.slo.tpot_s,
+        output_tokens=len(held.output_tokens),
+    )
+
+
+def grace_s(instance: InstanceEntry, held: RequestEntry) -> float:
+    """Load time of the instance that the request has waited for."""
+    if instance.loaded_at_s <= held.arrival_s:
+        return held.grace_s
+    return instance.loaded_at_s - max(held.arrival_s, instance.load_started_s)
+
+
+def alone_s(profile: Profile, held: RequestEntry, limits: CellLimits) -> float:
+    """How long a request's next token takes on a node that does nothing else."""
+    times = Times(profile, OVERESTIMATE)
+    left, past, total_s = held.tokens, 0, limits.delivery_s_max
+    while left > 0:
+        tokens = min(left, limits.prefill_tokens_max)
+        total_s += times.prefill_s(tokens, past)
+        left, past = left - tokens, past + tokens
+    return total_s
+
+
+def _schedule(
+    node: NodeEntry, now_s: float, limits: CellLimits
+) -> tuple[Schedule, dict[InstanceId, Lane]]:
+    lanes: dict[InstanceId, Lane] = {}
+    joining: list[tuple[Lane, Prompt]] = []
+    started_s = node.iteration_started_s
+    slow_until_s = 0.0
+    for instance in node.instances.values():
+        if instance.state is InstanceState.LOADING:
+            slow_until_s = max(slow_until_s, _load_ends_s(instance, now_s))
+        elif instance.requests:
+            slo = next(iter(instance.requests.values())).slo
+            lane = lanes[instance.instance_id] = _lane(instance, slo, now_s)
+            _fill(lane, instance, started_s, joining, now_s)
+    schedule = Schedule(
+        lanes=list(lanes.values()),
+        now_s=now_s,
+        prefill_tokens_max=limits.prefill_tokens_max,
+        started_s=started_s,
+        joining=joining,
+        slowdown=node.load_slowdown,
+        slow_until_s=slow_until_s,
+        margin_s=limits.delivery_s_max,
+    )
+    return schedule, lanes
+
+
+def _lane(instance: InstanceEntry, slo: Slo, now_s: float) -> Lane:
+    assert instance.profile is not None
+    factor = instance.correction.factor(now_s) * OVERESTIMATE
+    return Lane(
+        instance_id=instance.instance_id,
+        times=Times(instance.profile, factor),
+        tpot_s=slo.tpot_s,
+    )
+
+
+def _fill(
+    lane: Lane,
+    instance: InstanceEntry,
+    started_s: float | None,
+    joining: list[tuple[Lane, Prompt]],
+    now_s: float,
+) -> None:
+    """Put the instance's requests into its lane; those that came after the iteration began join."""
+    for held in instance.requests.values():
+        left = held.prefill_left
+        if not left:
+            lane.batch += 1
+            lane.context_tokens += held.tokens
+            lane.add(held.due_s, now_s)
+            continue
+        prompt = Prompt(left=left, past=held.tokens - left, due_s=held.due_s)
+        if started_s is not None and held.submitted_s > started_s:
+            joining.append((lane, prompt))
+        else:
+            lane.prompts.append(prompt)
+    lane.predict()
+
+
+def _newcomer(lane: Lane, held: RequestEntry, next_due_s: float, joins_s: float) -> Newcomer:
+    prompt = Prompt(left=held.tokens, past=0, due_s=next_due_s)
+    return Newcomer(lane=lane, prompt=prompt, joins_s=joins_s, may_be_late=held.attempt > 0)
+
+
+def _load_ends_s(instance: InstanceEntry, now_s: float) -> float:
+    expected_s = instance.load_started_s + instance.load_s
+    return max(expected_s, now_s + instance.load_s * OVERDUE_SHARE)

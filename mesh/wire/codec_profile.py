@@ -1,0 +1,101 @@
+"""Profiles and the factors that correct them: protobuf messages to domain values and back.
+
+A profile is divided by and indexed with at every turn of a node and every placement of the
+controller, so nothing malformed gets past here: InvalidInput says what is wrong with it.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from google.protobuf.message import Message
+
+from mesh.domain.errors import InvalidInput
+from mesh.domain.ids import ModelId
+from mesh.domain.profile import Grid, Profile
+from mesh.domain.reasons import DeviceKind
+from mesh.v1 import profile_pb2 as pb
+from mesh.wire.malformed import at_least_one, identifier, member, require
+
+SIZES_MAX = 64
+"""Rows, and columns, of a grid: sizes of powers of two never come to as many."""
+
+
+def profile_to_wire(profile: Profile) -> pb.Profile:
+    return pb.Profile(
+        model_id=profile.model_id,
+        device=profile.device,
+        fingerprint=profile.fingerprint,
+        hardware=profile.hardware,
+        cores=profile.cores,
+        parameters=profile.parameters,
+        weights_bytes=profile.weights_bytes,
+        kv_bytes_per_token=profile.kv_bytes_per_token,
+        prefill=grid_to_wire(profile.prefill),
+        decode=grid_to_wire(profile.decode),
+        scaled_from=profile.scaled_from,
+        measured_s=profile.measured_s,
+    )
+
+
+def profile_from_wire(message: pb.Profile) -> Profile:
+    require(message, "prefill", "decode")
+    return Profile(
+        model_id=ModelId(identifier(message.model_id, message, "model_id")),
+        device=member(DeviceKind, message.device, message, "device"),
+        fingerprint=message.fingerprint,
+        hardware=message.hardware,
+        cores=at_least_one(message.cores, message, "cores"),
+        parameters=at_least_one(message.parameters, message, "parameters"),
+        weights_bytes=at_least_one(message.weights_bytes, message, "weights_bytes"),
+        kv_bytes_per_token=message.kv_bytes_per_token,
+        prefill=grid_from_wire(message.prefill, "prefill"),
+        decode=grid_from_wire(message.decode, "decode"),
+        scaled_from=message.scaled_from,
+        measured_s=_seconds(message.measured_s, "measured_s"),
+    )
+
+
+def grid_to_wire(grid: Grid) -> pb.Grid:
+    seconds = [value for row in grid.seconds for value in row]
+    return pb.Grid(rows=grid.rows, columns=grid.columns, seconds=seconds)
+
+
+def grid_from_wire(message: pb.Grid, name: str) -> Grid:
+    """The grid that a profile has under this name."""
+    rows, columns = tuple(message.rows), tuple(message.columns)
+    _check_sizes(rows, f"{name}.rows", least=1)
+    _check_sizes(columns, f"{name}.columns", least=0)
+    wide, found = len(columns), len(message.seconds)
+    if found != len(rows) * wide:
+        raise InvalidInput(
+            f"Profile.{name} has {found} seconds for {len(rows)} rows and {wide} columns; "
+            f"it must have {len(rows) * wide}"
+        )
+    flat = tuple(_seconds(value, f"{name}.seconds") for value in message.seconds)
+    seconds = tuple(flat[first : first + wide] for first in range(0, found, wide))
+    return Grid(rows=rows, columns=columns, seconds=seconds)
+
+
+def factor_from_wire(value: float, message: Message, field: str) -> float:
+    """A factor on iteration times; 1 for the 0 of a peer whose version knows none."""
+    if not (math.isfinite(value) and value >= 0.0):
+        raise InvalidInput(
+            f"{message.DESCRIPTOR.name}.{field} is {value:g}; it must be above 0 and finite"
+        )
+    return value or 1.0
+
+
+def _check_sizes(sizes: Sequence[int], name: str, *, least: int) -> None:
+    if not 1 <= len(sizes) <= SIZES_MAX:
+        raise InvalidInput(f"Profile.{name} has {len(sizes)} sizes; it must have 1 to {SIZES_MAX}")
+    if sizes[0] < least:
+        raise InvalidInput(f"Profile.{name} begins with {sizes[0]}; it must be {least} or more")
+    if any(size >= following for size, following in pairwise(sizes)):
+        raise InvalidInput(f"Profile.{name} is {', '.join(map(str, sizes))}; it must ascend")
+
+
+def _seconds(value: float, name: str) -> float:
+    if not (math.isfinite(value) and value >= 0.0):
+        raise InvalidInput(f"Profile.{name} has {value:g}; it must be 0 or more, and finite")
+    return value

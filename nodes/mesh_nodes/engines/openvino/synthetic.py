@@ -1,0 +1,43 @@
+"""Sequences that nobody asked for, so that an iteration of a given shape can be measured.
+
+They look as running requests do amid their lives: blocks of their own, and most of their tokens
+computed, by the books. `instance` computes them once and releases them; no request sees them.
+"""
+
+from mesh.domain.ids import RequestId
+from mesh.domain.profile import IterationShape
+from mesh.domain.request import SamplingParams
+from mesh.runtime.engine import EngineRequest
+from mesh_nodes.engines.openvino.sequence import Sequence
+
+_TOKEN_ID = 0
+
+
+def sequences_of(shape: IterationShape, vocabulary_tokens: int) -> list[Sequence]:
+    """One for each decode and, after them, one whose prompt ends with the chunk: the last chunk of
+    a prompt takes the longest, since a token comes of it. None holds a block yet.
+    """
+    made = [
+        _sequence(shape.decode_context_tokens, 1, vocabulary_tokens)
+        for _ in range(shape.decode_batch)
+    ]
+    for sequence in made:
+        sequence.decoding = True
+    if shape.prefill_tokens:
+        length = shape.prefill_past_tokens + shape.prefill_tokens
+        made.append(_sequence(length, shape.prefill_tokens, vocabulary_tokens))
+    return made
+
+
+def _sequence(length: int, left: int, vocabulary_tokens: int) -> Sequence:
+    """Of `length` tokens, `left` of them still to compute. It does not end with its next token."""
+    request = EngineRequest(
+        request_id=RequestId("measured"),
+        prompt_tokens=(_TOKEN_ID,) * length,
+        output_tokens=(),
+        sampling=SamplingParams(max_tokens=2),
+        stop_token_ids=(),
+    )
+    sequence = Sequence(request, context_tokens_max=length + 2, vocabulary_tokens=vocabulary_tokens)
+    sequence.computed = length - left
+    return sequence
