@@ -13,7 +13,8 @@ BENCH_BIN := .venv-bench/bin
 HOME_HERE := MESH_HOME="$${MESH_HOME:-$$PWD/.mesh}"
 PIP := pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test check lint types imports proto format bench-engine bench-overhead soak clean
+.PHONY: help demo test check lint types imports proto format soak clean
+.PHONY: bench-admission bench-engine bench-overhead bench-profile bench-slo
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -64,11 +65,20 @@ format: $(VENV)/.installed-dev ## format the code
 	@$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+bench-admission: $(VENV)/.installed-dev ## how many requests a second the controller core can place
+	@$(BIN)/python -m bench.admission
+
 bench-engine: .venv-bench/.installed ## the engine beside OpenVINO GenAI and llama.cpp
 	@$(HOME_HERE) $(BENCH_BIN)/python -m bench.engine
 
 bench-overhead: $(VENV)/.installed-dev ## what controller, gRPC and node agent add to the engine
 	@$(HOME_HERE) $(BIN)/python -m bench.overhead
+
+bench-profile: $(VENV)/.installed-dev ## how near predicted iteration times come to measured ones
+	@$(HOME_HERE) $(BIN)/python -m bench.profile
+
+bench-slo: $(VENV)/.installed-dev ## who is served in time when there is too much to do
+	@$(HOME_HERE) $(BIN)/python -m bench.slo
 
 soak: $(VENV)/.installed-dev ## ten minutes of invocations and cancellations; nothing may leak
 	@$(HOME_HERE) $(BIN)/python -m bench.soak

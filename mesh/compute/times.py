@@ -28,13 +28,19 @@ class Times:
         """Seconds of `tokens` prompt tokens in an iteration of their own."""
         return self._prefill.at(tokens, past_tokens) * self.factor
 
-    def chunk_s(self, tokens: int, past_tokens: float) -> float:
-        """Seconds by which `tokens` prompt tokens lengthen a decode iteration.
+    def chunk_s(self, tokens: int, past_tokens: float, batch: int) -> float:
+        """Seconds by which `tokens` prompt tokens lengthen a decode iteration of `batch` requests.
 
         The weights pass through memory once for both; that part is what an iteration of a single
-        token takes.
+        token takes. Nor is it quicker than a prefill of as many rows as both have together, which
+        tells where it is computation that takes the time. Measured with a 135M model on a CPU, the
+        greater of the two is 0 to 9 % below what a mixed iteration takes.
         """
-        return max(self._prefill.at(tokens, past_tokens) - self._base_s, 0.0) * self.factor
+        prefill_s = self._prefill.at(tokens, past_tokens)
+        rows_s = self._prefill.at(tokens + batch, past_tokens)
+        decode_s = self._decode.at(batch, self._decode.columns[0])
+        added_s = max(prefill_s - self._base_s, rows_s - decode_s, 0.0)
+        return min(added_s, prefill_s) * self.factor
 
     def iteration_s(self, shape: IterationShape) -> float:
         """Seconds of any iteration; 0 for an empty one."""
@@ -45,4 +51,5 @@ class Times:
         decode_s = self.decode_s(shape.decode_batch, shape.decode_context_tokens)
         if not shape.prefill_tokens:
             return decode_s
-        return decode_s + self.chunk_s(shape.prefill_tokens, shape.prefill_past_tokens)
+        tokens, past_tokens = shape.prefill_tokens, shape.prefill_past_tokens
+        return decode_s + self.chunk_s(tokens, past_tokens, shape.decode_batch)

@@ -10,12 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from mesh.domain.errors import InvalidInput, MeshError, Unavailable
-from mesh.domain.events import (
-    ControllerEvent,
-    NodeConnected,
-    NodeDisconnected,
-    NodeReported,
-)
+from mesh.domain.events import ControllerEvent, NodeConnected, NodeDisconnected, NodeReported
 from mesh.domain.limits import HEARTBEAT_S
 from mesh.domain.messages import NodeCommand, NodeHello
 from mesh.domain.reasons import TurnRule

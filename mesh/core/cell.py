@@ -54,6 +54,10 @@ class RequestEntry:
     """Tokens that its node has still to compute before its next one."""
     refused: Verdict | None = None
     """Why the last node that was tried cannot compute it in time."""
+    held_up: Verdict | None = None
+    """Why it waits: the first verdict that was not about its own first token, if there was one.
+    Waiting makes every first token late in the end.
+    """
     latest_start_s: float | None = None
     """Waiting for longer than this would make its first token late. None: not worked out yet."""
     overtaken: int = 0
@@ -63,6 +67,12 @@ class RequestEntry:
     def tokens(self) -> int:
         """Of its prompt and its output so far."""
         return len(self.request.prompt_tokens) + len(self.output_tokens)
+
+    def turn_down(self, verdict: Verdict) -> None:
+        """A node cannot compute it in time."""
+        self.refused = verdict
+        if self.held_up in (None, Verdict.FIRST_TOKEN_LATE):
+            self.held_up = verdict
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -197,8 +207,8 @@ class DeploymentEntry:
     """In a row; a completed load resets it."""
     load_error: str = ""
     paused_until_s: float = 0.0
-    retry_at_s: float = 0.0
-    """When its waiting requests are tried again at the latest."""
+    resume_at: int = 0
+    """The candidate at which the last turn had to stop, for it had validated often enough."""
     avoided: dict[NodeId, str] = field(default_factory=dict)
     """Nodes whose last load of it failed, and why; tried only when no other has room."""
 
@@ -246,6 +256,10 @@ class Cell:
     refused: dict[RefusalReason, int] = field(default_factory=dict)
     served: int = 0
     instances_started: int = 0
+    retry_at_s: float = 0.0
+    """When those that wait are tried again; 0 when nobody waits."""
+    retried: str = ""
+    """The last deployment whose turn that was."""
 
     def queued(self) -> int:
         return sum(len(d.queue) for d in self.deployments.values())

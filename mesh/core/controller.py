@@ -100,6 +100,7 @@ class ControllerCore:
             limits=self._limits,
             policy=self._policy,
             now_s=now_s,
+            validations_left=self._limits.validations_max,
         )
         self._dispatch(turn, event)
         queueing.settle(turn)
@@ -114,7 +115,7 @@ class ControllerCore:
             case CancelRequested():
                 serving.cancel(turn, event.request_id)
             case PlaceRetryDue():
-                queueing.retry(turn, event)
+                queueing.retry(turn)
             case KeepAliveExpired():
                 _keep_alive_expired(turn, event)
             case LeaseCheckDue():

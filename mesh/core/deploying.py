@@ -19,11 +19,7 @@ from mesh.domain.actions import (
     StoreDeployment,
 )
 from mesh.domain.deployment import Deployment, DeploymentSpec
-from mesh.domain.events import (
-    DeleteRequested,
-    DeployRequested,
-    ScaleRequested,
-)
+from mesh.domain.events import DeleteRequested, DeployRequested, ScaleRequested
 from mesh.domain.ids import OperationId
 from mesh.domain.lifecycle import DEPLOYMENT, DeploymentState, advance
 from mesh.domain.messages import (

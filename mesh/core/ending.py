@@ -76,7 +76,6 @@ def release(turn: Turn, held: RequestEntry) -> None:
     owner = turn.cell.deployments.get(instance.deployment)
     if owner is not None and instance.instance_id in owner.instances:
         owner.candidates.rank(instance)
-    turn.to_fill[instance.deployment] = None
     turn.released[instance.instance_id] = instance
 
 

@@ -71,7 +71,8 @@ def _why(turn: Turn, entry: DeploymentEntry, held: RequestEntry) -> tuple[Refusa
         return RefusalReason.LOAD_FAILED, f"not loaded within {waited}: {entry.load_error}"
     name = repr(entry.spec.name)
     slo, prompt = held.slo, len(held.request.prompt_tokens)
-    match Verdict.FIRST_TOKEN_LATE if _too_long(held) else held.refused:
+    held_up = held.held_up if held.refused else None
+    match Verdict.FIRST_TOKEN_LATE if _too_long(held) else held_up:
         case Verdict.FIRST_TOKEN_LATE:
             limit = f"{slo.ttft_limit_s(prompt):.3g} s"
             message = f"its first token would come after its limit, {limit} for {prompt} tokens"

@@ -91,7 +91,7 @@ def _has_time(turn: Turn, deployment: Deployment, node: NodeEntry, held: Request
         limits=turn.limits,
     )
     if verdict is not Verdict.PASSES:
-        held.refused = verdict
+        held.turn_down(verdict)
     return verdict is Verdict.PASSES
 
 

@@ -1,13 +1,12 @@
 """What the node core makes of an iteration: tokens to report, requests that ended, evictions."""
 
-from mesh.compute.correction import Correction
 from mesh.compute.times import Times
 from mesh.core.node_state import LocalInstance, LocalNode, LocalRequest, LocalState
 from mesh.core.node_turn import NodeTurn
 from mesh.domain.actions import AbortInEngine, StartUnload
-from mesh.domain.events import StepBroke, SubmitBroke
 from mesh.domain.ids import RequestId
 from mesh.domain.messages import RequestReturned, TokensReport
+from mesh.domain.node_events import StepBroke, SubmitBroke
 from mesh.domain.profile import IterationShape
 from mesh.domain.request import RequestTokens
 from mesh.domain.steps import StepResult, TokenOutput
@@ -30,8 +29,6 @@ def learn(turn: NodeTurn, node: LocalNode, instance: LocalInstance, result: Step
     predicted_s = Times(instance.profile).iteration_s(shape)
     if node.step_beside_load or node.loading():
         corrected_s = predicted_s * correction.factor(now_s)
-        # Loads are far apart: what one taught holds until the next.
-        node.load_slowdown = Correction(node.load_slowdown.latest, now_s)
         node.load_slowdown.observe(measured_s, corrected_s, now_s)
     else:
         correction.observe(measured_s, predicted_s, now_s)

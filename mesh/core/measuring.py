@@ -12,7 +12,6 @@ from mesh.core.node_state import LocalNode, LocalState, LocalSurvey
 from mesh.core.node_turn import NodeTurn
 from mesh.domain.actions import StartMeasure
 from mesh.domain.errors import EngineError
-from mesh.domain.events import MeasureBroke, MeasureFinished
 from mesh.domain.ids import OperationId
 from mesh.domain.messages import (
     CancelProfile,
@@ -22,6 +21,7 @@ from mesh.domain.messages import (
     ProfileProgress,
     UseProfile,
 )
+from mesh.domain.node_events import MeasureBroke, MeasureFinished
 
 PROGRESS_SHARE = 0.01
 """Told to the controller after each such part."""

@@ -18,7 +18,22 @@ from mesh.domain.actions import (
     StartStep,
     SubmitToEngine,
 )
-from mesh.domain.events import (
+from mesh.domain.limits import NodeLimits
+from mesh.domain.messages import (
+    AbortRequest,
+    CancelImport,
+    CancelProfile,
+    ImportModel,
+    InstanceReport,
+    LoadInstance,
+    NodeCommand,
+    ProfileInstance,
+    RequestReturned,
+    SubmitRequest,
+    UnloadInstance,
+    UseProfile,
+)
+from mesh.domain.node_events import (
     AbortFinished,
     CommandReceived,
     HeartbeatDue,
@@ -37,21 +52,6 @@ from mesh.domain.events import (
     StepFinished,
     SubmitBroke,
     UnloadFinished,
-)
-from mesh.domain.limits import NodeLimits
-from mesh.domain.messages import (
-    AbortRequest,
-    CancelImport,
-    CancelProfile,
-    ImportModel,
-    InstanceReport,
-    LoadInstance,
-    NodeCommand,
-    ProfileInstance,
-    RequestReturned,
-    SubmitRequest,
-    UnloadInstance,
-    UseProfile,
 )
 from mesh.domain.slo import due_s
 from mesh.domain.steps import EngineRequest

@@ -3,15 +3,6 @@
 from mesh.core.node_state import LocalInstance, LocalNode, LocalRequest, LocalState
 from mesh.core.node_turn import NodeTurn
 from mesh.domain.actions import AbortInEngine, StartImport, StartLoad, StartUnload, StopImport
-from mesh.domain.events import (
-    ImportBroke,
-    ImportFinished,
-    ImportProgressed,
-    LoadBroke,
-    LoadFinished,
-    LoadProgressed,
-    UnloadFinished,
-)
 from mesh.domain.ids import InstanceId
 from mesh.domain.messages import (
     CancelImport,
@@ -25,6 +16,15 @@ from mesh.domain.messages import (
     LoadInstance,
     LoadProgress,
     RequestReturned,
+)
+from mesh.domain.node_events import (
+    ImportBroke,
+    ImportFinished,
+    ImportProgressed,
+    LoadBroke,
+    LoadFinished,
+    LoadProgressed,
+    UnloadFinished,
 )
 
 

@@ -4,9 +4,14 @@ Whenever room appears, and every few hundredths of a second while requests wait,
 placing what it can, the longest waiting first, and by seeing to another instance for what is left.
 A request waits as long as its first token could still be in time; then it is refused, with the
 reason. A later request may overtake one that cannot be computed in time yet, but not forever.
+
+What a turn may cost is bounded: the end of a request is looked at on its node alone, and a turn
+validates so often at most, the next one going on from there.
 """
 
 from bisect import insort
+from collections.abc import Iterable
+from itertools import chain, islice
 
 from mesh.core.cell import DeploymentEntry, InstanceEntry, NodeEntry, RequestEntry
 from mesh.core.ending import refuse_all_queued
@@ -43,17 +48,23 @@ def settle(turn: Turn) -> None:
     """The end of a turn: fill the room that appeared. What stays idle may be wanted by others."""
     while turn.room_appeared or turn.to_fill or turn.released:
         _fill(turn)
+        _fill_released(turn)
         if turn.cell.operations:
             advance_profiles(turn)
         _note_released(turn)
 
 
-def retry(turn: Turn, due: PlaceRetryDue) -> None:
-    """Some time has passed for those who wait."""
-    entry = turn.cell.deployments.get(due.name)
-    if entry is not None:
-        entry.retry_at_s = 0.0
-        turn.to_fill[due.name] = None
+def retry(turn: Turn) -> None:
+    """Some time has passed for those who wait: try them, in turns if they are too many for one."""
+    cell = turn.cell
+    cell.retry_at_s = 0.0
+    waiting = [entry for entry in cell.deployments.values() if entry.queue]
+    waiting.sort(key=lambda entry: (entry.spec.name <= cell.retried, entry.spec.name))
+    for entry in waiting:
+        if turn.validations_left > 0:
+            _place_waiting(turn, entry)
+            cell.retried = entry.spec.name
+    _see_to(turn, waiting)
 
 
 def _fill(turn: Turn) -> None:
@@ -67,18 +78,32 @@ def _fill(turn: Turn) -> None:
     for entry in waiting:
         _place_waiting(turn, entry)
     # Only then: an instance that is idle, but that a queue was waiting for, is nobody else's room.
+    _see_to(turn, waiting)
+
+
+def _see_to(turn: Turn, waiting: list[DeploymentEntry]) -> None:
+    """What becomes of those that could not be placed."""
     for entry in waiting:
         if entry.queue:
             _scale_out(turn, entry)
             refuse_hopeless(turn, entry)
-        if entry.queue:
-            _try_again_later(turn, entry)
+        if entry.queue and not turn.cell.retry_at_s:
+            turn.cell.retry_at_s = turn.now_s + turn.limits.place_retry_s
+            turn.act(SetTimer(at_s=turn.cell.retry_at_s, timer=PlaceRetryDue()))
 
 
-def _try_again_later(turn: Turn, entry: DeploymentEntry) -> None:
-    if not entry.retry_at_s:
-        entry.retry_at_s = turn.now_s + turn.limits.place_retry_s
-        turn.act(SetTimer(at_s=entry.retry_at_s, timer=PlaceRetryDue(name=entry.spec.name)))
+def _fill_released(turn: Turn) -> None:
+    """Place what waits for instances that lost a request, or for others on their nodes."""
+    nodes = {instance.node.node_id: instance.node for instance in turn.released.values()}
+    found = [
+        (owner, instance)
+        for node in nodes.values()
+        for instance in node.instances.values()
+        if (owner := turn.cell.deployments.get(instance.deployment)) and owner.queue
+    ]
+    found.sort(key=lambda of: (of[0].queue[0].arrival_s, of[1].instance_id))
+    for owner, instance in found:
+        _place_waiting(turn, owner, only=instance)
 
 
 def _note_released(turn: Turn) -> None:
@@ -92,14 +117,14 @@ def _note_released(turn: Turn) -> None:
         keep_minima(turn)
 
 
-def _place_waiting(turn: Turn, entry: DeploymentEntry) -> None:
+def _place_waiting(turn: Turn, entry: DeploymentEntry, only: InstanceEntry | None = None) -> None:
     """Place what can be. Behind a request that would be late, another may fit; where there is no
     room, or no time for a further one of any length, none will.
     """
     left = 0
     while left < min(len(entry.queue), TRIES_MAX):
         held = entry.queue[left]
-        if _place(turn, entry, held):
+        if _place(turn, entry, held, only):
             del entry.queue[left]
             continue
         left += 1
@@ -107,15 +132,31 @@ def _place_waiting(turn: Turn, entry: DeploymentEntry) -> None:
             return
 
 
-def _place(turn: Turn, entry: DeploymentEntry, held: RequestEntry) -> bool:
+def _place(
+    turn: Turn, entry: DeploymentEntry, held: RequestEntry, only: InstanceEntry | None
+) -> bool:
     held.refused = None
     tokens = held.request.tokens_max
-    for instance in entry.candidates:
-        if _takes(instance) and instance.has_room_for(tokens) and _in_time(turn, instance, held):
+    for place, instance in _in_order(entry) if only is None else [(0, only)]:
+        if not _takes(instance) or not instance.has_room_for(tokens):
+            continue
+        if turn.policy.validates and not turn.validations_left:
+            entry.resume_at = place
+            return False
+        if _in_time(turn, instance, held):
             _note_overtaken(turn, instance.node, held)
             _submit(turn, entry, held, instance)
             return True
     return False
+
+
+def _in_order(entry: DeploymentEntry) -> Iterable[tuple[int, InstanceEntry]]:
+    """Candidates as the policy has them, from where the last turn had to stop."""
+    start, entry.resume_at = min(entry.resume_at, len(entry.candidates)), 0
+    places = enumerate(entry.candidates)
+    if not start:
+        return places
+    return chain(islice(places, start, None), islice(enumerate(entry.candidates), start))
 
 
 def _takes(instance: InstanceEntry) -> bool:
@@ -126,18 +167,31 @@ def _in_time(turn: Turn, instance: InstanceEntry, held: RequestEntry) -> bool:
     """Whether every SLO would be kept with the request there; if not, the request knows why."""
     if not turn.policy.validates:
         return True
+    verdict = _known_refusal(turn, instance, held)
+    if verdict is None:
+        turn.validations_left -= 1
+        verdict = verdict_on(
+            instance,
+            held,
+            next_due_s=first_due_s(held) + grace_s(instance, held),
+            now_s=turn.now_s,
+            limits=turn.limits,
+        )
+        if verdict is Verdict.PASSES:
+            return True
+        turn.refusals[instance.instance_id] = (verdict, held.tokens)
+    held.turn_down(verdict)
+    return False
+
+
+def _known_refusal(turn: Turn, instance: InstanceEntry, held: RequestEntry) -> Verdict | None:
+    """Why the instance will not do, if that is known without looking: somebody earlier has to be
+    let through, or no longer request than this has been refused there in this very turn.
+    """
     if _must_give_way(turn, instance.node, held):
-        held.refused = Verdict.DELAYS_RUNNING
-        return False
-    verdict = verdict_on(
-        instance,
-        held,
-        next_due_s=first_due_s(held) + grace_s(instance, held),
-        now_s=turn.now_s,
-        limits=turn.limits,
-    )
-    held.refused = None if verdict is Verdict.PASSES else verdict
-    return verdict is Verdict.PASSES
+        return Verdict.DELAYS_RUNNING
+    verdict, tokens = turn.refusals.get(instance.instance_id, (None, 0))
+    return verdict if verdict is Verdict.TPOT_EXCEEDED or held.tokens >= tokens else None
 
 
 def _must_give_way(turn: Turn, node: NodeEntry, held: RequestEntry) -> bool:

@@ -7,6 +7,7 @@ from mesh.domain.actions import ControllerAction
 from mesh.domain.ids import DeploymentName, InstanceId
 from mesh.domain.limits import CellLimits
 from mesh.policy.interface import Policy
+from mesh.request.shadow import Verdict
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -17,11 +18,15 @@ class Turn:
     limits: CellLimits
     policy: Policy
     now_s: float
+    validations_left: int
+    """Shadow validations that it may still make."""
     actions: list[ControllerAction] = field(default_factory=list)
     room_appeared: bool = False
     """Memory or a node came free for anyone: the turn ends with a look at every queue."""
     to_fill: dict[DeploymentName, None] = field(default_factory=dict)
     """Deployments whose own queue may find a place now, in the order in which that came up."""
+    refusals: dict[InstanceId, tuple[Verdict, int]] = field(default_factory=dict)
+    """Instances that would not keep an SLO, why, and for how many tokens of prompt."""
     released: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
     """Instances that lost a request in this turn, and are idle if the queues do not refill them."""
 

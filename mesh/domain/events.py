@@ -1,15 +1,13 @@
-"""What the controller core and the node core are told. Every event is one of these values."""
+"""What the controller core is told. Every event is one of these values; the node core's are in
+`mesh.domain.node_events`.
+"""
 
 from dataclasses import dataclass
 
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
-from mesh.domain.messages import NodeCommand, NodeHello, NodeReport
-from mesh.domain.model import Footprint, ModelInfo
-from mesh.domain.reasons import TurnRule
+from mesh.domain.messages import NodeHello, NodeReport
 from mesh.domain.request import Request
-from mesh.domain.steps import LoadedInstance, StepResult
-from mesh.domain.text import TextAssets
 
 # The controller's: administrative calls.
 
@@ -157,11 +155,9 @@ class RetryLoadDue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceRetryDue:
-    """Requests of this deployment wait: running requests have gained headroom since they were last
-    tried, or deadlines have come too near.
+    """Requests wait: running ones have gained headroom since they were last tried, or deadlines
+    have come too near.
     """
-
-    name: DeploymentName
 
 
 ControllerTimer = (
@@ -183,148 +179,4 @@ ControllerEvent = (
     | NodeDisconnected
     | ShutdownRequested
     | ControllerTimer
-)
-
-# The node's.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkOpened:
-    """The controller accepted the link, and says who is to compute next."""
-
-    turns: TurnRule = TurnRule.HEADROOM
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkClosed:
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandReceived:
-    command: NodeCommand
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportProgressed:
-    operation_id: OperationId
-    phase: str
-    share: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportFinished:
-    operation_id: OperationId
-    model: ModelInfo
-    footprint: Footprint
-    text: TextAssets
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportBroke:
-    operation_id: OperationId
-    error: str
-    message: str
-    hint: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadProgressed:
-    instance_id: InstanceId
-    phase: str
-    share: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadFinished:
-    instance_id: InstanceId
-    loaded: LoadedInstance
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadBroke:
-    instance_id: InstanceId
-    error: str
-    message: str
-    hint: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnloadFinished:
-    instance_id: InstanceId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepFinished:
-    instance_id: InstanceId
-    result: StepResult
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepBroke:
-    instance_id: InstanceId
-    error: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasureFinished:
-    """An iteration of the shape that was asked for took so long."""
-
-    instance_id: InstanceId
-    elapsed_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasureBroke:
-    """The shape could not be computed; the instance is well."""
-
-    instance_id: InstanceId
-    error: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubmitBroke:
-    """The engine would not take a request that the core had submitted."""
-
-    request_id: RequestId
-    attempt: int
-    error: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AbortFinished:
-    """The engine has dropped a request; what its instance still uses is read right after."""
-
-    instance_id: InstanceId
-    kv_blocks_used: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeartbeatDue:
-    """Time to tell the controller that the node lives. `rss_bytes` is read when it fires."""
-
-    rss_bytes: int
-
-
-NodeEvent = (
-    LinkOpened
-    | LinkClosed
-    | CommandReceived
-    | ImportProgressed
-    | ImportFinished
-    | ImportBroke
-    | LoadProgressed
-    | LoadFinished
-    | LoadBroke
-    | UnloadFinished
-    | StepFinished
-    | StepBroke
-    | MeasureFinished
-    | MeasureBroke
-    | SubmitBroke
-    | AbortFinished
-    | HeartbeatDue
 )

@@ -39,6 +39,8 @@ class CellLimits:
     """Later requests that may get a place before an earlier one that wants to compute there."""
     place_retry_s: float = 0.05
     """Between two tries to place requests that wait for headroom."""
+    validations_max: int = 32
+    """Shadow validations in one turn of the core, so that none takes more than milliseconds."""
     delivery_s_max: float = 0.02
     """From the end of an iteration until its tokens are with their clients."""
 

@@ -11,6 +11,7 @@ from math import inf
 
 from mesh.compute.times import Times
 from mesh.domain.ids import InstanceId
+from mesh.request.rounds import Job, spare_s
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -28,7 +29,7 @@ class Prompt:
 @dataclass(slots=True, kw_only=True, eq=False)
 class Lane:
     """The work of one instance. All its requests have the same TPOT SLO, and each decode gives
-    every one of its batch a token, so that the least deadline stands for all of them.
+    every one of its batch a token, so that the least deadline that can be kept stands for all.
     """
 
     instance_id: InstanceId
@@ -38,17 +39,19 @@ class Lane:
     """Requests past their prompts."""
     context_tokens: int = 0
     """Of the batch, summed."""
-    due_s: float = inf
-    """When the batch's next token is due: the earliest among those that can still be in time."""
-    late_s: float = inf
-    """The earliest deadline among those of the batch that have missed it already."""
+    dues_s: list[float] = field(default_factory=list)
+    """When the next tokens of the batch are due, in no order; see `add`."""
+    due_s: float = field(default=inf, init=False)
+    """The earliest of them that can still be kept."""
+    late_s: float = field(default=inf, init=False)
+    """The earliest of them that cannot: it is late for the scheduler, whatever it does."""
     oldest_s: float = inf
     """Arrival of the oldest request."""
     prompts: list[Prompt] = field(default_factory=list)
     """In the order in which the engine computes them: that of submission."""
     passed: int = 0
     """Turns in a row that went to a lane of more headroom."""
-    decode_s: float = 0.0
+    decode_s: float = field(default=0.0, init=False)
     """Of the batch as it is; set by `predict`."""
 
     def predict(self, lookahead_tokens: int = 0) -> None:
@@ -61,10 +64,25 @@ class Lane:
 
     def add(self, due_s: float, now_s: float) -> None:
         """Count a request of the batch, by the deadline of its next token."""
+        self.dues_s.append(due_s)
         if due_s < now_s:
             self.late_s = min(self.late_s, due_s)
         else:
             self.due_s = min(self.due_s, due_s)
+
+    def sort_out(self, now_s: float) -> None:
+        """Set `due_s` and `late_s` anew, by what a decode that begins now can still keep."""
+        done_s = now_s + self.decode_s
+        self.due_s = min((due_s for due_s in self.dues_s if due_s >= done_s), default=inf)
+        self.late_s = min((due_s for due_s in self.dues_s if due_s < done_s), default=inf)
+
+    def decoded(self, end_s: float) -> None:
+        """The batch has its tokens: each is due a TPOT SLO later, who was late from now on
+        (`mesh.domain.slo.next_due_s`).
+        """
+        due_s = min(self.due_s, self.late_s)
+        self.due_s, self.late_s = max(due_s, end_s) + self.tpot_s, inf
+        self.dues_s = [self.due_s]
 
     @property
     def urgent_s(self) -> float:
@@ -83,22 +101,33 @@ class Lane:
         """Seconds of one iteration: a decode of the batch and so many prompt tokens."""
         if not prefill_tokens:
             return self.decode_s
-        past = self.prompts[0].past
+        return self._chunk_s(prefill_tokens, self.prompts[0].past)
+
+    def at_once_s(self, prompt: Prompt, prefill_tokens_max: int) -> float:
+        """Seconds of the iterations that compute a prompt in the largest chunks."""
+        seconds, left, past = 0.0, prompt.left, prompt.past
+        while left > 0:
+            tokens = min(left, prefill_tokens_max)
+            seconds += self._chunk_s(tokens, past)
+            left -= tokens
+            past += tokens
+        return seconds
+
+    def _chunk_s(self, tokens: int, past_tokens: int) -> float:
         if self.batch:
-            return self.decode_s + self.times.chunk_s(prefill_tokens, past)
-        return self.times.prefill_s(prefill_tokens, past)
+            return self.decode_s + self.times.chunk_s(tokens, past_tokens, self.batch)
+        return self.times.prefill_s(tokens, past_tokens)
 
 
 def slack_s(lane: Lane, lanes: Sequence[Lane], now_s: float) -> float:
-    """How long an iteration of `lane` may take now without making a request of another lane late:
-    the others' decodes then follow in the order of their deadlines. Requests that are late already
-    do not count, and neither do prompts.
+    """How long an iteration of `lane` may take now without making a token of the running requests
+    late, now or later, if decodes in the order of their deadlines follow. Requests that are late
+    already do not count, and neither do prompts.
     """
-    others = [(other.due_s, other.decode_s) for other in lanes if other is not lane]
-    others.sort()
-    slack = inf
-    busy_until_s = now_s
-    for due_s, decode_s in others:
-        busy_until_s += decode_s
-        slack = min(slack, due_s - busy_until_s)
-    return slack
+    jobs = []
+    for other in lanes:
+        if other.due_s < inf:
+            # Its own tokens of now come with the iteration itself.
+            due_s = other.due_s + other.tpot_s if other is lane else other.due_s
+            jobs.append(Job(due_s, other.decode_s, other.tpot_s))
+    return min(spare_s(jobs, now_s), lane.due_s - now_s)

@@ -8,9 +8,13 @@ candidates. After: the request is submitted, or the next candidate is tried.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from math import ceil, inf
 
+from mesh.domain.ids import InstanceId
+from mesh.domain.slo import next_due_s
 from mesh.request.lanes import Lane, Prompt
-from mesh.request.turns import Grant, next_turn
+from mesh.request.rounds import Job, reached_s, spare_s
+from mesh.request.turns import Grant, next_turn, note_turn
 
 OVERESTIMATE = 1.1
 """Of every iteration (LLM-Mesh §5.3): the caller puts it into the lanes' times."""
@@ -18,6 +22,8 @@ LOOKAHEAD_TOKENS = 64
 """Contexts count as if they had grown by so much already: every token makes them longer."""
 STEPS_MAX = 512
 """Iterations that a schedule is rolled forward; what is not settled by then is refused."""
+SKIPPED_ROUNDS_MIN = 16
+"""Rounds of decodes that are worth skipping."""
 
 
 class Verdict(StrEnum):
@@ -97,43 +103,39 @@ def _final_decodes(schedule: Schedule, newcomer: Newcomer) -> list[tuple[Lane, f
 
 def _finish_in_flight(schedule: Schedule) -> float:
     """Complete the iteration in flight; when it ends. Whom it makes late, it makes late anyway."""
-    if schedule.started_s is None:
+    start_s = schedule.started_s
+    if start_s is None:
         return schedule.now_s
-    grant = next_turn(
-        schedule.lanes, schedule.started_s, prefill_tokens_max=schedule.prefill_tokens_max
-    )
+    for lane in schedule.lanes:
+        if lane.late_s < inf:
+            # It may not have been when the iteration began.
+            lane.sort_out(start_s)
+    grant = next_turn(schedule.lanes, start_s, prefill_tokens_max=schedule.prefill_tokens_max)
     if grant is None:
         return schedule.now_s
-    end_s = max(schedule.now_s, schedule.started_s + grant.seconds * schedule.slowdown)
-    _advance(grant, schedule.started_s, end_s, end_s)
+    end_s = max(schedule.now_s, start_s + _slowed_s(schedule, start_s, grant.seconds))
+    _advance(grant, end_s)
     return end_s
 
 
-def _advance(grant: Grant, start_s: float, end_s: float, seen_s: float) -> "list[Prompt] | None":
-    """Carry an iteration out: the prompts that it completes. None when it makes the decodes of its
-    lane late, which could have been in time at its start. Tokens are with their clients at
-    `seen_s`.
-    """
+def _slowed_s(schedule: Schedule, start_s: float, seconds: float) -> float:
+    return seconds * schedule.slowdown if start_s < schedule.slow_until_s else seconds
+
+
+def _advance(grant: Grant, end_s: float) -> list[Prompt]:
+    """Carry an iteration out: the prompts that it completes."""
     lane = grant.lane
-    in_time = True
     if lane.batch:
-        in_time = seen_s <= lane.due_s or lane.due_s < start_s
-        # Whoever is late continues at the pace of the SLO from there.
-        late = lane.late_s <= end_s or not in_time
-        lane.due_s = (min(lane.due_s, end_s) if late else lane.due_s) + lane.tpot_s
-        lane.late_s = float("inf")
+        lane.decoded(end_s)
     done = _compute_prompts(lane, grant.prefill_tokens)
     for prompt in done:
         lane.batch += 1
         lane.context_tokens += prompt.past
-        lane.due_s = min(lane.due_s, max(prompt.due_s, start_s) + lane.tpot_s)
+        lane.add(next_due_s(prompt.due_s, lane.tpot_s, end_s), end_s)
     if done:
         lane.predict(LOOKAHEAD_TOKENS)
-    for passed in grant.passed:
-        passed.passed += 1
-    if grant.prefill_tokens or not lane.prompts:
-        lane.passed = 0
-    return done if in_time else None
+    note_turn(grant)
+    return done
 
 
 def _compute_prompts(lane: Lane, tokens: int) -> list[Prompt]:
@@ -165,10 +167,15 @@ class _Rollout:
         self._settled_s = settled_s
         self._now_s = now_s
         self._joined = False
+        self._owed_s: dict[InstanceId, float] = {}
+        """The earliest deadline that the next decode of a lane has to keep."""
+        self._excused: list[Prompt] = []
+        """Prompts that may be late."""
 
     def run(self) -> Verdict:
-        self._set_late_aside()
+        self._excuse_late()
         for _ in range(STEPS_MAX):
+            self._skip()
             self._join()
             if self._joined and self._settled():
                 return Verdict.PASSES
@@ -177,12 +184,24 @@ class _Rollout:
                 return verdict
         return Verdict.TPOT_EXCEEDED
 
-    def _set_late_aside(self) -> None:
+    def _excuse_late(self) -> None:
         """Who cannot be in time even if it computed at once is late for other reasons."""
         for lane in self._schedule.lanes:
-            if lane.due_s < self._now_s + lane.decode_s + self._schedule.margin_s:
-                lane.late_s = min(lane.late_s, lane.due_s)
-                lane.due_s = float("inf")
+            least_s = self._seen_s(self._now_s, lane.decode_s)
+            owed_s = lane.due_s
+            if owed_s < least_s:
+                owed_s = min((due_s for due_s in lane.dues_s if due_s >= least_s), default=inf)
+            self._owed_s[lane.instance_id] = owed_s
+            for prompt in lane.prompts:
+                at_once_s = lane.at_once_s(prompt, self._schedule.prefill_tokens_max)
+                if prompt.due_s < self._seen_s(self._now_s, at_once_s):
+                    self._excused.append(prompt)
+        if self._newcomer.may_be_late:
+            self._excused.append(self._newcomer.prompt)
+
+    def _seen_s(self, start_s: float, seconds: float) -> float:
+        """When the tokens of an iteration are with their clients."""
+        return start_s + _slowed_s(self._schedule, start_s, seconds) + self._schedule.margin_s
 
     def _join(self) -> None:
         newcomer = self._newcomer
@@ -190,27 +209,54 @@ class _Rollout:
             newcomer.lane.prompts.append(newcomer.prompt)
             self._joined = True
 
+    def _skip(self) -> None:
+        """Leave out the decodes before the newcomer joins, or a load ends, if they are many and in
+        time. Where they get to is reckoned a round short of it at most. If that is behind time, as
+        more becomes due beside a load than can be computed, the next step shows it.
+        """
+        schedule, now_s = self._schedule, self._now_s
+        until_s = schedule.slow_until_s if self._joined else self._newcomer.joins_s
+        slowdown = 1.0
+        if now_s < schedule.slow_until_s:
+            until_s, slowdown = min(until_s, schedule.slow_until_s), schedule.slowdown
+        if until_s <= now_s:
+            return
+        lanes = [lane for lane in schedule.lanes if lane.batch or lane.prompts]
+        jobs = [Job(lane.due_s, lane.decode_s * slowdown, lane.tpot_s) for lane in lanes]
+        round_s = sum(job.decode_s for job in jobs)
+        if not jobs or until_s - now_s <= round_s * SKIPPED_ROUNDS_MIN:
+            return
+        if any(lane.prompts or lane.late_s < inf for lane in lanes):
+            return
+        if spare_s(jobs, now_s) < schedule.margin_s:
+            return
+        reached = reached_s(jobs, until_s - now_s)
+        for lane in lanes:
+            decodes = max(ceil((reached - lane.due_s) / lane.tpot_s), 0)
+            lane.due_s += decodes * lane.tpot_s
+            lane.dues_s = [lane.due_s]
+            self._owed_s[lane.instance_id] = lane.due_s
+        # The iteration that is in flight by then has to end first.
+        self._now_s = until_s + max(job.decode_s for job in jobs)
+
     def _step(self) -> Verdict | None:
         schedule, start_s = self._schedule, self._now_s
         grant = next_turn(schedule.lanes, start_s, prefill_tokens_max=schedule.prefill_tokens_max)
         if grant is None:
             self._now_s = self._newcomer.joins_s
             return None
-        slowdown = schedule.slowdown if start_s < schedule.slow_until_s else 1.0
-        end_s = self._now_s = start_s + grant.seconds * slowdown
+        lane = grant.lane
+        end_s = self._now_s = start_s + _slowed_s(schedule, start_s, grant.seconds)
         seen_s = end_s + schedule.margin_s
-        done = _advance(grant, start_s, end_s, seen_s)
-        if done is None:
+        decodes_late = seen_s > self._owed_s.get(lane.instance_id, inf)
+        late = [prompt for prompt in _advance(grant, end_s) if seen_s > prompt.due_s]
+        self._owed_s[lane.instance_id] = lane.due_s
+        if decodes_late:
             return Verdict.DELAYS_RUNNING
-        newcomer = self._newcomer
-        for prompt in done:
-            if seen_s <= prompt.due_s:
-                continue
-            if prompt is newcomer.prompt:
-                if not newcomer.may_be_late:
-                    return Verdict.FIRST_TOKEN_LATE
-            elif prompt.due_s >= schedule.now_s:
-                return Verdict.DELAYS_RUNNING
+        for prompt in late:
+            if prompt not in self._excused:
+                own = prompt is self._newcomer.prompt
+                return Verdict.FIRST_TOKEN_LATE if own else Verdict.DELAYS_RUNNING
         return None
 
     def _settled(self) -> bool:
@@ -223,17 +269,9 @@ class _Rollout:
         """
         if self._now_s < self._schedule.slow_until_s:
             return False
-        rows = []
+        jobs = []
         for lane, decode_s in self._settled_s:
-            if lane.prompts or lane.late_s < float("inf"):
+            if lane.prompts or lane.late_s < inf:
                 return False
-            rows.append((lane.due_s - self._now_s - self._schedule.margin_s, decode_s, lane.tpot_s))
-        for deadline_s, _, _ in rows:
-            due_s = sum(
-                decode_s * ((deadline_s - first_s) / tpot_s + 1.0)
-                for first_s, decode_s, tpot_s in rows
-                if first_s <= deadline_s
-            )
-            if due_s > deadline_s:
-                return False
-        return True
+            jobs.append(Job(lane.due_s, decode_s, lane.tpot_s))
+        return spare_s(jobs, self._now_s) >= self._schedule.margin_s

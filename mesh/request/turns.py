@@ -47,6 +47,9 @@ def next_turn(
     if rule is TurnRule.FIRST_COME:
         lane = min(working, key=lambda lane: (lane.oldest_s, lane.instance_id))
         return _grant(lane, min(lane.prompt_tokens, prefill_tokens_max))
+    for lane in working:
+        if lane.due_s < now_s + lane.decode_s:
+            lane.sort_out(now_s)
     return _least_headroom(working, now_s, prefill_tokens_max)
 
 
@@ -67,19 +70,18 @@ def _least_headroom(working: Sequence[Lane], now_s: float, prefill_tokens_max: i
     for lane, has_deadline in _by_deadline(working):
         if has_deadline and not lane.prompts:
             return _grant(lane, 0, passed)
-        limit_s = min(slack_s(lane, working, now_s), lane.due_s - now_s)
-        tokens = _chunk_tokens(lane, limit_s, prefill_tokens_max)
+        spare_s = slack_s(lane, working, now_s)
+        tokens = _chunk_tokens(lane, now_s, spare_s, prefill_tokens_max)
         too_often = lane.passed >= PASSED_MAX
         if too_often and not tokens:
-            tokens = min(lane.prompt_tokens, CHUNK_TOKENS_MIN)
-        late_fits = lane.late_s < inf and lane.decode_s <= limit_s
+            tokens = min(lane.prompt_tokens, CHUNK_TOKENS_MIN, prefill_tokens_max)
+        late_fits = lane.late_s < inf and lane.decode_s <= spare_s
         left_out = bool(lane.prompts) and not tokens
-        if left_out or not (tokens or late_fits):
+        if (left_out or not (tokens or late_fits)) and lane not in passed:
             passed.append(lane)
         if tokens or has_deadline or late_fits or too_often:
             return _grant(lane, tokens, passed)
-    # Only late decodes without room for each other: the earliest.
-    return _grant(passed[0], 0, passed[1:])
+    raise AssertionError("with nobody in time to be made late, whoever is first has room")
 
 
 def _by_deadline(lanes: Sequence[Lane]) -> Iterable[tuple[Lane, bool]]:
@@ -105,11 +107,26 @@ def _grant(lane: Lane, tokens: int, passed: Sequence[Lane] = ()) -> Grant:
     return Grant(lane=lane, prefill_tokens=tokens, seconds=lane.turn_s(tokens), passed=passed)
 
 
-def _chunk_tokens(lane: Lane, limit_s: float, tokens_max: int) -> int:
+def _chunk_tokens(lane: Lane, now_s: float, limit_s: float, tokens_max: int) -> int:
     """The largest chunk, by halves, with which the iteration takes no longer than `limit_s`."""
-    tokens = min(lane.prompt_tokens, tokens_max)
+    tokens = _tokens_together(lane, now_s, tokens_max)
     while tokens > 0:
         if lane.turn_s(tokens) <= limit_s:
             return tokens
         tokens = tokens // 2 if tokens // 2 >= CHUNK_TOKENS_MIN else 0
     return 0
+
+
+def _tokens_together(lane: Lane, now_s: float, tokens_max: int) -> int:
+    """As many prompt tokens as an iteration may have, of several prompts if those that end in it
+    are not late on account of those that come after them.
+    """
+    tokens = min(lane.prompt_tokens, tokens_max)
+    end = 0
+    for prompt in lane.prompts:
+        end += prompt.left
+        if end >= tokens:
+            break
+        if now_s + lane.turn_s(end) <= prompt.due_s < now_s + lane.turn_s(tokens):
+            return end
+    return tokens

@@ -19,9 +19,10 @@ from cattrs.strategies import configure_tagged_union
 from mesh.domain.actions import ControllerAction, NodeAction
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import InvalidInput, StorageError
-from mesh.domain.events import ControllerEvent, ControllerTimer, NodeEvent
+from mesh.domain.events import ControllerEvent, ControllerTimer
 from mesh.domain.limits import CellLimits, NodeLimits
 from mesh.domain.messages import NodeCommand, NodeReport
+from mesh.domain.node_events import NodeEvent
 from mesh.domain.profile import Profile
 from mesh.runtime.host import Core
 

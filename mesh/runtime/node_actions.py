@@ -22,7 +22,9 @@ from mesh.domain.actions import (
     SubmitToEngine,
 )
 from mesh.domain.errors import MeshError
-from mesh.domain.events import (
+from mesh.domain.ids import OperationId
+from mesh.domain.messages import NodeReport
+from mesh.domain.node_events import (
     AbortFinished,
     LoadBroke,
     LoadFinished,
@@ -35,8 +37,6 @@ from mesh.domain.events import (
     SubmitBroke,
     UnloadFinished,
 )
-from mesh.domain.ids import OperationId
-from mesh.domain.messages import NodeReport
 from mesh.domain.steps import LoadedInstance, LoadOrder
 from mesh.runtime.engine import Engine, Progress
 

@@ -20,9 +20,9 @@ import psutil
 
 from mesh.core.node import NodeCore
 from mesh.domain.actions import NodeAction
-from mesh.domain.events import CommandReceived, HeartbeatDue, LinkClosed, LinkOpened, NodeEvent
 from mesh.domain.limits import HEARTBEAT_S, NodeLimits
 from mesh.domain.messages import NodeHello, NodeReport
+from mesh.domain.node_events import CommandReceived, HeartbeatDue, LinkClosed, LinkOpened, NodeEvent
 from mesh.domain.reasons import TurnRule
 from mesh.runtime.clock import LoopClock
 from mesh.runtime.engine import Engine

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from mesh.domain.errors import EngineError, MeshError, OutOfMemory
-from mesh.domain.events import NodeEvent
+from mesh.domain.node_events import NodeEvent
 from mesh.runtime.node_actions import Lane
 from mesh_nodes.lane_thread import LaneThread
 from mesh_nodes.messenger import call_on

@@ -18,9 +18,9 @@ from typing import Protocol
 
 from mesh.domain.actions import StartLoad
 from mesh.domain.errors import Cancelled, MeshError, ModelError, StorageError, Unavailable
-from mesh.domain.events import ImportBroke, ImportFinished, ImportProgressed, NodeEvent
 from mesh.domain.ids import ModelId, OperationId
 from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.node_events import ImportBroke, ImportFinished, ImportProgressed, NodeEvent
 from mesh.domain.steps import LoadOrder
 from mesh.domain.text import TextAssets
 from mesh.runtime.engine import Progress

@@ -69,7 +69,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
 
 
 def test_a_lone_node_takes_what_the_agent_takes_by_itself(started: dict[str, list[str]]) -> None:
-    plan = CellPlan(listen="0.0.0.0:0", home=Path("/h"), nodes=plan_nodes(["cpu"]), policy="llm-mesh")
+    plan = CellPlan(
+        listen="0.0.0.0:0", home=Path("/h"), nodes=plan_nodes(["cpu"]), policy="llm-mesh"
+    )
     local = LocalCell(plan)
     local.start()
     port = local.address.rpartition(":")[2]

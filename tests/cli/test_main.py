@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from mesh import __version__
 from mesh.cli import main as cli
 from mesh.domain.errors import StorageError
+from mesh.policy.registry import DEFAULT_POLICY, policy
 from tests.cli.running import MESH, mesh
 
 # Bound, and therefore nobody else's, but not listening.
@@ -61,6 +63,15 @@ def test_the_version_is_told_in_both_ways() -> None:
     assert mesh("--version").out == mesh("version").out == f"mesh {__version__}\n"
 
 
+@pytest.mark.parametrize("verb", ["up", "controller"])
+def test_help_names_the_policies_that_there_are(verb: str) -> None:
+    shown = " ".join(mesh(verb, "--help").out.split())
+    named = re.search(r"take turns: (\S+) \(the default\) or (\S+)\.", shown)
+    assert named is not None
+    assert named[1] == DEFAULT_POLICY
+    assert {policy(name).name for name in named.groups()} == set(named.groups())
+
+
 @pytest.mark.parametrize(
     ("line", "error", "hint"),
     [
@@ -86,6 +97,9 @@ def test_the_version_is_told_in_both_ways() -> None:
         ("up --node cpu=A_B", "a node's name 'A_B' is no DNS label", "a-z"),
         ("up --memory lots", "'lots' is not a size in bytes", "4GiB"),
         ("up --threads 0", "invalid value for '--threads'", "`mesh up --help`"),
+        ("profile", "missing argument 'NAME'", "`mesh profile --help`"),
+        ("profile a --plot times.gif", "does not end in .png, .svg, .pdf", "profile --help`"),
+        ("profile a --plot nowhere/a.png", "there is no folder 'nowhere'", "profile --help`"),
         ("up --listen 7070", "'7070' is no address", "HOST:PORT"),
     ],
 )
@@ -107,6 +121,8 @@ def test_what_cannot_be_meant_is_two_lines_and_code_2(line: str, error: str, hin
         "nodes",
         "status",
         "logs",
+        "profile a",
+        "profile a --show",
         "drain n",
         "delete a b",
         "scale a --min 1",

@@ -77,6 +77,11 @@ def test_an_error_is_exactly_two_lines_whatever_its_text(
         (InvalidInput("x"), "--help"),
         (Refused("x", reason=RefusalReason.QUEUE_FULL, retry_after_s=1.5), "again in 1.5 s"),
         (Refused("x", reason=RefusalReason.QUEUE_FULL), "mesh status"),
+        (Refused("x", reason=RefusalReason.FIRST_TOKEN_LATE), "slo.ttft_s"),
+        (Refused("x", reason=RefusalReason.FIRST_TOKEN_LATE, retry_after_s=0.5), "in 0.5 s"),
+        (Refused("x", reason=RefusalReason.DELAYS_RUNNING), "headroom"),
+        (Refused("x", reason=RefusalReason.TPOT_EXCEEDED), "slo.tpot_s"),
+        (Refused("x", reason=RefusalReason.TPOT_EXCEEDED, hint="y"), "y"),
         (MeshError("x"), "mesh logs"),
     ],
 )

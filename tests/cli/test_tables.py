@@ -1,5 +1,7 @@
 """What the read verbs show: golden text for each table, with its units in the header."""
 
+from dataclasses import replace
+
 import pytest
 
 from mesh.cli import output, tables
@@ -27,6 +29,21 @@ def test_instances(capsys: pytest.CaptureFixture[str]) -> None:
         "        162.1   360.0    1.46  -\n"
         "chat-small-2  chat-small  cpu1  loading      0         32               0          0"
         "          0.0     0.0    0.50  compile 25%\n"
+    )
+
+
+def test_how_instances_keep_up(capsys: pytest.CaptureFixture[str]) -> None:
+    unknown = replace(LOADING, iteration_s=0.0, profile="")
+    output.table(tables.PACE, tables.pace_rows([READY, LOADING, unknown]))
+    assert capsys.readouterr().out == (
+        "INSTANCE      NODE  STATE    BATCH  HEADROOM_LEAST_S  HEADROOM_P50_S  ITERATION_MS"
+        "  CORRECTION  PROFILE\n"
+        "chat-small-1  cpu0  ready        3             -0.12            1.50         34.56"
+        "        1.08  measured\n"
+        "chat-small-2  cpu1  loading      0                 -               -         20.00"
+        "        1.00  scaled\n"
+        "chat-small-2  cpu1  loading      0                 -               -             -"
+        "        1.00  -\n"
     )
 
 

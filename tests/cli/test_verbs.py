@@ -84,7 +84,8 @@ def test_nodes_and_status_tell_what_there_is(cell: RunningCell, chat: str) -> No
     assert cell.mesh("nodes").out.splitlines()[1].split()[:3] == ["cpu0", "ready", "cpu"]
     status = json.loads(cell.mesh("status", "-o", "json").out)
     assert (status["nodes_ready"], status["nodes"], status["deployments"]) == (1, 1, 1)
-    shown = dict(line.split(maxsplit=1) for line in cell.mesh("status").out.splitlines())
+    numbers = cell.mesh("status").out.partition("\n\n")[0]
+    shown = dict(line.split(maxsplit=1) for line in numbers.splitlines())
     assert shown["nodes_ready"] == "1 of 1"
     assert shown["controller"] == cell.address
     assert shown["state_path"].startswith(str(cell.home))
@@ -198,6 +199,11 @@ def test_deploy_waits_for_its_instances_and_delete_takes_them_away(cell: Running
     (instance,) = json.loads(cell.mesh("get", "warm", "-o", "json").out)["instances"]
     assert instance["state"] == "ready"
     assert instance["instance_id"] in cell.mesh("describe", "warm").out
+    status = json.loads(cell.mesh("status", "-o", "json").out)
+    assert instance["instance_id"] in [one["instance_id"] for one in status["by_instance"]]
+    header, *rows = cell.mesh("status").out.partition("\n\n")[2].splitlines()
+    assert header.split()[:2] == ["INSTANCE", "NODE"]
+    assert [instance["instance_id"], "cpu0", "ready"] in [row.split()[:3] for row in rows]
     assert cell.mesh("delete", "warm").err == "warm: deleted\n"
     assert cell.mesh("get", "warm").code == 1
 

@@ -38,6 +38,11 @@ READY = InstanceSnapshot(
     load_s=1.4567,
     phase="",
     share=1.0,
+    headroom_least_s=-0.125,
+    headroom_p50_s=1.5,
+    iteration_s=0.03456,
+    correction=1.078,
+    profile="measured",
 )
 LOADING = InstanceSnapshot(
     instance_id=InstanceId("chat-small-2"),
@@ -53,6 +58,8 @@ LOADING = InstanceSnapshot(
     load_s=0.5,
     phase="compile",
     share=0.25,
+    iteration_s=0.02,
+    profile="sha256-0123 on AMD EPYC",
 )
 CHAT_SMALL = DeploymentSnapshot(
     spec=DeploymentSpec(

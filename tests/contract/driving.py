@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.profile import IterationShape
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import SamplingParams
 from mesh.runtime.engine import Engine, EngineRequest, InstanceMemory, LoadOrder, StepResult
@@ -142,6 +143,17 @@ class Driver:
         self.finish()
         return running.tokens
 
+    def measure(self, **shape: int) -> float:
+        """One iteration of this shape leaves the books as they were."""
+        before = self.engine.memory()
+        try:
+            elapsed_s = self.engine.measure(self.instance_id, IterationShape(**shape))
+        finally:
+            assert self.engine.memory() == before
+            self.check_books()
+        assert elapsed_s > 0
+        return elapsed_s
+
     def check_books(self) -> None:
         """Blocks in use are those that the running requests' computed tokens fill."""
         books = self.books
@@ -162,6 +174,10 @@ class Driver:
         assert all(0 < count <= self.running[i].left for i, count in left.items())
         computed = sum(self.running[i].left - left.get(i, 0) for i in waiting)
         assert result.prefill_tokens == computed
+        past = sum(
+            (self.running[i].left - left.get(i, 0)) * self.running[i].computed for i in waiting
+        )
+        assert result.prefill_past_tokens == round(past / max(computed, 1))
         completed = {i for i in waiting if i not in left}
         assert completed == {t.request_id for t in result.tokens} & set(waiting)
         for request_id, count in left.items():

@@ -35,6 +35,21 @@ def test_a_long_prompt_is_computed_in_chunks_of_the_budget(driver: Driver) -> No
     assert (result.prefill_tokens, result.prefill_left) == (8, ())
 
 
+def test_a_chunk_says_how_many_tokens_were_in_the_cache_before_it(driver: Driver) -> None:
+    driver.submit("r", LONG)
+    seen = [driver.step(64).prefill_past_tokens for _ in range(5)]
+    assert seen == [0, 64, 128, 192, 0], "the last step is a decode"
+
+
+def test_of_several_chunks_each_token_counts_what_was_before_its_own(driver: Driver) -> None:
+    """42 tokens after 8, and 18 after nothing: 336 / 60 is 5.6."""
+    driver.submit("a", LONG[:50])
+    assert driver.step(8).prefill_past_tokens == 0
+    driver.submit("b", LONG[:30])
+    result = driver.step(60)
+    assert (result.prefill_tokens, result.prefill_past_tokens) == (60, 6)
+
+
 def test_prompts_are_prefilled_in_the_order_they_were_submitted(driver: Driver) -> None:
     """And what one leaves of a budget goes to the next."""
     for name, count in (("a", 50), ("b", 30), ("c", 30)):

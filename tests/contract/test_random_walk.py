@@ -1,11 +1,12 @@
 """Contract: whatever an agent does with an engine, in whatever order, the books hold, every request
 ends once, and a greedy prompt always has the same output.
 
-A Hypothesis state machine submits, aborts, steps and resizes at random; `Driver` checks every
-answer.
+A Hypothesis state machine submits, aborts, steps, measures and resizes at random; `Driver` checks
+every answer.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count
 
 import pytest
@@ -19,6 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from mesh.domain.errors import OutOfMemory
 from mesh.domain.ids import RequestId
 from tests.contract.conftest import LoadInstance
 from tests.contract.driving import Driver, greedy
@@ -72,6 +74,21 @@ class Walk(RuleBasedStateMachine):
     @rule(blocks=st.integers(0, KV_BLOCKS_MAX))
     def resize(self, blocks: int) -> None:
         assert self.driver.resize(blocks) >= max(blocks, 1)
+
+    @rule(
+        prefill=st.integers(1, 40),
+        past=st.integers(0, 60),
+        batch=st.integers(0, 3),
+        context=st.integers(1, 70),
+    )
+    def measure(self, prefill: int, past: int, batch: int, context: int) -> None:
+        with suppress(OutOfMemory):
+            self.driver.measure(
+                prefill_tokens=prefill,
+                prefill_past_tokens=past,
+                decode_batch=batch,
+                decode_context_tokens=context,
+            )
 
     @invariant()
     def a_prompt_has_one_output(self) -> None:

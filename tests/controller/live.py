@@ -27,6 +27,9 @@ from mesh.domain.messages import (
     NodeCommand,
     NodeHello,
     NodeReport,
+    ProfileDone,
+    ProfileInstance,
+    ProfileProgress,
     SubmitRequest,
     TokensReport,
     UnloadInstance,
@@ -41,6 +44,7 @@ from mesh.wire.channel import dial
 from mesh.wire.client import MeshClient
 from mesh.wire.codec_command import command_from_wire
 from mesh.wire.codec_node import report_to_wire
+from tests.support.profiles import FINGERPRINT, PROFILE
 
 T = TypeVar("T")
 MIB = 1 << 20
@@ -88,6 +92,7 @@ HELLO = NodeHello(
     cores=2,
     engine="fake",
     memory_bytes=256 * MIB,
+    fingerprint=FINGERPRINT,
 )
 
 
@@ -100,8 +105,8 @@ def asking(*token_ids: int, max_tokens: int = 4) -> Invocation:
 
 
 class FakeNode:
-    """Imports and loads at once, and answers a request with 'a's: as many as it asks for, or
-    none while `held`. What it is told is in `commands`.
+    """Imports, loads and measures at once, and answers a request with 'a's: as many as it asks
+    for, or none while `held`. What it is told is in `commands`.
     """
 
     def __init__(self, address: str, hello: NodeHello = HELLO) -> None:
@@ -110,6 +115,7 @@ class FakeNode:
         self.held = False
         self.loading = True
         self.importing = True
+        self.measuring = True
         self._channel = dial(address)
         connect: Any = NodeLinkStub(self._channel).Connect
         self.call: Any = connect()
@@ -190,6 +196,11 @@ class FakeNode:
                 await self.send(LoadProgress(instance_id=instance_id, phase="weights", share=0.5))
                 if self.loading:
                     await self.loaded(command)
+            case ProfileInstance(operation_id=operation_id) if self.measuring:
+                await self.send(
+                    ProfileProgress(operation_id=operation_id, phase="measure", share=0.5)
+                )
+                await self.send(ProfileDone(operation_id=operation_id, profile=PROFILE))
             case UnloadInstance():
                 await self.send(InstanceGone(instance_id=command.instance_id))
             case SubmitRequest(order=order) if not self.held:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cattrs.preconf.json import make_converter
 
 from mesh.controller.registry import FILE_NAME, SCHEMA, SqliteRegistry
 from mesh.domain.deployment import Deployment, DeploymentSpec, Scaling
@@ -19,6 +20,7 @@ from mesh.domain.errors import StorageError
 from mesh.domain.ids import DeploymentName, ModelId
 from mesh.domain.text import TextAssets
 from tests.controller.live import FOOTPRINT, MODEL
+from tests.support.profiles import PROFILE, profile
 
 TEXT = TextAssets(tokenizer_json=b"\x00{}", chat_template="x", bos_token="<s>", add_bos=True)
 
@@ -72,6 +74,57 @@ def test_a_deployment_is_never_stored_without_the_text_of_its_model(tmp_path: Pa
         with pytest.raises(StorageError):
             registry.store(deployment(), None)
         assert registry.deployments() == ()
+
+
+def test_profiles_outlive_their_deployments_and_a_later_one_takes_the_place(
+    tmp_path: Path,
+) -> None:
+    elsewhere = profile(fingerprint="other/4", scaled_from="a larger model")
+    with opened(tmp_path) as registry:
+        assert registry.profiles() == ()
+        registry.store(deployment(model=PROFILE.model_id), TEXT)
+        for one in (profile(measured_s=9.0), PROFILE, elsewhere):
+            registry.store_profile(one)
+        registry.remove(DeploymentName("chat"))
+    with opened(tmp_path) as registry:
+        assert (registry.deployments(), registry.profiles()) == ((), (elsewhere, PROFILE))
+
+
+OF_SCHEMA_1 = """
+CREATE TABLE starts (epoch INTEGER NOT NULL);
+INSERT INTO starts VALUES (7);
+CREATE TABLE texts (
+    model_id TEXT PRIMARY KEY,
+    tokenizer_json BLOB NOT NULL,
+    chat_template TEXT,
+    bos_token TEXT,
+    eos_token TEXT,
+    add_bos INTEGER NOT NULL
+) STRICT;
+CREATE TABLE deployments (
+    name TEXT PRIMARY KEY,
+    model_id TEXT NOT NULL REFERENCES texts (model_id),
+    body TEXT NOT NULL
+) STRICT;
+INSERT INTO texts VALUES ('sha256-1', x'007b7d', 'x', '<s>', NULL, 1);
+PRAGMA user_version = 1;
+"""
+
+
+def test_a_file_without_profiles_is_brought_up_to_date_and_loses_nothing(tmp_path: Path) -> None:
+    """The schema before profiles were kept."""
+    body = make_converter().dumps(deployment())
+    plain = sqlite3.connect(tmp_path / FILE_NAME)
+    plain.executescript(OF_SCHEMA_1)
+    with plain:
+        plain.execute("INSERT INTO deployments VALUES ('chat', 'sha256-1', ?)", (body,))
+    plain.close()
+    with opened(tmp_path) as registry:
+        assert (registry.epoch, registry.deployments()) == (8, (deployment(),))
+        assert (registry.text(ModelId("sha256-1")), registry.profiles()) == (TEXT, ())
+        registry.store_profile(PROFILE)
+    with opened(tmp_path) as registry:
+        assert (registry.epoch, registry.profiles()) == (9, (PROFILE,))
 
 
 KILLED = """
@@ -177,6 +230,18 @@ def test_a_newer_schema_and_a_strange_body_are_told(tmp_path: Path) -> None:
         pytest.raises(StorageError, match="no valid deployment under 'chat'"),
     ):
         registry.deployments()
+    with opened(tmp_path) as registry:
+        registry.store_profile(PROFILE)
+    with sqlite3.connect(path) as plain:
+        plain.execute("UPDATE profiles SET body = substr(body, 1, 40)")
+    plain.close()
+    with (
+        opened(tmp_path) as registry,
+        pytest.raises(StorageError, match=r"no valid profile of model sha256-.* on 'test/2'") as it,
+    ):
+        registry.profiles()
+    assert str(path) in it.value.message
+    assert "move it away" in it.value.hint
     with sqlite3.connect(path) as plain:
         plain.execute(f"PRAGMA user_version = {SCHEMA + 1}")
     plain.close()

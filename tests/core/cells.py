@@ -6,15 +6,23 @@ from typing import TypeVar
 from mesh.core.controller import ControllerCore
 from mesh.domain.actions import ControllerAction, SendCommand
 from mesh.domain.deployment import Deployment, DeploymentSpec, Scaling
-from mesh.domain.events import ControllerEvent, InvokeRequested, NodeConnected, NodeReported
+from mesh.domain.events import (
+    ControllerEvent,
+    InvokeRequested,
+    NodeConnected,
+    NodeReported,
+    PlaceRetryDue,
+)
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, RequestId
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import InstanceLoaded, NodeCommand, NodeHello, NodeReport, TokensReport
 from mesh.domain.model import Footprint, ModelFormat, ModelInfo
+from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind, FinishReason
 from mesh.domain.request import Request, RequestTokens, SamplingParams
 from mesh.domain.slo import Slo
 from mesh.policy.registry import policy
+from tests.support.profiles import FINGERPRINT, PROFILE
 
 MIB = 1024 * 1024
 FOOTPRINT = Footprint(weights_bytes=100 * MIB, kv_block_bytes=MIB, block_tokens=32)
@@ -60,7 +68,14 @@ def deployment(
     )
 
 
-def hello(name: str = "n1", *, run_id: str = "run-1", memory_bytes: int = 1024 * MIB) -> NodeHello:
+def hello(
+    name: str = "n1",
+    *,
+    run_id: str = "run-1",
+    memory_bytes: int = 1024 * MIB,
+    fingerprint: str = FINGERPRINT,
+) -> NodeHello:
+    """Of a node for which `PROFILE` holds, unless another fingerprint is given."""
     return NodeHello(
         node_id=NodeId(name),
         run_id=run_id,
@@ -69,6 +84,7 @@ def hello(name: str = "n1", *, run_id: str = "run-1", memory_bytes: int = 1024 *
         cores=2,
         engine="scripted",
         memory_bytes=memory_bytes,
+        fingerprint=fingerprint,
     )
 
 
@@ -86,12 +102,19 @@ def request(
 class CellUnderTest:
     """A controller core at a time that the test moves, and the nodes that it thinks it has."""
 
-    def __init__(self, *deployments: Deployment, limits: CellLimits | None = None) -> None:
+    def __init__(
+        self,
+        *deployments: Deployment,
+        limits: CellLimits | None = None,
+        profiles: Sequence[Profile] = (PROFILE,),
+        rule: str = "llm-mesh",
+    ) -> None:
         self.core = ControllerCore(
             epoch=1,
             deployments=deployments,
             limits=limits or CellLimits(),
-            policy=policy("llm-mesh"),
+            policy=policy(rule),
+            profiles=profiles,
         )
         self.now_s = 100.0
         self._links = 0
@@ -109,6 +132,10 @@ class CellUnderTest:
 
     def invoke(self, asked: Request | None = None) -> list[ControllerAction]:
         return self.tell(InvokeRequested(request=asked or request()))
+
+    def retry(self) -> list[ControllerAction]:
+        """It is time to try those who wait again."""
+        return self.tell(PlaceRetryDue())
 
     def loaded(self, link_id: int, instance_id: InstanceId) -> list[ControllerAction]:
         """The node says that an instance is up, as large as it was asked for."""
@@ -138,7 +165,8 @@ class CellUnderTest:
             text="".join(f"<{i}>" for i in ids),
             finish=finish,
         )
-        instance_id = InstanceId("any")
+        held = self.core.cell.requests.get(outputs.request_id)
+        instance_id = held.instance.instance_id if held and held.instance else InstanceId("any")
         return self.report(link_id, TokensReport(instance_id=instance_id, outputs=(outputs,)))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.profile import IterationShape
 from mesh.domain.reasons import FinishReason
 from mesh.domain.steps import (
     EngineCapabilities,
@@ -19,13 +20,16 @@ from mesh.domain.steps import (
 from mesh.runtime.engine import Progress
 from tests.core.cells import FOOTPRINT
 
+STEP_S = 0.01
+"""Of every iteration, whatever its shape."""
+
 
 def token_at(prompt: Sequence[int], index: int) -> int:
     return (sum(prompt) * 31 + index * 7) % 997
 
 
 class PlainEngine:
-    """Keeps to its memory, and fails when told to by `fail_loads` and `fail_steps`."""
+    """Keeps to its memory, and fails when told to by one of its `fail_…`."""
 
     capabilities = EngineCapabilities(name="scripted", version="1", resize_kv=True)
 
@@ -33,6 +37,7 @@ class PlainEngine:
         self.memory_bytes = memory_bytes
         self.fail_loads = 0
         self.fail_steps = 0
+        self.fail_measures = 0
         self._orders: dict[InstanceId, LoadOrder] = {}
         self._running: dict[InstanceId, dict[RequestId, list[int]]] = {}
         self._asked: dict[RequestId, EngineRequest] = {}
@@ -95,13 +100,22 @@ class PlainEngine:
         return StepResult(
             tokens=tuple(tokens),
             prefill_tokens=0,
+            prefill_past_tokens=0,
             decode_batch=len(tokens),
             context_tokens=0,
             prefill_left=(),
             starved=(),
             kv_blocks_used=len(self._running.get(instance_id, {})),
-            elapsed_s=0.01,
+            elapsed_s=STEP_S,
         )
+
+    def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
+        if instance_id not in self._orders:
+            raise EngineError(f"{instance_id} is not loaded")
+        if self.fail_measures:
+            self.fail_measures -= 1
+            raise EngineError("as told")
+        return STEP_S
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> int:
         raise EngineError("no test of the world resizes")

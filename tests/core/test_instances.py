@@ -14,6 +14,7 @@ from mesh.domain.messages import (
     UnloadInstance,
 )
 from mesh.domain.reasons import FinishReason
+from mesh.domain.slo import Slo
 from tests.core.cells import (
     FOOTPRINT,
     MIB,
@@ -35,7 +36,7 @@ def fail(cell: CellUnderTest, link: int, instance_id: InstanceId) -> list[SetTim
 
 
 def test_a_node_where_a_load_failed_is_tried_again_when_the_others_have_no_room() -> None:
-    cell = CellUnderTest(deployment())
+    cell = CellUnderTest(deployment(slo=Slo(ttft_s=10.0)))
     link, _ = cell.join()
     cell.join(hello("small", run_id="2", memory_bytes=110 * MIB))
     load = commands(cell.invoke(), LoadInstance)[0]

@@ -1,11 +1,7 @@
 """The node core: turns by least headroom, tokens reported, aborts, unloads, lost links."""
 
-from collections.abc import Sequence
-
-from mesh.core.node import NodeCore
 from mesh.domain.actions import (
     AbortInEngine,
-    NodeAction,
     SendReport,
     StartImport,
     StartLoad,
@@ -14,21 +10,7 @@ from mesh.domain.actions import (
     StopImport,
     SubmitToEngine,
 )
-from mesh.domain.events import (
-    AbortFinished,
-    CommandReceived,
-    LinkClosed,
-    LinkOpened,
-    LoadBroke,
-    LoadFinished,
-    NodeEvent,
-    StepBroke,
-    StepFinished,
-    SubmitBroke,
-    UnloadFinished,
-)
-from mesh.domain.ids import DeploymentName, InstanceId, OperationId, RequestId
-from mesh.domain.limits import NodeLimits
+from mesh.domain.ids import InstanceId, OperationId, RequestId
 from mesh.domain.messages import (
     AbortRequest,
     Heartbeat,
@@ -36,91 +18,24 @@ from mesh.domain.messages import (
     InstanceGone,
     InstanceLoaded,
     LoadFailed,
-    LoadInstance,
-    NodeCommand,
-    NodeReport,
     RequestReturned,
-    SubmitRequest,
-    TokensReport,
     UnloadInstance,
 )
+from mesh.domain.node_events import (
+    AbortFinished,
+    LinkClosed,
+    LinkOpened,
+    LoadBroke,
+    LoadFinished,
+    StepBroke,
+    SubmitBroke,
+    UnloadFinished,
+)
 from mesh.domain.reasons import FinishReason
-from mesh.domain.request import RequestOrder
 from mesh.domain.slo import Slo
-from mesh.domain.steps import LoadedInstance, StepResult, TokenOutput
-from tests.core.cells import FOOTPRINT, MODEL, only, request
-
-
-class NodeUnderTest:
-    def __init__(self) -> None:
-        self.core = NodeCore(limits=NodeLimits())
-        self.now_s = 50.0
-        self.tell(LinkOpened())
-
-    def tell(self, event: NodeEvent) -> list[NodeAction]:
-        return self.core.handle(event, self.now_s)
-
-    def command(self, command: NodeCommand) -> list[NodeAction]:
-        return self.tell(CommandReceived(command=command))
-
-    def load(self, name: str = "i1") -> list[NodeAction]:
-        """Commanded and done."""
-        self.command(load_command(name))
-        loaded = LoadedInstance(footprint=FOOTPRINT, kv_blocks=16, elapsed_s=0.1)
-        return self.tell(LoadFinished(instance_id=InstanceId(name), loaded=loaded))
-
-    def submit(
-        self,
-        name: str,
-        on: str = "i1",
-        *,
-        age_s: float = 0.0,
-        attempt: int = 1,
-        so_far: Sequence[int] = (),
-        slo: Slo | None = None,
-    ) -> list[NodeAction]:
-        order = RequestOrder(
-            request=request(name),
-            attempt=attempt,
-            output_tokens=tuple(so_far),
-            slo=slo or Slo(),
-            age_s=age_s,
-        )
-        return self.command(SubmitRequest(instance_id=InstanceId(on), order=order))
-
-    def step(self, on: str, *tokens: TokenOutput, starved: Sequence[str] = ()) -> list[NodeAction]:
-        result = StepResult(
-            tokens=tokens,
-            prefill_tokens=0,
-            decode_batch=len(tokens),
-            context_tokens=0,
-            prefill_left=(),
-            starved=tuple(RequestId(s) for s in starved),
-            kv_blocks_used=1,
-            elapsed_s=0.01,
-        )
-        return self.tell(StepFinished(instance_id=InstanceId(on), result=result))
-
-
-def load_command(name: str = "i1") -> LoadInstance:
-    return LoadInstance(
-        instance_id=InstanceId(name),
-        deployment=DeploymentName("chat"),
-        model=MODEL,
-        kv_blocks=16,
-        context_tokens_max=512,
-        batch_max=8,
-    )
-
-
-def token(name: str, index: int, *, finish: FinishReason | None = None) -> TokenOutput:
-    return TokenOutput(
-        request_id=RequestId(name), index=index, token_id=40 + index, text="x", finish=finish
-    )
-
-
-def reports(actions: Sequence[NodeAction]) -> list[NodeReport]:
-    return [action.report for action in actions if isinstance(action, SendReport)]
+from mesh.domain.steps import LoadedInstance
+from tests.core.cells import FOOTPRINT, MODEL, only
+from tests.core.nodes import NodeUnderTest, load_command, outputs, reports, token
 
 
 def test_the_turn_goes_to_the_request_with_the_least_headroom() -> None:
@@ -167,9 +82,7 @@ def test_an_instance_without_work_gets_no_turn() -> None:
     node.submit("a")
     done = node.step("i1", token("a", 0, finish=FinishReason.STOP))
     assert not [a for a in done if isinstance(a, StartStep)]
-    report = reports(done)[0]
-    assert isinstance(report, TokensReport)
-    assert report.outputs[0].finish is FinishReason.STOP
+    assert [output.finish for output in outputs(done)] == [FinishReason.STOP]
 
 
 def test_an_aborted_requests_tokens_of_the_iteration_under_way_are_for_nobody() -> None:
@@ -178,7 +91,7 @@ def test_an_aborted_requests_tokens_of_the_iteration_under_way_are_for_nobody() 
     node.submit("a")
     abort = node.command(AbortRequest(request_id=RequestId("a"), attempt=1))
     assert only(abort, AbortInEngine).request_id == "a"
-    assert reports(node.step("i1", token("a", 0))) == []
+    assert outputs(node.step("i1", token("a", 0))) == ()
 
 
 def test_tokens_of_an_earlier_attempt_are_not_taken_for_the_new_ones() -> None:
@@ -188,10 +101,8 @@ def test_tokens_of_an_earlier_attempt_are_not_taken_for_the_new_ones() -> None:
     node.submit("a")
     node.command(AbortRequest(request_id=RequestId("a"), attempt=1))
     node.submit("a", attempt=2)
-    assert reports(node.step("i1", token("a", 0))) == []
-    report = reports(node.step("i1", token("a", 0)))[0]
-    assert isinstance(report, TokensReport)
-    assert report.outputs[0].attempt == 2
+    assert outputs(node.step("i1", token("a", 0))) == ()
+    assert [output.attempt for output in outputs(node.step("i1", token("a", 0)))] == [2]
 
 
 def test_an_abort_of_another_attempt_is_ignored() -> None:

@@ -5,7 +5,7 @@ from mesh.domain.events import (
     CancelRequested,
     KeepAliveExpired,
     NodeDisconnected,
-    QueueWaitExpired,
+    PlaceRetryDue,
     ShutdownRequested,
 )
 from mesh.domain.ids import InstanceId, RequestId
@@ -21,6 +21,7 @@ from mesh.domain.messages import (
     UnloadInstance,
 )
 from mesh.domain.reasons import FinishReason, RefusalReason
+from mesh.domain.slo import Slo
 from tests.core.cells import MIB, CellUnderTest, commands, deployment, hello, of_kind, only, request
 
 
@@ -99,13 +100,17 @@ def test_requests_of_a_lost_node_continue_elsewhere_after_their_tokens_so_far() 
 def test_requests_of_the_last_node_wait_for_another_and_fail_with_the_reason() -> None:
     cell, link, _ = serving_cell()
     cell.now_s += 5.0
+    cell.retry()
     lost = cell.tell(NodeDisconnected(link_id=link, reason="reset"))
-    timer = only(lost, SetTimer)
-    assert isinstance(timer.timer, QueueWaitExpired)
-    cell.now_s = timer.at_s
-    refused = only(cell.tell(timer.timer), RefuseRequest)
-    assert refused.reason is RefusalReason.NODE_LOST
-    assert cell.tell(timer.timer) == [], "a request is refused once"
+    timer = only(lost, SetTimer).timer
+    assert isinstance(timer, PlaceRetryDue)
+    cell.now_s += 29.0
+    waits_on = cell.tell(timer)
+    assert of_kind(waits_on, RefuseRequest) == [], "it was admitted, which is a promise"
+    assert only(waits_on, SetTimer).timer == timer
+    cell.now_s += 1.0
+    assert only(cell.tell(timer), RefuseRequest).reason is RefusalReason.NODE_LOST
+    assert cell.tell(timer) == [], "a request is refused once"
 
 
 def test_a_request_is_submitted_at_most_attempts_max_times() -> None:
@@ -165,11 +170,16 @@ def test_the_queue_is_bounded() -> None:
     assert only(cell.invoke(request("r3")), RefuseRequest).reason is RefusalReason.QUEUE_FULL
 
 
-def test_a_request_that_waits_too_long_is_refused() -> None:
+def test_a_request_without_a_place_is_refused_when_its_first_token_cannot_be_in_time() -> None:
+    """Due after 2 s, of which its prefill and the delivery take 0.022 s."""
     cell, _, _ = serving_cell(batch_max=1)
-    timer = only(cell.invoke(request("r2")), SetTimer)
-    cell.now_s = timer.at_s
-    assert only(cell.tell(timer.timer), RefuseRequest).reason is RefusalReason.QUEUE_TIMEOUT
+    cell.invoke(request("r2"))
+    cell.now_s = 101.97
+    assert of_kind(cell.retry(), RefuseRequest) == []
+    cell.now_s = 101.98
+    refused = only(cell.retry(), RefuseRequest)
+    assert refused.reason is RefusalReason.QUEUE_TIMEOUT
+    assert refused.retry_after_s > 0
 
 
 def test_kv_room_is_held_for_every_token_that_a_request_may_come_to() -> None:
@@ -236,7 +246,8 @@ def test_a_model_that_no_node_can_hold_is_refused_with_both_sizes() -> None:
 
 
 def test_failed_loads_are_retried_after_a_pause_then_refused_with_the_cause() -> None:
-    cell = CellUnderTest(deployment(), limits=CellLimits(load_attempts_max=2))
+    patient = deployment(slo=Slo(ttft_s=10.0))
+    cell = CellUnderTest(patient, limits=CellLimits(load_attempts_max=2))
     link, _ = cell.join()
     for attempt in (1, 2):
         if attempt == 1:
@@ -254,6 +265,19 @@ def test_failed_loads_are_retried_after_a_pause_then_refused_with_the_cause() ->
     assert "torn" in refused.message
     at_once = only(cell.invoke(request("r2")), RefuseRequest)
     assert at_once.reason is RefusalReason.LOAD_FAILED
+
+
+def test_a_failed_load_that_took_longer_than_the_first_token_may_refuses_those_who_waited() -> None:
+    """The time of a load is granted only if it comes to something."""
+    cell = CellUnderTest(deployment())
+    link, _ = cell.join()
+    load = commands(cell.invoke(), LoadInstance)[0]
+    cell.now_s += 5.0
+    assert of_kind(cell.retry(), RefuseRequest) == [], "as long as it loads, there is hope"
+    failed = LoadFailed(instance_id=load.instance_id, error="TornModel", message="torn")
+    refused = only(cell.report(link, failed), RefuseRequest)
+    assert refused.reason is RefusalReason.LOAD_FAILED
+    assert "torn" in refused.message
 
 
 def test_a_second_instance_goes_to_another_node_when_the_first_is_full() -> None:

@@ -2,7 +2,7 @@
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mesh.core.cell import DeploymentEntry, InstanceEntry
 from mesh.domain.events import (
@@ -10,16 +10,21 @@ from mesh.domain.events import (
     DeployRequested,
     DrainRequested,
     OperationCancelled,
+    ProfileRequested,
     ScaleRequested,
 )
-from mesh.domain.ids import DeploymentName
+from mesh.domain.ids import DeploymentName, OperationId
 from mesh.domain.lifecycle import InstanceState, NodeState, RequestState
+from mesh.domain.reasons import RefusalReason
+from mesh.domain.slo import Slo
 from mesh.memory.demand import least_instance_bytes
 from mesh.runtime.node_actions import Lane
 from tests.core.cells import FOOTPRINT, MIB, MODEL, deployment
-from tests.core.world import World
+from tests.core.world import LIMITS, World
+from tests.support.profiles import PROFILE
 
 NODES = st.integers(0, 2)
+PROMPTS = st.sampled_from([1, 8, 100, 300, 500, 600])
 NAMES = st.sampled_from([DeploymentName(name) for name in "abcd"])
 MEMORY_BYTES = (300 * MIB, 300 * MIB, 110 * MIB)
 """Room for two instances with little KV on two nodes, and for none on the third: four deployments
@@ -28,19 +33,32 @@ LEAST_BYTES = least_instance_bytes(FOOTPRINT, MODEL.context_tokens_max)
 
 
 class CellMachine(RuleBasedStateMachine):
+    """Under a policy that validates: who waits has been refused for want of time, or of room."""
+
+    rule_name = "llm-mesh"
+
     def __init__(self) -> None:
         super().__init__()
         deployments = (
             deployment("a"),
-            deployment("b", replicas_min=1),
-            deployment("c", keep_alive_s=20.0, replicas_max=1),
-            deployment("d", keep_alive_s=0.0),
+            deployment("b", replicas_min=1, slo=Slo(ttft_s=0.05, tpot_s=0.004)),
+            deployment("c", keep_alive_s=20.0, replicas_max=1, slo=Slo(ttft_s=8.0, tpot_s=1.0)),
+            deployment("d", keep_alive_s=0.0, slo=Slo(ttft_s=0.5, tpot_s=0.03)),
         )
-        self.world = World(deployments, MEMORY_BYTES)
+        self.world = World(deployments, MEMORY_BYTES, rule=self.rule_name, profiles=(PROFILE,))
+        self.profiles: list[OperationId] = []
 
-    @rule(name=NAMES, prompt=st.integers(1, 600), max_tokens=st.integers(1, 40))
-    def invoke(self, name: DeploymentName, prompt: int, max_tokens: int) -> None:
-        self.world.invoke(name, (prompt,) * prompt, max_tokens)
+    @initialize(up=st.booleans())
+    def begin(self, up: bool) -> None:
+        """Often enough all nodes are there, so that there is something to go wrong."""
+        for node in self.world.nodes if up else ():
+            node.connect()
+            node.run_all()
+
+    @rule(name=NAMES, prompt=PROMPTS, max_tokens=st.integers(1, 40), count=st.integers(1, 6))
+    def invoke(self, name: DeploymentName, prompt: int, max_tokens: int, count: int) -> None:
+        for n in range(count):
+            self.world.invoke(name, (prompt + n,) * prompt, max_tokens)
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
@@ -48,10 +66,23 @@ class CellMachine(RuleBasedStateMachine):
         if running:
             self.world.cancel(data.draw(st.sampled_from(running)))
 
-    @rule(node=NODES, steps=st.integers(1, 6))
-    def compute(self, node: int, steps: int) -> None:
+    @rule(node=NODES, steps=st.integers(1, 6), step_s=st.sampled_from([0.0, 0.001, 0.01, 0.1]))
+    def compute(self, node: int, steps: int, step_s: float) -> None:
+        """Slower and quicker than predicted."""
         for _ in range(steps):
+            self.world.clock.advance(step_s)
             self.world.nodes[node].lanes.run_one(Lane.COMPUTE)
+
+    @rule(rounds=st.integers(1, 20), step_s=st.sampled_from([0.001, 0.01, 0.1]))
+    def serve(self, rounds: int, step_s: float) -> None:
+        """Every node and link does a little."""
+        for _ in range(rounds):
+            for node in self.world.nodes:
+                node.deliver_down()
+                node.lanes.run_one(Lane.COMPUTE)
+                node.lanes.run_one(Lane.LOADING)
+                node.deliver_up()
+            self.world.clock.advance(step_s)
 
     @rule(node=NODES)
     def loading(self, node: int) -> None:
@@ -92,6 +123,10 @@ class CellMachine(RuleBasedStateMachine):
         self.world.nodes[node].engine.fail_steps += 1
 
     @rule(node=NODES)
+    def fail_a_measurement(self, node: int) -> None:
+        self.world.nodes[node].engine.fail_measures += 1
+
+    @rule(node=NODES)
     def run_well(self, node: int) -> None:
         self.world.nodes[node].connect()
         self.world.nodes[node].run_all()
@@ -123,6 +158,21 @@ class CellMachine(RuleBasedStateMachine):
         if cancelled:
             self.world.tell(OperationCancelled(operation_id=made))
 
+    @rule(name=NAMES, node=st.none() | NODES)
+    def profile(self, name: DeploymentName, node: int | None) -> None:
+        node_id = None if node is None else self.world.nodes[node].core_id()
+        made = self.world.operate(
+            lambda op: ProfileRequested(operation_id=op, name=name, node_id=node_id)
+        )
+        self.profiles.append(made)
+
+    @rule(data=st.data())
+    def cancel_profile(self, data: st.DataObject) -> None:
+        if self.profiles:
+            made = data.draw(st.sampled_from(self.profiles))
+            self.world.tell(OperationCancelled(operation_id=made))
+
+    @precondition(lambda self: len(self.world.deployments) > 2)
     @rule(name=NAMES)
     def delete(self, name: DeploymentName) -> None:
         self.world.operate(lambda op: DeleteRequested(operation_id=op, name=name))
@@ -170,8 +220,9 @@ class CellMachine(RuleBasedStateMachine):
         for entry in self.world.core.cell.deployments.values():
             for instance in entry.instances.values():
                 if entry.queue and instance.takes_requests:
-                    room = instance.has_room_for(entry.queue[0].request.tokens_max)
-                    assert instance.state is InstanceState.LOADING or not room
+                    head = entry.queue[0]
+                    room = instance.has_room_for(head.request.tokens_max)
+                    assert instance.state is InstanceState.LOADING or not room or head.refused
 
     @invariant()
     def no_request_waits_for_an_instance_that_could_be_loaded(self) -> None:
@@ -184,7 +235,35 @@ class CellMachine(RuleBasedStateMachine):
             taken = [i.node for i in entry.instances.values()]
             for node in cell.nodes.values():
                 closed = node in taken or node.node_id in entry.avoided
-                assert closed or node.state is not NodeState.READY or node.free_bytes < LEAST_BYTES
+                full = node.state is not NodeState.READY or node.free_bytes < LEAST_BYTES
+                assert closed or full or entry.queue[0].refused
+
+    @invariant()
+    def a_waiting_request_is_tried_again_soon_and_waits_no_longer_than_it_may(self) -> None:
+        now_s = self.world.clock.now_s()
+        for entry in self.world.core.cell.deployments.values():
+            if entry.queue:
+                retry_at_s = self.world.core.cell.retry_at_s
+                assert now_s <= retry_at_s <= now_s + LIMITS.place_retry_s
+            for held in entry.queue:
+                assert now_s - held.queued_at_s <= LIMITS.queue_wait_s_max + LIMITS.place_retry_s
+
+    @invariant()
+    def nobody_is_overtaken_too_often(self) -> None:
+        for held in self.world.core.cell.requests.values():
+            assert held.overtaken <= LIMITS.overtaken_max
+
+    @invariant()
+    def an_iteration_is_under_way_only_where_requests_are(self) -> None:
+        for node in self.world.core.cell.nodes.values():
+            assert (node.iteration_started_s is None) == node.is_idle()
+
+    @invariant()
+    def an_instance_is_kept_for_a_profile_only_while_one_is_asked_for(self) -> None:
+        cell = self.world.core.cell
+        measured = [operation.instance for operation in cell.operations.values()]
+        for instance in cell.instances.values():
+            assert instance.profiling == (instance in measured)
 
     def _check_minimum(self, entry: DeploymentEntry) -> None:
         """It is kept as far as memory goes."""
@@ -197,7 +276,7 @@ class CellMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Once the faults end, every request ends, and idle cells are empty but for minima."""
         for node in self.world.nodes:
-            node.engine.fail_loads = node.engine.fail_steps = 0
+            node.engine.fail_loads = node.engine.fail_steps = node.engine.fail_measures = 0
         self.world.settle(15.0)
         for node in self.world.nodes:
             self.drain(int(node.name[1:]), undo=True)
@@ -208,6 +287,8 @@ class CellMachine(RuleBasedStateMachine):
         self.books_balance()
         cell = self.world.core.cell
         assert cell.requests == {}
+        assert cell.operations == {}
+        assert not any(i.profiling for i in cell.instances.values())
         for entry in cell.deployments.values():
             self._check_minimum(entry)
         assert all(i.kv_blocks_used == 0 for i in cell.instances.values())
@@ -217,7 +298,28 @@ class CellMachine(RuleBasedStateMachine):
             assert all(count == 0 for count in loaded.values()), "a place was leaked"
 
 
+class FirstComeCellMachine(CellMachine):
+    """Under a policy that takes whatever there is room for."""
+
+    rule_name = "fcfs"
+
+    @invariant()
+    def nobody_is_refused_for_want_of_time(self) -> None:
+        reasons = {client.reason for client in self.world.clients.values()}
+        assert not reasons & FOR_WANT_OF_TIME
+        assert all(held.refused is None for held in self.world.core.cell.requests.values())
+
+
+FOR_WANT_OF_TIME = {
+    RefusalReason.FIRST_TOKEN_LATE,
+    RefusalReason.DELAYS_RUNNING,
+    RefusalReason.TPOT_EXCEEDED,
+}
 CellMachine.TestCase.settings = settings(
     max_examples=60, stateful_step_count=60, deadline=None, report_multiple_bugs=False
 )
+FirstComeCellMachine.TestCase.settings = settings(
+    max_examples=30, stateful_step_count=60, deadline=None, report_multiple_bugs=False
+)
 TestCell = CellMachine.TestCase
+TestFirstComeCell = FirstComeCellMachine.TestCase

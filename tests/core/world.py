@@ -26,26 +26,29 @@ from mesh.domain.deployment import Deployment
 from mesh.domain.errors import MeshError
 from mesh.domain.events import (
     CancelRequested,
-    CommandReceived,
     ControllerEvent,
+    InvokeRequested,
+    LeaseCheckDue,
+    NodeConnected,
+    NodeDisconnected,
+    NodeReported,
+)
+from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
+from mesh.domain.limits import CellLimits, NodeLimits
+from mesh.domain.messages import NodeCommand, NodeReport
+from mesh.domain.node_events import (
+    CommandReceived,
     HeartbeatDue,
     ImportBroke,
     ImportFinished,
-    InvokeRequested,
-    LeaseCheckDue,
     LinkClosed,
     LinkOpened,
-    NodeConnected,
-    NodeDisconnected,
     NodeEvent,
-    NodeReported,
 )
-from mesh.domain.ids import DeploymentName, NodeId, OperationId, RequestId
-from mesh.domain.limits import CellLimits, NodeLimits
-from mesh.domain.messages import NodeCommand, NodeReport
-from mesh.domain.reasons import FinishReason, RefusalReason
+from mesh.domain.profile import IterationShape, Profile
+from mesh.domain.reasons import FinishReason, RefusalReason, TurnRule
 from mesh.domain.request import Request
-from mesh.domain.steps import LoadOrder
+from mesh.domain.steps import LoadOrder, StepResult
 from mesh.domain.text import TextAssets
 from mesh.policy.registry import policy
 from mesh.runtime.controller_actions import ControllerPerformer
@@ -54,11 +57,19 @@ from mesh.runtime.host import Host
 from mesh.runtime.node_actions import Lane, NodePerformer
 from tests.core.cells import FOOTPRINT, MODEL, hello, request
 from tests.core.plain_engine import PlainEngine, token_at
+from tests.support.profiles import FINGERPRINT
 
 R = TypeVar("R")
 TEXT = TextAssets(tokenizer_json=b"{}")
 SETTLE_STEP_S = 0.25
 """Well below every lease and pause, and coarse enough that a failing example shrinks in time."""
+MEASURED_S = 0.12
+"""Of every shape that is measured: three times are enough, and two such instances on a node are too
+many for a TPOT of 0.25 s.
+"""
+LIMITS = CellLimits(
+    batch_max=4, kv_tokens_wanted=1024, queue_requests_max=8, place_retry_s=SETTLE_STEP_S
+)
 EXPECTED_ERRORS = {"NotFound", "AlreadyExists", "Unavailable", "Cancelled", "TornModel"}
 
 
@@ -124,10 +135,19 @@ class QueuedLanes:
 class World:
     """One controller and its nodes; all faults by hand."""
 
-    def __init__(self, deployments: tuple[Deployment, ...], memory_bytes: Sequence[int]) -> None:
-        """One node for each size in `memory_bytes`."""
+    def __init__(
+        self,
+        deployments: tuple[Deployment, ...],
+        memory_bytes: Sequence[int],
+        *,
+        rule: str = "llm-mesh",
+        profiles: tuple[Profile, ...] = (),
+    ) -> None:
+        """One node for each size in `memory_bytes`; `rule` is the name of the policy."""
         self.clock = HeapClock()
+        self.rule = rule
         self.deployments = deployments
+        self.profiles = profiles
         self.operations: dict[OperationId, bool] = {}
         """Whether each has been answered."""
         self.clients: dict[RequestId, Client] = {}
@@ -140,13 +160,14 @@ class World:
         self.nodes = [WorldNode(self, f"n{n}", size) for n, size in enumerate(memory_bytes)]
 
     def start_controller(self) -> None:
-        """A new controller on the old registry: it knows deployments and nothing else."""
+        """A new controller on the old registry: it knows deployments and profiles, nothing else."""
         self.epoch += 1
         self.core = ControllerCore(
             epoch=self.epoch,
             deployments=self.deployments,
-            limits=CellLimits(batch_max=4, kv_tokens_wanted=1024, queue_requests_max=8),
-            policy=policy("llm-mesh"),
+            limits=LIMITS,
+            policy=policy(self.rule),
+            profiles=self.profiles,
         )
         performer = ControllerPerformer(
             links=self, clients=self, operators=self, registry=self, clock=self.clock
@@ -191,9 +212,9 @@ class World:
 
     # The controller's ports.
 
-    def accept(self, link_id: int) -> None:
+    def accept(self, link_id: int, turns: TurnRule) -> None:
         if link_id in self.links:
-            self.links[link_id].accepted = True
+            self.links[link_id].accepted, self.links[link_id].turns = True, turns
 
     def send(self, link_id: int, command: NodeCommand) -> None:
         if link_id in self.links:
@@ -225,6 +246,11 @@ class World:
 
     def remove(self, name: DeploymentName) -> None:
         self.deployments = tuple(d for d in self.deployments if d.spec.name != name)
+
+    def store_profile(self, profile: Profile) -> None:
+        key = (profile.model_id, profile.fingerprint)
+        others = tuple(p for p in self.profiles if (p.model_id, p.fingerprint) != key)
+        self.profiles = (*others, profile)
 
     def settle(self, seconds: float) -> None:
         """Let everything run without faults for a while."""
@@ -263,23 +289,38 @@ class Client:
         self.ended, self.reason = True, reason
 
 
+class WorldEngine(PlainEngine):
+    """Never asked to compute for nobody, nor to measure beside a request."""
+
+    def step(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
+        assert self.held().get(instance_id), "a step of an instance without work"
+        return super().step(instance_id, prefill_tokens_max)
+
+    def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
+        assert not any(self.held().values()), "a measurement goes before a request"
+        super().measure(instance_id, shape)
+        return MEASURED_S
+
+
 class WorldNode:
     """A node's agent: its core, engine, lanes and link."""
 
     def __init__(self, world: World, name: str, memory_bytes: int) -> None:
         self.world = world
         self.name = name
+        self.fingerprint = FINGERPRINT if name == "n0" else "test/other"
         self.memory_bytes = memory_bytes
         self.runs = 0
         self.link_id: int | None = None
         self.accepted = self.welcomed = False
+        self.turns = TurnRule.HEADROOM
         self.start()
 
     def start(self) -> None:
         self.runs += 1
         self.down: deque[NodeCommand] = deque()
         self.up: deque[NodeReport] = deque()
-        self.engine = PlainEngine(self.memory_bytes)
+        self.engine = WorldEngine(self.memory_bytes)
         self.lanes = QueuedLanes()
         self.core = NodeCore(limits=NodeLimits(prefill_tokens_max=64))
         performer = NodePerformer(engine=self.engine, lanes=self.lanes, link=self, models=self)
@@ -305,7 +346,12 @@ class WorldNode:
         self.link_id = self.world.links_made
         self.world.links[self.link_id] = self
         said = replace(
-            hello(self.name, run_id=f"run-{self.runs}", memory_bytes=self.memory_bytes),
+            hello(
+                self.name,
+                run_id=f"run-{self.runs}",
+                memory_bytes=self.memory_bytes,
+                fingerprint=self.fingerprint,
+            ),
             instances=self.core.instances(),
         )
         self.world.tell(NodeConnected(link_id=self.link_id, hello=said))
@@ -314,7 +360,7 @@ class WorldNode:
         """The welcome arrives, before any command."""
         if self.link_id is not None and self.accepted and not self.welcomed:
             self.welcomed = True
-            self.tell(LinkOpened())
+            self.tell(LinkOpened(turns=self.turns))
 
     def break_link(self) -> None:
         """Both ends notice; what was on its way is lost."""

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.domain.slo import Slo, headroom_s
+from mesh.domain.slo import Slo, due_s, next_due_s
 
 
 def test_long_prompts_have_longer_to_their_first_token() -> None:
@@ -16,13 +16,17 @@ def test_long_prompts_have_longer_to_their_first_token() -> None:
 def test_headroom_is_the_time_to_the_next_tokens_deadline(
     start_s: float, waited_s: float, tokens: int
 ) -> None:
-    """The n-th token is due at start + TTFT + n * TPOT; eq. 1 counts down to that."""
-    due_s = start_s + 2.0 + tokens * 0.25
-    got = headroom_s(
-        start_s=start_s,
-        ttft_limit_s=2.0,
-        tpot_s=0.25,
-        output_tokens=tokens,
-        now_s=start_s + waited_s,
-    )
-    assert abs(got - (due_s - (start_s + waited_s))) < 1e-6
+    """Eq. 1 is what is left of the time until start + TTFT + n * TPOT."""
+    now_s = start_s + waited_s
+    headroom_s = 2.0 + 0.25 * tokens - waited_s
+    got = due_s(start_s=start_s, ttft_limit_s=2.0, tpot_s=0.25, output_tokens=tokens)
+    assert abs((got - now_s) - headroom_s) < 1e-6
+
+
+def test_a_token_in_time_leaves_the_pace_as_it_is() -> None:
+    assert next_due_s(10.0, 0.25, 9.0) == 10.25
+
+
+def test_a_late_token_is_forgiven() -> None:
+    """The next one is due a TPOT after it came, not after it should have come."""
+    assert next_due_s(10.0, 0.25, 12.0) == 12.25

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from mesh.domain.errors import AlreadyExists, InvalidInput, NotFound, Refused
-from mesh.domain.events import CommandReceived, StepFinished
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import Accepted, Invocation, TextPrompt, Tokens
 from mesh.domain.messages import AbortRequest
+from mesh.domain.node_events import CommandReceived, StepFinished
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.runtime.journal import read_journal
 from tests.e2e.live_cell import LiveCell

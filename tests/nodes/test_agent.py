@@ -8,10 +8,10 @@ import pytest
 
 from mesh.core.node import NodeCore
 from mesh.domain.actions import NodeAction
-from mesh.domain.events import NodeEvent
 from mesh.domain.ids import NodeId
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import NodeHello
+from mesh.domain.node_events import NodeEvent
 from mesh.domain.reasons import DeviceKind
 from mesh_nodes.agent import STOP_S_MAX, Agent
 from tests.support.scripted_engine import ScriptedEngine

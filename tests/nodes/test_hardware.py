@@ -2,16 +2,21 @@
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mesh_nodes.hardware import default_node_id, probe
+from mesh.domain.reasons import DeviceKind
+from mesh.domain.steps import EngineCapabilities
+from mesh_nodes.hardware import Hardware, default_node_id, fingerprint, probe
 
 CPUINFO = """\
 processor\t: 0
+cpu family\t: 6
+model\t\t: 143
 model name\t: Intel(R) Xeon(R) Platinum 8488C
-flags\t\t: fpu avx2 avx512f avx512_bf16 amx_tile amx_int8 amx_bf16
+flags\t\t: fpu avx2 avx512f avx512_bf16 avx512_vnni amx_tile amx_int8 amx_bf16
 """
 
 
@@ -32,8 +37,8 @@ def _proc(root: Path, *, quota: str = "max", memory_max: str = "max") -> Path:
 def test_names_the_cpu_and_its_instruction_sets(tmp_path: Path) -> None:
     hardware = probe(_proc(tmp_path))
     assert hardware.cpu == "Intel(R) Xeon(R) Platinum 8488C"
-    assert hardware.isa == ("avx2", "avx512", "avx512_bf16", "amx_int8", "amx_bf16")
-    assert hardware.text.endswith("8488C, avx2 avx512 avx512_bf16 amx_int8 amx_bf16")
+    assert hardware.isa == ("avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
+    assert hardware.text.endswith("8488C, avx2 avx512 avx512_vnni avx512_bf16 amx_int8 amx_bf16")
 
 
 def test_without_a_limit_the_machine_and_the_affinity_mask_count(tmp_path: Path) -> None:
@@ -58,6 +63,39 @@ def test_this_machine_can_be_probed() -> None:
     assert hardware.cores >= 1
     assert hardware.memory_bytes > 1 << 28
     assert hardware.cpu
+
+
+ENGINE = EngineCapabilities(name="openvino", version="2026.4.0", resize_kv=True)
+
+
+def printed(hardware: Hardware, threads: int = 4) -> str:
+    return fingerprint(hardware, device=DeviceKind.CPU, threads=threads, engine=ENGINE)
+
+
+def test_a_fingerprint_names_what_decides_how_long_an_iteration_takes(tmp_path: Path) -> None:
+    assert printed(probe(_proc(tmp_path))) == (
+        "cpu/intel-xeon-platinum-8488c-6-143/4-threads/"
+        "avx2+avx512+avx512_vnni+avx512_bf16+amx_int8+amx_bf16/openvino-2026.4.0"
+    )
+
+
+def test_equal_nodes_have_one_fingerprint_and_others_another(tmp_path: Path) -> None:
+    """Memory and the cores that lie idle make no difference, threads and instruction sets do."""
+    hardware = probe(_proc(tmp_path))
+    smaller = replace(hardware, memory_bytes=1 << 30, cores=99)
+    assert printed(smaller) == printed(hardware)
+    others = [
+        printed(hardware, threads=5),
+        printed(replace(hardware, cpu="Intel(R) Xeon(R) Platinum 8488D")),
+        printed(replace(hardware, cpu_family="6-144")),
+        printed(replace(hardware, isa=("avx2",))),
+    ]
+    assert len({printed(hardware), *others}) == 5
+
+
+def test_what_the_machine_does_not_tell_is_left_out_of_a_fingerprint() -> None:
+    unknown = Hardware(cpu="unknown CPU", cores=1, memory_bytes=1, isa=())
+    assert printed(unknown) == "cpu/unknown-cpu/4-threads/openvino-2026.4.0"
 
 
 @pytest.mark.parametrize(

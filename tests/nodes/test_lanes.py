@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from mesh.domain.errors import EngineError, MeshError, ModelError, OutOfMemory
-from mesh.domain.events import LinkClosed, NodeEvent
+from mesh.domain.node_events import LinkClosed, NodeEvent
 from mesh.runtime.node_actions import Lane
 from mesh_nodes import lanes as lanes_module
 from mesh_nodes.lanes import ThreadLanes

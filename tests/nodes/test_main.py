@@ -1,11 +1,14 @@
 """The node agent's composition root: exit codes and two-line errors. tests/e2e has whole nodes."""
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from mesh.domain.messages import NodeHello
 from mesh_nodes.main import main
+from tests.support.scripted_engine import ScriptedEngine
 
 
 def _lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -46,6 +49,27 @@ def test_usage_errors_exit_with_2_and_two_lines(
     error, hint = _lines(capsys)
     assert error.startswith("error: ")
     assert hint.startswith("hint: ")
+
+
+def test_a_node_tells_its_fingerprint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With the threads that it computes with, and the engine that it has."""
+    told: list[NodeHello] = []
+
+    class Recorded:
+        clean = True
+
+        def __init__(self, *, identity: NodeHello, **rest: object) -> None:
+            told.append(identity)
+
+        def stop(self) -> None: ...
+
+        async def run(self) -> None: ...
+
+    monkeypatch.setattr("mesh_nodes.main.Agent", Recorded)
+    arguments = ["--home", str(tmp_path), "--threads", "3"]
+    assert main(arguments, engine_of=lambda options: ScriptedEngine()) == 0
+    (hello,) = told
+    assert re.fullmatch(r"cpu/[^/ ]+/3-threads/([^/ ]+/)?scripted-1", hello.fingerprint)
 
 
 def test_help_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:

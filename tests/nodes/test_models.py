@@ -11,9 +11,9 @@ import pytest
 
 from mesh.domain.actions import StartLoad
 from mesh.domain.errors import ModelError, StorageError, TornModel, Unavailable
-from mesh.domain.events import ImportBroke, ImportFinished, ImportProgressed, NodeEvent
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, OperationId
 from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.node_events import ImportBroke, ImportFinished, ImportProgressed, NodeEvent
 from mesh.domain.text import TextAssets
 from mesh.runtime.engine import Progress
 from mesh_nodes import models as models_module

@@ -9,6 +9,7 @@ import pytest
 from mesh.domain.errors import EngineError, TornModel
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.model import ModelInfo
+from mesh.domain.profile import IterationShape
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import SamplingParams
 from mesh.runtime.engine import EngineRequest, LoadOrder, TokenOutput
@@ -16,7 +17,7 @@ from mesh.text.assets import read_assets
 from mesh.text.tokenizer import TextCodec
 from mesh_nodes.text_engine import CODECS_MAX, TextEngine
 from tests.contract.engine_contract import write_tiny_model
-from tests.support.scripted_engine import ScriptedEngine
+from tests.support.scripted_engine import ScriptedEngine, measured_s
 
 INSTANCE = InstanceId("i-1")
 PROMPT = tuple(range(40, 70))
@@ -253,3 +254,8 @@ def test_a_moved_request_that_has_its_stop_string_already_ends_without_more_text
     submit(engine, "r", stop=(stop,), output=[token.token_id for token in free[:40]])
     (token,) = run(engine)
     assert (token.index, token.text, token.finish) == (40, "", FinishReason.STOP)
+
+
+def test_a_measure_is_the_inner_engines(engine: TextEngine) -> None:
+    shape = IterationShape(decode_batch=2, decode_context_tokens=100)
+    assert engine.measure(INSTANCE, shape) == measured_s(shape, 0.0)

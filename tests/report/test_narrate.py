@@ -1,9 +1,28 @@
 """Decisions in words."""
 
-from mesh.domain.events import InvokeRequested, NodeConnected
-from mesh.domain.messages import LoadInstance
+import pytest
+
+from mesh.domain.actions import RefuseRequest, SendCommand
+from mesh.domain.events import InvokeRequested, NodeConnected, NodeReported, ProfileRequested
+from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
+from mesh.domain.messages import (
+    LoadInstance,
+    NodeCommand,
+    NodeReport,
+    ProfileDone,
+    ProfileFailed,
+    ProfileInstance,
+    ProfileProgress,
+    UseProfile,
+)
+from mesh.domain.reasons import RefusalReason
+from mesh.domain.views import CellLine
 from mesh.report.narrate import narrate
 from tests.core.cells import CellUnderTest, commands, deployment, hello, request
+from tests.support.profiles import PROFILE, profile
+
+OPERATION = OperationId("o1")
+INSTANCE = InstanceId("chat-1-1")
 
 
 def test_a_request_that_scales_from_zero_tells_its_story() -> None:
@@ -25,6 +44,67 @@ def test_a_refusal_names_its_reason() -> None:
     cell = CellUnderTest(deployment())
     (line,) = narrate(None, cell.invoke())
     assert line.text.startswith("refused (no_node): ")
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        RefusalReason.FIRST_TOKEN_LATE,
+        RefusalReason.DELAYS_RUNNING,
+        RefusalReason.TPOT_EXCEEDED,
+    ],
+)
+def test_a_refusal_for_want_of_time_names_its_reason(reason: RefusalReason) -> None:
+    refusal = RefuseRequest(request_id=RequestId("r1"), reason=reason, message="2 s, limit 1 s")
+    told = CellLine(kind="request", subject="r1", text=f"refused ({reason}): 2 s, limit 1 s")
+    assert narrate(None, [refusal]) == [told]
+
+
+@pytest.mark.parametrize(
+    ("node_id", "text"), [(None, "measure a profile"), (NodeId("n1"), "measure a profile on n1")]
+)
+def test_a_wish_for_a_profile_names_the_deployment(node_id: NodeId | None, text: str) -> None:
+    asked = ProfileRequested(operation_id=OPERATION, name=DeploymentName("chat"), node_id=node_id)
+    assert narrate(asked, []) == [CellLine(kind="deployment", subject="chat", text=text)]
+
+
+@pytest.mark.parametrize(
+    ("report", "lines"),
+    [
+        (ProfileProgress(operation_id=OPERATION, phase="decode", share=0.5), []),
+        (
+            ProfileDone(operation_id=OPERATION, profile=PROFILE),
+            ["measured model sha256-0123456789abcdef in 2 s, on test"],
+        ),
+        (
+            ProfileFailed(operation_id=OPERATION, error="EngineError", message="too hot"),
+            ["measuring failed: too hot"],
+        ),
+    ],
+)
+def test_how_a_measurement_ended_is_told(report: NodeReport, lines: list[str]) -> None:
+    """Its progress is for the one who asked."""
+    said = narrate(NodeReported(link_id=1, report=report), [])
+    assert [(line.subject, line.text) for line in said] == [(OPERATION, text) for text in lines]
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        (
+            ProfileInstance(operation_id=OPERATION, instance_id=INSTANCE),
+            "measure iteration times",
+        ),
+        (UseProfile(instance_id=INSTANCE, profile=PROFILE), "new profile: measured"),
+        (
+            UseProfile(instance_id=INSTANCE, profile=profile(scaled_from="another")),
+            "new profile: another",
+        ),
+    ],
+)
+def test_what_profiles_mean_to_an_instance_is_told(command: NodeCommand, text: str) -> None:
+    told = CellLine(kind="instance", subject=INSTANCE, text=text)
+    assert narrate(None, [SendCommand(link_id=1, command=command)]) == [told]
 
 
 def test_token_traffic_is_left_out() -> None:

@@ -1,4 +1,4 @@
-"""Where a request and a new instance go."""
+"""Where a new instance goes."""
 
 from dataclasses import dataclass
 
@@ -7,21 +7,18 @@ from mesh.domain.ids import InstanceId, NodeId
 from mesh.domain.model import Footprint
 from mesh.domain.reasons import DeviceKind
 from mesh.policy.registry import policy
-from mesh.request.placement import NoRoom, Reclaim, Start, Wait, first_with_room, place_instance
+from mesh.request.placement import (
+    NoRoom,
+    NoTime,
+    Reclaim,
+    Start,
+    StartNode,
+    Wait,
+    place_instance,
+)
 from tests.core.cells import FOOTPRINT, MIB, deployment
 
-PACK = policy("llm-mesh")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Instance:
-    instance_id: InstanceId
-    device: DeviceKind = DeviceKind.CPU
-    batch: int = 0
-    room: int = 100
-
-    def has_room_for(self, tokens: int) -> bool:
-        return tokens <= self.room
+LLM_MESH = policy("llm-mesh")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,18 +37,15 @@ class Node:
         return self.idle
 
 
-def place(*nodes: Node) -> Start | Wait | Reclaim | NoRoom:
-    return place_instance(deployment(), nodes, kv_tokens_wanted=1024, policy=PACK)
+def place(*nodes: Node, busy: str = "") -> Start | Wait | Reclaim | NoRoom | NoTime:
+    """`busy` nodes, one letter each, have no time."""
 
+    def has_time(node: StartNode) -> bool:
+        return node.node_id not in busy
 
-def test_a_request_goes_to_the_largest_batch_with_room_and_to_a_cpu_first() -> None:
-    small = Instance(instance_id=InstanceId("a"), batch=1)
-    large = Instance(instance_id=InstanceId("b"), batch=5)
-    full = Instance(instance_id=InstanceId("c"), batch=9, room=0)
-    gpu = Instance(instance_id=InstanceId("d"), batch=8, device=DeviceKind.GPU)
-    assert first_with_room([gpu, small, large, full], 10, PACK) is large
-    assert first_with_room([gpu, full], 10, PACK) is gpu
-    assert first_with_room([full], 10, PACK) is None
+    return place_instance(
+        deployment(), nodes, kv_tokens_wanted=1024, policy=LLM_MESH, has_time=has_time
+    )
 
 
 def test_an_instance_starts_on_the_tightest_node_with_room() -> None:
@@ -95,3 +89,39 @@ def test_no_room_is_in_vain_when_even_the_nearest_node_is_too_small() -> None:
     alone = place(small)
     assert isinstance(alone, NoRoom)
     assert alone.in_vain
+
+
+def test_a_node_without_time_is_passed_over_for_the_next_with_room() -> None:
+    tight = Node(node_id=NodeId("a"), free_bytes=120 * MIB)
+    roomy = Node(node_id=NodeId("b"), free_bytes=900 * MIB)
+    placed = place(tight, roomy, busy="a")
+    assert isinstance(placed, Start)
+    assert placed.node.node_id == "b"
+
+
+def test_when_no_node_with_room_has_time_that_is_what_is_missing() -> None:
+    nodes = [Node(node_id=NodeId(name), free_bytes=120 * MIB) for name in "ab"]
+    assert place(*nodes, busy="ab") == NoTime()
+    full = Node(node_id=NodeId("c"), free_bytes=0)
+    assert place(*nodes, full, busy="ab") == NoTime(), "more memory would not help either"
+
+
+def test_idle_instances_go_on_another_node_when_the_one_with_room_has_no_time() -> None:
+    busy = Node(node_id=NodeId("a"), free_bytes=120 * MIB, idle=((InstanceId("x"), 50 * MIB),))
+    full = Node(node_id=NodeId("b"), free_bytes=0, idle=((InstanceId("y"), 150 * MIB),))
+    assert place(busy, full, busy="a") == Reclaim(instance_ids=(InstanceId("y"),))
+
+
+def test_time_is_asked_for_only_where_there_is_room() -> None:
+    asked = []
+
+    def has_time(node: StartNode) -> bool:
+        asked.append(node.node_id)
+        return True
+
+    nodes = [
+        Node(node_id=NodeId("a"), free_bytes=0),
+        Node(node_id=NodeId("b"), free_bytes=120 * MIB),
+    ]
+    place_instance(deployment(), nodes, kv_tokens_wanted=1024, policy=LLM_MESH, has_time=has_time)
+    assert asked == ["b"]

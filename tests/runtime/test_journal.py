@@ -2,6 +2,7 @@
 
 import errno
 import io
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -25,15 +26,22 @@ from mesh.runtime.journal import (
     replay,
 )
 from tests.core.cells import CellUnderTest, commands, deployment, hello, request
+from tests.support.profiles import PROFILE
 
 START = ControllerStart(
-    version="test", epoch=1, policy="llm-mesh", limits=CellLimits(), deployments=(deployment(),)
+    version="test",
+    epoch=1,
+    policy="llm-mesh",
+    limits=CellLimits(),
+    deployments=(deployment(),),
+    profiles=(PROFILE,),
 )
 
 
 class JournalledCell(CellUnderTest):
     def __init__(self, journal: Journal) -> None:
-        super().__init__(deployment())
+        super().__init__()
+        self.core = fresh_core(START)
         self._journal = journal
 
     def tell(self, event: ControllerEvent):  # type: ignore[no-untyped-def]
@@ -63,6 +71,7 @@ def fresh_core(start: ControllerStart) -> ControllerCore:
     return ControllerCore(
         epoch=start.epoch,
         deployments=start.deployments,
+        profiles=start.profiles,
         limits=start.limits,
         policy=policy(start.policy),
     )
@@ -81,10 +90,7 @@ def test_a_core_that_decides_otherwise_is_caught_at_the_first_difference(tmp_pat
     path = tmp_path / "incident.jsonl"
     write_incident(path)
     _, decisions = read_journal(path)
-    changed = ControllerCore(
-        epoch=1, deployments=(deployment(),), limits=CellLimits(batch_max=1), policy=policy("llm-mesh")
-    )
-    divergence = replay(changed, decisions)
+    divergence = replay(fresh_core(replace(START, limits=CellLimits(batch_max=1))), decisions)
     assert divergence is not None
     assert divergence.number == 2, "the load it asks for has another batch"
 
@@ -109,6 +115,16 @@ def test_a_torn_last_line_ends_the_journal_and_other_damage_is_named(tmp_path: P
     path.write_text("hello\n")
     with pytest.raises(InvalidInput, match="no journal"):
         read_journal(path)
+
+
+def test_a_start_without_profiles_is_read_as_one_that_knew_none(tmp_path: Path) -> None:
+    """Such starts are in journals of before profiles were kept."""
+    path = tmp_path / "journal"
+    open_journal(path, START).close()
+    line = json.loads(path.read_text())
+    del line["profiles"]
+    path.write_text(json.dumps(line) + "\n")
+    assert read_journal(path)[0] == replace(START, profiles=())
 
 
 def test_a_journal_of_another_format_and_what_is_none_are_refused(tmp_path: Path) -> None:

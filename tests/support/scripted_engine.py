@@ -14,6 +14,7 @@ from pathlib import Path
 from mesh.domain.errors import EngineError, OutOfMemory, TornModel
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.profile import IterationShape
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import SamplingParams
 from mesh.runtime.engine import (
@@ -26,10 +27,13 @@ from mesh.runtime.engine import (
     StepResult,
     TokenOutput,
 )
+from mesh_nodes.engines.measurable import check_measurable
 
 BLOCK_TOKENS = 32
 KV_BLOCK_BYTES = 64 * 1024
 WEIGHTS_BYTES = 4 * 1024 * 1024
+MEASURED_TOKEN_S = 1e-6
+"""By which a token of a measured shape lengthens the script's step, and 1024 tokens of its past."""
 
 
 @dataclass(slots=True)
@@ -44,6 +48,7 @@ class Script:
     fail_loads: int = 0
     out_of_memory_loads: int = 0
     fail_steps: int = 0
+    fail_measures: int = 0
 
 
 def scripted_token(
@@ -60,6 +65,13 @@ def scripted_token(
     )
     digest = hashlib.blake2b(repr(choice).encode(), digest_size=8).digest()
     return vocabulary[int.from_bytes(digest, "little") % len(vocabulary)]
+
+
+def measured_s(shape: IterationShape, step_s: float) -> float:
+    """What measuring this shape finds: every size counts."""
+    prefill = shape.prefill_tokens * (1 + shape.prefill_past_tokens / 1024)
+    decode = shape.decode_batch * (1 + shape.decode_context_tokens / 1024)
+    return step_s + MEASURED_TOKEN_S * (prefill + decode)
 
 
 @dataclass(slots=True)
@@ -228,13 +240,17 @@ class ScriptedEngine:
         work, starved = instance.plan(prefill_tokens_max)
         decodes = [sequence for sequence, _ in work if sequence.decoding]
         context_tokens = sum(sequence.length for sequence in decodes)
+        prefills = [(sequence, tokens) for sequence, tokens in work if not sequence.decoding]
+        prefill_tokens = sum(tokens for _, tokens in prefills)
+        past_tokens = sum(tokens * sequence.computed for sequence, tokens in prefills)
         for sequence, tokens in work:
             sequence.computed += tokens
         return StepResult(
             tokens=tuple(
                 instance.yield_token(sequence) for sequence, _ in work if sequence.left == 0
             ),
-            prefill_tokens=sum(tokens for _, tokens in work) - len(decodes),
+            prefill_tokens=prefill_tokens,
+            prefill_past_tokens=round(past_tokens / max(prefill_tokens, 1)),
             decode_batch=len(decodes),
             context_tokens=context_tokens,
             prefill_left=tuple(
@@ -246,6 +262,23 @@ class ScriptedEngine:
             kv_blocks_used=instance.blocks_used,
             elapsed_s=self.script.step_s,
         )
+
+    def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
+        instance = self._instance(instance_id)
+        check_measurable(
+            instance_id,
+            shape,
+            context_tokens_max=instance.order.context_tokens_max,
+            batch_max=instance.order.batch_max,
+            block_tokens=BLOCK_TOKENS,
+            blocks_free=instance.kv_blocks - instance.blocks_used,
+        )
+        elapsed_s = measured_s(shape, self.script.step_s)
+        self._sleep(elapsed_s)
+        if self.script.fail_measures:
+            self.script.fail_measures -= 1
+            raise EngineError(f"instance {instance_id} is not measured: the script wants it so")
+        return elapsed_s
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> int:
         instance = self._instance(instance_id)

@@ -6,6 +6,7 @@ import pytest
 
 from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
+from mesh.domain.profile import IterationShape
 from mesh.domain.request import SamplingParams
 from mesh.runtime.engine import EngineRequest, LoadOrder
 from tests.core.cells import MODEL
@@ -61,6 +62,21 @@ def test_slow_calls_sleep_and_say_how_long(tmp_path: Path) -> None:
     load(engine, tmp_path)
     assert engine.step(INSTANCE, 64).elapsed_s == 0.02
     assert slept == [0.5, 0.02]
+
+
+def test_a_measure_takes_the_scripts_step_and_longer_the_larger_the_shape(tmp_path: Path) -> None:
+    slept: list[float] = []
+    engine = ScriptedEngine(Script(step_s=0.02), sleep=slept.append)
+    load(engine, tmp_path)
+    small = IterationShape(decode_batch=1, decode_context_tokens=8)
+    large = IterationShape(decode_batch=2, decode_context_tokens=64)
+    measured = [engine.measure(INSTANCE, shape) for shape in (small, small, large)]
+    assert slept == [0.0, *measured]
+    assert 0.02 < measured[0] == measured[1] < measured[2]
+    engine.script.fail_measures = 1
+    with pytest.raises(EngineError, match="not measured"):
+        engine.measure(INSTANCE, small)
+    assert engine.measure(INSTANCE, small) == measured[0]
 
 
 def test_memory_is_bounded_over_all_instances(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
+from mesh.domain.profile import Grid, Profile
 from mesh.domain.views import CellStatus
 
 U32 = st.integers(0, 2**32 - 1)
@@ -16,6 +17,7 @@ TOKENS = st.lists(st.integers(0, 2**63 - 1), max_size=5).map(tuple)
 IDS = st.text(min_size=1, max_size=20)
 SECONDS = st.floats(0, 1e9, allow_nan=False)
 ABOVE_0 = st.floats(1e-6, 1e4, allow_nan=False)
+HEADROOMS = st.floats(-1e9, 1e9, allow_nan=False)
 
 # By the name of the field, where the type alone allows more than the message holds.
 BY_NAME: Mapping[str, st.SearchStrategy[Any]] = {
@@ -33,6 +35,11 @@ BY_NAME: Mapping[str, st.SearchStrategy[Any]] = {
     "tpot_s": ABOVE_0,
     "parameters": U64,
     "served": U64,
+    "kv_bytes_per_token": U64,
+    "correction": ABOVE_0,
+    "load_slowdown": ABOVE_0,
+    "headroom_least_s": HEADROOMS,
+    "headroom_p50_s": HEADROOMS,
 }
 
 
@@ -44,7 +51,12 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
     if get_origin(kind) in (Union, types.UnionType):
         return st.one_of([values(member) for member in get_args(kind)])
     if get_origin(kind) is tuple:
-        return st.lists(values(get_args(kind)[0]), max_size=3).map(tuple)
+        parts = get_args(kind)
+        if parts[-1] is not Ellipsis:
+            return st.tuples(*map(values, parts))
+        return st.lists(values(parts[0]), max_size=3).map(tuple)
+    if kind is Grid:
+        return grids()
     if is_dataclass(kind) and isinstance(kind, type):
         return _built(kind)
     if isinstance(kind, type) and issubclass(kind, Enum):
@@ -58,6 +70,16 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
         type(None): st.none(),
     }
     return plain[kind]
+
+
+@st.composite
+def grids(draw: st.DrawFn) -> Grid:
+    """Ascending sizes, and seconds for each pair of them."""
+    rows = draw(st.sets(st.integers(1, 2**32 - 1), min_size=1, max_size=4))
+    columns = draw(st.sets(U32, min_size=1, max_size=4))
+    row = st.tuples(*[SECONDS] * len(columns))
+    seconds = draw(st.tuples(*[row] * len(rows)))
+    return Grid(rows=tuple(sorted(rows)), columns=tuple(sorted(columns)), seconds=seconds)
 
 
 def _built(kind: type) -> st.SearchStrategy[Any]:
@@ -74,6 +96,8 @@ def _field(owner: type, name: str, kind: Any) -> st.SearchStrategy[Any]:
     if name == "context_tokens_max":
         some = st.integers(1, 2**32 - 1)
         return st.none() | some if type(None) in get_args(kind) else some
+    if owner is Profile and name in ("cores", "parameters", "weights_bytes"):
+        return st.integers(1, 2**32 - 1)
     if name == "output_tokens" and kind is int:
         return U32
     if name == "prompt_tokens" and kind is int:

@@ -13,7 +13,13 @@ from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput
 from mesh.domain.invocation import Invocation, InvocationEvent
 from mesh.domain.messages import NodeCommand, NodeReport
-from mesh.domain.views import CellEvent, CellStatus, DeploymentSnapshot, NodeSnapshot
+from mesh.domain.views import (
+    CellEvent,
+    CellStatus,
+    DeploymentSnapshot,
+    NodeSnapshot,
+    ProfileView,
+)
 from mesh.v1 import control_pb2, inference_pb2, model_pb2, node_link_pb2
 from mesh.wire import codec_command, codec_invoke, codec_model, codec_node, codec_views
 from mesh.wire.malformed import Malformed, lenient
@@ -50,6 +56,12 @@ CODECS: dict[str, Codec] = {
         codec_views.status_to_wire,
         codec_views.status_from_wire,
         control_pb2.Status,
+    ),
+    "profile": (
+        ProfileView,
+        codec_views.profile_view_to_wire,
+        codec_views.profile_view_from_wire,
+        control_pb2.KnownProfile,
     ),
     "cell event": (
         CellEvent,

@@ -12,7 +12,7 @@ import pytest
 from mesh.domain.errors import AlreadyExists, InvalidInput
 from mesh.domain.ids import InstanceId, NodeId
 from mesh.domain.messages import Heartbeat, NodeCommand, NodeHello, NodeReport, UnloadInstance
-from mesh.domain.reasons import DeviceKind
+from mesh.domain.reasons import DeviceKind, TurnRule
 from mesh.v1 import node_link_pb2 as pb
 from mesh.v1.node_link_pb2_grpc import NodeLinkServicer, add_NodeLinkServicer_to_server
 from mesh.wire.channel import bind, server_options
@@ -68,7 +68,7 @@ class Controller(NodeLinkServicer):
 async def take(self: Controller, reports: Any, context: Any) -> None:
     """Take the node, command once, then listen to it."""
     await self.hear(reports, 1)
-    await context.write(welcome(1.0))
+    await context.write(welcome(1.0, TurnRule.FIRST_COME))
     await context.write(command_to_wire(UNLOAD))
     async for report in reports:
         self.reports.append(report_from_wire(report))
@@ -76,7 +76,18 @@ async def take(self: Controller, reports: Any, context: Any) -> None:
 
 async def take_and_close(self: Controller, reports: Any, context: Any) -> None:
     await self.hear(reports, 1)
-    await context.write(welcome(1.0))
+    await context.write(welcome(1.0, TurnRule.FIRST_COME))
+
+
+async def take_of_old(self: Controller, reports: Any, context: Any) -> None:
+    """As a controller did whose version knew no rules of turns."""
+    await self.hear(reports, 1)
+    await context.write(pb.NodeCommand(welcome=pb.Welcome(heartbeat_s=1.0)))
+
+
+async def take_by_lot(self: Controller, reports: Any, context: Any) -> None:
+    await self.hear(reports, 1)
+    await context.write(pb.NodeCommand(welcome=pb.Welcome(heartbeat_s=1.0, turns="lot")))
 
 
 async def say_nothing(self: Controller, reports: Any, context: Any) -> None:
@@ -93,7 +104,7 @@ async def refuse_hello(self: Controller, reports: Any, context: Any) -> None:
 
 async def command_nonsense(self: Controller, reports: Any, context: Any) -> None:
     await self.hear(reports, 1)
-    await context.write(welcome(1.0))
+    await context.write(welcome(1.0, TurnRule.FIRST_COME))
     await context.write(pb.NodeCommand())
     await asyncio.sleep(5)
 
@@ -103,6 +114,7 @@ class Ends:
 
     def __init__(self, address: str, limits: LinkLimits = QUICK) -> None:
         self.opened = 0
+        self.turns: list[TurnRule] = []
         self.commands: list[NodeCommand] = []
         self.closed: list[str] = []
         self._changed = asyncio.Event()
@@ -128,8 +140,9 @@ class Ends:
         async with asyncio.timeout(2):
             await self.running
 
-    def _on_open(self) -> None:
+    def _on_open(self, turns: TurnRule) -> None:
         self.opened += 1
+        self.turns.append(turns)
         self._changed.set()
 
     def _on_command(self, command: NodeCommand) -> None:
@@ -170,6 +183,15 @@ async def test_a_broken_link_is_dialled_again_and_each_opening_is_closed_once() 
     assert controller.connections == 4
 
 
+async def test_the_welcome_says_who_computes_next_and_an_old_one_means_headroom() -> None:
+    controller = Controller(take_and_close, take_of_old)
+    async with controller.serving():
+        ends = Ends(controller.address)
+        await ends.until(lambda: ends.opened == 2)
+        await ends.stop()
+    assert ends.turns[:2] == [TurnRule.FIRST_COME, TurnRule.HEADROOM]
+
+
 async def test_a_controller_that_comes_back_is_found_again() -> None:
     controller = Controller(take)
     async with controller.serving():
@@ -184,7 +206,8 @@ async def test_a_controller_that_comes_back_is_found_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "kind"), [(refuse_name, AlreadyExists), (refuse_hello, InvalidInput)]
+    ("script", "kind"),
+    [(refuse_name, AlreadyExists), (refuse_hello, InvalidInput), (take_by_lot, InvalidInput)],
 )
 async def test_what_waiting_does_not_heal_ends_the_link_for_good(
     script: Script, kind: type[Exception]

@@ -72,6 +72,36 @@ def test_blocks_keep_their_contents_where_they_stay_and_where_they_move(bound: B
         assert not array[3:].any(), "fresh blocks are zeros"
 
 
+def test_backed_blocks_have_memory_of_their_own_and_the_others_are_left_alone(bound: Bound) -> None:
+    bound.cache.resize(RANGE_BLOCKS, {})
+    for name in NAMES:
+        bound.blocks(name)[0] = 7
+    empty = resident_bytes()
+    bound.cache.back(range(1, RANGE_BLOCKS // 2 + 1))
+    backed_bytes = RANGE_BLOCKS // 2 * bound.cache.block_bytes
+    assert 0.9 * backed_bytes < resident_bytes() - empty < 1.1 * backed_bytes
+    for name in NAMES:
+        array = bound.blocks(name)
+        assert set(array[0].ravel()) == {7.0}
+        assert array[1 : RANGE_BLOCKS // 2 + 1].min() > np.finfo(np.float32).tiny
+        assert not array[RANGE_BLOCKS // 2 + 1 :].any()
+
+
+def test_a_block_is_backed_once_and_again_after_a_shrink_took_it(bound: Bound) -> None:
+    bound.cache.back([1, 5])
+    for name in NAMES:
+        bound.blocks(name)[:] = 3
+    bound.cache.back([1, 5])
+    assert {bound.blocks(name).min() for name in NAMES} == {3.0}, "there is memory under it already"
+    bound.cache.resize(2, {})
+    bound.cache.resize(8, {})
+    bound.cache.back([1, 5])
+    for name in NAMES:
+        array = bound.blocks(name)
+        assert set(array[1].ravel()) == {3.0}
+        assert 0 < array[5].min() == array[5].max() < 1
+
+
 def test_every_layer_sees_every_size(bound: Bound) -> None:
     for blocks in (1, 4096, 2, 7, 1000, 1):
         bound.cache.resize(blocks, {})

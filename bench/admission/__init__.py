@@ -1,0 +1,1 @@
+"""How long the controller core takes to decide where a request goes: `make bench-admission`."""

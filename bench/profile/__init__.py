@@ -1,0 +1,1 @@
+"""How well a measured profile predicts real iterations: `make bench-profile`."""

@@ -1,0 +1,138 @@
+"""Predicts iterations of the demo model by a profile of it, and measures them.
+
+The engine runs in this process, driven as a node drives it, so that the figures are the profile's
+alone. First prompts and batches on a quiet machine, then batches beside processes that take every
+core. The last line is one JSON object: mean deviations |predicted / measured - 1| (`_corrected`:
+with the node's online correction), and how soon the correction notices a neighbour.
+"""
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean, quantiles
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.profile.loaded import LoadedModel
+from bench.profile.measuring import Measuring, Noisy, Surveyed
+from bench.profile.predicting import TOLERANCE, Iteration, Predictions
+from bench.profile.workloads import prompts, sweeps
+
+WORKLOADS = 100
+"""Prompts, and as many batches."""
+SWEEPS = 6
+NOISY_WORKLOADS = 20
+NOISY_WORKLOAD_S = 2.0
+QUICK = 10
+"""So many times fewer workloads in a functional trial."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    surveyed: Surveyed
+    prefills: list[Iteration]
+    decodes: list[Iteration]
+    noisy: Noisy
+
+
+def measure(seed: int, quick: bool) -> Measured:
+    fewer = QUICK if quick else 1
+    draw = random.Random(seed)
+    model = LoadedModel(seed)
+    try:
+        measuring = Measuring(model, draw, _note)
+        surveyed = measuring.survey()
+        predictions = Predictions(surveyed.profile)
+        return Measured(
+            surveyed=surveyed,
+            prefills=measuring.prefills(predictions, prompts(draw, WORKLOADS // fewer)),
+            decodes=measuring.decodes(
+                predictions, sweeps(draw, WORKLOADS // fewer, max(SWEEPS // fewer, 1))
+            ),
+            noisy=measuring.noisy(predictions, NOISY_WORKLOADS // fewer, NOISY_WORKLOAD_S),
+        )
+    finally:
+        model.close()
+
+
+def report(measured: Measured) -> None:
+    table = Table(title="|predicted / measured - 1|, per cent", title_justify="left", box=None)
+    for heading in ("", "workloads", "profile alone: mean", "p90", "corrected: mean", "p90"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, workloads in (
+        ("prefill, quiet", measured.prefills),
+        ("decode, quiet", measured.decodes),
+        ("decode, noisy neighbour", measured.noisy.workloads),
+    ):
+        table.add_row(
+            name,
+            str(len(workloads)),
+            *_cells([i.deviation for i in workloads]),
+            *_cells([i.deviation_corrected for i in workloads]),
+        )
+    console = Console(width=100)
+    console.print(table)
+    surveyed, noisy = measured.surveyed, measured.noisy
+    console.print(
+        f"survey: {surveyed.shapes} shapes in {surveyed.took_s:.0f} s; corrected predictions are "
+        f"within {100 * TOLERANCE:.0f} % {_seconds(noisy.noticed_s)} after the neighbour came "
+        f"and {_seconds(noisy.recovered_s)} after it went"
+    )
+    print(json.dumps(figures(measured)))
+
+
+def figures(measured: Measured) -> dict[str, float | None]:
+    prefills, decodes, noisy = measured.prefills, measured.decodes, measured.noisy
+    return {
+        "prefill_deviation": _deviation(prefills),
+        "decode_deviation": _deviation(decodes),
+        "prefill_deviation_corrected": _deviation_corrected(prefills),
+        "decode_deviation_corrected": _deviation_corrected(decodes),
+        "noisy_deviation_uncorrected": _deviation(noisy.workloads),
+        "noisy_deviation_corrected": _deviation_corrected(noisy.workloads),
+        "noticed_s": noisy.noticed_s and round(noisy.noticed_s, 2),
+        "recovered_s": noisy.recovered_s and round(noisy.recovered_s, 2),
+        "survey_s": round(measured.surveyed.took_s, 1),
+        "shapes": measured.surveyed.shapes,
+    }
+
+
+def _deviation(workloads: Sequence[Iteration]) -> float:
+    return round(mean(i.deviation for i in workloads), 4)
+
+
+def _deviation_corrected(workloads: Sequence[Iteration]) -> float:
+    return round(mean(i.deviation_corrected for i in workloads), 4)
+
+
+def _cells(deviations: Sequence[float]) -> tuple[str, str]:
+    p90 = quantiles(deviations, n=10)[8] if len(deviations) > 1 else deviations[0]
+    return f"{100 * mean(deviations):.1f}", f"{100 * p90:.1f}"
+
+
+def _seconds(seconds: float | None) -> str:
+    return "(never)" if seconds is None else f"{seconds:.1f} s"
+
+
+def _note(line: str) -> None:
+    """On one line of a terminal, nowhere else: a phase has hundreds of them."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="a tenth of it, to see that it works")
+    options = parser.parse_args()
+    measured = measure(options.seed, options.quick)
+    _note("")
+    report(measured)
+
+
+if __name__ == "__main__":
+    main()

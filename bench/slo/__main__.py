@@ -1,0 +1,172 @@
+"""Offers one node more than it can compute, in bursts, and counts who is served in time.
+
+Under two policies, one after the other: `llm-mesh` admits what shadow validation lets pass and
+computes by headroom; `fcfs` takes everything, in the order of arrival. Both get the same calls. The
+last line is one JSON object: `met_of_admitted` and all that has no prefix is llm-mesh's,
+`met_ratio_to_fcfs` says in how many more calls it met the SLO, `offered_over_capacity` how much
+there was to do.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.demo_model import stored_model
+from bench.slo.cell import loaded_cell, measured_profile
+from bench.slo.client import offer
+from bench.slo.judging import Judgement, Outcome, jain
+from bench.slo.workload import SLOS, Call, Costs, calls
+from mesh.compute.times import Times
+from mesh.domain.errors import MeshError
+
+OURS, BASELINE = "llm-mesh", "fcfs"
+SECONDS = 150.0
+QUICK_SECONDS = 15.0
+LOAD = 2.0
+TARGET = 0.99
+"""Of the admitted calls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    ours: Judgement
+    baseline: Judgement
+    offered_over_capacity: float
+    batch: int
+    """Of every deployment, at capacity."""
+
+
+def compare(seconds: float, rounds: int, seed: int, load: float) -> Compared:
+    """Round by round, so that whatever else the machine does meets both policies."""
+    outcomes: dict[str, list[Outcome]] = {OURS: [], BASELINE: []}
+    costs: Costs | None = None
+    offered_s = 0.0
+    for number in range(rounds):
+        with loaded_cell(OURS) as address:
+            profile = measured_profile(address, _note)
+            costs = costs or Costs(Times(profile))
+            sent = calls(costs, load=load, seconds=seconds, seed=seed + number)
+            outcomes[OURS] += _run(OURS, address, sent)
+        with loaded_cell(BASELINE) as address:
+            outcomes[BASELINE] += _run(BASELINE, address, sent)
+        offered_s += sum(costs.call_s(call) for call in sent)
+    assert costs is not None, "there is a round at least"
+    return Compared(
+        ours=Judgement(outcomes=tuple(outcomes[OURS])),
+        baseline=Judgement(outcomes=tuple(outcomes[BASELINE])),
+        offered_over_capacity=offered_s / (rounds * seconds),
+        batch=costs.batch,
+    )
+
+
+def _run(policy: str, address: str, sent: Sequence[Call]) -> list[Outcome]:
+    _note(f"{policy}: {len(sent)} calls")
+    answers = offer(address, sent)
+    return [Outcome(call=c, answer=a) for c, a in zip(sent, answers, strict=True)]
+
+
+def report(compared: Compared) -> None:
+    table = Table(
+        title=f"{compared.ours.requests} calls in bursts: {compared.offered_over_capacity:.2f} "
+        f"times what the node can compute ({len(SLOS)} batches of {compared.batch})",
+        title_justify="left",
+        box=None,
+    )
+    for heading in ("", OURS, BASELINE):
+        table.add_column(heading, justify="right" if heading else "left")
+    ours, baseline = compared.ours, compared.baseline
+    reasons = sorted({*ours.refused_by_reason, *baseline.refused_by_reason})
+    pairs = zip(_rows(ours, reasons), _rows(baseline, reasons), strict=True)
+    for (name, value), (_, other) in pairs:
+        table.add_row(name, value, other)
+    console = Console(width=100)
+    console.print(table)
+    console.print(
+        f"SLO met: {ours.met_of_admitted:.1%} of the admitted (≥ {TARGET:.0%}), "
+        f"{_ratio(compared):.1f} times as many calls as under {BASELINE}"
+    )
+    print(json.dumps(figures(compared)))
+
+
+def _rows(judged: Judgement, reasons: Sequence[str]) -> list[tuple[str, str]]:
+    """What the table says of a policy. `reasons` are those for which any has refused a call."""
+    shares = judged.met_share_by_deployment
+    return [
+        ("admitted", str(judged.admitted)),
+        ("  met their SLO", f"{judged.met} ({judged.met_of_admitted:.1%})"),
+        ("  late by, median s", f"{judged.late_s_p50:.3f}"),
+        ("  late by, at most s", f"{max(judged.late_s, default=0.0):.3f}"),
+        ("  failed", str(sum(judged.failed.values()))),
+        ("refused", str(judged.requests - judged.admitted)),
+        ("  before the first token was due", f"{judged.refusals_before_deadline:.1%}"),
+        *((f"  {reason}", str(judged.refused_by_reason.get(reason, 0))) for reason in reasons),
+        ("output tokens", str(judged.output_tokens)),
+        ("client lag, p99 s", f"{judged.lag_s_p99:.3f}"),
+        *(
+            (f"met of {name}, TTFT {slo.ttft_s:g} s, TPOT {slo.tpot_s:g} s", f"{shares[name]:.1%}")
+            for name, slo in SLOS.items()
+        ),
+    ]
+
+
+def figures(compared: Compared) -> dict[str, object]:
+    ours, baseline = compared.ours, compared.baseline
+    shares = ours.met_share_by_deployment
+    return {
+        "met_of_admitted": round(ours.met_of_admitted, 4),
+        "met_ratio_to_fcfs": round(_ratio(compared), 2),
+        "requests": ours.requests,
+        "admitted": ours.admitted,
+        "met": ours.met,
+        "refused_by_reason": ours.refused_by_reason,
+        "refusals_before_deadline": round(ours.refusals_before_deadline, 4),
+        "failed": ours.failed,
+        "offered_over_capacity": round(compared.offered_over_capacity, 2),
+        "late_s_p50": round(ours.late_s_p50, 4),
+        "late_s_max": round(max(ours.late_s, default=0.0), 4),
+        "met_share_by_deployment": {name: round(share, 3) for name, share in shares.items()},
+        "met_share_jain": round(jain(list(shares.values())), 3),
+        "client_lag_s_p99": round(ours.lag_s_p99, 4),
+        "fcfs_met": baseline.met,
+        "fcfs_admitted": baseline.admitted,
+        "fcfs_met_of_admitted": round(baseline.met_of_admitted, 4),
+        "fcfs_refused_by_reason": baseline.refused_by_reason,
+        "fcfs_failed": baseline.failed,
+    }
+
+
+def _ratio(compared: Compared) -> float:
+    return compared.ours.met / max(compared.baseline.met, 1)
+
+
+def _note(line: str) -> None:
+    """On one line of a terminal, nowhere else: measuring a profile has many of them."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="that calls are sent for")
+    parser.add_argument("--rounds", type=int, default=1, help="each with both policies")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--load", type=float, default=LOAD, help="offered over capacity")
+    parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it works")
+    options = parser.parse_args()
+    stored_model()
+    seconds = QUICK_SECONDS if options.quick else options.seconds
+    try:
+        compared = compare(seconds, options.rounds, options.seed, options.load)
+    except MeshError as error:
+        sys.exit(f"error: {error}")
+    _note("")
+    report(compared)
+
+
+if __name__ == "__main__":
+    main()

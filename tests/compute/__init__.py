@@ -1,0 +1,1 @@
+"""Profiles: made, scaled, corrected, read."""

@@ -1,0 +1,121 @@
+"""A node core at a time that the test moves, and what its engine says."""
+
+from collections.abc import Mapping, Sequence
+
+from mesh.core.node import NodeCore
+from mesh.domain.actions import NodeAction, SendReport
+from mesh.domain.ids import DeploymentName, InstanceId, RequestId
+from mesh.domain.limits import NodeLimits
+from mesh.domain.messages import (
+    Heartbeat,
+    LoadInstance,
+    NodeCommand,
+    NodeReport,
+    SubmitRequest,
+    TokensReport,
+)
+from mesh.domain.node_events import (
+    CommandReceived,
+    HeartbeatDue,
+    LinkOpened,
+    LoadFinished,
+    NodeEvent,
+    StepFinished,
+)
+from mesh.domain.reasons import FinishReason, TurnRule
+from mesh.domain.request import RequestOrder, RequestTokens
+from mesh.domain.slo import Slo
+from mesh.domain.steps import LoadedInstance, StepResult, TokenOutput
+from tests.core.cells import FOOTPRINT, MODEL, only, request
+from tests.support.profiles import PROFILE
+
+
+class NodeUnderTest:
+    def __init__(self, turns: TurnRule = TurnRule.HEADROOM) -> None:
+        self.core = NodeCore(limits=NodeLimits())
+        self.now_s = 50.0
+        self.tell(LinkOpened(turns=turns))
+
+    def tell(self, event: NodeEvent) -> list[NodeAction]:
+        return self.core.handle(event, self.now_s)
+
+    def command(self, command: NodeCommand) -> list[NodeAction]:
+        return self.tell(CommandReceived(command=command))
+
+    def load(self, name: str = "i1") -> list[NodeAction]:
+        """Commanded and done."""
+        self.command(load_command(name))
+        loaded = LoadedInstance(footprint=FOOTPRINT, kv_blocks=16, elapsed_s=0.1)
+        return self.tell(LoadFinished(instance_id=InstanceId(name), loaded=loaded))
+
+    def submit(
+        self,
+        name: str,
+        on: str = "i1",
+        *,
+        age_s: float = 0.0,
+        attempt: int = 1,
+        so_far: Sequence[int] = (),
+        slo: Slo | None = None,
+        prompt: int = 3,
+    ) -> list[NodeAction]:
+        order = RequestOrder(
+            request=request(name, prompt=(1,) * prompt),
+            attempt=attempt,
+            output_tokens=tuple(so_far),
+            slo=slo or Slo(),
+            age_s=age_s,
+        )
+        return self.command(SubmitRequest(instance_id=InstanceId(on), order=order))
+
+    def step(
+        self,
+        on: str,
+        *tokens: TokenOutput,
+        starved: Sequence[str] = (),
+        prefill_left: Mapping[str, int] | None = None,
+    ) -> list[NodeAction]:
+        """An iteration has ended: a decode of those that have tokens."""
+        result = StepResult(
+            tokens=tokens,
+            prefill_tokens=0,
+            prefill_past_tokens=0,
+            decode_batch=len(tokens),
+            context_tokens=0,
+            prefill_left=tuple((RequestId(r), left) for r, left in (prefill_left or {}).items()),
+            starved=tuple(RequestId(s) for s in starved),
+            kv_blocks_used=1,
+            elapsed_s=0.01,
+        )
+        return self.tell(StepFinished(instance_id=InstanceId(on), result=result))
+
+    def heartbeat(self) -> Heartbeat:
+        actions = self.tell(HeartbeatDue(rss_bytes=1))
+        return only(reports(actions), Heartbeat)
+
+
+def load_command(name: str = "i1") -> LoadInstance:
+    return LoadInstance(
+        instance_id=InstanceId(name),
+        deployment=DeploymentName("chat"),
+        model=MODEL,
+        kv_blocks=16,
+        context_tokens_max=512,
+        batch_max=8,
+        profile=PROFILE,
+    )
+
+
+def token(name: str, index: int, *, finish: FinishReason | None = None) -> TokenOutput:
+    return TokenOutput(
+        request_id=RequestId(name), index=index, token_id=40 + index, text="x", finish=finish
+    )
+
+
+def reports(actions: Sequence[NodeAction]) -> list[NodeReport]:
+    return [action.report for action in actions if isinstance(action, SendReport)]
+
+
+def outputs(actions: Sequence[NodeAction]) -> tuple[RequestTokens, ...]:
+    """Of the iteration that the actions report."""
+    return only(reports(actions), TokensReport).outputs

@@ -1,0 +1,224 @@
+"""Both cores with an engine that takes exactly as long as its profile says, under a clock that
+jumps: one node, a link without delay, loads of a second.
+"""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from mesh.compute.times import Times
+from mesh.core.controller import ControllerCore
+from mesh.core.node import NodeCore
+from mesh.domain.actions import (
+    ControllerAction,
+    DeliverTokens,
+    NodeAction,
+    RefuseRequest,
+    SendCommand,
+    SendReport,
+    SetTimer,
+    StartLoad,
+    StartStep,
+    StartUnload,
+    SubmitToEngine,
+)
+from mesh.domain.deployment import Deployment
+from mesh.domain.events import ControllerEvent, InvokeRequested, NodeConnected, NodeReported
+from mesh.domain.ids import DeploymentName, InstanceId, RequestId
+from mesh.domain.limits import CellLimits, NodeLimits
+from mesh.domain.messages import SubmitRequest
+from mesh.domain.node_events import (
+    CommandReceived,
+    LinkOpened,
+    LoadFinished,
+    NodeEvent,
+    StepFinished,
+    UnloadFinished,
+)
+from mesh.domain.profile import IterationShape, Profile
+from mesh.domain.reasons import FinishReason, RefusalReason
+from mesh.domain.slo import Slo
+from mesh.domain.steps import EngineRequest, LoadedInstance, StepResult, TokenOutput
+from mesh.policy.registry import policy
+from tests.core.cells import FOOTPRINT, hello, request
+
+LOAD_S = 1.0
+LINK = 1
+
+
+@dataclass(slots=True)
+class Caller:
+    """Someone who waits for tokens, and looks at the clock for each."""
+
+    slo: Slo
+    prompt: int
+    arrival_s: float
+    seen_s: list[float] = field(default_factory=list)
+    grace_s: float = 0.0
+    ended: RefusalReason | FinishReason | None = None
+
+    def late_s(self) -> float:
+        """By how much its latest token was late; negative if all were in time."""
+        due_s = self.arrival_s + self.slo.ttft_limit_s(self.prompt) + self.grace_s
+        late = [seen - due_s - self.slo.tpot_s * n for n, seen in enumerate(self.seen_s)]
+        return max(late, default=0.0)
+
+
+@dataclass(slots=True)
+class Running:
+    request: EngineRequest
+    left: int
+    """Prompt tokens to compute."""
+    tokens: int = 0
+    """Generated."""
+
+    @property
+    def context(self) -> int:
+        return len(self.request.prompt_tokens) - self.left + self.tokens
+
+
+class SimulatedCell:
+    def __init__(
+        self,
+        deployments: tuple[Deployment, ...],
+        profile: Profile,
+        limits: CellLimits | None = None,
+        rule: str = "llm-mesh",
+    ) -> None:
+        self.core = ControllerCore(
+            epoch=1,
+            deployments=deployments,
+            limits=limits or CellLimits(),
+            policy=policy(rule),
+            profiles=(profile,),
+        )
+        self.slos = {made.spec.name: made.spec.slo for made in deployments}
+        self.times = Times(profile)
+        self.now_s = 0.0
+        self.callers: dict[RequestId, Caller] = {}
+        self.placed: list[RequestId] = []
+        self.loaded: dict[InstanceId, dict[RequestId, Running]] = {}
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._calls = 0
+        self._node = NodeCore(limits=NodeLimits())
+        self._tell_node(LinkOpened())
+        self.tell(NodeConnected(link_id=LINK, hello=replace(hello(), memory_bytes=8 << 30)))
+
+    def invoke_at(self, at_s: float, of: str, prompt: int, max_tokens: int) -> RequestId:
+        """Ask for so many tokens, at that time."""
+        made = request(f"r{self._calls}", of=of, prompt=(1,) * prompt, max_tokens=max_tokens)
+        caller = Caller(self.slos[DeploymentName(of)], prompt, at_s)
+
+        def arrive() -> None:
+            self.callers[made.request_id] = caller
+            self.tell(InvokeRequested(request=made))
+
+        self._at(at_s, arrive)
+        return made.request_id
+
+    def run_until(self, until_s: float) -> None:
+        while self._heap and self._heap[0][0] <= until_s:
+            self.now_s, _, call = heapq.heappop(self._heap)
+            call()
+        self.now_s = until_s
+
+    def tell(self, event: ControllerEvent) -> None:
+        for action in self.core.handle(event, self.now_s):
+            self._perform(action)
+
+    def _at(self, at_s: float, call: Callable[[], None]) -> None:
+        self._calls += 1
+        heapq.heappush(self._heap, (at_s, self._calls, call))
+
+    def _perform(self, action: ControllerAction) -> None:
+        match action:
+            case SendCommand(command=command):
+                if isinstance(command, SubmitRequest):
+                    self.placed.append(command.order.request.request_id)
+                self._at(self.now_s, lambda: self._tell_node(CommandReceived(command=command)))
+            case SetTimer(timer=timer):
+                self._at(action.at_s, lambda: self.tell(timer))
+            case DeliverTokens(outputs=outputs):
+                caller = self.callers[outputs.request_id]
+                caller.seen_s += [self.now_s] * len(outputs.token_ids)
+                caller.ended, caller.grace_s = outputs.finish, action.grace_s
+            case RefuseRequest():
+                self.callers[action.request_id].ended = action.reason
+            case _:
+                pass
+
+    def _tell_node(self, event: NodeEvent) -> None:
+        for action in self._node.handle(event, self.now_s):
+            self._perform_on_node(action)
+
+    def _perform_on_node(self, action: NodeAction) -> None:
+        match action:
+            case SendReport(report=report):
+                told = NodeReported(link_id=LINK, report=report)
+                self._at(self.now_s, lambda: self.tell(told))
+            case StartLoad():
+                loaded = LoadedInstance(
+                    footprint=FOOTPRINT, kv_blocks=action.kv_blocks, elapsed_s=LOAD_S
+                )
+                self.loaded[action.instance_id] = {}
+                self._soon(LOAD_S, LoadFinished(instance_id=action.instance_id, loaded=loaded))
+            case StartUnload():
+                del self.loaded[action.instance_id]
+                self._soon(0.0, UnloadFinished(instance_id=action.instance_id))
+            case SubmitToEngine(request=asked):
+                running = Running(asked, len(asked.prompt_tokens))
+                self.loaded[action.instance_id][asked.request_id] = running
+            case StartStep():
+                self._step(action)
+            case _:
+                raise AssertionError(f"nothing here leads to {action}")
+
+    def _soon(self, seconds: float, event: NodeEvent) -> None:
+        self._at(self.now_s + seconds, lambda: self._tell_node(event))
+
+    def _step(self, step: StartStep) -> None:
+        """One iteration. Who is submitted meanwhile takes part from the next one on."""
+        running = self.loaded[step.instance_id]
+        decoding = [held for held in running.values() if not held.left]
+        budget, computed, past, done = step.prefill_tokens_max, 0, 0, list(decoding)
+        for held in running.values():
+            part = min(budget, held.left)
+            if part:
+                past += held.context * part
+                held.left -= part
+                budget, computed = budget - part, computed + part
+                done += [] if held.left else [held]
+        context = sum(held.context for held in decoding)
+        shape = IterationShape(
+            prefill_tokens=computed,
+            prefill_past_tokens=past // computed if computed else 0,
+            decode_batch=len(decoding),
+            decode_context_tokens=context // len(decoding) if decoding else 0,
+        )
+        seconds = self.times.iteration_s(shape)
+        assert seconds > 0.0, "an iteration of nothing"
+        result = StepResult(
+            tokens=tuple(self._token(running, held) for held in done),
+            prefill_tokens=shape.prefill_tokens,
+            prefill_past_tokens=shape.prefill_past_tokens,
+            decode_batch=shape.decode_batch,
+            context_tokens=context,
+            prefill_left=tuple((r, held.left) for r, held in running.items() if held.left),
+            starved=(),
+            kv_blocks_used=0,
+            elapsed_s=seconds,
+        )
+        self._soon(seconds, StepFinished(instance_id=step.instance_id, result=result))
+
+    def _token(self, running: dict[RequestId, Running], held: Running) -> TokenOutput:
+        request_id = held.request.request_id
+        held.tokens += 1
+        last = held.tokens == held.request.sampling.max_tokens
+        if last:
+            del running[request_id]
+        return TokenOutput(
+            request_id=request_id,
+            index=held.tokens - 1,
+            token_id=7,
+            finish=FinishReason.LENGTH if last else None,
+        )

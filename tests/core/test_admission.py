@@ -1,0 +1,247 @@
+"""The controller core on SLOs: who is admitted, who waits for headroom, who is refused and why."""
+
+import pytest
+
+from mesh.domain.actions import RefuseRequest, SetTimer
+from mesh.domain.events import PlaceRetryDue
+from mesh.domain.ids import RequestId
+from mesh.domain.messages import Heartbeat, LoadInstance, RequestReturned
+from mesh.domain.reasons import FinishReason, RefusalReason
+from mesh.domain.slo import Slo
+from tests.core.admission import SLOW, BusyCell, instance, node, submitted
+from tests.core.cells import MODEL, CellUnderTest, commands, deployment, of_kind, only, request
+from tests.support.profiles import FINGERPRINT, profile
+
+PROMPT_LATE = Slo(ttft_s=2.0, ttft_tokens_per_s=1e6, tpot_s=0.25)
+"""The same TTFT for prompts of all lengths."""
+
+
+def abc(**slos: Slo) -> BusyCell:
+    """Some of the deployments with an SLO of their own."""
+    return BusyCell(*(deployment(name, slo=slos.get(name, PROMPT_LATE)) for name in "abc"))
+
+
+def refusal_of_a_waiting_request(cell: BusyCell, of: str, due_s: float) -> RefuseRequest:
+    """It waits at first; it is refused before its first token is due."""
+    while cell.now_s < due_s:
+        cell.now_s += 0.05
+        refused = of_kind(cell.retry(), RefuseRequest)
+        if refused:
+            assert refused[0].retry_after_s > 0
+            return refused[0]
+    raise AssertionError("it waits on when its first token is late already")
+
+
+def test_a_request_that_makes_nobody_late_is_admitted_at_once() -> None:
+    cell = abc()
+    assert submitted(cell.ask("r1", "a", 256)) == [("r1", "a")]
+    assert submitted(cell.ask("r2", "b", 100)) == [("r2", "b")]
+
+
+def test_a_request_waits_and_is_admitted_when_time_has_come_free() -> None:
+    """r1 is predicted to need 1.13 s, and with 195 tokens after it 2.004 s. It takes 1 s."""
+    cell = abc()
+    cell.ask("r1", "a", 256)
+    assert isinstance(only(cell.ask("r2", "b", 195), SetTimer).timer, PlaceRetryDue)
+    cell.now_s += 0.5
+    assert submitted(cell.retry()) == []
+    cell.now_s += 0.5
+    assert submitted(cell.tokens(cell.link, "r1", [7])) == [], "a report tries nobody again"
+    assert submitted(cell.retry()) == [("r2", "b")]
+
+
+def test_a_request_whose_first_token_no_place_gives_in_time_is_refused_for_that() -> None:
+    cell = abc()
+    cell.ask("r1", "a", 256)
+    assert submitted(cell.ask("r2", "b", 200)) == []
+    refused = refusal_of_a_waiting_request(cell, "b", due_s=102.0)
+    assert (refused.request_id, refused.reason) == ("r2", RefusalReason.FIRST_TOKEN_LATE)
+    assert "2 s" in refused.message
+
+
+def test_a_request_that_would_make_a_running_one_late_is_refused_for_that() -> None:
+    """r1 has 44 tokens to go when its first chunk ends at 1.13 s, and is due at 2.1 s. r2, due
+    first, needs 0.81 s of that.
+    """
+    cell = abc(a=Slo(ttft_s=2.1, ttft_tokens_per_s=1e6))
+    cell.ask("r1", "a", 300)
+    assert submitted(cell.ask("r2", "b", 185)) == []
+    refused = refusal_of_a_waiting_request(cell, "b", due_s=102.0)
+    assert refused.reason is RefusalReason.DELAYS_RUNNING
+
+
+def test_a_request_is_refused_when_one_decode_of_every_instance_exceeds_the_tpot() -> None:
+    """Three of 0.11 s, when each may have a token every 0.25 s."""
+    cell = abc()
+    assert submitted(cell.ask("r1", "a")) == [("r1", "a")]
+    assert submitted(cell.ask("r2", "b")) == [("r2", "b")]
+    assert submitted(cell.ask("r3", "c")) == []
+    refused = refusal_of_a_waiting_request(cell, "c", due_s=102.0)
+    assert refused.reason is RefusalReason.TPOT_EXCEEDED
+    assert "0.25 s" in refused.message
+
+
+def test_instances_with_a_batch_already_take_more_where_a_further_instance_would_not_fit() -> None:
+    cell = abc()
+    cell.ask("r1", "a")
+    cell.ask("r2", "b")
+    assert submitted(cell.ask("r3", "a")) == [("r3", "a")]
+
+
+def test_a_prompt_that_no_node_could_compute_in_time_is_refused_at_once() -> None:
+    """500 tokens take 2.2 s."""
+    for cell in (abc(), CellUnderTest(deployment("a", slo=PROMPT_LATE), profiles=(SLOW,))):
+        if not cell.core.cell.nodes:
+            cell.join()
+        asked = cell.invoke(request("r1", of="a", prompt=(1,) * 500))
+        refused = only(asked, RefuseRequest)
+        assert refused.reason is RefusalReason.FIRST_TOKEN_LATE
+        assert "shorten the prompt" in refused.hint
+        assert commands(asked, LoadInstance) == [], "nothing is loaded for it"
+
+
+def test_a_hopeless_prompt_does_not_wait_for_a_load_either() -> None:
+    cell = CellUnderTest(deployment("a", slo=PROMPT_LATE), profiles=(SLOW,))
+    cell.join()
+    assert len(commands(cell.invoke(request("r1", of="a")), LoadInstance)) == 1
+    asked = cell.invoke(request("r2", of="a", prompt=(1,) * 500))
+    assert only(asked, RefuseRequest).reason is RefusalReason.FIRST_TOKEN_LATE
+
+
+def test_first_come_first_served_admits_whatever_there_is_room_for() -> None:
+    cell = BusyCell(*(deployment(name, slo=PROMPT_LATE) for name in "abc"), rule="fcfs")
+    for number, of in enumerate("abcabc"):
+        assert submitted(cell.ask(f"r{number}", of, 500)) == [(f"r{number}", of)]
+
+
+def test_a_model_without_a_measured_profile_gets_one_request_on_an_idle_node() -> None:
+    """Its estimate may be wrong, and says that a token takes far too long."""
+    impossible = Slo(ttft_s=1e-4, ttft_tokens_per_s=1e9, tpot_s=1e-5)
+    cell = BusyCell(*(deployment(name, slo=impossible) for name in "ab"), profiles=())
+    assert submitted(cell.ask("r1", "a")) == [("r1", "a")]
+    assert submitted(cell.ask("r2", "a")) == []
+    assert submitted(cell.ask("r3", "b")) == [], "the node is not idle any more"
+    measured = BusyCell(deployment("a", slo=impossible), profiles=(profile(),))
+    assert submitted(measured.ask("r1", "a")) == [], "a measured one is to be believed"
+
+
+def test_when_the_first_candidate_cannot_the_next_one_is_tried() -> None:
+    cell = CellUnderTest(deployment("a", slo=PROMPT_LATE), profiles=(SLOW,))
+    for name in ("n1", "n2"):
+        cell.join(node(name, instance(f"on-{name}", "a")))
+    placed = [submitted(cell.invoke(request(f"r{n}", of="a", prompt=(1,) * 250))) for n in range(2)]
+    assert placed == [[("r0", "on-n1")], [("r1", "on-n2")]], "the larger batch first, if it can"
+    assert submitted(cell.invoke(request("r2", of="a"))) == [("r2", "on-n1")]
+
+
+def cell_with_a_tight_neighbour() -> CellUnderTest:
+    """A load takes 5 s. With its first token `b` has 0.55 s for the next, and 0.25 s for each after
+    that, of which a decode takes 0.11 s.
+    """
+    tight = deployment("b", slo=Slo(ttft_s=0.3, tpot_s=0.25))
+    cell = CellUnderTest(deployment("a", slo=PROMPT_LATE), tight, profiles=(SLOW,))
+    cell.core.cell.expectations.learn_load(MODEL.model_id, FINGERPRINT, 5.0)
+    return cell
+
+
+@pytest.mark.parametrize(("slowdown", "chosen"), [(1.5, "n1"), (2.5, "n2")])
+def test_an_instance_starts_where_its_load_makes_nobody_late(slowdown: float, chosen: str) -> None:
+    """n1 is the fuller node and comes first, but computes for `b`."""
+    cell = cell_with_a_tight_neighbour()
+    link, _ = cell.join(node("n1", instance("b1", "b"), memory_bytes=1 << 30))
+    cell.join(node("n2"))
+    said = Heartbeat(rss_bytes=1, instances=(instance("b1", "b"),), load_slowdown=slowdown)
+    cell.report(link, said)
+    cell.invoke(request("r1", of="b"))
+    cell.tokens(link, "r1", [7])
+    (load,) = commands(cell.invoke(request("r2", of="a")), LoadInstance)
+    assert cell.core.cell.instances[load.instance_id].node.node_id == chosen
+
+
+def test_no_instance_starts_where_every_load_makes_somebody_late() -> None:
+    cell = cell_with_a_tight_neighbour()
+    link, _ = cell.join(node("n1", instance("b1", "b")))
+    said = Heartbeat(rss_bytes=1, instances=(instance("b1", "b"),), load_slowdown=2.5)
+    cell.report(link, said)
+    cell.invoke(request("r1", of="b"))
+    cell.tokens(link, "r1", [7])
+    assert commands(cell.invoke(request("r2", of="a")), LoadInstance) == []
+    cell.now_s = 102.0
+    refused = only(cell.retry(), RefuseRequest)
+    assert (refused.request_id, refused.reason) == ("r2", RefusalReason.DELAYS_RUNNING)
+
+
+def returned(name: str) -> RequestReturned:
+    return RequestReturned(
+        request_id=RequestId(name), attempt=1, error="OutOfMemory", message="evicted"
+    )
+
+
+def test_a_request_that_was_admitted_before_is_placed_again_though_it_is_late() -> None:
+    cell = abc()
+    cell.ask("r1", "a", 256)
+    cell.now_s += 5.0
+    assert submitted(cell.report(cell.link, returned("r1"))) == [("r1", "a")]
+
+
+def test_a_request_that_was_admitted_before_waits_on_when_it_is_late() -> None:
+    cell = abc()
+    cell.ask("r1", "a")
+    cell.ask("r2", "b")
+    cell.now_s += 5.0
+    cell.tokens(cell.link, "r1", [7])
+    cell.report(cell.link, returned("r2"))
+    cell.now_s += 5.0
+    # Two others are as many as the node can give their tokens in time.
+    assert of_kind(cell.retry(), RefuseRequest) == []
+    assert "r2" in cell.core.cell.requests
+
+
+def test_what_a_report_says_is_left_of_a_prompt_counts() -> None:
+    """Of r1's 256 tokens none seem computed, until a report says that 10 are left."""
+    cell = abc()
+    cell.ask("r1", "a", 256)
+    assert submitted(cell.ask("r2", "b", 200)) == []
+    cell.iterated("a", r1=10)
+    assert submitted(cell.retry()) == [("r2", "b")]
+
+
+def test_a_node_that_reports_to_be_quicker_than_its_profile_takes_more() -> None:
+    cell = abc()
+    cell.ask("r1", "a")
+    cell.ask("r2", "b")
+    assert submitted(cell.ask("r3", "c")) == []
+    for name in "abc":
+        cell.iterated(name, correction=0.5)
+    assert submitted(cell.retry()) == [("r3", "c")]
+
+
+def test_a_node_that_reports_to_be_slower_than_its_profile_takes_less() -> None:
+    cell = abc()
+    cell.iterated("a", correction=3.0)
+    assert submitted(cell.ask("r1", "a")) == [], "a token would take 0.33 s"
+    assert submitted(cell.ask("r2", "b")) == [("r2", "b")], "another model may be well"
+
+
+def test_a_correction_is_forgotten_where_nothing_computes() -> None:
+    cell = abc()
+    cell.iterated("a", correction=3.0)
+    cell.now_s += 60.0
+    assert submitted(cell.ask("r1", "a")) == [("r1", "a")]
+
+
+def test_a_burst_that_waited_for_a_load_may_wait_for_headroom_until_its_grace_is_over() -> None:
+    """Each has a prompt of 0.88 s and a TTFT of 2 s: two find time at once, and the third when the
+    first has been quicker than predicted, 3 s after its arrival, which were the load's.
+    """
+    cell = CellUnderTest(deployment("a", slo=PROMPT_LATE), profiles=(SLOW,))
+    link, _ = cell.join()
+    (load,) = commands(cell.invoke(request("r0", of="a", prompt=(1,) * 200)), LoadInstance)
+    for name in ("r1", "r2"):
+        cell.invoke(request(name, of="a", prompt=(1,) * 200))
+    cell.now_s += 3.0
+    assert [r for r, _ in submitted(cell.loaded(link, load.instance_id))] == ["r0", "r1"]
+    cell.now_s += 0.05
+    assert of_kind(cell.retry(), RefuseRequest) == [], "it has 1.07 s left to begin in"
+    ended = cell.tokens(link, "r0", [7], finish=FinishReason.STOP)
+    assert submitted(ended) == [("r2", load.instance_id)]

@@ -1,0 +1,200 @@
+"""Profiling on a node: one shape at a time, only when there is nothing else to compute."""
+
+from collections.abc import Sequence
+
+from mesh.domain.actions import NodeAction, StartMeasure, StartStep
+from mesh.domain.ids import InstanceId, OperationId
+from mesh.domain.messages import (
+    CancelProfile,
+    ProfileDone,
+    ProfileFailed,
+    ProfileInstance,
+    ProfileProgress,
+    TokensReport,
+    UnloadInstance,
+    UseProfile,
+)
+from mesh.domain.node_events import (
+    LinkClosed,
+    LinkOpened,
+    LoadBroke,
+    MeasureBroke,
+    MeasureFinished,
+    UnloadFinished,
+)
+from mesh.domain.profile import IterationShape
+from mesh.domain.reasons import FinishReason
+from tests.core.cells import of_kind, only
+from tests.core.nodes import NodeUnderTest, load_command, reports, token
+from tests.support.profiles import PROFILE, profile
+
+OP = OperationId("op-1")
+I1 = InstanceId("i1")
+ENOUGH_S = 0.2
+"""Of a shape: three such times are enough."""
+
+
+def profile_command(name: str = "i1", operation_id: OperationId = OP) -> ProfileInstance:
+    return ProfileInstance(operation_id=operation_id, instance_id=InstanceId(name))
+
+
+def measuring_node() -> tuple[NodeUnderTest, IterationShape]:
+    """Its first shape is being timed."""
+    node = NodeUnderTest()
+    node.load()
+    return node, only(node.command(profile_command()), StartMeasure).shape
+
+
+def finish(node: NodeUnderTest, elapsed_s: float = ENOUGH_S) -> list[NodeAction]:
+    return node.tell(MeasureFinished(instance_id=I1, elapsed_s=elapsed_s))
+
+
+def finish_all(node: NodeUnderTest) -> list[NodeAction]:
+    """All that the node said, until it measures no more."""
+    said: list[NodeAction] = []
+    for _ in range(1000):
+        actions = finish(node)
+        said += actions
+        if not of_kind(actions, StartMeasure):
+            return said
+    raise AssertionError("a survey without end")
+
+
+def failures(actions: Sequence[NodeAction]) -> list[ProfileFailed]:
+    return of_kind(reports(actions), ProfileFailed)
+
+
+def test_one_shape_after_another_is_timed_and_a_measured_profile_comes_of_it() -> None:
+    node, first = measuring_node()
+    second = only(finish(node), StartMeasure)
+    assert (second.instance_id, second.shape == first) == (I1, False)
+    said = finish_all(node)
+    done = only(reports(said), ProfileDone)
+    assert done.operation_id == OP
+    assert done.profile.measured
+    assert (done.profile.model_id, done.profile.fingerprint) == (
+        PROFILE.model_id,
+        PROFILE.fingerprint,
+    )
+    assert {time_s for row in done.profile.decode.seconds for time_s in row} == {ENOUGH_S}
+    assert done.profile.measured_s > ENOUGH_S * 10
+    shares = [report.share for report in of_kind(reports(said), ProfileProgress)]
+    assert shares == sorted(shares)
+    assert len(shares) <= 100
+    assert finish(node) == [], "it is over"
+
+
+def test_what_was_measured_is_used_at_once() -> None:
+    """By the profile that was measured an iteration takes 0.2 s, and so it does."""
+    node, _ = measuring_node()
+    finish_all(node)
+    node.submit("a")
+    node.now_s += ENOUGH_S
+    said = only(reports(node.step("i1", token("a", 0))), TokensReport)
+    assert 0.99 < said.correction < 1.01
+
+
+def test_requests_go_first_and_wait_for_one_shape_at_most() -> None:
+    node, _ = measuring_node()
+    waiting = node.submit("a")
+    assert not of_kind(waiting, StartStep)
+    assert not of_kind(waiting, StartMeasure)
+    after = finish(node)
+    assert only(after, StartStep).instance_id == I1
+    assert of_kind(after, StartMeasure) == []
+    for index in range(3):
+        assert of_kind(node.step("i1", token("a", index)), StartMeasure) == []
+    last = node.step("i1", token("a", 3, finish=FinishReason.STOP))
+    only(last, StartMeasure)
+
+
+def test_nothing_is_timed_beside_a_load() -> None:
+    node, shape = measuring_node()
+    node.command(load_command("i2"))
+    assert of_kind(finish(node), StartMeasure) == []
+    broke = LoadBroke(instance_id=InstanceId("i2"), error="OutOfMemory", message="no", hint="")
+    assert only(node.tell(broke), StartMeasure).shape != shape
+
+
+def test_a_shape_that_cannot_be_computed_is_skipped() -> None:
+    node, shape = measuring_node()
+    broke = MeasureBroke(instance_id=I1, error="OutOfMemory", message="too large")
+    said = node.tell(broke)
+    shapes = [only(said, StartMeasure).shape]
+    for _ in range(1000):
+        more = of_kind(finish(node), StartMeasure)
+        if not more:
+            break
+        shapes.append(more[0].shape)
+    assert shape not in shapes
+
+
+def test_when_no_shape_can_be_computed_the_profile_fails() -> None:
+    node, _ = measuring_node()
+    said: list[NodeAction] = []
+    while not failures(said):
+        said = node.tell(MeasureBroke(instance_id=I1, error="EngineError", message="no"))
+        assert bool(of_kind(said, StartMeasure)) != bool(failures(said))
+    assert "could be measured" in failures(said)[0].message
+
+
+def test_a_profile_that_was_cancelled_is_measured_no_further() -> None:
+    node, first = measuring_node()
+    assert node.command(CancelProfile(operation_id=OperationId("another"))) == []
+    assert node.command(CancelProfile(operation_id=OP)) == []
+    assert finish(node) == []
+    assert only(node.command(profile_command()), StartMeasure).shape == first, "from the start"
+
+
+def test_the_time_of_a_cancelled_profile_does_not_count_for_the_next() -> None:
+    node, first = measuring_node()
+    node.command(CancelProfile(operation_id=OP))
+    assert node.command(profile_command(operation_id=OperationId("op-2"))) == []
+    assert only(finish(node), StartMeasure).shape == first
+
+
+def test_an_instance_that_is_unloaded_fails_its_profile() -> None:
+    node, _ = measuring_node()
+    assert failures(node.command(UnloadInstance(instance_id=I1))) == []
+    (failed,) = failures(finish(node))
+    assert (failed.operation_id, failed.message) == (OP, "i1 was unloaded")
+    assert failures(node.tell(UnloadFinished(instance_id=I1))) == []
+
+
+def test_a_lost_link_ends_a_profile_for_which_nobody_waits() -> None:
+    node, first = measuring_node()
+    node.tell(LinkClosed(reason="reset"))
+    node.tell(LinkOpened())
+    assert finish(node) == []
+    assert only(node.command(profile_command()), StartMeasure).shape == first
+
+
+def test_a_node_measures_one_instance_at_a_time() -> None:
+    node, _ = measuring_node()
+    node.load("i2")
+    (failed,) = failures(node.command(profile_command("i2", OperationId("op-2"))))
+    assert failed.operation_id == "op-2"
+    assert "i1" in failed.message
+    assert only(reports(finish_all(node)), ProfileDone).operation_id == OP
+
+
+def test_an_instance_that_is_not_ready_cannot_be_measured() -> None:
+    node = NodeUnderTest()
+    assert "i1" in failures(node.command(profile_command()))[0].message
+    node.command(load_command())
+    assert "i1" in failures(node.command(profile_command()))[0].message
+
+
+def test_a_better_profile_starts_without_what_was_learned_about_the_old_one() -> None:
+    node = NodeUnderTest()
+    node.load()
+    node.submit("a")
+    for index in range(100):
+        node.now_s += 0.004
+        node.step("i1", token("a", index))
+    learned = node.core.instances()[0].correction
+    assert learned > 1.1
+    node.command(UseProfile(instance_id=I1, profile=PROFILE))
+    assert node.core.instances()[0].correction == learned, "the same profile says nothing new"
+    node.command(UseProfile(instance_id=I1, profile=profile(measured_s=9.0)))
+    assert node.core.instances()[0].correction == 1.0

@@ -1,0 +1,151 @@
+"""The node core by the clock: how large its chunks are, who goes first, what it learns of itself.
+
+By the profile of these tests a decode of one request takes 1 ms, and 256, 128, 32 and 16 prompt
+tokens take 20, 10.5, 3.3 and 2.1 ms.
+"""
+
+import pytest
+
+from mesh.domain.actions import NodeAction, StartStep
+from mesh.domain.messages import TokensReport
+from mesh.domain.reasons import FinishReason, TurnRule
+from mesh.domain.slo import Slo
+from tests.core.cells import of_kind, only
+from tests.core.nodes import NodeUnderTest, load_command, reports, token
+
+
+def running_node(headroom_s: float) -> NodeUnderTest:
+    """`b` runs on i2, whose iteration is under way; when it ends, the next token is due in so long:
+    a TPOT later, since this one is late.
+    """
+    node = NodeUnderTest()
+    node.load("i1")
+    node.load("i2")
+    node.submit("b", "i2", slo=Slo(ttft_s=0.1, tpot_s=headroom_s))
+    node.step("i2", token("b", 0))
+    node.now_s += 1.0 + headroom_s
+    return node
+
+
+def granted(actions: list[NodeAction]) -> tuple[str, int]:
+    """Which instance has the turn, and with how many prompt tokens."""
+    step = only(actions, StartStep)
+    return step.instance_id, step.prefill_tokens_max
+
+
+@pytest.mark.parametrize(("headroom_s", "tokens"), [(1.0, 256), (0.012, 128), (0.005, 32)])
+def test_a_chunk_leaves_time_for_the_decodes_of_other_instances(
+    headroom_s: float, tokens: int
+) -> None:
+    node = running_node(headroom_s)
+    node.submit("a", "i1", prompt=300, age_s=2.0 - headroom_s * 0.9)
+    assert granted(node.step("i2", token("b", 1))) == ("i1", tokens)
+
+
+def test_a_prompt_waits_where_even_the_least_chunk_would_make_another_late() -> None:
+    node = running_node(0.0025)
+    node.submit("a", "i1", prompt=300, age_s=1.998)
+    assert granted(node.step("i2", token("b", 1))) == ("i2", 0)
+
+
+def test_without_slack_an_instance_decodes_its_batch_and_leaves_its_prompts() -> None:
+    """`a` is due a moment before `b`, and `new` shares its instance."""
+    node = NodeUnderTest()
+    node.load("i1")
+    node.load("i2")
+    node.submit("a", "i1", slo=Slo(ttft_s=0.1, tpot_s=0.1))
+    node.submit("b", "i2", slo=Slo(ttft_s=0.2, tpot_s=0.0025))
+    node.now_s += 1.0
+    assert granted(node.step("i1", token("a", 0)))[0] == "i2"
+    node.submit("new", "i1", prompt=100)
+    node.now_s += 0.1 - 0.0022
+    assert granted(node.step("i2", token("b", 0))) == ("i1", 0)
+
+
+def test_a_prompt_that_is_late_makes_nobody_else_late() -> None:
+    node = running_node(0.0015)
+    node.submit("late", "i1", age_s=2.2)
+    assert granted(node.step("i2", token("b", 1))) == ("i2", 0), "b would not be in time after it"
+    quiet = running_node(1.0)
+    quiet.submit("late", "i1", age_s=2.2)
+    assert granted(quiet.step("i2", token("b", 1))) == ("i1", 3), "here it does no harm"
+
+
+@pytest.mark.parametrize(("tpot_s", "first"), [(0.0015, "i2"), (1.0, "i1")])
+def test_a_decode_that_is_late_makes_nobody_else_late(tpot_s: float, first: str) -> None:
+    node = NodeUnderTest()
+    node.load("i1")
+    node.load("i2")
+    node.submit("late", "i1", slo=Slo(ttft_s=0.1, tpot_s=0.01))
+    node.submit("b", "i2", slo=Slo(ttft_s=0.2, tpot_s=tpot_s))
+    node.now_s += 0.5
+    assert granted(node.step("i1", token("late", 0)))[0] == "i2"
+    node.now_s += 0.1
+    assert granted(node.step("i2", token("b", 0))) == (first, 0)
+
+
+def test_first_come_first_served_computes_whole_prompts_of_the_oldest_request() -> None:
+    node = NodeUnderTest(turns=TurnRule.FIRST_COME)
+    node.load("i1")
+    node.load("i2")
+    node.submit("old", "i1", prompt=300, slo=Slo(ttft_s=100.0))
+    node.now_s += 1.0
+    node.submit("urgent", "i2", slo=Slo(ttft_s=0.001, tpot_s=0.001))
+    assert granted(node.step("i1", prefill_left={"old": 44})) == ("i1", 44)
+    assert granted(node.step("i1", token("old", 0))) == ("i1", 0)
+    done = node.step("i1", token("old", 1, finish=FinishReason.STOP))
+    assert granted(done)[0] == "i2"
+
+
+def test_slow_iterations_correct_the_profile_and_are_reported() -> None:
+    node = NodeUnderTest()
+    node.load()
+    node.submit("a")
+    corrections = []
+    for index in range(1000):
+        node.now_s += 0.002
+        said = only(reports(node.step("i1", token("a", index))), TokensReport)
+        corrections.append(said.correction)
+    assert corrections == sorted(corrections)
+    assert 1.8 < corrections[-1] < 2.0, "each took 2 ms where the profile says 1"
+    assert node.core.instances()[0].correction == pytest.approx(corrections[-1])
+
+
+def test_an_instance_that_was_found_slow_gets_smaller_chunks() -> None:
+    """Nearly twice as slow as its profile: 64 tokens take 10 ms, and 128 would take 19."""
+    node = NodeUnderTest()
+    node.load("i1")
+    node.load("i2")
+    node.submit("slow", "i1")
+    for index in range(1000):
+        node.now_s += 0.002
+        node.step("i1", token("slow", index, finish=FinishReason.STOP if index == 999 else None))
+    node.submit("b", "i2", slo=Slo(ttft_s=0.1, tpot_s=0.012))
+    node.step("i2", token("b", 0))
+    node.now_s += 1.0
+    node.submit("a", "i1", prompt=300, age_s=1.99)
+    assert granted(node.step("i2", token("b", 1))) == ("i1", 64)
+
+
+def test_iterations_beside_a_load_teach_what_a_load_costs_and_nothing_about_the_model() -> None:
+    node = NodeUnderTest()
+    node.load("i1")
+    before = node.heartbeat().load_slowdown
+    node.command(load_command("i2"))
+    node.submit("a", "i1")
+    for index in range(1000):
+        node.now_s += 0.003
+        node.step("i1", token("a", index))
+    said = node.heartbeat()
+    assert before < 2.5 < said.load_slowdown < 3.0, "each took 3 ms beside it, and else 1"
+    assert [report.correction for report in said.instances] == [1.0]
+
+
+def test_an_iteration_that_yields_nothing_is_reported_with_what_is_left_of_prompts() -> None:
+    node = NodeUnderTest()
+    node.load()
+    node.submit("a", prompt=300)
+    actions = node.step("i1", prefill_left={"a": 44})
+    said = only(reports(actions), TokensReport)
+    assert (said.outputs, said.prefill_left) == ((), (("a", 44),))
+    assert of_kind(actions, StartStep)[0].prefill_tokens_max == 44

@@ -1,0 +1,105 @@
+"""Who may overtake whom: a request that a node cannot compute in time is not starved by others."""
+
+from mesh.domain.actions import RefuseRequest
+from mesh.domain.ids import RequestId
+from mesh.domain.limits import CellLimits
+from mesh.domain.messages import LoadInstance
+from mesh.domain.reasons import FinishReason, RefusalReason
+from mesh.domain.slo import Slo
+from tests.core.admission import BusyCell, instance, node, submitted
+from tests.core.cells import commands, deployment, of_kind
+
+BOUND = CellLimits().overtaken_max
+TTFT = Slo(ttft_s=2.0, ttft_tokens_per_s=1e6, tpot_s=0.25)
+LONG = 256
+"""Tokens of a prompt of 1.13 s: two of them do not fit into 2 s."""
+
+
+def busy_cell() -> BusyCell:
+    """`a` has a long prompt under way; `rare` has been asked for another, and waits."""
+    names = ("a", "b", "rare")
+    cell = BusyCell(*(deployment(name, slo=TTFT) for name in names))
+    assert submitted(cell.ask("running", "a", LONG)) == [("running", "a")]
+    cell.now_s += 0.001
+    assert submitted(cell.ask("waiting", "rare", LONG)) == []
+    return cell
+
+
+def ask_for_short_ones(cell: BusyCell, of: str, count: int) -> list[bool]:
+    """Which of them got a place."""
+    placed = []
+    for n in range(count):
+        cell.now_s += 0.001
+        placed.append(submitted(cell.ask(f"{of}-{n}", of)) != [])
+    return placed
+
+
+def overtaken(cell: BusyCell, name: str = "waiting") -> int:
+    return cell.core.cell.requests[RequestId(name)].overtaken
+
+
+def test_a_request_is_overtaken_by_so_many_of_another_deployment_and_no_more() -> None:
+    cell = busy_cell()
+    assert ask_for_short_ones(cell, "a", BOUND + 3) == [True] * BOUND + [False] * 3
+    assert overtaken(cell) == BOUND
+
+
+def test_a_request_is_overtaken_by_so_many_of_its_own_deployment_and_no_more() -> None:
+    cell = BusyCell(deployment("a", slo=TTFT))
+    cell.ask("running", "a", LONG)
+    cell.now_s += 0.001
+    cell.ask("waiting", "a", LONG)
+    assert ask_for_short_ones(cell, "a", BOUND + 3) == [True] * BOUND + [False] * 3
+
+
+def test_the_rare_request_gets_in_before_those_that_wait_behind_it() -> None:
+    cell = busy_cell()
+    ask_for_short_ones(cell, "a", BOUND + 1)
+    cell.now_s = 100.3
+    # The long prompt turns out to have been quicker than predicted.
+    assert submitted(cell.tokens(cell.link, "running", [7], finish=FinishReason.STOP)) == []
+    assert submitted(cell.retry()) == [], "a place for this one would be a place for that"
+    assert submitted(cell.retry()) == [("waiting", "rare")]
+    assert submitted(cell.retry()) == [(f"a-{BOUND}", "a")]
+
+
+def test_when_it_is_refused_the_others_go_on() -> None:
+    cell = busy_cell()
+    ask_for_short_ones(cell, "a", BOUND + 1)
+    cell.now_s = 100.9
+    refused = of_kind(cell.retry(), RefuseRequest)
+    assert [(r.request_id, r.reason) for r in refused] == [
+        ("waiting", RefusalReason.FIRST_TOKEN_LATE)
+    ]
+    assert submitted(cell.retry()) == [(f"a-{BOUND}", "a")]
+
+
+def test_a_request_that_has_to_give_way_is_told_what_for() -> None:
+    cell = busy_cell()
+    ask_for_short_ones(cell, "a", BOUND + 1)
+    held = cell.core.cell.requests[RequestId(f"a-{BOUND}")]
+    assert held.refused == RefusalReason.DELAYS_RUNNING.value
+
+
+def test_on_a_node_that_it_does_not_want_nobody_gives_way() -> None:
+    cell = busy_cell()
+    assert ask_for_short_ones(cell, "a", BOUND + 1)[-1] is False
+    _, joined = cell.join(node("n2", instance("a2", "a")))
+    assert submitted(joined) == [(f"a-{BOUND}", "a2")]
+
+
+def test_a_request_that_waits_for_a_load_is_not_overtaken_meanwhile() -> None:
+    """It was turned down by another node; here it waits for the load, not for headroom."""
+    cell = BusyCell(*(deployment(name, slo=TTFT) for name in ("a", "rare")))
+    link, _ = cell.join(node("n2", instance("a2", "a")))
+    cell.ask("running", "a", LONG)
+    cell.now_s += 0.001
+    asked = cell.ask("waiting", "rare", LONG)
+    (load,) = commands(asked, LoadInstance)
+    assert cell.core.cell.instances[load.instance_id].node.link_id == link
+    placed = []
+    for n in range(BOUND + 2):
+        cell.now_s += 0.001
+        placed += submitted(cell.ask(f"a-{n}", "a", 100))
+    assert "a2" in [on for _, on in placed]
+    assert overtaken(cell) == [on for _, on in placed].count("a")

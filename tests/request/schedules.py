@@ -1,0 +1,151 @@
+"""Nodes in plain numbers: instances and their requests, as lanes for the turn rule, as a schedule
+for `mesh.request.shadow`, and for the reference in `tests.request.rollout`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mesh.compute.times import Times
+from mesh.domain.ids import InstanceId
+from mesh.domain.profile import Grid
+from mesh.request.lanes import Lane, Prompt
+from mesh.request.shadow import Newcomer, Schedule, Verdict, validate
+from tests.support.profiles import profile
+
+TOKENS_MAX = 256
+
+
+def times(
+    *,
+    decode_s: float = 0.1,
+    decode_more_s: float = 0.0,
+    context_token_s: float = 0.0,
+    prefill_token_s: float = 0.001,
+) -> Times:
+    """A decode takes `decode_s` for one request, `decode_more_s` longer for each more, and
+    `context_token_s` longer for each token of their mean context; every prompt token takes
+    `prefill_token_s`, beside a decode or without.
+    """
+    one, many = decode_s, decode_s + 100 * decode_more_s
+    long_s = 10_000 * context_token_s
+    decode = Grid(
+        rows=(1, 101),
+        columns=(0, 10_000),
+        seconds=((one, one + long_s), (many, many + long_s)),
+    )
+    prefill = Grid(rows=(0, 10_000), columns=(0,), seconds=((0.0,), (10_000 * prefill_token_s,)))
+    return Times(profile(decode=decode, prefill=prefill))
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Request:
+    """With `left` prompt tokens to compute it waits, without it runs."""
+
+    due_s: float
+    left: int = 0
+    past: int = 10
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Instance:
+    name: str
+    times: Times
+    tpot_s: float = 1.0
+    requests: list[Request] = field(default_factory=list)
+    """In order of submission."""
+    passed: int = 0
+
+    def lane(self, now_s: float, lookahead_tokens: int = 0) -> Lane:
+        """As its owner sees it now."""
+        lane = Lane(
+            instance_id=InstanceId(self.name),
+            times=self.times,
+            tpot_s=self.tpot_s,
+            passed=self.passed,
+        )
+        for request in self.requests:
+            if request.left:
+                lane.prompts.append(prompt_of(request))
+            else:
+                lane.batch += 1
+                lane.context_tokens += request.past
+                lane.add(request.due_s, now_s)
+        lane.predict(lookahead_tokens)
+        return lane
+
+
+def instance(
+    name: str,
+    *due_s: float,
+    times: Times,
+    tpot_s: float = 1.0,
+    prompts: Sequence[tuple[int, float]] = (),
+    passed: int = 0,
+) -> Instance:
+    """One running request for each deadline, and prompts of so many tokens, due then."""
+    running = [Request(due_s=due) for due in due_s]
+    waiting = [Request(due_s=due, left=left, past=0) for left, due in prompts]
+    return Instance(
+        name=name, times=times, tpot_s=tpot_s, requests=running + waiting, passed=passed
+    )
+
+
+def lane(
+    name: str,
+    *due_s: float,
+    times: Times,
+    tpot_s: float = 1.0,
+    prompts: Sequence[tuple[int, float]] = (),
+    passed: int = 0,
+    now_s: float = 0.0,
+) -> Lane:
+    """The lane of such an instance."""
+    made = instance(name, *due_s, times=times, tpot_s=tpot_s, prompts=prompts, passed=passed)
+    return made.lane(now_s)
+
+
+def prompt_of(request: Request) -> Prompt:
+    return Prompt(left=request.left, past=request.past, due_s=request.due_s)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Node:
+    """A node and what comes to it. `target` is the index of the newcomer's instance."""
+
+    instances: list[Instance]
+    newcomer: Request
+    target: int = -1
+    now_s: float = 0.0
+    tokens_max: int = TOKENS_MAX
+    started_s: float | None = None
+    joining: list[tuple[int, Request]] = field(default_factory=list)
+    slowdown: float = 1.0
+    slow_until_s: float = 0.0
+    margin_s: float = 0.0
+    joins_s: float | None = None
+    may_be_late: bool = False
+
+    def schedule(self, *, target_known: bool = True) -> tuple[Schedule, Newcomer]:
+        """What the controller would give to `validate`, made afresh each time."""
+        lanes = [instance.lane(self.now_s) for instance in self.instances]
+        newcomer = Newcomer(
+            lane=lanes[self.target],
+            prompt=prompt_of(self.newcomer),
+            joins_s=self.now_s if self.joins_s is None else self.joins_s,
+            may_be_late=self.may_be_late,
+        )
+        known = lanes if target_known else [lane for lane in lanes if lane is not newcomer.lane]
+        schedule = Schedule(
+            lanes=known,
+            now_s=self.now_s,
+            prefill_tokens_max=self.tokens_max,
+            started_s=self.started_s,
+            joining=[(lanes[index], prompt_of(request)) for index, request in self.joining],
+            slowdown=self.slowdown,
+            slow_until_s=self.slow_until_s,
+            margin_s=self.margin_s,
+        )
+        return schedule, newcomer
+
+    def verdict(self) -> Verdict:
+        return validate(*self.schedule())

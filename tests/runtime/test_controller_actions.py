@@ -1,0 +1,63 @@
+"""What the core wants kept is written before the core hears that it was."""
+
+from typing import Any, cast
+
+import pytest
+
+from mesh.domain.actions import AcceptLink, StoreProfile
+from mesh.domain.errors import StorageError
+from mesh.domain.events import ControllerEvent, DeploymentStored, StoreFailed
+from mesh.domain.ids import OperationId
+from mesh.domain.profile import Profile
+from mesh.domain.reasons import TurnRule
+from mesh.runtime.controller_actions import ControllerPerformer
+from tests.support.profiles import PROFILE
+
+OPERATION = OperationId("o1")
+
+
+class Told:
+    """Every port at once: notes in order what was asked of it and what the core heard."""
+
+    def __init__(self, *, full: bool = False) -> None:
+        self.log: list[object] = []
+        self._full = full
+
+    def store_profile(self, profile: Profile) -> None:
+        if self._full:
+            raise StorageError("no space left")
+        self.log.append(profile)
+
+    def accept(self, link_id: int, turns: TurnRule) -> None:
+        self.log.append((link_id, turns))
+
+    def post(self, event: ControllerEvent) -> None:
+        self.log.append(event)
+
+
+def performer(told: Told) -> ControllerPerformer:
+    port = cast(Any, told)
+    performer = ControllerPerformer(
+        links=port, clients=port, operators=port, registry=port, clock=port
+    )
+    performer.post = told.post
+    return performer
+
+
+def test_a_profile_is_stored_and_then_acknowledged() -> None:
+    told = Told()
+    performer(told).perform(StoreProfile(operation_id=OPERATION, profile=PROFILE))
+    assert told.log == [PROFILE, DeploymentStored(operation_id=OPERATION)]
+
+
+def test_a_profile_that_cannot_be_written_is_told_as_such() -> None:
+    told = Told(full=True)
+    performer(told).perform(StoreProfile(operation_id=OPERATION, profile=PROFILE))
+    assert told.log == [StoreFailed(operation_id=OPERATION, message="no space left")]
+
+
+@pytest.mark.parametrize("turns", TurnRule)
+def test_a_node_is_welcomed_with_the_rule_that_the_core_chose(turns: TurnRule) -> None:
+    told = Told()
+    performer(told).perform(AcceptLink(link_id=3, turns=turns))
+    assert told.log == [(3, turns)]

@@ -1,0 +1,149 @@
+"""No malformed profile, and no factor that is none, gets past the codec."""
+
+from collections.abc import Callable
+from math import inf, nan
+
+import pytest
+
+from mesh.domain.errors import InvalidInput
+from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.messages import Heartbeat, TokensReport
+from mesh.v1 import control_pb2, model_pb2, node_link_pb2, profile_pb2
+from mesh.wire.codec_command import command_from_wire
+from mesh.wire.codec_node import report_from_wire, report_to_wire
+from mesh.wire.codec_profile import SIZES_MAX, profile_from_wire, profile_to_wire
+from mesh.wire.codec_views import instance_from_wire
+from tests.support.profiles import PROFILE
+
+INSTANCE = InstanceId("i1")
+
+
+def grid(
+    rows: tuple[int, ...] = (1, 2),
+    columns: tuple[int, ...] = (0, 4),
+    seconds: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0),
+) -> profile_pb2.Grid:
+    return profile_pb2.Grid(rows=rows, columns=columns, seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("malformed", "said"),
+    [
+        (grid(rows=()), r"Profile\.decode\.rows has 0 sizes"),
+        (grid(columns=()), r"Profile\.decode\.columns has 0 sizes"),
+        (grid(rows=tuple(range(1, SIZES_MAX + 2))), f"rows has {SIZES_MAX + 1} sizes"),
+        (grid(rows=(0, 2)), "rows begins with 0; it must be 1 or more"),
+        (grid(rows=(2, 1)), "rows is 2, 1; it must ascend"),
+        (grid(columns=(4, 4)), "columns is 4, 4; it must ascend"),
+        (grid(rows=(1, 2, 3)), "4 seconds for 3 rows and 2 columns; it must have 6"),
+        (grid(columns=(0,)), "4 seconds for 2 rows and 1 columns; it must have 2"),
+        (grid(seconds=()), "0 seconds for 2 rows"),
+        (grid(seconds=(1.0, 2.0, 3.0, -4.0)), "seconds has -4"),
+        (grid(seconds=(1.0, 2.0, nan, 4.0)), "seconds has nan"),
+        (grid(seconds=(inf, 2.0, 3.0, 4.0)), "seconds has inf"),
+    ],
+)
+def test_a_malformed_grid_is_named_and_told(malformed: profile_pb2.Grid, said: str) -> None:
+    message = profile_to_wire(PROFILE)
+    message.decode.CopyFrom(malformed)
+    with pytest.raises(InvalidInput, match=said):
+        profile_from_wire(message)
+    message = profile_to_wire(PROFILE)
+    message.prefill.CopyFrom(malformed)
+    with pytest.raises(InvalidInput, match=said.replace("decode", "prefill")):
+        profile_from_wire(message)
+
+
+@pytest.mark.parametrize(
+    ("changed", "value", "said"),
+    [
+        ("model_id", "", "lacks model_id"),
+        ("device", "tpu", "device is 'tpu'"),
+        ("cores", 0, "cores is 0"),
+        ("parameters", 0, "parameters is 0"),
+        ("weights_bytes", 0, "weights_bytes is 0"),
+        ("measured_s", -1.0, "measured_s has -1"),
+    ],
+)
+def test_a_profile_holds_nothing_that_scaling_divides_by_as_0(
+    changed: str, value: object, said: str
+) -> None:
+    message = profile_to_wire(PROFILE)
+    setattr(message, changed, value)
+    with pytest.raises(InvalidInput, match=said):
+        profile_from_wire(message)
+
+
+def test_a_profile_has_both_grids() -> None:
+    message = profile_to_wire(PROFILE)
+    message.ClearField("decode")
+    with pytest.raises(InvalidInput, match="Profile lacks decode"):
+        profile_from_wire(message)
+    message.ClearField("prefill")
+    with pytest.raises(InvalidInput, match="Profile lacks prefill"):
+        profile_from_wire(message)
+
+
+def test_a_command_or_report_that_needs_a_profile_is_invalid_without() -> None:
+    load = node_link_pb2.LoadInstance(instance_id="i1", model=model_pb2.ModelInfo(model_id="m"))
+    with pytest.raises(InvalidInput, match="LoadInstance lacks profile"):
+        command_from_wire(node_link_pb2.NodeCommand(load_instance=load))
+    use = node_link_pb2.UseProfile(instance_id="i1")
+    with pytest.raises(InvalidInput, match="UseProfile lacks profile"):
+        command_from_wire(node_link_pb2.NodeCommand(use_profile=use))
+    done = node_link_pb2.ProfileDone(operation_id="o1")
+    with pytest.raises(InvalidInput, match="ProfileDone lacks profile"):
+        report_from_wire(node_link_pb2.NodeReport(profile_done=done))
+
+
+def beat_of(correction: float) -> node_link_pb2.NodeReport:
+    """A heartbeat of a node with one instance."""
+    instance = node_link_pb2.InstanceReport(
+        instance_id="i1",
+        footprint=model_pb2.Footprint(kv_block_bytes=1, block_tokens=1),
+        correction=correction,
+    )
+    return node_link_pb2.NodeReport(heartbeat=node_link_pb2.Heartbeat(instances=[instance]))
+
+
+FACTORS: dict[str, Callable[[float], object]] = {
+    "correction of tokens": lambda value: report_from_wire(
+        node_link_pb2.NodeReport(
+            tokens=node_link_pb2.TokensReport(instance_id="i1", correction=value)
+        )
+    ),
+    "correction in a heartbeat": lambda value: report_from_wire(beat_of(value)),
+    "correction of an instance": lambda value: instance_from_wire(
+        control_pb2.Instance(state="ready", correction=value)
+    ),
+    "load slowdown": lambda value: report_from_wire(
+        node_link_pb2.NodeReport(heartbeat=node_link_pb2.Heartbeat(load_slowdown=value))
+    ),
+}
+
+
+@pytest.mark.parametrize("value", [nan, inf, -inf, -0.5])
+@pytest.mark.parametrize("factor", FACTORS)
+def test_a_factor_that_would_spoil_predictions_is_invalid(factor: str, value: float) -> None:
+    with pytest.raises(InvalidInput, match="it must be above 0 and finite"):
+        FACTORS[factor](value)
+
+
+def test_a_node_whose_version_knows_no_factors_counts_as_1() -> None:
+    tokens = node_link_pb2.TokensReport(instance_id="i1")
+    assert report_from_wire(node_link_pb2.NodeReport(tokens=tokens)) == TokensReport(
+        instance_id=INSTANCE, outputs=(), correction=1.0
+    )
+    beat = node_link_pb2.NodeReport(heartbeat=node_link_pb2.Heartbeat(rss_bytes=1))
+    assert report_from_wire(beat) == Heartbeat(rss_bytes=1, load_slowdown=1.0)
+    of_old = report_from_wire(beat_of(0.0))
+    assert isinstance(of_old, Heartbeat)
+    assert of_old.instances[0].correction == 1.0
+    assert instance_from_wire(control_pb2.Instance(state="ready")).correction == 1.0
+
+
+def test_what_is_left_of_prompts_keeps_its_order() -> None:
+    """The core takes them in the order that the node computes them in."""
+    left = ((RequestId("r2"), 300), (RequestId("r1"), 7))
+    report = TokensReport(instance_id=INSTANCE, outputs=(), prefill_left=left, correction=0.5)
+    assert report_from_wire(report_to_wire(report)) == report
