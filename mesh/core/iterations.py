@@ -1,6 +1,7 @@
 """What the node core makes of an iteration: tokens to report, requests that ended, evictions."""
 
 from mesh.compute.times import Times
+from mesh.core import measuring
 from mesh.core.node_state import LocalInstance, LocalNode, LocalRequest, LocalState
 from mesh.core.node_turn import NodeTurn
 from mesh.domain.actions import AbortInEngine, StartUnload
@@ -103,6 +104,7 @@ def step_broke(turn: NodeTurn, node: LocalNode, instance: LocalInstance, broke: 
     for held in instance.requests.values():
         turn.report(_returned(held, broke.error, broke.message))
     instance.requests.clear()
+    measuring.stop(turn, node, instance)
     turn.engine(StartUnload(instance_id=instance.instance_id))
 
 

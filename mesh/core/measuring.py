@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from mesh.compute.correction import Correction
 from mesh.compute.survey import Survey
-from mesh.core.node_state import LocalNode, LocalState, LocalSurvey
+from mesh.core.node_state import LocalInstance, LocalNode, LocalState, LocalSurvey
 from mesh.core.node_turn import NodeTurn
 from mesh.domain.actions import StartMeasure
 from mesh.domain.errors import EngineError
@@ -52,10 +52,6 @@ def grant(turn: NodeTurn, node: LocalNode) -> None:
     if node.survey is None or node.loading():
         return
     running = node.survey
-    if running.instance.state is not LocalState.READY:
-        node.survey = None
-        _fail(turn, running.operation_id, f"{running.instance.instance_id} was unloaded")
-        return
     shape = running.survey.next_shape()
     if shape is None:
         node.survey = None
@@ -89,6 +85,13 @@ def measured(turn: NodeTurn, node: LocalNode, event: MeasureFinished | MeasureBr
 def cancel(node: LocalNode, command: CancelProfile) -> None:
     if node.survey is not None and node.survey.operation_id == command.operation_id:
         node.survey = None
+
+
+def stop(turn: NodeTurn, node: LocalNode, instance: LocalInstance) -> None:
+    """The instance is about to go, and with it a survey of it."""
+    if node.survey is not None and node.survey.instance is instance:
+        operation_id, node.survey = node.survey.operation_id, None
+        _fail(turn, operation_id, f"{instance.instance_id} was unloaded")
 
 
 def use(node: LocalNode, command: UseProfile) -> None:

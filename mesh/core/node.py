@@ -81,7 +81,9 @@ class NodeCore:
         node = self._node
         if node.stepping is not None:
             return
-        lanes = [i.lane(turn.now_s) for i in node.instances.values()]
+        delivery_s = self._limits.delivery_s_max
+        slowdown = node.load_slowdown.latest if node.loading() else 1.0
+        lanes = [i.lane(turn.now_s, delivery_s, slowdown) for i in node.instances.values()]
         grant = next_turn(
             [lane for lane in lanes if lane is not None],
             turn.now_s,

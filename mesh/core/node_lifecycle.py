@@ -1,5 +1,6 @@
 """Models and instances on a node: imports, loads, unloads, and what a lost link leaves of them."""
 
+from mesh.core import measuring
 from mesh.core.node_state import LocalInstance, LocalNode, LocalRequest, LocalState
 from mesh.core.node_turn import NodeTurn
 from mesh.domain.actions import AbortInEngine, StartImport, StartLoad, StartUnload, StopImport
@@ -86,6 +87,7 @@ def unload(turn: NodeTurn, node: LocalNode, instance_id: InstanceId) -> None:
             drop(turn, instance, held)
             turn.report(returned)
         instance.state = LocalState.UNLOADING
+        measuring.stop(turn, node, instance)
         turn.engine(StartUnload(instance_id=instance_id))
 
 

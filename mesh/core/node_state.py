@@ -15,6 +15,7 @@ from mesh.domain.reasons import TurnRule
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import next_due_s
 from mesh.request.lanes import Lane, Prompt
+from mesh.request.shadow import OVERESTIMATE
 
 LOAD_SLOWDOWN = 2.0
 """By which a load lengthens the iterations beside it, until this node has learned its own."""
@@ -87,28 +88,34 @@ class LocalInstance:
     def instance_id(self) -> InstanceId:
         return self.command.instance_id
 
-    def lane(self, now_s: float) -> Lane | None:
-        """Its work as the turn rule sees it; None when it has none or is not ready."""
+    def lane(self, now_s: float, delivery_s: float, slowdown: float) -> Lane | None:
+        """Its work as the turn rule sees it; None when it has none or is not ready.
+
+        Times are overestimated, `slowdown` lengthens them further, and deadlines leave `delivery_s`
+        to the way of the tokens: as in the validation that let the requests in.
+        """
         if self.state is not LocalState.READY or not self.requests:
             return None
         requests = self.requests.values()
+        factor = self.correction.factor(now_s) * OVERESTIMATE
         lane = Lane(
             instance_id=self.instance_id,
-            times=Times(self.profile, self.correction.factor(now_s)),
+            times=Times(self.profile, factor * slowdown),
             tpot_s=next(iter(requests)).order.slo.tpot_s,
             passed=self.passed,
         )
         for held in requests:
+            due_s = held.due_s - delivery_s
             if held.start_s < lane.oldest_s:
                 lane.oldest_s = held.start_s
             if held.prefill_left:
                 left = held.prefill_left
-                prompt = Prompt(left=left, past=held.tokens - left, due_s=held.due_s)
+                prompt = Prompt(left=left, past=held.tokens - left, due_s=due_s)
                 lane.prompts.append(prompt)
             else:
                 lane.batch += 1
                 lane.context_tokens += held.tokens
-                lane.add(held.due_s, now_s)
+                lane.add(due_s, now_s)
         lane.predict()
         return lane
 

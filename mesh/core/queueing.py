@@ -135,18 +135,21 @@ def _place_waiting(turn: Turn, entry: DeploymentEntry, only: InstanceEntry | Non
 def _place(
     turn: Turn, entry: DeploymentEntry, held: RequestEntry, only: InstanceEntry | None
 ) -> bool:
-    held.refused = None
+    before, held.refused = held.refused, None
     tokens = held.request.tokens_max
     for place, instance in _in_order(entry) if only is None else [(0, only)]:
         if not _takes(instance) or not instance.has_room_for(tokens):
             continue
         if turn.policy.validates and not turn.validations_left:
             entry.resume_at = place
-            return False
+            break
         if _in_time(turn, instance, held):
             _note_overtaken(turn, instance.node, held)
             _submit(turn, entry, held, instance)
             return True
+    if only is not None or entry.resume_at:
+        # What was not looked at is as it was.
+        held.refused = held.refused or before
     return False
 
 
@@ -179,14 +182,16 @@ def _in_time(turn: Turn, instance: InstanceEntry, held: RequestEntry) -> bool:
         )
         if verdict is Verdict.PASSES:
             return True
-        turn.refusals[instance.instance_id] = (verdict, held.tokens)
+        if verdict is not Verdict.FIRST_TOKEN_LATE:
+            turn.refusals[instance.instance_id] = (verdict, held.tokens)
     held.turn_down(verdict)
     return False
 
 
 def _known_refusal(turn: Turn, instance: InstanceEntry, held: RequestEntry) -> Verdict | None:
     """Why the instance will not do, if that is known without looking: somebody earlier has to be
-    let through, or no longer request than this has been refused there in this very turn.
+    let through, or no longer request than this has been refused there in this very turn. One that
+    was too late itself says nothing about those that are due later.
     """
     if _must_give_way(turn, instance.node, held):
         return Verdict.DELAYS_RUNNING
@@ -217,7 +222,7 @@ def _earlier(turn: Turn, node: NodeEntry, held: RequestEntry) -> list[RequestEnt
         for waiting in owner.queue:
             if waiting.arrival_s >= held.arrival_s:
                 break
-            if waiting.refused is not None:
+            if waiting.refused and instance.has_room_for(waiting.request.tokens_max):
                 found.append(waiting)
     return found
 

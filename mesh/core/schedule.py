@@ -56,13 +56,14 @@ def verdict_on_start(
     if not profile.measured and node.is_idle():
         return Verdict.PASSES
     schedule, _ = _schedule(node, now_s, limits)
-    schedule.slow_until_s = max(schedule.slow_until_s, now_s + load_s)
     lane = Lane(
         instance_id=InstanceId("new"),
         times=Times(profile, OVERESTIMATE),
         tpot_s=held.slo.tpot_s,
     )
-    return validate(schedule, _newcomer(lane, held, next_due_s + load_s, now_s + load_s))
+    newcomer = _newcomer(lane, held, next_due_s + load_s, now_s + load_s)
+    newcomer.loads = True
+    return validate(schedule, newcomer)
 
 
 def first_due_s(held: RequestEntry) -> float:

@@ -42,7 +42,7 @@ class CellLimits:
     validations_max: int = 32
     """Shadow validations in one turn of the core, so that none takes more than milliseconds."""
     delivery_s_max: float = 0.02
-    """From the end of an iteration until its tokens are with their clients."""
+    """The way of a request to its node, and of its tokens from there to their client."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,3 +50,5 @@ class NodeLimits:
     """The node core's bounds."""
 
     prefill_tokens_max: int = PREFILL_TOKENS_MAX
+    delivery_s_max: float = 0.01
+    """From the end of an iteration until its tokens are with their clients."""

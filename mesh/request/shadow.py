@@ -66,6 +66,8 @@ class Newcomer:
     prompt: Prompt
     joins_s: float
     """When it can start: now, or once its instance is loaded."""
+    loads: bool = False
+    """Its instance loads until then, and slows the other iterations down."""
     may_be_late: bool = False
     """It was admitted before, and its deadline has been missed or is about to be."""
 
@@ -174,6 +176,10 @@ class _Rollout:
 
     def run(self) -> Verdict:
         self._excuse_late()
+        if self._newcomer.loads:
+            # From here on: whom this makes late is late on account of the newcomer.
+            joins_s = self._newcomer.joins_s
+            self._schedule.slow_until_s = max(self._schedule.slow_until_s, joins_s)
         for _ in range(STEPS_MAX):
             self._skip()
             self._join()

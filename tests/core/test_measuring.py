@@ -155,9 +155,9 @@ def test_the_time_of_a_cancelled_profile_does_not_count_for_the_next() -> None:
 
 def test_an_instance_that_is_unloaded_fails_its_profile() -> None:
     node, _ = measuring_node()
-    assert failures(node.command(UnloadInstance(instance_id=I1))) == []
-    (failed,) = failures(finish(node))
+    (failed,) = failures(node.command(UnloadInstance(instance_id=I1)))
     assert (failed.operation_id, failed.message) == (OP, "i1 was unloaded")
+    assert failures(finish(node)) == []
     assert failures(node.tell(UnloadFinished(instance_id=I1))) == []
 
 

@@ -33,7 +33,7 @@ def granted(actions: list[NodeAction]) -> tuple[str, int]:
     return step.instance_id, step.prefill_tokens_max
 
 
-@pytest.mark.parametrize(("headroom_s", "tokens"), [(1.0, 256), (0.012, 128), (0.005, 32)])
+@pytest.mark.parametrize(("headroom_s", "tokens"), [(1.0, 256), (0.014, 128), (0.005, 32)])
 def test_a_chunk_leaves_time_for_the_decodes_of_other_instances(
     headroom_s: float, tokens: int
 ) -> None:
@@ -120,7 +120,7 @@ def test_an_instance_that_was_found_slow_gets_smaller_chunks() -> None:
     for index in range(1000):
         node.now_s += 0.002
         node.step("i1", token("slow", index, finish=FinishReason.STOP if index == 999 else None))
-    node.submit("b", "i2", slo=Slo(ttft_s=0.1, tpot_s=0.012))
+    node.submit("b", "i2", slo=Slo(ttft_s=0.1, tpot_s=0.0135))
     node.step("i2", token("b", 0))
     node.now_s += 1.0
     node.submit("a", "i1", prompt=300, age_s=1.99)

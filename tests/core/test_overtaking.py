@@ -1,5 +1,7 @@
 """Who may overtake whom: a request that a node cannot compute in time is not starved by others."""
 
+from dataclasses import replace
+
 from mesh.domain.actions import RefuseRequest
 from mesh.domain.ids import RequestId
 from mesh.domain.limits import CellLimits
@@ -56,22 +58,20 @@ def test_the_rare_request_gets_in_before_those_that_wait_behind_it() -> None:
     cell = busy_cell()
     ask_for_short_ones(cell, "a", BOUND + 1)
     cell.now_s = 100.3
-    # The long prompt turns out to have been quicker than predicted.
-    assert submitted(cell.tokens(cell.link, "running", [7], finish=FinishReason.STOP)) == []
     assert submitted(cell.retry()) == [], "a place for this one would be a place for that"
-    assert submitted(cell.retry()) == [("waiting", "rare")]
-    assert submitted(cell.retry()) == [(f"a-{BOUND}", "a")]
+    # The long prompt turns out to have been quicker than predicted.
+    ended = cell.tokens(cell.link, "running", [7], finish=FinishReason.STOP)
+    assert submitted(ended) == [("waiting", "rare"), (f"a-{BOUND}", "a")]
 
 
 def test_when_it_is_refused_the_others_go_on() -> None:
     cell = busy_cell()
     ask_for_short_ones(cell, "a", BOUND + 1)
     cell.now_s = 100.9
-    refused = of_kind(cell.retry(), RefuseRequest)
-    assert [(r.request_id, r.reason) for r in refused] == [
-        ("waiting", RefusalReason.FIRST_TOKEN_LATE)
-    ]
-    assert submitted(cell.retry()) == [(f"a-{BOUND}", "a")]
+    tried = cell.retry()
+    refused = [(r.request_id, r.reason) for r in of_kind(tried, RefuseRequest)]
+    assert refused == [("waiting", RefusalReason.FIRST_TOKEN_LATE)]
+    assert submitted(tried) + submitted(cell.retry()) == [(f"a-{BOUND}", "a")]
 
 
 def test_a_request_that_has_to_give_way_is_told_what_for() -> None:
@@ -103,3 +103,27 @@ def test_a_request_that_waits_for_a_load_is_not_overtaken_meanwhile() -> None:
         placed += submitted(cell.ask(f"a-{n}", "a", 100))
     assert "a2" in [on for _, on in placed]
     assert overtaken(cell) == [on for _, on in placed].count("a")
+
+
+def test_a_later_request_as_long_as_one_that_would_be_late_may_be_in_time() -> None:
+    """It is due later: the running one ends at 1.13 s, this one at 2.25 s, and may until 2.6 s."""
+    cell = BusyCell(deployment("a", slo=TTFT))
+    cell.ask("running", "a", LONG)
+    cell.now_s += 0.001
+    assert submitted(cell.ask("waiting", "a", LONG)) == []
+    cell.now_s = 100.6
+    assert submitted(cell.ask("later", "a", LONG)) == [("later", "a")]
+
+
+def test_what_becomes_of_another_node_does_not_make_it_forgotten() -> None:
+    """`rare` has a second instance, which is full; there, too, it looks when a request ends."""
+    cell = busy_cell()
+    full = replace(instance("rare2", "rare"), batch_max=0)
+    link, _ = cell.join(node("n2", full, instance("b2", "b")))
+    ask_for_short_ones(cell, "a", BOUND)
+    cell.now_s += 0.001
+    assert submitted(cell.ask("elsewhere", "b")) == [("elsewhere", "b2")]
+    cell.tokens(link, "elsewhere", [7], finish=FinishReason.STOP)
+    assert overtaken(cell) == BOUND
+    cell.now_s += 0.001
+    assert submitted(cell.ask("one-more", "a")) == []

@@ -13,7 +13,7 @@ from mesh.domain.events import (
     ProfileRequested,
     ScaleRequested,
 )
-from mesh.domain.ids import DeploymentName, OperationId
+from mesh.domain.ids import DeploymentName, OperationId, RequestId
 from mesh.domain.lifecycle import InstanceState, NodeState, RequestState
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.slo import Slo
@@ -47,6 +47,7 @@ class CellMachine(RuleBasedStateMachine):
         )
         self.world = World(deployments, MEMORY_BYTES, rule=self.rule_name, profiles=(PROFILE,))
         self.profiles: list[OperationId] = []
+        self.room_since_s: dict[RequestId, float] = {}
 
     @initialize(up=st.booleans())
     def begin(self, up: bool) -> None:
@@ -216,13 +217,17 @@ class CellMachine(RuleBasedStateMachine):
         assert sorted(places) == sorted(open_ids)
 
     @invariant()
-    def no_request_waits_for_room_that_is_there(self) -> None:
+    def no_request_waits_long_for_room_that_is_there(self) -> None:
+        """The end of a request is looked at on its node; all others are tried when it is time."""
+        now_s, before, self.room_since_s = self.world.clock.now_s(), self.room_since_s, {}
         for entry in self.world.core.cell.deployments.values():
-            for instance in entry.instances.values():
-                if entry.queue and instance.takes_requests:
-                    head = entry.queue[0]
-                    room = instance.has_room_for(head.request.tokens_max)
-                    assert instance.state is InstanceState.LOADING or not room or head.refused
+            if entry.queue and not entry.queue[0].refused:
+                head = entry.queue[0].request
+                ready = [i for i in entry.instances.values() if i.takes_requests and i.was_loaded]
+                if any(i.has_room_for(head.tokens_max) for i in ready):
+                    since_s = before.get(head.request_id, now_s)
+                    assert now_s <= since_s + LIMITS.place_retry_s
+                    self.room_since_s[head.request_id] = since_s
 
     @invariant()
     def no_request_waits_for_an_instance_that_could_be_loaded(self) -> None:
