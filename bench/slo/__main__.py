@@ -71,12 +71,7 @@ def _run(policy: str, address: str, sent: Sequence[Call]) -> list[Outcome]:
 
 
 def report(compared: Compared) -> None:
-    table = Table(
-        title=f"{compared.ours.requests} calls in bursts: {compared.offered_over_capacity:.2f} "
-        f"times what the node can compute ({len(SLOS)} batches of {compared.batch})",
-        title_justify="left",
-        box=None,
-    )
+    table = Table(box=None)
     for heading in ("", OURS, BASELINE):
         table.add_column(heading, justify="right" if heading else "left")
     ours, baseline = compared.ours, compared.baseline
@@ -85,6 +80,10 @@ def report(compared: Compared) -> None:
     for (name, value), (_, other) in pairs:
         table.add_row(name, value, other)
     console = Console(width=100)
+    console.print(
+        f"{ours.requests} calls in bursts: {compared.offered_over_capacity:.2f} times what a node "
+        f"can compute, {compared.batch} calls of each deployment at once"
+    )
     console.print(table)
     console.print(
         f"SLO met: {ours.met_of_admitted:.1%} of the admitted (≥ {TARGET:.0%}), "
@@ -101,6 +100,7 @@ def _rows(judged: Judgement, reasons: Sequence[str]) -> list[tuple[str, str]]:
         ("  met their SLO", f"{judged.met} ({judged.met_of_admitted:.1%})"),
         ("  late by, median s", f"{judged.late_s_p50:.3f}"),
         ("  late by, at most s", f"{max(judged.late_s, default=0.0):.3f}"),
+        ("  late with the first token", str(judged.late_first)),
         ("  failed", str(sum(judged.failed.values()))),
         ("refused", str(judged.requests - judged.admitted)),
         ("  before the first token was due", f"{judged.refusals_before_deadline:.1%}"),
@@ -128,6 +128,7 @@ def figures(compared: Compared) -> dict[str, object]:
         "failed": ours.failed,
         "offered_over_capacity": round(compared.offered_over_capacity, 2),
         "late_s_p50": round(ours.late_s_p50, 4),
+        "late_first": ours.late_first,
         "late_s_max": round(max(ours.late_s, default=0.0), 4),
         "met_share_by_deployment": {name: round(share, 3) for name, share in shares.items()},
         "met_share_jain": round(jain(list(shares.values())), 3),

@@ -98,6 +98,11 @@ class Judgement:
         return tuple(sorted(o.late_s for o in self.outcomes if o.admitted and o.late_s > 0.0))
 
     @property
+    def late_first(self) -> int:
+        """How many of those were late with their first token already."""
+        return sum(o.admitted and o.answer.tokens_s[:1] > (o.call.due_s(0),) for o in self.outcomes)
+
+    @property
     def late_s_p50(self) -> float:
         return median(self.late_s) if self.late_s else 0.0
 

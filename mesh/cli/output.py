@@ -31,7 +31,6 @@ from mesh.domain.errors import (
     StorageError,
     Unavailable,
 )
-from mesh.domain.reasons import RefusalReason
 
 GAP = "  "
 NOTHING = "-"
@@ -146,20 +145,11 @@ def hint_of(failure: MeshError) -> str:
         return failure.hint
     if isinstance(failure, Refused) and failure.retry_after_s > 0:
         return f"try again in {failure.retry_after_s:.1f} s"
-    if isinstance(failure, Refused) and failure.reason in _REFUSAL_HINTS:
-        return _REFUSAL_HINTS[failure.reason]
     for kind, hint in _HINTS:
         if isinstance(failure, kind):
             return hint
     return "`mesh logs` and the files under the home's logs/ say more"
 
-
-_REFUSAL_HINTS = {
-    RefusalReason.FIRST_TOKEN_LATE: "a shorter prompt, a longer slo.ttft_s or a faster node helps",
-    RefusalReason.DELAYS_RUNNING: "`mesh status` shows the headroom of what runs; more nodes help",
-    RefusalReason.TPOT_EXCEEDED: "a longer slo.tpot_s, or more and faster nodes help",
-}
-"""For those that no retry can help."""
 
 _HINTS: tuple[tuple[type[MeshError], str], ...] = (
     (InvalidInput, "`mesh COMMAND --help` shows what is accepted"),

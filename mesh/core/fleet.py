@@ -18,7 +18,7 @@ from mesh.core.instances import (
     unload,
 )
 from mesh.core.operations import fail_operation, reply_error
-from mesh.core.profiling import profile_done, profile_failed, profile_progress
+from mesh.core.profiling import profile_done, profile_failed, profile_progress, tell_of_load
 from mesh.core.queueing import tell_waiting
 from mesh.core.serving import deliver, give_back, requeue
 from mesh.core.turn import Turn
@@ -219,6 +219,7 @@ def _load_progress(turn: Turn, said: LoadProgress) -> None:
         owner = turn.cell.deployments.get(instance.deployment)
         if owner is not None:
             tell_waiting(turn, owner, said.phase, said.share)
+        tell_of_load(turn, instance, said)
 
 
 def _load_failed(turn: Turn, said: LoadFailed) -> None:

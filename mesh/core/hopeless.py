@@ -5,11 +5,13 @@ nothing else, or while an instance of its deployment loads, which is granted on 
 admitted before has a promise, and waits for as long as any request may.
 """
 
+from math import inf
+
 from mesh.core.cell import DeploymentEntry, RequestEntry
 from mesh.core.ending import refuse
 from mesh.core.schedule import alone_s, first_due_s, grace_s
 from mesh.core.turn import Turn
-from mesh.domain.lifecycle import InstanceState, NodeState
+from mesh.domain.lifecycle import InstanceState
 from mesh.domain.reasons import RefusalReason
 from mesh.request.shadow import Verdict
 
@@ -24,8 +26,9 @@ def refuse_hopeless(turn: Turn, entry: DeploymentEntry) -> None:
             continue
         reason, message = _why(turn, entry, held)
         if _too_long(held):
-            hint = "no node is quick enough: shorten the prompt, or raise spec.slo.ttft_s"
-            refuse(turn, held, reason, message, hint=hint)
+            too_slow = held.latest_start_s == -inf
+            remedy = "raise spec.slo.tpot_s" if too_slow else "shorten the prompt, or raise its SLO"
+            refuse(turn, held, reason, message, hint=f"no node is quick enough: {remedy}")
         else:
             refuse(turn, held, reason, message, retry=True)
 
@@ -67,18 +70,21 @@ def _why(turn: Turn, entry: DeploymentEntry, held: RequestEntry) -> tuple[Refusa
             message = f"its node was lost, and no other came up within {waited}"
             return RefusalReason.NODE_LOST, message
         return RefusalReason.NO_NODE, f"no node came up within {waited}"
-    if entry.load_failures:
+    if entry.load_failures and not entry.replicas():
         return RefusalReason.LOAD_FAILED, f"not loaded within {waited}: {entry.load_error}"
     name = repr(entry.spec.name)
     slo, prompt = held.slo, len(held.request.prompt_tokens)
     held_up = held.held_up if held.refused else None
-    match Verdict.FIRST_TOKEN_LATE if _too_long(held) else held_up:
+    if _too_long(held):
+        never = held.latest_start_s == -inf
+        held_up = Verdict.TPOT_EXCEEDED if never else Verdict.FIRST_TOKEN_LATE
+    match held_up:
         case Verdict.FIRST_TOKEN_LATE:
             limit = f"{slo.ttft_limit_s(prompt):.3g} s"
             message = f"its first token would come after its limit, {limit} for {prompt} tokens"
             return RefusalReason.FIRST_TOKEN_LATE, message
         case Verdict.DELAYS_RUNNING:
-            message = "it would make a request late that was admitted before it"
+            message = "it would make a request late that came before it"
             return RefusalReason.DELAYS_RUNNING, message
         case Verdict.TPOT_EXCEEDED:
             message = f"there is no time left to give {name} its tokens every {slo.tpot_s:.3g} s"
@@ -91,7 +97,4 @@ def _why(turn: Turn, entry: DeploymentEntry, held: RequestEntry) -> tuple[Refusa
 
 def has_node(turn: Turn, entry: DeploymentEntry) -> bool:
     """Whether any node that takes new work may hold the deployment."""
-    return any(
-        node.state is NodeState.READY and node.device in entry.spec.devices
-        for node in turn.cell.nodes.values()
-    )
+    return any(node.takes(entry.spec.devices) for node in turn.cell.nodes.values())

@@ -62,6 +62,9 @@ def _find_room(
     def has_time(node: StartNode) -> bool:
         if wanted_by is None or not turn.policy.validates:
             return True
+        if not turn.validations_left:
+            return False
+        turn.validations_left -= 1
         return _has_time(turn, deployment, turn.cell.nodes[node.node_id], wanted_by)
 
     def place(among: list[NodeEntry]) -> Start | Wait | Reclaim | NoRoom | NoTime:

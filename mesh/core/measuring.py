@@ -45,6 +45,8 @@ def start(turn: NodeTurn, node: LocalNode, command: ProfileInstance, prefill_tok
         node.survey = LocalSurvey(
             operation_id=command.operation_id, instance=instance, survey=survey
         )
+        phase = "wait until the node has nothing else to compute"
+        turn.report(ProfileProgress(operation_id=command.operation_id, phase=phase, share=0.0))
 
 
 def grant(turn: NodeTurn, node: LocalNode) -> None:

@@ -1,4 +1,4 @@
-"""Profiles in the cell: which one holds for an instance, and how a measured one comes about.
+"""How a profile is measured in the cell.
 
 `mesh profile` has a deployment's model measured on a node: an instance is loaded there unless one
 is, kept until the node has measured it, and the profile is stored. It then holds for that model on
@@ -6,7 +6,7 @@ every node of the same fingerprint, running instances included.
 """
 
 from mesh.compute.correction import Correction
-from mesh.core.cell import DeploymentEntry, NodeEntry, OperationEntry, OperationKind
+from mesh.core.cell import DeploymentEntry, InstanceEntry, NodeEntry, OperationEntry, OperationKind
 from mesh.core.instances import start_instance
 from mesh.core.operations import begin, fail_operation, release_instance, reply_error
 from mesh.core.turn import Turn
@@ -15,6 +15,7 @@ from mesh.domain.events import ProfileRequested
 from mesh.domain.ids import NodeId
 from mesh.domain.lifecycle import InstanceState, NodeState
 from mesh.domain.messages import (
+    LoadProgress,
     ProfileDone,
     ProfileFailed,
     ProfileInstance,
@@ -53,9 +54,10 @@ def _node(turn: Turn, entry: DeploymentEntry, wanted: NodeId | None) -> NodeEntr
         if node.state is not NodeState.READY or node.device not in entry.spec.devices:
             return f"{wanted} is a {node.device} node, {node.state}: it takes no {entry.spec.name}"
         return node
-    for instance in entry.candidates:
-        if instance.takes_requests:
-            return instance.node
+    loaded = [instance for instance in entry.candidates if instance.takes_requests]
+    if loaded:
+        idlest = min(loaded, key=lambda i: (not i.node.is_idle(), i.batch, i.instance_id))
+        return idlest.node
     nodes = [n for n in turn.cell.nodes.values() if n.takes(entry.spec.devices)]
     if not nodes:
         return f"no {' or '.join(entry.spec.devices)} node is up"
@@ -100,8 +102,8 @@ def _advance(turn: Turn, operation: OperationEntry) -> None:
             turn.act(SendCommand(link_id=node.link_id, command=command))
     if here:
         return
-    if turn.now_s < entry.paused_until_s:
-        message = f"its last load failed: {entry.load_error}"
+    if node.node_id in entry.avoided:
+        message = f"its last load on {node.node_id} failed: {entry.avoided[node.node_id]}"
         fail_operation(turn, operation, "Unavailable", message)
         return
     if entry.replicas() >= entry.spec.scaling.replicas_max:
@@ -114,6 +116,15 @@ def _advance(turn: Turn, operation: OperationEntry) -> None:
         message = f"{node.node_id} has no room for an instance of {operation.name!r}"
         hint = "try again when its instances are idle, or choose another node with --node"
         fail_operation(turn, operation, "Unavailable", message, hint)
+
+
+def tell_of_load(turn: Turn, instance: InstanceEntry, said: LoadProgress) -> None:
+    """Those who want a profile of what loads there wait for it, too."""
+    for operation in turn.cell.operations.values():
+        wants = operation.kind is OperationKind.PROFILE and operation.name == instance.deployment
+        if wants and operation.node is instance.node:
+            operation_id = operation.operation_id
+            turn.act(ReplyProgress(operation_id=operation_id, phase=said.phase, share=said.share))
 
 
 def profile_progress(turn: Turn, said: ProfileProgress) -> None:

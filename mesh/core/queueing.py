@@ -18,7 +18,7 @@ from mesh.core.ending import refuse_all_queued
 from mesh.core.hopeless import refuse_hopeless
 from mesh.core.instances import keep_minima, note_idle, start_instance
 from mesh.core.profiling import advance_profiles
-from mesh.core.schedule import first_due_s, grace_s, verdict_on
+from mesh.core.schedule import first_due_s, grace_s, in_time_alone, verdict_on
 from mesh.core.turn import Turn
 from mesh.domain.actions import SendCommand, SetTimer, TellWaiting
 from mesh.domain.events import PlaceRetryDue
@@ -135,19 +135,19 @@ def _place_waiting(turn: Turn, entry: DeploymentEntry, only: InstanceEntry | Non
 def _place(
     turn: Turn, entry: DeploymentEntry, held: RequestEntry, only: InstanceEntry | None
 ) -> bool:
-    before, held.refused = held.refused, None
+    before, held.refused, stopped = held.refused, None, False
     tokens = held.request.tokens_max
     for place, instance in _in_order(entry) if only is None else [(0, only)]:
         if not _takes(instance) or not instance.has_room_for(tokens):
             continue
         if turn.policy.validates and not turn.validations_left:
-            entry.resume_at = place
+            entry.resume_at, stopped = place, True
             break
         if _in_time(turn, instance, held):
             _note_overtaken(turn, instance.node, held)
             _submit(turn, entry, held, instance)
             return True
-    if only is not None or entry.resume_at:
+    if only is not None or stopped:
         # What was not looked at is as it was.
         held.refused = held.refused or before
     return False
@@ -200,21 +200,28 @@ def _known_refusal(turn: Turn, instance: InstanceEntry, held: RequestEntry) -> V
 
 
 def _must_give_way(turn: Turn, node: NodeEntry, held: RequestEntry) -> bool:
-    """Whether an earlier request that wants to compute there has been overtaken often enough."""
-    bound = turn.limits.overtaken_max
-    return any(earlier.overtaken >= bound for earlier in _earlier(turn, node, held))
+    """Whether an earlier request has been overtaken often enough that the node could compute in
+    time, if it had nothing else to do.
+    """
+    return any(
+        earlier.overtaken >= turn.limits.overtaken_max
+        and in_time_alone(instance, earlier, turn.now_s, turn.limits)
+        for earlier, instance in _earlier(turn, node, held)
+    )
 
 
 def _note_overtaken(turn: Turn, node: NodeEntry, held: RequestEntry) -> None:
-    for earlier in _earlier(turn, node, held):
-        earlier.overtaken += 1
+    for earlier, _ in _earlier(turn, node, held):
+        earlier.overtaken = min(earlier.overtaken + 1, turn.limits.overtaken_max)
 
 
-def _earlier(turn: Turn, node: NodeEntry, held: RequestEntry) -> list[RequestEntry]:
+def _earlier(
+    turn: Turn, node: NodeEntry, held: RequestEntry
+) -> list[tuple[RequestEntry, InstanceEntry]]:
     """Requests that came before this one and wait because the node could not compute them in time,
-    of all deployments that are loaded there.
+    of all deployments that are loaded there, with their instances.
     """
-    found: list[RequestEntry] = []
+    found: list[tuple[RequestEntry, InstanceEntry]] = []
     for instance in node.instances.values():
         owner = turn.cell.deployments.get(instance.deployment)
         if owner is None or not owner.queue or not _takes(instance):
@@ -223,7 +230,7 @@ def _earlier(turn: Turn, node: NodeEntry, held: RequestEntry) -> list[RequestEnt
             if waiting.arrival_s >= held.arrival_s:
                 break
             if waiting.refused and instance.has_room_for(waiting.request.tokens_max):
-                found.append(waiting)
+                found.append((waiting, instance))
     return found
 
 

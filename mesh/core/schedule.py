@@ -5,6 +5,8 @@ Reports lag behind the node by the link's delay, so that the iteration in flight
 node began it when it reported the one before.
 """
 
+from math import inf
+
 from mesh.compute.times import Times
 from mesh.core.cell import InstanceEntry, NodeEntry, RequestEntry
 from mesh.domain.ids import InstanceId
@@ -13,7 +15,14 @@ from mesh.domain.limits import CellLimits
 from mesh.domain.profile import Profile
 from mesh.domain.slo import Slo, due_s
 from mesh.request.lanes import Lane, Prompt
-from mesh.request.shadow import OVERESTIMATE, Newcomer, Schedule, Verdict, validate
+from mesh.request.shadow import (
+    LOOKAHEAD_TOKENS,
+    OVERESTIMATE,
+    Newcomer,
+    Schedule,
+    Verdict,
+    validate,
+)
 
 OVERDUE_SHARE = 0.25
 """Of its expected time, that a load which should have ended is expected to take yet."""
@@ -82,18 +91,33 @@ def grace_s(instance: InstanceEntry, held: RequestEntry) -> float:
     """Load time of the instance that the request has waited for."""
     if instance.loaded_at_s <= held.arrival_s:
         return held.grace_s
-    return instance.loaded_at_s - max(held.arrival_s, instance.load_started_s)
+    waited_s = instance.loaded_at_s - max(held.arrival_s, instance.load_started_s)
+    return max(held.grace_s, waited_s)
 
 
-def alone_s(profile: Profile, held: RequestEntry, limits: CellLimits) -> float:
-    """How long a request's next token takes on a node that does nothing else."""
-    times = Times(profile, OVERESTIMATE)
+def alone_s(profile: Profile, held: RequestEntry, limits: CellLimits, factor: float = 1.0) -> float:
+    """How long a request's next token takes on a node that does nothing else; infinite if its
+    further ones could not keep their pace there.
+    """
+    times = Times(profile, factor * OVERESTIMATE)
+    if times.decode_s(1, held.tokens + LOOKAHEAD_TOKENS) > held.slo.tpot_s:
+        return inf
     left, past, total_s = held.tokens, 0, limits.delivery_s_max
     while left > 0:
         tokens = min(left, limits.prefill_tokens_max)
         total_s += times.prefill_s(tokens, past)
         left, past = left - tokens, past + tokens
     return total_s
+
+
+def in_time_alone(
+    instance: InstanceEntry, held: RequestEntry, now_s: float, limits: CellLimits
+) -> bool:
+    """Whether an instance could keep the request's SLO if its node did nothing else."""
+    if instance.profile is None:
+        return False
+    seconds = alone_s(instance.profile, held, limits, instance.correction.factor(now_s))
+    return now_s + seconds <= first_due_s(held) + grace_s(instance, held)
 
 
 def _schedule(

@@ -95,22 +95,32 @@ def place_instance(
             if has_time(node):
                 return Start(node=node, footprint=footprint, kv_blocks=kv_blocks)
             busy.append(node)
-    made = _make_room(deployment, [node for node in ordered if node not in busy])
+    made = _make_room(deployment, [node for node in ordered if node not in busy], has_time)
     return NoTime() if busy and isinstance(made, NoRoom) else made
 
 
-def _make_room(deployment: Deployment, ordered: Sequence[StartNode]) -> Wait | Reclaim | NoRoom:
+def _make_room(
+    deployment: Deployment, ordered: Sequence[StartNode], has_time: Callable[[StartNode], bool]
+) -> Wait | Reclaim | NoRoom | NoTime:
     needs = [
         (node, least_instance_bytes(node.footprint_of(deployment), deployment.context_tokens_max))
         for node in ordered
     ]
     missing = [(node, need - node.free_bytes - node.leaving_bytes) for node, need in needs]
-    if any(missing_bytes <= 0 for _, missing_bytes in missing):
-        return Wait()
+    busy = False
     for node, missing_bytes in missing:
-        victims = _enough(node.reclaimable(), missing_bytes)
+        if missing_bytes <= 0:
+            if has_time(node):
+                return Wait()
+            busy = True
+    for node, missing_bytes in missing:
+        victims = _enough(node.reclaimable(), missing_bytes) if missing_bytes > 0 else ()
         if victims:
-            return Reclaim(instance_ids=victims)
+            if has_time(node):
+                return Reclaim(instance_ids=victims)
+            busy = True
+    if busy:
+        return NoTime()
     if not needs:
         return NoRoom(needed_bytes=0, largest_bytes=0)
     nearest, need = min(needs, key=lambda of: of[1] - of[0].capacity_bytes)

@@ -109,6 +109,8 @@ def _grant(lane: Lane, tokens: int, passed: Sequence[Lane] = ()) -> Grant:
 
 def _chunk_tokens(lane: Lane, now_s: float, limit_s: float, tokens_max: int) -> int:
     """The largest chunk, by halves, with which the iteration takes no longer than `limit_s`."""
+    if limit_s <= lane.decode_s:
+        return 0
     tokens = _tokens_together(lane, now_s, tokens_max)
     while tokens > 0:
         if lane.turn_s(tokens) <= limit_s:

@@ -15,7 +15,7 @@ from mesh.domain.ids import ModelId
 from mesh.domain.profile import Grid, Profile
 from mesh.domain.reasons import DeviceKind
 from mesh.v1 import profile_pb2 as pb
-from mesh.wire.malformed import at_least_one, identifier, member, require
+from mesh.wire.malformed import identifier, member, require
 
 SIZES_MAX = 64
 """Rows, and columns, of a grid: sizes of powers of two never come to as many."""
@@ -45,9 +45,9 @@ def profile_from_wire(message: pb.Profile) -> Profile:
         device=member(DeviceKind, message.device, message, "device"),
         fingerprint=message.fingerprint,
         hardware=message.hardware,
-        cores=at_least_one(message.cores, message, "cores"),
-        parameters=at_least_one(message.parameters, message, "parameters"),
-        weights_bytes=at_least_one(message.weights_bytes, message, "weights_bytes"),
+        cores=message.cores,
+        parameters=message.parameters,
+        weights_bytes=message.weights_bytes,
         kv_bytes_per_token=message.kv_bytes_per_token,
         prefill=grid_from_wire(message.prefill, "prefill"),
         decode=grid_from_wire(message.decode, "decode"),
@@ -73,6 +73,8 @@ def grid_from_wire(message: pb.Grid, name: str) -> Grid:
             f"it must have {len(rows) * wide}"
         )
     flat = tuple(_seconds(value, f"{name}.seconds") for value in message.seconds)
+    if min(flat) <= 0.0:
+        raise InvalidInput(f"Profile.{name} has an iteration of no time; each must take some")
     seconds = tuple(flat[first : first + wide] for first in range(0, found, wide))
     return Grid(rows=rows, columns=columns, seconds=seconds)
 

@@ -46,6 +46,12 @@ def test_a_refused_call_is_not_admitted_and_not_late() -> None:
     assert list(judged.late_s) == pytest.approx([1.0])
 
 
+def test_late_with_the_first_token_is_told_from_late_with_a_later_one() -> None:
+    judged = Judgement(outcomes=(outcome(1.1, 1.15, 1.16), outcome(0.5, 1.2, 1.2), outcome()))
+    assert judged.late_first == 1
+    assert len(judged.late_s) == 3
+
+
 def test_refusals_before_the_deadline_are_those_before_the_first_token_was_due() -> None:
     refusals = [outcome(refused="queue_timeout", ended_s=s) for s in (0.1, 1.0, 1.2, 30.0)]
     assert Judgement(outcomes=tuple(refusals)).refusals_before_deadline == 0.5

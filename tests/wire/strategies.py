@@ -77,7 +77,7 @@ def grids(draw: st.DrawFn) -> Grid:
     """Ascending sizes, and seconds for each pair of them."""
     rows = draw(st.sets(st.integers(1, 2**32 - 1), min_size=1, max_size=4))
     columns = draw(st.sets(U32, min_size=1, max_size=4))
-    row = st.tuples(*[SECONDS] * len(columns))
+    row = st.tuples(*[st.floats(1e-6, 1e3)] * len(columns))
     seconds = draw(st.tuples(*[row] * len(rows)))
     return Grid(rows=tuple(sorted(rows)), columns=tuple(sorted(columns)), seconds=seconds)
 
