@@ -25,7 +25,7 @@ from mesh.compute.times import Times
 from mesh.domain.errors import MeshError
 
 OURS, BASELINE = "llm-mesh", "fcfs"
-SECONDS = 150.0
+SECONDS = 90.0
 QUICK_SECONDS = 15.0
 LOAD = 2.0
 TARGET = 0.99

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from mesh.compute.correction import Correction
 from mesh.compute.survey import Survey
+from mesh.core import priming
 from mesh.core.node_state import LocalInstance, LocalNode, LocalState, LocalSurvey
 from mesh.core.node_turn import NodeTurn
 from mesh.domain.actions import StartMeasure
@@ -50,10 +51,13 @@ def start(turn: NodeTurn, node: LocalNode, command: ProfileInstance, prefill_tok
 
 
 def grant(turn: NodeTurn, node: LocalNode) -> None:
-    """Time the next shape, if a survey is under way and nothing disturbs it."""
-    if node.survey is None or node.loading():
+    """Time the next shape, if a survey is under way and nothing disturbs it; else prime."""
+    if node.loading():
         return
     running = node.survey
+    if running is None:
+        priming.grant(turn, node)
+        return
     shape = running.survey.next_shape()
     if shape is None:
         node.survey = None

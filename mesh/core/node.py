@@ -13,6 +13,7 @@ from mesh.core.iterations import learn, step_broke, step_finished, submit_broke
 from mesh.core.node_lifecycle import drop
 from mesh.core.node_state import LocalNode, LocalRequest, LocalState
 from mesh.core.node_turn import NodeTurn
+from mesh.core.priming import to_prime
 from mesh.domain.actions import (
     NodeAction,
     StartStep,
@@ -129,6 +130,9 @@ class NodeCore:
                     submit_broke(turn, instance, event)
             case LoadProgressed() | LoadFinished() | LoadBroke() | UnloadFinished():
                 node_lifecycle.loading(turn, self._node, event)
+                loaded = self._node.instances.get(event.instance_id)
+                if isinstance(event, LoadFinished) and loaded is not None:
+                    loaded.unprimed = to_prime(loaded, self._limits.primed_tokens_max)
             case ImportProgressed() | ImportFinished() | ImportBroke():
                 node_lifecycle.importing(turn, self._node, event)
             case AbortFinished():

@@ -1,5 +1,6 @@
 """What the node core knows: its instances and the requests on each, with their deadlines."""
 
+from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
@@ -10,7 +11,7 @@ from mesh.compute.times import Times
 from mesh.domain.ids import InstanceId, OperationId, RequestId
 from mesh.domain.messages import Heartbeat, InstanceReport, LoadInstance
 from mesh.domain.model import Footprint
-from mesh.domain.profile import Profile
+from mesh.domain.profile import IterationShape, Profile
 from mesh.domain.reasons import TurnRule
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import next_due_s
@@ -76,6 +77,8 @@ class LocalInstance:
     kv_blocks_used: int = 0
     requests: dict[RequestId, LocalRequest] = field(default_factory=dict)
     correction: Correction = field(default_factory=Correction)
+    unprimed: deque[IterationShape] = field(default_factory=deque)
+    """Sizes of iterations that the engine has not met on it yet; see `mesh.core.priming`."""
     passed: int = 0
     """Turns in a row that passed it over."""
     unbooked: bool = False

@@ -41,7 +41,7 @@ class CellLimits:
     """Between two tries to place requests that wait for headroom."""
     validations_max: int = 32
     """Shadow validations in one turn of the core, so that none takes more than milliseconds."""
-    delivery_s_max: float = 0.02
+    delivery_s_max: float = 0.05
     """The way of a request to its node, and of its tokens from there to their client."""
 
 
@@ -50,5 +50,9 @@ class NodeLimits:
     """The node core's bounds."""
 
     prefill_tokens_max: int = PREFILL_TOKENS_MAX
+    primed_tokens_max: int = 64
+    """Iterations of up to so many tokens are computed once, when there is nothing else to do, so
+    that the engine has its kernels for them. 0: none are.
+    """
     delivery_s_max: float = 0.01
     """From the end of an iteration until its tokens are with their clients."""

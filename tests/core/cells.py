@@ -112,7 +112,7 @@ class CellUnderTest:
         self.core = ControllerCore(
             epoch=1,
             deployments=deployments,
-            limits=limits or CellLimits(),
+            limits=limits or CellLimits(delivery_s_max=0.02),
             policy=policy(rule),
             profiles=profiles,
         )

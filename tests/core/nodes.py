@@ -32,7 +32,7 @@ from tests.support.profiles import PROFILE
 
 class NodeUnderTest:
     def __init__(self, turns: TurnRule = TurnRule.HEADROOM) -> None:
-        self.core = NodeCore(limits=NodeLimits(delivery_s_max=0.0))
+        self.core = NodeCore(limits=NodeLimits(delivery_s_max=0.0, primed_tokens_max=0))
         self.now_s = 50.0
         self.tell(LinkOpened(turns=turns))
 

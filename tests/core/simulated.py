@@ -100,7 +100,7 @@ class SimulatedCell:
         self.loaded: dict[InstanceId, dict[RequestId, Running]] = {}
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._calls = 0
-        self._node = NodeCore(limits=NodeLimits())
+        self._node = NodeCore(limits=NodeLimits(primed_tokens_max=0))
         self._tell_node(LinkOpened())
         self.tell(NodeConnected(link_id=LINK, hello=replace(hello(), memory_bytes=8 << 30)))
 

@@ -171,12 +171,12 @@ def test_the_queue_is_bounded() -> None:
 
 
 def test_a_request_without_a_place_is_refused_when_its_first_token_cannot_be_in_time() -> None:
-    """Due after 2 s, of which its prefill and the delivery take 0.022 s."""
+    """Due after 2 s, of which its prefill and the delivery take 0.052 s."""
     cell, _, _ = serving_cell(batch_max=1)
     cell.invoke(request("r2"))
-    cell.now_s = 101.97
+    cell.now_s = 101.94
     assert of_kind(cell.retry(), RefuseRequest) == []
-    cell.now_s = 101.98
+    cell.now_s = 101.95
     refused = only(cell.retry(), RefuseRequest)
     assert refused.reason is RefusalReason.QUEUE_TIMEOUT
     assert refused.retry_after_s > 0

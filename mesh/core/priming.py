@@ -1,0 +1,36 @@
+"""Priming on a node: a newly loaded instance computes iterations of many sizes once, for nobody.
+
+Engines build and keep kernels for each size when they first meet it (OpenVINO on a CPU: 10 to 20 ms
+each), which the first burst on an instance would pay for with its deadlines. So it is done whenever
+nothing else is to be computed, the least sizes first; requests wait for one such iteration at most.
+"""
+
+from collections import deque
+
+from mesh.core.node_state import LocalInstance, LocalNode, LocalState
+from mesh.core.node_turn import NodeTurn
+from mesh.domain.actions import StartMeasure
+from mesh.domain.profile import IterationShape
+
+CONTEXT_TOKENS = 32
+PREFILL_STEP_TOKENS = 8
+
+
+def to_prime(instance: LocalInstance, tokens_max: int) -> deque[IterationShape]:
+    """Every batch that decodes may have, and prefills up to so many tokens."""
+    context = min(CONTEXT_TOKENS, instance.command.context_tokens_max)
+    batches = range(1, min(instance.command.batch_max, tokens_max) + 1)
+    decodes = [IterationShape(decode_batch=b, decode_context_tokens=context) for b in batches]
+    longest = min(tokens_max, instance.command.context_tokens_max)
+    lengths = range(PREFILL_STEP_TOKENS, longest + 1, PREFILL_STEP_TOKENS)
+    return deque([*decodes, *(IterationShape(prefill_tokens=tokens) for tokens in lengths)])
+
+
+def grant(turn: NodeTurn, node: LocalNode) -> None:
+    """Compute the next size of an instance that has some left."""
+    for instance in node.instances.values():
+        if instance.state is LocalState.READY and instance.unprimed:
+            shape = instance.unprimed.popleft()
+            node.stepping = instance.instance_id
+            turn.engine(StartMeasure(instance_id=instance.instance_id, shape=shape))
+            return
