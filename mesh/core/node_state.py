@@ -100,15 +100,17 @@ class LocalInstance:
         if self.state is not LocalState.READY or not self.requests:
             return None
         requests = self.requests.values()
+        tpot_s = next(iter(requests)).order.slo.tpot_s
+        margin_s = min(delivery_s, tpot_s / 4)
         factor = self.correction.factor(now_s) * OVERESTIMATE
         lane = Lane(
             instance_id=self.instance_id,
             times=Times(self.profile, factor * slowdown),
-            tpot_s=next(iter(requests)).order.slo.tpot_s,
+            tpot_s=tpot_s,
             passed=self.passed,
         )
         for held in requests:
-            due_s = held.due_s - delivery_s
+            due_s = held.due_s - margin_s
             if held.start_s < lane.oldest_s:
                 lane.oldest_s = held.start_s
             if held.prefill_left:
