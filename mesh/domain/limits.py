@@ -54,7 +54,7 @@ class NodeLimits:
     """Iterations of up to so many tokens are computed once, when there is nothing else to do, so
     that the engine has its kernels for them. 0: none are.
     """
-    delivery_s_max: float = 0.03
+    delivery_s_max: float = 0.01
     """Kept of a deadline, but no more than a quarter of the TPOT SLO: for iterations that take
     longer than predicted, and for the way of the tokens to their clients.
     """
