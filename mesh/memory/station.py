@@ -1,0 +1,184 @@
+"""The reservation station of one node: which memory operations are promised, and which may run.
+
+After Tomasulo, as LLM-Mesh §6.3 has it. Two accounts of the same memory: *promised*, what every
+instance will hold once all that was issued is done, and *tracked*, what instances may hold at this
+moment: one that shrinks counts with its old size, one that grows with its new one. An operation
+that takes memory is issued only if the promise fits, and runs only if what is tracked fits; until
+then it waits here. The operations of one instance follow each other. Those of different ones wake
+out of order, the earliest deadline first; one that does not fit yet may be overtaken, but not
+forever.
+
+The controller core is the only writer. What comes back from a call is to be started now.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from mesh.domain.ids import InstanceId
+
+OVERTAKEN_MAX = 8
+"""Operations that may start before one that has the earlier deadline and does not fit yet."""
+
+
+class OperationKind(StrEnum):
+    LOAD = "load"
+    RESIZE = "resize"
+    UNLOAD = "unload"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryOperation:
+    """What an instance is to hold once it is done, weights included."""
+
+    sequence: int
+    kind: OperationKind
+    instance_id: InstanceId
+    size_bytes: int
+    deadline_s: float
+    """When it is needed."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Holding:
+    """One instance: what it holds, what is under way, and what is to follow."""
+
+    size_bytes: int = 0
+    running: MemoryOperation | None = None
+    waiting: MemoryOperation | None = None
+    overtaken: int = 0
+    """Of the waiting one, and of those whose place it took: newer targets would starve else."""
+
+    @property
+    def tracked_bytes(self) -> int:
+        return max(self.size_bytes, self.running.size_bytes if self.running else 0)
+
+    @property
+    def promised_bytes(self) -> int:
+        last = self.waiting or self.running
+        return last.size_bytes if last else self.size_bytes
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ReservationStation:
+    """Invariants: promised and tracked bytes stay within the capacity, unless a node reports more
+    than was promised of it (`record`, or `done` of a shrink that failed); an operation starts once
+    at most; what waits starts as soon as what runs has freed enough for it. Within the promise,
+    nothing waits any more once all that runs has been done twice over.
+    """
+
+    capacity_bytes: int
+    promised_bytes: int = 0
+    tracked_bytes: int = 0
+    _holdings: dict[InstanceId, _Holding] = field(default_factory=dict)
+    _sequence: int = 0
+
+    @property
+    def free_bytes(self) -> int:
+        """What can be promised."""
+        return self.capacity_bytes - self.promised_bytes
+
+    def size_bytes(self, instance_id: InstanceId) -> int:
+        """What an instance will hold when all is done; 0 for an unknown one."""
+        holding = self._holdings.get(instance_id)
+        return holding.promised_bytes if holding else 0
+
+    def waiting(self) -> tuple[MemoryOperation, ...]:
+        """Issued and not started, in the order in which they wake."""
+        found = [h.waiting for h in self._holdings.values() if h.waiting is not None]
+        return tuple(sorted(found, key=_urgency))
+
+    def running(self, instance_id: InstanceId) -> MemoryOperation | None:
+        holding = self._holdings.get(instance_id)
+        return holding.running if holding else None
+
+    def fits(self, instance_id: InstanceId, size_bytes: int) -> bool:
+        """Whether an operation that leaves the instance with so much could be issued. No more than
+        it has been promised always fits, even on a node that has more than its capacity.
+        """
+        return size_bytes <= self.size_bytes(instance_id) + max(self.free_bytes, 0)
+
+    def issue(
+        self, kind: OperationKind, instance_id: InstanceId, size_bytes: int, deadline_s: float
+    ) -> tuple[MemoryOperation, ...] | None:
+        """Promise an operation; those that start now. None, and nothing changes, if it does not
+        fit. It takes the place of one that waits for the same instance; a load that has not begun
+        stays a load when it is resized.
+        """
+        if not self.fits(instance_id, size_bytes):
+            return None
+        holding = self._holdings.setdefault(instance_id, _Holding())
+        replaced = holding.waiting.kind if holding.waiting is not None else None
+        if kind is OperationKind.RESIZE and replaced is OperationKind.LOAD:
+            kind = OperationKind.LOAD
+        self._sequence += 1
+        operation = MemoryOperation(
+            sequence=self._sequence,
+            kind=kind,
+            instance_id=instance_id,
+            size_bytes=size_bytes,
+            deadline_s=deadline_s,
+        )
+        self.promised_bytes += size_bytes - holding.promised_bytes
+        holding.waiting = operation
+        return self._wake()
+
+    def done(self, instance_id: InstanceId, size_bytes: int) -> tuple[MemoryOperation, ...]:
+        """The operation that runs on an instance has ended, done or failed, and left it with so
+        much. 0 bytes: it is gone, and so is what was to follow.
+        """
+        holding = self._holdings.get(instance_id)
+        if holding is None:
+            return ()
+        self._set(holding, size_bytes, ended=True)
+        return self._wake() if size_bytes else self.forget(instance_id)
+
+    def record(self, instance_id: InstanceId, size_bytes: int) -> tuple[MemoryOperation, ...]:
+        """Take over what a node says that an instance holds, fitting or not. Starts something only
+        where a known instance turns out to hold another size.
+        """
+        self._set(self._holdings.setdefault(instance_id, _Holding()), size_bytes, ended=False)
+        return self._wake()
+
+    def forget(self, instance_id: InstanceId) -> tuple[MemoryOperation, ...]:
+        """The instance is gone, whatever was under way. An unknown one is no error."""
+        holding = self._holdings.pop(instance_id, None)
+        if holding is not None:
+            self.promised_bytes -= holding.promised_bytes
+            self.tracked_bytes -= holding.tracked_bytes
+        return self._wake()
+
+    def _set(self, holding: _Holding, size_bytes: int, *, ended: bool) -> None:
+        promised_bytes, tracked_bytes = holding.promised_bytes, holding.tracked_bytes
+        holding.size_bytes = size_bytes
+        if ended:
+            holding.running = None
+        self.promised_bytes += holding.promised_bytes - promised_bytes
+        self.tracked_bytes += holding.tracked_bytes - tracked_bytes
+
+    def _wake(self) -> tuple[MemoryOperation, ...]:
+        """Start what fits, by deadline. Behind one that has been overtaken often enough, nothing
+        that takes memory starts.
+        """
+        started: list[MemoryOperation] = []
+        passed: list[_Holding] = []
+        for operation in self.waiting():
+            holding = self._holdings[operation.instance_id]
+            if holding.running is not None:
+                continue
+            grows_bytes = max(operation.size_bytes - holding.size_bytes, 0)
+            held_up = any(earlier.overtaken >= OVERTAKEN_MAX for earlier in passed)
+            fits = self.tracked_bytes + grows_bytes <= self.capacity_bytes
+            if grows_bytes and (held_up or not fits):
+                passed.append(holding)
+                continue
+            if grows_bytes:
+                for earlier in passed:
+                    earlier.overtaken += 1
+            holding.running, holding.waiting, holding.overtaken = operation, None, 0
+            self.tracked_bytes += grows_bytes
+            started.append(operation)
+        return tuple(started)
+
+
+def _urgency(operation: MemoryOperation) -> tuple[float, int]:
+    return operation.deadline_s, operation.sequence

@@ -1,0 +1,215 @@
+"""A reservation station that is held to its rules at every call.
+
+`CheckedStation` keeps its own plain record of every instance and adds everything up anew after each
+call. It does not foretell what starts: it checks that each start was allowed, that nothing more
+urgent could have gone first, and that nothing waits that could run.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from mesh.domain.ids import InstanceId
+from mesh.memory import station as station_module
+from mesh.memory.station import MemoryOperation, OperationKind, ReservationStation
+
+LOAD, RESIZE, UNLOAD = OperationKind.LOAD, OperationKind.RESIZE, OperationKind.UNLOAD
+Started = tuple[MemoryOperation, ...]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Known:
+    """Of one instance."""
+
+    size_bytes: int = 0
+    running: MemoryOperation | None = None
+    waiting: MemoryOperation | None = None
+    overtaken: int = 0
+
+    @property
+    def tracked_bytes(self) -> int:
+        return max(self.size_bytes, self.running.size_bytes) if self.running else self.size_bytes
+
+    @property
+    def promised_bytes(self) -> int:
+        last = self.waiting or self.running
+        return last.size_bytes if last else self.size_bytes
+
+    @property
+    def grows_bytes(self) -> int:
+        """What the waiting one would take."""
+        return max(self.waiting.size_bytes - self.size_bytes, 0) if self.waiting else 0
+
+
+class CheckedStation:
+    """Takes plain names; answers what starts as `resize a 50`, or None for a refusal."""
+
+    def __init__(self, capacity_bytes: int = 100, **held_bytes: int) -> None:
+        self.station = ReservationStation(capacity_bytes=capacity_bytes)
+        self.known: dict[InstanceId, Known] = {}
+        self.issued = 0
+        self.started: set[int] = set()
+        """Sequences."""
+        self.calls: list[tuple[str, tuple[object, ...], Started | None]] = []
+        self.seen: Counter[str] = Counter()
+        for name, size_bytes in held_bytes.items():
+            self.record(name, size_bytes)
+
+    @property
+    def promised_bytes(self) -> int:
+        return sum(known.promised_bytes for known in self.known.values())
+
+    @property
+    def tracked_bytes(self) -> int:
+        return sum(known.tracked_bytes for known in self.known.values())
+
+    def is_within(self) -> bool:
+        return max(self.promised_bytes, self.tracked_bytes) <= self.station.capacity_bytes
+
+    def waiting(self) -> list[str]:
+        return _said(self.station.waiting())
+
+    def running(self) -> list[str]:
+        """Names."""
+        return [name for name, known in self.known.items() if known.running is not None]
+
+    def load(self, name: str, size_bytes: int, by_s: float = 0.0) -> list[str] | None:
+        return self.issue(LOAD, name, size_bytes, by_s)
+
+    def resize(self, name: str, size_bytes: int, by_s: float = 0.0) -> list[str] | None:
+        return self.issue(RESIZE, name, size_bytes, by_s)
+
+    def unload(self, name: str, by_s: float = 0.0) -> list[str] | None:
+        return self.issue(UNLOAD, name, 0, by_s)
+
+    def issue(
+        self, kind: OperationKind, name: str, size_bytes: int, by_s: float = 0.0
+    ) -> list[str] | None:
+        instance_id = InstanceId(name)
+        known = self.known.get(instance_id, Known())
+        others_bytes = self.promised_bytes - known.promised_bytes
+        fits = (
+            size_bytes <= known.promised_bytes
+            or others_bytes + size_bytes <= self.station.capacity_bytes
+        )
+        assert self.station.fits(instance_id, size_bytes) == fits
+        started = self.station.issue(kind, instance_id, size_bytes, by_s)
+        self.calls.append(("issue", (kind, instance_id, size_bytes, by_s), started))
+        assert (started is not None) == fits
+        if started is None:
+            self.seen["refused"] += 1
+            self._check_books()
+            return None
+        self.issued += 1
+        if known.waiting is not None:
+            self.seen["replaced"] += 1
+            if known.waiting.kind is LOAD and kind is RESIZE:
+                kind = LOAD
+        known.waiting = MemoryOperation(
+            sequence=self.issued,
+            kind=kind,
+            instance_id=instance_id,
+            size_bytes=size_bytes,
+            deadline_s=by_s,
+        )
+        self.known[instance_id] = known
+        return self._check(started)
+
+    def done(self, name: str, size_bytes: int | None = None) -> list[str]:
+        """With the size that the operation wants, unless another is given."""
+        instance_id = InstanceId(name)
+        known = self.known.get(instance_id, Known())
+        if size_bytes is None:
+            assert known.running is not None
+            size_bytes = known.running.size_bytes
+        started = self.station.done(instance_id, size_bytes)
+        self.calls.append(("done", (instance_id, size_bytes), started))
+        known.size_bytes, known.running = size_bytes, None
+        if not size_bytes:
+            self.known.pop(instance_id, None)
+        return self._check(started)
+
+    def fail(self, name: str) -> list[str]:
+        """The operation that runs ends with the size that the instance had."""
+        return self.done(name, self.known[InstanceId(name)].size_bytes)
+
+    def forget(self, name: str) -> list[str]:
+        started = self.station.forget(InstanceId(name))
+        self.calls.append(("forget", (InstanceId(name),), started))
+        self.known.pop(InstanceId(name), None)
+        return self._check(started)
+
+    def record(self, name: str, size_bytes: int) -> list[str]:
+        is_new = name not in self.known
+        started = self.station.record(InstanceId(name), size_bytes)
+        self.calls.append(("record", (InstanceId(name), size_bytes), started))
+        self.known.setdefault(InstanceId(name), Known()).size_bytes = size_bytes
+        assert not (is_new and started)
+        return self._check(started)
+
+    def complete_all(self) -> int:
+        """Everything that runs now is done; how many."""
+        running = self.running()
+        for name in running:
+            self.done(name)
+        return len(running)
+
+    def check_replay(self) -> None:
+        """The same calls have the same answers."""
+        again = ReservationStation(capacity_bytes=self.station.capacity_bytes)
+        for method, arguments, answer in self.calls:
+            assert getattr(again, method)(*arguments) == answer
+
+    def _check(self, started: Started) -> list[str]:
+        for operation in started:
+            known = self.known[operation.instance_id]
+            assert known.waiting == operation, "issued last, and not started yet"
+            assert operation.sequence not in self.started
+            assert self._could_start(known)
+            for earlier in self._more_urgent(known):
+                assert not self._could_start(earlier), "the more urgent one goes first"
+                if known.grows_bytes:
+                    earlier.overtaken += 1
+            known.running, known.waiting, known.overtaken = operation, None, 0
+            self.started.add(operation.sequence)
+        assert not [known for known in self.known.values() if self._could_start(known)]
+        self._check_books()
+        return _said(started)
+
+    def _could_start(self, known: Known) -> bool:
+        if known.waiting is None or known.running is not None:
+            return False
+        grows_bytes = known.grows_bytes
+        if not grows_bytes:
+            return True
+        if self.tracked_bytes + grows_bytes > self.station.capacity_bytes:
+            return False
+        limit = station_module.OVERTAKEN_MAX
+        return all(earlier.overtaken < limit for earlier in self._more_urgent(known))
+
+    def _more_urgent(self, than: Known) -> Iterator[Known]:
+        """Those that wait for memory and are needed before."""
+        assert than.waiting is not None
+        bound = _urgency(than.waiting)
+        for known in self.known.values():
+            if known.waiting and not known.running and _urgency(known.waiting) < bound:
+                yield known
+
+    def _check_books(self) -> None:
+        station = self.station
+        assert station.promised_bytes == self.promised_bytes
+        assert station.tracked_bytes == self.tracked_bytes
+        assert station.free_bytes + station.promised_bytes == station.capacity_bytes
+        waiting = [known.waiting for known in self.known.values() if known.waiting is not None]
+        assert station.waiting() == tuple(sorted(waiting, key=_urgency))
+        for instance_id, known in self.known.items():
+            assert station.size_bytes(instance_id) == known.promised_bytes
+            assert station.running(instance_id) == known.running
+
+
+def _urgency(operation: MemoryOperation) -> tuple[float, int]:
+    return operation.deadline_s, operation.sequence
+
+
+def _said(operations: Iterable[MemoryOperation]) -> list[str]:
+    return [f"{o.kind} {o.instance_id} {o.size_bytes}" for o in operations]

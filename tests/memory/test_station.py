@@ -1,0 +1,255 @@
+"""The reservation station by example: what is promised, what starts, what waits, and for how long.
+
+Every node here has 100 bytes. `CheckedStation` checks the books after each call, too.
+"""
+
+import pytest
+
+from mesh.domain.ids import InstanceId
+from mesh.memory.station import OVERTAKEN_MAX
+from tests.memory.stations import CheckedStation
+
+
+def shrinking(**held_bytes: int) -> CheckedStation:
+    """A full node whose instance `s` shrinks from 60 to 20 bytes: 40 are promised, not yet free."""
+    node = CheckedStation(s=60, **held_bytes)
+    assert node.resize("s", 20) == ["resize s 20"]
+    return node
+
+
+def test_a_shrink_lowers_the_promise_and_starts_at_once() -> None:
+    node = CheckedStation(a=60, b=40)
+    assert node.resize("a", 20) == ["resize a 20"]
+    assert (node.station.promised_bytes, node.station.tracked_bytes) == (60, 100)
+    assert node.station.size_bytes(InstanceId("a")) == 20
+    assert node.done("a") == []
+    assert node.station.tracked_bytes == 60
+
+
+def test_a_growth_into_free_memory_starts_at_once_and_is_tracked_from_then_on() -> None:
+    node = CheckedStation(a=20)
+    assert node.resize("a", 70) == ["resize a 70"]
+    assert (node.station.promised_bytes, node.station.tracked_bytes) == (70, 70)
+    assert node.load("b", 30) == ["load b 30"]
+    assert node.station.free_bytes == 0
+
+
+def test_a_growth_that_fits_the_promise_waits_for_the_shrink_that_makes_room() -> None:
+    node = shrinking(b=40)
+    assert node.resize("b", 80) == []
+    assert node.waiting() == ["resize b 80"]
+    assert node.station.promised_bytes == 100
+    assert node.done("s") == ["resize b 80"]
+    assert node.waiting() == []
+
+
+def test_a_load_waits_until_the_instance_in_its_place_is_gone() -> None:
+    node = CheckedStation(a=60, b=40)
+    assert node.unload("a") == ["unload a 0"]
+    assert node.load("c", 60) == []
+    assert node.done("a") == ["load c 60"]
+    assert node.station.size_bytes(InstanceId("a")) == 0
+
+
+def test_one_completion_starts_all_that_fits() -> None:
+    node = shrinking(b=20, c=20)
+    assert node.resize("b", 40, by_s=2) == node.resize("c", 40, by_s=1) == []
+    assert node.done("s") == ["resize c 40", "resize b 40"]
+
+
+@pytest.mark.parametrize("name", ["b", "unknown"])
+def test_what_does_not_fit_the_promise_changes_nothing(name: str) -> None:
+    node = CheckedStation(a=60, b=30)
+    before = node.station.promised_bytes, node.station.tracked_bytes
+    assert node.resize(name, node.station.size_bytes(InstanceId(name)) + 11) is None
+    assert before == (node.station.promised_bytes, node.station.tracked_bytes)
+    assert node.waiting() == node.running() == []
+    assert node.resize(name, node.station.size_bytes(InstanceId(name)) + 10)
+
+
+def test_a_newer_target_takes_the_place_of_one_that_waits() -> None:
+    node = shrinking(b=40)
+    assert node.resize("b", 80, by_s=2) == []
+    assert node.resize("b", 70, by_s=1) == []
+    assert node.waiting() == ["resize b 70"]
+    assert node.station.promised_bytes == 90, "the promise follows"
+    assert node.done("s") == ["resize b 70"]
+    assert node.done("b") == [], "the older target never starts"
+
+
+def test_a_newer_target_of_an_instance_may_use_what_the_older_was_promised() -> None:
+    node = shrinking(b=40)
+    assert node.resize("b", 80) == []
+    assert node.resize("b", 81) is None
+    assert node.waiting() == ["resize b 80"], "refused, the older one stays"
+    assert node.resize("b", 80) == []
+
+
+def test_a_newer_target_that_shrinks_after_all_starts_at_once() -> None:
+    node = shrinking(b=40)
+    assert node.resize("b", 80) == []
+    assert node.resize("b", 30) == ["resize b 30"]
+
+
+def test_a_load_that_has_not_begun_stays_a_load() -> None:
+    node = shrinking(b=40)
+    assert node.load("c", 30) == []
+    assert node.resize("c", 40) == []
+    assert node.done("s") == ["load c 40"]
+    assert node.resize("c", 30) == [], "now that it runs, a resize follows it"
+    assert node.done("c") == ["resize c 30"]
+
+
+def test_a_load_that_has_not_begun_is_unloaded_at_once() -> None:
+    """The station cannot drop it unseen: the node has the last word on what is gone."""
+    node = shrinking(b=40)
+    assert node.load("c", 30) == []
+    assert node.unload("c") == ["unload c 0"]
+    assert node.done("c") == node.done("s") == []
+
+
+def test_an_instance_has_one_operation_at_a_time_shrinks_and_unloads_included() -> None:
+    node = CheckedStation(a=20)
+    assert node.resize("a", 60) == ["resize a 60"]
+    assert node.resize("a", 10) == []
+    assert node.unload("a") == [], "takes the place of the shrink, not of what runs"
+    assert (node.station.promised_bytes, node.station.tracked_bytes) == (0, 60)
+    assert node.done("a") == ["unload a 0"]
+    assert node.done("a") == []
+    assert node.station.free_bytes == 100
+
+
+def test_a_growth_that_fails_gives_its_reservation_back_and_wakes_others() -> None:
+    node = CheckedStation(a=20, b=20)
+    assert node.resize("a", 80) == ["resize a 80"]
+    assert node.resize("a", 40) == [], "waits for its own"
+    assert node.resize("b", 60) == [], "promised, not free"
+    assert node.fail("a") == ["resize a 40", "resize b 60"]
+    assert node.fail("b") == []
+    assert (node.station.promised_bytes, node.station.tracked_bytes) == (60, 60)
+
+
+def test_a_load_that_fails_leaves_nothing_behind() -> None:
+    node = CheckedStation(a=40)
+    assert node.load("b", 60) == ["load b 60"]
+    assert node.resize("b", 30) == node.load("c", 30) == []
+    assert node.fail("b") == ["load c 30"], "what was to follow the load is dropped"
+    assert node.station.size_bytes(InstanceId("b")) == 0
+
+
+def test_a_shrink_that_fails_takes_its_promise_back_and_what_waits_for_it_goes_on_waiting() -> None:
+    node = shrinking(b=40)
+    assert node.resize("b", 80) == []
+    assert node.done("s", 50) == [], "cut short: 10 of the 40 bytes"
+    assert node.station.free_bytes == -30
+    assert node.load("c", 1) is None
+    assert node.resize("s", 20) == ["resize s 20"]
+    assert node.done("s") == ["resize b 80"]
+
+
+def test_what_can_no_longer_be_kept_is_given_up_by_a_smaller_target() -> None:
+    """The way out when a shrink has failed for good."""
+    node = shrinking(b=40)
+    assert node.resize("b", 80) == []
+    assert node.fail("s") == []
+    assert node.resize("b", 40) == ["resize b 40"]
+    assert node.station.free_bytes == 0
+
+
+def test_an_instance_that_is_gone_takes_all_that_was_under_way_with_it() -> None:
+    node = CheckedStation(a=20, b=20)
+    assert node.resize("a", 80) == ["resize a 80"]
+    assert node.resize("a", 70) == node.resize("b", 30) == []
+    assert node.forget("a") == ["resize b 30"]
+    assert node.forget("a") == node.forget("never there") == node.done("a", 5) == []
+    assert node.station.promised_bytes == 30
+
+
+def test_a_node_that_has_more_than_its_capacity_grows_nothing_and_recovers() -> None:
+    node = CheckedStation(a=90, b=60)
+    assert node.station.free_bytes == -50
+    assert node.resize("b", 61) is node.load("c", 1) is None
+    assert node.resize("a", 80) == ["resize a 80"], "less than before fits, though still too much"
+    assert node.resize("a", 20) == []
+    assert node.done("a") == ["resize a 20"]
+    assert node.load("c", 20) == [], "promised; a still has 80"
+    assert node.done("a") == ["load c 20"]
+    assert node.station.free_bytes == 0
+
+
+def test_what_a_node_reports_counts_beside_what_runs_and_frees_what_is_not_held() -> None:
+    node = shrinking(b=40)
+    assert node.resize("b", 80) == []
+    assert node.record("s", 55) == []
+    assert node.record("s", 20) == ["resize b 80"], "the shrink has released before it is done"
+    assert node.record("b", 85) == []
+    assert (node.station.promised_bytes, node.station.tracked_bytes) == (100, 105)
+
+
+def test_the_earliest_deadline_wakes_first_and_of_equal_ones_the_first_issued() -> None:
+    node = shrinking(a=10, b=10, c=10, d=10)
+    for name, by_s in (("a", 3), ("b", 2), ("c", 1), ("d", 2)):
+        assert node.resize(name, 20, by_s) == []
+    assert node.waiting() == ["resize c 20", "resize b 20", "resize d 20", "resize a 20"]
+    assert node.done("s") == ["resize c 20", "resize b 20", "resize d 20", "resize a 20"]
+
+
+def overtaking() -> CheckedStation:
+    """`first` is needed at 5 s and waits for `s`; each byte that `x` grows by still fits."""
+    node = shrinking(first=10, x=1, y=1)
+    assert node.resize("first", 50, by_s=5) == []
+    return node
+
+
+def overtake(node: CheckedStation, times: int) -> None:
+    for _ in range(times):
+        size_bytes = node.station.size_bytes(InstanceId("x")) + 1
+        assert node.resize("x", size_bytes, by_s=9) == [f"resize x {size_bytes}"]
+        assert node.done("x") == []
+
+
+def test_one_that_waits_is_overtaken_so_often_and_then_holds_up_what_takes_memory() -> None:
+    node = overtaking()
+    overtake(node, OVERTAKEN_MAX)
+    assert node.resize("x", 10, by_s=9) == node.load("z", 1, by_s=9) == []
+    assert node.resize("y", 2, by_s=4) == ["resize y 2"], "it has the earlier deadline"
+    assert node.done("s") == ["resize first 50", "resize x 10", "load z 1"]
+
+
+def test_shrinks_and_unloads_are_never_held_up_and_overtake_nobody() -> None:
+    node = overtaking()
+    overtake(node, OVERTAKEN_MAX - 1)
+    for size_bytes in (5, 4, 3):
+        assert node.resize("x", size_bytes, by_s=9) == [f"resize x {size_bytes}"]
+        assert node.done("x") == []
+    overtake(node, 1)
+    assert node.resize("x", 5, by_s=9) == []
+    assert node.resize("x", 2, by_s=9) == ["resize x 2"]
+    assert node.unload("y", by_s=9) == ["unload y 0"]
+
+
+def test_a_newer_target_has_been_overtaken_as_often_as_the_one_it_replaced() -> None:
+    node = overtaking()
+    overtake(node, OVERTAKEN_MAX)
+    assert node.resize("first", 45, by_s=5) == []
+    assert node.resize("x", 10, by_s=9) == []
+    assert node.resize("first", 45, by_s=10) == ["resize x 10"], "not before it is needed"
+
+
+def test_the_count_begins_anew_once_it_has_started() -> None:
+    node = overtaking()
+    overtake(node, OVERTAKEN_MAX)
+    assert node.done("s") == ["resize first 50"]
+    assert node.done("first") == []
+    assert node.resize("s", 2) == ["resize s 2"]
+    assert node.resize("first", 72, by_s=5) == []
+    overtake(node, OVERTAKEN_MAX)
+    assert node.resize("x", 18, by_s=9) == []
+
+
+def test_one_that_waits_for_its_own_instance_is_not_overtaken_and_holds_nothing_up() -> None:
+    node = CheckedStation(a=20, x=1)
+    assert node.resize("a", 30) == ["resize a 30"]
+    assert node.resize("a", 40) == []
+    overtake(node, OVERTAKEN_MAX + 2)
+    assert node.done("a") == ["resize a 40"]

@@ -1,0 +1,145 @@
+"""Eq. 2 of LLM-Mesh by hand; a watermark that neither starves a cache nor moves it to and fro."""
+
+from fractions import Fraction
+from itertools import cycle, islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mesh.memory.watermark import Demand, Watermark, required_blocks
+
+SHARES = st.integers(0, 16).map(lambda eighths: eighths / 8)
+"""Exact in binary, so that what is compared is not rounding."""
+BLOCKS = st.integers(0, 10_000)
+DEMANDS = st.lists(
+    st.builds(
+        Demand,
+        prompt_tokens=st.integers(1, 500),
+        output_tokens=st.integers(0, 500),
+        output_tokens_max=st.integers(500, 1000),
+    ),
+    max_size=6,
+)
+MEANS = st.floats(0, 1500)
+
+
+def demand(prompt: int, output: int, output_max: int = 1000) -> Demand:
+    return Demand(prompt_tokens=prompt, output_tokens=output, output_tokens_max=output_max)
+
+
+def blocks(*demands: Demand, mean: float, block: int = 1, least: int = 0) -> int:
+    return required_blocks(demands, output_tokens_mean=mean, block_tokens=block, least_tokens=least)
+
+
+@pytest.mark.parametrize(
+    ("output", "output_max", "mean", "expected"),
+    [
+        (3, 1000, 5.0, 15),
+        (5, 1000, 5.0, 15),
+        (8, 1000, 5.0, 18),
+        (3, 1000, 5.1, 16),
+        (3, 4, 5.0, 14),
+        (4, 4, 5.0, 14),
+    ],
+    ids=["mean", "as-the-mean", "longer", "rounded-up", "no-more-than-it-may", "at-its-end"],
+)
+def test_a_request_is_expected_to_write_the_mean_or_what_it_has_but_no_more_than_it_may(
+    output: int, output_max: int, mean: float, expected: int
+) -> None:
+    assert demand(10, output, output_max).tokens(mean) == expected
+
+
+def test_the_requirement_sums_the_requests_and_is_never_below_the_least_length() -> None:
+    two = demand(10, 3), demand(20, 8)
+    assert blocks(*two, mean=5.0) == 10 + 5 + 20 + 8
+    assert blocks(*two, mean=5.0, least=43) == 43
+    assert blocks(*two, mean=5.0, least=44) == 44
+    assert blocks(mean=5.0, least=44) == 44
+    assert blocks(mean=5.0) == 0
+
+
+def test_each_request_begins_its_own_block() -> None:
+    assert blocks(demand(12, 0), demand(12, 0), mean=5.0, block=16) == 4, "17 tokens each"
+    assert blocks(demand(11, 0), demand(11, 0), mean=5.0, block=16) == 2, "16 tokens each"
+    assert blocks(mean=5.0, block=16, least=33) == 3
+    assert blocks(mean=5.0, block=16, least=32) == 2
+
+
+@given(DEMANDS, DEMANDS, MEANS, MEANS, st.integers(1, 64), st.integers(0, 2000))
+def test_more_requests_and_longer_answers_never_require_less(
+    some: list[Demand],
+    more: list[Demand],
+    mean: float,
+    other_mean: float,
+    block: int,
+    least: int,
+) -> None:
+    required = blocks(*some, mean=min(mean, other_mean), block=block, least=least)
+    assert required <= blocks(*some, *more, mean=max(mean, other_mean), block=block, least=least)
+    assert required * block >= least
+
+
+@pytest.mark.parametrize(
+    ("current", "required", "expected"),
+    [
+        (0, 100, 125),
+        (99, 100, 125),
+        (100, 100, 100),
+        (156, 100, 156),
+        (157, 100, 125),
+        (125, 80, 125),
+        (125, 79, 99),
+        (7, 0, 0),
+    ],
+    ids=["new", "short", "does", "large", "too-large", "at-the-mark", "below-it", "nothing"],
+)
+def test_a_cache_grows_when_it_is_short_and_shrinks_when_it_is_far_too_large(
+    current: int, required: int, expected: int
+) -> None:
+    """With w = 25 %: 100 required, 125 recommended, 156.25 the most that is kept."""
+    assert Watermark().target(current, required) == expected
+
+
+def test_without_a_watermark_the_cache_has_what_is_required() -> None:
+    exact = Watermark(share=0.0)
+    assert [exact.target(current, 10) for current in (9, 10, 11)] == [10, 10, 10]
+
+
+def test_what_is_recommended_is_rounded_up() -> None:
+    assert [Watermark().recommended(n) for n in (0, 1, 4, 5)] == [0, 2, 5, 7]
+
+
+@given(SHARES, BLOCKS, BLOCKS, st.data())
+def test_a_cache_that_has_just_moved_stays_for_all_that_is_required_within_the_band(
+    share: float, current: int, required: int, data: st.DataObject
+) -> None:
+    watermark = Watermark(share=share)
+    moved = watermark.recommended(required)
+    band = range(int(moved / (1 + Fraction(share)) ** 2) + 1, moved + 1)
+    assert watermark.target(moved, required) == moved
+    if band:
+        assert watermark.target(moved, data.draw(st.sampled_from(band))) == moved
+    assert watermark.target(watermark.target(current, required), required) == (
+        watermark.target(current, required)
+    )
+
+
+def test_a_load_that_swings_by_the_watermark_moves_the_cache_once() -> None:
+    watermark, sizes = Watermark(), [0]
+    for required in islice(cycle((100, 125, 80)), 30):
+        sizes.append(watermark.target(sizes[-1], required))
+    assert set(sizes[1:]) == {125}
+
+
+@given(SHARES, BLOCKS, BLOCKS, BLOCKS)
+def test_the_target_does_and_grows_with_what_is_required(
+    share: float, current: int, required: int, other: int
+) -> None:
+    watermark = Watermark(share=share)
+    low, high = sorted((required, other))
+    assert watermark.target(current, low) <= watermark.target(current, high)
+    assert watermark.recommended(low) <= watermark.recommended(high)
+    target = watermark.target(current, required)
+    assert required <= target <= max(current, watermark.recommended(required))
+    assert target <= (1 + Fraction(share)) * watermark.recommended(required)
