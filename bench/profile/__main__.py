@@ -1,9 +1,10 @@
 """Predicts iterations of the demo model by a profile of it, and measures them.
 
 The engine runs in this process, driven as a node drives it, so that the figures are the profile's
-alone. First prompts and batches on a quiet machine, then batches beside processes that take every
-core. The last line is one JSON object: mean deviations |predicted / measured - 1| (`_corrected`:
-with the node's online correction), and how soon the correction notices a neighbour.
+alone. First prompts and batches on a quiet machine (`bench.profile.quiet`), then batches beside
+processes that take every core. The last line is one JSON object: mean deviations |predicted /
+measured - 1| (`_corrected`: with the node's online correction; `_as_it_comes`: quiet or not), and
+how soon the correction notices a neighbour.
 """
 
 import argparse
@@ -18,9 +19,11 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.profile.loaded import LoadedModel
-from bench.profile.measuring import Measuring, Noisy, Surveyed
+from bench.profile.measuring import Measuring, Noisy, Surveyed, Workloads
 from bench.profile.predicting import TOLERANCE, Iteration, Predictions
+from bench.profile.quiet import REFERENCE, Quiet
 from bench.profile.workloads import prompts, sweeps
+from mesh.compute.times import Times
 
 WORKLOADS = 100
 """Prompts, and as many batches."""
@@ -34,9 +37,10 @@ QUICK = 10
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     surveyed: Surveyed
-    prefills: list[Iteration]
-    decodes: list[Iteration]
+    prefills: Workloads
+    decodes: Workloads
     noisy: Noisy
+    quiet: Quiet
 
 
 def measure(seed: int, quick: bool) -> Measured:
@@ -47,11 +51,13 @@ def measure(seed: int, quick: bool) -> Measured:
         measuring = Measuring(model, draw, _note)
         surveyed = measuring.survey()
         predictions = Predictions(surveyed.profile)
+        quiet = Quiet(model.measure, Times(surveyed.profile).iteration_s(REFERENCE))
         return Measured(
             surveyed=surveyed,
-            prefills=measuring.prefills(predictions, prompts(draw, WORKLOADS // fewer)),
+            quiet=quiet,
+            prefills=measuring.prefills(predictions, prompts(draw, WORKLOADS // fewer), quiet),
             decodes=measuring.decodes(
-                predictions, sweeps(draw, WORKLOADS // fewer, max(SWEEPS // fewer, 1))
+                predictions, sweeps(draw, WORKLOADS // fewer, max(SWEEPS // fewer, 1)), quiet
             ),
             noisy=measuring.noisy(predictions, NOISY_WORKLOADS // fewer, NOISY_WORKLOAD_S),
         )
@@ -64,8 +70,10 @@ def report(measured: Measured) -> None:
     for heading in ("", "workloads", "profile alone: mean", "p90", "corrected: mean", "p90"):
         table.add_column(heading, justify="right" if heading else "left")
     for name, workloads in (
-        ("prefill, quiet", measured.prefills),
-        ("decode, quiet", measured.decodes),
+        ("prefill, quiet", measured.prefills.quiet),
+        ("prefill, as it comes", measured.prefills.first),
+        ("decode, quiet", measured.decodes.quiet),
+        ("decode, as it comes", measured.decodes.first),
         ("decode, noisy neighbour", measured.noisy.workloads),
     ):
         table.add_row(
@@ -76,7 +84,11 @@ def report(measured: Measured) -> None:
         )
     console = Console(width=100)
     console.print(table)
-    surveyed, noisy = measured.surveyed, measured.noisy
+    surveyed, noisy, quiet = measured.surveyed, measured.noisy, measured.quiet
+    console.print(
+        f"{quiet.disturbed_first} of {quiet.first_tries} workloads met a machine that was not "
+        f"quiet, of which all but {quiet.disturbed} were measured again"
+    )
     console.print(
         f"survey: {surveyed.shapes} shapes in {surveyed.took_s:.0f} s; corrected predictions are "
         f"within {100 * TOLERANCE:.0f} % {_seconds(noisy.noticed_s)} after the neighbour came "
@@ -88,10 +100,14 @@ def report(measured: Measured) -> None:
 def figures(measured: Measured) -> dict[str, float | None]:
     prefills, decodes, noisy = measured.prefills, measured.decodes, measured.noisy
     return {
-        "prefill_deviation": _deviation(prefills),
-        "decode_deviation": _deviation(decodes),
-        "prefill_deviation_corrected": _deviation_corrected(prefills),
-        "decode_deviation_corrected": _deviation_corrected(decodes),
+        "prefill_deviation": _deviation(prefills.quiet),
+        "decode_deviation": _deviation(decodes.quiet),
+        "prefill_deviation_corrected": _deviation_corrected(prefills.quiet),
+        "decode_deviation_corrected": _deviation_corrected(decodes.quiet),
+        "prefill_deviation_as_it_comes": _deviation(prefills.first),
+        "decode_deviation_as_it_comes": _deviation(decodes.first),
+        "disturbed_share": round(measured.quiet.disturbed_first / measured.quiet.first_tries, 3),
+        "disturbed": measured.quiet.disturbed,
         "noisy_deviation_uncorrected": _deviation(noisy.workloads),
         "noisy_deviation_corrected": _deviation_corrected(noisy.workloads),
         "noticed_s": noisy.noticed_s and round(noisy.noticed_s, 2),

@@ -1,4 +1,4 @@
-"""The demo model in an engine of this process, driven as a node drives it."""
+"""The demo model in an engine of this process, primed and driven as a node does it."""
 
 import random
 from collections.abc import Sequence
@@ -6,8 +6,9 @@ from itertools import count
 
 from bench.demo_model import stored_model
 from bench.profile.workloads import BATCH_MAX
+from mesh.core.priming import to_prime
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
-from mesh.domain.limits import PREFILL_TOKENS_MAX
+from mesh.domain.limits import PREFILL_TOKENS_MAX, NodeLimits
 from mesh.domain.profile import IterationShape
 from mesh.domain.request import SamplingParams
 from mesh.domain.steps import EngineRequest, LoadOrder, StepResult
@@ -39,6 +40,13 @@ class LoadedModel:
             batch_max=BATCH_MAX,
         )
         self._engine.load(order, _no_progress)
+        limits = NodeLimits()
+        for shape in to_prime(
+            batch_max=BATCH_MAX,
+            context_tokens_max=CONTEXT_TOKENS,
+            tokens_max=limits.primed_tokens_max,
+        ):
+            self._engine.measure(INSTANCE, shape)
         self.running: list[RequestId] = []
 
     def close(self) -> None:

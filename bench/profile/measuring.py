@@ -8,11 +8,13 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from bench.profile.loaded import CONTEXT_TOKENS, KV_TOKENS, LoadedModel
 from bench.profile.neighbour import noisy_neighbour
 from bench.profile.predicting import Iteration, Predictions, right_after_s, typical, whole
+from bench.profile.quiet import Quiet
 from bench.profile.workloads import (
     BATCH_MAX,
     NOISY_CONTEXT_TOKENS,
@@ -37,6 +39,18 @@ class Surveyed:
     profile: Profile
     shapes: int
     took_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Workloads:
+    """Each as it came first, and as it came when the machine was quiet."""
+
+    first: list[Iteration] = field(default_factory=list)
+    quiet: list[Iteration] = field(default_factory=list)
+
+    def add(self, first: Iteration, quiet: Iteration) -> None:
+        self.first.append(first)
+        self.quiet.append(quiet)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,28 +103,38 @@ class Measuring:
         )
         return Surveyed(profile=profile, shapes=len(shapes), took_s=took_s)
 
-    def prefills(self, predictions: Predictions, lengths: list[int]) -> list[Iteration]:
+    def prefills(self, predictions: Predictions, lengths: list[int], quiet: Quiet) -> Workloads:
         """Each prompt by itself, all of its chunks as one."""
-        found = []
-        for number, tokens in enumerate(lengths):
-            self._note(f"prefill: {number + 1} of {len(lengths)}")
+        found = Workloads()
+
+        def prompt(tokens: int) -> Iteration:
             self._model.submit(tokens, max_tokens=1)
             chunks = []
             while self._model.running:
                 chunks.append(self._step(predictions))
-            found.append(whole(chunks))
+            return whole(chunks)
+
+        for number, tokens in enumerate(lengths):
+            self._note(f"prefill: {number + 1} of {len(lengths)}")
+            found.add(*quiet.undisturbed(partial(prompt, tokens)))
         return found
 
-    def decodes(self, predictions: Predictions, sweeps: list[Sweep]) -> list[Iteration]:
+    def decodes(self, predictions: Predictions, sweeps: list[Sweep], quiet: Quiet) -> Workloads:
         """Each batch, a typical iteration of it."""
-        found: list[Iteration] = []
+        found = Workloads()
+
+        def batch_of_them() -> Iteration:
+            self._step(predictions)  # follows an iteration of another size
+            return typical([self._step(predictions) for _ in range(DECODES)])
+
         for sweep in sweeps:
             self._model.grow(sweep.context_tokens)
             self._finish_prompts(predictions)
             for batch in sweep.batches:
-                self._note(f"decode: {len(found) + 1} of {sum(len(s.batches) for s in sweeps)}")
+                total = sum(len(s.batches) for s in sweeps)
+                self._note(f"decode: {len(found.quiet) + 1} of {total}")
                 self._model.shrink(batch)
-                found.append(typical([self._step(predictions) for _ in range(DECODES)]))
+                found.add(*quiet.undisturbed(batch_of_them))
             self._model.shrink(0)
         return found
 

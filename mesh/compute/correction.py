@@ -4,6 +4,10 @@ The mean of measured over predicted time, exponentially weighted by predicted co
 it follows a noisy neighbour within a few seconds of computing whatever the length of an iteration,
 and a single stall counts little. Without iterations it returns to 1: nothing speaks for it any
 more, and a node that is thought too slow to be used would never be found to be well again.
+
+What is promised is planned with the worst of the last seconds (`planned`): neighbours of a virtual
+machine come and go within seconds and take up to a third of its speed, and a request that is let in
+between two of them runs on into the next.
 """
 
 from math import exp
@@ -14,18 +18,22 @@ LEARNING_S = 0.5
 """Predicted compute time after which the past counts for 37 %."""
 FORGETTING_S = 10.0
 """Idle time after which 37 % of the deviation from 1 is left."""
+CAUTION_S = 20.0
+"""Time after which 37 % is left of what the factor was above what it is now."""
 
 
 class Correction:
     """Belongs to one model on one node, or to whatever else lengthens iterations."""
 
-    __slots__ = ("_at_s", "_factor", "_forgetting_s")
+    __slots__ = ("_at_s", "_factor", "_forgetting_s", "_peak")
 
     def __init__(
         self, factor: float = 1.0, at_s: float = 0.0, forgetting_s: float = FORGETTING_S
     ) -> None:
         self._forgetting_s = forgetting_s
         self._factor = min(max(factor, RATIO_MIN), RATIO_MAX)
+        self._peak = 0.0
+        """Of factors that were observed, or told."""
         self._at_s = at_s
 
     @property
@@ -37,6 +45,12 @@ class Correction:
         """By which predictions are to be multiplied now."""
         return self._faded(now_s - self._at_s)
 
+    def planned(self, now_s: float) -> float:
+        """By which predictions are to be multiplied that a promise rests on: never below `factor`,
+        and above it as long as it was lately.
+        """
+        return self._held(self.factor(now_s), now_s)
+
     def observe(self, measured_s: float, predicted_s: float, now_s: float) -> None:
         """An iteration has ended. `predicted_s` is the profile's, uncorrected."""
         if predicted_s <= 0.0:
@@ -44,8 +58,18 @@ class Correction:
         ratio = min(max(measured_s / predicted_s, RATIO_MIN), RATIO_MAX)
         before = self._faded(now_s - self._at_s - measured_s)
         weight = 1.0 - exp(-predicted_s / LEARNING_S)
-        self._factor = before + (ratio - before) * weight
+        self.told(before + (ratio - before) * weight, now_s)
+
+    def told(self, factor: float, now_s: float) -> None:
+        """The factor is known from elsewhere: whoever sees the iterations has reported it."""
+        self._factor = min(max(factor, RATIO_MIN), RATIO_MAX)
+        self._peak = self._held(self._factor, now_s)
         self._at_s = now_s
+
+    def _held(self, factor: float, now_s: float) -> float:
+        """What is left of the peak above a factor of now."""
+        elapsed_s = max(now_s - self._at_s, 0.0)
+        return factor + max(self._peak - factor, 0.0) * exp(-elapsed_s / CAUTION_S)
 
     def _faded(self, idle_s: float) -> float:
         if idle_s <= 0.0:

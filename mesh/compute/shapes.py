@@ -36,9 +36,11 @@ class Axes:
     kv_blocks: int
 
     def prefill_shapes(self) -> Iterator[tuple[int, int, IterationShape]]:
-        """Row, column and shape of each cell that can be measured."""
-        for i, tokens in enumerate(self.prefill_rows):
-            for j, past in enumerate(self.prefill_columns):
+        """Row, column and shape of each cell that can be measured. No two of one length follow each
+        other.
+        """
+        for j, past in enumerate(self.prefill_columns):
+            for i, tokens in enumerate(self.prefill_rows):
                 if past + tokens <= self.reach_tokens:
                     yield i, j, IterationShape(prefill_tokens=tokens, prefill_past_tokens=past)
 

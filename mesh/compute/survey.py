@@ -3,13 +3,16 @@
 The node core asks for the next shape whenever it has nothing else to compute, and notes the time
 that it took. Shapes are visited in rounds, each once a round, so that a noisy second spoils one of
 a shape's times and not all; the first round is not counted, since engines build their kernels when
-they first see a shape. Of the others the median counts.
+they first see a shape. Of the others those count that are near the shortest: what else the machine
+does only ever lengthens an iteration, on a shared one by half for seconds, and is the correction's
+matter, not the profile's.
 
 An iteration of other sizes than the one before it takes longer (4 ms with OpenVINO on a CPU, whose
 kernels are then set up anew). Decodes mostly follow their like and are timed so: the second of two.
-Chunks of prompts mostly do not.
+Chunks of prompts mostly do not, and no two of one length follow each other here.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -22,9 +25,9 @@ REPEATS_MIN, REPEATS_MAX = 3, 9
 """Counted times of a shape; always an odd number."""
 ENOUGH_S = 0.3
 """In total, of a shape that was measured REPEATS_MIN times."""
-AGREEMENT = 0.05
-"""So near to their median REPEATS_MIN times must lie: two stalls in three times look like the rule
-and the quick one like the exception.
+AGREEMENT = 0.15
+"""By which undisturbed times of a shape differ at most. REPEATS_MIN times must be so near to the
+shortest: two stalls in three times look like the rule and the quick one like the exception.
 """
 
 
@@ -51,8 +54,7 @@ class _Cell:
             return True
         if repeats >= REPEATS_MAX:
             return False
-        middle_s = median(self.times_s)
-        near = sum(abs(time_s - middle_s) <= AGREEMENT * middle_s for time_s in self.times_s)
+        near = len(_near(self.times_s, min(self.times_s)))
         return near < REPEATS_MIN or sum(self.times_s) < ENOUGH_S
 
     @property
@@ -74,7 +76,7 @@ class _Cell:
         """None if it could not be measured. A shape that was skipped after some rounds counts with
         the times that it has.
         """
-        return median(self.times_s) if len(self.times_s) >= REPEATS_MIN else None
+        return undisturbed_s(self.times_s) if len(self.times_s) >= REPEATS_MIN else None
 
 
 class Survey:
@@ -170,6 +172,21 @@ class Survey:
         if self._next == len(self._round):
             self._round = [cell for cell in self._round if cell.wanted]
             self._next = 0
+
+
+def undisturbed_s(times_s: Sequence[float]) -> float:
+    """The median of the shortest REPEATS_MIN or more of these times that agree with each other; of
+    all of them when so many do not. A single time that is shorter by far is chance.
+    """
+    for shortest_s in sorted(times_s):
+        agreeing = _near(times_s, shortest_s)
+        if len(agreeing) >= REPEATS_MIN:
+            return median(agreeing)
+    return median(times_s)
+
+
+def _near(times_s: Sequence[float], shortest_s: float) -> list[float]:
+    return [t for t in times_s if shortest_s <= t <= shortest_s * (1.0 + AGREEMENT)]
 
 
 def _grid(rows: tuple[int, ...], columns: tuple[int, ...], cells: list[_Cell]) -> Grid | None:

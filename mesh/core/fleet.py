@@ -4,7 +4,6 @@ A node is the truth of what is loaded on it; the controller takes its report ove
 lost node held is forgotten at once, and its requests go elsewhere with their tokens so far.
 """
 
-from mesh.compute.correction import Correction
 from mesh.core.cell import InstanceEntry, NodeEntry
 from mesh.core.deploying import import_done, import_failed, import_progress
 from mesh.core.ending import refuse_all_queued
@@ -163,7 +162,7 @@ def _note_iteration(turn: Turn, node: NodeEntry, said: TokensReport) -> None:
     instance = node.instances.get(said.instance_id)
     if instance is None:
         return
-    instance.correction = Correction(said.correction, turn.now_s)
+    instance.correction.told(said.correction, turn.now_s)
     for request_id, tokens in said.prefill_left:
         held = instance.requests.get(request_id)
         if held is not None:
@@ -186,7 +185,7 @@ def _heartbeat(turn: Turn, node: NodeEntry, said: Heartbeat) -> None:
             adopt(turn, node, loaded)
         else:
             known.kv_blocks_used = loaded.kv_blocks_used
-            known.correction = Correction(loaded.correction, turn.now_s)
+            known.correction.told(loaded.correction, turn.now_s)
 
 
 def _loaded(turn: Turn, node: NodeEntry, said: InstanceLoaded) -> None:

@@ -132,7 +132,11 @@ class NodeCore:
                 node_lifecycle.loading(turn, self._node, event)
                 loaded = self._node.instances.get(event.instance_id)
                 if isinstance(event, LoadFinished) and loaded is not None:
-                    loaded.unprimed = to_prime(loaded, self._limits.primed_tokens_max)
+                    loaded.unprimed = to_prime(
+                        batch_max=loaded.command.batch_max,
+                        context_tokens_max=loaded.command.context_tokens_max,
+                        tokens_max=self._limits.primed_tokens_max,
+                    )
             case ImportProgressed() | ImportFinished() | ImportBroke():
                 node_lifecycle.importing(turn, self._node, event)
             case AbortFinished():

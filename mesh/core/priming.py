@@ -7,21 +7,22 @@ nothing else is to be computed, the least sizes first; requests wait for one suc
 
 from collections import deque
 
-from mesh.core.node_state import LocalInstance, LocalNode, LocalState
+from mesh.core.node_state import LocalNode, LocalState
 from mesh.core.node_turn import NodeTurn
 from mesh.domain.actions import StartMeasure
 from mesh.domain.profile import IterationShape
 
 CONTEXT_TOKENS = 32
-PREFILL_STEP_TOKENS = 8
+PREFILL_STEP_TOKENS = 4
+"""Engines pad longer chunks to steps of their own, of which none is shorter."""
 
 
-def to_prime(instance: LocalInstance, tokens_max: int) -> deque[IterationShape]:
+def to_prime(*, batch_max: int, context_tokens_max: int, tokens_max: int) -> deque[IterationShape]:
     """Every batch that decodes may have, and prefills up to so many tokens."""
-    context = min(CONTEXT_TOKENS, instance.command.context_tokens_max)
-    batches = range(1, min(instance.command.batch_max, tokens_max) + 1)
+    context = min(CONTEXT_TOKENS, context_tokens_max)
+    batches = range(1, min(batch_max, tokens_max) + 1)
     decodes = [IterationShape(decode_batch=b, decode_context_tokens=context) for b in batches]
-    longest = min(tokens_max, instance.command.context_tokens_max)
+    longest = min(tokens_max, context_tokens_max)
     lengths = range(PREFILL_STEP_TOKENS, longest + 1, PREFILL_STEP_TOKENS)
     return deque([*decodes, *(IterationShape(prefill_tokens=tokens) for tokens in lengths)])
 

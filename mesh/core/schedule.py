@@ -149,7 +149,7 @@ def _schedule(
 
 def _lane(instance: InstanceEntry, slo: Slo, now_s: float) -> Lane:
     assert instance.profile is not None
-    factor = instance.correction.factor(now_s) * OVERESTIMATE
+    factor = instance.correction.planned(now_s) * OVERESTIMATE
     return Lane(
         instance_id=instance.instance_id,
         times=Times(instance.profile, factor),

@@ -50,7 +50,7 @@ class NodeLimits:
     """The node core's bounds."""
 
     prefill_tokens_max: int = PREFILL_TOKENS_MAX
-    primed_tokens_max: int = 64
+    primed_tokens_max: int = 128
     """Iterations of up to so many tokens are computed once, when there is nothing else to do, so
     that the engine has its kernels for them. 0: none are.
     """

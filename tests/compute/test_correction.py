@@ -46,6 +46,35 @@ def test_a_node_that_is_well_again_is_known_within_two_seconds(predicted_s: floa
     assert node.factor == pytest.approx(1.0, abs=0.06)
 
 
+def test_promises_rest_on_the_worst_of_the_last_seconds() -> None:
+    """A neighbour came for three seconds and has gone: it may come again."""
+    node = Node()
+    node.compute(5.0, predicted_s=0.01, slowdown=1.0)
+    assert node.correction.planned(node.now_s) == pytest.approx(1.0)
+    node.compute(3.0, predicted_s=0.01, slowdown=1.5)
+    assert node.correction.planned(node.now_s) == node.factor == pytest.approx(1.5, rel=0.02)
+    node.compute(3.0, predicted_s=0.01, slowdown=1.0)
+    assert node.factor == pytest.approx(1.0, abs=0.01)
+    assert node.correction.planned(node.now_s) > 1.35
+    node.compute(100.0, predicted_s=0.01, slowdown=1.0)
+    assert node.correction.planned(node.now_s) == pytest.approx(1.0, abs=0.01)
+
+
+def test_what_was_never_observed_is_not_held_on_to() -> None:
+    """A node that turns out to be quicker than its profile is believed at once."""
+    correction = Correction()
+    correction.told(0.5, 1.0)
+    assert correction.planned(1.0) == 0.5
+
+
+def test_a_peak_fades_while_nothing_is_observed() -> None:
+    correction = Correction()
+    correction.told(3.0, 0.0)
+    assert correction.planned(0.0) == 3.0
+    assert 1.0 < correction.factor(20.0) < correction.planned(20.0) < 2.0
+    assert correction.planned(200.0) == pytest.approx(1.0, abs=0.01)
+
+
 def test_a_single_stall_counts_little() -> None:
     """An iteration of 10 ms that took a second."""
     node = Node()

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from mesh.compute.survey import REPEATS_MAX, REPEATS_MIN, Survey
+from mesh.compute.survey import REPEATS_MAX, REPEATS_MIN, Survey, undisturbed_s
 from mesh.domain.errors import EngineError
 from mesh.domain.profile import Grid, IterationShape
 from tests.compute.models import Cost, demo_survey, machine_s, noisy, run
@@ -109,6 +109,26 @@ def test_short_shapes_are_repeated_more_often_and_always_an_odd_number_of_times(
     shortest = min(repeats, key=machine_s)
     assert repeats[longest] == REPEATS_MIN
     assert repeats[shortest] == REPEATS_MAX
+
+
+@pytest.mark.parametrize(
+    ("times_s", "expected_s"),
+    [
+        ([1.5, 1.0, 1.52, 1.02, 1.51, 1.04, 1.5], 1.02),
+        ([1.0, 1.05, 1.1], 1.05),
+        ([0.5, 1.0, 1.01, 1.02, 1.6], 1.01),
+        ([1.0, 2.0, 4.0], 2.0),
+    ],
+    ids=["slow half of the time", "small noise", "one too short", "none agree"],
+)
+def test_the_shortest_times_that_agree_count(times_s: list[float], expected_s: float) -> None:
+    assert undisturbed_s(times_s) == expected_s
+
+
+def test_no_two_chunks_of_one_length_follow_each_other() -> None:
+    asked = run(demo_survey(), machine_s)
+    lengths = [shape.prefill_tokens for shape in asked[: len(set(asked))] if shape.prefill_tokens]
+    assert all(before != after for before, after in pairwise(lengths))
 
 
 def test_two_stalls_among_three_times_are_found_out() -> None:

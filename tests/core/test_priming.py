@@ -22,7 +22,8 @@ def test_each_batch_and_short_prefills_are_computed_once() -> None:
     while found := of_kind(actions, StartMeasure):
         shapes.append((found[0].shape.decode_batch, found[0].shape.prefill_tokens))
         actions = node.tell(MeasureFinished(instance_id=InstanceId("i1"), elapsed_s=0.01))
-    assert shapes == [*((batch, 0) for batch in range(1, 9)), (0, 8), (0, 16)]
+    decodes, prefills = range(1, 9), range(4, 17, 4)
+    assert shapes == [*((batch, 0) for batch in decodes), *((0, tokens) for tokens in prefills)]
 
 
 def test_a_request_goes_before_the_next_size() -> None:
