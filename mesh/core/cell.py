@@ -27,7 +27,6 @@ from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind, RefusalReason
 from mesh.domain.request import Request
 from mesh.domain.slo import Slo
-from mesh.domain.text import TextAssets
 from mesh.memory.book import MemoryBook
 from mesh.memory.demand import estimate_footprint
 from mesh.request.candidates import Candidates
@@ -235,7 +234,6 @@ class OperationEntry:
     name: DeploymentName
     node: NodeEntry | None = None
     pending: Deployment | None = None
-    text: TextAssets | None = None
     instance: InstanceEntry | None = None
     pending_profile: Profile | None = None
 
