@@ -61,7 +61,7 @@ def deploy(turn: Turn, asked: DeployRequested) -> None:
     operation = OperationEntry(
         operation_id=operation_id, kind=OperationKind.DEPLOY, name=spec.name, node=node
     )
-    if not begin(turn, operation, expires_s=turn.limits.import_s_max):
+    if not begin(turn, operation):
         del turn.cell.deployments[spec.name]
         return
     command = ImportModel(operation_id=operation_id, source=spec.source)
@@ -165,7 +165,7 @@ def delete(turn: Turn, asked: DeleteRequested) -> None:
     operation = OperationEntry(
         operation_id=asked.operation_id, kind=OperationKind.DELETE, name=asked.name
     )
-    if begin(turn, operation, expires_s=turn.limits.import_s_max):
+    if begin(turn, operation):
         entry.state = advance(DEPLOYMENT, entry.state, DeploymentState.DELETING)
         turn.act(RemoveDeployment(operation_id=asked.operation_id, name=asked.name))
 
@@ -186,7 +186,7 @@ def scale(turn: Turn, asked: ScaleRequested) -> None:
     operation = OperationEntry(
         operation_id=asked.operation_id, kind=OperationKind.SCALE, name=asked.name
     )
-    if begin(turn, operation, expires_s=turn.limits.import_s_max):
+    if begin(turn, operation):
         changed = replace(entry.deployment, spec=spec)
         _store(
             turn, operation, StoreDeployment(operation_id=asked.operation_id, deployment=changed)

@@ -9,7 +9,7 @@ from mesh.domain.lifecycle import DEPLOYMENT, DeploymentState, NodeState, advanc
 from mesh.domain.messages import CancelImport, CancelProfile
 
 
-def begin(turn: Turn, operation: OperationEntry, *, expires_s: float) -> bool:
+def begin(turn: Turn, operation: OperationEntry) -> bool:
     """Enter an operation, or answer that there are too many and return False."""
     operations = turn.cell.operations
     if len(operations) >= turn.limits.operations_max:
@@ -18,7 +18,7 @@ def begin(turn: Turn, operation: OperationEntry, *, expires_s: float) -> bool:
         return False
     operations[operation.operation_id] = operation
     timer = OperationExpired(operation_id=operation.operation_id)
-    turn.act(SetTimer(at_s=turn.now_s + expires_s, timer=timer))
+    turn.act(SetTimer(at_s=turn.now_s + turn.limits.import_s_max, timer=timer))
     return True
 
 

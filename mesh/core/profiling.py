@@ -41,7 +41,7 @@ def request_profile(turn: Turn, asked: ProfileRequested) -> None:
     operation = OperationEntry(
         operation_id=asked.operation_id, kind=OperationKind.PROFILE, name=asked.name, node=node
     )
-    if begin(turn, operation, expires_s=turn.limits.import_s_max):
+    if begin(turn, operation):
         turn.room_appeared = True
 
 
