@@ -14,7 +14,6 @@ from mesh.core.turn import Turn
 from mesh.domain.actions import (
     RemoveDeployment,
     ReplyDone,
-    ReplyProgress,
     SendCommand,
     StoreDeployment,
 )
@@ -22,12 +21,7 @@ from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.events import DeleteRequested, DeployRequested, ScaleRequested
 from mesh.domain.ids import OperationId
 from mesh.domain.lifecycle import DEPLOYMENT, DeploymentState, advance
-from mesh.domain.messages import (
-    ImportDone,
-    ImportFailed,
-    ImportModel,
-    ImportProgress,
-)
+from mesh.domain.messages import ImportDone, ImportFailed, ImportModel
 from mesh.domain.reasons import RefusalReason
 from mesh.request.candidates import Candidates
 
@@ -66,13 +60,6 @@ def deploy(turn: Turn, asked: DeployRequested) -> None:
         return
     command = ImportModel(operation_id=operation_id, source=spec.source)
     turn.act(SendCommand(link_id=node.link_id, command=command))
-
-
-def import_progress(turn: Turn, report: ImportProgress) -> None:
-    if report.operation_id in turn.cell.operations:
-        turn.act(
-            ReplyProgress(operation_id=report.operation_id, phase=report.phase, share=report.share)
-        )
 
 
 def import_done(turn: Turn, report: ImportDone) -> None:

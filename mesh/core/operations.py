@@ -2,11 +2,11 @@
 
 from mesh.core.cell import OperationEntry, OperationKind
 from mesh.core.turn import Turn
-from mesh.domain.actions import ReplyError, SendCommand, SetTimer
+from mesh.domain.actions import ReplyError, ReplyProgress, SendCommand, SetTimer
 from mesh.domain.events import OperationExpired
 from mesh.domain.ids import OperationId
 from mesh.domain.lifecycle import DEPLOYMENT, DeploymentState, NodeState, advance
-from mesh.domain.messages import CancelImport, CancelProfile
+from mesh.domain.messages import CancelImport, CancelProfile, ImportProgress, ProfileProgress
 
 
 def begin(turn: Turn, operation: OperationEntry) -> bool:
@@ -20,6 +20,12 @@ def begin(turn: Turn, operation: OperationEntry) -> bool:
     timer = OperationExpired(operation_id=operation.operation_id)
     turn.act(SetTimer(at_s=turn.now_s + turn.limits.import_s_max, timer=timer))
     return True
+
+
+def progress(turn: Turn, said: ImportProgress | ProfileProgress) -> None:
+    """How far a node is with it."""
+    if said.operation_id in turn.cell.operations:
+        turn.act(ReplyProgress(operation_id=said.operation_id, phase=said.phase, share=said.share))
 
 
 def fail_operation(

@@ -19,7 +19,6 @@ from mesh.domain.messages import (
     ProfileDone,
     ProfileFailed,
     ProfileInstance,
-    ProfileProgress,
     UseProfile,
 )
 from mesh.memory.demand import least_instance_bytes
@@ -125,11 +124,6 @@ def tell_of_load(turn: Turn, instance: InstanceEntry, said: LoadProgress) -> Non
         if wants and operation.node is instance.node:
             operation_id = operation.operation_id
             turn.act(ReplyProgress(operation_id=operation_id, phase=said.phase, share=said.share))
-
-
-def profile_progress(turn: Turn, said: ProfileProgress) -> None:
-    if said.operation_id in turn.cell.operations:
-        turn.act(ReplyProgress(operation_id=said.operation_id, phase=said.phase, share=said.share))
 
 
 def profile_done(turn: Turn, said: ProfileDone) -> None:
