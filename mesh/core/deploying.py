@@ -21,7 +21,7 @@ from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.events import DeleteRequested, DeployRequested, ScaleRequested
 from mesh.domain.ids import OperationId
 from mesh.domain.lifecycle import DEPLOYMENT, DeploymentState, advance
-from mesh.domain.messages import ImportDone, ImportFailed, ImportModel
+from mesh.domain.messages import ImportDone, ImportModel
 from mesh.domain.reasons import RefusalReason
 from mesh.request.candidates import Candidates
 
@@ -95,12 +95,6 @@ def import_done(turn: Turn, report: ImportDone) -> None:
 def _store(turn: Turn, operation: OperationEntry, store: StoreDeployment) -> None:
     operation.pending = store.deployment
     turn.act(store)
-
-
-def import_failed(turn: Turn, report: ImportFailed) -> None:
-    operation = turn.cell.operations.get(report.operation_id)
-    if operation is not None and operation.pending is None:
-        fail_operation(turn, operation, report.error, report.message, report.hint)
 
 
 def stored(turn: Turn, operation_id: OperationId) -> None:

@@ -6,7 +6,7 @@ lost node held is forgotten at once, and its requests go elsewhere with their to
 
 from mesh.compute.correction import Correction
 from mesh.core.cell import InstanceEntry, NodeEntry
-from mesh.core.deploying import import_done, import_failed
+from mesh.core.deploying import import_done
 from mesh.core.ending import refuse_all_queued
 from mesh.core.instances import (
     adopt,
@@ -17,8 +17,8 @@ from mesh.core.instances import (
     trim_to_maximum,
     unload,
 )
-from mesh.core.operations import fail_operation, progress, reply_error
-from mesh.core.profiling import profile_done, profile_failed, tell_of_load
+from mesh.core.operations import fail_operation, failed_on_node, progress, reply_error
+from mesh.core.profiling import profile_done, tell_of_load
 from mesh.core.queueing import tell_waiting
 from mesh.core.serving import deliver, give_back, requeue
 from mesh.core.turn import Turn
@@ -145,12 +145,10 @@ def report(turn: Turn, link_id: int, said: NodeReport) -> None:
             progress(turn, said)
         case ImportDone():
             import_done(turn, said)
-        case ImportFailed():
-            import_failed(turn, said)
         case ProfileDone():
             profile_done(turn, said)
-        case ProfileFailed():
-            profile_failed(turn, said)
+        case ImportFailed() | ProfileFailed():
+            failed_on_node(turn, said)
         case NodeHello():
             pass  # only the first message of a link may be one; the link has dealt with it
 

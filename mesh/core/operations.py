@@ -6,7 +6,14 @@ from mesh.domain.actions import ReplyError, ReplyProgress, SendCommand, SetTimer
 from mesh.domain.events import OperationExpired
 from mesh.domain.ids import OperationId
 from mesh.domain.lifecycle import DEPLOYMENT, DeploymentState, NodeState, advance
-from mesh.domain.messages import CancelImport, CancelProfile, ImportProgress, ProfileProgress
+from mesh.domain.messages import (
+    CancelImport,
+    CancelProfile,
+    ImportFailed,
+    ImportProgress,
+    ProfileFailed,
+    ProfileProgress,
+)
 
 
 def begin(turn: Turn, operation: OperationEntry) -> bool:
@@ -26,6 +33,13 @@ def progress(turn: Turn, said: ImportProgress | ProfileProgress) -> None:
     """How far a node is with it."""
     if said.operation_id in turn.cell.operations:
         turn.act(ReplyProgress(operation_id=said.operation_id, phase=said.phase, share=said.share))
+
+
+def failed_on_node(turn: Turn, said: ImportFailed | ProfileFailed) -> None:
+    """A node gives it up; of what is being stored it has no say any more."""
+    operation = turn.cell.operations.get(said.operation_id)
+    if operation is not None and operation.pending is None and operation.pending_profile is None:
+        fail_operation(turn, operation, said.error, said.message, said.hint)
 
 
 def fail_operation(

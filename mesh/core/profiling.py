@@ -14,13 +14,7 @@ from mesh.domain.actions import ReplyProgress, SendCommand, StoreProfile
 from mesh.domain.events import ProfileRequested
 from mesh.domain.ids import NodeId
 from mesh.domain.lifecycle import InstanceState, NodeState
-from mesh.domain.messages import (
-    LoadProgress,
-    ProfileDone,
-    ProfileFailed,
-    ProfileInstance,
-    UseProfile,
-)
+from mesh.domain.messages import LoadProgress, ProfileDone, ProfileInstance, UseProfile
 from mesh.memory.demand import least_instance_bytes
 
 
@@ -147,9 +141,3 @@ def profile_done(turn: Turn, said: ProfileDone) -> None:
             command = UseProfile(instance_id=instance.instance_id, profile=profile)
             turn.act(SendCommand(link_id=instance.node.link_id, command=command))
     turn.act(StoreProfile(operation_id=operation.operation_id, profile=profile))
-
-
-def profile_failed(turn: Turn, said: ProfileFailed) -> None:
-    operation = turn.cell.operations.get(said.operation_id)
-    if operation is not None and operation.pending_profile is None:
-        fail_operation(turn, operation, said.error, said.message, said.hint)
