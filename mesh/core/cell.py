@@ -254,8 +254,8 @@ class Cell:
     refused: dict[RefusalReason, int] = field(default_factory=dict)
     served: int = 0
     instances_started: int = 0
-    retry_at_s: float = 0.0
-    """When those that wait are tried again; 0 when nobody waits."""
+    retry_at_s: float | None = None
+    """When those that wait are tried again; None when nobody waits."""
     retried: str = ""
     """The last deployment whose turn that was."""
 

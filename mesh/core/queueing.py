@@ -57,7 +57,7 @@ def settle(turn: Turn) -> None:
 def retry(turn: Turn) -> None:
     """Some time has passed for those who wait: try them, in turns if they are too many for one."""
     cell = turn.cell
-    cell.retry_at_s = 0.0
+    cell.retry_at_s = None
     waiting = [entry for entry in cell.deployments.values() if entry.queue]
     waiting.sort(key=lambda entry: (entry.spec.name <= cell.retried, entry.spec.name))
     for entry in waiting:
@@ -87,7 +87,7 @@ def _see_to(turn: Turn, waiting: list[DeploymentEntry]) -> None:
         if entry.queue:
             _scale_out(turn, entry)
             refuse_hopeless(turn, entry)
-        if entry.queue and not turn.cell.retry_at_s:
+        if entry.queue and turn.cell.retry_at_s is None:
             turn.cell.retry_at_s = turn.now_s + turn.limits.place_retry_s
             turn.act(SetTimer(at_s=turn.cell.retry_at_s, timer=PlaceRetryDue()))
 
