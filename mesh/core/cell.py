@@ -52,7 +52,9 @@ class RequestEntry:
     prefill_left: int = 0
     """Tokens that its node has still to compute before its next one."""
     refused: Verdict | None = None
-    """Why the last node that was tried cannot compute it in time."""
+    """Why the last node that was asked could not compute it in time, on an instance or on one to be
+    loaded for it. None: none was asked.
+    """
     held_up: Verdict | None = None
     """Why it waits: the first verdict that was not about its own first token, if there was one.
     Waiting makes every first token late in the end.
@@ -255,7 +257,7 @@ class Cell:
     served: int = 0
     instances_started: int = 0
     retry_at_s: float | None = None
-    """When those that wait are tried again; None when nobody waits."""
+    """When those that wait are tried again; None when no such timer is set."""
     retried: str = ""
     """The last deployment whose turn that was."""
 
