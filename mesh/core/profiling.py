@@ -121,7 +121,9 @@ def tell_of_load(turn: Turn, instance: InstanceEntry, said: LoadProgress) -> Non
 
 
 def profile_done(turn: Turn, said: ProfileDone) -> None:
-    """Measured: keep it, and use it wherever it holds."""
+    """Measured: use it wherever it holds, as its node does already, and keep it. The call is
+    answered when it is kept; were that to fail, it would hold until the controller ends.
+    """
     operation = turn.cell.operations.get(said.operation_id)
     if operation is None or operation.instance is None:
         return
