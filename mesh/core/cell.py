@@ -120,6 +120,11 @@ class InstanceEntry:
         coming = self.state in (InstanceState.LOADING, InstanceState.READY)
         return coming and self.node.state is NodeState.READY
 
+    @property
+    def takes_now(self) -> bool:
+        """Whether a request may be submitted to it, if there is room and time."""
+        return self.state is InstanceState.READY and self.node.state is NodeState.READY
+
     def has_room_for(self, tokens: int) -> bool:
         blocks = self.footprint.blocks_for(min(tokens, self.context_tokens_max))
         return self.batch < self.batch_max and self.reserved_blocks + blocks <= self.kv_blocks
