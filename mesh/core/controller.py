@@ -8,7 +8,7 @@ else; `mesh.runtime.host` calls it, live and simulated.
 from collections.abc import Sequence
 from typing import assert_never
 
-from mesh.core import deploying, fleet, instances, profiling, queueing, serving
+from mesh.core import deploying, fleet, instances, profiling, queueing, replicas, serving
 from mesh.core.cell import Cell, DeploymentEntry
 from mesh.core.ending import refuse
 from mesh.core.expectations import Expectations
@@ -178,7 +178,7 @@ def _keep_alive_expired(turn: Turn, expired: KeepAliveExpired) -> None:
 def _retry_load(turn: Turn, name: DeploymentName) -> None:
     entry = turn.cell.deployments.get(name)
     if entry is not None and turn.now_s >= entry.paused_until_s:
-        instances.keep_minimum(turn, entry)
+        replicas.keep_minimum(turn, entry)
         turn.to_fill[name] = None
 
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from mesh.core.cell import DeploymentEntry, OperationEntry, OperationKind
 from mesh.core.ending import refuse, refuse_all_queued
-from mesh.core.instances import drain, keep_minimum, trim_to_maximum
+from mesh.core.instances import drain
 from mesh.core.operations import begin, fail_operation, reply_error
+from mesh.core.replicas import keep_minimum, trim_to_maximum
 from mesh.core.turn import Turn
 from mesh.domain.actions import (
     RemoveDeployment,

@@ -8,18 +8,11 @@ from mesh.compute.correction import Correction
 from mesh.core.cell import InstanceEntry, NodeEntry
 from mesh.core.deploying import import_done
 from mesh.core.ending import refuse_all_queued
-from mesh.core.instances import (
-    adopt,
-    forget,
-    keep_minimum,
-    note_idle,
-    note_load_failure,
-    trim_to_maximum,
-    unload,
-)
+from mesh.core.instances import adopt, forget, note_idle, note_load_failure, unload
 from mesh.core.operations import fail_operation, failed_on_node, progress, reply_error
 from mesh.core.profiling import profile_done, tell_of_load
 from mesh.core.queueing import tell_waiting
+from mesh.core.replicas import keep_minimum, trim_to_maximum
 from mesh.core.serving import deliver, give_back, requeue
 from mesh.core.turn import Turn
 from mesh.domain.actions import AcceptLink, CloseLink, ReplyDone, SendCommand, SetTimer

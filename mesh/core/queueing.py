@@ -16,9 +16,10 @@ from itertools import chain, islice
 from mesh.core.cell import DeploymentEntry, InstanceEntry, RequestEntry
 from mesh.core.ending import refuse_all_queued
 from mesh.core.hopeless import refuse_hopeless
-from mesh.core.instances import keep_minima, note_idle, start_instance
+from mesh.core.instances import note_idle, start_instance
 from mesh.core.overtaking import must_give_way, note_overtaken
 from mesh.core.profiling import advance_profiles
+from mesh.core.replicas import keep_minima
 from mesh.core.schedule import first_due_s, grace_s, verdict_on
 from mesh.core.turn import Turn
 from mesh.domain.actions import SendCommand, SetTimer, TellWaiting
