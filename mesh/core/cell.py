@@ -186,11 +186,12 @@ class NodeEntry:
         return stated.get(self.hello.engine) or estimate_footprint(deployment.model)
 
     def reclaimable(self) -> Sequence[tuple[InstanceId, int]]:
-        idle = [i for i in self.instances.values() if self._may_go(i)]
+        idle = [i for i in self.instances.values() if self.may_go(i)]
         idle.sort(key=lambda i: (i.idle_since_s, i.instance_id))
         return [(i.instance_id, self.book.held_bytes(i.instance_id)) for i in idle]
 
-    def _may_go(self, instance: InstanceEntry) -> bool:
+    def may_go(self, instance: InstanceEntry) -> bool:
+        """Whether an instance is idle, and neither a minimum nor a measurement wants it to stay."""
         owner = self.protected.get(instance.deployment)
         spare = owner is None or owner.replicas() > owner.spec.scaling.replicas_min
         idle = not instance.requests and not instance.profiling
