@@ -27,7 +27,6 @@ from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind, RefusalReason
 from mesh.domain.request import Request
 from mesh.domain.slo import Slo
-from mesh.domain.text import TextAssets
 from mesh.memory.book import MemoryBook
 from mesh.memory.demand import estimate_footprint
 from mesh.request.candidates import Candidates
@@ -53,7 +52,9 @@ class RequestEntry:
     prefill_left: int = 0
     """Tokens that its node has still to compute before its next one."""
     refused: Verdict | None = None
-    """Why the last node that was tried cannot compute it in time."""
+    """Why the last node that was asked could not compute it in time, on an instance or on one to be
+    loaded for it. None: none was asked.
+    """
     held_up: Verdict | None = None
     """Why it waits: the first verdict that was not about its own first token, if there was one.
     Waiting makes every first token late in the end.
@@ -119,6 +120,11 @@ class InstanceEntry:
         coming = self.state in (InstanceState.LOADING, InstanceState.READY)
         return coming and self.node.state is NodeState.READY
 
+    @property
+    def takes_now(self) -> bool:
+        """Whether a request may be submitted to it, if there is room and time."""
+        return self.state is InstanceState.READY and self.node.state is NodeState.READY
+
     def has_room_for(self, tokens: int) -> bool:
         blocks = self.footprint.blocks_for(min(tokens, self.context_tokens_max))
         return self.batch < self.batch_max and self.reserved_blocks + blocks <= self.kv_blocks
@@ -180,11 +186,12 @@ class NodeEntry:
         return stated.get(self.hello.engine) or estimate_footprint(deployment.model)
 
     def reclaimable(self) -> Sequence[tuple[InstanceId, int]]:
-        idle = [i for i in self.instances.values() if self._may_go(i)]
+        idle = [i for i in self.instances.values() if self.may_go(i)]
         idle.sort(key=lambda i: (i.idle_since_s, i.instance_id))
         return [(i.instance_id, self.book.held_bytes(i.instance_id)) for i in idle]
 
-    def _may_go(self, instance: InstanceEntry) -> bool:
+    def may_go(self, instance: InstanceEntry) -> bool:
+        """Whether an instance is idle, and neither a minimum nor a measurement wants it to stay."""
         owner = self.protected.get(instance.deployment)
         spare = owner is None or owner.replicas() > owner.spec.scaling.replicas_min
         idle = not instance.requests and not instance.profiling
@@ -235,7 +242,6 @@ class OperationEntry:
     name: DeploymentName
     node: NodeEntry | None = None
     pending: Deployment | None = None
-    text: TextAssets | None = None
     instance: InstanceEntry | None = None
     pending_profile: Profile | None = None
 
@@ -256,8 +262,8 @@ class Cell:
     refused: dict[RefusalReason, int] = field(default_factory=dict)
     served: int = 0
     instances_started: int = 0
-    retry_at_s: float = 0.0
-    """When those that wait are tried again; 0 when nobody waits."""
+    retry_at_s: float | None = None
+    """When those that wait are tried again; None when no such timer is set."""
     retried: str = ""
     """The last deployment whose turn that was."""
 

@@ -8,7 +8,7 @@ else; `mesh.runtime.host` calls it, live and simulated.
 from collections.abc import Sequence
 from typing import assert_never
 
-from mesh.core import deploying, fleet, instances, profiling, queueing, serving
+from mesh.core import deploying, fleet, instances, profiling, queueing, replicas, serving
 from mesh.core.cell import Cell, DeploymentEntry
 from mesh.core.ending import refuse
 from mesh.core.expectations import Expectations
@@ -41,7 +41,7 @@ from mesh.domain.events import (
     StoreFailed,
 )
 from mesh.domain.ids import DeploymentName, OperationId
-from mesh.domain.lifecycle import DeploymentState, InstanceState
+from mesh.domain.lifecycle import DeploymentState
 from mesh.domain.limits import CellLimits
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import RefusalReason
@@ -162,23 +162,18 @@ def _fail(turn: Turn, operation_id: OperationId, error: str, message: str) -> No
 
 
 def _keep_alive_expired(turn: Turn, expired: KeepAliveExpired) -> None:
-    """Unload an instance that has been idle since, unless `replicas_min` wants it."""
+    """Unload an instance that has been idle since, unless something wants it to stay."""
     instance = turn.cell.instances.get(expired.instance_id)
-    if instance is None or instance.state is not InstanceState.READY:
+    if instance is None or instance.idle_since_s != expired.idle_since_s:
         return
-    if instance.requests or instance.profiling:
-        return
-    if instance.idle_since_s != expired.idle_since_s:
-        return
-    owner = turn.cell.deployments.get(instance.deployment)
-    if owner is None or owner.replicas() > owner.spec.scaling.replicas_min:
+    if instance.node.may_go(instance):
         instances.unload(turn, instance)
 
 
 def _retry_load(turn: Turn, name: DeploymentName) -> None:
     entry = turn.cell.deployments.get(name)
     if entry is not None and turn.now_s >= entry.paused_until_s:
-        instances.keep_minimum(turn, entry)
+        replicas.keep_minimum(turn, entry)
         turn.to_fill[name] = None
 
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from mesh.core.cell import DeploymentEntry, OperationEntry, OperationKind
 from mesh.core.ending import refuse, refuse_all_queued
-from mesh.core.instances import drain, keep_minimum, trim_to_maximum
+from mesh.core.instances import drain
 from mesh.core.operations import begin, fail_operation, reply_error
+from mesh.core.replicas import keep_minimum, trim_to_maximum
 from mesh.core.turn import Turn
 from mesh.domain.actions import (
     RemoveDeployment,
     ReplyDone,
-    ReplyProgress,
     SendCommand,
     StoreDeployment,
 )
@@ -22,12 +22,7 @@ from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.events import DeleteRequested, DeployRequested, ScaleRequested
 from mesh.domain.ids import OperationId
 from mesh.domain.lifecycle import DEPLOYMENT, DeploymentState, advance
-from mesh.domain.messages import (
-    ImportDone,
-    ImportFailed,
-    ImportModel,
-    ImportProgress,
-)
+from mesh.domain.messages import ImportDone, ImportModel
 from mesh.domain.reasons import RefusalReason
 from mesh.request.candidates import Candidates
 
@@ -61,18 +56,11 @@ def deploy(turn: Turn, asked: DeployRequested) -> None:
     operation = OperationEntry(
         operation_id=operation_id, kind=OperationKind.DEPLOY, name=spec.name, node=node
     )
-    if not begin(turn, operation, expires_s=turn.limits.import_s_max):
+    if not begin(turn, operation):
         del turn.cell.deployments[spec.name]
         return
     command = ImportModel(operation_id=operation_id, source=spec.source)
     turn.act(SendCommand(link_id=node.link_id, command=command))
-
-
-def import_progress(turn: Turn, report: ImportProgress) -> None:
-    if report.operation_id in turn.cell.operations:
-        turn.act(
-            ReplyProgress(operation_id=report.operation_id, phase=report.phase, share=report.share)
-        )
 
 
 def import_done(turn: Turn, report: ImportDone) -> None:
@@ -108,12 +96,6 @@ def import_done(turn: Turn, report: ImportDone) -> None:
 def _store(turn: Turn, operation: OperationEntry, store: StoreDeployment) -> None:
     operation.pending = store.deployment
     turn.act(store)
-
-
-def import_failed(turn: Turn, report: ImportFailed) -> None:
-    operation = turn.cell.operations.get(report.operation_id)
-    if operation is not None and operation.pending is None:
-        fail_operation(turn, operation, report.error, report.message, report.hint)
 
 
 def stored(turn: Turn, operation_id: OperationId) -> None:
@@ -165,7 +147,7 @@ def delete(turn: Turn, asked: DeleteRequested) -> None:
     operation = OperationEntry(
         operation_id=asked.operation_id, kind=OperationKind.DELETE, name=asked.name
     )
-    if begin(turn, operation, expires_s=turn.limits.import_s_max):
+    if begin(turn, operation):
         entry.state = advance(DEPLOYMENT, entry.state, DeploymentState.DELETING)
         turn.act(RemoveDeployment(operation_id=asked.operation_id, name=asked.name))
 
@@ -186,7 +168,7 @@ def scale(turn: Turn, asked: ScaleRequested) -> None:
     operation = OperationEntry(
         operation_id=asked.operation_id, kind=OperationKind.SCALE, name=asked.name
     )
-    if begin(turn, operation, expires_s=turn.limits.import_s_max):
+    if begin(turn, operation):
         changed = replace(entry.deployment, spec=spec)
         _store(
             turn, operation, StoreDeployment(operation_id=asked.operation_id, deployment=changed)

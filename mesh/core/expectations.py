@@ -20,7 +20,7 @@ class Expectations:
 
     def __init__(self, profiles: Iterable[Profile] = ()) -> None:
         self._measured = {(p.model_id, p.fingerprint): p for p in profiles}
-        self._best: dict[tuple[ModelId, str], Profile] = {}
+        self._best: dict[Target, Profile] = {}
         self._load_s: dict[tuple[ModelId, str], float] = {}
 
     def learn_profile(self, profile: Profile) -> None:
@@ -35,20 +35,19 @@ class Expectations:
 
     def profile(self, model: ModelInfo, footprint: Footprint, node: NodeHello) -> Profile:
         """The measured profile of a model on a node's device, or one that is scaled to it."""
-        key = (model.model_id, node.fingerprint)
-        known = self._best.get(key)
+        target = Target(
+            model_id=model.model_id,
+            device=node.device,
+            fingerprint=node.fingerprint,
+            hardware=node.hardware,
+            cores=node.cores,
+            parameters=model.parameters,
+            weights_bytes=footprint.weights_bytes,
+            kv_bytes_per_token=footprint.kv_block_bytes // footprint.block_tokens,
+        )
+        known = self._best.get(target)
         if known is None:
-            target = Target(
-                model_id=model.model_id,
-                device=node.device,
-                fingerprint=node.fingerprint,
-                hardware=node.hardware,
-                cores=node.cores,
-                parameters=model.parameters,
-                weights_bytes=footprint.weights_bytes,
-                kv_bytes_per_token=footprint.kv_block_bytes // footprint.block_tokens,
-            )
-            known = self._best[key] = best_profile(self._measured.values(), target)
+            known = self._best[target] = best_profile(self._measured.values(), target)
         return known
 
     def learn_load(self, model_id: ModelId, fingerprint: str, elapsed_s: float) -> None:

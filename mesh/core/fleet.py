@@ -5,20 +5,13 @@ lost node held is forgotten at once, and its requests go elsewhere with their to
 """
 
 from mesh.core.cell import InstanceEntry, NodeEntry
-from mesh.core.deploying import import_done, import_failed, import_progress
+from mesh.core.deploying import import_done
 from mesh.core.ending import refuse_all_queued
-from mesh.core.instances import (
-    adopt,
-    forget,
-    keep_minimum,
-    note_idle,
-    note_load_failure,
-    trim_to_maximum,
-    unload,
-)
-from mesh.core.operations import fail_operation, reply_error
-from mesh.core.profiling import profile_done, profile_failed, profile_progress, tell_of_load
+from mesh.core.instances import adopt, forget, note_idle, note_load_failure, unload
+from mesh.core.operations import fail_operation, failed_on_node, progress, reply_error
+from mesh.core.profiling import profile_done, tell_of_load
 from mesh.core.queueing import tell_waiting
+from mesh.core.replicas import keep_minimum, trim_to_maximum
 from mesh.core.serving import deliver, give_back, requeue
 from mesh.core.turn import Turn
 from mesh.domain.actions import AcceptLink, CloseLink, ReplyDone, SendCommand, SetTimer
@@ -140,18 +133,14 @@ def report(turn: Turn, link_id: int, said: NodeReport) -> None:
             _load_failed(turn, said)
         case LoadProgress():
             _load_progress(turn, said)
-        case ImportProgress():
-            import_progress(turn, said)
+        case ImportProgress() | ProfileProgress():
+            progress(turn, said)
         case ImportDone():
             import_done(turn, said)
-        case ImportFailed():
-            import_failed(turn, said)
-        case ProfileProgress():
-            profile_progress(turn, said)
         case ProfileDone():
             profile_done(turn, said)
-        case ProfileFailed():
-            profile_failed(turn, said)
+        case ImportFailed() | ProfileFailed():
+            failed_on_node(turn, said)
         case NodeHello():
             pass  # only the first message of a link may be one; the link has dealt with it
 

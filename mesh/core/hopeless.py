@@ -49,7 +49,9 @@ def _too_long(held: RequestEntry) -> bool:
 
 
 def _quickest_s(turn: Turn, entry: DeploymentEntry, held: RequestEntry) -> float:
-    """Seconds to its first token; 0 where that is anybody's guess."""
+    """Seconds to its first token, by profiles as they were measured: a correction is of one
+    instance, and passes. 0 where that is anybody's guess.
+    """
     deployment = entry.deployment
     assert deployment is not None
     seen: dict[str, float] = {}

@@ -265,33 +265,3 @@ def note_load_failure(turn: Turn, entry: DeploymentEntry, node: NodeEntry, messa
     doublings = min(entry.load_failures - 1, turn.limits.load_retry_doublings_max)
     entry.paused_until_s = turn.now_s + turn.limits.load_retry_s * 2**doublings
     turn.act(SetTimer(at_s=entry.paused_until_s, timer=RetryLoadDue(name=entry.spec.name)))
-
-
-def keep_minimum(turn: Turn, entry: DeploymentEntry) -> None:
-    """Load instances until `replicas_min` serve or will, as far as there is room."""
-    turn.cell.below_minimum.pop(entry.spec.name, None)
-    if entry.deployment is None or turn.now_s < entry.paused_until_s:
-        return
-    while (before := entry.replicas()) < entry.spec.scaling.replicas_min:
-        start_instance(turn, entry)
-        if entry.replicas() == before:
-            turn.cell.below_minimum[entry.spec.name] = None
-            return
-
-
-def keep_minima(turn: Turn) -> None:
-    """An instance became idle: its memory may be what a deployment below its minimum lacks."""
-    for name in list(turn.cell.below_minimum):
-        entry = turn.cell.deployments.get(name)
-        if entry is None:
-            del turn.cell.below_minimum[name]
-        else:
-            keep_minimum(turn, entry)
-
-
-def trim_to_maximum(turn: Turn, entry: DeploymentEntry) -> None:
-    """Drain instances above `replicas_max`: those that still load, then the smallest batch."""
-    serving = [i for i in entry.instances.values() if i.takes_requests]
-    serving.sort(key=lambda i: (i.state is InstanceState.READY, i.batch, i.instance_id))
-    for instance in serving[: max(0, len(serving) - entry.spec.scaling.replicas_max)]:
-        drain(turn, instance)

@@ -14,11 +14,7 @@ from mesh.core.node_lifecycle import drop
 from mesh.core.node_state import LocalNode, LocalRequest, LocalState
 from mesh.core.node_turn import NodeTurn
 from mesh.core.priming import to_prime
-from mesh.domain.actions import (
-    NodeAction,
-    StartStep,
-    SubmitToEngine,
-)
+from mesh.domain.actions import NodeAction, StartStep, SubmitToEngine
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import (
     AbortRequest,
@@ -190,13 +186,14 @@ class NodeCore:
                 )
             )
             return
+        start_s = turn.now_s - order.age_s
         instance.requests[request.request_id] = LocalRequest(
             order=order,
-            start_s=turn.now_s - order.age_s,
+            start_s=start_s,
             output_tokens=len(order.output_tokens),
             first_step=self._node.steps_started + 1,
             due_s=due_s(
-                start_s=turn.now_s - order.age_s,
+                start_s=start_s,
                 ttft_limit_s=order.slo.ttft_limit_s(len(request.prompt_tokens)) + order.grace_s,
                 tpot_s=order.slo.tpot_s,
                 output_tokens=len(order.output_tokens),

@@ -94,8 +94,9 @@ class LocalInstance:
     def lane(self, now_s: float, delivery_s: float, slowdown: float) -> Lane | None:
         """Its work as the turn rule sees it; None when it has none or is not ready.
 
-        Times are overestimated, `slowdown` lengthens them further, and deadlines leave `delivery_s`
-        to the way of the tokens: as in the validation that let the requests in.
+        Times are overestimated, as in the validation that let the requests in; `slowdown`, of a
+        load beside them, lengthens them further. Deadlines come `delivery_s` earlier, but no more
+        than a quarter of the TPOT SLO; see `NodeLimits.delivery_s_max`.
         """
         if self.state is not LocalState.READY or not self.requests:
             return None

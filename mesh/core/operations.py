@@ -2,14 +2,21 @@
 
 from mesh.core.cell import OperationEntry, OperationKind
 from mesh.core.turn import Turn
-from mesh.domain.actions import ReplyError, SendCommand, SetTimer
+from mesh.domain.actions import ReplyError, ReplyProgress, SendCommand, SetTimer
 from mesh.domain.events import OperationExpired
 from mesh.domain.ids import OperationId
 from mesh.domain.lifecycle import DEPLOYMENT, DeploymentState, NodeState, advance
-from mesh.domain.messages import CancelImport, CancelProfile
+from mesh.domain.messages import (
+    CancelImport,
+    CancelProfile,
+    ImportFailed,
+    ImportProgress,
+    ProfileFailed,
+    ProfileProgress,
+)
 
 
-def begin(turn: Turn, operation: OperationEntry, *, expires_s: float) -> bool:
+def begin(turn: Turn, operation: OperationEntry) -> bool:
     """Enter an operation, or answer that there are too many and return False."""
     operations = turn.cell.operations
     if len(operations) >= turn.limits.operations_max:
@@ -18,8 +25,21 @@ def begin(turn: Turn, operation: OperationEntry, *, expires_s: float) -> bool:
         return False
     operations[operation.operation_id] = operation
     timer = OperationExpired(operation_id=operation.operation_id)
-    turn.act(SetTimer(at_s=turn.now_s + expires_s, timer=timer))
+    turn.act(SetTimer(at_s=turn.now_s + turn.limits.import_s_max, timer=timer))
     return True
+
+
+def progress(turn: Turn, said: ImportProgress | ProfileProgress) -> None:
+    """How far a node is with it."""
+    if said.operation_id in turn.cell.operations:
+        turn.act(ReplyProgress(operation_id=said.operation_id, phase=said.phase, share=said.share))
+
+
+def failed_on_node(turn: Turn, said: ImportFailed | ProfileFailed) -> None:
+    """A node gives it up; of what is being stored it has no say any more."""
+    operation = turn.cell.operations.get(said.operation_id)
+    if operation is not None and operation.pending is None and operation.pending_profile is None:
+        fail_operation(turn, operation, said.error, said.message, said.hint)
 
 
 def fail_operation(

@@ -18,7 +18,7 @@ PREFILL_STEP_TOKENS = 4
 
 
 def to_prime(*, batch_max: int, context_tokens_max: int, tokens_max: int) -> deque[IterationShape]:
-    """Every batch that decodes may have, and prefills up to so many tokens."""
+    """Every batch of decodes, and prefills in steps, both of up to so many tokens."""
     context = min(CONTEXT_TOKENS, context_tokens_max)
     batches = range(1, min(batch_max, tokens_max) + 1)
     decodes = [IterationShape(decode_batch=b, decode_context_tokens=context) for b in batches]

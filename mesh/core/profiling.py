@@ -14,14 +14,7 @@ from mesh.domain.actions import ReplyProgress, SendCommand, StoreProfile
 from mesh.domain.events import ProfileRequested
 from mesh.domain.ids import NodeId
 from mesh.domain.lifecycle import InstanceState, NodeState
-from mesh.domain.messages import (
-    LoadProgress,
-    ProfileDone,
-    ProfileFailed,
-    ProfileInstance,
-    ProfileProgress,
-    UseProfile,
-)
+from mesh.domain.messages import LoadProgress, ProfileDone, ProfileInstance, UseProfile
 from mesh.memory.demand import least_instance_bytes
 
 
@@ -41,7 +34,7 @@ def request_profile(turn: Turn, asked: ProfileRequested) -> None:
     operation = OperationEntry(
         operation_id=asked.operation_id, kind=OperationKind.PROFILE, name=asked.name, node=node
     )
-    if begin(turn, operation, expires_s=turn.limits.import_s_max):
+    if begin(turn, operation):
         turn.room_appeared = True
 
 
@@ -127,13 +120,10 @@ def tell_of_load(turn: Turn, instance: InstanceEntry, said: LoadProgress) -> Non
             turn.act(ReplyProgress(operation_id=operation_id, phase=said.phase, share=said.share))
 
 
-def profile_progress(turn: Turn, said: ProfileProgress) -> None:
-    if said.operation_id in turn.cell.operations:
-        turn.act(ReplyProgress(operation_id=said.operation_id, phase=said.phase, share=said.share))
-
-
 def profile_done(turn: Turn, said: ProfileDone) -> None:
-    """Measured: keep it, and use it wherever it holds."""
+    """Measured: use it wherever it holds, as its node does already, and keep it. The call is
+    answered when it is kept; were that to fail, it would hold until the controller ends.
+    """
     operation = turn.cell.operations.get(said.operation_id)
     if operation is None or operation.instance is None:
         return
@@ -153,9 +143,3 @@ def profile_done(turn: Turn, said: ProfileDone) -> None:
             command = UseProfile(instance_id=instance.instance_id, profile=profile)
             turn.act(SendCommand(link_id=instance.node.link_id, command=command))
     turn.act(StoreProfile(operation_id=operation.operation_id, profile=profile))
-
-
-def profile_failed(turn: Turn, said: ProfileFailed) -> None:
-    operation = turn.cell.operations.get(said.operation_id)
-    if operation is not None and operation.pending_profile is None:
-        fail_operation(turn, operation, said.error, said.message, said.hint)

@@ -13,16 +13,18 @@ from bisect import insort
 from collections.abc import Iterable
 from itertools import chain, islice
 
-from mesh.core.cell import DeploymentEntry, InstanceEntry, NodeEntry, RequestEntry
+from mesh.core.cell import DeploymentEntry, InstanceEntry, RequestEntry
 from mesh.core.ending import refuse_all_queued
 from mesh.core.hopeless import refuse_hopeless
-from mesh.core.instances import keep_minima, note_idle, start_instance
+from mesh.core.instances import note_idle, start_instance
+from mesh.core.overtaking import must_give_way, note_overtaken
 from mesh.core.profiling import advance_profiles
-from mesh.core.schedule import first_due_s, grace_s, in_time_alone, verdict_on
+from mesh.core.replicas import keep_minima
+from mesh.core.schedule import first_due_s, grace_s, verdict_on
 from mesh.core.turn import Turn
 from mesh.domain.actions import SendCommand, SetTimer, TellWaiting
 from mesh.domain.events import PlaceRetryDue
-from mesh.domain.lifecycle import REQUEST, InstanceState, NodeState, RequestState, advance
+from mesh.domain.lifecycle import REQUEST, InstanceState, RequestState, advance
 from mesh.domain.messages import SubmitRequest
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.request import RequestOrder
@@ -57,7 +59,7 @@ def settle(turn: Turn) -> None:
 def retry(turn: Turn) -> None:
     """Some time has passed for those who wait: try them, in turns if they are too many for one."""
     cell = turn.cell
-    cell.retry_at_s = 0.0
+    cell.retry_at_s = None
     waiting = [entry for entry in cell.deployments.values() if entry.queue]
     waiting.sort(key=lambda entry: (entry.spec.name <= cell.retried, entry.spec.name))
     for entry in waiting:
@@ -87,7 +89,7 @@ def _see_to(turn: Turn, waiting: list[DeploymentEntry]) -> None:
         if entry.queue:
             _scale_out(turn, entry)
             refuse_hopeless(turn, entry)
-        if entry.queue and not turn.cell.retry_at_s:
+        if entry.queue and turn.cell.retry_at_s is None:
             turn.cell.retry_at_s = turn.now_s + turn.limits.place_retry_s
             turn.act(SetTimer(at_s=turn.cell.retry_at_s, timer=PlaceRetryDue()))
 
@@ -138,13 +140,13 @@ def _place(
     before, held.refused, stopped = held.refused, None, False
     tokens = held.request.tokens_max
     for place, instance in _in_order(entry) if only is None else [(0, only)]:
-        if not _takes(instance) or not instance.has_room_for(tokens):
+        if not instance.takes_now or not instance.has_room_for(tokens):
             continue
         if turn.policy.validates and not turn.validations_left:
             entry.resume_at, stopped = place, True
             break
         if _in_time(turn, instance, held):
-            _note_overtaken(turn, instance.node, held)
+            note_overtaken(turn, instance.node, held)
             _submit(turn, entry, held, instance)
             return True
     if only is not None or stopped:
@@ -160,10 +162,6 @@ def _in_order(entry: DeploymentEntry) -> Iterable[tuple[int, InstanceEntry]]:
     if not start:
         return places
     return chain(islice(places, start, None), islice(enumerate(entry.candidates), start))
-
-
-def _takes(instance: InstanceEntry) -> bool:
-    return instance.state is InstanceState.READY and instance.node.state is NodeState.READY
 
 
 def _in_time(turn: Turn, instance: InstanceEntry, held: RequestEntry) -> bool:
@@ -193,45 +191,10 @@ def _known_refusal(turn: Turn, instance: InstanceEntry, held: RequestEntry) -> V
     let through, or no longer request than this has been refused there in this very turn. One that
     was too late itself says nothing about those that are due later.
     """
-    if _must_give_way(turn, instance.node, held):
+    if must_give_way(turn, instance.node, held):
         return Verdict.DELAYS_RUNNING
     verdict, tokens = turn.refusals.get(instance.instance_id, (None, 0))
     return verdict if verdict is Verdict.TPOT_EXCEEDED or held.tokens >= tokens else None
-
-
-def _must_give_way(turn: Turn, node: NodeEntry, held: RequestEntry) -> bool:
-    """Whether an earlier request has been overtaken often enough that the node could compute in
-    time, if it had nothing else to do.
-    """
-    return any(
-        earlier.overtaken >= turn.limits.overtaken_max
-        and in_time_alone(instance, earlier, turn.now_s, turn.limits)
-        for earlier, instance in _earlier(turn, node, held)
-    )
-
-
-def _note_overtaken(turn: Turn, node: NodeEntry, held: RequestEntry) -> None:
-    for earlier, _ in _earlier(turn, node, held):
-        earlier.overtaken = min(earlier.overtaken + 1, turn.limits.overtaken_max)
-
-
-def _earlier(
-    turn: Turn, node: NodeEntry, held: RequestEntry
-) -> list[tuple[RequestEntry, InstanceEntry]]:
-    """Requests that came before this one and wait because the node could not compute them in time,
-    of all deployments that are loaded there, with their instances.
-    """
-    found: list[tuple[RequestEntry, InstanceEntry]] = []
-    for instance in node.instances.values():
-        owner = turn.cell.deployments.get(instance.deployment)
-        if owner is None or not owner.queue or not _takes(instance):
-            continue
-        for waiting in owner.queue:
-            if waiting.arrival_s >= held.arrival_s:
-                break
-            if waiting.refused and instance.has_room_for(waiting.request.tokens_max):
-                found.append((waiting, instance))
-    return found
 
 
 def _submit(

@@ -148,6 +148,7 @@ def _schedule(
 
 
 def _lane(instance: InstanceEntry, slo: Slo, now_s: float) -> Lane:
+    """Without work. How often turns have passed it over, its node does not tell."""
     assert instance.profile is not None
     factor = instance.correction.planned(now_s) * OVERESTIMATE
     return Lane(

@@ -27,6 +27,7 @@ class CellLimits:
     """A node that is silent for longer counts as lost."""
     lease_check_s: float = 1.0
     import_s_max: float = 3600.0
+    """Of any administrative call; imports and measurements are the long ones."""
     load_s_max: float = 600.0
     operations_max: int = 64
     """Administrative calls under way."""

@@ -2,7 +2,7 @@
 
 from mesh.domain.reasons import TurnRule
 from mesh.policy.interface import InstanceView, NodeView, Rank
-from mesh.policy.parts import cpu_first, largest_batch_first, tightest_first
+from mesh.policy.parts import fullest_instance, fullest_node
 
 
 class FirstComeFirstServed:
@@ -13,7 +13,7 @@ class FirstComeFirstServed:
     validates = False
 
     def instance_rank(self, instance: InstanceView) -> Rank:
-        return cpu_first(instance), largest_batch_first(instance), instance.instance_id
+        return fullest_instance(instance)
 
     def node_rank(self, node: NodeView) -> Rank:
-        return cpu_first(node), tightest_first(node), node.node_id
+        return fullest_node(node)

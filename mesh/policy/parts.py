@@ -1,7 +1,7 @@
-"""Sort keys that policies are made of. Smaller sorts first."""
+"""Sort keys that policies are made of, and the ranks made of them. Smaller sorts first."""
 
 from mesh.domain.reasons import DeviceKind
-from mesh.policy.interface import InstanceView, NodeView
+from mesh.policy.interface import InstanceView, NodeView, Rank
 
 _DEVICE_ORDER = {DeviceKind.CPU: 0, DeviceKind.GPU: 1}
 
@@ -19,3 +19,13 @@ def largest_batch_first(view: InstanceView) -> int:
 def tightest_first(view: NodeView) -> int:
     """Best fit: the least free memory first, which keeps whole nodes free for large models."""
     return view.free_bytes
+
+
+def fullest_instance(instance: InstanceView) -> Rank:
+    """The order of LLM-Mesh for loaded instances: consolidate on few of the cheaper device."""
+    return cpu_first(instance), largest_batch_first(instance), instance.instance_id
+
+
+def fullest_node(node: NodeView) -> Rank:
+    """The same for nodes that might take a new instance."""
+    return cpu_first(node), tightest_first(node), node.node_id

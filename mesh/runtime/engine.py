@@ -1,8 +1,8 @@
 """The engine port: what an iteration computes, behind one narrow protocol.
 
 The node's agent is the only caller. Calls are blocking; the agent makes `submit`, `abort`, `step`,
-`resize_kv` and `unload` of one engine from a single compute thread, one after the other, and
-`prepare` and `load` from another thread beside them, so a load must not disturb a step. The
+`measure`, `resize_kv` and `unload` of one engine from a single compute thread, one after the other,
+and `prepare` and `load` from another thread beside them, so a load must not disturb a step. The
 simulator's cost model implements the same protocol and says in `elapsed_s` how long a call took on
 its own clock.
 """
@@ -91,7 +91,7 @@ class Engine(Protocol):
 
         Costs what a real iteration of the shape costs, the reads of its KV cache included, whatever
         stands in it; running requests are not disturbed. Raises EngineError, OutOfMemory when the
-        free KV blocks do not do for the shape. Called from the compute thread.
+        free KV blocks do not do for the shape.
         """
         ...
 

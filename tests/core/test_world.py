@@ -249,6 +249,7 @@ class CellMachine(RuleBasedStateMachine):
         for entry in self.world.core.cell.deployments.values():
             if entry.queue:
                 retry_at_s = self.world.core.cell.retry_at_s
+                assert retry_at_s is not None
                 assert now_s <= retry_at_s <= now_s + LIMITS.place_retry_s
             for held in entry.queue:
                 assert now_s - held.queued_at_s <= LIMITS.queue_wait_s_max + LIMITS.place_retry_s
