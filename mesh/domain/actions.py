@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from mesh.domain.deployment import Deployment
 from mesh.domain.events import ControllerTimer
+from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, InstanceId, OperationId, RequestId
 from mesh.domain.messages import NodeCommand, NodeReport
 from mesh.domain.model import ModelInfo
@@ -61,6 +62,14 @@ class StoreProfile:
 
     operation_id: OperationId
     profile: Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreHistory:
+    """Write durably, over the earlier one; nobody waits for it."""
+
+    name: DeploymentName
+    history: OutputHistory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +137,7 @@ ControllerAction = (
     | StoreDeployment
     | RemoveDeployment
     | StoreProfile
+    | StoreHistory
     | ReplyProgress
     | ReplyDone
     | ReplyError
@@ -182,6 +192,14 @@ class StartUnload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartResize:
+    """Resize an instance's KV cache between two of its iterations."""
+
+    instance_id: InstanceId
+    kv_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitToEngine:
     instance_id: InstanceId
     attempt: int
@@ -208,6 +226,7 @@ NodeAction = (
     | StopImport
     | StartLoad
     | StartUnload
+    | StartResize
     | SubmitToEngine
     | AbortInEngine
     | StartStep

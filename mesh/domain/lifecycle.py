@@ -22,10 +22,13 @@ class DeploymentState(StrEnum):
 
 
 class InstanceState(StrEnum):
-    """DRAINING takes no new request and goes when its last one ends."""
+    """PARKED keeps its weights and next to no KV cache after its keep-alive, until a request wants
+    it or somebody wants its memory. DRAINING takes no new request and goes when its last one ends.
+    """
 
     LOADING = "loading"
     READY = "ready"
+    PARKED = "parked"
     DRAINING = "draining"
     UNLOADING = "unloading"
     GONE = "gone"
@@ -58,7 +61,13 @@ DEPLOYMENT: Table = {
 }
 INSTANCE: Table = {
     InstanceState.LOADING: (InstanceState.READY, InstanceState.UNLOADING, InstanceState.GONE),
-    InstanceState.READY: (InstanceState.DRAINING, InstanceState.UNLOADING, InstanceState.GONE),
+    InstanceState.READY: (
+        InstanceState.PARKED,
+        InstanceState.DRAINING,
+        InstanceState.UNLOADING,
+        InstanceState.GONE,
+    ),
+    InstanceState.PARKED: (InstanceState.READY, InstanceState.UNLOADING, InstanceState.GONE),
     InstanceState.DRAINING: (InstanceState.UNLOADING, InstanceState.GONE),
     InstanceState.UNLOADING: (InstanceState.GONE,),
     InstanceState.GONE: (),

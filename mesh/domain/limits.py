@@ -33,8 +33,18 @@ class CellLimits:
     """Administrative calls under way."""
     batch_max: int = 32
     """Requests that one iteration of an instance may carry."""
-    kv_tokens_wanted: int = 16384
-    """KV cache of a new instance where memory allows; at least one full context else."""
+    kv_watermark_share: float = 0.25
+    """w of LLM-Mesh §6.2: what a KV cache gets over what its requests are expected to need."""
+    kv_tokens_least: int | None = None
+    """L_min of §6.1, the least KV cache that an instance serves with; None: one full context."""
+    kv_tokens_profiled: int = 16384
+    """KV cache of an instance while it is measured, where memory allows."""
+    parked_s_max: float = 600.0
+    """After its keep-alive an instance stays, without KV cache, for so long at most."""
+    evictions_max: int = 8
+    """Of one request, for want of KV blocks."""
+    history_store_s: float = 30.0
+    """Between two writes of a deployment's output lengths to the registry."""
     prefill_tokens_max: int = PREFILL_TOKENS_MAX
     overtaken_max: int = 8
     """Later requests that may get a place before an earlier one that wants to compute there."""

@@ -49,6 +49,14 @@ class UnloadInstance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResizeKv:
+    """Grow or shrink the KV cache of a loaded instance; KvResized answers."""
+
+    instance_id: InstanceId
+    kv_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitRequest:
     instance_id: InstanceId
     order: RequestOrder
@@ -86,6 +94,7 @@ NodeCommand = (
     | CancelImport
     | LoadInstance
     | UnloadInstance
+    | ResizeKv
     | SubmitRequest
     | AbortRequest
     | ProfileInstance
@@ -125,7 +134,9 @@ class NodeHello:
     cores: int
     engine: str
     memory_bytes: int
-    """Budget for weights and KV caches."""
+    """Limit of the node's process: what it takes without any instance, weights, KV caches."""
+    base_bytes: int = 0
+    """Of it, what the process takes without any instance."""
     fingerprint: str = ""
     """Equal on nodes of equal hardware, cores and engine: they share profiles."""
     version: str = ""
@@ -138,6 +149,8 @@ class Heartbeat:
     """Sent every HEARTBEAT_S: the node lives; `rss_bytes` is its process's own account."""
 
     rss_bytes: int
+    engine_bytes: int = 0
+    """Weights and KV caches by the engine's books, with pages that are still being given back."""
     instances: tuple[InstanceReport, ...] = ()
     load_slowdown: float = 1.0
     """By which a load beside them lengthens iterations, as learned; 1 on a node that knows none."""
@@ -201,6 +214,19 @@ class InstanceGone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvResized:
+    """A ResizeKv has come to its end. `kv_blocks` are in force now: what they were if `error`, the
+    class name in mesh.domain.errors, is set, and more than wanted where a shrink met blocks in use.
+    """
+
+    instance_id: InstanceId
+    kv_blocks: int
+    elapsed_s: float
+    error: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokensReport:
     """What one iteration yielded, for all requests of its batch at once; sent after each one."""
 
@@ -208,13 +234,15 @@ class TokensReport:
     outputs: tuple[RequestTokens, ...]
     prefill_left: tuple[tuple[RequestId, int], ...] = ()
     """Requests with prompt tokens still to compute, and how many."""
+    starved: tuple[RequestId, ...] = ()
+    """Requests that made no progress for want of KV blocks."""
     correction: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestReturned:
-    """The node gives a request back unfinished: evicted for want of KV blocks, or its instance
-    is gone. The controller places it anew, or ends it.
+    """The node gives a request back unfinished: its instance is gone, or its engine would not take
+    it. The controller places it anew, or ends it.
     """
 
     request_id: RequestId
@@ -256,6 +284,7 @@ NodeReport = (
     | InstanceLoaded
     | LoadFailed
     | InstanceGone
+    | KvResized
     | TokensReport
     | RequestReturned
     | ProfileProgress

@@ -79,6 +79,24 @@ class UnloadFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResizeFinished:
+    """So many KV blocks are in force."""
+
+    instance_id: InstanceId
+    kv_blocks: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResizeBroke:
+    """The KV cache is as it was; the instance is well."""
+
+    instance_id: InstanceId
+    error: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepFinished:
     instance_id: InstanceId
     result: StepResult
@@ -128,9 +146,11 @@ class AbortFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatDue:
-    """Time to tell the controller that the node lives. `rss_bytes` is read when it fires."""
+    """Time to tell the controller that the node lives. Both are read when it fires."""
 
     rss_bytes: int
+    engine_bytes: int = 0
+    """Weights and KV caches by the engine's books."""
 
 
 NodeEvent = (
@@ -144,6 +164,8 @@ NodeEvent = (
     | LoadFinished
     | LoadBroke
     | UnloadFinished
+    | ResizeFinished
+    | ResizeBroke
     | StepFinished
     | StepBroke
     | MeasureFinished

@@ -11,6 +11,19 @@ from mesh.domain.reasons import DeviceKind, RefusalReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryOperationView:
+    """A load, resize or unload that is promised, and runs or waits in the reservation station."""
+
+    kind: str
+    instance_id: InstanceId
+    size_bytes: int
+    """What its instance is to hold once it is done."""
+    running: bool
+    needed_in_s: float
+    """Until when it is needed; negative when that has passed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceSnapshot:
     instance_id: InstanceId
     deployment: DeploymentName
@@ -22,6 +35,10 @@ class InstanceSnapshot:
     kv_blocks_used: int
     weights_bytes: int
     kv_bytes: int
+    """Of `kv_blocks`."""
+    kv_used_bytes: int
+    kv_required_bytes: int
+    """M_require of its requests (LLM-Mesh eq. 2)."""
     load_s: float
     """How long its load took, or has taken so far."""
     phase: str
@@ -61,8 +78,19 @@ class NodeSnapshot:
     cores: int
     engine: str
     memory_bytes: int
-    memory_reserved_bytes: int
+    """Limit of the node's process."""
+    base_bytes: int
+    """What the process takes without any instance."""
+    promised_bytes: int
+    """What instances will hold once all that was issued is done."""
+    tracked_bytes: int
+    """What instances may hold now."""
     rss_bytes: int
+    unaccounted_bytes: int
+    """RSS above what the process takes by itself and what the engine's books say; negative when
+    the system has taken pages back."""
+    operations: tuple[MemoryOperationView, ...]
+    """Memory operations, the running ones first, then by deadline."""
     silent_s: float
     """Since its last report."""
     instances: tuple[InstanceSnapshot, ...]

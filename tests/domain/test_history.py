@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.memory.history import PRIOR_COUNT, PRIOR_TOKENS, WINDOW, OutputHistory
+from mesh.domain.history import PRIOR_COUNT, PRIOR_TOKENS, WINDOW, OutputHistory
 
 
 def after(*answers: int) -> OutputHistory:
