@@ -12,6 +12,7 @@ from enum import StrEnum
 from mesh.compute.correction import Correction
 from mesh.core.expectations import Expectations
 from mesh.domain.deployment import Deployment, DeploymentSpec
+from mesh.domain.history import OutputHistory
 from mesh.domain.ids import (
     DeploymentName,
     InstanceId,
@@ -21,14 +22,14 @@ from mesh.domain.ids import (
     RequestId,
 )
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState, RequestState
-from mesh.domain.messages import NodeHello
+from mesh.domain.messages import LoadInstance, NodeHello
 from mesh.domain.model import Footprint
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind, RefusalReason
 from mesh.domain.request import Request
 from mesh.domain.slo import Slo
-from mesh.memory.book import MemoryBook
 from mesh.memory.demand import estimate_footprint
+from mesh.memory.station import ReservationStation
 from mesh.request.candidates import Candidates
 from mesh.request.shadow import Verdict
 
@@ -44,7 +45,9 @@ class RequestEntry:
     """Submissions to nodes so far."""
     output_tokens: list[int] = field(default_factory=list)
     instance: "InstanceEntry | None" = None
-    reserved_blocks: int = 0
+    required_blocks: int = 0
+    """KV blocks that it is expected to need where it runs (LLM-Mesh eq. 2)."""
+    evictions: int = 0
     grace_s: float = 0.0
     due_s: float = 0.0
     """When its next token is due, while it runs."""
@@ -61,6 +64,8 @@ class RequestEntry:
     """
     latest_start_s: float | None = None
     """Waiting for longer than this would make its first token late. None: not worked out yet."""
+    short_of_memory: bool = False
+    """An instance that it was last tried on had no room for its KV cache."""
     overtaken: int = 0
     """Requests that came later and got a place on a node that could not take this one in time."""
 
@@ -87,17 +92,21 @@ class InstanceEntry:
     profile: Profile | None
     """None for one that nothing wants."""
     kv_blocks: int
+    """In force, as its node reports it; of one that loads, those that it will have."""
     context_tokens_max: int
     batch_max: int
     requests: dict[RequestId, RequestEntry] = field(default_factory=dict)
-    reserved_blocks: int = 0
-    """Of its requests: each holds blocks for all tokens that it may come to."""
+    required_blocks: int = 0
+    """Sum over its requests."""
     kv_blocks_used: int = 0
     correction: Correction = field(default_factory=Correction)
     """As its node reports it."""
     profiling: bool = False
     """Its model is being measured on it: it stays."""
-    was_loaded: bool = False
+    resized_for_profile: bool = False
+    """Its KV cache has been made larger, to be measured."""
+    to_load: LoadInstance | None = None
+    """What its load was decided with; None for one that a node brought along."""
     load_s: float = 0.0
     """Expected of its load."""
     load_started_s: float = 0.0
@@ -117,27 +126,39 @@ class InstanceEntry:
     @property
     def takes_requests(self) -> bool:
         """Now, or once it is loaded."""
-        coming = self.state in (InstanceState.LOADING, InstanceState.READY)
+        coming = self.is_loaded or self.state is InstanceState.LOADING
         return coming and self.node.state is NodeState.READY
 
     @property
     def takes_now(self) -> bool:
         """Whether a request may be submitted to it, if there is room and time."""
-        return self.state is InstanceState.READY and self.node.state is NodeState.READY
+        return self.is_loaded and self.node.state is NodeState.READY
 
-    def has_room_for(self, tokens: int) -> bool:
-        blocks = self.footprint.blocks_for(min(tokens, self.context_tokens_max))
-        return self.batch < self.batch_max and self.reserved_blocks + blocks <= self.kv_blocks
+    @property
+    def is_loaded(self) -> bool:
+        """Loaded, and not about to go."""
+        return self.state in (InstanceState.READY, InstanceState.PARKED)
+
+    @property
+    def is_full(self) -> bool:
+        return self.batch >= self.batch_max
+
+    @property
+    def promised_blocks(self) -> int:
+        """KV blocks that it will have when all that was issued for it is done."""
+        held_bytes = self.node.station.size_bytes(self.instance_id) - self.footprint.weights_bytes
+        return max(held_bytes // self.footprint.kv_block_bytes, 0)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class NodeEntry:
     hello: NodeHello
     link_id: int
-    book: MemoryBook
+    station: ReservationStation
     last_seen_s: float
     state: NodeState = NodeState.READY
     rss_bytes: int = 0
+    engine_bytes: int = 0
     iteration_started_s: float | None = None
     """When the iteration under way began, as far as reports tell; None when it has no work."""
     load_slowdown: float = 1.0
@@ -155,23 +176,11 @@ class NodeEntry:
 
     @property
     def free_bytes(self) -> int:
-        return self.book.free_bytes
+        return self.station.free_bytes
 
     @property
     def capacity_bytes(self) -> int:
-        return self.book.capacity_bytes
-
-    @property
-    def leaving_bytes(self) -> int:
-        """Of loaded instances that are being unloaded. One that was given up while it loaded does
-        not count: nobody knows when its node lets go of it.
-        """
-        leaving = InstanceState.UNLOADING
-        return sum(
-            self.book.held_bytes(i.instance_id)
-            for i in self.instances.values()
-            if i.state is leaving and i.was_loaded
-        )
+        return self.station.capacity_bytes
 
     def is_idle(self) -> bool:
         """Whether no request is on it."""
@@ -188,14 +197,14 @@ class NodeEntry:
     def reclaimable(self) -> Sequence[tuple[InstanceId, int]]:
         idle = [i for i in self.instances.values() if self.may_go(i)]
         idle.sort(key=lambda i: (i.idle_since_s, i.instance_id))
-        return [(i.instance_id, self.book.held_bytes(i.instance_id)) for i in idle]
+        return [(i.instance_id, self.station.size_bytes(i.instance_id)) for i in idle]
 
     def may_go(self, instance: InstanceEntry) -> bool:
         """Whether an instance is idle, and neither a minimum nor a measurement wants it to stay."""
         owner = self.protected.get(instance.deployment)
         spare = owner is None or owner.replicas() > owner.spec.scaling.replicas_min
         idle = not instance.requests and not instance.profiling
-        return instance.state is InstanceState.READY and idle and spare
+        return instance.is_loaded and idle and spare
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -204,10 +213,13 @@ class DeploymentEntry:
     state: DeploymentState
     candidates: Candidates[InstanceEntry]
     """Its instances, in the policy's order."""
+    history: OutputHistory = field(default_factory=OutputHistory)
+    """How long its answers turn out."""
     deployment: Deployment | None = None
     """None until its model is imported."""
     queue: deque[RequestEntry] = field(default_factory=deque)
     instances: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
+    history_stored_s: float = 0.0
     served: int = 0
     refused: int = 0
     load_failures: int = 0

@@ -5,17 +5,18 @@ clients, writes to the registry, answers to operators, timers. It owns the cell'
 else; `mesh.runtime.host` calls it, live and simulated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from mesh.core import deploying, fleet, instances, profiling, queueing, replicas, serving
 from mesh.core.cell import Cell, DeploymentEntry
 from mesh.core.ending import refuse
 from mesh.core.expectations import Expectations
+from mesh.core.memory import park
 from mesh.core.operations import fail_operation, reply_error
 from mesh.core.picture import picture, profile_views
 from mesh.core.turn import Turn
-from mesh.domain.actions import ControllerAction
+from mesh.domain.actions import ControllerAction, SetTimer
 from mesh.domain.deployment import Deployment
 from mesh.domain.events import (
     CancelRequested,
@@ -40,8 +41,9 @@ from mesh.domain.events import (
     ShutdownRequested,
     StoreFailed,
 )
+from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, OperationId
-from mesh.domain.lifecycle import DeploymentState
+from mesh.domain.lifecycle import DeploymentState, InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import RefusalReason
@@ -51,8 +53,8 @@ from mesh.request.candidates import Candidates
 
 
 class ControllerCore:
-    """`epoch` counts the starts of this controller; `deployments` and `profiles` are those in its
-    registry.
+    """`epoch` counts the starts of this controller; `deployments`, `profiles` and `histories` are
+    those in its registry.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class ControllerCore:
         limits: CellLimits,
         policy: Policy,
         profiles: Sequence[Profile] = (),
+        histories: Mapping[DeploymentName, OutputHistory] | None = None,
     ) -> None:
         self.cell = Cell(expectations=Expectations(profiles))
         self._epoch = epoch
@@ -74,6 +77,7 @@ class ControllerCore:
                 state=DeploymentState.READY,
                 candidates=Candidates(policy),
                 deployment=deployment,
+                history=(histories or {}).get(deployment.spec.name, OutputHistory()),
             )
 
     def deployment(self, name: DeploymentName) -> Deployment | None:
@@ -162,12 +166,19 @@ def _fail(turn: Turn, operation_id: OperationId, error: str, message: str) -> No
 
 
 def _keep_alive_expired(turn: Turn, expired: KeepAliveExpired) -> None:
-    """Unload an instance that has been idle since, unless something wants it to stay."""
+    """Park an instance that has been idle since, or unload it if it has been parked for as long as
+    it may, unless something wants it to stay.
+    """
     instance = turn.cell.instances.get(expired.instance_id)
     if instance is None or instance.idle_since_s != expired.idle_since_s:
         return
-    if instance.node.may_go(instance):
+    if not instance.node.may_go(instance):
+        return
+    if instance.state is InstanceState.PARKED or turn.limits.parked_s_max <= 0.0:
         instances.unload(turn, instance)
+        return
+    park(turn, instance)
+    turn.act(SetTimer(at_s=turn.now_s + turn.limits.parked_s_max, timer=expired))
 
 
 def _retry_load(turn: Turn, name: DeploymentName) -> None:

@@ -3,6 +3,7 @@ has gone. Ending frees its place; what that makes possible is decided at the end
 """
 
 from mesh.core.cell import DeploymentEntry, RequestEntry
+from mesh.core.memory import give_up
 from mesh.core.turn import Turn
 from mesh.domain.actions import RefuseRequest, SendCommand
 from mesh.domain.lifecycle import REQUEST, RequestState, advance
@@ -69,8 +70,7 @@ def release(turn: Turn, held: RequestEntry) -> None:
     if instance is None:
         return
     del instance.requests[held.request.request_id]
-    instance.reserved_blocks -= held.reserved_blocks
-    held.reserved_blocks = 0
+    give_up(instance, held)
     if instance.node.is_idle():
         instance.node.iteration_started_s = None
     owner = turn.cell.deployments.get(instance.deployment)

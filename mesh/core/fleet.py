@@ -8,11 +8,12 @@ from mesh.core.cell import InstanceEntry, NodeEntry
 from mesh.core.deploying import import_done
 from mesh.core.ending import refuse_all_queued
 from mesh.core.instances import adopt, forget, note_idle, note_load_failure, unload
+from mesh.core.memory import start as start_operations
 from mesh.core.operations import fail_operation, failed_on_node, progress, reply_error
 from mesh.core.profiling import profile_done, tell_of_load
 from mesh.core.queueing import tell_waiting
 from mesh.core.replicas import keep_minimum, trim_to_maximum
-from mesh.core.serving import deliver, give_back, requeue
+from mesh.core.serving import deliver, give_back, relieve, requeue
 from mesh.core.turn import Turn
 from mesh.domain.actions import AcceptLink, CloseLink, ReplyDone, SendCommand, SetTimer
 from mesh.domain.events import DrainRequested, LeaseCheckDue, NodeConnected
@@ -25,6 +26,7 @@ from mesh.domain.messages import (
     ImportProgress,
     InstanceGone,
     InstanceLoaded,
+    KvResized,
     LoadFailed,
     LoadProgress,
     NodeHello,
@@ -37,7 +39,7 @@ from mesh.domain.messages import (
     UnloadInstance,
 )
 from mesh.domain.reasons import RefusalReason
-from mesh.memory.book import MemoryBook
+from mesh.memory.station import ReservationStation
 
 
 def connect(turn: Turn, connected: NodeConnected) -> None:
@@ -61,7 +63,7 @@ def connect(turn: Turn, connected: NodeConnected) -> None:
     node = NodeEntry(
         hello=hello,
         link_id=link_id,
-        book=MemoryBook(hello.memory_bytes),
+        station=ReservationStation(capacity_bytes=max(hello.memory_bytes - hello.base_bytes, 0)),
         last_seen_s=turn.now_s,
         state=NodeState.DRAINING if draining else NodeState.READY,
         protected=turn.cell.deployments,
@@ -129,6 +131,8 @@ def report(turn: Turn, link_id: int, said: NodeReport) -> None:
             _loaded(turn, node, said)
         case InstanceGone():
             _gone(turn, said)
+        case KvResized():
+            _resized(turn, node, said)
         case LoadFailed():
             _load_failed(turn, said)
         case LoadProgress():
@@ -156,16 +160,19 @@ def _note_iteration(turn: Turn, node: NodeEntry, said: TokensReport) -> None:
         held = instance.requests.get(request_id)
         if held is not None:
             held.prefill_left = tokens
+    if any(request_id in instance.requests for request_id in said.starved):
+        relieve(turn, instance)
 
 
 def _heartbeat(turn: Turn, node: NodeEntry, said: Heartbeat) -> None:
     """Bring the books in line with what is loaded. An instance that the node does not list serves
     no more: it broke. The node gives its requests back, and says when its memory is free.
     """
-    node.rss_bytes, node.load_slowdown = said.rss_bytes, max(said.load_slowdown, 1.0)
+    node.rss_bytes, node.engine_bytes = said.rss_bytes, said.engine_bytes
+    node.load_slowdown = max(said.load_slowdown, 1.0)
     listed = {loaded.instance_id for loaded in said.instances}
     for instance in node.instances.values():
-        serves = instance.state in (InstanceState.READY, InstanceState.DRAINING)
+        serves = instance.is_loaded or instance.state is InstanceState.DRAINING
         if serves and instance.instance_id not in listed:
             unload(turn, instance)
     for loaded in said.instances:
@@ -184,11 +191,12 @@ def _loaded(turn: Turn, node: NodeEntry, said: InstanceLoaded) -> None:
         turn.act(SendCommand(link_id=node.link_id, command=command))
         return
     instance.footprint, instance.kv_blocks = said.footprint, said.kv_blocks
-    node.book.record(instance.instance_id, said.footprint.instance_bytes(said.kv_blocks))
+    size_bytes = said.footprint.instance_bytes(said.kv_blocks)
+    start_operations(turn, node, node.station.done(instance.instance_id, size_bytes))
     if instance.state is not InstanceState.LOADING:
         return
     instance.state = advance(INSTANCE, instance.state, InstanceState.READY)
-    instance.was_loaded, instance.loaded_at_s = True, turn.now_s
+    instance.loaded_at_s = turn.now_s
     instance.phase, instance.share = "", 1.0
     fingerprint = node.hello.fingerprint
     turn.cell.expectations.learn_load(instance.model_id, fingerprint, said.elapsed_s)
@@ -239,6 +247,19 @@ def _gone(turn: Turn, said: InstanceGone) -> None:
     for held in held_here:
         requeue(turn, held, RefusalReason.ENGINE_FAILED, said.message or "its instance is gone")
     _room_changed(turn)
+
+
+def _resized(turn: Turn, node: NodeEntry, said: KvResized) -> None:
+    """A resize has ended, as wanted or not. What a failed grow was for is served from the blocks
+    that there are, or evicted when they do not do.
+    """
+    instance = turn.cell.instances.get(said.instance_id)
+    if instance is None:
+        return
+    instance.kv_blocks = said.kv_blocks
+    size_bytes = instance.footprint.instance_bytes(said.kv_blocks)
+    start_operations(turn, node, node.station.done(instance.instance_id, size_bytes))
+    turn.room_appeared = True
 
 
 def load_expired(turn: Turn, instance_id: InstanceId) -> None:

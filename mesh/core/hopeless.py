@@ -91,6 +91,9 @@ def _why(turn: Turn, entry: DeploymentEntry, held: RequestEntry) -> tuple[Refusa
         case Verdict.TPOT_EXCEEDED:
             message = f"there is no time left to give {name} its tokens every {slo.tpot_s:.3g} s"
             return RefusalReason.TPOT_EXCEEDED, message
+        case _ if held.short_of_memory:
+            message = f"no memory came free for its KV cache within {waited}"
+            return RefusalReason.MEMORY_FULL, message
         case _ if entry.replicas():
             return RefusalReason.QUEUE_TIMEOUT, f"no place came free within {waited}"
         case _:

@@ -2,6 +2,8 @@
 
 from mesh.compute.correction import Correction
 from mesh.core.cell import DeploymentEntry, InstanceEntry, NodeEntry, RequestEntry
+from mesh.core.memory import blocks_for_load, issue, let_go, reclaim
+from mesh.core.memory import start as start_operations
 from mesh.core.schedule import first_due_s, verdict_on_start
 from mesh.core.turn import Turn
 from mesh.domain.actions import SendCommand, SetTimer
@@ -10,8 +12,10 @@ from mesh.domain.events import KeepAliveExpired, LoadExpired, RetryLoadDue
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import INSTANCE, InstanceState, NodeState, advance
 from mesh.domain.messages import InstanceReport, LoadInstance, UnloadInstance, UseProfile
+from mesh.domain.model import Footprint
 from mesh.domain.profile import Profile
-from mesh.request.placement import NoRoom, NoTime, Reclaim, Start, StartNode, Wait, place_instance
+from mesh.memory.station import MemoryOperationKind
+from mesh.request.placement import NoRoom, NoTime, Start, StartNode, place_instance
 from mesh.request.shadow import Verdict
 
 
@@ -22,27 +26,23 @@ def start_instance(
     only: NodeEntry | None = None,
     wanted_by: RequestEntry | None = None,
 ) -> NoRoom | NoTime | None:
-    """Start loading an instance, or make room for one by unloading idle ones; on the node `only`,
-    and where the request `wanted_by` can be computed in time, if they are given.
+    """Start loading an instance, in the place of idle ones where there is no room else; on the node
+    `only`, and where the request `wanted_by` can be computed in time, if they are given.
 
-    Returns None when either is under way, else what was missing. A node holds at most one instance
-    of a deployment: a second would compute on the same device and only take memory.
+    Returns None when it is under way, else what was missing. A node holds at most one instance of a
+    deployment: a second would compute on the same device and only take memory.
     """
     deployment = entry.deployment
     assert deployment is not None
     placed = _find_room(turn, entry, deployment, only, wanted_by)
-    match placed:
-        case Wait():
-            return None
-        case Start():
-            _load(turn, entry, deployment, turn.cell.nodes[placed.node.node_id], placed)
-            return None
-        case Reclaim():
-            for instance_id in placed.instance_ids:
-                unload(turn, turn.cell.instances[instance_id])
-            return None
-        case NoRoom() | NoTime():
-            return placed
+    if not isinstance(placed, Start):
+        return placed
+    node = turn.cell.nodes[placed.node.node_id]
+    reclaim(turn, node, placed.reclaim)
+    _load(
+        turn, entry, deployment, node, placed, first_due_s(wanted_by) if wanted_by else turn.now_s
+    )
+    return None
 
 
 def _find_room(
@@ -51,7 +51,7 @@ def _find_room(
     deployment: Deployment,
     only: NodeEntry | None,
     wanted_by: RequestEntry | None,
-) -> Start | Wait | Reclaim | NoRoom | NoTime:
+) -> Start | NoRoom | NoTime:
     """Nodes where its last load failed come into question only when no other has room."""
     taken = [i.node for i in entry.instances.values()]
     nodes = [n for n in turn.cell.nodes.values() if n.takes(entry.spec.devices) and n not in taken]
@@ -67,11 +67,14 @@ def _find_room(
         turn.validations_left -= 1
         return _has_time(turn, deployment, turn.cell.nodes[node.node_id], wanted_by)
 
-    def place(among: list[NodeEntry]) -> Start | Wait | Reclaim | NoRoom | NoTime:
+    def kv_blocks(footprint: Footprint) -> tuple[int, int]:
+        return blocks_for_load(turn, entry, footprint, deployment.context_tokens_max)
+
+    def place(among: list[NodeEntry]) -> Start | NoRoom | NoTime:
         return place_instance(
             deployment,
             among,
-            kv_tokens_wanted=turn.limits.kv_tokens_wanted,
+            kv_blocks=kv_blocks,
             policy=turn.policy,
             has_time=has_time,
         )
@@ -105,12 +108,18 @@ def _load_s(turn: Turn, deployment: Deployment, node: NodeEntry) -> float:
 
 
 def _load(
-    turn: Turn, entry: DeploymentEntry, deployment: Deployment, node: NodeEntry, start: Start
+    turn: Turn,
+    entry: DeploymentEntry,
+    deployment: Deployment,
+    node: NodeEntry,
+    start: Start,
+    needed_s: float,
 ) -> None:
     turn.cell.instances_started += 1
     profile = turn.cell.expectations.profile(deployment.model, start.footprint, node.hello)
+    instance_id = InstanceId(f"{entry.spec.name}-{turn.epoch}-{turn.cell.instances_started}")
     instance = InstanceEntry(
-        instance_id=InstanceId(f"{entry.spec.name}-{turn.epoch}-{turn.cell.instances_started}"),
+        instance_id=instance_id,
         deployment=entry.spec.name,
         model_id=deployment.model.model_id,
         node=node,
@@ -124,27 +133,22 @@ def _load(
         load_started_s=turn.now_s,
         phase="load",
     )
-    fits = node.book.reserve(instance.instance_id, start.footprint.instance_bytes(start.kv_blocks))
-    assert fits, f"placement chose {node.node_id} for {instance.instance_id} without room"
-    _enter(turn, instance)
-    turn.act(
-        SendCommand(
-            link_id=node.link_id,
-            command=LoadInstance(
-                instance_id=instance.instance_id,
-                deployment=entry.spec.name,
-                model=deployment.model,
-                kv_blocks=start.kv_blocks,
-                context_tokens_max=deployment.context_tokens_max,
-                batch_max=turn.limits.batch_max,
-                profile=profile,
-            ),
-        )
+    instance.to_load = LoadInstance(
+        instance_id=instance_id,
+        deployment=entry.spec.name,
+        model=deployment.model,
+        kv_blocks=start.kv_blocks,
+        context_tokens_max=deployment.context_tokens_max,
+        batch_max=turn.limits.batch_max,
+        profile=profile,
     )
+    _enter(turn, instance)
+    size_bytes = start.footprint.instance_bytes(start.kv_blocks)
+    issue(turn, instance, MemoryOperationKind.LOAD, size_bytes, needed_s)
     turn.act(
         SetTimer(
             at_s=turn.now_s + turn.limits.load_s_max,
-            timer=LoadExpired(instance_id=instance.instance_id),
+            timer=LoadExpired(instance_id=instance_id),
         )
     )
 
@@ -169,36 +173,34 @@ def adopt(turn: Turn, node: NodeEntry, report: InstanceReport) -> None:
         and report.instance_id not in turn.cell.instances
         and all(i.node is not node for i in owner.instances.values())
     )
-    if not wanted:
-        turn.act(
-            SendCommand(
-                link_id=node.link_id, command=UnloadInstance(instance_id=report.instance_id)
-            )
-        )
     if report.instance_id in turn.cell.instances:
+        twice = UnloadInstance(instance_id=report.instance_id)
+        turn.act(SendCommand(link_id=node.link_id, command=twice))
         return
     instance = InstanceEntry(
         instance_id=report.instance_id,
         deployment=report.deployment,
         model_id=report.model_id,
         node=node,
-        state=InstanceState.READY if wanted else InstanceState.UNLOADING,
+        state=InstanceState.READY,
         footprint=report.footprint,
         profile=_profile(turn, node, report) if wanted else None,
         correction=Correction(report.correction, turn.now_s),
         kv_blocks=report.kv_blocks,
         context_tokens_max=report.context_tokens_max,
         batch_max=report.batch_max,
-        was_loaded=True,
         load_started_s=turn.now_s,
         loaded_at_s=turn.now_s,
     )
-    node.book.record(instance.instance_id, report.footprint.instance_bytes(report.kv_blocks))
     _enter(turn, instance)
-    if instance.profile is not None:
-        command = UseProfile(instance_id=instance.instance_id, profile=instance.profile)
-        turn.act(SendCommand(link_id=node.link_id, command=command))
-        note_idle(turn, instance)
+    size_bytes = report.footprint.instance_bytes(report.kv_blocks)
+    start_operations(turn, node, node.station.record(instance.instance_id, size_bytes))
+    if instance.profile is None:
+        let_go(turn, instance)
+        return
+    command = UseProfile(instance_id=instance.instance_id, profile=instance.profile)
+    turn.act(SendCommand(link_id=node.link_id, command=command))
+    note_idle(turn, instance)
 
 
 def _profile(turn: Turn, node: NodeEntry, report: InstanceReport) -> Profile:
@@ -224,32 +226,39 @@ def note_idle(turn: Turn, instance: InstanceEntry) -> None:
 
 
 def unload(turn: Turn, instance: InstanceEntry) -> None:
-    """Tell the node to drop it; its memory stays booked until the node says that it is gone."""
-    if instance.state is InstanceState.UNLOADING:
-        return
-    instance.state = advance(INSTANCE, instance.state, InstanceState.UNLOADING)
-    turn.act(
-        SendCommand(
-            link_id=instance.node.link_id, command=UnloadInstance(instance_id=instance.instance_id)
-        )
-    )
+    """Let an instance go. A load that its node has begun is given up: nobody knows when the node
+    lets go of its memory, so it stays promised until then. One that waits for memory never begins.
+    """
+    match instance.state:
+        case InstanceState.UNLOADING:
+            pass
+        case InstanceState.LOADING if instance.node.station.running(instance.instance_id):
+            instance.state = advance(INSTANCE, instance.state, InstanceState.UNLOADING)
+            command = UnloadInstance(instance_id=instance.instance_id)
+            turn.act(SendCommand(link_id=instance.node.link_id, command=command))
+        case InstanceState.LOADING:
+            forget(turn, instance)
+            turn.room_appeared = True
+        case _:
+            let_go(turn, instance)
 
 
 def drain(turn: Turn, instance: InstanceEntry) -> None:
     """No new requests; it goes when its last one ends."""
     if instance.state is InstanceState.LOADING:
         unload(turn, instance)
-    elif instance.state is InstanceState.READY:
+    elif instance.state is InstanceState.READY and instance.requests:
         instance.state = advance(INSTANCE, instance.state, InstanceState.DRAINING)
-        if not instance.requests:
-            unload(turn, instance)
+    elif instance.is_loaded:
+        unload(turn, instance)
 
 
 def forget(turn: Turn, instance: InstanceEntry) -> None:
     """The instance is gone: give its memory back and take it out of every book."""
     instance.state = advance(INSTANCE, instance.state, InstanceState.GONE)
-    instance.node.book.release(instance.instance_id)
+    started = instance.node.station.forget(instance.instance_id)
     instance.node.instances.pop(instance.instance_id, None)
+    start_operations(turn, instance.node, started)
     turn.cell.instances.pop(instance.instance_id, None)
     owner = turn.cell.deployments.get(instance.deployment)
     if owner is not None:

@@ -41,6 +41,6 @@ def _earlier(
         for waiting in owner.queue:
             if waiting.arrival_s >= held.arrival_s:
                 break
-            if waiting.refused and instance.has_room_for(waiting.request.tokens_max):
+            if waiting.refused and not waiting.short_of_memory and not instance.is_full:
                 found.append((waiting, instance))
     return found

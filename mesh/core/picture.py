@@ -12,9 +12,11 @@ from mesh.domain.views import (
     CellSnapshot,
     DeploymentSnapshot,
     InstanceSnapshot,
+    MemoryOperationView,
     NodeSnapshot,
     ProfileView,
 )
+from mesh.memory.station import MemoryOperation, ReservationStation
 
 
 def picture(cell: Cell, now_s: float) -> CellSnapshot:
@@ -54,14 +56,39 @@ def _node(node: NodeEntry, now_s: float) -> NodeSnapshot:
         hardware=node.hello.hardware,
         cores=node.hello.cores,
         engine=node.hello.engine,
-        memory_bytes=node.book.capacity_bytes,
-        memory_reserved_bytes=node.book.reserved_bytes,
+        memory_bytes=node.hello.memory_bytes,
+        base_bytes=node.hello.base_bytes,
+        promised_bytes=node.station.promised_bytes,
+        tracked_bytes=node.station.tracked_bytes,
         rss_bytes=node.rss_bytes,
+        unaccounted_bytes=_unaccounted_bytes(node),
+        operations=_operations(node.station, now_s),
         silent_s=now_s - node.last_seen_s,
         instances=tuple(_instance(node.instances[i], now_s) for i in sorted(node.instances)),
         fingerprint=node.hello.fingerprint,
         load_slowdown=node.load_slowdown,
     )
+
+
+def _unaccounted_bytes(node: NodeEntry) -> int:
+    """0 until a heartbeat has told both sides."""
+    if not node.rss_bytes or not node.engine_bytes:
+        return 0
+    return node.rss_bytes - node.hello.base_bytes - node.engine_bytes
+
+
+def _operations(station: ReservationStation, now_s: float) -> tuple[MemoryOperationView, ...]:
+    def view(operation: MemoryOperation, running: bool) -> MemoryOperationView:
+        return MemoryOperationView(
+            kind=operation.kind,
+            instance_id=operation.instance_id,
+            size_bytes=operation.size_bytes,
+            running=running,
+            needed_in_s=operation.deadline_s - now_s,
+        )
+
+    running = [view(operation, True) for operation in station.running_operations()]
+    return (*running, *(view(operation, False) for operation in station.waiting()))
 
 
 def _instance(instance: InstanceEntry, now_s: float) -> InstanceSnapshot:
@@ -80,6 +107,8 @@ def _instance(instance: InstanceEntry, now_s: float) -> InstanceSnapshot:
         kv_blocks_used=instance.kv_blocks_used,
         weights_bytes=instance.footprint.weights_bytes,
         kv_bytes=instance.kv_blocks * instance.footprint.kv_block_bytes,
+        kv_used_bytes=instance.kv_blocks_used * instance.footprint.kv_block_bytes,
+        kv_required_bytes=instance.required_blocks * instance.footprint.kv_block_bytes,
         load_s=max(0.0, until_s - instance.load_started_s),
         phase=instance.phase,
         share=instance.share,

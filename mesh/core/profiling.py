@@ -8,14 +8,14 @@ every node of the same fingerprint, running instances included.
 from mesh.compute.correction import Correction
 from mesh.core.cell import DeploymentEntry, InstanceEntry, NodeEntry, OperationEntry, OperationKind
 from mesh.core.instances import start_instance
+from mesh.core.memory import least_blocks, resize
 from mesh.core.operations import begin, fail_operation, release_instance, reply_error
 from mesh.core.turn import Turn
 from mesh.domain.actions import ReplyProgress, SendCommand, StoreProfile
 from mesh.domain.events import ProfileRequested
 from mesh.domain.ids import NodeId
-from mesh.domain.lifecycle import InstanceState, NodeState
+from mesh.domain.lifecycle import INSTANCE, InstanceState, NodeState, advance
 from mesh.domain.messages import LoadProgress, ProfileDone, ProfileInstance, UseProfile
-from mesh.memory.demand import least_instance_bytes
 
 
 def request_profile(turn: Turn, asked: ProfileRequested) -> None:
@@ -54,17 +54,20 @@ def _node(turn: Turn, entry: DeploymentEntry, wanted: NodeId | None) -> NodeEntr
     nodes = [n for n in turn.cell.nodes.values() if n.takes(entry.spec.devices)]
     if not nodes:
         return f"no {' or '.join(entry.spec.devices)} node is up"
-    return min(nodes, key=lambda node: (*_lacks_room(entry, node), *turn.policy.node_rank(node)))
+    return min(
+        nodes, key=lambda node: (*_lacks_room(turn, entry, node), *turn.policy.node_rank(node))
+    )
 
 
-def _lacks_room(entry: DeploymentEntry, node: NodeEntry) -> tuple[bool, bool]:
+def _lacks_room(turn: Turn, entry: DeploymentEntry, node: NodeEntry) -> tuple[bool, bool]:
     """Whether it has no room for an instance, and whether idle ones could not make it either."""
     deployment = entry.deployment
     assert deployment is not None
     footprint = node.footprint_of(deployment)
-    missing = least_instance_bytes(footprint, deployment.context_tokens_max) - node.free_bytes
+    least = least_blocks(turn.limits, footprint, deployment.context_tokens_max)
+    missing = footprint.instance_bytes(least) - node.free_bytes
     idle = sum(size_bytes for _, size_bytes in node.reclaimable())
-    return missing > 0, missing > node.leaving_bytes + idle
+    return missing > 0, missing > idle
 
 
 def advance_profiles(turn: Turn) -> None:
@@ -87,7 +90,7 @@ def _advance(turn: Turn, operation: OperationEntry) -> None:
         return
     here = [i for i in entry.instances.values() if i.node is node]
     for instance in here:
-        if instance.state is InstanceState.READY:
+        if instance.is_loaded and _is_large_enough(turn, instance):
             operation.instance, instance.profiling = instance, True
             command = ProfileInstance(
                 operation_id=operation.operation_id, instance_id=instance.instance_id
@@ -109,6 +112,26 @@ def _advance(turn: Turn, operation: OperationEntry) -> None:
         message = f"{node.node_id} has no room for an instance of {operation.name!r}"
         hint = "try again when its instances are idle, or choose another node with --node"
         fail_operation(turn, operation, "Unavailable", message, hint)
+
+
+def _is_large_enough(turn: Turn, instance: InstanceEntry) -> bool:
+    """Whether its KV cache is as large as memory allows, up to what a survey can use; else it is
+    resized first.
+    """
+    node, footprint = instance.node, instance.footprint
+    if node.station.is_pending(instance.instance_id):
+        return False
+    useful = instance.batch_max * footprint.blocks_for(instance.context_tokens_max)
+    wanted = min(footprint.blocks_for(turn.limits.kv_tokens_profiled), useful)
+    fitting = instance.promised_blocks + max(node.free_bytes, 0) // footprint.kv_block_bytes
+    target = min(wanted, fitting)
+    if instance.state is InstanceState.PARKED:
+        instance.state = advance(INSTANCE, instance.state, InstanceState.READY)
+    if target <= instance.promised_blocks or instance.resized_for_profile:
+        return True
+    instance.resized_for_profile = True
+    resize(turn, instance, target, turn.now_s)
+    return False
 
 
 def tell_of_load(turn: Turn, instance: InstanceEntry, said: LoadProgress) -> None:

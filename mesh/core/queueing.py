@@ -17,6 +17,7 @@ from mesh.core.cell import DeploymentEntry, InstanceEntry, RequestEntry
 from mesh.core.ending import refuse_all_queued
 from mesh.core.hopeless import refuse_hopeless
 from mesh.core.instances import note_idle, start_instance
+from mesh.core.memory import Room, claim, room_for, shrink
 from mesh.core.overtaking import must_give_way, note_overtaken
 from mesh.core.profiling import advance_profiles
 from mesh.core.replicas import keep_minima
@@ -111,6 +112,7 @@ def _fill_released(turn: Turn) -> None:
 def _note_released(turn: Turn) -> None:
     released, turn.released = turn.released, {}
     for instance in released.values():
+        shrink(turn, instance)
         alive = instance.state in (InstanceState.READY, InstanceState.DRAINING)
         if alive and not instance.requests:
             note_idle(turn, instance)
@@ -138,16 +140,20 @@ def _place(
     turn: Turn, entry: DeploymentEntry, held: RequestEntry, only: InstanceEntry | None
 ) -> bool:
     before, held.refused, stopped = held.refused, None, False
-    tokens = held.request.tokens_max
+    held.short_of_memory = False
     for place, instance in _in_order(entry) if only is None else [(0, only)]:
-        if not instance.takes_now or not instance.has_room_for(tokens):
+        if not instance.takes_now or instance.is_full:
+            continue
+        room = room_for(turn, entry, instance, held)
+        if room is None:
+            held.short_of_memory = True
             continue
         if turn.policy.validates and not turn.validations_left:
             entry.resume_at, stopped = place, True
             break
         if _in_time(turn, instance, held):
             note_overtaken(turn, instance.node, held)
-            _submit(turn, entry, held, instance)
+            _submit(turn, entry, held, instance, room)
             return True
     if only is not None or stopped:
         # What was not looked at is as it was.
@@ -198,7 +204,7 @@ def _known_refusal(turn: Turn, instance: InstanceEntry, held: RequestEntry) -> V
 
 
 def _submit(
-    turn: Turn, entry: DeploymentEntry, held: RequestEntry, instance: InstanceEntry
+    turn: Turn, entry: DeploymentEntry, held: RequestEntry, instance: InstanceEntry, room: Room
 ) -> None:
     node = instance.node
     if node.is_idle():
@@ -209,9 +215,7 @@ def _submit(
     held.grace_s = grace_s(instance, held)
     held.due_s = first_due_s(held) + held.grace_s
     held.submitted_s, held.prefill_left = turn.now_s, held.tokens
-    tokens = min(held.request.tokens_max, instance.context_tokens_max)
-    held.reserved_blocks = instance.footprint.blocks_for(tokens)
-    instance.reserved_blocks += held.reserved_blocks
+    claim(turn, entry, instance, held, room)
     instance.requests[held.request.request_id] = held
     entry.candidates.rank(instance)
     order = RequestOrder(

@@ -1,11 +1,12 @@
 """The life of a request as the controller decides it: checked, queued, streamed, moved, ended."""
 
-from mesh.core.cell import DeploymentEntry, RequestEntry
+from mesh.core.cell import DeploymentEntry, InstanceEntry, RequestEntry
 from mesh.core.ending import abort_on_node, count_refusal, end, refuse
 from mesh.core.hopeless import has_node
+from mesh.core.memory import grow, note_longer
 from mesh.core.queueing import enqueue
 from mesh.core.turn import Turn
-from mesh.domain.actions import DeliverTokens, RefuseRequest
+from mesh.domain.actions import DeliverTokens, RefuseRequest, StoreHistory
 from mesh.domain.ids import RequestId
 from mesh.domain.lifecycle import REQUEST, DeploymentState, RequestState, advance
 from mesh.domain.messages import RequestReturned
@@ -70,6 +71,7 @@ def deliver(turn: Turn, outputs: RequestTokens) -> None:
     for _ in outputs.token_ids:
         held.due_s = next_due_s(held.due_s, held.slo.tpot_s, turn.now_s)
     if outputs.finish is None:
+        note_longer(turn, held.instance, held)
         turn.act(DeliverTokens(outputs=outputs))
         return
     turn.act(DeliverTokens(outputs=outputs, grace_s=held.grace_s))
@@ -78,7 +80,15 @@ def deliver(turn: Turn, outputs: RequestTokens) -> None:
         owner = turn.cell.deployments.get(held.request.deployment)
         if owner is not None:
             owner.served += 1
+            _learn_length(turn, owner, len(held.output_tokens))
     end(turn, held)
+
+
+def _learn_length(turn: Turn, owner: DeploymentEntry, output_tokens: int) -> None:
+    owner.history = owner.history.after(output_tokens)
+    if turn.now_s - owner.history_stored_s >= turn.limits.history_store_s:
+        owner.history_stored_s = turn.now_s
+        turn.act(StoreHistory(name=owner.spec.name, history=owner.history))
 
 
 def cancel(turn: Turn, request_id: RequestId) -> None:
@@ -87,6 +97,25 @@ def cancel(turn: Turn, request_id: RequestId) -> None:
     if held is not None:
         abort_on_node(turn, held)
         end(turn, held)
+
+
+def relieve(turn: Turn, instance: InstanceEntry) -> None:
+    """The instance's KV blocks do not do for its requests. Unless more are on their way, it grows;
+    if it cannot, the request with the longest headroom gives its own up and continues elsewhere,
+    or later, with its tokens so far (LLM-Mesh §6.4).
+    """
+    missing = instance.required_blocks > instance.kv_blocks
+    if not missing or instance.node.station.is_pending(instance.instance_id):
+        return
+    longest = max(instance.requests.values(), key=lambda r: (r.due_s, r.request.request_id))
+    if grow(turn, instance, turn.now_s):
+        return
+    longest.evictions += 1
+    message = (
+        f"evicted from {instance.instance_id}: its {instance.kv_blocks} KV blocks did not do for "
+        f"{instance.batch} requests"
+    )
+    requeue(turn, longest, RefusalReason.MEMORY_FULL, message)
 
 
 def give_back(turn: Turn, returned: RequestReturned) -> None:
@@ -100,7 +129,9 @@ def requeue(turn: Turn, held: RequestEntry, reason: RefusalReason, message: str)
     """Back into its queue with the tokens so far, if it has an attempt left."""
     abort_on_node(turn, held)
     entry = turn.cell.deployments.get(held.request.deployment)
-    if held.attempt >= turn.limits.attempts_max or entry is None:
+    failures = held.attempt - held.evictions
+    last = failures >= turn.limits.attempts_max or held.evictions > turn.limits.evictions_max
+    if last or entry is None:
         refuse(turn, held, reason, f"{message}; attempt {held.attempt} was the last", retry=True)
         return
     held.state = advance(REQUEST, held.state, RequestState.QUEUED)

@@ -19,19 +19,11 @@ def estimate_footprint(model: ModelInfo) -> Footprint:
     )
 
 
-def least_instance_bytes(footprint: Footprint, context_tokens_max: int) -> int:
-    """The smallest instance that serves one request of full length."""
-    return footprint.instance_bytes(footprint.blocks_for(context_tokens_max))
-
-
 def kv_blocks_within(
-    footprint: Footprint, *, context_tokens_max: int, kv_tokens_wanted: int, free_bytes: int
+    footprint: Footprint, *, least: int, wanted: int, free_bytes: int
 ) -> int | None:
-    """KV blocks for a new instance: the wanted tokens, or as many as fit beside the weights, but
-    never less than one full context (L_min of LLM-Mesh §6.1); None when that does not fit.
+    """KV blocks for a new instance: as many as are wanted, or as fit beside the weights, but never
+    fewer than it needs at least; None when those do not fit.
     """
     fitting = (free_bytes - footprint.weights_bytes) // footprint.kv_block_bytes
-    least = footprint.blocks_for(context_tokens_max)
-    if fitting < least:
-        return None
-    return min(fitting, max(least, footprint.blocks_for(kv_tokens_wanted)))
+    return min(fitting, max(least, wanted)) if fitting >= least else None

@@ -20,7 +20,7 @@ OVERTAKEN_MAX = 8
 """Operations that may start before one that has the earlier deadline and does not fit yet."""
 
 
-class OperationKind(StrEnum):
+class MemoryOperationKind(StrEnum):
     LOAD = "load"
     RESIZE = "resize"
     UNLOAD = "unload"
@@ -31,7 +31,7 @@ class MemoryOperation:
     """What an instance is to hold once it is done, weights included."""
 
     sequence: int
-    kind: OperationKind
+    kind: MemoryOperationKind
     instance_id: InstanceId
     size_bytes: int
     deadline_s: float
@@ -91,6 +91,16 @@ class ReservationStation:
         holding = self._holdings.get(instance_id)
         return holding.running if holding else None
 
+    def running_operations(self) -> tuple[MemoryOperation, ...]:
+        """Started and not done, by deadline."""
+        found = [h.running for h in self._holdings.values() if h.running is not None]
+        return tuple(sorted(found, key=_urgency))
+
+    def is_pending(self, instance_id: InstanceId) -> bool:
+        """Whether an operation of the instance runs or waits."""
+        holding = self._holdings.get(instance_id)
+        return holding is not None and bool(holding.running or holding.waiting)
+
     def fits(self, instance_id: InstanceId, size_bytes: int) -> bool:
         """Whether an operation that leaves the instance with so much could be issued. No more than
         it has been promised always fits, even on a node that has more than its capacity.
@@ -98,7 +108,7 @@ class ReservationStation:
         return size_bytes <= self.size_bytes(instance_id) + max(self.free_bytes, 0)
 
     def issue(
-        self, kind: OperationKind, instance_id: InstanceId, size_bytes: int, deadline_s: float
+        self, kind: MemoryOperationKind, instance_id: InstanceId, size_bytes: int, deadline_s: float
     ) -> tuple[MemoryOperation, ...] | None:
         """Promise an operation; those that start now. None, and nothing changes, if it does not
         fit. It takes the place of one that waits for the same instance; a load that has not begun
@@ -108,8 +118,8 @@ class ReservationStation:
             return None
         holding = self._holdings.setdefault(instance_id, _Holding())
         replaced = holding.waiting.kind if holding.waiting is not None else None
-        if kind is OperationKind.RESIZE and replaced is OperationKind.LOAD:
-            kind = OperationKind.LOAD
+        if kind is MemoryOperationKind.RESIZE and replaced is MemoryOperationKind.LOAD:
+            kind = MemoryOperationKind.LOAD
         self._sequence += 1
         operation = MemoryOperation(
             sequence=self._sequence,

@@ -7,7 +7,7 @@ from typing import Protocol
 from mesh.domain.deployment import Deployment
 from mesh.domain.ids import InstanceId
 from mesh.domain.model import Footprint
-from mesh.memory.demand import kv_blocks_within, least_instance_bytes
+from mesh.memory.demand import kv_blocks_within
 from mesh.policy.interface import NodeView, Policy
 
 
@@ -16,11 +16,6 @@ class StartNode(NodeView, Protocol):
 
     @property
     def capacity_bytes(self) -> int: ...
-    @property
-    def leaving_bytes(self) -> int:
-        """Reserved by instances that are being unloaded: free as soon as they have gone."""
-        ...
-
     def footprint_of(self, deployment: Deployment) -> Footprint:
         """What the deployment's model takes on this node's engine, stated or estimated."""
         ...
@@ -32,23 +27,13 @@ class StartNode(NodeView, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Load a new instance with so many KV blocks on `node`."""
+    """Load a new instance with so many KV blocks on `node`, in the place of idle ones."""
 
     node: StartNode
     footprint: Footprint
     kv_blocks: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reclaim:
-    """Unload these idle instances first; their memory is wanted."""
-
-    instance_ids: tuple[InstanceId, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
-    """A node has room as soon as what leaves it has gone: nothing more must be unloaded."""
+    reclaim: tuple[InstanceId, ...] = ()
+    """Instances to unload for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,61 +58,44 @@ def place_instance(
     deployment: Deployment,
     nodes: Sequence[StartNode],
     *,
-    kv_tokens_wanted: int,
+    kv_blocks: Callable[[Footprint], tuple[int, int]],
     policy: Policy,
     has_time: Callable[[StartNode], bool],
-) -> Start | Wait | Reclaim | NoRoom | NoTime:
-    """Where a new instance goes: the first node with room, else one where room is about to appear,
-    else the first that idle instances can make room on. `has_time` says whether a node could
-    compute for it; it is asked of the first ones that have room only.
+) -> Start | NoRoom | NoTime:
+    """Where a new instance goes: the first node with room, else the first that idle instances can
+    make room on. `kv_blocks` says how many it needs at least and how many are wanted. `has_time`
+    says whether a node could compute for it; it is asked only of nodes that have room.
     """
     ordered = sorted(nodes, key=policy.node_rank)
-    busy: list[StartNode] = []
+    full: list[tuple[StartNode, Footprint, int]] = []
+    busy = False
     for node in ordered:
         footprint = node.footprint_of(deployment)
-        kv_blocks = kv_blocks_within(
-            footprint,
-            context_tokens_max=deployment.context_tokens_max,
-            kv_tokens_wanted=kv_tokens_wanted,
-            free_bytes=node.free_bytes,
-        )
-        if kv_blocks is not None:
-            if has_time(node):
-                return Start(node=node, footprint=footprint, kv_blocks=kv_blocks)
-            busy.append(node)
-    made = _make_room(deployment, [node for node in ordered if node not in busy], has_time)
-    return NoTime() if busy and isinstance(made, NoRoom) else made
-
-
-def _make_room(
-    deployment: Deployment, ordered: Sequence[StartNode], has_time: Callable[[StartNode], bool]
-) -> Wait | Reclaim | NoRoom | NoTime:
-    needs = [
-        (node, least_instance_bytes(node.footprint_of(deployment), deployment.context_tokens_max))
-        for node in ordered
-    ]
-    missing = [(node, need - node.free_bytes - node.leaving_bytes) for node, need in needs]
-    busy = False
-    for node, missing_bytes in missing:
-        if missing_bytes <= 0:
-            if has_time(node):
-                return Wait()
+        least, wanted = kv_blocks(footprint)
+        blocks = kv_blocks_within(footprint, least=least, wanted=wanted, free_bytes=node.free_bytes)
+        if blocks is None:
+            full.append((node, footprint, least))
+        elif has_time(node):
+            return Start(node=node, footprint=footprint, kv_blocks=blocks)
+        else:
             busy = True
-    for node, missing_bytes in missing:
-        victims = _enough(node.reclaimable(), missing_bytes) if missing_bytes > 0 else ()
-        if victims:
-            if has_time(node):
-                return Reclaim(instance_ids=victims)
-            busy = True
+    for node, footprint, least in full:
+        victims = enough(node.reclaimable(), footprint.instance_bytes(least) - node.free_bytes)
+        if not victims:
+            continue
+        if has_time(node):
+            return Start(node=node, footprint=footprint, kv_blocks=least, reclaim=victims)
+        busy = True
     if busy:
         return NoTime()
+    needs = [(node, footprint.instance_bytes(least)) for node, footprint, least in full]
     if not needs:
         return NoRoom(needed_bytes=0, largest_bytes=0)
     nearest, need = min(needs, key=lambda of: of[1] - of[0].capacity_bytes)
     return NoRoom(needed_bytes=need, largest_bytes=nearest.capacity_bytes)
 
 
-def _enough(idle: Sequence[tuple[InstanceId, int]], missing_bytes: int) -> tuple[InstanceId, ...]:
+def enough(idle: Sequence[tuple[InstanceId, int]], missing_bytes: int) -> tuple[InstanceId, ...]:
     """The first of the idle instances that together free what is missing; none if all do not."""
     taken: list[InstanceId] = []
     for instance_id, size_bytes in idle:

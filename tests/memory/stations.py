@@ -11,9 +11,13 @@ from dataclasses import dataclass
 
 from mesh.domain.ids import InstanceId
 from mesh.memory import station as station_module
-from mesh.memory.station import MemoryOperation, OperationKind, ReservationStation
+from mesh.memory.station import MemoryOperation, MemoryOperationKind, ReservationStation
 
-LOAD, RESIZE, UNLOAD = OperationKind.LOAD, OperationKind.RESIZE, OperationKind.UNLOAD
+LOAD, RESIZE, UNLOAD = (
+    MemoryOperationKind.LOAD,
+    MemoryOperationKind.RESIZE,
+    MemoryOperationKind.UNLOAD,
+)
 Started = tuple[MemoryOperation, ...]
 
 
@@ -83,7 +87,7 @@ class CheckedStation:
         return self.issue(UNLOAD, name, 0, by_s)
 
     def issue(
-        self, kind: OperationKind, name: str, size_bytes: int, by_s: float = 0.0
+        self, kind: MemoryOperationKind, name: str, size_bytes: int, by_s: float = 0.0
     ) -> list[str] | None:
         instance_id = InstanceId(name)
         known = self.known.get(instance_id, Known())
