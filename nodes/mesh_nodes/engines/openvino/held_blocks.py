@@ -12,9 +12,13 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from mesh_nodes.engines.openvino.blocks import Blocks
 from mesh_nodes.engines.openvino.kv_layers import runs
+
+_PAUSE = 3.0
+"""After each slice, in times of how long it took: iterations beside it lose a quarter of a core."""
 
 log = logging.getLogger(__name__)
 
@@ -50,20 +54,22 @@ class HeldBlocks:
 
     def claim(self, free: Blocks, count: int) -> Blocks:
         """Choose `count` of these free blocks to be written: those that hold pages before others,
-        so that never more do than may be taken; low before high.
+        so that never more do than may be taken, and the slice in hand last; low before high.
         """
         with self._state:
-            lasting = self._held[free] & ~self._surplus[free]
-            chosen = free[lasting][:count]
-            if chosen.size < count:
-                chosen = np.append(chosen, free[~lasting][: count - chosen.size])
+            held, surplus = self._held[free], self._surplus[free]
+            busy = self._busy(free)
+            chosen = free[held & ~surplus][:count]
+            for wanted in (surplus & ~busy, ~held & ~busy, (surplus | ~held) & busy):
+                if chosen.size < count:
+                    chosen = np.append(chosen, free[wanted][: count - chosen.size])
             self.hold(chosen)
             return chosen
 
     def hold(self, blocks: Blocks) -> None:
         """These are about to be written. Waits for the slice in hand where it has one of them."""
         with self._state:
-            self._state.wait_for(lambda: not self._touched(blocks))
+            self._state.wait_for(lambda: not self._busy(blocks).any())
             self.count += int(np.count_nonzero(~self._held[blocks]))
             self._held[blocks] = True
             self._surplus[blocks] = False
@@ -98,9 +104,10 @@ class HeldBlocks:
             thread.join()
         self.count = 0
 
-    def _touched(self, blocks: Blocks) -> bool:
+    def _busy(self, blocks: Blocks) -> npt.NDArray[np.bool_]:
+        """Which of them are in the slice in hand."""
         first, end = self._in_hand
-        return bool(((blocks >= first) & (blocks < end)).any())
+        return (blocks >= first) & (blocks < end)
 
     def _work_off(self) -> None:
         while (blocks := self._next_slice()) is not None:
@@ -113,9 +120,8 @@ class HeldBlocks:
                     self._held[blocks] = False
                     self.count -= blocks.size
                 self._state.notify_all()
-                # As long as it worked: whoever computes beside it has half a core of it at most.
-                took_s = time.perf_counter() - start_s
-                self._state.wait_for(lambda: self._closed, timeout=took_s)
+                pause_s = _PAUSE * (time.perf_counter() - start_s)
+                self._state.wait_for(lambda: self._closed, timeout=pause_s)
 
     def _next_slice(self) -> Blocks | None:
         """The highest blocks of the surplus, once they are due; None when there is none left."""
