@@ -106,3 +106,10 @@ class InstanceMemory:
     kv_blocks: int
     kv_blocks_used: int
     kv_block_bytes: int
+    kv_held_bytes: int
+    """What the KV cache takes of the device's memory now: at least what is in use. It may be less
+    than `kv_blocks` come to, where memory comes with use, and more for a while after a shrink."""
+
+    @property
+    def kv_used_bytes(self) -> int:
+        return self.kv_blocks_used * self.kv_block_bytes

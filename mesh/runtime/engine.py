@@ -98,7 +98,8 @@ class Engine(Protocol):
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> int:
         """Grow or shrink the KV cache between two steps; returns the blocks in force afterwards.
 
-        Running requests keep their tokens. A shrink never goes below the blocks in use.
+        Running requests keep their tokens. A shrink never goes below the blocks in use. What it
+        gives back may leave the device's memory after the call; `memory` says when.
         """
         ...
 

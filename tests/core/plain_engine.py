@@ -128,6 +128,7 @@ class PlainEngine:
                 kv_blocks=self._orders[instance_id].kv_blocks,
                 kv_blocks_used=len(running),
                 kv_block_bytes=FOOTPRINT.kv_block_bytes,
+                kv_held_bytes=self._orders[instance_id].kv_blocks * FOOTPRINT.kv_block_bytes,
             )
             for instance_id, running in self._running.items()
         )

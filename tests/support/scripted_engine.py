@@ -114,6 +114,7 @@ class _Instance:
             kv_blocks=self.kv_blocks,
             kv_blocks_used=self.blocks_used,
             kv_block_bytes=KV_BLOCK_BYTES,
+            kv_held_bytes=self.kv_blocks * KV_BLOCK_BYTES,
         )
 
     def plan(self, prefill_tokens_max: int) -> tuple[list[tuple[_Sequence, int]], list[RequestId]]:
