@@ -46,6 +46,14 @@ class LoadedInstance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResizedKv:
+    """A completed resize: the KV blocks in force, and how long it took."""
+
+    kv_blocks: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
     """A request as the engine sees it: token ids only.
 

@@ -99,10 +99,11 @@ class Driver:
         self.check_books()
 
     def resize(self, kv_blocks: int) -> int:
-        blocks = self.engine.resize_kv(self.instance_id, kv_blocks)
-        assert blocks == self.books.kv_blocks
+        resized = self.engine.resize_kv(self.instance_id, kv_blocks)
+        assert resized.kv_blocks == self.books.kv_blocks
+        assert resized.elapsed_s >= 0
         self.check_books()
-        return blocks
+        return resized.kv_blocks
 
     def step(self, prefill_tokens_max: int = 64) -> StepResult:
         result = self.engine.step(self.instance_id, prefill_tokens_max)

@@ -28,6 +28,7 @@ from mesh.runtime.engine import (
     LoadedInstance,
     LoadOrder,
     Progress,
+    ResizedKv,
     StepResult,
 )
 from mesh_nodes.engines.openvino.compilation import Compiler, KvPrecision, engine_errors
@@ -122,8 +123,10 @@ class OpenVinoEngine:
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
         return self._instance(instance_id).measure(shape)
 
-    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> int:
-        return self._instance(instance_id).resize_kv(kv_blocks)
+    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
+        start_s = time.perf_counter()
+        blocks = self._instance(instance_id).resize_kv(kv_blocks)
+        return ResizedKv(kv_blocks=blocks, elapsed_s=time.perf_counter() - start_s)
 
     def memory(self) -> tuple[InstanceMemory, ...]:
         with self._lock:
