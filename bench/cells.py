@@ -11,14 +11,22 @@ from mesh.cli.cell_plan import CellPlan, plan_nodes
 
 
 @contextmanager
-def local_cell(threads: int | None = None) -> Iterator[LocalCell]:
+def local_cell(*, threads: int | None = None, policy: str | None = None) -> Iterator[LocalCell]:
     """One controller and one CPU node, in a temporary home; the node computes on `threads` cores,
-    all of them unless given.
+    all of them unless given, and the controller decides by `policy`, or by its default.
+
+    Raises MeshError when a part of it does not start.
     """
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         (home / "store").symlink_to(store_path())
-        plan = CellPlan(listen="127.0.0.1:0", home=home, nodes=plan_nodes(["cpu"]), threads=threads)
+        plan = CellPlan(
+            listen="127.0.0.1:0",
+            home=home,
+            nodes=plan_nodes(["cpu"]),
+            threads=threads,
+            policy=policy,
+        )
         local = LocalCell(plan)
         try:
             local.start()

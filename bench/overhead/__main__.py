@@ -72,7 +72,7 @@ class BareProcess:
 @contextmanager
 def running_cell(threads: int) -> Iterator[str]:
     """A cell with one loaded instance; its address."""
-    with local_cell(threads) as local:
+    with local_cell(threads=threads) as local:
         with MeshClient(local.address) as client:
             _deploy(client)
         yield local.address

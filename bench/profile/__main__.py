@@ -10,7 +10,6 @@ how soon the correction notices a neighbour.
 import argparse
 import json
 import random
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, quantiles
@@ -23,6 +22,7 @@ from bench.profile.measuring import Measuring, Noisy, Surveyed, Workloads
 from bench.profile.predicting import TOLERANCE, Iteration, Predictions
 from bench.profile.quiet import REFERENCE, Quiet
 from bench.profile.workloads import prompts, sweeps
+from bench.status_line import show_status
 from mesh.compute.times import Times
 
 WORKLOADS = 100
@@ -48,7 +48,7 @@ def measure(seed: int, quick: bool) -> Measured:
     draw = random.Random(seed)
     model = LoadedModel(seed)
     try:
-        measuring = Measuring(model, draw, _note)
+        measuring = Measuring(model, draw, show_status)
         surveyed = measuring.survey()
         predictions = Predictions(surveyed.profile)
         quiet = Quiet(model.measure, Times(surveyed.profile).iteration_s(REFERENCE))
@@ -134,19 +134,13 @@ def _seconds(seconds: float | None) -> str:
     return "(never)" if seconds is None else f"{seconds:.1f} s"
 
 
-def _note(line: str) -> None:
-    """On one line of a terminal, nowhere else: a phase has hundreds of them."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="a tenth of it, to see that it works")
     options = parser.parse_args()
     measured = measure(options.seed, options.quick)
-    _note("")
+    show_status("")
     report(measured)
 
 

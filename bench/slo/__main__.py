@@ -21,6 +21,7 @@ from bench.slo.cell import loaded_cell, measured_profile
 from bench.slo.client import offer
 from bench.slo.judging import Judgement, Outcome, jain
 from bench.slo.workload import SLOS, Call, Costs, calls
+from bench.status_line import show_status
 from mesh.compute.times import Times
 from mesh.domain.errors import MeshError
 
@@ -48,7 +49,7 @@ def compare(seconds: float, rounds: int, seed: int, load: float) -> Compared:
     offered_s = 0.0
     for number in range(rounds):
         with loaded_cell(OURS) as address:
-            profile = measured_profile(address, _note)
+            profile = measured_profile(address, show_status)
             costs = costs or Costs(Times(profile))
             sent = calls(costs, load=load, seconds=seconds, seed=seed + number)
             outcomes[OURS] += _run(OURS, address, sent)
@@ -65,7 +66,7 @@ def compare(seconds: float, rounds: int, seed: int, load: float) -> Compared:
 
 
 def _run(policy: str, address: str, sent: Sequence[Call]) -> list[Outcome]:
-    _note(f"{policy}: {len(sent)} calls")
+    show_status(f"{policy}: {len(sent)} calls")
     answers = offer(address, sent)
     return [Outcome(call=c, answer=a) for c, a in zip(sent, answers, strict=True)]
 
@@ -145,12 +146,6 @@ def _ratio(compared: Compared) -> float:
     return compared.ours.met / max(compared.baseline.met, 1)
 
 
-def _note(line: str) -> None:
-    """On one line of a terminal, nowhere else: measuring a profile has many of them."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="that calls are sent for")
@@ -165,7 +160,7 @@ def main() -> None:
         compared = compare(seconds, options.rounds, options.seed, options.load)
     except MeshError as error:
         sys.exit(f"error: {error}")
-    _note("")
+    show_status("")
     report(compared)
 
 

@@ -1,15 +1,12 @@
 """A cell of one CPU node under one policy, with every deployment loaded."""
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-from bench.demo_model import SOURCE, store_path
+from bench.cells import local_cell
+from bench.demo_model import SOURCE
 from bench.slo.workload import SLOS
-from mesh.cli.cell import LocalCell
-from mesh.cli.cell_plan import CellPlan, plan_nodes
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.ids import DeploymentName
 from mesh.domain.lifecycle import InstanceState
@@ -22,21 +19,12 @@ LOADED_S_MAX = 180.0
 
 @contextmanager
 def loaded_cell(policy: str) -> Iterator[str]:
-    """Its address. The cell lives in a temporary home. Raises MeshError when a part of it ends."""
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        (home / "store").symlink_to(store_path())
-        plan = CellPlan(listen="127.0.0.1:0", home=home, nodes=plan_nodes(["cpu"]), policy=policy)
-        local = LocalCell(plan)
-        try:
-            local.start()
-            local.wait_ready(lambda: False, lambda line: None)
-            with MeshClient(local.address) as client:
-                _deploy(client)
-            yield local.address
-            local.check_alive()
-        finally:
-            local.stop()
+    """Its address. Raises MeshError when a part of it ends."""
+    with local_cell(policy=policy) as local:
+        with MeshClient(local.address) as client:
+            _deploy(client)
+        yield local.address
+        local.check_alive()
 
 
 def measured_profile(address: str, note: Callable[[str], None]) -> Profile:

@@ -128,7 +128,7 @@ def test_show_for_a_node_prints_only_what_holds_there(client: Client) -> None:
     client.known = [MEASURED, SCALED]
     shown = mesh("profile", "chat", "--show", "--node", "cpu9").out
     assert "fingerprint  xeon/8\n" in shown
-    assert "epyc" not in shown.partition("times")[0]
+    assert "epyc" not in shown
     one = json.loads(mesh("profile", "chat", "--show", "--node", "cpu1", "-o", "json").out)
     assert one["profile"]["fingerprint"] == "epyc/2"
 

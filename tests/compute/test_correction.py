@@ -124,4 +124,6 @@ def test_an_iteration_without_a_prediction_teaches_nothing() -> None:
 
 
 def test_the_latest_factor_does_not_fade() -> None:
-    assert Correction(2.0).latest == 2.0
+    correction = Correction(2.0)
+    assert correction.factor(1000.0) == pytest.approx(1.0)
+    assert correction.latest == 2.0

@@ -2,8 +2,6 @@
 jumps: one node, a link without delay, loads of a second.
 """
 
-import heapq
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from mesh.compute.times import Times
@@ -41,6 +39,7 @@ from mesh.domain.slo import Slo
 from mesh.domain.steps import EngineRequest, LoadedInstance, StepResult, TokenOutput
 from mesh.policy.registry import policy
 from tests.core.cells import FOOTPRINT, hello, request
+from tests.core.world.clock import HeapClock
 
 LOAD_S = 1.0
 LINK = 1
@@ -94,53 +93,43 @@ class SimulatedCell:
         )
         self.slos = {made.spec.name: made.spec.slo for made in deployments}
         self.times = Times(profile)
-        self.now_s = 0.0
+        self.clock = HeapClock()
         self.callers: dict[RequestId, Caller] = {}
         self.placed: list[RequestId] = []
         self.loaded: dict[InstanceId, dict[RequestId, Running]] = {}
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        self._calls = 0
+        self._asked = 0
         self._node = NodeCore(limits=NodeLimits(primed_tokens_max=0))
         self._tell_node(LinkOpened())
         self.tell(NodeConnected(link_id=LINK, hello=replace(hello(), memory_bytes=8 << 30)))
 
     def invoke_at(self, at_s: float, of: str, prompt: int, max_tokens: int) -> RequestId:
         """Ask for so many tokens, at that time."""
-        made = request(f"r{self._calls}", of=of, prompt=(1,) * prompt, max_tokens=max_tokens)
+        self._asked += 1
+        made = request(f"r{self._asked}", of=of, prompt=(1,) * prompt, max_tokens=max_tokens)
         caller = Caller(self.slos[DeploymentName(of)], prompt, at_s)
 
         def arrive() -> None:
             self.callers[made.request_id] = caller
             self.tell(InvokeRequested(request=made))
 
-        self._at(at_s, arrive)
+        self.clock.call_at(at_s, arrive)
         return made.request_id
 
-    def run_until(self, until_s: float) -> None:
-        while self._heap and self._heap[0][0] <= until_s:
-            self.now_s, _, call = heapq.heappop(self._heap)
-            call()
-        self.now_s = until_s
-
     def tell(self, event: ControllerEvent) -> None:
-        for action in self.core.handle(event, self.now_s):
+        for action in self.core.handle(event, self.clock.now_s()):
             self._perform(action)
-
-    def _at(self, at_s: float, call: Callable[[], None]) -> None:
-        self._calls += 1
-        heapq.heappush(self._heap, (at_s, self._calls, call))
 
     def _perform(self, action: ControllerAction) -> None:
         match action:
             case SendCommand(command=command):
                 if isinstance(command, SubmitRequest):
                     self.placed.append(command.order.request.request_id)
-                self._at(self.now_s, lambda: self._tell_node(CommandReceived(command=command)))
+                self._soon(0.0, CommandReceived(command=command))
             case SetTimer(timer=timer):
-                self._at(action.at_s, lambda: self.tell(timer))
+                self.clock.call_at(action.at_s, lambda: self.tell(timer))
             case DeliverTokens(outputs=outputs):
                 caller = self.callers[outputs.request_id]
-                caller.seen_s += [self.now_s] * len(outputs.token_ids)
+                caller.seen_s += [self.clock.now_s()] * len(outputs.token_ids)
                 caller.ended, caller.grace_s = outputs.finish, action.grace_s
             case RefuseRequest():
                 self.callers[action.request_id].ended = action.reason
@@ -148,14 +137,14 @@ class SimulatedCell:
                 pass
 
     def _tell_node(self, event: NodeEvent) -> None:
-        for action in self._node.handle(event, self.now_s):
+        for action in self._node.handle(event, self.clock.now_s()):
             self._perform_on_node(action)
 
     def _perform_on_node(self, action: NodeAction) -> None:
         match action:
             case SendReport(report=report):
                 told = NodeReported(link_id=LINK, report=report)
-                self._at(self.now_s, lambda: self.tell(told))
+                self.clock.call_at(self.clock.now_s(), lambda: self.tell(told))
             case StartLoad():
                 loaded = LoadedInstance(
                     footprint=FOOTPRINT, kv_blocks=action.kv_blocks, elapsed_s=LOAD_S
@@ -174,7 +163,7 @@ class SimulatedCell:
                 raise AssertionError(f"nothing here leads to {action}")
 
     def _soon(self, seconds: float, event: NodeEvent) -> None:
-        self._at(self.now_s + seconds, lambda: self._tell_node(event))
+        self.clock.call_at(self.clock.now_s() + seconds, lambda: self._tell_node(event))
 
     def _step(self, step: StartStep) -> None:
         """One iteration. Who is submitted meanwhile takes part from the next one on."""

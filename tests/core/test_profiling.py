@@ -116,9 +116,8 @@ def test_a_profile_is_answered_when_it_has_been_stored() -> None:
 
 def test_a_profile_holds_at_once_on_all_nodes_that_are_equal_and_on_no_other() -> None:
     cell, link, instance_id = measuring_cell()
-    equal, _ = cell.join(node("n2", instance("i2", "chat")))
-    other = replace(node("n3", instance("i3", "chat")), fingerprint="test/8")
-    cell.join(other)
+    cell.join(node("n2", instance("i2", "chat")))
+    cell.join(replace(node("n3", instance("i3", "chat")), fingerprint="test/8"))
     done = cell.report(link, DONE)
     assert {c.instance_id for c in commands(done, UseProfile)} == {instance_id, "i2"}
     assert {c.profile.measured_s for c in commands(done, UseProfile)} == {42.0}
@@ -127,7 +126,6 @@ def test_a_profile_holds_at_once_on_all_nodes_that_are_equal_and_on_no_other() -
     estimate = entries[InstanceId("i3")].profile
     assert estimate is not None
     assert not estimate.measured
-    del equal
 
 
 def test_a_new_instance_is_loaded_with_the_profile_that_was_measured() -> None:

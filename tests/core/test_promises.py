@@ -66,7 +66,7 @@ class WatchedCell(SimulatedCell):
 
     def _is_hopeless(self, request_id: RequestId) -> bool:
         """Whether it would be late by now on the node, if that did nothing else."""
-        held, now_s = self.core.cell.requests[request_id], self.now_s
+        held, now_s = self.core.cell.requests[request_id], self.clock.now_s()
         return not any(
             in_time_alone(instance, held, now_s, LIMITS)
             for instance in self.core.cell.instances.values()
@@ -78,7 +78,7 @@ def history(made: list[tuple[float, str, int, int]], rule: str = "llm-mesh") -> 
     cell = WatchedCell(DEPLOYMENTS, SLOW, LIMITS, rule)
     for at_s, of, prompt, tokens in made:
         cell.invoke_at(at_s, of, prompt, tokens)
-    cell.run_until(made[-1][0] + 50.0)
+    cell.clock.advance_to(made[-1][0] + 50.0)
     return cell
 
 
@@ -87,8 +87,9 @@ def history(made: list[tuple[float, str, int, int]], rule: str = "llm-mesh") -> 
 def test_nobody_is_overtaken_too_often_and_nobody_is_late_by_more_than_an_iteration(
     made: list[tuple[float, str, int, int]],
 ) -> None:
-    """The node does not overestimate its times as validation does, so that a chunk of it may be
-    larger than validation thought: a few in a thousand requests are late for that.
+    """Iterations end before validation thinks, so that the node gives other turns and chunks than
+    were validated. At random that makes hardly anybody late, none of 3,000 requests; a search for
+    the worst arrivals finds some that are.
     """
     cell = history(made)
     for request_id, caller in cell.callers.items():

@@ -20,7 +20,7 @@ from mesh.domain.slo import Slo
 from mesh.memory.demand import least_instance_bytes
 from mesh.runtime.node_actions import Lane
 from tests.core.cells import FOOTPRINT, MIB, MODEL, deployment
-from tests.core.world import LIMITS, World
+from tests.core.world.cell import LIMITS, World
 from tests.support.profiles import PROFILE
 
 NODES = st.integers(0, 2)

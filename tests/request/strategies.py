@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from mesh.compute.times import Times
 from mesh.domain.profile import Grid
-from tests.request.schedules import Instance, Node, Request
+from tests.request.schedules import Instance, Node, Request, a_prompt
 from tests.support.profiles import profile
 
 MS = 0.001
@@ -39,7 +39,7 @@ def instances(draw: st.DrawFn, name: str, shares: int) -> Instance:
         for due in draw(st.lists(st.integers(-20, 4 * tpot_ms), max_size=8))
     ]
     waiting = [
-        Request(due_s=due * MS, left=left, past=0)
+        a_prompt(left, due * MS)
         for due, left in draw(
             st.lists(st.tuples(st.integers(-20, 3000), st.integers(1, 600)), max_size=2)
         )
@@ -58,9 +58,7 @@ def nodes(draw: st.DrawFn) -> Node:
     count = draw(st.integers(1, 4))
     node = Node(
         instances=[draw(instances(f"i{n}", count)) for n in range(count)],
-        newcomer=Request(
-            due_s=draw(st.integers(5, 3000)) * MS, left=draw(st.integers(1, 600)), past=0
-        ),
+        newcomer=a_prompt(due_s=draw(st.integers(5, 3000)) * MS, left=draw(st.integers(1, 600))),
         target=draw(st.integers(0, count - 1)),
         margin_s=draw(st.sampled_from([0, 5])) * MS,
         may_be_late=draw(st.booleans()) and draw(st.booleans()),
@@ -68,7 +66,7 @@ def nodes(draw: st.DrawFn) -> Node:
     if draw(st.booleans()):
         node.started_s = -draw(st.integers(0, 40)) * MS
         node.joining = [
-            (index, Request(due_s=due * MS, left=left, past=0))
+            (index, a_prompt(left, due * MS))
             for index, due, left in draw(
                 st.lists(
                     st.tuples(

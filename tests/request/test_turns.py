@@ -12,10 +12,8 @@ from mesh.request.lanes import Lane
 from mesh.request.rounds import Job
 from mesh.request.turns import CHUNK_TOKENS_MIN, PASSED_MAX, Grant, next_turn, note_turn
 from tests.request.rollout import Rollout
-from tests.request.schedules import TOKENS_MAX, Instance, Node, Request, lane, times
+from tests.request.schedules import TIMES, TOKENS_MAX, Instance, Node, a_prompt, lane, times
 from tests.request.strategies import instances
-
-TIMES = times(decode_s=0.1, prefill_token_s=0.001)
 
 
 def turn(*lanes: Lane, now_s: float = 0.0, tokens_max: int = TOKENS_MAX) -> tuple[str, int]:
@@ -221,7 +219,7 @@ def test_the_turn_does_not_depend_on_the_order_and_goes_to_who_has_work(
 
 @given(INSTANCES)
 def test_nobody_is_passed_over_more_often_than_agreed(nodes: tuple[Instance, ...]) -> None:
-    node = Node(instances=list(nodes), newcomer=Request(due_s=5.0, left=300, past=0), target=0)
+    node = Node(instances=list(nodes), newcomer=a_prompt(300, 5.0), target=0)
     for instance in nodes:
         instance.passed = 0
     rollout = Rollout(node=node)

@@ -1,4 +1,7 @@
-"""An engine without a model: its tokens are a function of the prompt and the index."""
+"""An engine without a model: its tokens are a function of the prompt and the index.
+
+It holds the node to what it may ask for: what a real engine would bear or refuse fails the test.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,13 +28,17 @@ from tests.core.cells import FOOTPRINT
 STEP_S = 0.01
 """Of every iteration, whatever its shape."""
 RESIZE_S = 0.002
+MEASURED_S = 0.12
+"""Of every shape that is measured: three times are enough, and two such instances on a node are too
+many for a TPOT of 0.25 s.
+"""
 
 
 def token_at(prompt: Sequence[int], index: int) -> int:
     return (sum(prompt) * 31 + index * 7) % 997
 
 
-class PlainEngine:
+class WorldEngine:
     """Keeps to its memory, and fails when told to by one of its `fail_…`."""
 
     capabilities = EngineCapabilities(name="scripted", version="1", resize_kv=True)
@@ -80,11 +87,12 @@ class PlainEngine:
             del self._running[instance_id][request_id], self._asked[request_id]
 
     def step(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
+        assert self._running.get(instance_id), "a step of an instance without work"
         if self.fail_steps:
             self.fail_steps -= 1
             raise EngineError("as told")
         tokens = []
-        for request_id, so_far in list(self._running.get(instance_id, {}).items()):
+        for request_id, so_far in list(self._running[instance_id].items()):
             asked = self._asked[request_id]
             so_far.append(token_at(asked.prompt_tokens, len(so_far)))
             ended = len(so_far) >= asked.sampling.max_tokens
@@ -106,17 +114,18 @@ class PlainEngine:
             context_tokens=0,
             prefill_left=(),
             starved=(),
-            kv_blocks_used=len(self._running.get(instance_id, {})),
+            kv_blocks_used=len(self._running[instance_id]),
             elapsed_s=STEP_S,
         )
 
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
+        assert not any(self._running.values()), "a measurement goes before a request"
         if instance_id not in self._orders:
             raise EngineError(f"{instance_id} is not loaded")
         if self.fail_measures:
             self.fail_measures -= 1
             raise EngineError("as told")
-        return STEP_S
+        return MEASURED_S
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
         if instance_id not in self._orders:

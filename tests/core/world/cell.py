@@ -1,0 +1,177 @@
+"""One controller and its nodes: both cores, the real performers, an engine without a model, links
+that deliver when told to. All that can go wrong is a method.
+"""
+
+from collections.abc import Callable, Sequence
+
+from mesh.core.controller import ControllerCore
+from mesh.domain.actions import (
+    ControllerAction,
+    DeliverTokens,
+    RefuseRequest,
+    ReplyDone,
+    ReplyError,
+    ReplyProgress,
+    TellWaiting,
+)
+from mesh.domain.deployment import Deployment
+from mesh.domain.events import CancelRequested, ControllerEvent, InvokeRequested, LeaseCheckDue
+from mesh.domain.ids import DeploymentName, OperationId, RequestId
+from mesh.domain.limits import CellLimits
+from mesh.domain.messages import NodeCommand
+from mesh.domain.profile import Profile
+from mesh.domain.reasons import TurnRule
+from mesh.domain.text import TextAssets
+from mesh.policy.registry import policy
+from mesh.runtime.controller_actions import ControllerPerformer
+from mesh.runtime.host import Host
+from tests.core.cells import request
+from tests.core.world.client import Client
+from tests.core.world.clock import HeapClock
+from tests.core.world.node import WorldNode
+
+SETTLE_STEP_S = 0.25
+"""Well below every lease and pause, and coarse enough that a failing example shrinks in time."""
+LIMITS = CellLimits(
+    batch_max=4, kv_tokens_wanted=1024, queue_requests_max=8, place_retry_s=SETTLE_STEP_S
+)
+EXPECTED_ERRORS = {"NotFound", "AlreadyExists", "Unavailable", "Cancelled", "TornModel"}
+
+
+class World:
+    """One controller and its nodes; all faults by hand."""
+
+    def __init__(
+        self,
+        deployments: tuple[Deployment, ...],
+        memory_bytes: Sequence[int],
+        *,
+        rule: str = "llm-mesh",
+        profiles: tuple[Profile, ...] = (),
+    ) -> None:
+        """One node for each size in `memory_bytes`; `rule` is the name of the policy."""
+        self.clock = HeapClock()
+        self.rule = rule
+        self.deployments = deployments
+        self.profiles = profiles
+        self.operations: dict[OperationId, bool] = {}
+        """Whether each has been answered."""
+        self.clients: dict[RequestId, Client] = {}
+        self.links: dict[int, WorldNode] = {}
+        self.links_made = 0
+        self.epoch = 0
+        self.requests_made = 0
+        self.operations_made = 0
+        self.start_controller()
+        self.nodes = [WorldNode(self, f"n{n}", size) for n, size in enumerate(memory_bytes)]
+
+    def start_controller(self) -> None:
+        """A new controller on the old registry: it knows deployments and profiles, nothing else."""
+        self.epoch += 1
+        self.core = ControllerCore(
+            epoch=self.epoch,
+            deployments=self.deployments,
+            limits=LIMITS,
+            policy=policy(self.rule),
+            profiles=self.profiles,
+        )
+        performer = ControllerPerformer(
+            links=self, clients=self, operators=self, registry=self, clock=self.clock
+        )
+        host: Host[ControllerEvent, ControllerAction] = Host(
+            core=self.core, clock=self.clock, perform=performer.perform
+        )
+        epoch = self.epoch
+        self.tell: Callable[[ControllerEvent], None] = host.post
+        performer.post = lambda event: host.post(event) if self.epoch == epoch else None
+        self.tell(LeaseCheckDue())
+
+    def restart_controller(self) -> None:
+        """Its callers get nothing more; its nodes notice that their links broke."""
+        self.operations.clear()
+        for client in self.clients.values():
+            client.gone = True
+        self.links.clear()
+        self.start_controller()
+        for node in self.nodes:
+            node.drop_link()
+
+    def invoke(self, name: DeploymentName, prompt: tuple[int, ...], max_tokens: int) -> RequestId:
+        self.requests_made += 1
+        request_id = RequestId(f"r{self.epoch}-{self.requests_made}")
+        made = request(request_id, of=name, prompt=prompt, max_tokens=max_tokens)
+        self.clients[request_id] = Client(made)
+        self.tell(InvokeRequested(request=made))
+        return request_id
+
+    def operate(self, make: Callable[[OperationId], ControllerEvent]) -> OperationId:
+        """An administrative call."""
+        self.operations_made += 1
+        operation_id = OperationId(f"op-{self.operations_made}")
+        self.operations[operation_id] = False
+        self.tell(make(operation_id))
+        return operation_id
+
+    def cancel(self, request_id: RequestId) -> None:
+        self.clients[request_id].gone = True
+        self.tell(CancelRequested(request_id=request_id))
+
+    def settle(self, seconds: float) -> None:
+        """Let everything run without faults for a while."""
+        for _ in range(int(seconds / SETTLE_STEP_S)):
+            for node in self.nodes:
+                node.connect()
+                node.run_all()
+            self.clock.advance(SETTLE_STEP_S)
+
+    # What nodes do.
+
+    def open_link(self, node: WorldNode) -> int:
+        self.links_made += 1
+        self.links[self.links_made] = node
+        return self.links_made
+
+    def forget_link(self, link_id: int) -> None:
+        self.links.pop(link_id, None)
+
+    # The controller's ports.
+
+    def accept(self, link_id: int, turns: TurnRule) -> None:
+        if link_id in self.links:
+            self.links[link_id].accepted, self.links[link_id].turns = True, turns
+
+    def send(self, link_id: int, command: NodeCommand) -> None:
+        if link_id in self.links:
+            self.links[link_id].down.append(command)
+
+    def close(self, link_id: int, *, error: str, message: str, hint: str) -> None:
+        node = self.links.pop(link_id, None)
+        if node is not None and node.link_id == link_id:
+            node.drop_link()
+
+    def waiting(self, told: TellWaiting) -> None:
+        assert not self.clients[told.request_id].ended
+
+    def deliver(self, tokens: DeliverTokens) -> None:
+        self.clients[tokens.outputs.request_id].take(tokens)
+
+    def refuse(self, refusal: RefuseRequest) -> None:
+        self.clients[refusal.request_id].refused(refusal.reason)
+
+    def reply(self, reply: ReplyProgress | ReplyDone | ReplyError) -> None:
+        assert not self.operations[reply.operation_id], "answered twice"
+        self.operations[reply.operation_id] = not isinstance(reply, ReplyProgress)
+        if isinstance(reply, ReplyError):
+            assert reply.error in EXPECTED_ERRORS, reply
+
+    def store(self, deployment: Deployment, text: TextAssets | None) -> None:
+        others = tuple(d for d in self.deployments if d.spec.name != deployment.spec.name)
+        self.deployments = (*others, deployment)
+
+    def remove(self, name: DeploymentName) -> None:
+        self.deployments = tuple(d for d in self.deployments if d.spec.name != name)
+
+    def store_profile(self, profile: Profile) -> None:
+        key = (profile.model_id, profile.fingerprint)
+        others = tuple(p for p in self.profiles if (p.model_id, p.fingerprint) != key)
+        self.profiles = (*others, profile)

@@ -1,0 +1,201 @@
+"""A node of the world: connected, cut off, crashed and started again as the test says.
+
+Commands and reports wait on the link, and calls in the lanes, until the test lets them through.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from mesh.core.node import NodeCore
+from mesh.domain.actions import NodeAction, StartLoad
+from mesh.domain.errors import MeshError
+from mesh.domain.events import ControllerEvent, NodeConnected, NodeDisconnected, NodeReported
+from mesh.domain.ids import NodeId, OperationId
+from mesh.domain.limits import NodeLimits
+from mesh.domain.messages import NodeCommand, NodeReport
+from mesh.domain.node_events import (
+    CommandReceived,
+    HeartbeatDue,
+    ImportBroke,
+    ImportFinished,
+    LinkClosed,
+    LinkOpened,
+    NodeEvent,
+)
+from mesh.domain.reasons import TurnRule
+from mesh.domain.steps import LoadOrder
+from mesh.domain.text import TextAssets
+from mesh.runtime.engine import Progress
+from mesh.runtime.host import Host
+from mesh.runtime.node_actions import Lane, NodePerformer
+from tests.core.cells import FOOTPRINT, MODEL, hello
+from tests.core.world.clock import HeapClock
+from tests.core.world.engine import WorldEngine
+from tests.core.world.lanes import QueuedLanes
+from tests.support.profiles import FINGERPRINT
+
+TEXT = TextAssets(tokenizer_json=b"{}")
+
+
+class Controller(Protocol):
+    """The other end of a node's link."""
+
+    clock: HeapClock
+    tell: Callable[[ControllerEvent], None]
+
+    def open_link(self, node: "WorldNode") -> int:
+        """The id of a new link, over which the controller reaches the node from now on."""
+        ...
+
+    def forget_link(self, link_id: int) -> None:
+        """Nothing comes over it any more."""
+        ...
+
+
+class WorldNode:
+    """A node's agent: its core, engine, lanes and link."""
+
+    def __init__(self, controller: Controller, name: str, memory_bytes: int) -> None:
+        self.controller = controller
+        self.name = name
+        self.fingerprint = FINGERPRINT if name == "n0" else "test/other"
+        self.memory_bytes = memory_bytes
+        self.runs = 0
+        self.link_id: int | None = None
+        self.accepted = self.welcomed = False
+        self.turns = TurnRule.HEADROOM
+        self.start()
+
+    def start(self) -> None:
+        self.runs += 1
+        self.down: deque[NodeCommand] = deque()
+        self.up: deque[NodeReport] = deque()
+        self.engine = WorldEngine(self.memory_bytes)
+        self.lanes = QueuedLanes()
+        self.core = NodeCore(limits=NodeLimits(prefill_tokens_max=64))
+        performer = NodePerformer(engine=self.engine, lanes=self.lanes, link=self, models=self)
+        host: Host[NodeEvent, NodeAction] = Host(
+            core=self.core, clock=self.controller.clock, perform=performer.perform
+        )
+        self.tell = host.post
+        self.lanes.post = host.post
+
+    def core_id(self) -> NodeId:
+        return NodeId(self.name)
+
+    def connect(self) -> None:
+        self.dial()
+        self.welcome()
+
+    def dial(self) -> None:
+        """Say hello; the welcome is on its way."""
+        if self.link_id is not None:
+            return
+        self.accepted = self.welcomed = False
+        self.link_id = self.controller.open_link(self)
+        said = replace(
+            hello(
+                self.name,
+                run_id=f"run-{self.runs}",
+                memory_bytes=self.memory_bytes,
+                fingerprint=self.fingerprint,
+            ),
+            instances=self.core.instances(),
+        )
+        self.controller.tell(NodeConnected(link_id=self.link_id, hello=said))
+
+    def welcome(self) -> None:
+        """The welcome arrives, before any command."""
+        if self.link_id is not None and self.accepted and not self.welcomed:
+            self.welcomed = True
+            self.tell(LinkOpened(turns=self.turns))
+
+    def break_link(self) -> None:
+        """Both ends notice; what was on its way is lost."""
+        if self.link_id is not None:
+            link_id = self.link_id
+            self.drop_link()
+            self.controller.forget_link(link_id)
+            self.controller.tell(NodeDisconnected(link_id=link_id, reason="broken"))
+
+    def drop_link(self) -> None:
+        self.link_id = None
+        self.down.clear()
+        self.up.clear()
+        if self.welcomed:
+            self.welcomed = False
+            self.tell(LinkClosed(reason="broken"))
+
+    def crash(self, *, noticed: bool) -> None:
+        """Killed: all that it held is gone; it starts again empty. When its machine went with it,
+        the controller does not notice.
+        """
+        link_id, self.link_id = self.link_id, None
+        self.start()
+        if link_id is not None:
+            self.controller.forget_link(link_id)
+        if link_id is not None and noticed:
+            self.controller.tell(NodeDisconnected(link_id=link_id, reason="crashed"))
+
+    def deliver_up(self) -> bool:
+        if not self.up or self.link_id is None:
+            return False
+        self.controller.tell(NodeReported(link_id=self.link_id, report=self.up.popleft()))
+        return True
+
+    def deliver_down(self) -> bool:
+        if not self.down:
+            return False
+        self.welcome()
+        self.tell(CommandReceived(command=self.down.popleft()))
+        return True
+
+    def heartbeat(self) -> None:
+        self.tell(HeartbeatDue(rss_bytes=1))
+
+    def run_all(self) -> None:
+        self.heartbeat()
+        while (
+            self.deliver_down()
+            or self.lanes.run_one(Lane.COMPUTE)
+            or self.lanes.run_one(Lane.LOADING)
+            or self.deliver_up()
+        ):
+            pass
+
+    # The node's ports.
+
+    def send(self, report: NodeReport) -> None:
+        if self.link_id is not None:
+            self.up.append(report)
+
+    def start_import(self, operation_id: OperationId, source: str) -> None:
+        def done(result: MeshError | None) -> NodeEvent:
+            if self.engine.fail_loads:
+                self.engine.fail_loads -= 1
+                return ImportBroke(
+                    operation_id=operation_id, error="TornModel", message="as told", hint=""
+                )
+            return ImportFinished(
+                operation_id=operation_id, model=MODEL, footprint=FOOTPRINT, text=TEXT
+            )
+
+        self.lanes.run(Lane.LOADING, lambda: None, done)
+
+    def stop_import(self, operation_id: OperationId) -> None:
+        """It ends all the same, and nobody is told."""
+
+    def order(self, action: StartLoad, progress: Progress) -> LoadOrder:
+        progress("load", 0.5)
+        return LoadOrder(
+            instance_id=action.instance_id,
+            deployment=action.deployment,
+            model=action.model,
+            model_path=Path("none"),
+            kv_blocks=action.kv_blocks,
+            context_tokens_max=action.context_tokens_max,
+            batch_max=action.batch_max,
+        )
