@@ -1,10 +1,10 @@
-"""What the node core makes of an iteration: tokens to report, requests that ended, evictions."""
+"""What the node core makes of an iteration: tokens to report, requests that ended or starve."""
 
 from mesh.compute.times import Times
 from mesh.core import measuring
 from mesh.core.node_state import LocalInstance, LocalNode, LocalRequest, LocalState
 from mesh.core.node_turn import NodeTurn
-from mesh.domain.actions import AbortInEngine, StartUnload
+from mesh.domain.actions import StartUnload
 from mesh.domain.ids import RequestId
 from mesh.domain.messages import RequestReturned, TokensReport
 from mesh.domain.node_events import StepBroke, SubmitBroke
@@ -53,17 +53,18 @@ def step_finished(turn: NodeTurn, instance: LocalInstance, result: StepResult, s
     prefill_left = [(r, left) for r, left in result.prefill_left if r in took_part]
     for request_id, tokens in prefill_left:
         instance.requests[request_id].prefill_left = tokens
+    starved = tuple(r for r in result.starved if r in took_part and r in instance.requests)
+    if result.decode_batch or result.prefill_tokens or not starved:
+        instance.promising = True
     turn.report(
         TokensReport(
             instance_id=instance.instance_id,
             outputs=outputs,
             prefill_left=tuple(prefill_left),
+            starved=starved,
             correction=instance.correction.factor(turn.now_s),
         )
     )
-    starved = [r for r in result.starved if r in took_part and r in instance.requests]
-    if starved:
-        _evict(turn, instance, starved)
 
 
 def _outputs(held: LocalRequest, tokens: list[TokenOutput]) -> RequestTokens:
@@ -75,20 +76,6 @@ def _outputs(held: LocalRequest, tokens: list[TokenOutput]) -> RequestTokens:
         text="".join(token.text for token in tokens),
         finish=tokens[-1].finish,
     )
-
-
-def _evict(turn: NodeTurn, instance: LocalInstance, starved: list[RequestId]) -> None:
-    """The instance is out of KV blocks: the request with the longest headroom gives its own up and
-    continues elsewhere (LLM-Mesh §6.4). One a turn, since that usually frees enough.
-    """
-    held = max(instance.requests.values(), key=lambda r: (r.due_s, r.request_id))
-    del instance.requests[held.request_id]
-    turn.engine(AbortInEngine(instance_id=instance.instance_id, request_id=held.request_id))
-    message = (
-        f"evicted from {instance.instance_id}: its {instance.kv_blocks} KV blocks did not do "
-        f"for {len(starved)} of {len(instance.requests) + 1} requests"
-    )
-    turn.report(_returned(held, "OutOfMemory", message))
 
 
 def step_broke(turn: NodeTurn, node: LocalNode, instance: LocalInstance, broke: StepBroke) -> None:

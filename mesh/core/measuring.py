@@ -40,7 +40,7 @@ def start(turn: NodeTurn, node: LocalNode, command: ProfileInstance, prefill_tok
         survey = Survey(
             context_tokens_max=instance.command.context_tokens_max,
             batch_max=instance.command.batch_max,
-            kv_tokens=instance.kv_blocks * instance.footprint.block_tokens,
+            kv_tokens=instance.kv_blocks_next * instance.footprint.block_tokens,
             prefill_tokens_max=prefill_tokens,
         )
         node.survey = LocalSurvey(

@@ -26,6 +26,7 @@ from mesh.domain.messages import (
     NodeCommand,
     ProfileInstance,
     RequestReturned,
+    ResizeKv,
     SubmitRequest,
     UnloadInstance,
     UseProfile,
@@ -45,6 +46,8 @@ from mesh.domain.node_events import (
     MeasureBroke,
     MeasureFinished,
     NodeEvent,
+    ResizeBroke,
+    ResizeFinished,
     StepBroke,
     StepFinished,
     SubmitBroke,
@@ -94,6 +97,7 @@ class NodeCore:
         for lane in (*grant.passed, grant.lane):
             node.instances[lane.instance_id].passed = lane.passed
         node.stepping = grant.lane.instance_id
+        node.instances[node.stepping].promising = False
         node.steps_started += 1
         node.step_started_s, node.step_beside_load = turn.now_s, node.loading()
         turn.engine(
@@ -111,7 +115,7 @@ class NodeCore:
             case CommandReceived():
                 self._command(turn, event.command)
             case HeartbeatDue():
-                self._node.rss_bytes = event.rss_bytes
+                self._node.beat(event)
                 turn.report(self._node.heartbeat(turn.now_s))
             case MeasureFinished() | MeasureBroke():
                 self._node.stepping = None
@@ -133,6 +137,8 @@ class NodeCore:
                         context_tokens_max=loaded.command.context_tokens_max,
                         tokens_max=self._limits.primed_tokens_max,
                     )
+            case ResizeFinished() | ResizeBroke():
+                node_lifecycle.resized(turn, self._node, event)
             case ImportProgressed() | ImportFinished() | ImportBroke():
                 node_lifecycle.importing(turn, self._node, event)
             case AbortFinished():
@@ -160,6 +166,8 @@ class NodeCore:
                 node_lifecycle.load(turn, self._node, command)
             case UnloadInstance():
                 node_lifecycle.unload(turn, self._node, command.instance_id)
+            case ResizeKv():
+                node_lifecycle.resize(turn, self._node, command)
             case ImportModel():
                 node_lifecycle.start_import(turn, self._node, command)
             case CancelImport():
@@ -200,6 +208,7 @@ class NodeCore:
             ),
             prefill_left=len(request.prompt_tokens) + len(order.output_tokens),
         )
+        instance.promising = True
         turn.engine(
             SubmitToEngine(
                 instance_id=command.instance_id,

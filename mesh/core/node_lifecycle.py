@@ -1,9 +1,16 @@
-"""Models and instances on a node: imports, loads, unloads, and what a lost link leaves of them."""
+"""Models and instances on a node: imports, loads, resizes, unloads, and what a lost link leaves."""
 
 from mesh.core import measuring
 from mesh.core.node_state import LocalInstance, LocalNode, LocalRequest, LocalState
 from mesh.core.node_turn import NodeTurn
-from mesh.domain.actions import AbortInEngine, StartImport, StartLoad, StartUnload, StopImport
+from mesh.domain.actions import (
+    AbortInEngine,
+    StartImport,
+    StartLoad,
+    StartResize,
+    StartUnload,
+    StopImport,
+)
 from mesh.domain.ids import InstanceId
 from mesh.domain.messages import (
     CancelImport,
@@ -13,10 +20,12 @@ from mesh.domain.messages import (
     ImportProgress,
     InstanceGone,
     InstanceLoaded,
+    KvResized,
     LoadFailed,
     LoadInstance,
     LoadProgress,
     RequestReturned,
+    ResizeKv,
 )
 from mesh.domain.node_events import (
     ImportBroke,
@@ -25,6 +34,8 @@ from mesh.domain.node_events import (
     LoadBroke,
     LoadFinished,
     LoadProgressed,
+    ResizeBroke,
+    ResizeFinished,
     UnloadFinished,
 )
 
@@ -89,6 +100,42 @@ def unload(turn: NodeTurn, node: LocalNode, instance_id: InstanceId) -> None:
         instance.state = LocalState.UNLOADING
         measuring.stop(turn, node, instance)
         turn.engine(StartUnload(instance_id=instance_id))
+
+
+def resize(turn: NodeTurn, node: LocalNode, command: ResizeKv) -> None:
+    """Between two iterations, in the order of the commands. The end of an instance that is about to
+    go answers for its resizes, too.
+    """
+    instance = node.instances.get(command.instance_id)
+    if instance is None:
+        turn.report(InstanceGone(instance_id=command.instance_id))
+    elif instance.state is LocalState.READY:
+        instance.resizing.append(command.kv_blocks)
+        instance.promising = True
+        turn.engine(StartResize(instance_id=command.instance_id, kv_blocks=command.kv_blocks))
+
+
+def resized(turn: NodeTurn, node: LocalNode, event: ResizeFinished | ResizeBroke) -> None:
+    """The oldest resize under way has ended; also one that an earlier link asked for."""
+    instance = node.instances.get(event.instance_id)
+    if instance is None:
+        return
+    instance.resizing.popleft()
+    elapsed_s, error, message = 0.0, "", ""
+    match event:
+        case ResizeFinished():
+            instance.kv_blocks, elapsed_s = event.kv_blocks, event.elapsed_s
+        case ResizeBroke():
+            error, message = event.error, event.message
+    turn.report(
+        KvResized(
+            instance_id=event.instance_id,
+            kv_blocks=instance.kv_blocks,
+            elapsed_s=elapsed_s,
+            error=error,
+            message=message,
+        )
+    )
 
 
 def loading(
@@ -201,4 +248,5 @@ def abandon(turn: NodeTurn, node: LocalNode) -> None:
 def drop(turn: NodeTurn, instance: LocalInstance, held: LocalRequest) -> None:
     """Take a request off its instance; it frees its place within the iteration under way."""
     del instance.requests[held.request_id]
+    instance.promising = True
     turn.engine(AbortInEngine(instance_id=instance.instance_id, request_id=held.request_id))

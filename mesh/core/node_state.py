@@ -11,6 +11,7 @@ from mesh.compute.times import Times
 from mesh.domain.ids import InstanceId, OperationId, RequestId
 from mesh.domain.messages import Heartbeat, InstanceReport, LoadInstance
 from mesh.domain.model import Footprint
+from mesh.domain.node_events import HeartbeatDue
 from mesh.domain.profile import IterationShape, Profile
 from mesh.domain.reasons import TurnRule
 from mesh.domain.request import RequestOrder
@@ -74,7 +75,15 @@ class LocalInstance:
     footprint: Footprint | None = None
     """None until it is loaded."""
     kv_blocks: int = 0
+    """In force."""
     kv_blocks_used: int = 0
+    resizing: deque[int] = field(default_factory=deque)
+    """KV blocks that the resizes under way are to bring about, in their order."""
+    promising: bool = True
+    """False while its iteration is under way, and after one that computed nothing for want of KV
+    blocks: it gets no turn then, but for one at each heartbeat, until the engine is asked for
+    something that may help.
+    """
     requests: dict[RequestId, LocalRequest] = field(default_factory=dict)
     correction: Correction = field(default_factory=Correction)
     unprimed: deque[IterationShape] = field(default_factory=deque)
@@ -91,14 +100,19 @@ class LocalInstance:
     def instance_id(self) -> InstanceId:
         return self.command.instance_id
 
+    @property
+    def kv_blocks_next(self) -> int:
+        """What a call that the engine gets now will find."""
+        return self.resizing[-1] if self.resizing else self.kv_blocks
+
     def lane(self, now_s: float, delivery_s: float, slowdown: float) -> Lane | None:
-        """Its work as the turn rule sees it; None when it has none or is not ready.
+        """Its work as the turn rule sees it; None when it has none, cannot do it or is not ready.
 
         Times are overestimated, as in the validation that let the requests in; `slowdown`, of a
         load beside them, lengthens them further. Deadlines come `delivery_s` earlier, but no more
         than a quarter of the TPOT SLO; see `NodeLimits.delivery_s_max`.
         """
-        if self.state is not LocalState.READY or not self.requests:
+        if self.state is not LocalState.READY or not self.requests or not self.promising:
             return None
         requests = self.requests.values()
         tpot_s = next(iter(requests)).order.slo.tpot_s
@@ -126,7 +140,9 @@ class LocalInstance:
         return lane
 
     def report(self, now_s: float) -> InstanceReport | None:
-        """None while it is not loaded."""
+        """None while it is not loaded. Its KV blocks are the most that it has until the resizes
+        under way are done: a controller that does not know of those must not give the rest away.
+        """
         if self.footprint is None or self.state is not LocalState.READY:
             return None
         return InstanceReport(
@@ -134,7 +150,7 @@ class LocalInstance:
             deployment=self.command.deployment,
             model_id=self.command.model.model_id,
             footprint=self.footprint,
-            kv_blocks=self.kv_blocks,
+            kv_blocks=max((self.kv_blocks, *self.resizing)),
             kv_blocks_used=self.kv_blocks_used,
             context_tokens_max=self.command.context_tokens_max,
             batch_max=self.command.batch_max,
@@ -172,16 +188,24 @@ class LocalNode:
     )
     linked: bool = False
     rss_bytes: int = 0
-    """At the last heartbeat."""
+    engine_bytes: int = 0
+    """Both at the last heartbeat."""
 
     def loading(self) -> bool:
         """Whether a load takes part of the machine."""
         at_it = (LocalState.LOADING, LocalState.ABANDONED)
         return any(instance.state in at_it for instance in self.instances.values())
 
+    def beat(self, due: HeartbeatDue) -> None:
+        """What the process and its engine say of themselves; starved instances may try again."""
+        self.rss_bytes, self.engine_bytes = due.rss_bytes, due.engine_bytes
+        for instance in self.instances.values():
+            instance.promising = True
+
     def heartbeat(self, now_s: float) -> Heartbeat:
         return Heartbeat(
             rss_bytes=self.rss_bytes,
+            engine_bytes=self.engine_bytes,
             instances=self.reports(now_s),
             load_slowdown=self.load_slowdown.latest,
         )

@@ -3,11 +3,12 @@
 Engines build and keep kernels for each size when they first meet it (OpenVINO on a CPU: 10 to 20 ms
 each), which the first burst on an instance would pay for with its deadlines. So it is done whenever
 nothing else is to be computed, the least sizes first; requests wait for one such iteration at most.
+A size that the KV cache does not hold is left until it does.
 """
 
 from collections import deque
 
-from mesh.core.node_state import LocalNode, LocalState
+from mesh.core.node_state import LocalInstance, LocalNode, LocalState
 from mesh.core.node_turn import NodeTurn
 from mesh.domain.actions import StartMeasure
 from mesh.domain.profile import IterationShape
@@ -30,8 +31,22 @@ def to_prime(*, batch_max: int, context_tokens_max: int, tokens_max: int) -> deq
 def grant(turn: NodeTurn, node: LocalNode) -> None:
     """Compute the next size of an instance that has some left."""
     for instance in node.instances.values():
-        if instance.state is LocalState.READY and instance.unprimed:
-            shape = instance.unprimed.popleft()
+        shape = _next_shape(instance) if instance.state is LocalState.READY else None
+        if shape is not None:
+            instance.unprimed.remove(shape)
             node.stepping = instance.instance_id
             turn.engine(StartMeasure(instance_id=instance.instance_id, shape=shape))
             return
+
+
+def _next_shape(instance: LocalInstance) -> IterationShape | None:
+    """The first that the KV cache has room for."""
+    footprint = instance.footprint
+    if footprint is None:
+        return None
+    free = instance.kv_blocks_next - instance.kv_blocks_used
+    for shape in instance.unprimed:
+        decode = shape.decode_batch * footprint.blocks_for(shape.decode_context_tokens)
+        if decode + footprint.blocks_for(shape.prefill_tokens) <= free:
+            return shape
+    return None

@@ -46,6 +46,14 @@ class LoadedInstance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResizedKv:
+    """A completed resize: the KV blocks in force, and how long it took."""
+
+    kv_blocks: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
     """A request as the engine sees it: token ids only.
 
@@ -106,3 +114,10 @@ class InstanceMemory:
     kv_blocks: int
     kv_blocks_used: int
     kv_block_bytes: int
+    kv_held_bytes: int
+    """What the KV cache takes of the device's memory now: at least what is in use. It may be less
+    than `kv_blocks` come to, where memory comes with use, and more for a while after a shrink."""
+
+    @property
+    def kv_used_bytes(self) -> int:
+        return self.kv_blocks_used * self.kv_block_bytes

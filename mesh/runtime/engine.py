@@ -20,6 +20,7 @@ from mesh.domain.steps import (
     InstanceMemory,
     LoadedInstance,
     LoadOrder,
+    ResizedKv,
     StepResult,
     TokenOutput,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "LoadOrder",
     "LoadedInstance",
     "Progress",
+    "ResizedKv",
     "StepResult",
     "TokenOutput",
 ]
@@ -95,10 +97,11 @@ class Engine(Protocol):
         """
         ...
 
-    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> int:
-        """Grow or shrink the KV cache between two steps; returns the blocks in force afterwards.
+    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
+        """Grow or shrink the KV cache between two steps, and say which blocks are in force then.
 
-        Running requests keep their tokens. A shrink never goes below the blocks in use.
+        Running requests keep their tokens. A shrink never goes below the blocks in use. What it
+        gives back may leave the device's memory after the call; `memory` says when.
         """
         ...
 

@@ -1,7 +1,7 @@
 """Carries out what the node core decides, through three ports: the link, the store, the engine.
 
 One performer for the live agent and the simulator. Engine calls run on two lanes, each in order:
-COMPUTE (submit, abort, step, measure, unload) and LOADING (load), beside it. The live lanes are
+COMPUTE (submit, abort, step, measure, resize, unload) and LOADING (load), beside it. The live lanes are
 threads; the simulator's run the call at once and post what came of it after the call's `elapsed_s`.
 """
 
@@ -16,6 +16,7 @@ from mesh.domain.actions import (
     StartImport,
     StartLoad,
     StartMeasure,
+    StartResize,
     StartStep,
     StartUnload,
     StopImport,
@@ -32,6 +33,8 @@ from mesh.domain.node_events import (
     MeasureBroke,
     MeasureFinished,
     NodeEvent,
+    ResizeBroke,
+    ResizeFinished,
     StepBroke,
     StepFinished,
     SubmitBroke,
@@ -107,6 +110,8 @@ class NodePerformer:
                 self._abort(action)
             case StartMeasure():
                 self._measure(action)
+            case StartResize():
+                self._resize(action)
             case StartLoad():
                 self._load(action)
             case StartUnload():
@@ -149,6 +154,25 @@ class NodePerformer:
                 )
                 if isinstance(result, MeshError)
                 else MeasureFinished(instance_id=action.instance_id, elapsed_s=result)
+            ),
+        )
+
+    def _resize(self, action: StartResize) -> None:
+        self._lanes.run(
+            Lane.COMPUTE,
+            lambda: self._engine.resize_kv(action.instance_id, action.kv_blocks),
+            lambda result: (
+                ResizeBroke(
+                    instance_id=action.instance_id,
+                    error=type(result).__name__,
+                    message=result.message,
+                )
+                if isinstance(result, MeshError)
+                else ResizeFinished(
+                    instance_id=action.instance_id,
+                    kv_blocks=result.kv_blocks,
+                    elapsed_s=result.elapsed_s,
+                )
             ),
         )
 

@@ -18,6 +18,7 @@ from mesh.domain.steps import (
     InstanceMemory,
     LoadedInstance,
     LoadOrder,
+    ResizedKv,
     StepResult,
     TokenOutput,
 )
@@ -132,7 +133,7 @@ class TextEngine:
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
         return self._inner.measure(instance_id, shape)
 
-    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> int:
+    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
         return self._inner.resize_kv(instance_id, kv_blocks)
 
     def memory(self) -> tuple[InstanceMemory, ...]:

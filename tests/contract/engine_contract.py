@@ -99,6 +99,17 @@ def _openvino() -> Engine:
     return OpenVinoEngine(threads=1, weights=WeightPrecision.F16, kv=KvPrecision.F32)
 
 
+def _openvino_copying() -> Engine:
+    from mesh_nodes.engines.openvino import KvPrecision, KvResize, OpenVinoEngine, WeightPrecision
+
+    return OpenVinoEngine(
+        threads=1,
+        weights=WeightPrecision.F16,
+        kv=KvPrecision.F32,
+        kv_resize=KvResize.COPYING,
+    )
+
+
 ENGINES = (
     EngineUnderTest(name="scripted", make=ScriptedEngine, write_model=write_tiny_model),
     EngineUnderTest(
@@ -110,5 +121,12 @@ ENGINES = (
         write_model=write_tiny_model,
         needs="openvino",
         walks=50,
+    ),
+    EngineUnderTest(
+        name="openvino-copying",
+        make=_openvino_copying,
+        write_model=write_tiny_model,
+        needs="openvino",
+        walks=20,
     ),
 )

@@ -1,11 +1,13 @@
 """Contract: the KV cache grows, shrinks, runs out and recovers, and no token changes with it."""
 
 import random
+import time
 
 from mesh.domain.ids import RequestId
 from tests.contract.conftest import LoadInstance
 from tests.contract.driving import Driver, greedy
 
+HELD_S_MAX = 10.0
 PROMPT = tuple(range(5, 45))
 
 
@@ -97,3 +99,17 @@ def test_all_blocks_come_back(driver: Driver) -> None:
         driver.submit(f"r{n}", [5 + n] * (1 + 17 * n), greedy(1 + n))
     driver.finish()
     assert driver.books.kv_blocks_used == 0
+
+
+def test_what_a_shrink_gives_back_is_held_no_more_before_long(driver: Driver) -> None:
+    driver.submit("r", PROMPT * 3, greedy(4))
+    driver.step(256)
+    driver.finish()
+    driver.submit("short", PROMPT[:3], greedy(30))
+    driver.step(256)
+    blocks = driver.resize(1)
+    give_up_s = time.monotonic() + HELD_S_MAX
+    while driver.books.kv_held_bytes > blocks * driver.books.kv_block_bytes:
+        assert time.monotonic() < give_up_s
+        time.sleep(0.001)
+    driver.finish()

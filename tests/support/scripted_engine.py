@@ -24,6 +24,7 @@ from mesh.runtime.engine import (
     LoadedInstance,
     LoadOrder,
     Progress,
+    ResizedKv,
     StepResult,
     TokenOutput,
 )
@@ -45,6 +46,7 @@ class Script:
 
     load_s: float = 0.0
     step_s: float = 0.0
+    resize_s: float = 0.0
     fail_loads: int = 0
     out_of_memory_loads: int = 0
     fail_steps: int = 0
@@ -114,6 +116,7 @@ class _Instance:
             kv_blocks=self.kv_blocks,
             kv_blocks_used=self.blocks_used,
             kv_block_bytes=KV_BLOCK_BYTES,
+            kv_held_bytes=self.kv_blocks * KV_BLOCK_BYTES,
         )
 
     def plan(self, prefill_tokens_max: int) -> tuple[list[tuple[_Sequence, int]], list[RequestId]]:
@@ -280,12 +283,13 @@ class ScriptedEngine:
             raise EngineError(f"instance {instance_id} is not measured: the script wants it so")
         return elapsed_s
 
-    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> int:
+    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
         instance = self._instance(instance_id)
+        self._sleep(self.script.resize_s)
         blocks = max(kv_blocks, instance.blocks_used, 1)
         self._claim((blocks - instance.kv_blocks) * KV_BLOCK_BYTES, instance_id)
         instance.kv_blocks = blocks
-        return blocks
+        return ResizedKv(kv_blocks=blocks, elapsed_s=self.script.resize_s)
 
     def memory(self) -> tuple[InstanceMemory, ...]:
         instances = sorted(self._instances.items())

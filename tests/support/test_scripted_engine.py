@@ -84,7 +84,7 @@ def test_memory_is_bounded_over_all_instances(tmp_path: Path) -> None:
     with pytest.raises(OutOfMemory):
         load(engine, tmp_path, kv_blocks=11)
     load(engine, tmp_path, kv_blocks=8)
-    assert engine.resize_kv(INSTANCE, 10) == 10
+    assert engine.resize_kv(INSTANCE, 10).kv_blocks == 10
     with pytest.raises(OutOfMemory):
         engine.resize_kv(INSTANCE, 11)
     assert engine.memory()[0].kv_blocks == 10

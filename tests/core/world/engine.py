@@ -4,6 +4,7 @@ It holds the node to what it may ask for: what a real engine would bear or refus
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mesh.domain.errors import EngineError, OutOfMemory
@@ -17,6 +18,7 @@ from mesh.domain.steps import (
     InstanceMemory,
     LoadedInstance,
     LoadOrder,
+    ResizedKv,
     StepResult,
     TokenOutput,
 )
@@ -25,6 +27,7 @@ from tests.core.cells import FOOTPRINT
 
 STEP_S = 0.01
 """Of every iteration, whatever its shape."""
+RESIZE_S = 0.002
 MEASURED_S = 0.12
 """Of every shape that is measured: three times are enough, and two such instances on a node are too
 many for a TPOT of 0.25 s.
@@ -45,6 +48,7 @@ class WorldEngine:
         self.fail_loads = 0
         self.fail_steps = 0
         self.fail_measures = 0
+        self.fail_resizes = 0
         self._orders: dict[InstanceId, LoadOrder] = {}
         self._running: dict[InstanceId, dict[RequestId, list[int]]] = {}
         self._asked: dict[RequestId, EngineRequest] = {}
@@ -60,10 +64,7 @@ class WorldEngine:
             self.fail_loads -= 1
             raise OutOfMemory("as told")
         assert order.instance_id not in self._orders
-        used = sum(FOOTPRINT.instance_bytes(o.kv_blocks) for o in self._orders.values())
-        size = FOOTPRINT.instance_bytes(order.kv_blocks)
-        assert used + size <= self.memory_bytes, "the controller promised a byte twice"
-        self._orders[order.instance_id] = order
+        self._take(order)
         self._running[order.instance_id] = {}
         return LoadedInstance(footprint=FOOTPRINT, kv_blocks=order.kv_blocks, elapsed_s=0.1)
 
@@ -126,8 +127,15 @@ class WorldEngine:
             raise EngineError("as told")
         return MEASURED_S
 
-    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> int:
-        raise EngineError("no test of the world resizes")
+    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
+        if instance_id not in self._orders:
+            raise EngineError(f"{instance_id} is not loaded")
+        if self.fail_resizes:
+            self.fail_resizes -= 1
+            raise OutOfMemory("as told")
+        blocks = max(kv_blocks, len(self._running[instance_id]), 1)
+        self._take(replace(self._orders[instance_id], kv_blocks=blocks))
+        return ResizedKv(kv_blocks=blocks, elapsed_s=RESIZE_S)
 
     def memory(self) -> tuple[InstanceMemory, ...]:
         return tuple(
@@ -137,12 +145,19 @@ class WorldEngine:
                 kv_blocks=self._orders[instance_id].kv_blocks,
                 kv_blocks_used=len(running),
                 kv_block_bytes=FOOTPRINT.kv_block_bytes,
+                kv_held_bytes=self._orders[instance_id].kv_blocks * FOOTPRINT.kv_block_bytes,
             )
             for instance_id, running in self._running.items()
         )
 
     def close(self) -> None:
         self._orders.clear()
+
+    def _take(self, order: LoadOrder) -> None:
+        """An instance of this size, in the place of itself if it is there."""
+        self._orders[order.instance_id] = order
+        used = sum(FOOTPRINT.instance_bytes(o.kv_blocks) for o in self._orders.values())
+        assert used <= self.memory_bytes, "the controller promised a byte twice"
 
     def held(self) -> dict[InstanceId, int]:
         """Requests by loaded instance."""

@@ -14,7 +14,7 @@ import openvino as ov
 
 from mesh_nodes.engines.openvino import paged_attention as names
 from mesh_nodes.engines.openvino.blocks import BlockPool
-from mesh_nodes.engines.openvino.kv_cache import FIRST_BLOCK
+from mesh_nodes.engines.openvino.kv_layers import FIRST_BLOCK
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 from mesh_nodes.engines.openvino.sequence import Sequence
 from mesh_nodes.engines.openvino.shapes import cut, padded

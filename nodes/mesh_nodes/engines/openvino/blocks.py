@@ -1,41 +1,48 @@
 """Which KV blocks of one instance are taken: the pool behind all its block tables.
 
-Low blocks go out first, so that a shrink finds the tail mostly empty. `kv_cache` owns the memory
-that the block numbers stand for; `instance` moves tokens as `moves_below` says.
+Blocks are numbered over the whole range that the cache may come to; its size in force bounds how
+many of them are taken at once. `kv_cache` owns the memory that the numbers stand for and chooses
+among the free ones; `instance` carries a resize out on both.
 """
 
-import heapq
+from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
+
+Blocks = npt.NDArray[np.int64]
+Choose = Callable[[Blocks, int], Blocks]
+"""So many of these free blocks, which are in ascending order."""
+
+
+def lowest(free: Blocks, count: int) -> Blocks:
+    return free[:count]
 
 
 class BlockPool:
-    """Blocks 0 to `blocks` - 1, each free or taken once."""
+    """Blocks 0 to `range_blocks` - 1, each free or taken once; at most `blocks` are taken."""
 
-    def __init__(self, blocks: int) -> None:
-        self._taken = np.zeros(blocks, np.bool_)
-        self._free = list(range(blocks))
-        """A heap; a sorted list is one."""
-
-    @property
-    def blocks(self) -> int:
-        return int(self._taken.size)
+    def __init__(
+        self, blocks: int, *, range_blocks: int | None = None, choose: Choose = lowest
+    ) -> None:
+        """`range_blocks`: as many as `blocks` unless given."""
+        self._taken = np.zeros(range_blocks or blocks, np.bool_)
+        self._choose = choose
+        self.blocks = blocks
+        self.used = 0
 
     @property
     def free(self) -> int:
-        return len(self._free)
-
-    @property
-    def used(self) -> int:
-        return self.blocks - self.free
+        return self.blocks - self.used
 
     def take(self, count: int) -> list[int]:
-        """The lowest free blocks. Raises ValueError when fewer than `count` are free."""
+        """Free blocks. Raises ValueError when fewer than `count` may still be taken."""
         if count > self.free:
             raise ValueError(f"{count} KV blocks wanted, {self.free} free")
-        blocks = [heapq.heappop(self._free) for _ in range(count)]
-        self._taken[blocks] = True
-        return blocks
+        chosen = self._choose(np.flatnonzero(~self._taken), count)
+        self._taken[chosen] = True
+        self.used += count
+        return chosen.tolist()
 
     def give_back(self, blocks: list[int]) -> None:
         """Raises ValueError when one of them is not taken."""
@@ -43,26 +50,34 @@ class BlockPool:
             if not self._taken[block]:
                 raise ValueError(f"KV block {block} is given back twice")
             self._taken[block] = False
-            heapq.heappush(self._free, block)
+        self.used -= len(blocks)
 
-    def moves_below(self, blocks: int) -> dict[int, int]:
-        """Where each taken block from `blocks` on must go for a shrink to `blocks`: the lowest
-        free places. Raises ValueError when more than `blocks` are taken.
+    def taken(self) -> Blocks:
+        """In ascending order."""
+        return np.flatnonzero(self._taken)
+
+    def places_below(self, blocks: int) -> Blocks:
+        """Where each of `taken` goes so that all are below `blocks`: those from there on to the
+        lowest free places. Raises ValueError when more than `blocks` are taken.
         """
-        if self.used > blocks:
-            raise ValueError(
-                f"{self.used} KV blocks are taken, no shrink to {blocks} can hold them"
-            )
-        tail = np.flatnonzero(self._taken[blocks:]) + blocks
-        holes = np.flatnonzero(~self._taken[:blocks])[: tail.size]
-        return dict(zip(tail.tolist(), holes.tolist(), strict=True))
+        self._check(blocks)
+        places = self.taken()
+        tail = places >= blocks
+        places[tail] = np.flatnonzero(~self._taken[:blocks])[: np.count_nonzero(tail)]
+        return places
 
-    def resize(self, blocks: int) -> None:
-        """Grow, or shrink once `moves_below(blocks)` has been carried out, which this assumes."""
-        moves = self.moves_below(blocks)
-        taken = np.zeros(blocks, np.bool_)
-        kept = min(blocks, self.blocks)
-        taken[:kept] = self._taken[:kept]
-        taken[list(moves.values())] = True
-        self._taken = taken
-        self._free = np.flatnonzero(~taken).tolist()
+    def resize(self, blocks: int, places: Blocks) -> None:
+        """Grow or shrink; each of `taken` is at its place from now on. Raises ValueError when more
+        than `blocks` are taken, or when the range has fewer.
+        """
+        self._check(blocks)
+        self._taken[:] = False
+        self._taken[places] = True
+        self.blocks = blocks
+
+    def _check(self, blocks: int) -> None:
+        if not self.used <= blocks <= self._taken.size:
+            raise ValueError(
+                f"{self.used} KV blocks are taken, the range has {self._taken.size}: "
+                f"no resize to {blocks}"
+            )

@@ -28,11 +28,13 @@ from mesh.runtime.engine import (
     LoadedInstance,
     LoadOrder,
     Progress,
+    ResizedKv,
     StepResult,
 )
 from mesh_nodes.engines.openvino.compilation import Compiler, KvPrecision, engine_errors
 from mesh_nodes.engines.openvino.footprint import estimate
 from mesh_nodes.engines.openvino.instance import Instance
+from mesh_nodes.engines.openvino.kv_cache import KvResize
 from mesh_nodes.engines.openvino.weights import WeightPrecision
 
 
@@ -54,13 +56,16 @@ class OpenVinoEngine:
         threads: int | None = None,
         weights: WeightPrecision = WeightPrecision.I8,
         kv: KvPrecision = KvPrecision.F16,
+        kv_resize: KvResize = KvResize.ELASTIC,
         available_bytes: Callable[[], int] = _available_bytes,
     ) -> None:
         """`threads`: cores to compute on, those that the process may use unless given.
+        `kv_resize`: how KV caches grow and shrink; tokens do not depend on it.
         `available_bytes` is asked before each load, which is refused when it is too little.
         """
         self._weights = weights
         self._kv = kv
+        self._kv_resize = kv_resize
         self._available_bytes = available_bytes
         self._compiler = Compiler(threads=threads or _cores(), weights=weights, kv=kv)
         self._instances: dict[InstanceId, Instance] = {}
@@ -118,8 +123,10 @@ class OpenVinoEngine:
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
         return self._instance(instance_id).measure(shape)
 
-    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> int:
-        return self._instance(instance_id).resize_kv(kv_blocks)
+    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
+        start_s = time.perf_counter()
+        blocks = self._instance(instance_id).resize_kv(kv_blocks)
+        return ResizedKv(kv_blocks=blocks, elapsed_s=time.perf_counter() - start_s)
 
     def memory(self) -> tuple[InstanceMemory, ...]:
         with self._lock:
@@ -156,7 +163,12 @@ class OpenVinoEngine:
         )
         progress("warm up", 0.9)
         with engine_errors(f"instance {order.instance_id} cannot be brought up"):
-            return Instance(order, graph, self.footprint(order.model).weights_bytes)
+            return Instance(
+                order,
+                graph,
+                weights_bytes=self.footprint(order.model).weights_bytes,
+                kv_resize=self._kv_resize,
+            )
 
     def _instance(self, instance_id: InstanceId) -> Instance:
         instance = self._instances.get(instance_id)

@@ -5,6 +5,7 @@ after the other, from the engine's compute thread, but for `memory`.
 """
 
 import time
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -25,7 +26,7 @@ from mesh_nodes.engines.measurable import check_measurable
 from mesh_nodes.engines.openvino.batch import BatchInputs, Plan, Work, plan
 from mesh_nodes.engines.openvino.blocks import BlockPool
 from mesh_nodes.engines.openvino.compilation import CompiledGraph, engine_errors
-from mesh_nodes.engines.openvino.kv_cache import KvCache
+from mesh_nodes.engines.openvino.kv_cache import KvResize, bind_kv_cache
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 from mesh_nodes.engines.openvino.sampling import choose
 from mesh_nodes.engines.openvino.sequence import Sequence
@@ -38,7 +39,14 @@ _RANGE_BLOCKS_MIN = 4096
 class Instance:
     """When OpenVINO fails in a step, EngineError leaves it and the step can be repeated."""
 
-    def __init__(self, order: LoadOrder, graph: CompiledGraph, weights_bytes: int) -> None:
+    def __init__(
+        self,
+        order: LoadOrder,
+        graph: CompiledGraph,
+        *,
+        weights_bytes: int,
+        kv_resize: KvResize = KvResize.ELASTIC,
+    ) -> None:
         """Reserve the KV cache and run one token, which makes the first real step quick.
 
         Raises OutOfMemory or EngineError.
@@ -52,13 +60,17 @@ class Instance:
         self._request = graph.model.create_infer_request()
         self._inputs = BatchInputs(graph.model, self._request)
         blocks_useful = order.batch_max * -(-order.context_tokens_max // BLOCK_TOKENS)
-        self._cache = KvCache(
+        self._range_blocks = max(order.kv_blocks, blocks_useful, _RANGE_BLOCKS_MIN)
+        self._cache = bind_kv_cache(
+            kv_resize,
             graph.model,
             self._request,
             blocks=order.kv_blocks,
-            range_blocks=max(order.kv_blocks, blocks_useful, _RANGE_BLOCKS_MIN),
+            range_blocks=self._range_blocks,
         )
-        self._pool = BlockPool(order.kv_blocks)
+        self._pool = BlockPool(
+            order.kv_blocks, range_blocks=self._range_blocks, choose=self._cache.claim
+        )
         self._sequences: dict[RequestId, Sequence] = {}
         """In the order of submission; the first `batch_max` take part in a step."""
         self._books = self._count()
@@ -73,8 +85,10 @@ class Instance:
         )
 
     def memory(self) -> InstanceMemory:
-        """As of the last call that changed it, whole, from whatever thread."""
-        return self._books
+        """As of the last call that changed it, whole, from whatever thread; but pages that go back
+        by and by are counted as of now.
+        """
+        return replace(self._books, kv_held_bytes=self._cache.held_bytes)
 
     def submit(self, request: EngineRequest) -> None:
         """Raises EngineError when the request can never run here; see `_refusal`."""
@@ -87,6 +101,8 @@ class Instance:
         sequence = self._sequences.pop(request_id, None)
         if sequence is not None:
             sequence.release(self._pool)
+            if not self._sequences:
+                self._cache.rest()
             self._books = self._count()
 
     def step(self, prefill_tokens_max: int) -> StepResult:
@@ -133,7 +149,7 @@ class Instance:
         try:
             for sequence in active:
                 sequence.reserve(sequence.left, self._pool)
-                self._cache.back(sequence.blocks())
+                self._cache.back(np.array(sequence.blocks(), np.int64))
             start_s = time.perf_counter()
             self._run(plan(active, shape.prefill_tokens, self._pool))
             return time.perf_counter() - start_s
@@ -145,15 +161,16 @@ class Instance:
         """See the engine port. Never above the range reserved at load, where no request of a full
         batch could use more.
         """
-        blocks = min(max(kv_blocks, self._pool.used, 1), self._cache.range_blocks)
-        moves = self._pool.moves_below(blocks)
-        self._cache.resize(blocks, moves)
-        if moves:
-            renumbered = np.arange(self._pool.blocks, dtype=np.int32)
-            renumbered[list(moves.keys())] = list(moves.values())
+        blocks = min(max(kv_blocks, self._pool.used, 1), self._range_blocks)
+        in_use = self._pool.taken()
+        places = self._pool.places_below(blocks) if self._cache.dense else in_use
+        self._cache.resize(blocks, in_use, places)
+        if not np.array_equal(in_use, places):
+            renumbered = np.zeros(self._range_blocks, np.int32)
+            renumbered[in_use] = places
             for sequence in self._sequences.values():
                 sequence.move(renumbered)
-        self._pool.resize(blocks)
+        self._pool.resize(blocks, places)
         self._books = self._count()
         return blocks
 
@@ -169,6 +186,7 @@ class Instance:
             kv_blocks=self._pool.blocks,
             kv_blocks_used=self._pool.used,
             kv_block_bytes=self._cache.block_bytes,
+            kv_held_bytes=self._cache.held_bytes,
         )
 
     def _run(self, planned: Plan) -> tuple[TokenOutput, ...]:

@@ -129,7 +129,7 @@ def test_out_of_blocks_starves_and_a_grow_feeds(engine: OpenVinoEngine, tiny: Ti
     second = engine.step(INSTANCE, 200)
     assert second.starved == (RequestId("b"),)
     assert [token.request_id for token in second.tokens] == ["a"]
-    assert engine.resize_kv(INSTANCE, 4) == 4
+    assert engine.resize_kv(INSTANCE, 4).kv_blocks == 4
     assert [token.request_id for token in engine.step(INSTANCE, 200).tokens] == ["a", "b"]
     while len((result := engine.step(INSTANCE, 200)).starved) < 2:
         assert result.tokens
@@ -149,7 +149,7 @@ def test_blocks_are_taken_as_tokens_come(loaded: OpenVinoEngine) -> None:
 def test_a_shrink_stops_at_the_blocks_in_use(loaded: OpenVinoEngine) -> None:
     loaded.submit(INSTANCE, request("r", PROMPT, greedy()))
     loaded.step(INSTANCE, 64)
-    assert loaded.resize_kv(INSTANCE, 1) == 2
+    assert loaded.resize_kv(INSTANCE, 1).kv_blocks == 2
     assert loaded.memory()[0].kv_blocks == 2
 
 

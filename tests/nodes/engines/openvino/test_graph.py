@@ -12,7 +12,7 @@ from mesh.runtime.engine import EngineRequest
 from mesh_nodes.engines.openvino.batch import BatchInputs, Work
 from mesh_nodes.engines.openvino.blocks import BlockPool
 from mesh_nodes.engines.openvino.compilation import Compiler, KvPrecision
-from mesh_nodes.engines.openvino.kv_cache import KvCache
+from mesh_nodes.engines.openvino.kv_elastic import ElasticKvCache
 from mesh_nodes.engines.openvino.sequence import Sequence
 from mesh_nodes.engines.openvino.weights import WeightPrecision
 from tests.nodes.engines.openvino.tiny import (
@@ -42,8 +42,8 @@ def computed_logits(
     graph = compiler.compile(model.info, model.path, CONTEXT_TOKENS_MAX, lambda *_: None)
     request = graph.model.create_infer_request()
     blocks = -(-len(tokens) // 32)
-    cache = KvCache(graph.model, request, blocks=blocks, range_blocks=blocks)
-    inputs, pool = BatchInputs(graph.model, request), BlockPool(cache.blocks)
+    cache = ElasticKvCache(graph.model, request, range_blocks=blocks)
+    inputs, pool = BatchInputs(graph.model, request), BlockPool(blocks, choose=cache.claim)
     sequence = Sequence(
         EngineRequest(
             request_id=RequestId("r"),

@@ -1,0 +1,1 @@
+"""What resizing a KV cache costs: the elastic way against the copying one."""

@@ -1,0 +1,105 @@
+"""A KV cache that is resized without a copy: a reserved range, pages under the blocks that hold.
+
+The model sees the whole range from the start, so a resize changes nothing for it: the size in force
+is a number in the block pool, and a shrink gives pages of free blocks back, wherever they lie. No
+token moves, unless blocks do not cover whole pages: then those of the tail move down first.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import openvino as ov
+
+from mesh_nodes.engines.openvino.blocks import Blocks
+from mesh_nodes.engines.openvino.held_blocks import HeldBlocks
+from mesh_nodes.engines.openvino.kv_layers import FIRST_BLOCK, back_blocks, layer_caches
+from mesh_nodes.engines.openvino.page_range import PAGE_BYTES, PageRange
+
+Spans = Sequence[tuple[int, int]]
+"""Where each cache begins in the range, and the bytes of its blocks."""
+_SLICE_BYTES = 16 * 2**20
+"""Given back at once, in 1.5 to 3 ms. In smaller slices it takes longer as a whole."""
+_REST_S = 0.25
+"""A request that comes this soon after the last one finds the blocks' pages in place."""
+
+
+class ElasticKvCache:
+    """See `kv_cache.KvCache`."""
+
+    def __init__(
+        self, compiled: ov.CompiledModel, request: ov.InferRequest, *, range_blocks: int
+    ) -> None:
+        """Raises OutOfMemory when the addresses cannot be had."""
+        layers = layer_caches(compiled)
+        sizes = [layer.size_bytes(range_blocks) for layer in layers]
+        self._range = PageRange(sum(sizes))
+        begins = np.cumsum([0, *sizes[:-1]]).tolist()
+        self._arrays = [
+            self._range.array(layer.element, layer.shape(range_blocks), begin)
+            for layer, begin in zip(layers, begins, strict=True)
+        ]
+        for layer, array in zip(layers, self._arrays, strict=True):
+            request.set_tensor(layer.port, ov.Tensor(array, shared_memory=True))
+        self.block_bytes = sum(layer.block_bytes for layer in layers)
+        self.dense = any(layer.block_bytes % PAGE_BYTES for layer in layers)
+        self._backed = np.zeros(range_blocks, np.bool_)
+        """Written by `back`, and held since."""
+        spans = [(begin, layer.block_bytes) for layer, begin in zip(layers, begins, strict=True)]
+        reach = max(-(-PAGE_BYTES // layer.block_bytes) for layer in layers)
+        self._held = HeldBlocks(
+            range_blocks,
+            slice_blocks=max(_SLICE_BYTES // self.block_bytes, 1),
+            shared_blocks=reach if self.dense else 0,
+            give_back=partial(_give_back, self._range, spans, self._backed),
+        )
+
+    @property
+    def held_bytes(self) -> int:
+        """Without the scratch block."""
+        return self._held.count * self.block_bytes
+
+    def claim(self, free: Blocks, count: int) -> Blocks:
+        """Waits, for a slice at most, where no free block is left but those just given back."""
+        return self._held.claim(free, count)
+
+    def back(self, blocks: Blocks) -> None:
+        back_blocks(self._arrays, blocks[~self._backed[blocks]])
+        self._backed[blocks] = True
+
+    def resize(self, blocks: int, in_use: Blocks, places: Blocks) -> None:
+        moved = in_use != places
+        if moved.any():
+            self._held.hold(places[moved])
+            pairs = zip(
+                (FIRST_BLOCK + in_use[moved]).tolist(),
+                (FIRST_BLOCK + places[moved]).tolist(),
+                strict=True,
+            )
+            for old, new in pairs:
+                for array in self._arrays:
+                    array[new] = array[old]
+        self._held.trim(places, keep=blocks)
+
+    def rest(self) -> None:
+        self._held.trim(np.zeros(0, np.int64), keep=0, after_s=_REST_S)
+
+    def close(self) -> None:
+        self._held.close()
+        self._range.close()
+        self._arrays = []
+
+
+def _give_back(
+    pages: PageRange, spans: Spans, backed: npt.NDArray[np.bool_], first: int, end: int
+) -> None:
+    """The pages of these blocks, in all layers. No method, since a cache that its own parts refer
+    to would outlive its last user until the garbage is collected.
+    """
+    backed[first:end] = False
+    for begin_bytes, block_bytes in spans:
+        pages.give_back(
+            begin_bytes + (FIRST_BLOCK + first) * block_bytes,
+            begin_bytes + (FIRST_BLOCK + end) * block_bytes,
+        )

@@ -1,0 +1,68 @@
+"""A range of addresses with memory of its own: pages come under it as it is written to.
+
+The KV caches lie in such ranges. Reserving one takes no memory, and giving pages back copies
+nothing; what is read there later is zeros. `kv_elastic` holds one large range for as long as an
+instance lives, `kv_copying` a new one for each size.
+"""
+
+import ctypes
+import mmap
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mesh.domain.errors import OutOfMemory
+from mesh.domain.units import format_bytes
+
+PAGE_BYTES = mmap.PAGESIZE
+_MAP_NORESERVE = 0x4000
+"""Linux: the range counts against no commit limit; the mmap module has no name for it."""
+# Unlike mmap.madvise, a foreign call lets other threads have the interpreter meanwhile.
+_madvise = ctypes.CDLL(None, use_errno=True).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class PageRange:
+    """Private to this process. It is unmapped once the last array over it is gone."""
+
+    def __init__(self, size_bytes: int) -> None:
+        """Whole pages. Raises OutOfMemory when so many addresses cannot be had."""
+        size_bytes = -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        try:
+            memory = mmap.mmap(-1, size_bytes, flags=flags)
+        except (OSError, OverflowError) as error:
+            raise OutOfMemory(
+                f"a KV range of {format_bytes(size_bytes)} cannot be reserved: "
+                f"{getattr(error, 'strerror', None) or error}",
+                hint="lower the context limit or the batch, or raise the address space limit",
+            ) from error
+        self._bytes = np.frombuffer(memory, np.uint8)
+
+    def array(
+        self, element: np.dtype[Any], shape: Sequence[int], begin_bytes: int
+    ) -> npt.NDArray[Any]:
+        """A view of the range from `begin_bytes` on."""
+        end_bytes = begin_bytes + int(np.prod(shape, dtype=np.int64)) * element.itemsize
+        return self._bytes[begin_bytes:end_bytes].view(element).reshape(shape)
+
+    def give_back(self, begin_bytes: int, end_bytes: int) -> None:
+        """Give the whole pages between the two back to the system; both may lie amid a page.
+
+        Raises OSError when the system refuses, as it does for pages that are locked in memory.
+        """
+        begin = -(-begin_bytes // PAGE_BYTES) * PAGE_BYTES
+        end = end_bytes // PAGE_BYTES * PAGE_BYTES
+        if begin >= end:
+            return
+        if _madvise(self._bytes.ctypes.data + begin, end - begin, mmap.MADV_DONTNEED):
+            number = ctypes.get_errno()
+            raise OSError(number, f"KV pages are not given back: {os.strerror(number)}")
+
+    def close(self) -> None:
+        """Give every page back, whoever still holds an array, and keep none to it."""
+        self.give_back(0, self._bytes.size)
+        self._bytes = self._bytes[:0].copy()
