@@ -81,14 +81,14 @@ def test_after_a_restart_loaded_instances_are_adopted_and_serve_at_once() -> Non
     submit = commands(cell.invoke(), SubmitRequest)[0]
     assert submit.instance_id == "chat-0-1"
     node = cell.core.cell.nodes[NodeId("n1")]
-    assert node.book.reserved_bytes == FOOTPRINT.instance_bytes(64)
+    assert node.station.promised_bytes == FOOTPRINT.instance_bytes(64)
 
 
 def test_an_instance_of_another_model_or_no_deployment_is_unloaded_but_booked_until_gone() -> None:
     cell = CellUnderTest(deployment())
     _, actions = cell.join(hello_with(report(model_id="sha256-ffff")))
     assert commands(actions, UnloadInstance)[0].instance_id == "chat-0-1"
-    assert cell.core.cell.nodes[NodeId("n1")].book.reserved_bytes > 0
+    assert cell.core.cell.nodes[NodeId("n1")].station.tracked_bytes > 0
     assert commands(cell.invoke(), SubmitRequest) == []
 
 
@@ -110,7 +110,7 @@ def test_an_instance_that_the_node_does_not_list_any_more_gets_no_new_work() -> 
         request_id=RequestId("r1"), attempt=1, error="EngineError", message="boom"
     )
     assert commands(cell.report(link, back), SubmitRequest) == []
-    assert cell.core.cell.nodes[NodeId("n1")].book.reserved_bytes > 0, "until it is gone"
+    assert cell.core.cell.nodes[NodeId("n1")].station.tracked_bytes > 0, "until it is gone"
 
 
 def test_a_silent_node_is_lost_after_its_lease_and_heartbeats_keep_it() -> None:

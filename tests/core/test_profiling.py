@@ -22,6 +22,7 @@ from mesh.domain.events import (
     StoreFailed,
 )
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId
+from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
     CancelProfile,
     InstanceGone,
@@ -40,6 +41,7 @@ from tests.support.profiles import PROFILE, profile
 
 OP, OP2 = OperationId("op-1"), OperationId("op-2")
 CHAT = DeploymentName("chat")
+LIMITS = CellLimits(delivery_s_max=0.02, kv_tokens_profiled=512)
 MEASURED = profile(measured_s=42.0)
 DONE = ProfileDone(operation_id=OP, profile=MEASURED)
 
@@ -57,7 +59,8 @@ def ask(
 
 
 def unmeasured_cell(*names: str) -> CellUnderTest:
-    return CellUnderTest(*(deployment(name) for name in names or ("chat",)), profiles=())
+    deployments = (deployment(name) for name in names or ("chat",))
+    return CellUnderTest(*deployments, profiles=(), limits=LIMITS)
 
 
 def measuring_cell() -> tuple[CellUnderTest, int, InstanceId]:
@@ -138,7 +141,7 @@ def test_a_new_instance_is_loaded_with_the_profile_that_was_measured() -> None:
 
 def test_profiles_are_shown_by_fingerprint_with_the_nodes_that_they_hold_for() -> None:
     elsewhere = profile(fingerprint="a/64")
-    cell = CellUnderTest(deployment(), profiles=(PROFILE, elsewhere))
+    cell = CellUnderTest(deployment(), profiles=(PROFILE, elsewhere), limits=LIMITS)
     cell.join(hello("n2", run_id="2"))
     cell.join(hello("n1", run_id="1"))
     cell.join(hello("n3", run_id="3", fingerprint="z/4"))
@@ -196,7 +199,7 @@ def test_an_idle_instance_makes_room_for_one_to_measure() -> None:
 
 
 def test_a_profile_loads_no_more_instances_than_a_deployment_may_have() -> None:
-    cell = CellUnderTest(deployment(replicas_max=1), profiles=())
+    cell = CellUnderTest(deployment(replicas_max=1), profiles=(), limits=LIMITS)
     cell.join(node("n1", instance("i1", "chat")))
     cell.join(node("n2"))
     reply = only(ask(cell, on="n2"), ReplyError)

@@ -54,7 +54,7 @@ class WatchedCell(SimulatedCell):
             assert held.overtaken <= LIMITS.overtaken_max
 
     def _is_loaded(self, name: str) -> bool:
-        return any(i.deployment == name and i.was_loaded for i in self.core.cell.instances.values())
+        return any(i.deployment == name and i.is_loaded for i in self.core.cell.instances.values())
 
     def _check(self, placed: RequestId, waiting: dict[RequestId, int]) -> None:
         still = self.core.cell.requests

@@ -5,6 +5,7 @@ from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import InstanceGone, LoadInstance, SubmitRequest, UnloadInstance
 from mesh.domain.reasons import FinishReason
+from mesh.domain.slo import Slo
 from tests.core.cells import MIB, CellUnderTest, commands, deployment, hello, request
 
 
@@ -17,12 +18,12 @@ def run_one(cell: CellUnderTest, name: str, of: str, link: int) -> InstanceId:
 
 
 def test_when_a_waiting_head_leaves_those_behind_it_may_fit() -> None:
-    """r2 needs all 16 blocks and r1 holds one of them; r3 needs one."""
-    cell = CellUnderTest(deployment(), limits=CellLimits(kv_tokens_wanted=512))
-    link, _ = cell.join()
+    """r2 needs all 16 blocks that the node has room for, and r1 holds one of them; r3 needs one."""
+    cell = CellUnderTest(deployment(slo=Slo(ttft_s=60.0)))
+    link, _ = cell.join(hello(memory_bytes=116 * MIB))
     load = commands(cell.invoke(request("r1", max_tokens=8)), LoadInstance)[0]
     cell.loaded(link, load.instance_id)
-    assert commands(cell.invoke(request("r2", max_tokens=500)), SubmitRequest) == []
+    assert commands(cell.invoke(request("r2", prompt=[1] * 500)), SubmitRequest) == []
     assert commands(cell.invoke(request("r3", max_tokens=8)), SubmitRequest) == []
     left = commands(cell.tell(CancelRequested(request_id=RequestId("r2"))), SubmitRequest)
     assert [s.order.request.request_id for s in left] == ["r3"]

@@ -3,12 +3,14 @@
 from mesh.domain.actions import DeliverTokens, RefuseRequest, SetTimer, TellWaiting
 from mesh.domain.events import (
     CancelRequested,
+    DrainRequested,
     KeepAliveExpired,
     NodeDisconnected,
     PlaceRetryDue,
     ShutdownRequested,
 )
-from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.ids import InstanceId, NodeId, OperationId, RequestId
+from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
     AbortRequest,
@@ -17,12 +19,15 @@ from mesh.domain.messages import (
     LoadInstance,
     LoadProgress,
     RequestReturned,
+    ResizeKv,
     SubmitRequest,
     UnloadInstance,
 )
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.slo import Slo
 from tests.core.cells import MIB, CellUnderTest, commands, deployment, hello, of_kind, only, request
+
+OP = OperationId("op-1")
 
 
 def serving_cell(**limits: int) -> tuple[CellUnderTest, int, InstanceId]:
@@ -182,20 +187,20 @@ def test_a_request_without_a_place_is_refused_when_its_first_token_cannot_be_in_
     assert refused.retry_after_s > 0
 
 
-def test_kv_room_is_held_for_every_token_that_a_request_may_come_to() -> None:
-    """Two requests of 500 tokens need 32 blocks; an instance with 16 takes one at a time."""
-    cell = CellUnderTest(deployment(), limits=CellLimits(kv_tokens_wanted=512))
-    link, _ = cell.join()
-    load = commands(cell.invoke(request(max_tokens=490)), LoadInstance)[0]
+def test_requests_are_placed_while_there_is_memory_for_what_they_are_expected_to_need() -> None:
+    """Two requests of 300 tokens need 20 blocks; a node with room for 16 takes one at a time."""
+    cell = CellUnderTest(deployment(slo=Slo(ttft_s=60.0)))
+    link, _ = cell.join(hello(memory_bytes=116 * MIB))
+    load = commands(cell.invoke(request(prompt=[1] * 300)), LoadInstance)[0]
     assert load.kv_blocks == 16
-    cell.invoke(request("r2", max_tokens=490))
+    cell.invoke(request("r2", prompt=[1] * 300))
     submitted = commands(cell.loaded(link, load.instance_id), SubmitRequest)
     assert [s.order.request.request_id for s in submitted] == ["r1"]
     done = cell.tokens(link, "r1", [7], finish=FinishReason.LENGTH)
     assert commands(done, SubmitRequest)[0].order.request.request_id == "r2"
 
 
-def test_an_idle_instance_is_unloaded_after_its_keep_alive_and_not_before() -> None:
+def test_an_idle_instance_is_parked_after_its_keep_alive_and_not_before() -> None:
     cell, link, instance_id = serving_cell()
     done = cell.tokens(link, "r1", [7], finish=FinishReason.STOP)
     first = only(done, SetTimer)
@@ -209,18 +214,19 @@ def test_an_idle_instance_is_unloaded_after_its_keep_alive_and_not_before() -> N
     assert cell.tell(first.timer) == [], "an old timer means nothing"
     assert isinstance(second.timer, KeepAliveExpired)
     cell.now_s = second.at_s
-    assert commands(cell.tell(second.timer), UnloadInstance)[0].instance_id == instance_id
+    (resize,) = commands(cell.tell(second.timer), ResizeKv)
+    assert (resize.instance_id, resize.kv_blocks) == (instance_id, 1)
+    assert cell.core.cell.instances[instance_id].state is InstanceState.PARKED
 
 
 def test_memory_is_free_again_only_when_the_node_says_that_the_instance_is_gone() -> None:
     cell, link, instance_id = serving_cell()
-    timer = only(cell.tokens(link, "r1", [7], finish=FinishReason.STOP), SetTimer)
-    cell.now_s = timer.at_s
-    cell.tell(timer.timer)
-    node = cell.core.cell.nodes[hello().node_id]
-    assert node.free_bytes < node.capacity_bytes
+    cell.tokens(link, "r1", [7], finish=FinishReason.STOP)
+    cell.tell(DrainRequested(operation_id=OP, node_id=NodeId("n1")))
+    station = cell.core.cell.nodes[hello().node_id].station
+    assert station.tracked_bytes > station.promised_bytes == 0
     cell.report(link, InstanceGone(instance_id=instance_id))
-    assert node.free_bytes == node.capacity_bytes
+    assert station.tracked_bytes == 0
 
 
 def test_a_waiting_model_reclaims_the_memory_of_an_idle_one_before_its_keep_alive() -> None:

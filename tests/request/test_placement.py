@@ -10,10 +10,8 @@ from mesh.policy.registry import policy
 from mesh.request.placement import (
     NoRoom,
     NoTime,
-    Reclaim,
     Start,
     StartNode,
-    Wait,
     place_instance,
 )
 from tests.core.cells import FOOTPRINT, MIB, deployment
@@ -27,7 +25,6 @@ class Node:
     free_bytes: int
     device: DeviceKind = DeviceKind.CPU
     capacity_bytes: int = 1000 * MIB
-    leaving_bytes: int = 0
     idle: tuple[tuple[InstanceId, int], ...] = ()
 
     def footprint_of(self, deployment: Deployment) -> Footprint:
@@ -37,14 +34,19 @@ class Node:
         return self.idle
 
 
-def place(*nodes: Node, busy: str = "") -> Start | Wait | Reclaim | NoRoom | NoTime:
+def kv_blocks(footprint: Footprint) -> tuple[int, int]:
+    """512 tokens at least, 1024 are wanted."""
+    return footprint.blocks_for(512), footprint.blocks_for(1024)
+
+
+def place(*nodes: Node, busy: str = "") -> Start | NoRoom | NoTime:
     """`busy` nodes, one letter each, have no time."""
 
     def has_time(node: StartNode) -> bool:
         return node.node_id not in busy
 
     return place_instance(
-        deployment(), nodes, kv_tokens_wanted=1024, policy=LLM_MESH, has_time=has_time
+        deployment(), nodes, kv_blocks=kv_blocks, policy=LLM_MESH, has_time=has_time
     )
 
 
@@ -60,7 +62,9 @@ def test_an_instance_starts_on_the_tightest_node_with_room() -> None:
 def test_idle_instances_make_room_oldest_first_and_no_more_than_needed() -> None:
     idle = ((InstanceId("x"), 50 * MIB), (InstanceId("y"), 50 * MIB), (InstanceId("z"), 50 * MIB))
     placed = place(Node(node_id=NodeId("a"), free_bytes=20 * MIB, idle=idle))
-    assert placed == Reclaim(instance_ids=(InstanceId("x"), InstanceId("y")))
+    assert isinstance(placed, Start)
+    assert placed.reclaim == (InstanceId("x"), InstanceId("y"))
+    assert placed.kv_blocks == 16, "no more is taken from others than is needed"
 
 
 def test_without_enough_idle_memory_nothing_is_unloaded_in_vain() -> None:
@@ -73,13 +77,13 @@ def test_no_node_at_all_is_no_room() -> None:
     assert place() == NoRoom(needed_bytes=0, largest_bytes=0)
 
 
-def test_room_that_is_about_to_appear_is_waited_for_before_another_is_unloaded() -> None:
+def test_nothing_is_unloaded_where_a_later_node_has_room() -> None:
     idle = ((InstanceId("x"), 150 * MIB),)
     first = Node(node_id=NodeId("a"), free_bytes=0, idle=idle)
-    leaving = Node(node_id=NodeId("b"), free_bytes=16 * MIB, leaving_bytes=100 * MIB)
-    assert place(first, leaving) == Wait()
-    too_little = Node(node_id=NodeId("b"), free_bytes=15 * MIB, leaving_bytes=100 * MIB)
-    assert place(first, too_little) == Reclaim(instance_ids=(InstanceId("x"),))
+    second = Node(node_id=NodeId("b"), free_bytes=116 * MIB)
+    placed = place(first, second)
+    assert isinstance(placed, Start)
+    assert (placed.node.node_id, placed.reclaim) == ("b", ())
 
 
 def test_no_room_is_in_vain_when_even_the_nearest_node_is_too_small() -> None:
@@ -109,7 +113,9 @@ def test_when_no_node_with_room_has_time_that_is_what_is_missing() -> None:
 def test_idle_instances_go_on_another_node_when_the_one_with_room_has_no_time() -> None:
     busy = Node(node_id=NodeId("a"), free_bytes=120 * MIB, idle=((InstanceId("x"), 50 * MIB),))
     full = Node(node_id=NodeId("b"), free_bytes=0, idle=((InstanceId("y"), 150 * MIB),))
-    assert place(busy, full, busy="a") == Reclaim(instance_ids=(InstanceId("y"),))
+    placed = place(busy, full, busy="a")
+    assert isinstance(placed, Start)
+    assert (placed.node.node_id, placed.reclaim) == ("b", ("y",))
 
 
 def test_time_is_asked_for_only_where_there_is_room() -> None:
@@ -123,5 +129,5 @@ def test_time_is_asked_for_only_where_there_is_room() -> None:
         Node(node_id=NodeId("a"), free_bytes=0),
         Node(node_id=NodeId("b"), free_bytes=120 * MIB),
     ]
-    place_instance(deployment(), nodes, kv_tokens_wanted=1024, policy=LLM_MESH, has_time=has_time)
+    place_instance(deployment(), nodes, kv_blocks=kv_blocks, policy=LLM_MESH, has_time=has_time)
     assert asked == ["b"]
