@@ -16,6 +16,7 @@ from mesh.domain.actions import (
     SendReport,
     SetTimer,
     StartLoad,
+    StartResize,
     StartStep,
     StartUnload,
     SubmitToEngine,
@@ -30,6 +31,7 @@ from mesh.domain.node_events import (
     LinkOpened,
     LoadFinished,
     NodeEvent,
+    ResizeFinished,
     StepFinished,
     UnloadFinished,
 )
@@ -157,6 +159,11 @@ class SimulatedCell:
             case SubmitToEngine(request=asked):
                 running = Running(asked, len(asked.prompt_tokens))
                 self.loaded[action.instance_id][asked.request_id] = running
+            case StartResize():
+                resized = ResizeFinished(
+                    instance_id=action.instance_id, kv_blocks=action.kv_blocks, elapsed_s=0.0
+                )
+                self._soon(0.0, resized)
             case StartStep():
                 self._step(action)
             case _:

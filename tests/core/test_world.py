@@ -17,7 +17,6 @@ from mesh.domain.ids import DeploymentName, OperationId, RequestId
 from mesh.domain.lifecycle import InstanceState, NodeState, RequestState
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.slo import Slo
-from mesh.memory.demand import least_instance_bytes
 from mesh.runtime.node_actions import Lane
 from tests.core.cells import FOOTPRINT, MIB, MODEL, deployment
 from tests.core.world.cell import LIMITS, World
@@ -29,7 +28,8 @@ NAMES = st.sampled_from([DeploymentName(name) for name in "abcd"])
 MEMORY_BYTES = (300 * MIB, 300 * MIB, 110 * MIB)
 """Room for two instances with little KV on two nodes, and for none on the third: four deployments
 compete for it."""
-LEAST_BYTES = least_instance_bytes(FOOTPRINT, MODEL.context_tokens_max)
+LEAST_BYTES = FOOTPRINT.instance_bytes(FOOTPRINT.blocks_for(MODEL.context_tokens_max))
+"""Of an instance that any request may be placed on."""
 
 
 class CellMachine(RuleBasedStateMachine):
@@ -128,6 +128,10 @@ class CellMachine(RuleBasedStateMachine):
         self.world.nodes[node].engine.fail_measures += 1
 
     @rule(node=NODES)
+    def fail_a_resize(self, node: int) -> None:
+        self.world.nodes[node].engine.fail_resizes += 1
+
+    @rule(node=NODES)
     def run_well(self, node: int) -> None:
         self.world.nodes[node].connect()
         self.world.nodes[node].run_all()
@@ -187,9 +191,9 @@ class CellMachine(RuleBasedStateMachine):
     def books_balance(self) -> None:
         cell = self.world.core.cell
         for node in cell.nodes.values():
-            held = sum(node.book.held_bytes(i) for i in node.instances)
-            assert node.book.reserved_bytes == held
-            assert held <= node.capacity_bytes
+            station = node.station
+            assert station.promised_bytes == sum(station.size_bytes(i) for i in node.instances)
+            assert station.tracked_bytes <= station.capacity_bytes
         for instance in cell.instances.values():
             self._check_instance(instance)
         for name, entry in cell.deployments.items():
@@ -200,10 +204,9 @@ class CellMachine(RuleBasedStateMachine):
     def _check_instance(self, instance: InstanceEntry) -> None:
         assert instance.state is not InstanceState.GONE
         assert instance.node.instances[instance.instance_id] is instance
-        assert instance.reserved_blocks == sum(
-            held.reserved_blocks for held in instance.requests.values()
+        assert instance.required_blocks == sum(
+            held.required_blocks for held in instance.requests.values()
         )
-        assert instance.reserved_blocks <= instance.kv_blocks
         assert instance.batch <= instance.batch_max
         assert all(held.instance is instance for held in instance.requests.values())
 
@@ -223,8 +226,8 @@ class CellMachine(RuleBasedStateMachine):
         for entry in self.world.core.cell.deployments.values():
             if entry.queue and not entry.queue[0].refused:
                 head = entry.queue[0].request
-                ready = [i for i in entry.instances.values() if i.takes_requests and i.was_loaded]
-                if any(i.has_room_for(head.tokens_max) for i in ready):
+                ready = [i for i in entry.instances.values() if i.takes_now and not i.is_full]
+                if any(_has_room(i, head.tokens_max) for i in ready):
                     since_s = before.get(head.request_id, now_s)
                     assert now_s <= since_s + LIMITS.place_retry_s
                     self.room_since_s[head.request_id] = since_s
@@ -282,7 +285,8 @@ class CellMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Once the faults end, every request ends, and idle cells are empty but for minima."""
         for node in self.world.nodes:
-            node.engine.fail_loads = node.engine.fail_steps = node.engine.fail_measures = 0
+            engine = node.engine
+            engine.fail_loads = engine.fail_steps = engine.fail_measures = engine.fail_resizes = 0
         self.world.settle(15.0)
         for node in self.world.nodes:
             self.drain(int(node.name[1:]), undo=True)
@@ -302,6 +306,12 @@ class CellMachine(RuleBasedStateMachine):
             loaded = node.engine.held()
             assert set(loaded) == set(cell.nodes[node.core_id()].instances)
             assert all(count == 0 for count in loaded.values()), "a place was leaked"
+
+
+def _has_room(instance: InstanceEntry, tokens: int) -> bool:
+    """Whether its KV cache would hold so many tokens more, all else being as it is."""
+    blocks = instance.required_blocks + instance.footprint.blocks_for(tokens)
+    return blocks <= instance.promised_blocks
 
 
 class FirstComeCellMachine(CellMachine):

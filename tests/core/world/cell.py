@@ -33,7 +33,12 @@ from tests.core.world.node import WorldNode
 SETTLE_STEP_S = 0.25
 """Well below every lease and pause, and coarse enough that a failing example shrinks in time."""
 LIMITS = CellLimits(
-    batch_max=4, kv_tokens_wanted=1024, queue_requests_max=8, place_retry_s=SETTLE_STEP_S
+    batch_max=4,
+    kv_tokens_profiled=1024,
+    kv_tokens_least=64,
+    parked_s_max=20.0,
+    queue_requests_max=8,
+    place_retry_s=SETTLE_STEP_S,
 )
 EXPECTED_ERRORS = {"NotFound", "AlreadyExists", "Unavailable", "Cancelled", "TornModel"}
 

@@ -52,6 +52,8 @@ class WorldEngine:
         self._orders: dict[InstanceId, LoadOrder] = {}
         self._running: dict[InstanceId, dict[RequestId, list[int]]] = {}
         self._asked: dict[RequestId, EngineRequest] = {}
+        self._blocks: dict[RequestId, int] = {}
+        """KV blocks that requests hold."""
 
     def footprint(self, model: ModelInfo) -> Footprint:
         return FOOTPRINT
@@ -72,6 +74,7 @@ class WorldEngine:
         self._orders.pop(instance_id, None)
         for request_id in self._running.pop(instance_id, {}):
             self._asked.pop(request_id, None)
+            self._blocks.pop(request_id, None)
 
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> None:
         if instance_id not in self._orders:
@@ -85,15 +88,19 @@ class WorldEngine:
     def abort(self, instance_id: InstanceId, request_id: RequestId) -> None:
         if request_id in self._running.get(instance_id, {}):
             del self._running[instance_id][request_id], self._asked[request_id]
+            self._blocks.pop(request_id, None)
 
     def step(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
         assert self._running.get(instance_id), "a step of an instance without work"
         if self.fail_steps:
             self.fail_steps -= 1
             raise EngineError("as told")
-        tokens = []
+        tokens, starved = [], []
         for request_id, so_far in list(self._running[instance_id].items()):
             asked = self._asked[request_id]
+            if not self._reserve(instance_id, asked, len(so_far)):
+                starved.append(request_id)
+                continue
             so_far.append(token_at(asked.prompt_tokens, len(so_far)))
             ended = len(so_far) >= asked.sampling.max_tokens
             tokens.append(
@@ -113,8 +120,8 @@ class WorldEngine:
             decode_batch=len(tokens),
             context_tokens=0,
             prefill_left=(),
-            starved=(),
-            kv_blocks_used=len(self._running[instance_id]),
+            starved=tuple(starved),
+            kv_blocks_used=self._used(instance_id),
             elapsed_s=STEP_S,
         )
 
@@ -133,7 +140,7 @@ class WorldEngine:
         if self.fail_resizes:
             self.fail_resizes -= 1
             raise OutOfMemory("as told")
-        blocks = max(kv_blocks, len(self._running[instance_id]), 1)
+        blocks = max(kv_blocks, self._used(instance_id), 1)
         self._take(replace(self._orders[instance_id], kv_blocks=blocks))
         return ResizedKv(kv_blocks=blocks, elapsed_s=RESIZE_S)
 
@@ -143,11 +150,11 @@ class WorldEngine:
                 instance_id=instance_id,
                 weights_bytes=FOOTPRINT.weights_bytes,
                 kv_blocks=self._orders[instance_id].kv_blocks,
-                kv_blocks_used=len(running),
+                kv_blocks_used=self._used(instance_id),
                 kv_block_bytes=FOOTPRINT.kv_block_bytes,
                 kv_held_bytes=self._orders[instance_id].kv_blocks * FOOTPRINT.kv_block_bytes,
             )
-            for instance_id, running in self._running.items()
+            for instance_id in self._running
         )
 
     def close(self) -> None:
@@ -158,6 +165,18 @@ class WorldEngine:
         self._orders[order.instance_id] = order
         used = sum(FOOTPRINT.instance_bytes(o.kv_blocks) for o in self._orders.values())
         assert used <= self.memory_bytes, "the controller promised a byte twice"
+
+    def _reserve(self, instance_id: InstanceId, asked: EngineRequest, output_tokens: int) -> bool:
+        """Have blocks for all of a request's tokens, or leave it with those that it has."""
+        blocks = FOOTPRINT.blocks_for(len(asked.prompt_tokens) + output_tokens)
+        more = blocks - self._blocks.get(asked.request_id, 0)
+        if self._used(instance_id) + more > self._orders[instance_id].kv_blocks:
+            return False
+        self._blocks[asked.request_id] = blocks
+        return True
+
+    def _used(self, instance_id: InstanceId) -> int:
+        return sum(self._blocks.get(request_id, 0) for request_id in self._running[instance_id])
 
     def held(self) -> dict[InstanceId, int]:
         """Requests by loaded instance."""
