@@ -1,9 +1,10 @@
 """The registry: what outlives the controller, in one SQLite file under its state folder.
 
 It holds the acknowledged deployments, the tokenizers of their models, what was measured of them,
-and how often a controller has started on this folder. A write has returned only when it is on disk
-(WAL, synchronous=FULL), so what was acknowledged survives `kill -9` and a power cut. One controller
-at a time: the file stays locked while it runs, and the kernel lets go of it when it dies.
+how long their answers turn out, and how often a controller has started on this folder. A write has
+returned only when it is on disk (WAL, synchronous=FULL), so what was acknowledged survives
+`kill -9` and a power cut. One controller at a time: the file stays locked while it runs, and the
+kernel lets go of it when it dies.
 """
 
 import sqlite3
@@ -16,6 +17,7 @@ from cattrs.preconf.json import make_converter
 
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import StorageError
+from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, ModelId
 from mesh.domain.profile import Profile
 from mesh.domain.text import TextAssets
@@ -46,7 +48,14 @@ CREATE TABLE profiles (
     PRIMARY KEY (model_id, fingerprint)
 ) STRICT;
 """
-_STEPS = (_SCHEMA_1, _SCHEMA_2)
+_SCHEMA_3 = """
+CREATE TABLE histories (
+    name TEXT PRIMARY KEY,
+    mean_tokens REAL NOT NULL,
+    requests INTEGER NOT NULL
+) STRICT;
+"""
+_STEPS = (_SCHEMA_1, _SCHEMA_2, _SCHEMA_3)
 """Each makes its schema of the one before it."""
 SCHEMA = len(_STEPS)
 """Kept in the file's user_version."""
@@ -103,6 +112,17 @@ class SqliteRegistry:
                 for model_id, fingerprint, body in rows
             )
 
+    def histories(self) -> dict[DeploymentName, OutputHistory]:
+        """Of the deployments that have ended requests, by name."""
+        with self._explained("read"):
+            rows = self._connection.execute(
+                "SELECT name, mean_tokens, requests FROM histories ORDER BY name"
+            )
+            return {
+                DeploymentName(name): OutputHistory(mean_tokens=mean_tokens, count=requests)
+                for name, mean_tokens, requests in rows
+            }
+
     def text(self, model_id: ModelId) -> TextAssets | None:
         """A model's tokenizer and template; None when no deployment has that model."""
         with self._explained("read"):
@@ -145,9 +165,12 @@ class SqliteRegistry:
             self._drop_unused_texts()
 
     def remove(self, name: DeploymentName) -> None:
-        """Forget a deployment, and its model's text when it was the last to use it."""
+        """Forget a deployment with its history, and its model's text when it was the last to use
+        it.
+        """
         with self._written():
             self._connection.execute("DELETE FROM deployments WHERE name = ?", (name,))
+            self._connection.execute("DELETE FROM histories WHERE name = ?", (name,))
             self._drop_unused_texts()
 
     def store_profile(self, profile: Profile) -> None:
@@ -156,6 +179,17 @@ class SqliteRegistry:
             self._connection.execute(
                 "INSERT OR REPLACE INTO profiles VALUES (?, ?, ?)",
                 (profile.model_id, profile.fingerprint, _CONVERTER.dumps(profile)),
+            )
+
+    def store_history(self, name: DeploymentName, history: OutputHistory) -> None:
+        """Write a deployment's history, over the earlier one. One of a deployment that is gone is
+        dropped: nobody would ever remove it.
+        """
+        with self._written():
+            self._connection.execute(
+                "INSERT OR REPLACE INTO histories SELECT ?1, ?2, ?3"
+                " WHERE EXISTS (SELECT 1 FROM deployments WHERE name = ?1)",
+                (name, history.mean_tokens, history.count),
             )
 
     def close(self) -> None:

@@ -117,6 +117,7 @@ def _opened_registry(
         limits=config.limits,
         deployments=registry.deployments(),
         profiles=registry.profiles(),
+        histories=registry.histories(),
     )
     return start, registry
 
@@ -144,6 +145,7 @@ class Controller:
             epoch=start.epoch,
             deployments=start.deployments,
             profiles=start.profiles,
+            histories=start.histories,
             limits=start.limits,
             policy=policy(start.policy),
         )

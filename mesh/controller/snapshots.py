@@ -4,7 +4,7 @@ from mesh import __version__
 from mesh.domain.lifecycle import InstanceState, NodeState
 from mesh.domain.views import CellSnapshot, CellStatus
 
-_LOADED = (InstanceState.READY, InstanceState.DRAINING)
+_LOADED = (InstanceState.READY, InstanceState.PARKED, InstanceState.DRAINING)
 
 
 def cell_status(snapshot: CellSnapshot, *, uptime_s: float, state_path: str) -> CellStatus:

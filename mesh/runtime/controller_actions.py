@@ -3,6 +3,7 @@
 One performer for the live cell and the simulator; only the objects behind the ports differ.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Protocol, assert_never
 
@@ -19,18 +20,22 @@ from mesh.domain.actions import (
     SendCommand,
     SetTimer,
     StoreDeployment,
+    StoreHistory,
     StoreProfile,
     TellWaiting,
 )
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import StorageError
 from mesh.domain.events import ControllerEvent, DeploymentStored, StoreFailed
+from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, OperationId
 from mesh.domain.messages import NodeCommand
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import TurnRule
 from mesh.domain.text import TextAssets
 from mesh.runtime.clock import Clock
+
+log = logging.getLogger(__name__)
 
 
 class NodeLinks(Protocol):
@@ -69,6 +74,8 @@ class Registry(Protocol):
     def remove(self, name: DeploymentName) -> None: ...
 
     def store_profile(self, profile: Profile) -> None: ...
+
+    def store_history(self, name: DeploymentName, history: OutputHistory) -> None: ...
 
 
 class ControllerPerformer:
@@ -120,10 +127,19 @@ class ControllerPerformer:
                 self._write(
                     action.operation_id, lambda: self._registry.store_profile(action.profile)
                 )
+            case StoreHistory():
+                self._write_history(action)
             case ReplyProgress() | ReplyDone() | ReplyError():
                 self._operators.reply(action)
             case _:
                 assert_never(action)
+
+    def _write_history(self, action: StoreHistory) -> None:
+        """Nobody waits for it: what is lost is learned again."""
+        try:
+            self._registry.store_history(action.name, action.history)
+        except StorageError as error:
+            log.warning("the output lengths of %s are not kept: %s", action.name, error.message)
 
     def _write(self, operation_id: OperationId, write: Callable[[], None]) -> None:
         try:

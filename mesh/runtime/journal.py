@@ -8,8 +8,8 @@ says what is needed to build that core.
 import contextlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,13 +20,15 @@ from mesh.domain.actions import ControllerAction, NodeAction
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import InvalidInput, StorageError
 from mesh.domain.events import ControllerEvent, ControllerTimer
+from mesh.domain.history import OutputHistory
+from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import CellLimits, NodeLimits
 from mesh.domain.messages import NodeCommand, NodeReport
 from mesh.domain.node_events import NodeEvent
 from mesh.domain.profile import Profile
 from mesh.runtime.host import Core
 
-FORMAT = 2
+FORMAT = 3
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ class ControllerStart:
     limits: CellLimits
     deployments: tuple[Deployment, ...]
     profiles: tuple[Profile, ...] = ()
+    histories: Mapping[DeploymentName, OutputHistory] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -334,6 +334,8 @@ class Instance(_message.Message):
     ITERATION_S_FIELD_NUMBER: _builtins.int
     CORRECTION_FIELD_NUMBER: _builtins.int
     PROFILE_FIELD_NUMBER: _builtins.int
+    KV_USED_BYTES_FIELD_NUMBER: _builtins.int
+    KV_REQUIRED_BYTES_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     deployment: _builtins.str
     node_id: _builtins.str
@@ -357,6 +359,9 @@ class Instance(_message.Message):
     """Measured over predicted iteration time, lately."""
     profile: _builtins.str
     """`measured`, or what its iteration times are scaled from."""
+    kv_used_bytes: _builtins.int
+    kv_required_bytes: _builtins.int
+    """What its requests are expected to need."""
     def __init__(
         self,
         *,
@@ -378,10 +383,12 @@ class Instance(_message.Message):
         iteration_s: _builtins.float = ...,
         correction: _builtins.float = ...,
         profile: _builtins.str = ...,
+        kv_used_bytes: _builtins.int = ...,
+        kv_required_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_headroom_least_s", b"_headroom_least_s", "_headroom_p50_s", b"_headroom_p50_s", "headroom_least_s", b"headroom_least_s", "headroom_p50_s", b"headroom_p50_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_headroom_least_s", b"_headroom_least_s", "_headroom_p50_s", b"_headroom_p50_s", "batch", b"batch", "batch_max", b"batch_max", "correction", b"correction", "deployment", b"deployment", "headroom_least_s", b"headroom_least_s", "headroom_p50_s", b"headroom_p50_s", "instance_id", b"instance_id", "iteration_s", b"iteration_s", "kv_blocks", b"kv_blocks", "kv_blocks_used", b"kv_blocks_used", "kv_bytes", b"kv_bytes", "load_s", b"load_s", "node_id", b"node_id", "phase", b"phase", "profile", b"profile", "share", b"share", "state", b"state", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_headroom_least_s", b"_headroom_least_s", "_headroom_p50_s", b"_headroom_p50_s", "batch", b"batch", "batch_max", b"batch_max", "correction", b"correction", "deployment", b"deployment", "headroom_least_s", b"headroom_least_s", "headroom_p50_s", b"headroom_p50_s", "instance_id", b"instance_id", "iteration_s", b"iteration_s", "kv_blocks", b"kv_blocks", "kv_blocks_used", b"kv_blocks_used", "kv_bytes", b"kv_bytes", "kv_required_bytes", b"kv_required_bytes", "kv_used_bytes", b"kv_used_bytes", "load_s", b"load_s", "node_id", b"node_id", "phase", b"phase", "profile", b"profile", "share", b"share", "state", b"state", "weights_bytes", b"weights_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__headroom_least_s: _TypeAlias = _typing.Literal["headroom_least_s"]  # noqa: Y015
     _WhichOneofArgType__headroom_least_s: _TypeAlias = _typing.Literal["_headroom_least_s", b"_headroom_least_s"]  # noqa: Y015
@@ -393,6 +400,41 @@ class Instance(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__headroom_p50_s) -> _WhichOneofReturnType__headroom_p50_s | None: ...
 
 Global___Instance: _TypeAlias = Instance  # noqa: Y015
+
+@_typing.final
+class MemoryOperation(_message.Message):
+    """A load, resize or unload that is promised, and runs or waits."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    NEEDED_IN_S_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    instance_id: _builtins.str
+    size_bytes: _builtins.int
+    """What its instance is to hold once it is done."""
+    running: _builtins.bool
+    needed_in_s: _builtins.float
+    """Negative when that has passed, infinite when nobody waits for it."""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        instance_id: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+        running: _builtins.bool = ...,
+        needed_in_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "kind", b"kind", "needed_in_s", b"needed_in_s", "running", b"running", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemoryOperation: _TypeAlias = MemoryOperation  # noqa: Y015
 
 @_typing.final
 class ListNodesRequest(_message.Message):
@@ -440,12 +482,16 @@ class Node(_message.Message):
     CORES_FIELD_NUMBER: _builtins.int
     ENGINE_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
-    MEMORY_RESERVED_BYTES_FIELD_NUMBER: _builtins.int
     RSS_BYTES_FIELD_NUMBER: _builtins.int
     SILENT_S_FIELD_NUMBER: _builtins.int
     INSTANCES_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     LOAD_SLOWDOWN_FIELD_NUMBER: _builtins.int
+    BASE_BYTES_FIELD_NUMBER: _builtins.int
+    PROMISED_BYTES_FIELD_NUMBER: _builtins.int
+    TRACKED_BYTES_FIELD_NUMBER: _builtins.int
+    UNACCOUNTED_BYTES_FIELD_NUMBER: _builtins.int
+    OPERATIONS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     state: _builtins.str
     device: _builtins.str
@@ -453,14 +499,26 @@ class Node(_message.Message):
     cores: _builtins.int
     engine: _builtins.str
     memory_bytes: _builtins.int
-    memory_reserved_bytes: _builtins.int
+    """Limit of the node's process."""
     rss_bytes: _builtins.int
     silent_s: _builtins.float
     fingerprint: _builtins.str
     load_slowdown: _builtins.float
     """By which a load lengthens the iterations beside it."""
+    base_bytes: _builtins.int
+    """What the process takes without any instance."""
+    promised_bytes: _builtins.int
+    """What instances will hold once all that was issued is done."""
+    tracked_bytes: _builtins.int
+    """What instances may hold now."""
+    unaccounted_bytes: _builtins.int
+    """RSS above what the process takes by itself and what the engine's books say."""
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___Instance]: ...
+    @_builtins.property
+    def operations(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemoryOperation]:
+        """The running ones first, then by deadline."""
+
     def __init__(
         self,
         *,
@@ -471,16 +529,20 @@ class Node(_message.Message):
         cores: _builtins.int = ...,
         engine: _builtins.str = ...,
         memory_bytes: _builtins.int = ...,
-        memory_reserved_bytes: _builtins.int = ...,
         rss_bytes: _builtins.int = ...,
         silent_s: _builtins.float = ...,
         instances: _abc.Iterable[Global___Instance] | None = ...,
         fingerprint: _builtins.str = ...,
         load_slowdown: _builtins.float = ...,
+        base_bytes: _builtins.int = ...,
+        promised_bytes: _builtins.int = ...,
+        tracked_bytes: _builtins.int = ...,
+        unaccounted_bytes: _builtins.int = ...,
+        operations: _abc.Iterable[Global___MemoryOperation] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "load_slowdown", b"load_slowdown", "memory_bytes", b"memory_bytes", "memory_reserved_bytes", b"memory_reserved_bytes", "node_id", b"node_id", "rss_bytes", b"rss_bytes", "silent_s", b"silent_s", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "load_slowdown", b"load_slowdown", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "operations", b"operations", "promised_bytes", b"promised_bytes", "rss_bytes", b"rss_bytes", "silent_s", b"silent_s", "state", b"state", "tracked_bytes", b"tracked_bytes", "unaccounted_bytes", b"unaccounted_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

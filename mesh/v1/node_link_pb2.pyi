@@ -36,6 +36,7 @@ class NodeCommand(_message.Message):
     PROFILE_INSTANCE_FIELD_NUMBER: _builtins.int
     CANCEL_PROFILE_FIELD_NUMBER: _builtins.int
     USE_PROFILE_FIELD_NUMBER: _builtins.int
+    RESIZE_KV_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -56,6 +57,8 @@ class NodeCommand(_message.Message):
     def cancel_profile(self) -> Global___CancelProfile: ...
     @_builtins.property
     def use_profile(self) -> Global___UseProfile: ...
+    @_builtins.property
+    def resize_kv(self) -> Global___ResizeKv: ...
     def __init__(
         self,
         *,
@@ -69,12 +72,13 @@ class NodeCommand(_message.Message):
         profile_instance: Global___ProfileInstance | None = ...,
         cancel_profile: Global___CancelProfile | None = ...,
         use_profile: Global___UseProfile | None = ...,
+        resize_kv: Global___ResizeKv | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_request", b"abort_request", "cancel_import", b"cancel_import", "cancel_profile", b"cancel_profile", "command", b"command", "import_model", b"import_model", "load_instance", b"load_instance", "profile_instance", b"profile_instance", "submit_request", b"submit_request", "unload_instance", b"unload_instance", "use_profile", b"use_profile", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_request", b"abort_request", "cancel_import", b"cancel_import", "cancel_profile", b"cancel_profile", "command", b"command", "import_model", b"import_model", "load_instance", b"load_instance", "profile_instance", b"profile_instance", "resize_kv", b"resize_kv", "submit_request", b"submit_request", "unload_instance", b"unload_instance", "use_profile", b"use_profile", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_request", b"abort_request", "cancel_import", b"cancel_import", "cancel_profile", b"cancel_profile", "command", b"command", "import_model", b"import_model", "load_instance", b"load_instance", "profile_instance", b"profile_instance", "submit_request", b"submit_request", "unload_instance", b"unload_instance", "use_profile", b"use_profile", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_request", b"abort_request", "cancel_import", b"cancel_import", "cancel_profile", b"cancel_profile", "command", b"command", "import_model", b"import_model", "load_instance", b"load_instance", "profile_instance", b"profile_instance", "resize_kv", b"resize_kv", "submit_request", b"submit_request", "unload_instance", b"unload_instance", "use_profile", b"use_profile", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["welcome", "import_model", "cancel_import", "load_instance", "unload_instance", "submit_request", "abort_request", "profile_instance", "cancel_profile", "use_profile"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["welcome", "import_model", "cancel_import", "load_instance", "unload_instance", "submit_request", "abort_request", "profile_instance", "cancel_profile", "use_profile", "resize_kv"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -201,6 +205,29 @@ class UnloadInstance(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UnloadInstance: _TypeAlias = UnloadInstance  # noqa: Y015
+
+@_typing.final
+class ResizeKv(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    KV_BLOCKS_FIELD_NUMBER: _builtins.int
+    instance_id: _builtins.str
+    kv_blocks: _builtins.int
+    """1 or more."""
+    def __init__(
+        self,
+        *,
+        instance_id: _builtins.str = ...,
+        kv_blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "kv_blocks", b"kv_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResizeKv: _TypeAlias = ResizeKv  # noqa: Y015
 
 @_typing.final
 class SubmitRequest(_message.Message):
@@ -356,6 +383,7 @@ class NodeReport(_message.Message):
     PROFILE_PROGRESS_FIELD_NUMBER: _builtins.int
     PROFILE_DONE_FIELD_NUMBER: _builtins.int
     PROFILE_FAILED_FIELD_NUMBER: _builtins.int
+    KV_RESIZED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___NodeHello: ...
     @_builtins.property
@@ -384,6 +412,8 @@ class NodeReport(_message.Message):
     def profile_done(self) -> Global___ProfileDone: ...
     @_builtins.property
     def profile_failed(self) -> Global___ProfileFailed: ...
+    @_builtins.property
+    def kv_resized(self) -> Global___KvResized: ...
     def __init__(
         self,
         *,
@@ -401,12 +431,13 @@ class NodeReport(_message.Message):
         profile_progress: Global___ProfileProgress | None = ...,
         profile_done: Global___ProfileDone | None = ...,
         profile_failed: Global___ProfileFailed | None = ...,
+        kv_resized: Global___KvResized | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "hello", b"hello", "import_done", b"import_done", "import_failed", b"import_failed", "import_progress", b"import_progress", "instance_gone", b"instance_gone", "instance_loaded", b"instance_loaded", "load_failed", b"load_failed", "load_progress", b"load_progress", "profile_done", b"profile_done", "profile_failed", b"profile_failed", "profile_progress", b"profile_progress", "report", b"report", "request_returned", b"request_returned", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "hello", b"hello", "import_done", b"import_done", "import_failed", b"import_failed", "import_progress", b"import_progress", "instance_gone", b"instance_gone", "instance_loaded", b"instance_loaded", "kv_resized", b"kv_resized", "load_failed", b"load_failed", "load_progress", b"load_progress", "profile_done", b"profile_done", "profile_failed", b"profile_failed", "profile_progress", b"profile_progress", "report", b"report", "request_returned", b"request_returned", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "hello", b"hello", "import_done", b"import_done", "import_failed", b"import_failed", "import_progress", b"import_progress", "instance_gone", b"instance_gone", "instance_loaded", b"instance_loaded", "load_failed", b"load_failed", "load_progress", b"load_progress", "profile_done", b"profile_done", "profile_failed", b"profile_failed", "profile_progress", b"profile_progress", "report", b"report", "request_returned", b"request_returned", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "hello", b"hello", "import_done", b"import_done", "import_failed", b"import_failed", "import_progress", b"import_progress", "instance_gone", b"instance_gone", "instance_loaded", b"instance_loaded", "kv_resized", b"kv_resized", "load_failed", b"load_failed", "load_progress", b"load_progress", "profile_done", b"profile_done", "profile_failed", b"profile_failed", "profile_progress", b"profile_progress", "report", b"report", "request_returned", b"request_returned", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["hello", "heartbeat", "import_progress", "import_done", "import_failed", "load_progress", "instance_loaded", "load_failed", "instance_gone", "tokens", "request_returned", "profile_progress", "profile_done", "profile_failed"]  # noqa: Y015
+    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["hello", "heartbeat", "import_progress", "import_done", "import_failed", "load_progress", "instance_loaded", "load_failed", "instance_gone", "tokens", "request_returned", "profile_progress", "profile_done", "profile_failed", "kv_resized"]  # noqa: Y015
     _WhichOneofArgType_report: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_report) -> _WhichOneofReturnType_report | None: ...
 
@@ -474,6 +505,7 @@ class NodeHello(_message.Message):
     INSTANCES_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
+    BASE_BYTES_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     run_id: _builtins.str
     device: _builtins.str
@@ -481,9 +513,12 @@ class NodeHello(_message.Message):
     cores: _builtins.int
     engine: _builtins.str
     memory_bytes: _builtins.int
+    """Limit of the node's process: what it takes without any instance, weights, KV caches."""
     version: _builtins.str
     fingerprint: _builtins.str
     """Equal on nodes of equal hardware, cores and engine."""
+    base_bytes: _builtins.int
+    """Of memory_bytes, what the process takes without any instance."""
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___InstanceReport]: ...
     def __init__(
@@ -499,10 +534,11 @@ class NodeHello(_message.Message):
         instances: _abc.Iterable[Global___InstanceReport] | None = ...,
         version: _builtins.str = ...,
         fingerprint: _builtins.str = ...,
+        base_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "run_id", b"run_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "run_id", b"run_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -515,9 +551,12 @@ class Heartbeat(_message.Message):
     RSS_BYTES_FIELD_NUMBER: _builtins.int
     INSTANCES_FIELD_NUMBER: _builtins.int
     LOAD_SLOWDOWN_FIELD_NUMBER: _builtins.int
+    ENGINE_BYTES_FIELD_NUMBER: _builtins.int
     rss_bytes: _builtins.int
     load_slowdown: _builtins.float
     """By which a load lengthens the iterations beside it. 0 means 1."""
+    engine_bytes: _builtins.int
+    """Weights and KV caches by the engine's books."""
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___InstanceReport]: ...
     def __init__(
@@ -526,10 +565,11 @@ class Heartbeat(_message.Message):
         rss_bytes: _builtins.int = ...,
         instances: _abc.Iterable[Global___InstanceReport] | None = ...,
         load_slowdown: _builtins.float = ...,
+        engine_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instances", b"instances", "load_slowdown", b"load_slowdown", "rss_bytes", b"rss_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_bytes", b"engine_bytes", "instances", b"instances", "load_slowdown", b"load_slowdown", "rss_bytes", b"rss_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -727,6 +767,39 @@ class InstanceGone(_message.Message):
 Global___InstanceGone: _TypeAlias = InstanceGone  # noqa: Y015
 
 @_typing.final
+class KvResized(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    KV_BLOCKS_FIELD_NUMBER: _builtins.int
+    ELAPSED_S_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    instance_id: _builtins.str
+    kv_blocks: _builtins.int
+    """In force now."""
+    elapsed_s: _builtins.float
+    error: _builtins.str
+    """Empty when it was done."""
+    message: _builtins.str
+    def __init__(
+        self,
+        *,
+        instance_id: _builtins.str = ...,
+        kv_blocks: _builtins.int = ...,
+        elapsed_s: _builtins.float = ...,
+        error: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["elapsed_s", b"elapsed_s", "error", b"error", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvResized: _TypeAlias = KvResized  # noqa: Y015
+
+@_typing.final
 class TokensReport(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -734,12 +807,17 @@ class TokensReport(_message.Message):
     OUTPUTS_FIELD_NUMBER: _builtins.int
     PREFILL_LEFT_FIELD_NUMBER: _builtins.int
     CORRECTION_FIELD_NUMBER: _builtins.int
+    STARVED_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     correction: _builtins.float
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.RequestTokens]: ...
     @_builtins.property
     def prefill_left(self) -> _containers.RepeatedCompositeFieldContainer[Global___PrefillLeft]: ...
+    @_builtins.property
+    def starved(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Requests that made no progress for want of KV blocks."""
+
     def __init__(
         self,
         *,
@@ -747,10 +825,11 @@ class TokensReport(_message.Message):
         outputs: _abc.Iterable[_model_pb2.RequestTokens] | None = ...,
         prefill_left: _abc.Iterable[Global___PrefillLeft] | None = ...,
         correction: _builtins.float = ...,
+        starved: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["correction", b"correction", "instance_id", b"instance_id", "outputs", b"outputs", "prefill_left", b"prefill_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["correction", b"correction", "instance_id", b"instance_id", "outputs", b"outputs", "prefill_left", b"prefill_left", "starved", b"starved"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,6 +11,7 @@ from mesh.domain.messages import (
     LoadInstance,
     NodeCommand,
     ProfileInstance,
+    ResizeKv,
     SubmitRequest,
     UnloadInstance,
     UseProfile,
@@ -20,7 +21,7 @@ from mesh.v1 import node_link_pb2 as pb
 from mesh.wire.codec_model import model_from_wire, model_to_wire
 from mesh.wire.codec_profile import profile_from_wire, profile_to_wire
 from mesh.wire.codec_request import submit_from_wire, submit_to_wire
-from mesh.wire.malformed import identifier, member, nothing_known, require
+from mesh.wire.malformed import at_least_one, identifier, member, nothing_known, require
 
 
 def welcome(heartbeat_s: float, turns: TurnRule) -> pb.NodeCommand:
@@ -42,6 +43,10 @@ def command_to_wire(command: NodeCommand) -> pb.NodeCommand:
                 abort_request=pb.AbortRequest(
                     request_id=command.request_id, attempt=command.attempt
                 )
+            )
+        case ResizeKv():
+            return pb.NodeCommand(
+                resize_kv=pb.ResizeKv(instance_id=command.instance_id, kv_blocks=command.kv_blocks)
             )
         case LoadInstance():
             return pb.NodeCommand(load_instance=_load_to_wire(command))
@@ -87,6 +92,12 @@ def command_from_wire(message: pb.NodeCommand) -> NodeCommand:
             return AbortRequest(
                 request_id=RequestId(identifier(abort.request_id, abort, "request_id")),
                 attempt=abort.attempt,
+            )
+        case "resize_kv":
+            resize = message.resize_kv
+            return ResizeKv(
+                instance_id=_instance_id(resize),
+                kv_blocks=at_least_one(resize.kv_blocks, resize, "kv_blocks"),
             )
         case "load_instance":
             return _load_from_wire(message.load_instance)
@@ -140,7 +151,9 @@ def _load_from_wire(message: pb.LoadInstance) -> LoadInstance:
 
 
 def _instance_id(
-    message: pb.LoadInstance | pb.UnloadInstance | pb.ProfileInstance | pb.UseProfile,
+    message: (
+        pb.LoadInstance | pb.UnloadInstance | pb.ResizeKv | pb.ProfileInstance | pb.UseProfile
+    ),
 ) -> InstanceId:
     return InstanceId(identifier(message.instance_id, message, "instance_id"))
 

@@ -1,14 +1,20 @@
-"""What a node reports of its loads: progress, done, failed, gone; to and from the wire."""
+"""What a node reports of loads and resizes: progress, done, failed, gone; to and from the wire."""
 
 from typing import assert_never
 
 from mesh.domain.ids import InstanceId
-from mesh.domain.messages import InstanceGone, InstanceLoaded, LoadFailed, LoadProgress
+from mesh.domain.messages import (
+    InstanceGone,
+    InstanceLoaded,
+    KvResized,
+    LoadFailed,
+    LoadProgress,
+)
 from mesh.v1 import node_link_pb2 as pb
 from mesh.wire.codec_model import footprint_from_wire, footprint_to_wire
-from mesh.wire.malformed import identifier, require
+from mesh.wire.malformed import duration_s, identifier, require
 
-LoadReport = InstanceLoaded | InstanceGone | LoadProgress | LoadFailed
+LoadReport = InstanceLoaded | InstanceGone | KvResized | LoadProgress | LoadFailed
 
 
 def load_report_to_wire(report: LoadReport) -> pb.NodeReport:
@@ -27,6 +33,15 @@ def load_report_to_wire(report: LoadReport) -> pb.NodeReport:
                 instance_id=instance_id, error=report.error, message=report.message
             )
             return pb.NodeReport(instance_gone=gone)
+        case KvResized():
+            resized = pb.KvResized(
+                instance_id=instance_id,
+                kv_blocks=report.kv_blocks,
+                elapsed_s=report.elapsed_s,
+                error=report.error,
+                message=report.message,
+            )
+            return pb.NodeReport(kv_resized=resized)
         case LoadProgress():
             progress = pb.LoadProgress(
                 instance_id=instance_id, phase=report.phase, share=report.share
@@ -60,6 +75,15 @@ def load_report_from_wire(message: pb.NodeReport) -> LoadReport:
             return InstanceGone(
                 instance_id=_instance_id(gone), error=gone.error, message=gone.message
             )
+        case "kv_resized":
+            resized = message.kv_resized
+            return KvResized(
+                instance_id=_instance_id(resized),
+                kv_blocks=resized.kv_blocks,
+                elapsed_s=duration_s(resized.elapsed_s, resized, "elapsed_s"),
+                error=resized.error,
+                message=resized.message,
+            )
         case "load_progress":
             progress = message.load_progress
             return LoadProgress(
@@ -76,6 +100,6 @@ def load_report_from_wire(message: pb.NodeReport) -> LoadReport:
 
 
 def _instance_id(
-    message: pb.InstanceLoaded | pb.InstanceGone | pb.LoadProgress | pb.LoadFailed,
+    message: (pb.InstanceLoaded | pb.InstanceGone | pb.KvResized | pb.LoadProgress | pb.LoadFailed),
 ) -> InstanceId:
     return InstanceId(identifier(message.instance_id, message, "instance_id"))

@@ -2,6 +2,7 @@
 
 from typing import assert_never
 
+from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, RequestId
 from mesh.domain.messages import (
     Heartbeat,
@@ -11,6 +12,7 @@ from mesh.domain.messages import (
     InstanceGone,
     InstanceLoaded,
     InstanceReport,
+    KvResized,
     LoadFailed,
     LoadProgress,
     NodeHello,
@@ -39,6 +41,7 @@ def report_to_wire(report: NodeReport) -> pb.NodeReport:
         case Heartbeat():
             beat = pb.Heartbeat(
                 rss_bytes=report.rss_bytes,
+                engine_bytes=report.engine_bytes,
                 instances=map(_instance_to_wire, report.instances),
                 load_slowdown=report.load_slowdown,
             )
@@ -52,7 +55,7 @@ def report_to_wire(report: NodeReport) -> pb.NodeReport:
                     message=report.message,
                 )
             )
-        case InstanceLoaded() | InstanceGone() | LoadProgress() | LoadFailed():
+        case InstanceLoaded() | InstanceGone() | KvResized() | LoadProgress() | LoadFailed():
             return load_report_to_wire(report)
         case ImportProgress() | ImportDone() | ImportFailed():
             return import_report_to_wire(report)
@@ -73,6 +76,7 @@ def report_from_wire(message: pb.NodeReport) -> NodeReport:
             beat = message.heartbeat
             return Heartbeat(
                 rss_bytes=beat.rss_bytes,
+                engine_bytes=beat.engine_bytes,
                 instances=tuple(_instance_from_wire(i) for i in beat.instances),
                 load_slowdown=factor_from_wire(beat.load_slowdown, beat, "load_slowdown"),
             )
@@ -84,7 +88,7 @@ def report_from_wire(message: pb.NodeReport) -> NodeReport:
                 error=returned.error,
                 message=returned.message,
             )
-        case "instance_loaded" | "instance_gone" | "load_progress" | "load_failed":
+        case "instance_loaded" | "instance_gone" | "kv_resized" | "load_progress" | "load_failed":
             return load_report_from_wire(message)
         case "import_progress" | "import_done" | "import_failed":
             return import_report_from_wire(message)
@@ -105,6 +109,7 @@ def _hello_to_wire(hello: NodeHello) -> pb.NodeHello:
         cores=hello.cores,
         engine=hello.engine,
         memory_bytes=hello.memory_bytes,
+        base_bytes=hello.base_bytes,
         instances=map(_instance_to_wire, hello.instances),
         version=hello.version,
         fingerprint=hello.fingerprint,
@@ -112,6 +117,12 @@ def _hello_to_wire(hello: NodeHello) -> pb.NodeHello:
 
 
 def _hello_from_wire(message: pb.NodeHello) -> NodeHello:
+    if message.base_bytes > message.memory_bytes:
+        raise InvalidInput(
+            f"NodeHello.base_bytes is {message.base_bytes}, above memory_bytes, which is "
+            f"{message.memory_bytes}: nothing is left for instances",
+            hint="give the node more --memory",
+        )
     return NodeHello(
         node_id=NodeId(identifier(message.node_id, message, "node_id")),
         run_id=identifier(message.run_id, message, "run_id"),
@@ -120,6 +131,7 @@ def _hello_from_wire(message: pb.NodeHello) -> NodeHello:
         cores=message.cores,
         engine=message.engine,
         memory_bytes=message.memory_bytes,
+        base_bytes=message.base_bytes,
         version=message.version,
         fingerprint=message.fingerprint,
         instances=tuple(_instance_from_wire(i) for i in message.instances),

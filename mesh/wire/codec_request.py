@@ -100,6 +100,7 @@ def tokens_to_wire(report: TokensReport) -> node_link_pb2.TokensReport:
             node_link_pb2.PrefillLeft(request_id=request_id, tokens=tokens)
             for request_id, tokens in report.prefill_left
         ],
+        starved=report.starved,
         correction=report.correction,
     )
 
@@ -110,6 +111,9 @@ def tokens_from_wire(message: node_link_pb2.TokensReport) -> TokensReport:
         outputs=tuple(_outputs(message.outputs)),
         prefill_left=tuple(
             (RequestId(left.request_id), left.tokens) for left in message.prefill_left
+        ),
+        starved=tuple(
+            RequestId(identifier(request_id, message, "starved")) for request_id in message.starved
         ),
         correction=factor_from_wire(message.correction, message, "correction"),
     )

@@ -1,5 +1,8 @@
 """Pictures of the cell for operators: deployments, nodes, instances, status, events."""
 
+import math
+
+from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
 from mesh.domain.reasons import DeviceKind, RefusalReason
@@ -9,6 +12,7 @@ from mesh.domain.views import (
     CellStatus,
     DeploymentSnapshot,
     InstanceSnapshot,
+    MemoryOperationView,
     NodeSnapshot,
     ProfileView,
 )
@@ -30,6 +34,8 @@ def instance_to_wire(instance: InstanceSnapshot) -> pb.Instance:
         kv_blocks_used=instance.kv_blocks_used,
         weights_bytes=instance.weights_bytes,
         kv_bytes=instance.kv_bytes,
+        kv_used_bytes=instance.kv_used_bytes,
+        kv_required_bytes=instance.kv_required_bytes,
         load_s=instance.load_s,
         phase=instance.phase,
         share=instance.share,
@@ -54,6 +60,8 @@ def instance_from_wire(message: pb.Instance) -> InstanceSnapshot:
         kv_blocks_used=message.kv_blocks_used,
         weights_bytes=message.weights_bytes,
         kv_bytes=message.kv_bytes,
+        kv_used_bytes=message.kv_used_bytes,
+        kv_required_bytes=message.kv_required_bytes,
         load_s=message.load_s,
         phase=message.phase,
         share=message.share,
@@ -62,6 +70,28 @@ def instance_from_wire(message: pb.Instance) -> InstanceSnapshot:
         iteration_s=message.iteration_s,
         correction=factor_from_wire(message.correction, message, "correction"),
         profile=message.profile,
+    )
+
+
+def operation_to_wire(operation: MemoryOperationView) -> pb.MemoryOperation:
+    return pb.MemoryOperation(
+        kind=operation.kind,
+        instance_id=operation.instance_id,
+        size_bytes=operation.size_bytes,
+        running=operation.running,
+        needed_in_s=operation.needed_in_s,
+    )
+
+
+def operation_from_wire(message: pb.MemoryOperation) -> MemoryOperationView:
+    if math.isnan(message.needed_in_s):
+        raise InvalidInput("MemoryOperation.needed_in_s is nan; it must be a number of seconds")
+    return MemoryOperationView(
+        kind=message.kind,
+        instance_id=InstanceId(message.instance_id),
+        size_bytes=message.size_bytes,
+        running=message.running,
+        needed_in_s=message.needed_in_s,
     )
 
 
@@ -103,8 +133,12 @@ def node_to_wire(node: NodeSnapshot) -> pb.Node:
         cores=node.cores,
         engine=node.engine,
         memory_bytes=node.memory_bytes,
-        memory_reserved_bytes=node.memory_reserved_bytes,
+        base_bytes=node.base_bytes,
+        promised_bytes=node.promised_bytes,
+        tracked_bytes=node.tracked_bytes,
         rss_bytes=node.rss_bytes,
+        unaccounted_bytes=node.unaccounted_bytes,
+        operations=map(operation_to_wire, node.operations),
         silent_s=node.silent_s,
         instances=map(instance_to_wire, node.instances),
         fingerprint=node.fingerprint,
@@ -121,8 +155,12 @@ def node_from_wire(message: pb.Node) -> NodeSnapshot:
         cores=message.cores,
         engine=message.engine,
         memory_bytes=message.memory_bytes,
-        memory_reserved_bytes=message.memory_reserved_bytes,
+        base_bytes=message.base_bytes,
+        promised_bytes=message.promised_bytes,
+        tracked_bytes=message.tracked_bytes,
         rss_bytes=message.rss_bytes,
+        unaccounted_bytes=message.unaccounted_bytes,
+        operations=tuple(operation_from_wire(o) for o in message.operations),
         silent_s=message.silent_s,
         instances=tuple(instance_from_wire(i) for i in message.instances),
         fingerprint=message.fingerprint,

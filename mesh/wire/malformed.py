@@ -4,6 +4,7 @@ The codecs use these checks on everything that comes off the wire. Bytes that ar
 become a `Malformed` in place of one, so that the call's handler can answer for them.
 """
 
+import math
 from collections.abc import Callable
 from enum import StrEnum
 from typing import TypeVar
@@ -62,6 +63,15 @@ def at_least_one(count: int, message: Message, field: str) -> int:
     if count < 1:
         raise InvalidInput(f"{_name(message)}.{field} is {count}; it must be 1 or more")
     return count
+
+
+def duration_s(value_s: float, message: Message, field: str) -> float:
+    """How long something took. Raises InvalidInput when it is negative or not finite."""
+    if not (math.isfinite(value_s) and value_s >= 0.0):
+        raise InvalidInput(
+            f"{_name(message)}.{field} is {value_s:g}; it must be 0 or more, and finite"
+        )
+    return value_s
 
 
 def identifier(text: str, message: Message, field: str) -> str:

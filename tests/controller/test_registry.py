@@ -17,6 +17,7 @@ from cattrs.preconf.json import make_converter
 from mesh.controller.registry import FILE_NAME, SCHEMA, SqliteRegistry
 from mesh.domain.deployment import Deployment, DeploymentSpec, Scaling
 from mesh.domain.errors import StorageError
+from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, ModelId
 from mesh.domain.text import TextAssets
 from tests.controller.live import FOOTPRINT, MODEL
@@ -90,6 +91,25 @@ def test_profiles_outlive_their_deployments_and_a_later_one_takes_the_place(
         assert (registry.deployments(), registry.profiles()) == ((), (elsewhere, PROFILE))
 
 
+def test_a_history_is_kept_as_long_as_its_deployment(tmp_path: Path) -> None:
+    a, b, gone = DeploymentName("a"), DeploymentName("b"), DeploymentName("gone")
+    early, late = OutputHistory(mean_tokens=12.5, count=5), OutputHistory(mean_tokens=31.0, count=6)
+    with opened(tmp_path) as registry:
+        assert registry.histories() == {}
+        for name in (a, b):
+            registry.store(deployment(name), TEXT)
+            registry.store_history(name, early)
+        registry.store_history(b, late)
+        registry.store_history(gone, late)
+        registry.store(replace(deployment("b"), context_tokens_max=128), None)
+    with opened(tmp_path) as registry:
+        assert registry.histories() == {a: early, b: late}
+        registry.remove(b)
+        registry.store(deployment("b"), TEXT)
+    with opened(tmp_path) as registry:
+        assert registry.histories() == {a: early}
+
+
 OF_SCHEMA_1 = """
 CREATE TABLE starts (epoch INTEGER NOT NULL);
 INSERT INTO starts VALUES (7);
@@ -109,22 +129,37 @@ CREATE TABLE deployments (
 INSERT INTO texts VALUES ('sha256-1', x'007b7d', 'x', '<s>', NULL, 1);
 PRAGMA user_version = 1;
 """
+TO_SCHEMA_2 = """
+CREATE TABLE profiles (
+    model_id TEXT NOT NULL,
+    fingerprint TEXT NOT NULL,
+    body TEXT NOT NULL,
+    PRIMARY KEY (model_id, fingerprint)
+) STRICT;
+PRAGMA user_version = 2;
+"""
 
 
-def test_a_file_without_profiles_is_brought_up_to_date_and_loses_nothing(tmp_path: Path) -> None:
-    """The schema before profiles were kept."""
+@pytest.mark.parametrize("earlier", [1, 2])
+def test_a_file_of_an_earlier_schema_is_brought_up_to_date_and_loses_nothing(
+    earlier: int, tmp_path: Path
+) -> None:
+    """1 has no profiles, 1 and 2 have no histories."""
     body = make_converter().dumps(deployment())
     plain = sqlite3.connect(tmp_path / FILE_NAME)
-    plain.executescript(OF_SCHEMA_1)
+    plain.executescript(OF_SCHEMA_1 if earlier == 1 else OF_SCHEMA_1 + TO_SCHEMA_2)
     with plain:
         plain.execute("INSERT INTO deployments VALUES ('chat', 'sha256-1', ?)", (body,))
     plain.close()
     with opened(tmp_path) as registry:
         assert (registry.epoch, registry.deployments()) == (8, (deployment(),))
         assert (registry.text(ModelId("sha256-1")), registry.profiles()) == (TEXT, ())
+        assert registry.histories() == {}
         registry.store_profile(PROFILE)
+        registry.store_history(DeploymentName("chat"), OutputHistory())
     with opened(tmp_path) as registry:
         assert (registry.epoch, registry.profiles()) == (9, (PROFILE,))
+        assert registry.histories() == {DeploymentName("chat"): OutputHistory()}
 
 
 KILLED = """

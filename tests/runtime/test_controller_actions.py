@@ -4,10 +4,11 @@ from typing import Any, cast
 
 import pytest
 
-from mesh.domain.actions import AcceptLink, StoreProfile
+from mesh.domain.actions import AcceptLink, StoreHistory, StoreProfile
 from mesh.domain.errors import StorageError
 from mesh.domain.events import ControllerEvent, DeploymentStored, StoreFailed
-from mesh.domain.ids import OperationId
+from mesh.domain.history import OutputHistory
+from mesh.domain.ids import DeploymentName, OperationId
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import TurnRule
 from mesh.runtime.controller_actions import ControllerPerformer
@@ -27,6 +28,11 @@ class Told:
         if self._full:
             raise StorageError("no space left")
         self.log.append(profile)
+
+    def store_history(self, name: DeploymentName, history: OutputHistory) -> None:
+        if self._full:
+            raise StorageError("no space left")
+        self.log.append((name, history))
 
     def accept(self, link_id: int, turns: TurnRule) -> None:
         self.log.append((link_id, turns))
@@ -54,6 +60,23 @@ def test_a_profile_that_cannot_be_written_is_told_as_such() -> None:
     told = Told(full=True)
     performer(told).perform(StoreProfile(operation_id=OPERATION, profile=PROFILE))
     assert told.log == [StoreFailed(operation_id=OPERATION, message="no space left")]
+
+
+HISTORY = StoreHistory(name=DeploymentName("chat"), history=OutputHistory(mean_tokens=9.0, count=5))
+
+
+def test_a_history_is_stored_and_nobody_hears_of_it() -> None:
+    told = Told()
+    performer(told).perform(HISTORY)
+    assert told.log == [(HISTORY.name, HISTORY.history)]
+
+
+def test_a_history_that_cannot_be_written_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    told = Told(full=True)
+    performer(told).perform(HISTORY)
+    assert told.log == []
+    (record,) = caplog.records
+    assert record.getMessage() == "the output lengths of chat are not kept: no space left"
 
 
 @pytest.mark.parametrize("turns", TurnRule)

@@ -13,6 +13,8 @@ from mesh.core.controller import ControllerCore
 from mesh.domain.actions import DeliverTokens
 from mesh.domain.errors import InvalidInput, StorageError
 from mesh.domain.events import ControllerEvent, NodeDisconnected
+from mesh.domain.history import OutputHistory
+from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import LoadInstance
 from mesh.domain.reasons import FinishReason
@@ -35,6 +37,7 @@ START = ControllerStart(
     limits=CellLimits(),
     deployments=(deployment(),),
     profiles=(PROFILE,),
+    histories={DeploymentName("chat"): OutputHistory(mean_tokens=61.5, count=9)},
 )
 
 
@@ -72,6 +75,7 @@ def fresh_core(start: ControllerStart) -> ControllerCore:
         epoch=start.epoch,
         deployments=start.deployments,
         profiles=start.profiles,
+        histories=start.histories,
         limits=start.limits,
         policy=policy(start.policy),
     )
@@ -117,14 +121,19 @@ def test_a_torn_last_line_ends_the_journal_and_other_damage_is_named(tmp_path: P
         read_journal(path)
 
 
-def test_a_start_without_profiles_is_read_as_one_that_knew_none(tmp_path: Path) -> None:
-    """Such starts are in journals of before profiles were kept."""
+@pytest.mark.parametrize(
+    ("left_out", "start"),
+    [("profiles", replace(START, profiles=())), ("histories", replace(START, histories={}))],
+)
+def test_a_start_that_leaves_out_what_it_knew_is_read_as_one_that_knew_nothing(
+    left_out: str, start: ControllerStart, tmp_path: Path
+) -> None:
     path = tmp_path / "journal"
     open_journal(path, START).close()
     line = json.loads(path.read_text())
-    del line["profiles"]
+    del line[left_out]
     path.write_text(json.dumps(line) + "\n")
-    assert read_journal(path)[0] == replace(START, profiles=())
+    assert read_journal(path)[0] == start
 
 
 def test_a_journal_of_another_format_and_what_is_none_are_refused(tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ import types
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from math import inf
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
+from mesh.domain.messages import NodeHello, ResizeKv
 from mesh.domain.profile import Grid, Profile
 from mesh.domain.views import CellStatus
 
@@ -40,6 +42,8 @@ BY_NAME: Mapping[str, st.SearchStrategy[Any]] = {
     "load_slowdown": ABOVE_0,
     "headroom_least_s": HEADROOMS,
     "headroom_p50_s": HEADROOMS,
+    "unaccounted_bytes": st.integers(-(2**63), 2**63 - 1),
+    "needed_in_s": HEADROOMS | st.just(inf),
 }
 
 
@@ -85,7 +89,15 @@ def grids(draw: st.DrawFn) -> Grid:
 def _built(kind: type) -> st.SearchStrategy[Any]:
     hints = get_type_hints(kind)
     parts = {f.name: _field(kind, f.name, hints[f.name]) for f in fields(kind)}
-    return st.fixed_dictionaries(parts).map(lambda given: kind(**given))
+    built = st.fixed_dictionaries(parts)
+    if kind is NodeHello:
+        built = built.map(_with_base_below_limit)
+    return built.map(lambda given: kind(**given))
+
+
+def _with_base_below_limit(hello: dict[str, Any]) -> dict[str, Any]:
+    base_bytes, memory_bytes = sorted((hello["base_bytes"], hello["memory_bytes"]))
+    return {**hello, "base_bytes": base_bytes, "memory_bytes": memory_bytes}
 
 
 def _field(owner: type, name: str, kind: Any) -> st.SearchStrategy[Any]:
@@ -97,6 +109,8 @@ def _field(owner: type, name: str, kind: Any) -> st.SearchStrategy[Any]:
         some = st.integers(1, 2**32 - 1)
         return st.none() | some if type(None) in get_args(kind) else some
     if owner is Profile and name in ("cores", "parameters", "weights_bytes"):
+        return st.integers(1, 2**32 - 1)
+    if owner is ResizeKv and name == "kv_blocks":
         return st.integers(1, 2**32 - 1)
     if name == "output_tokens" and kind is int:
         return U32
