@@ -16,6 +16,7 @@ from mesh.domain.actions import (
 )
 from mesh.domain.deployment import Deployment
 from mesh.domain.events import CancelRequested, ControllerEvent, InvokeRequested, LeaseCheckDue
+from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, OperationId, RequestId
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import NodeCommand
@@ -59,6 +60,7 @@ class World:
         self.rule = rule
         self.deployments = deployments
         self.profiles = profiles
+        self.histories: dict[DeploymentName, OutputHistory] = {}
         self.operations: dict[OperationId, bool] = {}
         """Whether each has been answered."""
         self.clients: dict[RequestId, Client] = {}
@@ -79,6 +81,7 @@ class World:
             limits=LIMITS,
             policy=policy(self.rule),
             profiles=self.profiles,
+            histories=self.histories,
         )
         performer = ControllerPerformer(
             links=self, clients=self, operators=self, registry=self, clock=self.clock
@@ -175,6 +178,9 @@ class World:
 
     def remove(self, name: DeploymentName) -> None:
         self.deployments = tuple(d for d in self.deployments if d.spec.name != name)
+
+    def store_history(self, name: DeploymentName, history: OutputHistory) -> None:
+        self.histories[name] = history
 
     def store_profile(self, profile: Profile) -> None:
         key = (profile.model_id, profile.fingerprint)
