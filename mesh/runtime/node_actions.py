@@ -1,8 +1,8 @@
 """Carries out what the node core decides, through three ports: the link, the store, the engine.
 
 One performer for the live agent and the simulator. Engine calls run on two lanes, each in order:
-COMPUTE (submit, abort, step, measure, resize, unload) and LOADING (load), beside it. The live lanes are
-threads; the simulator's run the call at once and post what came of it after the call's `elapsed_s`.
+COMPUTE (submit, abort, step, measure, resize, unload) and LOADING (load), beside it. The live lanes
+are threads; the simulator's run the call at once and post what came of it after its `elapsed_s`.
 """
 
 from collections.abc import Callable

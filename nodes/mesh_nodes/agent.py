@@ -177,5 +177,10 @@ class Agent:
 
     async def _beat(self) -> None:
         while True:
-            self._post(HeartbeatDue(rss_bytes=self._process.memory_info().rss))
+            books = self._engine.memory()
+            due = HeartbeatDue(
+                rss_bytes=self._process.memory_info().rss,
+                engine_bytes=sum(m.weights_bytes + m.kv_held_bytes for m in books),
+            )
+            self._post(due)
             await asyncio.sleep(HEARTBEAT_S)

@@ -16,8 +16,9 @@ from mesh.domain.steps import EngineCapabilities
 from mesh_nodes import cgroup
 
 MEMORY_SHARE = 0.7
-"""Of the usable memory, the default budget for weights and KV caches. The rest holds the process
-itself, imports, activations and what else runs on the machine."""
+"""Of the usable memory, the default limit of a node's process: weights, KV caches and the process
+itself. The rest is for imports, for what else runs on the machine, and for what no book shows:
+activations, and pages that an allocator keeps."""
 
 ISA_FLAGS = {
     "avx2": "avx2",
@@ -52,7 +53,7 @@ class Hardware:
 
     @property
     def budget_bytes(self) -> int:
-        """The default budget for weights and KV caches."""
+        """The default of `--memory`."""
         return int(self.memory_bytes * MEMORY_SHARE)
 
 

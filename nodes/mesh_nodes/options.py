@@ -32,7 +32,7 @@ class NodeOptions:
     name: NodeId
     device: DeviceKind
     memory_bytes: int
-    """Budget for weights and KV caches."""
+    """Limit of the node's process: weights, KV caches and what the process takes by itself."""
     threads: int
     """That one iteration computes with."""
     home: Path
@@ -82,8 +82,8 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     add(
         "--memory",
         metavar="SIZE",
-        help="budget for weights and KV caches, like 4GiB (default: 70%% of what this process may "
-        "use)",
+        help="limit of this process, like 4GiB: weights, KV caches and what it takes by itself "
+        "(default: 70%% of what the machine and its control groups allow)",
     )
     add("--threads", type=int, metavar="N", help="to compute with (default: the usable cores)")
     add(
@@ -115,7 +115,7 @@ def _memory_bytes(text: str | None, hardware: Hardware) -> int:
         raise InvalidInput(
             f"--memory {text} is {format_bytes(size_bytes)}; this process may use "
             f"{format_bytes(hardware.memory_bytes)}",
-            hint="give less than that: imports and activations need some too",
+            hint="give less than that: imports and other processes need some too",
         )
     return size_bytes
 

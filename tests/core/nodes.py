@@ -29,6 +29,9 @@ from mesh.domain.steps import LoadedInstance, StepResult, TokenOutput
 from tests.core.cells import FOOTPRINT, MODEL, only, request
 from tests.support.profiles import PROFILE
 
+RSS_BYTES, ENGINE_BYTES = 300, 200
+"""Of every heartbeat."""
+
 
 class NodeUnderTest:
     def __init__(self, turns: TurnRule = TurnRule.HEADROOM) -> None:
@@ -74,11 +77,12 @@ class NodeUnderTest:
         *tokens: TokenOutput,
         starved: Sequence[str] = (),
         prefill_left: Mapping[str, int] | None = None,
+        prefill_tokens: int = 0,
     ) -> list[NodeAction]:
-        """An iteration has ended: a decode of those that have tokens."""
+        """An iteration has ended: a decode of those that have tokens, beside so much of prompts."""
         result = StepResult(
             tokens=tokens,
-            prefill_tokens=0,
+            prefill_tokens=prefill_tokens,
             prefill_past_tokens=0,
             decode_batch=len(tokens),
             context_tokens=0,
@@ -90,7 +94,7 @@ class NodeUnderTest:
         return self.tell(StepFinished(instance_id=InstanceId(on), result=result))
 
     def heartbeat(self) -> Heartbeat:
-        actions = self.tell(HeartbeatDue(rss_bytes=1))
+        actions = self.tell(HeartbeatDue(rss_bytes=RSS_BYTES, engine_bytes=ENGINE_BYTES))
         return only(reports(actions), Heartbeat)
 
 

@@ -128,18 +128,6 @@ def test_a_resumed_request_keeps_its_place_in_time() -> None:
     assert submit.request.stop_token_ids == MODEL.stop_token_ids
 
 
-def test_out_of_blocks_the_request_with_the_longest_headroom_is_returned() -> None:
-    node = NodeUnderTest()
-    node.load()
-    node.submit("old", age_s=1.0)
-    node.submit("new")
-    node.step("i1", token("old", 0))
-    actions = node.step("i1", token("old", 1), starved=["new"])
-    assert only(actions, AbortInEngine).request_id == "new"
-    returned = [r for r in reports(actions) if isinstance(r, RequestReturned)]
-    assert [r.error for r in returned] == ["OutOfMemory"]
-
-
 def test_a_broken_iteration_returns_every_request_and_drops_the_instance() -> None:
     node = NodeUnderTest()
     node.load()

@@ -2,19 +2,23 @@
 
 import asyncio
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from mesh.core.node import NodeCore
 from mesh.domain.actions import NodeAction
-from mesh.domain.ids import NodeId
+from mesh.domain.ids import InstanceId, NodeId
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import NodeHello
-from mesh.domain.node_events import NodeEvent
+from mesh.domain.node_events import HeartbeatDue, NodeEvent
 from mesh.domain.reasons import DeviceKind
+from mesh.runtime.host import Recorder
 from mesh_nodes.agent import STOP_S_MAX, Agent
-from tests.support.scripted_engine import ScriptedEngine
+from tests.contract.engine_contract import StoredModel, write_tiny_model
+from tests.support.scripted_engine import KV_BLOCK_BYTES, WEIGHTS_BYTES, ScriptedEngine
 
 HELLO = NodeHello(
     node_id=NodeId("n1"),
@@ -27,16 +31,19 @@ HELLO = NodeHello(
 )
 
 
-def _agent(tmp_path: Path) -> Agent:
+def _agent(
+    tmp_path: Path, engine: ScriptedEngine | None = None, recorders: Sequence[Recorder] = ()
+) -> Agent:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
     return Agent(
-        engine=ScriptedEngine(),
+        engine=engine or ScriptedEngine(),
         identity=HELLO,
         limits=NodeLimits(),
         store_path=tmp_path / "store",
         controller=f"127.0.0.1:{port}",
+        recorders=recorders,
     )
 
 
@@ -71,3 +78,31 @@ async def test_a_core_that_fails_ends_the_agent_with_its_error(
     with pytest.raises(KeyError, match="no such instance"):
         await asyncio.wait_for(_agent(tmp_path).run(), 2 * STOP_S_MAX)
     assert len(told) == 1, "nothing more is asked of it"
+
+
+class FirstBeat:
+    """A recorder that keeps the first heartbeat."""
+
+    def __init__(self) -> None:
+        self.came: asyncio.Future[HeartbeatDue] = asyncio.get_running_loop().create_future()
+
+    def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
+        if isinstance(event, HeartbeatDue) and not self.came.done():
+            self.came.set_result(event)
+
+
+async def test_a_heartbeat_has_what_the_process_and_the_engines_books_say(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    info = write_tiny_model(tmp_path / "model")
+    order = StoredModel(info=info, path=tmp_path / "model").order(InstanceId("i1"))
+    engine.load(order, lambda phase, share: None)
+    engine.resize_kv(InstanceId("i1"), 7)
+    beat = FirstBeat()
+    agent = _agent(tmp_path, engine, recorders=[beat])
+    running = asyncio.create_task(agent.run())
+    due = await asyncio.wait_for(beat.came, 5)
+    assert due.engine_bytes == WEIGHTS_BYTES + 7 * KV_BLOCK_BYTES
+    rss_bytes = psutil.Process().memory_info().rss
+    assert rss_bytes / 2 < due.rss_bytes < rss_bytes * 2
+    agent.stop()
+    await asyncio.wait_for(running, 2 * STOP_S_MAX)

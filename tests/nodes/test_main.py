@@ -4,11 +4,15 @@ import re
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from mesh.domain.messages import NodeHello
 from mesh_nodes.main import main
+from mesh_nodes.options import NodeOptions
 from tests.support.scripted_engine import ScriptedEngine
+
+ENGINE_BYTES = 64 << 20
 
 
 def _lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -51,8 +55,9 @@ def test_usage_errors_exit_with_2_and_two_lines(
     assert hint.startswith("hint: ")
 
 
-def test_a_node_tells_its_fingerprint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With the threads that it computes with, and the engine that it has."""
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[NodeHello]:
+    """The hellos of the agents that are started, none of which does anything."""
     told: list[NodeHello] = []
 
     class Recorded:
@@ -66,10 +71,47 @@ def test_a_node_tells_its_fingerprint(monkeypatch: pytest.MonkeyPatch, tmp_path:
         async def run(self) -> None: ...
 
     monkeypatch.setattr("mesh_nodes.main.Agent", Recorded)
+    return told
+
+
+def test_a_node_tells_its_fingerprint(told: list[NodeHello], tmp_path: Path) -> None:
+    """With the threads that it computes with, and the engine that it has."""
     arguments = ["--home", str(tmp_path), "--threads", "3"]
     assert main(arguments, engine_of=lambda options: ScriptedEngine()) == 0
     (hello,) = told
     assert re.fullmatch(r"cpu/[^/ ]+/3-threads/([^/ ]+/)?scripted-1", hello.fingerprint)
+
+
+def test_a_node_tells_its_limit_and_what_its_process_takes_of_it(
+    told: list[NodeHello], tmp_path: Path
+) -> None:
+    """The latter once the engine is there."""
+    held: list[bytes] = []
+
+    def engine_of(options: NodeOptions) -> ScriptedEngine:
+        held.append(bytes(range(256)) * (ENGINE_BYTES // 256))
+        return ScriptedEngine()
+
+    before_bytes = psutil.Process().memory_info().rss
+    assert main(["--home", str(tmp_path), "--memory", "2GiB"], engine_of) == 0
+    (hello,) = told
+    assert hello.memory_bytes == 2 << 30
+    assert ENGINE_BYTES * 0.9 < hello.base_bytes - before_bytes < ENGINE_BYTES * 2
+
+
+def test_a_limit_that_leaves_nothing_for_models_is_refused_with_both_figures(
+    capsys: pytest.CaptureFixture[str], told: list[NodeHello], tmp_path: Path
+) -> None:
+    arguments = ["--home", str(tmp_path), "--memory", "3MiB"]
+    assert main(arguments, engine_of=lambda options: ScriptedEngine()) == 2
+    error, hint = _lines(capsys)
+    assert re.fullmatch(
+        r"error: the node's process may take 3\.0 MiB \(--memory\), and takes [0-9.]+ [MG]iB "
+        r"without any model",
+        error,
+    )
+    assert hint.startswith("hint: give --memory more")
+    assert told == [], "no agent was started"
 
 
 def test_help_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,19 +6,40 @@ from typing import TypeVar
 
 import pytest
 
-from mesh.domain.actions import StartLoad, StartMeasure
+from mesh.domain.actions import (
+    AbortInEngine,
+    NodeAction,
+    StartLoad,
+    StartMeasure,
+    StartResize,
+)
 from mesh.domain.errors import MeshError
-from mesh.domain.ids import InstanceId, OperationId
+from mesh.domain.ids import InstanceId, OperationId, RequestId
 from mesh.domain.messages import NodeReport
-from mesh.domain.node_events import MeasureBroke, MeasureFinished, NodeEvent
+from mesh.domain.node_events import (
+    AbortFinished,
+    MeasureBroke,
+    MeasureFinished,
+    NodeEvent,
+    ResizeBroke,
+    ResizeFinished,
+)
 from mesh.domain.profile import IterationShape
-from mesh.runtime.engine import LoadOrder, Progress
+from mesh.domain.request import SamplingParams
+from mesh.runtime.engine import EngineRequest, LoadOrder, Progress
 from mesh.runtime.node_actions import Lane, NodePerformer
 from tests.contract.engine_contract import StoredModel, write_tiny_model
-from tests.support.scripted_engine import Script, ScriptedEngine, measured_s
+from tests.support.scripted_engine import (
+    KV_BLOCK_BYTES,
+    WEIGHTS_BYTES,
+    Script,
+    ScriptedEngine,
+    measured_s,
+)
 
 R = TypeVar("R")
 INSTANCE = InstanceId("i-1")
+MEMORY_BYTES = WEIGHTS_BYTES + 100 * KV_BLOCK_BYTES
 SHAPE = IterationShape(decode_batch=2, decode_context_tokens=30)
 
 
@@ -54,15 +75,16 @@ class Around:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> ScriptedEngine:
-    """An instance is loaded; its steps take 20 ms, by its own account."""
-    engine = ScriptedEngine(Script(step_s=0.02), sleep=lambda seconds: None)
+    """An instance is loaded; its steps take 20 ms and resizes 3, by its own account."""
+    script = Script(step_s=0.02, resize_s=0.003)
+    engine = ScriptedEngine(script, memory_bytes=MEMORY_BYTES, sleep=lambda seconds: None)
     path = tmp_path / "model"
     stored = StoredModel(info=write_tiny_model(path), path=path)
     engine.load(stored.order(INSTANCE), lambda phase, share: None)
     return engine
 
 
-def perform(engine: ScriptedEngine, action: StartMeasure) -> tuple[Lane, NodeEvent | None]:
+def perform(engine: ScriptedEngine, action: NodeAction) -> tuple[Lane, NodeEvent | None]:
     around = Around()
     NodePerformer(engine=engine, lanes=around, link=around, models=around).perform(action)
     (came,) = around.events
@@ -83,3 +105,42 @@ def test_a_measure_that_fails_comes_back_with_its_cause(engine: ScriptedEngine) 
     assert isinstance(event, MeasureBroke)
     assert (event.instance_id, event.error) == (INSTANCE, "EngineError")
     assert "257 tokens" in event.message
+
+
+def test_a_resize_comes_back_with_the_blocks_in_force_and_its_time(engine: ScriptedEngine) -> None:
+    assert perform(engine, StartResize(instance_id=INSTANCE, kv_blocks=100)) == (
+        Lane.COMPUTE,
+        ResizeFinished(instance_id=INSTANCE, kv_blocks=100, elapsed_s=0.003),
+    )
+    assert engine.memory()[0].kv_blocks == 100
+
+
+def test_a_resize_that_fails_comes_back_with_its_cause(engine: ScriptedEngine) -> None:
+    lane, event = perform(engine, StartResize(instance_id=INSTANCE, kv_blocks=101))
+    assert lane is Lane.COMPUTE
+    assert isinstance(event, ResizeBroke)
+    assert (event.instance_id, event.error) == (INSTANCE, "OutOfMemory")
+    assert str(MEMORY_BYTES) in event.message
+
+
+def test_an_abort_comes_back_with_the_blocks_that_are_left_in_use(engine: ScriptedEngine) -> None:
+    """So do the books of an instance whose starved requests were taken back."""
+    for name, tokens in (("a", 32), ("b", 64), ("c", 32)):
+        engine.submit(
+            INSTANCE,
+            EngineRequest(
+                request_id=RequestId(name),
+                prompt_tokens=(5,) * tokens,
+                output_tokens=(),
+                sampling=SamplingParams(max_tokens=8),
+                stop_token_ids=(),
+            ),
+        )
+    engine.resize_kv(INSTANCE, 3)
+    assert engine.step(INSTANCE, 256).starved == ("c",)
+    for name, used in (("c", 3), ("b", 1), ("b", 1), ("a", 0)):
+        action = AbortInEngine(instance_id=INSTANCE, request_id=RequestId(name))
+        assert perform(engine, action) == (
+            Lane.COMPUTE,
+            AbortFinished(instance_id=INSTANCE, kv_blocks_used=used),
+        )
