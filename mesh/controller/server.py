@@ -33,7 +33,7 @@ from mesh.domain.events import ControllerEvent, LeaseCheckDue, ShutdownRequested
 from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import CellLimits
 from mesh.policy.registry import DEFAULT_POLICY, policy
-from mesh.report.narrate import narrate
+from mesh.report.narrate import Narrator
 from mesh.runtime.clock import LoopClock
 from mesh.runtime.controller_actions import ControllerPerformer
 from mesh.runtime.host import Host, Recorder
@@ -150,7 +150,7 @@ class Controller:
             policy=policy(start.policy),
         )
         clock = LoopClock(asyncio.get_running_loop())
-        self._log = CellLog(narrate=narrate, now_s=clock.now_s)
+        self._log = CellLog(narrate=Narrator(), now_s=clock.now_s)
         self._texts = Texts(find=registry.text, build=TextCodec)
         self._links = NodeLinks(post=self._post)
         operations = Operations(post=self._post, epoch=start.epoch)

@@ -36,10 +36,21 @@ from mesh.domain.messages import (
 )
 from mesh.domain.units import format_bytes
 from mesh.domain.views import CellLine
+from mesh.report.narrate_memory import MemoryStory
+
+
+class Narrator:
+    """All of a cell's story, decision by decision."""
+
+    def __init__(self) -> None:
+        self._memory = MemoryStory()
+
+    def __call__(self, event: object, actions: Sequence[object]) -> list[CellLine]:
+        return [*narrate(event, actions), *self._memory.lines(event, actions)]
 
 
 def narrate(event: object, actions: Sequence[object]) -> list[CellLine]:
-    """What happened, then what was decided on it."""
+    """What one decision says by itself: what happened, then what was decided on it."""
     lines = list(_happened(event))
     for action in actions:
         lines.extend(_decided(action))

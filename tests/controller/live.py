@@ -22,6 +22,7 @@ from mesh.domain.messages import (
     ImportProgress,
     InstanceGone,
     InstanceLoaded,
+    KvResized,
     LoadInstance,
     LoadProgress,
     NodeCommand,
@@ -30,6 +31,7 @@ from mesh.domain.messages import (
     ProfileDone,
     ProfileInstance,
     ProfileProgress,
+    ResizeKv,
     SubmitRequest,
     TokensReport,
     UnloadInstance,
@@ -105,8 +107,8 @@ def asking(*token_ids: int, max_tokens: int = 4) -> Invocation:
 
 
 class FakeNode:
-    """Imports, loads and measures at once, and answers a request with 'a's: as many as it asks
-    for, or none while `held`. What it is told is in `commands`.
+    """Imports, loads, resizes and measures at once, and answers a request with 'a's: as many as it
+    asks for, or none while `held`. What it is told is in `commands`.
     """
 
     def __init__(self, address: str, hello: NodeHello = HELLO) -> None:
@@ -201,6 +203,10 @@ class FakeNode:
                     ProfileProgress(operation_id=operation_id, phase="measure", share=0.5)
                 )
                 await self.send(ProfileDone(operation_id=operation_id, profile=PROFILE))
+            case ResizeKv(instance_id=instance_id, kv_blocks=kv_blocks):
+                await self.send(
+                    KvResized(instance_id=instance_id, kv_blocks=kv_blocks, elapsed_s=0.01)
+                )
             case UnloadInstance():
                 await self.send(InstanceGone(instance_id=command.instance_id))
             case SubmitRequest(order=order) if not self.held:

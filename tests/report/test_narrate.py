@@ -33,10 +33,11 @@ def test_a_request_that_scales_from_zero_tells_its_story() -> None:
     asked = InvokeRequested(request=request())
     actions = cell.tell(asked)
     lines = narrate(asked, actions)
+    (load,) = commands(actions, LoadInstance)
     assert [(line.kind, line.text) for line in lines] == [
-        ("instance", "load chat with 512 KV blocks")
+        ("instance", f"load chat with {load.kv_blocks} KV blocks")
     ]
-    link_loaded = cell.loaded(1, commands(actions, LoadInstance)[0].instance_id)
+    link_loaded = cell.loaded(1, load.instance_id)
     assert "to chat-1-1, 3 prompt tokens" in [line.text for line in narrate(None, link_loaded)]
 
 
