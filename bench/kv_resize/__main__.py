@@ -83,8 +83,10 @@ def measure(
         _note(f"decode, round {len(decoded)}: {100 * round_.cost_share:+.1f} %")
     _note("decode while pages go back")
     quiet_s, returning_s = _beside(lives[0], fixed, max(sizes_gb), draw)
-    for closing in (*lives, *served):
-        closing.close()
+    for live in lives:
+        live.close()
+    for instance in served:
+        instance.close()
     return Measured(
         resizes=found,
         decoded=decoded,
