@@ -19,9 +19,11 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.kv_resize.footprint import Footprint, measure_footprint
-from bench.kv_resize.live import LiveInstance
+from bench.kv_resize.live import DemoGraph, LiveInstance
 from bench.kv_resize.resizing import EMPTY, GROW, SHRINK, SPARE_SHARE, Resize, resizes
 from bench.kv_resize.serving import (
+    BATCH,
+    BLOCKS,
     Decoded,
     Served,
     decode_rounds,
@@ -34,8 +36,8 @@ SIZES_GB = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 RETURN_GB_MIN = 0.1
 """What goes back of less than this drowns in what else the process does."""
 ROUNDS = 3
-DECODE_ROUNDS = 6
-DECODE_STEPS = 64
+DECODE_ROUNDS = 8
+DECODE_STEPS = 96
 BESIDE_BATCH = 8
 BESIDE_ROUNDS = 3
 
@@ -66,23 +68,25 @@ def measure(
     footprint = measure_footprint(threads, draw)
     found: list[Resize] = []
     blocks_max = round(max(sizes_gb) * (1 + 2 * SPARE_SHARE) * 1e9 / 700_000)
-    lives = [LiveInstance(how, blocks_max, threads) for how in KvResize]
+    graph = DemoGraph(threads)
+    lives = [LiveInstance(graph, how, blocks_max) for how in KvResize]
     for number in range(rounds):
         for gigabytes in sizes_gb:
             for live in lives:
                 _note(f"round {number + 1} of {rounds}: {gigabytes} GB, {live.how}")
                 found += resizes(live, gigabytes, draw)
-    elastic, fixed = (Served(how, threads) for how in KvResize)
-    for served in (elastic, fixed):
-        served.load()
+    served = [graph.instance(how, kv_blocks=BLOCKS, batch_max=BATCH) for how in KvResize]
+    elastic, fixed = (Served(instance) for instance in served)
     decoded = []
     for round_ in decode_rounds(elastic, fixed, decode_rounds_, DECODE_STEPS, draw):
         decoded.append(round_)
         _note(f"decode, round {len(decoded)}: {100 * round_.cost_share:+.1f} %")
     _note("decode while pages go back")
     quiet_s, returning_s = _beside(lives[0], fixed, max(sizes_gb), draw)
-    for closing in (*lives, elastic, fixed):
-        closing.close()
+    for live in lives:
+        live.close()
+    for instance in served:
+        instance.close()
     return Measured(
         resizes=found,
         decoded=decoded,

@@ -7,9 +7,19 @@ there once for all instances, is not counted as the instance's.
 import random
 from dataclasses import dataclass
 
+from bench.demo_model import stored_model
+from bench.kv_resize.live import no_progress
 from bench.kv_resize.resident import resident_bytes
-from bench.kv_resize.serving import BATCH, Served, draw_prompts, wait_until
-from mesh_nodes.engines.openvino import KvResize
+from bench.kv_resize.serving import (
+    BATCH,
+    BLOCKS,
+    INSTANCE,
+    Served,
+    draw_prompts,
+    order,
+    wait_until,
+)
+from mesh_nodes.engines.openvino import OpenVinoEngine
 
 DECODES = 20
 
@@ -24,26 +34,30 @@ class Footprint:
 
 
 def measure_footprint(threads: int, draw: random.Random) -> Footprint:
-    served = Served(KvResize.ELASTIC, threads)
+    stored = stored_model()
+    engine = OpenVinoEngine(threads=threads)
+    engine.prepare(stored.info, stored.path, no_progress)
+    wanted = order(stored, kv_blocks=BLOCKS, batch_max=BATCH)
     try:
-        served.load()
-        _work(served, draw)
-        served.unload()
+        engine.load(wanted, no_progress)
+        _work(engine, draw)
+        engine.unload(INSTANCE)
         base = resident_bytes()
-        served.load()
-        _work(served, draw)
-        books = served.books
+        engine.load(wanted, no_progress)
+        _work(engine, draw)
+        (books,) = engine.memory()
         return Footprint(
             taken_bytes=resident_bytes() - base,
             booked_bytes=books.weights_bytes + books.kv_used_bytes,
-            packed_bytes=served.stored.info.parameters + books.kv_used_bytes,
+            packed_bytes=stored.info.parameters + books.kv_used_bytes,
         )
     finally:
-        served.close()
+        engine.close()
 
 
-def _work(served: Served, draw: random.Random) -> None:
+def _work(engine: OpenVinoEngine, draw: random.Random) -> None:
     """Serve a full batch for a while, and come to rest."""
+    served = Served(engine._instance(INSTANCE))
     served.begin(draw_prompts(draw, BATCH))
     for _ in range(DECODES):
         served.step_s()

@@ -10,9 +10,10 @@ from itertools import count
 import numpy as np
 
 from bench.demo_model import stored_model
-from mesh.domain.ids import DeploymentName, InstanceId, RequestId
+from bench.kv_resize.serving import CONTEXT_TOKENS, order
+from mesh.domain.ids import RequestId
 from mesh.domain.request import SamplingParams
-from mesh.domain.steps import EngineRequest, LoadOrder
+from mesh.domain.steps import EngineRequest
 from mesh_nodes.engines.openvino.compilation import Compiler, KvPrecision
 from mesh_nodes.engines.openvino.footprint import estimate
 from mesh_nodes.engines.openvino.instance import Instance
@@ -21,35 +22,41 @@ from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 from mesh_nodes.engines.openvino.sequence import Sequence
 from mesh_nodes.engines.openvino.weights import WeightPrecision
 
-CONTEXT_TOKENS = 2048
 REQUEST_BLOCKS = 32
 """So many hold the blocks in turns, each one every REQUEST_BLOCKS-th: one that ends leaves holes of
 one block each, the most there can be."""
 
 
-class LiveInstance:
-    """Owns its model; reaches into the instance to fill it."""
+class DemoGraph:
+    """The demo model compiled once, for several instances of it."""
 
-    def __init__(self, how: KvResize, blocks_max: int, threads: int) -> None:
-        self.how = how
-        stored = stored_model()
-        precision, kv = WeightPrecision.I8, KvPrecision.F16
-        compiler = Compiler(threads=threads, weights=precision, kv=kv)
-        compiler.prepare(stored.info, stored.path, _no_progress)
-        self._instance = Instance(
-            LoadOrder(
-                instance_id=InstanceId(how.value),
-                deployment=DeploymentName("bench"),
-                model=stored.info,
-                model_path=stored.path,
-                kv_blocks=1,
-                context_tokens_max=CONTEXT_TOKENS,
-                batch_max=-(-blocks_max * BLOCK_TOKENS // CONTEXT_TOKENS),
-            ),
-            compiler.compile(stored.info, stored.path, CONTEXT_TOKENS, _no_progress),
-            weights_bytes=estimate(stored.info, weights=precision, kv=kv).weights_bytes,
+    def __init__(self, threads: int) -> None:
+        self.stored = stored_model()
+        weights, kv = WeightPrecision.I8, KvPrecision.F16
+        compiler = Compiler(threads=threads, weights=weights, kv=kv)
+        compiler.prepare(self.stored.info, self.stored.path, no_progress)
+        self._graph = compiler.compile(
+            self.stored.info, self.stored.path, CONTEXT_TOKENS, no_progress
+        )
+        self._weights_bytes = estimate(self.stored.info, weights=weights, kv=kv).weights_bytes
+
+    def instance(self, how: KvResize, *, kv_blocks: int, batch_max: int) -> Instance:
+        return Instance(
+            order(self.stored, kv_blocks=kv_blocks, batch_max=batch_max),
+            self._graph,
+            weights_bytes=self._weights_bytes,
             kv_resize=how,
         )
+
+
+class LiveInstance:
+    """Reaches into its instance to fill it."""
+
+    def __init__(self, graph: DemoGraph, how: KvResize, blocks_max: int) -> None:
+        self.how = how
+        batch_max = -(-blocks_max * BLOCK_TOKENS // CONTEXT_TOKENS)
+        self._instance = graph.instance(how, kv_blocks=1, batch_max=batch_max)
+        stored = graph.stored
         self._vocabulary_tokens = stored.info.vocabulary_tokens
         self._numbers = count(1)
         self.block_bytes = self._instance.footprint.kv_block_bytes
@@ -106,5 +113,5 @@ class LiveInstance:
         )
 
 
-def _no_progress(phase: str, share: float) -> None:
+def no_progress(phase: str, share: float) -> None:
     pass

@@ -42,7 +42,7 @@ class BlockPool:
         chosen = self._choose(np.flatnonzero(~self._taken), count)
         self._taken[chosen] = True
         self.used += count
-        return chosen.tolist()
+        return [int(block) for block in chosen]
 
     def give_back(self, blocks: list[int]) -> None:
         """Raises ValueError when one of them is not taken."""
