@@ -24,7 +24,7 @@ def test_an_idle_deployment_goes_to_zero_and_comes_back(cell: LiveCell, tiny_mod
         cell.wait_for("the idle instance to go", lambda: cell.instance_count("chat") == 0)
     node = cell.node("n1")
     assert node is not None
-    assert node.memory_reserved_bytes == 0
+    assert node.promised_bytes == node.tracked_bytes == 0
 
 
 def test_a_minimum_of_replicas_is_loaded_ahead_and_stays(cell: LiveCell, tiny_model: Path) -> None:

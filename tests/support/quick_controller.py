@@ -17,6 +17,7 @@ def main() -> None:
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--queue-wait-s", type=float, default=CellLimits().queue_wait_s_max)
     parser.add_argument("--lease-s", type=float, default=CellLimits().node_lease_s)
+    parser.add_argument("--parked-s", type=float, default=0.3)
     parser.add_argument("--journal", type=Path)
     given = parser.parse_args()
     limits = replace(
@@ -25,6 +26,7 @@ def main() -> None:
         node_lease_s=given.lease_s,
         lease_check_s=0.1,
         load_retry_s=0.2,
+        parked_s_max=given.parked_s,
     )
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
     config = ControllerConfig(
