@@ -27,7 +27,7 @@ from mesh_nodes.main import main as run_node
     show_default=True,
     help="What it computes on.",
 )
-@click.option("--memory", metavar="SIZE", help="Weights and KV caches; default: 70 % of what is.")
+@click.option("--memory", metavar="SIZE", help="Limit of its process; default: 70 % of what is.")
 @click.option("--threads", type=int, help="Threads to compute with; default: the usable cores.")
 @click.option("--journal", metavar="FILE", help="Write every decision of this node there.")
 @home_option

@@ -25,7 +25,7 @@ WATCH_S = 0.2
     show_default="cpu",
     help="A node to start: cpu or gpu. Repeat it for several.",
 )
-@click.option("--memory", metavar="SIZE", help="Each node's weights and KV caches, such as 4GiB.")
+@click.option("--memory", metavar="SIZE", help="Limit of each node's process, such as 4GiB.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads that each node computes with.")
 @click.option(
     "--listen",

@@ -269,7 +269,8 @@ def test_a_part_of_a_prompt_is_progress() -> None:
     node = loaded_node()
     node.submit("a", prompt=300)
     node.submit("b", prompt=300)
-    actions = node.step("i1", prefill_left={"a": 44}, prefill_tokens=256, starved=["b"])
+    node.step("i1", prefill_left={"a": 172}, prefill_tokens=128)
+    actions = node.step("i1", prefill_left={"a": 44}, prefill_tokens=128, starved=["b"])
     assert only(actions, StartStep).instance_id == I1
 
 

@@ -208,7 +208,7 @@ def test_what_a_node_decides_about_memory_replays(node: HostedNode) -> None:
     start, decisions = read_journal(node.journal_path)
     kept = list(decisions)
     assert start == START
-    assert replay(NodeCore(limits=START.limits), kept) is None
+    assert replay(NodeCore(limits=START.limits), iter(kept)) is None
     events = [type(decision.event) for decision in kept]
     assert {ResizeFinished, ResizeBroke} <= set(events)
     resizes = [a for d in kept for a in d.actions if isinstance(a, StartResize)]
