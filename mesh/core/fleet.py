@@ -13,6 +13,7 @@ from mesh.core.operations import fail_operation, failed_on_node, progress, reply
 from mesh.core.profiling import profile_done, tell_of_load
 from mesh.core.queueing import tell_waiting
 from mesh.core.replicas import keep_minimum, trim_to_maximum
+from mesh.core.resizing import resized, restore, take_over
 from mesh.core.serving import deliver, give_back, relieve, requeue
 from mesh.core.turn import Turn
 from mesh.domain.actions import AcceptLink, CloseLink, ReplyDone, SendCommand, SetTimer
@@ -132,7 +133,7 @@ def report(turn: Turn, link_id: int, said: NodeReport) -> None:
         case InstanceGone():
             _gone(turn, said)
         case KvResized():
-            _resized(turn, node, said)
+            resized(turn, node, said)
         case LoadFailed():
             _load_failed(turn, said)
         case LoadProgress():
@@ -182,6 +183,8 @@ def _heartbeat(turn: Turn, node: NodeEntry, said: Heartbeat) -> None:
         else:
             known.kv_blocks_used = loaded.kv_blocks_used
             known.correction.told(loaded.correction, turn.now_s)
+            take_over(turn, known, loaded.kv_blocks)
+    restore(turn, node)
 
 
 def _loaded(turn: Turn, node: NodeEntry, said: InstanceLoaded) -> None:
@@ -247,19 +250,6 @@ def _gone(turn: Turn, said: InstanceGone) -> None:
     for held in held_here:
         requeue(turn, held, RefusalReason.ENGINE_FAILED, said.message or "its instance is gone")
     _room_changed(turn)
-
-
-def _resized(turn: Turn, node: NodeEntry, said: KvResized) -> None:
-    """A resize has ended, as wanted or not. What a failed grow was for is served from the blocks
-    that there are, or evicted when they do not do.
-    """
-    instance = turn.cell.instances.get(said.instance_id)
-    if instance is None:
-        return
-    instance.kv_blocks = said.kv_blocks
-    size_bytes = instance.footprint.instance_bytes(said.kv_blocks)
-    start_operations(turn, node, node.station.done(instance.instance_id, size_bytes))
-    turn.room_appeared = True
 
 
 def load_expired(turn: Turn, instance_id: InstanceId) -> None:

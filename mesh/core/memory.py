@@ -156,8 +156,14 @@ def shrink(turn: Turn, instance: InstanceEntry) -> None:
 def park(turn: Turn, instance: InstanceEntry) -> None:
     """An idle instance keeps its weights and gives its KV cache back."""
     instance.state = advance(INSTANCE, instance.state, InstanceState.PARKED)
-    resize(turn, instance, PARKED_BLOCKS, turn.now_s)
-    turn.room_appeared = True
+    park_cache(turn, instance)
+
+
+def park_cache(turn: Turn, instance: InstanceEntry) -> None:
+    """See to it that a parked instance holds next to no KV cache."""
+    if instance.state is InstanceState.PARKED and instance.promised_blocks > PARKED_BLOCKS:
+        resize(turn, instance, PARKED_BLOCKS, turn.now_s)
+        turn.room_appeared = True
 
 
 def resize(turn: Turn, instance: InstanceEntry, kv_blocks: int, needed_s: float) -> None:

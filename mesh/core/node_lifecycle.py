@@ -116,7 +116,9 @@ def resize(turn: NodeTurn, node: LocalNode, command: ResizeKv) -> None:
 
 
 def resized(turn: NodeTurn, node: LocalNode, event: ResizeFinished | ResizeBroke) -> None:
-    """The oldest resize under way has ended; also one that an earlier link asked for."""
+    """The oldest resize under way has ended. Of one that an earlier link asked for, heartbeats tell
+    what came of it: the answer would be taken for that of a later one.
+    """
     instance = node.instances.get(event.instance_id)
     if instance is None:
         return
@@ -127,6 +129,9 @@ def resized(turn: NodeTurn, node: LocalNode, event: ResizeFinished | ResizeBroke
             instance.kv_blocks, elapsed_s = event.kv_blocks, event.elapsed_s
         case ResizeBroke():
             error, message = event.error, event.message
+    if instance.unheard:
+        instance.unheard -= 1
+        return
     turn.report(
         KvResized(
             instance_id=event.instance_id,
@@ -241,6 +246,7 @@ def abandon(turn: NodeTurn, node: LocalNode) -> None:
         if instance.state is LocalState.LOADING:
             instance.state = LocalState.ABANDONED
         instance.unbooked = instance.state is not LocalState.READY
+        instance.unheard = len(instance.resizing)
         for held in list(instance.requests.values()):
             drop(turn, instance, held)
 

@@ -79,6 +79,8 @@ class LocalInstance:
     kv_blocks_used: int = 0
     resizing: deque[int] = field(default_factory=deque)
     """KV blocks that the resizes under way are to bring about, in their order."""
+    unheard: int = 0
+    """Of those, the first ones that an earlier link asked for: nobody waits for their answers."""
     promising: bool = True
     """False while its iteration is under way, and after one that computed nothing for want of KV
     blocks: it gets no turn then, but for one at each heartbeat, until the engine is asked for

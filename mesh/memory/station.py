@@ -132,6 +132,15 @@ class ReservationStation:
         holding.waiting = operation
         return self._wake()
 
+    def cancel(self, instance_id: InstanceId) -> tuple[MemoryOperation, ...]:
+        """Take back the operation of an instance that waits; none is no error."""
+        holding = self._holdings.get(instance_id)
+        if holding is None or holding.waiting is None:
+            return ()
+        promised_bytes, holding.waiting = holding.promised_bytes, None
+        self.promised_bytes += holding.promised_bytes - promised_bytes
+        return self._wake()
+
     def done(self, instance_id: InstanceId, size_bytes: int) -> tuple[MemoryOperation, ...]:
         """The operation that runs on an instance has ended, done or failed, and left it with so
         much. 0 bytes: it is gone, and so is what was to follow.

@@ -1,6 +1,7 @@
 """The controller core on memory: who gets how much KV cache, what waits for what, who gives way."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
@@ -21,7 +22,9 @@ from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
     AbortRequest,
+    Heartbeat,
     InstanceGone,
+    InstanceReport,
     KvResized,
     LoadFailed,
     LoadInstance,
@@ -108,6 +111,24 @@ class MemoryCell(CellUnderTest):
             instance_id=instance.instance_id, idle_since_s=instance.idle_since_s
         )
         return self.tell(timer)
+
+
+def heard(*instances: InstanceEntry) -> tuple[InstanceReport, ...]:
+    """What the node says of instances that are as the books have them."""
+    return tuple(
+        InstanceReport(
+            instance_id=i.instance_id,
+            deployment=i.deployment,
+            model_id=i.model_id,
+            footprint=i.footprint,
+            kv_blocks=i.kv_blocks,
+            kv_blocks_used=0,
+            context_tokens_max=i.context_tokens_max,
+            batch_max=i.batch_max,
+            batch=i.batch,
+        )
+        for i in instances
+    )
 
 
 def only_one(actions: Sequence[object], kind: type[A]) -> A:
@@ -362,3 +383,35 @@ def test_a_profile_is_measured_with_a_large_cache() -> None:
     wanted = FOOTPRINT.blocks_for(LIMITS.kv_tokens_profiled)
     assert only_one(asked, ResizeKv).kv_blocks == wanted
     assert commands(cell.resized(instance, wanted), ProfileInstance)
+
+
+def test_when_a_shrink_fails_what_was_promised_of_it_is_taken_back_at_the_next_heartbeat() -> None:
+    """Of 11 blocks each of two caches has some; `a` is to give up 3, which `b` is waiting for."""
+    cell = MemoryCell("a", "b", kv_blocks=15, weights=2)
+    first, second = cell.load("a"), cell.load("b")
+    assert (first.kv_blocks, second.kv_blocks) == (7, 7)
+    cell.finish("a1")
+    assert first.promised_blocks == 3
+    cell.ask("b2", "b")
+    assert second.promised_blocks == 12
+    assert [o.kind for o in cell.station.waiting()] == ["resize"]
+    cell.resized(first, 7, error="EngineError")
+    assert cell.station.free_bytes == -4 * MIB
+    assert commands(cell.starved(second, "b2"), AbortRequest) == [], "it has to wait"
+    restored = cell.report(cell.link, Heartbeat(rss_bytes=1, instances=heard(first, second)))
+    assert only_one(restored, ResizeKv) == ResizeKv(instance_id=first.instance_id, kv_blocks=3)
+    cell.resized(first, 7, error="EngineError")
+    again = cell.report(cell.link, Heartbeat(rss_bytes=1, instances=heard(first, second)))
+    assert only_one(again, ResizeKv).instance_id == first.instance_id
+    assert cell.resized(first, 3)
+
+
+def test_a_heartbeat_tells_of_a_size_that_nobody_here_asked_for() -> None:
+    cell = MemoryCell("a", kv_blocks=100)
+    instance = cell.load("a")
+    (report,) = heard(instance)
+    cell.report(cell.link, Heartbeat(rss_bytes=1, instances=(replace(report, kv_blocks=9),)))
+    assert instance.kv_blocks == instance.promised_blocks == 9
+    cell.ask("a2", "a")
+    cell.report(cell.link, Heartbeat(rss_bytes=1, instances=(replace(report, kv_blocks=9),)))
+    assert instance.promised_blocks == 13, "what is under way answers for itself"
