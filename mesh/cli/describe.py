@@ -2,7 +2,7 @@
 
 import click
 
-from mesh.cli import output, tables
+from mesh.cli import memory_tables, output, tables
 from mesh.cli.options import controller_option, format_option
 from mesh.cli.output import Format
 from mesh.cli.plain import plain
@@ -25,5 +25,7 @@ def describe(name: str, form: Format, address: str) -> None:
     if found.instances:
         output.text("")
         output.table(tables.INSTANCES, tables.instance_rows(found.instances))
+        output.text("")
+        output.table(memory_tables.KV_CACHES, memory_tables.kv_rows(found.instances))
         output.text("")
         output.table(tables.PACE, tables.pace_rows(found.instances))

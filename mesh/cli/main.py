@@ -36,6 +36,7 @@ VERBS = {
     "nodes": "List the cell's nodes.",
     "drain": "Give a node no new work.",
     "status": "Show the cell in a few numbers, and how instances keep up.",
+    "top": "Watch memory, instances and memory operations, live.",
     "logs": "Show what happened in the cell.",
     "demo": "Show mesh at work on this machine.",
     "version": "Print the version of this mesh.",

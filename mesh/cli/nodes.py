@@ -2,7 +2,7 @@
 
 import click
 
-from mesh.cli import output, tables
+from mesh.cli import memory_tables, output, tables
 from mesh.cli.options import controller_option, format_option
 from mesh.cli.output import Format
 from mesh.cli.plain import plain
@@ -13,10 +13,13 @@ from mesh.wire.client import MeshClient
 @format_option
 @controller_option
 def nodes(form: Format, address: str) -> None:
-    """List the cell's nodes with their memory and instances."""
+    """List the cell's nodes and the books of their memory."""
     with MeshClient(address) as client:
         found = client.nodes()
     if form is Format.TABLE:
         output.table(tables.NODES, tables.node_rows(found))
+        if found:
+            output.text("")
+            output.table(memory_tables.NODE_MEMORY, memory_tables.node_memory_rows(found))
     else:
         output.structured(plain(found), form)

@@ -57,6 +57,8 @@ _STYLES = {
     "saving": "yellow",
     "loading": "yellow",
     "draining": "yellow",
+    "parked": "cyan",
+    "waiting": "yellow",
     "unloading": "yellow",
     "deleting": "yellow",
     "lost": "red",
@@ -66,9 +68,21 @@ _STYLES = {
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Aligned columns. Cells of the words of a state are coloured on a terminal."""
+    lines(table_lines(columns, rows))
+
+
+def lines(shown: Sequence[Text]) -> None:
+    """Whole lines, each as long as it is."""
+    for line in shown:
+        _write_line(sys.stdout, line)
+
+
+def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[Text]:
+    """A table as lines, for whoever draws it among other things."""
     cells = [[column.header for column in columns]]
     cells += [[_one_line(cell) or NOTHING for cell in row] for row in rows]
     widths = [max(cell_len(row[index]) for row in cells) for index in range(len(columns))]
+    shown = []
     for number, row in enumerate(cells):
         line = Text(end="")
         for index, (column, cell) in enumerate(zip(columns, row, strict=True)):
@@ -77,7 +91,8 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
             line.append(cell, style="bold" if number == 0 else _STYLES.get(cell, ""))
             if index < len(columns) - 1:
                 line.append(GAP if column.right else padding + GAP)
-        _write_line(sys.stdout, line)
+        shown.append(line)
+    return shown
 
 
 def fields(pairs: Sequence[tuple[str, str]]) -> None:

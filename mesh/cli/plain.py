@@ -1,12 +1,13 @@
 """Domain values as plain ones, for JSON and YAML: the field names are the domain's, units and all.
 
 `output` prints them; scripts read them. An enum is its text, a tuple a list, a table of pairs
-(refusals by reason) an object.
+(refusals by reason) an object, a number that is not finite null: JSON has no word for it.
 """
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from math import isfinite
 
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 
@@ -18,6 +19,8 @@ def plain(value: object) -> Plain:
     """Raises TypeError for what has no plain form."""
     if isinstance(value, Enum):
         return plain(value.value)
+    if isinstance(value, float) and not isfinite(value):
+        return None
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
-"""`mesh status`: the cell in a few numbers, and how each of its instances keeps up."""
+"""`mesh status`: the cell in a few numbers, how its instances keep up, and their KV caches."""
 
 import click
 
-from mesh.cli import output, tables
+from mesh.cli import memory_tables, output, tables
 from mesh.cli.options import controller_option, format_option
 from mesh.cli.output import Format
 from mesh.cli.plain import Plain, plain
@@ -25,6 +25,8 @@ def status(form: Format, address: str) -> None:
     if instances:
         output.text("")
         output.table(tables.PACE, tables.pace_rows(instances))
+        output.text("")
+        output.table(memory_tables.KV_CACHES, memory_tables.kv_rows(instances))
 
 
 def _plain(status: CellStatus, instances: list[InstanceSnapshot]) -> Plain:

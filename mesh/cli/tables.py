@@ -28,15 +28,10 @@ DEPLOYMENTS = (
 )
 INSTANCES = (
     Column("INSTANCE"),
-    Column("DEPLOYMENT"),
     Column("NODE"),
     Column("STATE"),
     Column("BATCH", right=True),
     Column("BATCH_MAX", right=True),
-    Column("KV_BLOCKS_USED", right=True),
-    Column("KV_BLOCKS", right=True),
-    Column("WEIGHTS_MIB", right=True),
-    Column("KV_MIB", right=True),
     Column("LOAD_S", right=True),
     Column("PHASE"),
 )
@@ -57,9 +52,6 @@ NODES = (
     Column("STATE"),
     Column("DEVICE"),
     Column("CORES", right=True),
-    Column("MEMORY_GIB", right=True),
-    Column("RESERVED_GIB", right=True),
-    Column("RSS_GIB", right=True),
     Column("INSTANCES", right=True),
     Column("SILENT_S", right=True),
     Column("ENGINE"),
@@ -99,15 +91,10 @@ def instance_rows(instances: Sequence[InstanceSnapshot]) -> list[Row]:
     return [
         (
             instance.instance_id,
-            instance.deployment,
             instance.node_id,
             instance.state,
             str(instance.batch),
             str(instance.batch_max),
-            str(instance.kv_blocks_used),
-            str(instance.kv_blocks),
-            mebibytes(instance.weights_bytes),
-            mebibytes(instance.kv_bytes),
             f"{instance.load_s:.2f}",
             _phase(instance),
         )
@@ -139,9 +126,6 @@ def node_rows(nodes: Sequence[NodeSnapshot]) -> list[Row]:
             node.state,
             node.device,
             str(node.cores),
-            gibibytes(node.memory_bytes),
-            gibibytes(node.memory_reserved_bytes),
-            gibibytes(node.rss_bytes),
             str(len(node.instances)),
             f"{node.silent_s:.1f}",
             node.engine,

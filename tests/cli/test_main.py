@@ -120,6 +120,8 @@ def test_what_cannot_be_meant_is_two_lines_and_code_2(line: str, error: str, hin
         "models",
         "nodes",
         "status",
+        "top",
+        "top -o json",
         "logs",
         "profile a",
         "profile a --show",

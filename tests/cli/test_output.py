@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from math import inf, nan
 
 import pytest
 import yaml
@@ -160,8 +161,12 @@ def test_enums_and_tuples_become_text_and_lists() -> None:
         cores=2,
         engine="e",
         memory_bytes=1,
-        memory_reserved_bytes=0,
+        base_bytes=0,
+        promised_bytes=0,
+        tracked_bytes=0,
         rss_bytes=0,
+        unaccounted_bytes=0,
+        operations=(),
         silent_s=0.0,
         instances=(),
     )
@@ -175,6 +180,14 @@ def test_enums_and_tuples_become_text_and_lists() -> None:
         request_id=RequestId("r1-1"), prompt_tokens=1, ttft_limit_s=1.0, tpot_limit_s=0.5
     )
     assert json.loads(json.dumps(plain(accepted)))["request_id"] == "r1-1"
+
+
+def test_a_number_that_is_not_finite_is_null() -> None:
+    assert plain({"never": inf, "none": nan, "some": 1.5}) == {
+        "never": None,
+        "none": None,
+        "some": 1.5,
+    }
 
 
 def test_progress_in_a_pipe_is_a_line_a_phase(capsys: pytest.CaptureFixture[str]) -> None:

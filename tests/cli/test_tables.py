@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from mesh.cli import output, tables
-from tests.cli.views import CHAT_SMALL, FRESH, LOADING, MODEL, NODE, READY
+from mesh.cli import memory_tables, output, tables
+from tests.cli.views import CHAT_SMALL, FRESH, LOADING, MODEL, NODE, PARKED, READY
 
 
 def test_deployments(capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,15 +21,29 @@ def test_deployments(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_instances(capsys: pytest.CaptureFixture[str]) -> None:
-    output.table(tables.INSTANCES, tables.instance_rows([READY, LOADING]))
+    output.table(tables.INSTANCES, tables.instance_rows([READY, LOADING, PARKED]))
     assert capsys.readouterr().out == (
-        "INSTANCE      DEPLOYMENT  NODE  STATE    BATCH  BATCH_MAX  KV_BLOCKS_USED  KV_BLOCKS"
-        "  WEIGHTS_MIB  KV_MIB  LOAD_S  PHASE\n"
-        "chat-small-1  chat-small  cpu0  ready        3         32              17        512"
-        "        162.1   360.0    1.46  -\n"
-        "chat-small-2  chat-small  cpu1  loading      0         32               0          0"
-        "          0.0     0.0    0.50  compile 25%\n"
+        "INSTANCE      NODE  STATE    BATCH  BATCH_MAX  LOAD_S  PHASE\n"
+        "chat-small-1  cpu0  ready        3         32    1.46  -\n"
+        "chat-small-2  cpu1  loading      0         32    0.50  compile 25%\n"
+        "code-1        cpu0  parked       0         32    1.46  -\n"
     )
+
+
+def test_kv_caches(capsys: pytest.CaptureFixture[str]) -> None:
+    output.table(memory_tables.KV_CACHES, memory_tables.kv_rows([READY, LOADING, PARKED]))
+    shown = capsys.readouterr().out
+    assert shown == (
+        "INSTANCE      KV_BLOCKS_USED  KV_BLOCKS  WEIGHTS_MIB  KV_USED_MIB  KV_HELD_MIB"
+        "  KV_REQUIRED_MIB\n"
+        "chat-small-1              17        512        162.1         12.0        360.0"
+        "             24.0\n"
+        "chat-small-2               0          0          0.0          0.0          0.0"
+        "              0.0\n"
+        "code-1                     0          1        162.1          0.0          0.7"
+        "              0.0\n"
+    )
+    assert max(map(len, shown.splitlines())) <= 100
 
 
 def test_how_instances_keep_up(capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,10 +64,30 @@ def test_how_instances_keep_up(capsys: pytest.CaptureFixture[str]) -> None:
 def test_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     output.table(tables.NODES, tables.node_rows([NODE]))
     assert capsys.readouterr().out == (
-        "NODE  STATE  DEVICE  CORES  MEMORY_GIB  RESERVED_GIB  RSS_GIB  INSTANCES  SILENT_S"
-        "  ENGINE    HARDWARE\n"
-        "cpu0  ready  cpu         2        4.00          0.51     0.84          1       0.4"
-        "  openvino  AMD EPYC, avx2\n"
+        "NODE  STATE  DEVICE  CORES  INSTANCES  SILENT_S  ENGINE    HARDWARE\n"
+        "cpu0  ready  cpu         2          1       0.4  openvino  AMD EPYC, avx2\n"
+    )
+
+
+def test_memory_of_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    output.table(memory_tables.NODE_MEMORY, memory_tables.node_memory_rows([NODE]))
+    shown = capsys.readouterr().out
+    assert shown == (
+        "NODE  LIMIT_GIB  BASE_GIB  PROMISED_GIB  TRACKED_GIB  FREE_GIB  RSS_GIB"
+        "  UNACCOUNTED_MIB  WAITING\n"
+        "cpu0       4.00      0.15          0.70         0.51      3.15     0.84"
+        "             -1.9        1\n"
+    )
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_memory_operations(capsys: pytest.CaptureFixture[str]) -> None:
+    """One that nobody waits for is needed at no time."""
+    output.table(memory_tables.OPERATIONS, memory_tables.operation_rows(NODE.operations))
+    assert capsys.readouterr().out == (
+        "OPERATION  INSTANCE      SIZE_MIB  STATE    NEEDED_IN_S\n"
+        "resize     chat-small-1     522.1  running        -0.50\n"
+        "load       chat-small-2     190.7  waiting            -\n"
     )
 
 

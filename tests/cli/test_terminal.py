@@ -165,3 +165,12 @@ def test_tables_are_coloured_and_never_wrapped_by_us(
     assert get.end() == 0
     assert len(get.shown.splitlines()) == 2
     assert "\x1b[32mready\x1b[0m" in get.shown
+
+
+def test_top_draws_on_a_screen_of_its_own_until_ctrl_c(terminal: Callable[..., Terminal]) -> None:
+    top = terminal("top", "--interval", "0.1")
+    top.until(lambda shown: shown.count("cpu0") >= 2)
+    top.type(CTRL_C)
+    assert top.end() == 0
+    assert top.shown.count("\x1b[?1049l") == 1
+    assert "Traceback" not in top.shown

@@ -81,7 +81,12 @@ def test_pull_imports_once_and_says_where(cell: RunningCell, chat: str) -> None:
 def test_nodes_and_status_tell_what_there_is(cell: RunningCell, chat: str) -> None:
     (node,) = json.loads(cell.mesh("nodes", "-o", "json").out)
     assert (node["node_id"], node["state"], node["device"]) == ("cpu0", "ready", "cpu")
-    assert cell.mesh("nodes").out.splitlines()[1].split()[:3] == ["cpu0", "ready", "cpu"]
+    assert node["tracked_bytes"] <= node["promised_bytes"] <= node["memory_bytes"]
+    kinds, _, books = cell.mesh("nodes").out.partition("\n\n")
+    assert kinds.splitlines()[1].split()[:3] == ["cpu0", "ready", "cpu"]
+    header, (name, limit_gib, *_) = (line.split() for line in books.splitlines())
+    assert header[:2] == ["NODE", "LIMIT_GIB"]
+    assert (name, limit_gib) == ("cpu0", f"{node['memory_bytes'] / 2**30:.2f}")
     status = json.loads(cell.mesh("status", "-o", "json").out)
     assert (status["nodes_ready"], status["nodes"], status["deployments"]) == (1, 1, 1)
     numbers = cell.mesh("status").out.partition("\n\n")[0]

@@ -1,12 +1,21 @@
 """A small cell as views, for tests of what the read verbs show."""
 
+from dataclasses import replace
+from math import inf
+
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
 from mesh.domain.model import ModelFormat, ModelInfo
-from mesh.domain.reasons import DeviceKind
+from mesh.domain.reasons import DeviceKind, RefusalReason
 from mesh.domain.slo import Slo
-from mesh.domain.views import DeploymentSnapshot, InstanceSnapshot, NodeSnapshot
+from mesh.domain.views import (
+    CellStatus,
+    DeploymentSnapshot,
+    InstanceSnapshot,
+    MemoryOperationView,
+    NodeSnapshot,
+)
 
 MODEL = ModelInfo(
     model_id=ModelId("sha256-0123456789abcdef"),
@@ -35,6 +44,8 @@ READY = InstanceSnapshot(
     kv_blocks_used=17,
     weights_bytes=170_000_000,
     kv_bytes=377_487_360,
+    kv_used_bytes=12_533_760,
+    kv_required_bytes=25_165_824,
     load_s=1.4567,
     phase="",
     share=1.0,
@@ -55,11 +66,27 @@ LOADING = InstanceSnapshot(
     kv_blocks_used=0,
     weights_bytes=0,
     kv_bytes=0,
+    kv_used_bytes=0,
+    kv_required_bytes=0,
     load_s=0.5,
     phase="compile",
     share=0.25,
     iteration_s=0.02,
     profile="sha256-0123 on AMD EPYC",
+)
+PARKED = replace(
+    READY,
+    instance_id=InstanceId("code-1"),
+    deployment=DeploymentName("code"),
+    state=InstanceState.PARKED,
+    batch=0,
+    kv_blocks=1,
+    kv_blocks_used=0,
+    kv_bytes=737_280,
+    kv_used_bytes=0,
+    kv_required_bytes=0,
+    headroom_least_s=None,
+    headroom_p50_s=None,
 )
 CHAT_SMALL = DeploymentSnapshot(
     spec=DeploymentSpec(
@@ -97,8 +124,40 @@ NODE = NodeSnapshot(
     cores=2,
     engine="openvino",
     memory_bytes=4 * 2**30,
-    memory_reserved_bytes=547_487_360,
+    base_bytes=160_000_000,
+    promised_bytes=747_487_360,
+    tracked_bytes=547_487_360,
     rss_bytes=900_000_000,
+    unaccounted_bytes=-2_000_000,
+    operations=(
+        MemoryOperationView(
+            kind="resize",
+            instance_id=READY.instance_id,
+            size_bytes=547_487_360,
+            running=True,
+            needed_in_s=-0.5,
+        ),
+        MemoryOperationView(
+            kind="load",
+            instance_id=LOADING.instance_id,
+            size_bytes=200_000_000,
+            running=False,
+            needed_in_s=inf,
+        ),
+    ),
     silent_s=0.42,
     instances=(READY,),
+)
+STATUS = CellStatus(
+    version="1.2.3",
+    uptime_s=123.4,
+    nodes_ready=1,
+    nodes=2,
+    deployments=2,
+    instances=1,
+    queued=3,
+    running=3,
+    served=1234,
+    refused=((RefusalReason.QUEUE_FULL, 3), (RefusalReason.NO_NODE, 2)),
+    state_path="/var/mesh",
 )

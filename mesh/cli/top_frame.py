@@ -1,0 +1,176 @@
+"""One picture of `mesh top`: the cell in a line, then each node with its book of memory, its
+instances, and the memory operations of its reservation station.
+
+Pure: views in, lines out. `top` fetches the views and shows the lines.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from mesh.cli.memory_tables import OPERATIONS, free_bytes, operation_rows
+from mesh.cli.output import Column, harmless, table_lines
+from mesh.cli.tables import Row, gibibytes, mebibytes, milliseconds
+from mesh.domain.ids import DeploymentName
+from mesh.domain.lifecycle import InstanceState
+from mesh.domain.views import CellStatus, DeploymentSnapshot, InstanceSnapshot, NodeSnapshot
+
+BAR_CELLS = 72
+INDENT = "  "
+INSTANCES = (
+    Column("INSTANCE"),
+    Column("STATE"),
+    Column("BATCH", right=True),
+    Column("QUEUED", right=True),
+    Column("HEADROOM_S", right=True),
+    Column("ITER_MS", right=True),
+    Column("CORRECTION", right=True),
+    Column("KV_USED_MIB", right=True),
+    Column("KV_HELD_MIB", right=True),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """What the controller said at one time."""
+
+    status: CellStatus
+    nodes: Sequence[NodeSnapshot]
+    deployments: Sequence[DeploymentSnapshot]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a node's memory: its letter in the bar, its colour there, its name below."""
+
+    letter: str
+    style: str
+    name: str
+    size_bytes: int
+
+
+def parts(node: NodeSnapshot) -> tuple[Part, ...]:
+    """The node's limit, divided: what is in flight is promised or tracked, and not yet, or no more,
+    in a loaded instance. More than the limit in all on a node that holds more than that.
+    """
+    loaded = [i for i in node.instances if i.state is not InstanceState.LOADING]
+    weights_bytes = sum(instance.weights_bytes for instance in loaded)
+    kv_bytes = sum(instance.kv_bytes for instance in loaded)
+    used_bytes = min(sum(instance.kv_used_bytes for instance in loaded), kv_bytes)
+    booked_bytes = max(node.promised_bytes, node.tracked_bytes, weights_bytes + kv_bytes)
+    free = max(node.memory_bytes - node.base_bytes - booked_bytes, 0)
+    return (
+        Part("B", "blue", "base", node.base_bytes),
+        Part("W", "magenta", "weights", weights_bytes),
+        Part("K", "green", "KV used", used_bytes),
+        Part("k", "yellow", "KV unused", kv_bytes - used_bytes),
+        Part(">", "red", "in flight", booked_bytes - weights_bytes - kv_bytes),
+        Part(".", "dim", "free", free),
+    )
+
+
+def bar(found: Sequence[Part], cells: int = BAR_CELLS) -> Text:
+    """So many letters, in proportion; at least one for a part that is not empty."""
+    total_bytes = sum(part.size_bytes for part in found)
+    widths = [
+        max(cells * part.size_bytes // total_bytes, 1) if part.size_bytes else 0 for part in found
+    ]
+    if any(widths):
+        widths[widths.index(max(widths))] += cells - sum(widths)
+    line = Text(end="")
+    for part, width in zip(found, widths, strict=True):
+        line.append(part.letter * width, style=part.style)
+    return line
+
+
+def frame(picture: Picture, address: str, trouble: str = "") -> list[Text]:
+    """The lines, none of them cut. `trouble` stands on top, where there is any."""
+    lines = [_text(trouble, "bold red")] if trouble else []
+    lines.append(_text(_headline(picture.status, address), "bold"))
+    queued = {found.spec.name: found.queued for found in picture.deployments}
+    for node in picture.nodes:
+        lines += [_text(""), *_node(node, queued)]
+    lines += _without_instance(picture.deployments)
+    return lines
+
+
+def fitting(lines: Sequence[Text], height: int) -> list[Text]:
+    """As many lines as there is room for; the last one says how many are missing."""
+    if len(lines) <= height:
+        return list(lines)
+    kept = max(height - 1, 0)
+    missing = f"… {len(lines) - kept} more lines; `mesh top --once` shows all"
+    return [*lines[:kept], _text(missing, "yellow")]
+
+
+def _headline(status: CellStatus, address: str) -> str:
+    refused = sum(count for _, count in status.refused)
+    return (
+        f"mesh {status.version} at {address}: "
+        f"{status.nodes_ready} of {status.nodes} nodes ready, {status.running} running, "
+        f"{status.queued} queued, {status.served} served, {refused} refused"
+    )
+
+
+def _node(node: NodeSnapshot, queued: dict[DeploymentName, int]) -> list[Text]:
+    found = parts(node)
+    title = (
+        f"{node.node_id}  {node.state}  {node.device}, {node.cores} cores, {node.engine}, "
+        f"silent {node.silent_s:.1f} s"
+    )
+    legend = "  ".join(f"{p.letter} {p.name} {gibibytes(p.size_bytes)}" for p in found)
+    lines = [_text(title, "bold"), _indented(bar(found)), _indented(_text(f"{legend} GiB"))]
+    lines.append(_indented(_text(_account(node))))
+    if node.instances:
+        rows = [_instance_row(instance, queued) for instance in node.instances]
+        lines += map(_indented, table_lines(INSTANCES, rows))
+    if node.operations:
+        lines += map(_indented, table_lines(OPERATIONS, operation_rows(node.operations)))
+    return lines
+
+
+def _account(node: NodeSnapshot) -> str:
+    """What the books say against what the system says."""
+    books = (
+        f"limit {gibibytes(node.memory_bytes)}, promised {gibibytes(node.promised_bytes)}, "
+        f"tracked {gibibytes(node.tracked_bytes)}, to promise {gibibytes(free_bytes(node))} GiB"
+    )
+    if not node.rss_bytes:
+        return f"{books}; RSS not told yet"
+    return (
+        f"{books}; RSS {gibibytes(node.rss_bytes)} GiB, "
+        f"unaccounted {mebibytes(node.unaccounted_bytes)} MiB"
+    )
+
+
+def _instance_row(instance: InstanceSnapshot, queued: dict[DeploymentName, int]) -> Row:
+    least_s = instance.headroom_least_s
+    return (
+        instance.instance_id,
+        instance.state,
+        str(instance.batch),
+        str(queued.get(instance.deployment, 0)),
+        "" if least_s is None else f"{least_s:.2f}",
+        milliseconds(instance.iteration_s) if instance.iteration_s else "",
+        f"{instance.correction:.2f}",
+        mebibytes(instance.kv_used_bytes),
+        mebibytes(instance.kv_bytes),
+    )
+
+
+def _without_instance(deployments: Sequence[DeploymentSnapshot]) -> list[Text]:
+    """Queues that no instance shows."""
+    waiting = [d for d in deployments if d.queued and not d.instances]
+    if not waiting:
+        return []
+    names = ", ".join(f"{d.spec.name} {d.queued}" for d in waiting)
+    return [_text(""), _text(f"queued without an instance: {names}", "yellow")]
+
+
+def _text(words: str, style: str = "") -> Text:
+    return Text(harmless(words), style=style, end="")
+
+
+def _indented(line: Text) -> Text:
+    return Text(INDENT, end="").append_text(line)
