@@ -17,9 +17,6 @@ import numpy.typing as npt
 from mesh_nodes.engines.openvino.blocks import Blocks
 from mesh_nodes.engines.openvino.kv_layers import runs
 
-_PAUSE = 3.0
-"""After each slice, in times of how long it took: iterations beside it lose a quarter of a core."""
-
 log = logging.getLogger(__name__)
 
 
@@ -111,7 +108,6 @@ class HeldBlocks:
 
     def _work_off(self) -> None:
         while (blocks := self._next_slice()) is not None:
-            start_s = time.perf_counter()
             given = self._give_back_all(blocks)
             with self._state:
                 self._in_hand = (0, 0)
@@ -120,8 +116,6 @@ class HeldBlocks:
                     self._held[blocks] = False
                     self.count -= blocks.size
                 self._state.notify_all()
-                pause_s = _PAUSE * (time.perf_counter() - start_s)
-                self._state.wait_for(lambda: self._closed, timeout=pause_s)
 
     def _next_slice(self) -> Blocks | None:
         """The highest blocks of the surplus, once they are due; None when there is none left."""
