@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from math import isfinite
 
 from mesh.cli.output import Column
-from mesh.cli.tables import Row, gibibytes, mebibytes
+from mesh.cli.tables import Row, mebibytes
 from mesh.domain.views import InstanceSnapshot, MemoryOperationView, NodeSnapshot
 
 NODE_MEMORY = (
     Column("NODE"),
-    Column("LIMIT_GIB", right=True),
-    Column("BASE_GIB", right=True),
-    Column("PROMISED_GIB", right=True),
-    Column("TRACKED_GIB", right=True),
-    Column("FREE_GIB", right=True),
-    Column("RSS_GIB", right=True),
+    Column("LIMIT_MIB", right=True),
+    Column("BASE_MIB", right=True),
+    Column("PROMISED_MIB", right=True),
+    Column("TRACKED_MIB", right=True),
+    Column("FREE_MIB", right=True),
+    Column("RSS_MIB", right=True),
     Column("UNACCOUNTED_MIB", right=True),
     Column("WAITING", right=True),
 )
@@ -43,12 +43,12 @@ def node_memory_rows(nodes: Sequence[NodeSnapshot]) -> list[Row]:
     return [
         (
             node.node_id,
-            gibibytes(node.memory_bytes),
-            gibibytes(node.base_bytes),
-            gibibytes(node.promised_bytes),
-            gibibytes(node.tracked_bytes),
-            gibibytes(free_bytes(node)),
-            gibibytes(node.rss_bytes),
+            mebibytes(node.memory_bytes),
+            mebibytes(node.base_bytes),
+            mebibytes(node.promised_bytes),
+            mebibytes(node.tracked_bytes),
+            mebibytes(free_bytes(node)),
+            mebibytes(node.rss_bytes),
             mebibytes(node.unaccounted_bytes),
             str(sum(not operation.running for operation in node.operations)),
         )

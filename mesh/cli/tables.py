@@ -202,10 +202,6 @@ def mebibytes(size_bytes: int) -> str:
     return f"{size_bytes / 2**20:.1f}"
 
 
-def gibibytes(size_bytes: int) -> str:
-    return f"{size_bytes / 2**30:.2f}"
-
-
 def _ready(instances: Sequence[InstanceSnapshot]) -> int:
     return sum(instance.state is InstanceState.READY for instance in instances)
 

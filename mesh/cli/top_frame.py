@@ -11,7 +11,7 @@ from rich.text import Text
 
 from mesh.cli.memory_tables import OPERATIONS, free_bytes, operation_rows
 from mesh.cli.output import Column, harmless, table_lines
-from mesh.cli.tables import Row, gibibytes, mebibytes, milliseconds
+from mesh.cli.tables import Row, mebibytes, milliseconds
 from mesh.domain.ids import DeploymentName
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.views import CellStatus, DeploymentSnapshot, InstanceSnapshot, NodeSnapshot
@@ -119,8 +119,8 @@ def _node(node: NodeSnapshot, queued: dict[DeploymentName, int]) -> list[Text]:
         f"{node.node_id}  {node.state}  {node.device}, {node.cores} cores, {node.engine}, "
         f"silent {node.silent_s:.1f} s"
     )
-    legend = "  ".join(f"{p.letter} {p.name} {gibibytes(p.size_bytes)}" for p in found)
-    lines = [_text(title, "bold"), _indented(bar(found)), _indented(_text(f"{legend} GiB"))]
+    legend = "  ".join(f"{p.letter} {p.name} {_mib(p.size_bytes)}" for p in found)
+    lines = [_text(title, "bold"), _indented(bar(found)), _indented(_text(f"{legend} MiB"))]
     lines.append(_indented(_text(_account(node))))
     if node.instances:
         rows = [_instance_row(instance, queued) for instance in node.instances]
@@ -133,15 +133,20 @@ def _node(node: NodeSnapshot, queued: dict[DeploymentName, int]) -> list[Text]:
 def _account(node: NodeSnapshot) -> str:
     """What the books say against what the system says."""
     books = (
-        f"limit {gibibytes(node.memory_bytes)}, promised {gibibytes(node.promised_bytes)}, "
-        f"tracked {gibibytes(node.tracked_bytes)}, to promise {gibibytes(free_bytes(node))} GiB"
+        f"limit {_mib(node.memory_bytes)}, promised {_mib(node.promised_bytes)}, "
+        f"tracked {_mib(node.tracked_bytes)}, to promise {_mib(free_bytes(node))} MiB"
     )
     if not node.rss_bytes:
         return f"{books}; RSS not told yet"
     return (
-        f"{books}; RSS {gibibytes(node.rss_bytes)} GiB, "
-        f"unaccounted {mebibytes(node.unaccounted_bytes)} MiB"
+        f"{books}; RSS {_mib(node.rss_bytes)} MiB, unaccounted {_mib(node.unaccounted_bytes)} MiB"
     )
+
+
+def _mib(size_bytes: int) -> str:
+    """A tenth of a MiB says nothing beside a hundred."""
+    size_mib = size_bytes / 2**20
+    return f"{size_mib:.1f}" if abs(size_mib) < 100 else f"{size_mib:.0f}"
 
 
 def _instance_row(instance: InstanceSnapshot, queued: dict[DeploymentName, int]) -> Row:

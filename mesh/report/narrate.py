@@ -40,21 +40,17 @@ from mesh.report.narrate_memory import MemoryStory
 
 
 class Narrator:
-    """All of a cell's story, decision by decision."""
+    """Called with each decision of a cell in turn: what happened, then what was decided on it."""
 
     def __init__(self) -> None:
         self._memory = MemoryStory()
 
     def __call__(self, event: object, actions: Sequence[object]) -> list[CellLine]:
-        return [*narrate(event, actions), *self._memory.lines(event, actions)]
-
-
-def narrate(event: object, actions: Sequence[object]) -> list[CellLine]:
-    """What one decision says by itself: what happened, then what was decided on it."""
-    lines = list(_happened(event))
-    for action in actions:
-        lines.extend(_decided(action))
-    return lines
+        lines = [*_happened(event), *self._memory.happened(event)]
+        for action in actions:
+            lines.extend(_decided(action))
+            lines.extend(self._memory.decided(event, action))
+        return lines
 
 
 def _line(kind: str, subject: str, text: str) -> CellLine:

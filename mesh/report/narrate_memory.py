@@ -4,7 +4,7 @@ another instance or failed, evictions. Caches that grow and shrink with their re
 Whether an instance is parked does not show in one decision, so the story remembers it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from mesh.core.memory import PARKED_BLOCKS
 from mesh.domain.actions import SendCommand
@@ -29,28 +29,23 @@ class MemoryStory:
     def __init__(self) -> None:
         self._parked: dict[InstanceId, None] = {}
 
-    def lines(self, event: object, actions: Sequence[object]) -> list[CellLine]:
-        """What happened, then what was decided on it."""
-        report = event.report if isinstance(event, NodeReported) else None
-        if isinstance(event, NodeConnected):
-            for instance in event.hello.instances:
-                if instance.kv_blocks == PARKED_BLOCKS:
-                    self._park(instance.instance_id)
-        lines = list(self._reported(report))
-        for action in actions:
-            if isinstance(action, SendCommand):
-                lines.extend(self._sent(report, action.command))
-        return lines
+    def happened(self, event: object) -> Iterator[CellLine]:
+        match event:
+            case NodeConnected():
+                for instance in event.hello.instances:
+                    if instance.kv_blocks == PARKED_BLOCKS:
+                        self._park(instance.instance_id)
+            case NodeReported(report=KvResized(error=error) as resized) if error:
+                kept = f"its KV cache has {resized.kv_blocks} blocks"
+                yield _line(resized.instance_id, f"resize failed: {resized.message}; {kept}")
+            case NodeReported(report=InstanceGone(instance_id=instance_id)):
+                self._parked.pop(instance_id, None)
 
-    def _reported(self, report: NodeReport | None) -> Iterator[CellLine]:
-        match report:
-            case KvResized() if report.error:
-                text = (
-                    f"resize failed: {report.message}; its KV cache has {report.kv_blocks} blocks"
-                )
-                yield _line(report.instance_id, text)
-            case InstanceGone():
-                self._parked.pop(report.instance_id, None)
+    def decided(self, event: object, action: object) -> Iterator[CellLine]:
+        """What an action means that was decided on the event."""
+        if isinstance(action, SendCommand):
+            report = event.report if isinstance(event, NodeReported) else None
+            yield from self._sent(report, action.command)
 
     def _sent(self, report: NodeReport | None, command: object) -> Iterator[CellLine]:
         match command:

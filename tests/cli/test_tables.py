@@ -73,9 +73,9 @@ def test_memory_of_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     output.table(memory_tables.NODE_MEMORY, memory_tables.node_memory_rows([NODE]))
     shown = capsys.readouterr().out
     assert shown == (
-        "NODE  LIMIT_GIB  BASE_GIB  PROMISED_GIB  TRACKED_GIB  FREE_GIB  RSS_GIB"
+        "NODE  LIMIT_MIB  BASE_MIB  PROMISED_MIB  TRACKED_MIB  FREE_MIB  RSS_MIB"
         "  UNACCOUNTED_MIB  WAITING\n"
-        "cpu0       4.00      0.15          0.70         0.51      3.15     0.84"
+        "cpu0     4096.0     152.6         712.9        522.1    3230.6    858.3"
         "             -1.9        1\n"
     )
     assert max(map(len, shown.splitlines())) <= 100

@@ -84,9 +84,9 @@ def test_nodes_and_status_tell_what_there_is(cell: RunningCell, chat: str) -> No
     assert node["tracked_bytes"] <= node["promised_bytes"] <= node["memory_bytes"]
     kinds, _, books = cell.mesh("nodes").out.partition("\n\n")
     assert kinds.splitlines()[1].split()[:3] == ["cpu0", "ready", "cpu"]
-    header, (name, limit_gib, *_) = (line.split() for line in books.splitlines())
-    assert header[:2] == ["NODE", "LIMIT_GIB"]
-    assert (name, limit_gib) == ("cpu0", f"{node['memory_bytes'] / 2**30:.2f}")
+    header, (name, limit_mib, *_) = (line.split() for line in books.splitlines())
+    assert header[:2] == ["NODE", "LIMIT_MIB"]
+    assert (name, limit_mib) == ("cpu0", f"{node['memory_bytes'] / 2**20:.1f}")
     status = json.loads(cell.mesh("status", "-o", "json").out)
     assert (status["nodes_ready"], status["nodes"], status["deployments"]) == (1, 1, 1)
     numbers = cell.mesh("status").out.partition("\n\n")[0]

@@ -1,5 +1,7 @@
 """Decisions in words."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from mesh.domain.actions import RefuseRequest, SendCommand
@@ -17,12 +19,17 @@ from mesh.domain.messages import (
 )
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.views import CellLine
-from mesh.report.narrate import narrate
+from mesh.report.narrate import Narrator
 from tests.core.cells import CellUnderTest, commands, deployment, hello, request
 from tests.support.profiles import PROFILE, profile
 
 OPERATION = OperationId("o1")
 INSTANCE = InstanceId("chat-1-1")
+
+
+def narrate(event: object, actions: Sequence[object]) -> list[CellLine]:
+    """What one decision says by itself."""
+    return Narrator()(event, actions)
 
 
 def test_a_request_that_scales_from_zero_tells_its_story() -> None:

@@ -23,7 +23,6 @@ from mesh.domain.model import Footprint
 from mesh.domain.views import CellLine
 from mesh.report import narrate_memory
 from mesh.report.narrate import Narrator
-from mesh.report.narrate_memory import MemoryStory
 from tests.core.cells import hello
 
 ONE, OTHER = InstanceId("chat-1-1"), InstanceId("code-1-1")
@@ -52,17 +51,17 @@ IDLE = KeepAliveExpired(instance_id=ONE, idle_since_s=0.0)
 
 
 def test_an_instance_is_parked_and_resumed_and_then_grows_without_a_word() -> None:
-    story = MemoryStory()
-    assert texts(story.lines(IDLE, resize(ONE, 1))) == [PARKED]
+    story = Narrator()
+    assert texts(story(IDLE, resize(ONE, 1))) == [PARKED]
     done = KvResized(instance_id=ONE, kv_blocks=1, elapsed_s=0.1)
-    assert story.lines(reported(done), []) == []
-    assert texts(story.lines(None, resize(ONE, 40))) == [RESUMED]
-    assert story.lines(None, resize(ONE, 60)) == []
-    assert story.lines(None, resize(ONE, 30)) == []
+    assert story(reported(done), []) == []
+    assert texts(story(None, resize(ONE, 40))) == [RESUMED]
+    assert story(None, resize(ONE, 60)) == []
+    assert story(None, resize(ONE, 30)) == []
 
 
 def test_what_was_parked_under_an_earlier_controller_is_resumed_too() -> None:
-    story = MemoryStory()
+    story = Narrator()
     report = InstanceReport(
         instance_id=ONE,
         deployment=DeploymentName("chat"),
@@ -75,8 +74,8 @@ def test_what_was_parked_under_an_earlier_controller_is_resumed_too() -> None:
         batch=0,
     )
     connected = NodeConnected(link_id=1, hello=replace(hello(), instances=(report,)))
-    assert story.lines(connected, []) == []
-    assert texts(story.lines(None, resize(ONE, 40))) == [RESUMED]
+    story(connected, [])
+    assert texts(story(None, resize(ONE, 40))) == [RESUMED]
 
 
 @pytest.mark.parametrize(
@@ -87,19 +86,19 @@ def test_what_was_parked_under_an_earlier_controller_is_resumed_too() -> None:
     ],
 )
 def test_a_parked_instance_that_goes_is_forgotten(event: object, actions: list[object]) -> None:
-    story = MemoryStory()
-    story.lines(IDLE, resize(ONE, 1))
-    story.lines(event, actions)
-    assert story.lines(None, resize(ONE, 40)) == []
+    story = Narrator()
+    story(IDLE, resize(ONE, 1))
+    story(event, actions)
+    assert story(None, resize(ONE, 40)) == []
 
 
 def test_what_is_remembered_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(narrate_memory, "PARKED_MAX", 1)
-    story = MemoryStory()
-    story.lines(None, resize(OTHER, 1))
-    story.lines(None, resize(ONE, 1))
-    assert story.lines(None, resize(OTHER, 40)) == []
-    assert texts(story.lines(None, resize(ONE, 40))) == [RESUMED]
+    story = Narrator()
+    story(None, resize(OTHER, 1))
+    story(None, resize(ONE, 1))
+    assert story(None, resize(OTHER, 40)) == []
+    assert texts(story(None, resize(ONE, 40))) == [RESUMED]
 
 
 @pytest.mark.parametrize(
@@ -117,15 +116,17 @@ def test_what_is_remembered_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_resize_that_waited_for_another_instance_says_for_which(
     report: NodeReport, told: list[str]
 ) -> None:
-    lines = texts(MemoryStory().lines(reported(report), resize(ONE, 60)))
-    assert lines == [f"instance {ONE}: resize to 60 KV blocks, {after}" for after in told]
+    lines = texts(Narrator()(reported(report), resize(ONE, 60)))
+    assert [line for line in lines if "resize " in line] == [
+        f"instance {ONE}: resize to 60 KV blocks, {after}" for after in told
+    ]
 
 
 def test_a_failed_resize_says_what_is_in_force() -> None:
     failed = KvResized(
         instance_id=ONE, kv_blocks=8, elapsed_s=0.1, error="OutOfMemory", message="no pages"
     )
-    assert texts(MemoryStory().lines(reported(failed), [])) == [
+    assert texts(Narrator()(reported(failed), [])) == [
         f"instance {ONE}: resize failed: no pages; its KV cache has 8 blocks"
     ]
 
@@ -144,19 +145,21 @@ def test_an_eviction_names_its_instance_and_another_abort_is_none(
     starved: tuple[RequestId, ...], told: list[str]
 ) -> None:
     tokens = TokensReport(instance_id=ONE, outputs=(), starved=starved)
-    assert texts(MemoryStory().lines(reported(tokens), sent(ABORT))) == told
+    assert texts(Narrator()(reported(tokens), sent(ABORT))) == told
 
 
 def test_starving_alone_is_not_told() -> None:
     tokens = TokensReport(instance_id=ONE, outputs=(), starved=(RequestId("r1"),))
-    assert MemoryStory().lines(reported(tokens), resize(ONE, 60)) == []
+    assert Narrator()(reported(tokens), resize(ONE, 60)) == []
 
 
-def test_the_narrator_tells_both_what_happened_and_what_it_means_to_memory() -> None:
-    narrator = Narrator()
-    assert texts(narrator(IDLE, resize(ONE, 1))) == [PARKED]
+def test_the_story_keeps_the_order_of_what_was_decided() -> None:
+    story = Narrator()
+    story(IDLE, resize(ONE, 1))
     gone = reported(InstanceGone(instance_id=OTHER, message="crashed"))
-    assert texts(narrator(gone, resize(ONE, 40))) == [
+    actions = [*resize(ONE, 40), *sent(UnloadInstance(instance_id=OTHER))]
+    assert texts(story(gone, actions)) == [
         f"instance {OTHER}: gone: crashed",
         RESUMED,
+        f"instance {OTHER}: unload",
     ]
