@@ -23,9 +23,11 @@ Spans = Sequence[tuple[int, int]]
 _SLICE_BYTES = 32 * 2**20
 """Given back at once, in about 20 ms with its pauses. Smaller slices take longer as a whole."""
 _PAUSE = 2.0
-"""After each of the system's calls, in times of how long it took: iterations lose a third of a
-core to it. A thread that makes one call after the other would hardly let others have the
-interpreter in between."""
+"""In times of how long the system's calls took: iterations lose a third of a core to them."""
+_PAUSE_S = 0.001
+"""A thread that made one call after the other would hardly let others have the interpreter between
+them. Calls that took longer than this waited themselves.
+"""
 _REST_S = 0.25
 """A request that comes this soon after the last one finds the blocks' pages in place."""
 
@@ -103,10 +105,14 @@ def _give_back(
     to would outlive its last user until the garbage is collected.
     """
     backed[first:end] = False
+    owed_s = 0.0
     for begin_bytes, block_bytes in spans:
         start_s = time.perf_counter()
         pages.give_back(
             begin_bytes + (FIRST_BLOCK + first) * block_bytes,
             begin_bytes + (FIRST_BLOCK + end) * block_bytes,
         )
-        time.sleep(_PAUSE * (time.perf_counter() - start_s))
+        owed_s += _PAUSE * (time.perf_counter() - start_s)
+        if owed_s >= _PAUSE_S:
+            time.sleep(_PAUSE_S)
+            owed_s = 0.0
