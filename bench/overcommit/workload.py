@@ -14,8 +14,9 @@ from mesh.domain.slo import Slo
 FIRST_S = 5.0
 """Each deployment's first burst comes within so much of the start."""
 BURST_S = 1.0
-PAUSE_S = (15.0, 45.0)
-"""From one burst of a deployment to its next. Large and small ones alternate."""
+PAUSE_S = (30.0, 90.0)
+"""From one burst of a deployment to its next. Large and small ones alternate. Bursts of different
+deployments meet, and there are times at which a deployment wants nothing."""
 LARGE, SMALL = (0.75, 1.0), (0.05, 0.5)
 """Of the calls of the largest burst."""
 TOKEN_IDS = range(100, 2000)
