@@ -14,7 +14,8 @@ HOME_HERE := MESH_HOME="$${MESH_HOME:-$$PWD/.mesh}"
 PIP := pip install --quiet --disable-pip-version-check
 
 .PHONY: help demo test check lint types imports proto format soak clean
-.PHONY: bench-admission bench-engine bench-kv-resize bench-overhead bench-profile bench-slo
+.PHONY: bench-admission bench-engine bench-kv-resize bench-overcommit bench-overhead
+.PHONY: bench-profile bench-slo
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -73,6 +74,9 @@ bench-engine: .venv-bench/.installed ## the engine beside OpenVINO GenAI and lla
 
 bench-kv-resize: $(VENV)/.installed-dev ## what resizing a KV cache costs, with and without a copy
 	@$(HOME_HERE) $(BIN)/python -m bench.kv_resize
+
+bench-overcommit: $(VENV)/.installed-dev ## twice as much memory wanted as a node has; the books must hold
+	@$(HOME_HERE) $(BIN)/python -m bench.overcommit
 
 bench-overhead: $(VENV)/.installed-dev ## what controller, gRPC and node agent add to the engine
 	@$(HOME_HERE) $(BIN)/python -m bench.overhead

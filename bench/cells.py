@@ -11,9 +11,16 @@ from mesh.cli.cell_plan import CellPlan, plan_nodes
 
 
 @contextmanager
-def local_cell(*, threads: int | None = None, policy: str | None = None) -> Iterator[LocalCell]:
-    """One controller and one CPU node, in a temporary home; the node computes on `threads` cores,
-    all of them unless given, and the controller decides by `policy`, or by its default.
+def local_cell(
+    *,
+    threads: int | None = None,
+    policy: str | None = None,
+    memory_bytes: int | None = None,
+    journal: Path | None = None,
+) -> Iterator[LocalCell]:
+    """One controller and one CPU node, in a temporary home; the node computes on `threads` cores
+    in `memory_bytes`, all of them and most of it unless given, and the controller decides by
+    `policy`, or by its default, and writes its decisions to `journal`.
 
     Raises MeshError when a part of it does not start.
     """
@@ -26,6 +33,8 @@ def local_cell(*, threads: int | None = None, policy: str | None = None) -> Iter
             nodes=plan_nodes(["cpu"]),
             threads=threads,
             policy=policy,
+            memory_bytes=memory_bytes,
+            journal=journal,
         )
         local = LocalCell(plan)
         try:

@@ -7,12 +7,11 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import grpc.aio
 
 from bench.slo.judging import Answer
-from bench.slo.workload import Call
 from mesh.domain.errors import Refused
 from mesh.v1 import inference_pb2 as pb
 from mesh.wire.errors import EndedCall, error_of
@@ -26,12 +25,30 @@ Invoke = Callable[..., Any]
 """A call's bytes as they come; the stubs of grpc know no such call."""
 
 
-def offer(address: str, calls: Sequence[Call]) -> list[Answer]:
+class Sendable(Protocol):
+    """What is to be known of a call to send it."""
+
+    @property
+    def at_s(self) -> float: ...
+
+    @property
+    def deployment(self) -> str: ...
+
+    @property
+    def prompt_tokens(self) -> tuple[int, ...]: ...
+
+    @property
+    def output_tokens(self) -> int: ...
+
+
+def offer(
+    address: str, calls: Sequence[Sendable], *, call_s_max: float = CALL_S_MAX
+) -> list[Answer]:
     """Send all calls at their times; their answers, in the same order."""
-    return asyncio.run(_offer(address, calls))
+    return asyncio.run(_offer(address, calls, call_s_max))
 
 
-async def _offer(address: str, calls: Sequence[Call]) -> list[Answer]:
+async def _offer(address: str, calls: Sequence[Sendable], call_s_max: float) -> list[Answer]:
     requests = [_request(call).SerializeToString() for call in calls]
     gc.collect()
     gc.freeze()
@@ -44,13 +61,13 @@ async def _offer(address: str, calls: Sequence[Call]) -> list[Answer]:
         start_s = time.perf_counter() + LEAD_S
         return await asyncio.gather(
             *(
-                _ask(invoke, request, start_s + call.at_s)
+                _ask(invoke, request, start_s + call.at_s, call_s_max)
                 for call, request in zip(calls, requests, strict=True)
             )
         )
 
 
-def _request(call: Call) -> pb.InvokeRequest:
+def _request(call: Sendable) -> pb.InvokeRequest:
     return pb.InvokeRequest(
         deployment=call.deployment,
         tokens=pb.TokenIds(ids=call.prompt_tokens),
@@ -60,28 +77,39 @@ def _request(call: Call) -> pb.InvokeRequest:
     )
 
 
-async def _ask(invoke: Invoke, request: bytes, at_s: float) -> Answer:
+async def _ask(invoke: Invoke, request: bytes, at_s: float, call_s_max: float) -> Answer:
     await asyncio.sleep(at_s - time.perf_counter())
     came_s: list[float] = []
     came: list[bytes] = []
     refused = failed = ""
     sent_s = time.perf_counter()
     try:
-        async for raw in invoke(request, timeout=CALL_S_MAX):
+        async for raw in invoke(request, timeout=call_s_max):
             came_s.append(time.perf_counter())
             came.append(raw)
     except grpc.aio.AioRpcError as error:
         raised = error_of(cast(EndedCall, error))
-        refused = raised.reason if isinstance(raised, Refused) else ""
+        refused = str(raised.reason) if isinstance(raised, Refused) else ""
         failed = "" if refused else error.code().name.lower()
+    ended_s = time.perf_counter() - sent_s
+    messages = [pb.InvokeResponse.FromString(raw) for raw in came]
+    finishes = [message.finished for message in messages if message.HasField("finished")]
+    numbers = [
+        message.tokens.first_index + i
+        for message in messages
+        for i in range(len(message.tokens.token_ids))
+    ]
     return Answer(
-        ended_s=time.perf_counter() - sent_s,
+        ended_s=ended_s,
         tokens_s=tuple(
             token_s - sent_s
-            for token_s, raw in zip(came_s, came, strict=True)
-            for _ in pb.InvokeResponse.FromString(raw).tokens.token_ids
+            for token_s, message in zip(came_s, messages, strict=True)
+            for _ in message.tokens.token_ids
         ),
         refused=refused,
         lag_s=sent_s - at_s,
         failed=failed,
+        finishes=len(finishes),
+        grace_s=finishes[0].grace_s if finishes else 0.0,
+        in_order=numbers == list(range(len(numbers))),
     )

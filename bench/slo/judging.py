@@ -24,6 +24,12 @@ class Answer:
     """The reason."""
     failed: str = ""
     """The status of a call that neither finished nor was refused."""
+    finishes: int = 0
+    """Messages that say that it is over."""
+    grace_s: float = 0.0
+    """Load time that it was granted, by such a message."""
+    in_order: bool = True
+    """No token came twice, and none was left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,11 +47,12 @@ class LocalCell:
         self._listen = free_address(self._plan.listen)
         logs, home = self._plan.home / "logs", ["--home", str(self._plan.home)]
         policy = ["--policy", self._plan.policy] if self._plan.policy else []
+        journal = ["--journal", str(self._plan.journal)] if self._plan.journal else []
         self._children.append(
             children.start(
                 "the controller",
                 "mesh.controller",
-                ["--listen", self._listen, *home, *policy],
+                ["--listen", self._listen, *home, *policy, *journal],
                 logs / "controller.log",
             )
         )

@@ -32,6 +32,8 @@ class CellPlan:
     memory_bytes: int | None = None
     threads: int | None = None
     policy: str | None = None
+    journal: Path | None = None
+    """Of the controller's decisions."""
 
 
 def plan_nodes(wanted: Sequence[str]) -> tuple[NodePlan, ...]:

@@ -133,7 +133,7 @@ def _base_bytes(limit_bytes: int) -> int:
     there, and nothing has been loaded.
 
     What an engine allocates with its first load and keeps is not in it, since only a load shows it
-    (OpenVINO's plugin, its threads and the allocator's slack: 40 MiB, of an RSS of 85 MiB before).
+    (of OpenVINO 20 MiB: code of its graph passes, and the allocator's slack).
     Raises InvalidInput when the process may not take more than that.
     """
     base_bytes = int(psutil.Process().memory_info().rss)

@@ -5,12 +5,14 @@ Every failure leaves as one of mesh's errors.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+import numpy as np
 import openvino as ov
+import openvino.opset13 as ops
 
 from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.model import ModelFormat, ModelInfo
@@ -19,7 +21,7 @@ from mesh_nodes.engines.openvino.architecture import Architecture, read_architec
 from mesh_nodes.engines.openvino.checkpoint import Checkpoint
 from mesh_nodes.engines.openvino.graph import build_graph
 from mesh_nodes.engines.openvino.ir import read_ir
-from mesh_nodes.engines.openvino.mapped_file import MappedFile
+from mesh_nodes.engines.openvino.mapped_file import MappedFile, pages_released
 from mesh_nodes.engines.openvino.prepared import read_prepared, write_prepared
 from mesh_nodes.engines.openvino.weights import (
     Array,
@@ -28,6 +30,7 @@ from mesh_nodes.engines.openvino.weights import (
     weight_arrays,
 )
 
+_PROBE_SIZE = 64
 _PREPARED_VERSION = 1
 """Raised whenever the prepared arrays change their names or meaning."""
 
@@ -48,11 +51,12 @@ class CompiledGraph:
     weights: Mapping[str, Array]
     maps: Sequence[MappedFile]
 
-    def release_pages(self) -> None:
-        """To be called once the model has run: OpenVINO keeps the weights that it was given beside
-        its repacked ones, and reads few of the former (the embedding's rows) again."""
-        for mapped in self.maps:
-            mapped.release_pages()
+    def first_run(self) -> AbstractContextManager[None]:
+        """A block in which the model runs for the first time: OpenVINO repacks the weights that it
+        was given as it meets them, and reads few of the former (the embedding's rows) again. All
+        the same their pages would be there beside the repacked ones, twice the weights.
+        """
+        return pages_released(self.maps)
 
 
 class Compiler:
@@ -77,6 +81,18 @@ class Compiler:
             # two cores ran at half speed. Alone, pinning gained nothing.
             "ENABLE_CPU_PINNING": False,
         }
+        self._start_plugin()
+
+    def _start_plugin(self) -> None:
+        """Compute something small, so that the plugin and its threads are there and what they take
+        (25 MiB) is not taken for a part of the first model. Raises EngineError.
+        """
+        with engine_errors("OpenVINO's CPU plugin cannot be started"):
+            rows = ops.parameter([-1, _PROBE_SIZE], np.float32)
+            weights = ops.constant(np.zeros((_PROBE_SIZE, _PROBE_SIZE), np.float32))
+            graph = ov.Model([ops.matmul(rows, weights, False, True)], [rows], "probe")
+            compiled = self._core.compile_model(graph, "CPU", self._properties)
+            compiled.create_infer_request().infer({0: np.zeros((1, _PROBE_SIZE), np.float32)})
 
     def prepare(self, model: ModelInfo, model_path: Path, progress: Progress) -> None:
         """Write the quantised weights beside the model, unless they are there.

@@ -68,6 +68,7 @@ class OpenVinoEngine:
         self._kv_resize = kv_resize
         self._available_bytes = available_bytes
         self._compiler = Compiler(threads=threads or _cores(), weights=weights, kv=kv)
+        _return_memory()
         self._instances: dict[InstanceId, Instance] = {}
         self._lock = threading.Lock()
         """Guards the table alone, never an instance."""

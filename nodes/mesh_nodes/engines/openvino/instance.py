@@ -249,6 +249,6 @@ class Instance:
             stop_token_ids=(),
         )
         self._sequences[request.request_id] = self._sequence(request)
-        self.step(1)
+        with self._graph.first_run():
+            self.step(1)
         self.abort(request.request_id)
-        self._graph.release_pages()

@@ -1,15 +1,22 @@
 """A file in memory as bytes that OpenVINO takes without a copy.
 
-`checkpoint` and `prepared` cut their tensors out of it; `compilation` drops its pages once the
-compiled model has its own, repacked, copy of nearly all weights.
+`checkpoint` and `prepared` cut their tensors out of it; `compilation` drops its pages while the
+compiled model makes its own, repacked, copy of nearly all weights.
 """
 
 import mmap
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+_RELEASE_S = 0.01
+"""Between two releases. OpenVINO repacks about a gigabyte a second: some 10 MiB of what it has read
+are there at once."""
 
 
 class MappedFile:
@@ -35,3 +42,28 @@ class MappedFile:
     def release_pages(self) -> None:
         """Take the file's pages out of this process; a later read brings them back."""
         self._memory.madvise(mmap.MADV_DONTNEED)
+
+
+@contextmanager
+def pages_released(files: Sequence[MappedFile]) -> Iterator[None]:
+    """Release the files' pages again and again within the block, which reads them, and at its end:
+    they never are in this process all at once.
+    """
+    over = threading.Event()
+
+    def release() -> None:
+        for file in files:
+            file.release_pages()
+
+    def keep_releasing() -> None:
+        while not over.wait(_RELEASE_S):
+            release()
+
+    releaser = threading.Thread(target=keep_releasing, name="mesh-weights-pages", daemon=True)
+    releaser.start()
+    try:
+        yield
+    finally:
+        over.set()
+        releaser.join()
+        release()

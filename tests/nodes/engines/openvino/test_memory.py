@@ -21,10 +21,13 @@ from mesh.domain.request import SamplingParams
 from mesh_nodes.engines.openvino import OpenVinoEngine, WeightPrecision
 from tests.nodes.engines.openvino.serving import load, request, run
 
-def anonymous_bytes():
+def status_bytes(field):
     for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon"):
+        if line.startswith(field):
             return int(line.split()[1]) * 1024
+
+def anonymous_bytes():
+    return status_bytes("RssAnon")
 
 fields = json.loads(sys.argv[1])
 info = ModelInfo(**fields | {"format": ModelFormat(fields["format"])})
@@ -32,10 +35,12 @@ path = Path(sys.argv[2])
 engine = OpenVinoEngine(threads=2, weights=WeightPrecision(sys.argv[3]))
 engine.prepare(info, path, lambda *_: None)
 seen = {"footprint": engine.footprint(info).weights_bytes, "mapped": [], "loaded": []}
-seen["unloaded"] = []
+seen["unloaded"], seen["peak"] = [], []
 for _ in range(3):
-    before = anonymous_bytes()
+    before, whole = anonymous_bytes(), status_bytes("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # forget the high water mark
     load(engine, info, path, kv_blocks=16, context_tokens_max=1024)
+    seen["peak"].append(status_bytes("VmHWM") - whole)
     run(engine, request("r", range(100, 600), SamplingParams(max_tokens=2)), prefill_tokens_max=512)
     kv = 16 * engine.footprint(info).kv_block_bytes
     seen["loaded"].append(anonymous_bytes() - before - kv)
@@ -61,13 +66,15 @@ def measure(model: StoredModel, weights: str) -> dict[str, Any]:
     return seen
 
 
-@pytest.mark.parametrize("weights", ["i8", "f16"])
+@pytest.mark.parametrize(("weights", "peak_share_max"), [("i8", 1.0), ("f16", 1.2)])
 def test_the_footprint_is_honest_and_an_unload_returns_it(
-    smollm2_model: StoredModel, weights: str
+    smollm2_model: StoredModel, weights: str, peak_share_max: float
 ) -> None:
-    """The estimate holds what a load takes and is at most a third more; three rounds leak nothing,
-    and no file of the model stays mapped."""
+    """The estimate holds what a load takes, files' pages included, and is at most a third more than
+    what stays; three rounds leak nothing, and no file of the model stays mapped. With f16 weights,
+    which nodes do not serve, a load takes more for as long as it lasts."""
     seen = measure(smollm2_model, weights)
+    assert max(seen["peak"]) <= peak_share_max * seen["footprint"]
     assert max(seen["loaded"]) <= seen["footprint"] <= 1.35 * max(seen["loaded"])
     assert seen["unloaded"][2] - seen["unloaded"][0] < 10 * MIB
     assert seen["unloaded"][2] < 100 * MIB

@@ -1,0 +1,1 @@
+"""Twice as much memory wanted as a node has: `make bench-overcommit`."""

@@ -1,0 +1,208 @@
+"""Gives one node half the memory that four deployments want at their peaks, and looks at the books.
+
+Bursts of calls come for deployments of different lengths and SLOs, so that instances grow, shrink,
+are parked, give way and come back. Nothing may run out of memory, the controller's books must stay
+within the node's capacity after every event (its journal is decided again, to look), the node's
+process within its limit, and every call must end exactly once. The last line is one JSON object;
+exit code 1 when any of that is not so.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.cells import local_cell
+from bench.demo_model import SOURCE, stored_model
+from bench.overcommit.judging import Judgement, Outcome
+from bench.overcommit.replaying import Audit, audit
+from bench.overcommit.resident import Resident, watched
+from bench.overcommit.workload import KINDS, Call, Peak, calls, limit_bytes, peaks
+from bench.slo.client import offer
+from bench.status_line import show_status
+from mesh.domain.deployment import DeploymentSpec
+from mesh.domain.errors import MeshError
+from mesh.domain.ids import DeploymentName
+from mesh.domain.units import format_bytes
+from mesh.wire.client import MeshClient
+from mesh_nodes.engines.openvino.compilation import KvPrecision
+from mesh_nodes.engines.openvino.footprint import estimate
+from mesh_nodes.engines.openvino.weights import WeightPrecision
+
+SECONDS = 300.0
+QUICK_SECONDS = 20.0
+QUICK_SCALE = 0.5
+"""Of the bursts: they are over sooner, and others get their turn."""
+OVERCOMMIT = 2.0
+CALL_S_MAX = 400.0
+"""The longest answer, at its TPOT SLO, and what it may have to wait for."""
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    judged: Judgement
+    audit: Audit
+    resident: Resident
+
+    def faults(self) -> list[str]:
+        """What must not be, in words."""
+        counts, books, resident = self.audit.counts, self.audit, self.resident
+        found = [f"{count} × {error}" for error, count in sorted(books.errors.items())]
+        found += [f"{count} calls ended {end}" for end, count in self.judged.odd_ends.items()]
+        if not books.ended_once:
+            found.append("the controller did not end every request once")
+        if books.over_capacity:
+            found.append(f"more than the capacity was tracked after {books.over_capacity} events")
+        if books.diverged_at is not None:
+            found.append(f"decision {books.diverged_at} of the journal came out otherwise")
+        if resident.over:
+            found.append(f"RSS was over the limit in {resident.over} of {resident.samples} samples")
+        if not resident.samples:
+            found.append("the node's RSS was never read")
+        found += [f"no {what} at all" for what in ("loads", "unloads") if not counts[what]]
+        found += [f"no KV cache {what}" for what in ("grows", "shrinks") if not counts[what]]
+        if not self.judged.finished:
+            found.append("no call finished")
+        return found
+
+
+def run(sent: Sequence[Call], memory_bytes: int, journal: Path | None = None) -> Found:
+    """The controller's journal goes to `journal`, to be kept, or nowhere. Raises MeshError when a
+    part of the cell ends.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        journal = journal or Path(folder) / "journal.jsonl"
+        with local_cell(memory_bytes=memory_bytes, journal=journal) as local:
+            with MeshClient(local.address) as client:
+                _deploy(client)
+            node = local.children[1]
+            with watched(node.process.pid, memory_bytes) as resident:
+                answers = offer(local.address, sent, call_s_max=CALL_S_MAX)
+            local.check_alive()
+        show_status("deciding the journal again")
+        books = audit(journal)
+    outcomes = [Outcome(call=c, answer=a) for c, a in zip(sent, answers, strict=True)]
+    return Found(judged=Judgement(outcomes=outcomes), audit=books, resident=resident)
+
+
+def _deploy(client: MeshClient) -> None:
+    for name, kind in KINDS.items():
+        client.deploy(
+            DeploymentSpec(
+                name=DeploymentName(name),
+                source=SOURCE,
+                context_tokens_max=kind.context_tokens,
+                slo=kind.slo,
+            )
+        )
+
+
+def show_limit(wanted: Sequence[Peak], memory_bytes: int) -> None:
+    """How the node's limit comes about."""
+    table = Table(box=None)
+    for heading in ("peak of", "calls at once", "KV blocks", "weights MiB", "KV MiB", "MiB"):
+        table.add_column(heading, justify="left" if heading == "peak of" else "right")
+    for peak in wanted:
+        weights_bytes = peak.footprint.weights_bytes
+        sizes = (weights_bytes, peak.size_bytes - weights_bytes, peak.size_bytes)
+        table.add_row(
+            peak.deployment,
+            str(peak.calls),
+            str(peak.kv_blocks),
+            *(f"{size / MIB:.0f}" for size in sizes),
+        )
+    console = Console(width=100)
+    console.print(table)
+    whole_bytes = sum(peak.size_bytes for peak in wanted)
+    console.print(
+        f"--memory {memory_bytes}: {format_bytes(whole_bytes)} / {OVERCOMMIT:g} = "
+        f"{format_bytes(memory_bytes)}, the node's process included"
+    )
+
+
+def report(found: Found) -> None:
+    table = Table(box=None, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in figures(found).items():
+        table.add_row(name.replace("_", " "), str(value))
+    Console(width=100).print(table)
+    for fault in found.faults():
+        print(f"fault: {fault}")
+    print(json.dumps(figures(found)))
+
+
+def figures(found: Found) -> dict[str, object]:
+    judged, books, resident = found.judged, found.audit, found.resident
+    limit = resident.limit_bytes
+    kinds = ("loads", "unloads", "grows", "shrinks", "parks", "resumes", "evictions")
+    return {
+        "requests": len(judged.outcomes),
+        "finished": judged.finished,
+        "refused_by_reason": judged.refused_by_reason,
+        "met_of_admitted": round(judged.met_of_admitted, 4),
+        "ended_once": judged.ended_once and books.ended_once,
+        "out_of_memory": sum(n for e, n in books.errors.items() if e.endswith("OutOfMemory")),
+        "errors": dict(sorted(books.errors.items())),
+        "events": books.events,
+        "tracked_over_capacity": books.over_capacity,
+        "tracked_share_max": round(books.tracked_share_max, 4),
+        "limit_mb": round(limit / MIB, 1),
+        "base_mb": round(books.base_bytes / MIB, 1),
+        "rss_samples": resident.samples,
+        "rss_over_limit": resident.over,
+        "rss_max_share": round(resident.rss_bytes_max / limit, 4),
+        "rss_max_file_mb": round(resident.file_bytes / MIB, 1),
+        "rss_high_water_share": round(resident.high_water_bytes / limit, 4),
+        **{kind: books.counts[kind] for kind in kinds},
+        "operations_waited": books.waited,
+        "resize_ms_p50": _at_ms(books.resize_s, 50),
+        "resize_ms_p99": _at_ms(books.resize_s, 99),
+        "unaccounted_mb_max": _most_mb(books.unaccounted_bytes),
+        "unaccounted_amid_loads_mb_max": _most_mb(books.unaccounted_amid_bytes),
+        "faults": found.faults(),
+    }
+
+
+def _at_ms(seconds: Sequence[float], percent: int) -> float:
+    """That percentile; 0 of none."""
+    ordered = sorted(seconds)
+    return round(1000 * ordered[len(ordered) * percent // 100], 3) if ordered else 0.0
+
+
+def _most_mb(sizes: Sequence[int]) -> float:
+    return round(max(sizes, default=0) / MIB, 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="that bursts come for")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it works")
+    parser.add_argument("--journal", type=Path, metavar="FILE", help="keep the controller's there")
+    options = parser.parse_args()
+    seconds, scale = (QUICK_SECONDS, QUICK_SCALE) if options.quick else (options.seconds, 1.0)
+    sent = calls(seconds=seconds, seed=options.seed, scale=scale)
+    footprint = estimate(stored_model().info, weights=WeightPrecision.I8, kv=KvPrecision.F16)
+    wanted = peaks(sent, footprint)
+    memory_bytes = limit_bytes(wanted, OVERCOMMIT)
+    show_limit(wanted, memory_bytes)
+    show_status(f"{len(sent)} calls")
+    try:
+        found = run(sent, memory_bytes, options.journal)
+    except MeshError as error:
+        sys.exit(f"error: {error}")
+    show_status("")
+    report(found)
+    sys.exit(1 if found.faults() else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""What the overcommit benchmark sends and how it judges: calls, limits, journals, samples."""
+
+from dataclasses import replace
+
+import pytest
+
+from bench.overcommit.judging import Judgement, Outcome
+from bench.overcommit.replaying import Audit, Replay
+from bench.overcommit.resident import Resident
+from bench.overcommit.workload import FIRST_S, KINDS, Call, calls, limit_bytes, peaks
+from bench.slo.judging import Answer
+from mesh.domain.actions import ControllerAction, SendCommand
+from mesh.domain.events import CancelRequested, ControllerEvent, KeepAliveExpired
+from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.messages import (
+    AbortRequest,
+    Heartbeat,
+    InstanceLoaded,
+    InstanceReport,
+    KvResized,
+    LoadInstance,
+    ResizeKv,
+    TokensReport,
+    UnloadInstance,
+)
+from mesh.domain.reasons import FinishReason
+from mesh.runtime.journal import Decision
+from tests.core.cells import FOOTPRINT, MIB, CellUnderTest, commands, deployment, hello, request
+
+CALL = Call(at_s=0.0, deployment="oc-chat", burst=0, prompt_tokens=(7,) * 100, output_tokens=3)
+WHOLE = Answer(ended_s=2.0, tokens_s=(1.0, 1.1, 1.2), finishes=1)
+
+
+def test_calls_keep_the_bounds_of_their_deployment_and_come_alike_from_a_seed() -> None:
+    sent = calls(seconds=120.0, seed=3)
+    assert sent == calls(seconds=120.0, seed=3)
+    assert sent != calls(seconds=120.0, seed=4)
+    for call in sent:
+        kind = KINDS[call.deployment]
+        assert kind.prompt_tokens[0] <= len(call.prompt_tokens) <= kind.prompt_tokens[1]
+        assert kind.output_tokens[0] <= call.output_tokens <= kind.output_tokens[1]
+        assert call.tokens < kind.context_tokens, "none is refused for its length"
+
+
+def test_every_deployment_begins_soon_with_a_large_burst_and_goes_on_with_a_small_one() -> None:
+    sent = calls(seconds=200.0, seed=1)
+    for name, kind in KINDS.items():
+        mine = [call for call in sent if call.deployment == name]
+        sizes = [sum(call.burst == burst for call in mine) for burst in range(mine[-1].burst + 1)]
+        assert mine[0].at_s <= FIRST_S + 1.0
+        assert min(sizes[0::2]) >= kind.calls_max // 2 >= max(sizes[1::2])
+        assert max(sizes) <= kind.calls_max
+
+
+def test_the_limit_is_a_share_of_what_the_largest_bursts_and_the_weights_want() -> None:
+    in_burst = [replace(CALL, burst=burst) for burst in (0, 1, 1, 1)] * 10
+    found = {peak.deployment: peak for peak in peaks(in_burst, FOOTPRINT)}
+    assert (found["oc-chat"].calls, found["oc-chat"].kv_blocks) == (30, 30 * 4)
+    assert found["oc-long"].kv_blocks == 64, "one full context of 2048 tokens at least"
+    whole_bytes = 4 * FOOTPRINT.weights_bytes + (120 + 32 + 32 + 64) * MIB
+    assert limit_bytes(list(found.values()), 2.0) == whole_bytes // 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "finished", "refused"),
+    [
+        (WHOLE, True, False),
+        (replace(WHOLE, tokens_s=(1.0, 1.1)), False, False),
+        (replace(WHOLE, finishes=2), False, False),
+        (replace(WHOLE, finishes=0), False, False),
+        (replace(WHOLE, in_order=False), False, False),
+        (replace(WHOLE, refused="memory_full"), False, False),
+        (replace(WHOLE, failed="unavailable"), False, False),
+        (Answer(ended_s=1.0, tokens_s=(), refused="memory_full"), False, True),
+        (Answer(ended_s=1.0, tokens_s=(0.5,), refused="memory_full"), False, True),
+        (Answer(ended_s=1.0, tokens_s=(), failed="deadline_exceeded"), False, False),
+    ],
+)
+def test_a_call_ends_once_whole_or_with_a_reason(
+    answer: Answer, finished: bool, refused: bool
+) -> None:
+    outcome = Outcome(call=CALL, answer=answer)
+    assert (outcome.finished, outcome.refused) == (finished, refused)
+    assert Judgement(outcomes=(outcome,)).ended_once is (finished or refused)
+
+
+def test_load_time_that_a_call_was_granted_does_not_make_it_late() -> None:
+    late = replace(WHOLE, tokens_s=(7.0, 7.1, 7.2))
+    assert not Outcome(call=CALL, answer=late).met
+    assert Outcome(call=CALL, answer=replace(late, grace_s=1.5)).met
+
+
+def test_samples_over_the_limit_are_counted_and_a_process_that_ends_is_none() -> None:
+    resident = Resident(limit_bytes=900 * 1024)
+    for rss in (800, 950, 901, 900):
+        lines = {"VmHWM": 990, "VmRSS": rss, "RssAnon": 1, "RssFile": rss // 2}
+        resident.note("".join(f"{word}:\t {size} kB\n" for word, size in lines.items()))
+    resident.note("Name:\tx\nState:\tZ (zombie)\n")
+    assert (resident.samples, resident.over) == (4, 2)
+    assert (resident.rss_bytes_max, resident.file_bytes) == (950 * 1024, 475 * 1024)
+    assert resident.high_water_bytes == 990 * 1024
+
+
+class Recorded(CellUnderTest):
+    """Keeps what its core decided."""
+
+    def __init__(self) -> None:
+        super().__init__(deployment())
+        self.decisions: list[Decision] = []
+
+    def tell(self, event: ControllerEvent) -> list[ControllerAction]:
+        actions = super().tell(event)
+        self.decisions.append(Decision(now_s=self.now_s, event=event, actions=tuple(actions)))
+        return actions
+
+    def audit(self) -> Audit:
+        return Replay(CellUnderTest(deployment()).core).run(self.decisions)
+
+    def resized(self, link: int, command: ResizeKv, error: str = "") -> None:
+        said = KvResized(
+            instance_id=command.instance_id,
+            kv_blocks=command.kv_blocks,
+            elapsed_s=0.002,
+            error=error,
+        )
+        self.report(link, said)
+
+
+def serving() -> tuple[Recorded, int, InstanceId]:
+    """A cell whose instance is loaded and has one request."""
+    cell = Recorded()
+    link, _ = cell.join()
+    load = commands(cell.invoke(), LoadInstance)[0]
+    cell.loaded(link, load.instance_id)
+    return cell, link, load.instance_id
+
+
+def test_a_journal_tells_what_instances_did() -> None:
+    """Loaded, parked, resumed, unloaded; and the request ended once."""
+    cell, link, instance_id = serving()
+    cell.tokens(link, "r1", [7], finish=FinishReason.STOP)
+    idle = KeepAliveExpired(instance_id=instance_id, idle_since_s=cell.now_s)
+    cell.now_s += 1.0
+    parked = commands(cell.tell(idle), ResizeKv)[0]
+    cell.resized(link, parked)
+    cell.resized(link, commands(cell.invoke(request("r2")), ResizeKv)[0])
+    found = cell.audit()
+    assert found.diverged_at is None
+    wanted = {"loads": 1, "shrinks": 1, "parks": 1, "resumes": 1, "grows": 1}
+    assert dict(found.counts) == wanted
+    assert found.resize_s == [0.002, 0.002]
+    assert found.over_capacity == 0
+    assert 0.1 < found.tracked_share_max < 0.5
+    assert not found.ended_once, "r2 is still there"
+    cell.tokens(link, "r2", [7], finish=FinishReason.STOP)
+    assert cell.audit().ended_once
+    cell.tokens(link, "r2", [7], finish=FinishReason.STOP)
+    assert cell.audit().ended_once, "what comes for an ended request is for nobody"
+
+
+def test_a_client_that_leaves_is_told_nothing() -> None:
+    cell, _, _ = serving()
+    cell.tell(CancelRequested(request_id=RequestId("r1")))
+    assert cell.audit().ended_once
+
+
+def test_a_node_that_holds_more_than_it_has_is_seen() -> None:
+    cell = Recorded()
+    link, _ = cell.join(hello(memory_bytes=200 * MIB))
+    load = commands(cell.invoke(), LoadInstance)[0]
+    assert cell.audit().over_capacity == 0
+    large = InstanceLoaded(
+        instance_id=load.instance_id,
+        footprint=replace(FOOTPRINT, weights_bytes=190 * MIB),
+        kv_blocks=load.kv_blocks,
+        elapsed_s=1.0,
+    )
+    cell.report(link, large)
+    found = cell.audit()
+    assert found.over_capacity == 1
+    assert found.tracked_share_max > 1.0
+
+
+def test_errors_of_nodes_are_counted_by_kind() -> None:
+    cell, link, instance_id = serving()
+    command = ResizeKv(instance_id=instance_id, kv_blocks=20)
+    cell.resized(link, command, error="OutOfMemory")
+    assert cell.audit().errors == {"resize OutOfMemory": 1}
+
+
+def test_what_no_book_shows_is_told_apart_from_what_a_load_takes() -> None:
+    cell = Recorded()
+    link, _ = cell.join(replace(hello(), base_bytes=50 * MIB))
+    load = commands(cell.invoke(), LoadInstance)[0]
+    cell.report(link, Heartbeat(rss_bytes=90 * MIB))
+    cell.loaded(link, load.instance_id)
+    listed = (_listed(load),)
+    cell.report(link, Heartbeat(rss_bytes=160 * MIB, engine_bytes=100 * MIB, instances=listed))
+    found = cell.audit()
+    assert found.unaccounted_amid_bytes == [40 * MIB]
+    assert found.unaccounted_bytes == [10 * MIB]
+
+
+def _listed(load: LoadInstance) -> InstanceReport:
+    """As its node reports it once it is loaded."""
+    return InstanceReport(
+        instance_id=load.instance_id,
+        deployment=load.deployment,
+        model_id=load.model.model_id,
+        footprint=FOOTPRINT,
+        kv_blocks=load.kv_blocks,
+        kv_blocks_used=0,
+        context_tokens_max=load.context_tokens_max,
+        batch_max=load.batch_max,
+        batch=1,
+    )
+
+
+def test_a_decision_that_comes_out_otherwise_is_named() -> None:
+    cell, _, instance_id = serving()
+    first = cell.decisions[0]
+    other = SendCommand(link_id=1, command=UnloadInstance(instance_id=instance_id))
+    cell.decisions[0] = replace(first, actions=(*first.actions, other))
+    assert cell.audit().diverged_at == 1
+
+
+def test_a_request_that_is_taken_back_for_want_of_blocks_is_an_eviction() -> None:
+    """The node has 16 blocks: one request comes to need all of them, and there is another."""
+    cell = Recorded()
+    link, _ = cell.join(hello(memory_bytes=116 * MIB))
+    load = commands(cell.invoke(request(prompt=[1] * 256, max_tokens=255)), LoadInstance)[0]
+    cell.loaded(link, load.instance_id)
+    cell.invoke(request("r2"))
+    cell.tokens(link, "r1", [7] * 230)
+    assert not cell.audit().counts["evictions"]
+    starved = TokensReport(instance_id=load.instance_id, outputs=(), starved=(RequestId("r2"),))
+    assert len(commands(cell.report(link, starved), AbortRequest)) == 1
+    assert cell.audit().counts["evictions"] == 1
