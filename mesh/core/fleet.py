@@ -182,6 +182,19 @@ def _heartbeat(turn: Turn, node: NodeEntry, said: Heartbeat) -> None:
         else:
             known.kv_blocks_used = loaded.kv_blocks_used
             known.correction.told(loaded.correction, turn.now_s)
+            _note_size(turn, node, known, loaded.kv_blocks)
+
+
+def _note_size(turn: Turn, node: NodeEntry, instance: InstanceEntry, kv_blocks: int) -> None:
+    """A resize that an earlier link asked for has ended. While one of this link is under way, that
+    one's end will tell.
+    """
+    unasked = kv_blocks != instance.kv_blocks and node.station.running(instance.instance_id) is None
+    if unasked:
+        instance.kv_blocks = kv_blocks
+        size_bytes = instance.footprint.instance_bytes(kv_blocks)
+        start_operations(turn, node, node.station.record(instance.instance_id, size_bytes))
+        turn.room_appeared = True
 
 
 def _loaded(turn: Turn, node: NodeEntry, said: InstanceLoaded) -> None:
