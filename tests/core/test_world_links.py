@@ -3,11 +3,12 @@
 import pytest
 
 from mesh.domain.ids import DeploymentName
+from mesh.domain.lifecycle import InstanceState
 from mesh.domain.slo import Slo
 from mesh.runtime.node_actions import Lane
 from tests.core.cells import MIB, deployment
 from tests.core.world.books import check_engine
-from tests.core.world.cell import World
+from tests.core.world.cell import LIMITS, World
 from tests.core.world.node import WorldNode
 
 A, B = DeploymentName("a"), DeploymentName("b")
@@ -99,3 +100,16 @@ def test_a_cache_does_not_grow_into_the_memory_of_a_load_that_nobody_knows_of() 
     assert len(node.engine.held()) == 2
     world.settle(5.0)
     assert all(client.ended for client in world.clients.values() if not client.gone)
+
+
+def test_an_instance_that_becomes_idle_twice_at_one_moment_is_parked_all_the_same() -> None:
+    """Its node came back, and its request ended, before the clock moved."""
+    world, node = loaded(25)
+    reconnect(node)
+    world.invoke(A, (1,) * 8, 1)
+    node.run_all()
+    world.settle(2.0)
+    (instance,) = world.core.cell.instances.values()
+    assert instance.state is InstanceState.PARKED
+    world.settle(LIMITS.parked_s_max)
+    assert not world.core.cell.instances
