@@ -8,6 +8,7 @@ from mesh.core.cell import InstanceEntry, NodeEntry
 from mesh.core.deploying import import_done
 from mesh.core.ending import refuse_all_queued
 from mesh.core.instances import adopt, forget, note_idle, note_load_failure, unload
+from mesh.core.memory import shrink_again
 from mesh.core.memory import start as start_operations
 from mesh.core.operations import fail_operation, failed_on_node, progress, reply_error
 from mesh.core.profiling import profile_done, tell_of_load
@@ -183,6 +184,7 @@ def _heartbeat(turn: Turn, node: NodeEntry, said: Heartbeat) -> None:
             known.kv_blocks_used = loaded.kv_blocks_used
             known.correction.told(loaded.correction, turn.now_s)
             _note_size(turn, node, known, loaded.kv_blocks)
+    shrink_again(turn, node)
 
 
 def _note_size(turn: Turn, node: NodeEntry, instance: InstanceEntry, kv_blocks: int) -> None:

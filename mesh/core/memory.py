@@ -153,6 +153,21 @@ def shrink(turn: Turn, instance: InstanceEntry) -> None:
         turn.room_appeared = True
 
 
+def shrink_again(turn: Turn, node: NodeEntry) -> None:
+    """Others have been promised what a shrink was to free that failed: try once more, lest they
+    wait for an instance that nothing else makes smaller.
+    """
+    for instance in node.instances.values():
+        if node.free_bytes >= 0:
+            return
+        if node.station.is_pending(instance.instance_id):
+            continue
+        if instance.state is not InstanceState.PARKED:
+            shrink(turn, instance)
+        elif instance.promised_blocks > PARKED_BLOCKS:
+            resize(turn, instance, PARKED_BLOCKS, turn.now_s)
+
+
 def park(turn: Turn, instance: InstanceEntry) -> None:
     """An idle instance keeps its weights and gives its KV cache back."""
     instance.state = advance(INSTANCE, instance.state, InstanceState.PARKED)
