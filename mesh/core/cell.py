@@ -103,8 +103,6 @@ class InstanceEntry:
     """As its node reports it."""
     profiling: bool = False
     """Its model is being measured on it: it stays."""
-    resized_for_profile: bool = False
-    """Its KV cache has been made larger, to be measured."""
     to_load: LoadInstance | None = None
     """What its load was decided with; None for one that a node brought along."""
     load_s: float = 0.0
@@ -246,7 +244,8 @@ class OperationKind(StrEnum):
 @dataclass(slots=True, kw_only=True, eq=False)
 class OperationEntry:
     """An administrative call under way. Deploy: `node` imports; then `pending` is being stored.
-    Profile: `instance` on `node` is measured; then `pending_profile` is being stored.
+    Profile: `instance` on `node` is kept for it, and measured; then `pending_profile` is being
+    stored.
     """
 
     operation_id: OperationId
@@ -255,6 +254,8 @@ class OperationEntry:
     node: NodeEntry | None = None
     pending: Deployment | None = None
     instance: InstanceEntry | None = None
+    measuring: bool = False
+    """The node has been asked to."""
     pending_profile: Profile | None = None
 
 

@@ -6,6 +6,7 @@ else; `mesh.runtime.host` calls it, live and simulated.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import assert_never
 
 from mesh.core import deploying, fleet, instances, profiling, queueing, replicas, serving
@@ -174,11 +175,14 @@ def _keep_alive_expired(turn: Turn, expired: KeepAliveExpired) -> None:
         return
     if not instance.node.may_go(instance):
         return
-    if instance.state is InstanceState.PARKED or turn.limits.parked_s_max <= 0.0:
+    if instance.state is InstanceState.PARKED and not expired.parked:
+        return  # it became idle twice at that very moment
+    if expired.parked or turn.limits.parked_s_max <= 0.0:
         instances.unload(turn, instance)
         return
     park(turn, instance)
-    turn.act(SetTimer(at_s=turn.now_s + turn.limits.parked_s_max, timer=expired))
+    timer = replace(expired, parked=True)
+    turn.act(SetTimer(at_s=turn.now_s + turn.limits.parked_s_max, timer=timer))
 
 
 def _retry_load(turn: Turn, name: DeploymentName) -> None:

@@ -70,12 +70,16 @@ def _start_load(turn: NodeTurn, instance: LocalInstance) -> None:
 
 
 def _gone(turn: NodeTurn, node: LocalNode, instance: LocalInstance) -> None:
-    """Its memory is free. Loads that waited for the last that nobody knew of can begin."""
+    """Its memory is free. What waited for the last that nobody knew of can begin."""
     del node.instances[instance.instance_id]
-    if not any(other.unbooked for other in node.instances.values()):
-        for other in node.instances.values():
-            if other.state is LocalState.WAITING:
-                _start_load(turn, other)
+    if any(other.unbooked for other in node.instances.values()):
+        return
+    for other in node.instances.values():
+        kv_blocks, other.growth_waiting = other.growth_waiting, None
+        if other.state is LocalState.WAITING:
+            _start_load(turn, other)
+        elif other.state is LocalState.READY and kv_blocks is not None:
+            _start_resize(turn, other, kv_blocks)
 
 
 def unload(turn: NodeTurn, node: LocalNode, instance_id: InstanceId) -> None:
@@ -103,21 +107,29 @@ def unload(turn: NodeTurn, node: LocalNode, instance_id: InstanceId) -> None:
 
 
 def resize(turn: NodeTurn, node: LocalNode, command: ResizeKv) -> None:
-    """Between two iterations, in the order of the commands. The end of an instance that is about to
-    go answers for its resizes, too.
+    """Between two iterations, in the order of the commands; growth, not into memory that is still
+    to become free. The end of an instance that is about to go answers for its resizes, too.
     """
     instance = node.instances.get(command.instance_id)
     if instance is None:
         turn.report(InstanceGone(instance_id=command.instance_id))
     elif instance.state is LocalState.READY:
-        instance.resizing.append(command.kv_blocks)
-        instance.promising = True
-        turn.engine(StartResize(instance_id=command.instance_id, kv_blocks=command.kv_blocks))
+        grows = command.kv_blocks > instance.kv_blocks_next
+        if grows and any(other.unbooked for other in node.instances.values()):
+            instance.growth_waiting = command.kv_blocks
+        else:
+            _start_resize(turn, instance, command.kv_blocks)
+
+
+def _start_resize(turn: NodeTurn, instance: LocalInstance, kv_blocks: int) -> None:
+    instance.resizing.append(kv_blocks)
+    instance.promising = True
+    turn.engine(StartResize(instance_id=instance.instance_id, kv_blocks=kv_blocks))
 
 
 def resized(turn: NodeTurn, node: LocalNode, event: ResizeFinished | ResizeBroke) -> None:
-    """The oldest resize under way has ended. Of one that an earlier link asked for, heartbeats tell
-    what came of it: the answer would be taken for that of a later one.
+    """The oldest resize under way has ended. One that an earlier link asked for must not pass for
+    the end of one that this link has asked for meanwhile: a heartbeat tells of it.
     """
     instance = node.instances.get(event.instance_id)
     if instance is None:
@@ -129,8 +141,9 @@ def resized(turn: NodeTurn, node: LocalNode, event: ResizeFinished | ResizeBroke
             instance.kv_blocks, elapsed_s = event.kv_blocks, event.elapsed_s
         case ResizeBroke():
             error, message = event.error, event.message
-    if instance.unheard:
-        instance.unheard -= 1
+    if instance.resizing_unasked:
+        instance.resizing_unasked -= 1
+        turn.report(node.heartbeat(turn.now_s))
         return
     turn.report(
         KvResized(
@@ -246,7 +259,7 @@ def abandon(turn: NodeTurn, node: LocalNode) -> None:
         if instance.state is LocalState.LOADING:
             instance.state = LocalState.ABANDONED
         instance.unbooked = instance.state is not LocalState.READY
-        instance.unheard = len(instance.resizing)
+        instance.resizing_unasked, instance.growth_waiting = len(instance.resizing), None
         for held in list(instance.requests.values()):
             drop(turn, instance, held)
 

@@ -79,8 +79,10 @@ class LocalInstance:
     kv_blocks_used: int = 0
     resizing: deque[int] = field(default_factory=deque)
     """KV blocks that the resizes under way are to bring about, in their order."""
-    unheard: int = 0
-    """Of those, the first ones that an earlier link asked for: nobody waits for their answers."""
+    resizing_unasked: int = 0
+    """So many of them, the first, were asked for over an earlier link; nobody waits for them."""
+    growth_waiting: int | None = None
+    """KV blocks to grow to once all that is `unbooked` has left the memory."""
     promising: bool = True
     """False while its iteration is under way, and after one that computed nothing for want of KV
     blocks: it gets no turn then, but for one at each heartbeat, until the engine is asked for

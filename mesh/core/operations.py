@@ -72,7 +72,6 @@ def release_instance(turn: Turn, operation: OperationEntry) -> None:
     if instance is not None:
         others = turn.cell.operations.values()
         instance.profiling = any(other.instance is instance for other in others)
-        instance.resized_for_profile = False
         turn.released[instance.instance_id] = instance
 
 

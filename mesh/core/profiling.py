@@ -72,13 +72,8 @@ def _lacks_room(turn: Turn, entry: DeploymentEntry, node: NodeEntry) -> tuple[bo
 
 def advance_profiles(turn: Turn) -> None:
     """Send off those whose instance is up; load the instance of those that have none."""
-    waiting = [
-        operation
-        for operation in turn.cell.operations.values()
-        if operation.kind is OperationKind.PROFILE and operation.instance is None
-    ]
-    for operation in waiting:
-        if operation.pending_profile is None:
+    for operation in list(turn.cell.operations.values()):
+        if operation.kind is OperationKind.PROFILE and not operation.measuring:
             _advance(turn, operation)
 
 
@@ -90,12 +85,8 @@ def _advance(turn: Turn, operation: OperationEntry) -> None:
         return
     here = [i for i in entry.instances.values() if i.node is node]
     for instance in here:
-        if instance.is_loaded and _is_large_enough(turn, instance):
-            operation.instance, instance.profiling = instance, True
-            command = ProfileInstance(
-                operation_id=operation.operation_id, instance_id=instance.instance_id
-            )
-            turn.act(SendCommand(link_id=node.link_id, command=command))
+        if instance.is_loaded and not node.station.is_pending(instance.instance_id):
+            _measure(turn, operation, instance)
     if here:
         return
     if node.node_id in entry.avoided:
@@ -114,24 +105,30 @@ def _advance(turn: Turn, operation: OperationEntry) -> None:
         fail_operation(turn, operation, "Unavailable", message, hint)
 
 
-def _is_large_enough(turn: Turn, instance: InstanceEntry) -> bool:
-    """Whether its KV cache is as large as memory allows, up to what a survey can use; else it is
-    resized first.
+def _measure(turn: Turn, operation: OperationEntry, instance: InstanceEntry) -> None:
+    """Have it measured, with a KV cache as large as a survey can use and memory allows: resized
+    first, if need be, and kept from then on.
     """
-    node, footprint = instance.node, instance.footprint
-    if node.station.is_pending(instance.instance_id):
-        return False
+    node = instance.node
+    if operation.instance is not instance:
+        operation.instance, instance.profiling = instance, True
+        if instance.state is InstanceState.PARKED:
+            instance.state = advance(INSTANCE, instance.state, InstanceState.READY)
+        target = _measured_blocks(turn, instance)
+        if target > instance.promised_blocks:
+            resize(turn, instance, target, turn.now_s)
+            return
+    operation.measuring = True
+    command = ProfileInstance(operation_id=operation.operation_id, instance_id=instance.instance_id)
+    turn.act(SendCommand(link_id=node.link_id, command=command))
+
+
+def _measured_blocks(turn: Turn, instance: InstanceEntry) -> int:
+    footprint = instance.footprint
     useful = instance.batch_max * footprint.blocks_for(instance.context_tokens_max)
     wanted = min(footprint.blocks_for(turn.limits.kv_tokens_profiled), useful)
-    fitting = instance.promised_blocks + max(node.free_bytes, 0) // footprint.kv_block_bytes
-    target = min(wanted, fitting)
-    if instance.state is InstanceState.PARKED:
-        instance.state = advance(INSTANCE, instance.state, InstanceState.READY)
-    if target <= instance.promised_blocks or instance.resized_for_profile:
-        return True
-    instance.resized_for_profile = True
-    resize(turn, instance, target, turn.now_s)
-    return False
+    free_bytes = max(instance.node.free_bytes, 0)
+    return min(wanted, instance.promised_blocks + free_bytes // footprint.kv_block_bytes)
 
 
 def tell_of_load(turn: Turn, instance: InstanceEntry, said: LoadProgress) -> None:

@@ -11,7 +11,6 @@ from mesh.core.instances import unload
 from mesh.core.memory import park_cache, shrink
 from mesh.core.memory import start as start_operations
 from mesh.core.turn import Turn
-from mesh.domain.lifecycle import InstanceState
 from mesh.domain.messages import KvResized
 from mesh.memory.station import MemoryOperationKind
 
@@ -34,8 +33,7 @@ def take_over(turn: Turn, instance: InstanceEntry, kv_blocks: int) -> None:
     had asked for a resize. What is under way here answers for itself.
     """
     station = instance.node.station
-    changed = kv_blocks != instance.kv_blocks and instance.state is not InstanceState.LOADING
-    if changed and not station.is_pending(instance.instance_id):
+    if kv_blocks != instance.kv_blocks and not station.running(instance.instance_id):
         instance.kv_blocks = kv_blocks
         size_bytes = instance.footprint.instance_bytes(kv_blocks)
         start_operations(turn, instance.node, station.record(instance.instance_id, size_bytes))

@@ -127,6 +127,8 @@ class ShutdownRequested:
 class KeepAliveExpired:
     instance_id: InstanceId
     idle_since_s: float
+    parked: bool = False
+    """It has been parked for as long as it may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

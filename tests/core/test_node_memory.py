@@ -16,6 +16,7 @@ from mesh.domain.actions import (
 from mesh.domain.ids import InstanceId, OperationId, RequestId
 from mesh.domain.messages import (
     AbortRequest,
+    Heartbeat,
     InstanceGone,
     KvResized,
     ProfileInstance,
@@ -28,6 +29,8 @@ from mesh.domain.node_events import (
     HeartbeatDue,
     LinkClosed,
     LinkOpened,
+    LoadBroke,
+    LoadFinished,
     MeasureFinished,
     ResizeBroke,
     ResizeFinished,
@@ -35,7 +38,8 @@ from mesh.domain.node_events import (
     UnloadFinished,
 )
 from mesh.domain.reasons import FinishReason
-from tests.core.cells import of_kind, only
+from mesh.domain.steps import LoadedInstance
+from tests.core.cells import FOOTPRINT, of_kind, only
 from tests.core.nodes import (
     ENGINE_BYTES,
     RSS_BYTES,
@@ -171,10 +175,50 @@ def test_a_new_link_gets_no_answer_to_what_the_old_one_asked_for_but_sees_what_c
     node.tell(LinkClosed(reason="reset"))
     assert told_blocks(node) == LOADED_BLOCKS
     node.tell(LinkOpened())
-    resize(node, 24)
-    assert reports(resized(node, 4)) == []
-    assert told_blocks(node) == 24, "the most that it may have until that is done"
-    assert only(reports(resized(node, 24)), KvResized).kv_blocks == 24
+    said = reports(resized(node, 4))
+    assert [instance.kv_blocks for instance in only(said, Heartbeat).instances] == [4]
+    assert of_kind(said, KvResized) == [], "it would pass for one that the new link has asked for"
+    resize(node, 8)
+    assert only(reports(resized(node, 8)), KvResized).kv_blocks == 8
+
+
+def test_growth_waits_for_what_an_old_link_was_loading_to_leave_the_memory() -> None:
+    node = loaded_node()
+    node.command(load_command("i2"))
+    node.tell(LinkClosed(reason="reset"))
+    node.tell(LinkOpened())
+    assert of_kind(resize(node, LOADED_BLOCKS + 1), StartResize) == []
+    loaded = LoadedInstance(footprint=FOOTPRINT, kv_blocks=16, elapsed_s=0.1)
+    left = node.tell(LoadFinished(instance_id=InstanceId("i2"), loaded=loaded))
+    assert only(left, StartUnload).instance_id == "i2"
+    free = node.tell(UnloadFinished(instance_id=InstanceId("i2")))
+    assert only(free, StartResize).kv_blocks == LOADED_BLOCKS + 1
+    assert only(reports(resized(node, LOADED_BLOCKS + 1)), KvResized).error == ""
+
+
+def test_a_shrink_does_not_wait_and_growth_that_waits_does_not_outlive_its_link() -> None:
+    node = loaded_node()
+    node.command(load_command("i2"))
+    node.tell(LinkClosed(reason="reset"))
+    node.tell(LinkOpened())
+    assert only(resize(node, 4), StartResize).kv_blocks == 4
+    resized(node, 4)
+    resize(node, LOADED_BLOCKS)
+    node.tell(LinkClosed(reason="reset"))
+    node.tell(LinkOpened())
+    failed = LoadBroke(instance_id=InstanceId("i2"), error="TornModel", message="torn", hint="")
+    assert of_kind(node.tell(failed), StartResize) == []
+
+
+def test_growth_that_waits_goes_with_its_instance() -> None:
+    node = loaded_node()
+    node.command(load_command("i2"))
+    node.tell(LinkClosed(reason="reset"))
+    node.tell(LinkOpened())
+    resize(node, LOADED_BLOCKS + 1)
+    node.command(UnloadInstance(instance_id=I1))
+    failed = LoadBroke(instance_id=InstanceId("i2"), error="TornModel", message="torn", hint="")
+    assert of_kind(node.tell(failed), StartResize) == []
 
 
 def test_requests_that_starve_are_reported_and_stay() -> None:

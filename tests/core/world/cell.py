@@ -2,6 +2,7 @@
 that deliver when told to. All that can go wrong is a method.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from mesh.core.controller import ControllerCore
@@ -15,9 +16,15 @@ from mesh.domain.actions import (
     TellWaiting,
 )
 from mesh.domain.deployment import Deployment
-from mesh.domain.events import CancelRequested, ControllerEvent, InvokeRequested, LeaseCheckDue
+from mesh.domain.events import (
+    CancelRequested,
+    ControllerEvent,
+    DrainRequested,
+    InvokeRequested,
+    LeaseCheckDue,
+)
 from mesh.domain.history import OutputHistory
-from mesh.domain.ids import DeploymentName, OperationId, RequestId
+from mesh.domain.ids import DeploymentName, NodeId, OperationId, RequestId
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import NodeCommand
 from mesh.domain.profile import Profile
@@ -30,6 +37,7 @@ from tests.core.cells import request
 from tests.core.world.client import Client
 from tests.core.world.clock import HeapClock
 from tests.core.world.node import WorldNode
+from tests.core.world.watch import WatchedCore
 
 SETTLE_STEP_S = 0.25
 """Well below every lease and pause, and coarse enough that a failing example shrinks in time."""
@@ -37,10 +45,12 @@ LIMITS = CellLimits(
     batch_max=4,
     kv_tokens_profiled=1024,
     kv_tokens_least=64,
-    parked_s_max=20.0,
+    parked_s_max=5.0,
     queue_requests_max=8,
     place_retry_s=SETTLE_STEP_S,
 )
+SHORT = OutputHistory(mean_tokens=4.0, count=50)
+"""Answers so far, so that longer ones take everybody by surprise."""
 EXPECTED_ERRORS = {"NotFound", "AlreadyExists", "Unavailable", "Cancelled", "TornModel"}
 
 
@@ -60,13 +70,15 @@ class World:
         self.rule = rule
         self.deployments = deployments
         self.profiles = profiles
-        self.histories: dict[DeploymentName, OutputHistory] = {}
+        self.histories = {d.spec.name: SHORT for d in deployments}
         self.operations: dict[OperationId, bool] = {}
         """Whether each has been answered."""
         self.clients: dict[RequestId, Client] = {}
         self.links: dict[int, WorldNode] = {}
         self.links_made = 0
         self.epoch = 0
+        self.seen: Counter[str] = Counter()
+        """What happened, how often."""
         self.requests_made = 0
         self.operations_made = 0
         self.start_controller()
@@ -87,7 +99,7 @@ class World:
             links=self, clients=self, operators=self, registry=self, clock=self.clock
         )
         host: Host[ControllerEvent, ControllerAction] = Host(
-            core=self.core, clock=self.clock, perform=performer.perform
+            core=WatchedCore(self.core, self.seen), clock=self.clock, perform=performer.perform
         )
         epoch = self.epoch
         self.tell: Callable[[ControllerEvent], None] = host.post
@@ -123,6 +135,10 @@ class World:
     def cancel(self, request_id: RequestId) -> None:
         self.clients[request_id].gone = True
         self.tell(CancelRequested(request_id=request_id))
+
+    def drain(self, node_id: NodeId, *, undo: bool) -> None:
+        if node_id in self.core.cell.nodes:
+            self.operate(lambda op: DrainRequested(operation_id=op, node_id=node_id, undo=undo))
 
     def settle(self, seconds: float) -> None:
         """Let everything run without faults for a while."""

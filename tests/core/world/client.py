@@ -3,7 +3,7 @@
 from mesh.domain.actions import DeliverTokens
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.request import Request
-from tests.core.world.engine import token_at
+from tests.core.world.engine import answer_tokens, token_at
 
 
 class Client:
@@ -25,7 +25,8 @@ class Client:
         expected = [token_at(self.request.prompt_tokens, i) for i in range(len(self.tokens))]
         assert self.tokens == expected
         if outputs.finish is not None:
-            assert len(self.tokens) == self.request.sampling.max_tokens
+            wanted = answer_tokens(self.request.prompt_tokens, self.request.sampling.max_tokens)
+            assert len(self.tokens) == wanted
             self.ended, self.reason = True, outputs.finish
 
     def refused(self, reason: RefusalReason) -> None:

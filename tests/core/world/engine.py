@@ -23,7 +23,7 @@ from mesh.domain.steps import (
     TokenOutput,
 )
 from mesh.runtime.engine import Progress
-from tests.core.cells import FOOTPRINT
+from tests.core.cells import FOOTPRINT, MODEL
 
 STEP_S = 0.01
 """Of every iteration, whatever its shape."""
@@ -38,6 +38,11 @@ def token_at(prompt: Sequence[int], index: int) -> int:
     return (sum(prompt) * 31 + index * 7) % 997
 
 
+def answer_tokens(prompt: Sequence[int], max_tokens: int) -> int:
+    """How long an answer is: at the end of the context, it ends."""
+    return min(max_tokens, MODEL.context_tokens_max - len(prompt))
+
+
 class WorldEngine:
     """Keeps to its memory, and fails when told to by one of its `fail_…`."""
 
@@ -49,11 +54,14 @@ class WorldEngine:
         self.fail_steps = 0
         self.fail_measures = 0
         self.fail_resizes = 0
+        self.steps = 0
         self._orders: dict[InstanceId, LoadOrder] = {}
         self._running: dict[InstanceId, dict[RequestId, list[int]]] = {}
         self._asked: dict[RequestId, EngineRequest] = {}
         self._blocks: dict[RequestId, int] = {}
         """KV blocks that requests hold."""
+        self._stuck: set[InstanceId] = set()
+        """Out of blocks for all of their requests, and nothing has changed since."""
 
     def footprint(self, model: ModelInfo) -> Footprint:
         return FOOTPRINT
@@ -71,6 +79,7 @@ class WorldEngine:
         return LoadedInstance(footprint=FOOTPRINT, kv_blocks=order.kv_blocks, elapsed_s=0.1)
 
     def unload(self, instance_id: InstanceId) -> None:
+        self._stuck.discard(instance_id)
         self._orders.pop(instance_id, None)
         for request_id in self._running.pop(instance_id, {}):
             self._asked.pop(request_id, None)
@@ -82,6 +91,7 @@ class WorldEngine:
         assert request.request_id not in self._asked, "a request is on the node twice"
         self._asked[request.request_id] = request
         self._running[instance_id][request.request_id] = list(request.output_tokens)
+        self._stuck.discard(instance_id)
         order = self._orders[instance_id]
         assert len(self._running[instance_id]) <= order.batch_max
 
@@ -89,12 +99,14 @@ class WorldEngine:
         if request_id in self._running.get(instance_id, {}):
             del self._running[instance_id][request_id], self._asked[request_id]
             self._blocks.pop(request_id, None)
+            self._stuck.discard(instance_id)
 
     def step(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
         assert self._running.get(instance_id), "a step of an instance without work"
         if self.fail_steps:
             self.fail_steps -= 1
             raise EngineError("as told")
+        self.steps += 1
         tokens, starved = [], []
         for request_id, so_far in list(self._running[instance_id].items()):
             asked = self._asked[request_id]
@@ -102,7 +114,7 @@ class WorldEngine:
                 starved.append(request_id)
                 continue
             so_far.append(token_at(asked.prompt_tokens, len(so_far)))
-            ended = len(so_far) >= asked.sampling.max_tokens
+            ended = len(so_far) >= answer_tokens(asked.prompt_tokens, asked.sampling.max_tokens)
             tokens.append(
                 TokenOutput(
                     request_id=request_id,
@@ -113,6 +125,8 @@ class WorldEngine:
             )
             if ended:
                 self.abort(instance_id, request_id)
+        if not tokens:
+            self._stuck.add(instance_id)
         return StepResult(
             tokens=tuple(tokens),
             prefill_tokens=0,
@@ -126,7 +140,8 @@ class WorldEngine:
         )
 
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
-        assert not any(self._running.values()), "a measurement goes before a request"
+        able = [i for i, running in self._running.items() if running and i not in self._stuck]
+        assert not able, "a measurement goes before a request"
         if instance_id not in self._orders:
             raise EngineError(f"{instance_id} is not loaded")
         if self.fail_measures:
@@ -137,6 +152,7 @@ class WorldEngine:
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
         if instance_id not in self._orders:
             raise EngineError(f"{instance_id} is not loaded")
+        self._stuck.discard(instance_id)
         if self.fail_resizes:
             self.fail_resizes -= 1
             raise OutOfMemory("as told")

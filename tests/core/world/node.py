@@ -3,8 +3,8 @@
 Commands and reports wait on the link, and calls in the lanes, until the test lets them through.
 """
 
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -45,6 +45,7 @@ class Controller(Protocol):
 
     clock: HeapClock
     tell: Callable[[ControllerEvent], None]
+    seen: Counter[str]
 
     def open_link(self, node: "WorldNode") -> int:
         """The id of a new link, over which the controller reaches the node from now on."""
@@ -78,7 +79,10 @@ class WorldNode:
         self.core = NodeCore(limits=NodeLimits(prefill_tokens_max=64))
         performer = NodePerformer(engine=self.engine, lanes=self.lanes, link=self, models=self)
         host: Host[NodeEvent, NodeAction] = Host(
-            core=self.core, clock=self.controller.clock, perform=performer.perform
+            core=self.core,
+            clock=self.controller.clock,
+            perform=performer.perform,
+            recorders=(self,),
         )
         self.tell = host.post
         self.lanes.post = host.post
@@ -165,6 +169,9 @@ class WorldNode:
             or self.deliver_up()
         ):
             pass
+
+    def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
+        self.controller.seen["node events"] += 1
 
     # The node's ports.
 
