@@ -103,6 +103,8 @@ class InstanceEntry:
     """As its node reports it."""
     profiling: bool = False
     """Its model is being measured on it: it stays."""
+    grow_again_s: float = 0.0
+    """Its KV cache is not to grow before: its node could not do it."""
     resized_for_profile: bool = False
     """Its KV cache has been made larger, to be measured."""
     to_load: LoadInstance | None = None

@@ -248,8 +248,21 @@ def test_a_resize_that_fails_gives_back_what_it_was_promised() -> None:
     assert cell.station.promised_bytes == 113 * MIB
     cell.resized(instance, 7, error="OutOfMemory")
     assert cell.station.promised_bytes == cell.station.tracked_bytes == 107 * MIB
-    again = cell.starved(instance, "a2")
-    assert only_one(again, ResizeKv).kv_blocks == 13, "it is tried once more"
+
+
+def test_a_cache_that_could_not_grow_is_left_alone_for_a_while_and_somebody_gives_way() -> None:
+    """Else it would be asked after each iteration, for ever, and nobody would get a token."""
+    cell = MemoryCell("a", kv_blocks=100)
+    instance = cell.load("a")
+    cell.ask("a2", "a")
+    cell.resized(instance, 7, error="OutOfMemory")
+    evicted = cell.starved(instance, "a2")
+    (abort,) = commands(evicted, AbortRequest)
+    assert commands(evicted, ResizeKv) == commands(evicted, SubmitRequest) == []
+    cell.now_s += LIMITS.grow_retry_s
+    again = cell.retry()
+    assert only_one(again, ResizeKv).kv_blocks == 13
+    assert only_one(again, SubmitRequest).order.request.request_id == abort.request_id
 
 
 def test_out_of_blocks_the_longest_headroom_gives_way_and_continues_with_its_tokens() -> None:
