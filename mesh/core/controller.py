@@ -172,12 +172,22 @@ def _keep_alive_expired(turn: Turn, expired: KeepAliveExpired) -> None:
     instance = turn.cell.instances.get(expired.instance_id)
     if instance is None or instance.idle_since_s != expired.idle_since_s:
         return
+    parked = instance.state is InstanceState.PARKED
+    owner = turn.cell.deployments.get(instance.deployment)
     if not instance.node.may_go(instance):
+        if parked:
+            # What wants it to stay may not want it for ever.
+            _look_again(turn, expired)
         return
-    if instance.state is InstanceState.PARKED or turn.limits.parked_s_max <= 0.0:
+    if parked or turn.limits.parked_s_max <= 0.0:
         instances.unload(turn, instance)
-        return
-    park(turn, instance)
+    elif owner is None or owner.may_park():
+        park(turn, instance)
+        _look_again(turn, expired)
+
+
+def _look_again(turn: Turn, expired: KeepAliveExpired) -> None:
+    """See whether an instance that is parked now still is, then."""
     turn.act(SetTimer(at_s=turn.now_s + turn.limits.parked_s_max, timer=expired))
 
 
