@@ -254,7 +254,8 @@ class OperationKind(StrEnum):
 @dataclass(slots=True, kw_only=True, eq=False)
 class OperationEntry:
     """An administrative call under way. Deploy: `node` imports; then `pending` is being stored.
-    Profile: `instance` on `node` is measured; then `pending_profile` is being stored.
+    Profile: `instance` on `node` is kept, and once its KV cache is large enough `measuring`; then
+    `pending_profile` is being stored.
     """
 
     operation_id: OperationId
@@ -263,6 +264,7 @@ class OperationEntry:
     node: NodeEntry | None = None
     pending: Deployment | None = None
     instance: InstanceEntry | None = None
+    measuring: bool = False
     pending_profile: Profile | None = None
 
 

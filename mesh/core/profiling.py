@@ -75,11 +75,10 @@ def advance_profiles(turn: Turn) -> None:
     waiting = [
         operation
         for operation in turn.cell.operations.values()
-        if operation.kind is OperationKind.PROFILE and operation.instance is None
+        if operation.kind is OperationKind.PROFILE and not operation.measuring
     ]
     for operation in waiting:
-        if operation.pending_profile is None:
-            _advance(turn, operation)
+        _advance(turn, operation)
 
 
 def _advance(turn: Turn, operation: OperationEntry) -> None:
@@ -90,14 +89,19 @@ def _advance(turn: Turn, operation: OperationEntry) -> None:
         return
     here = [i for i in entry.instances.values() if i.node is node]
     for instance in here:
-        if instance.is_loaded and _is_large_enough(turn, instance):
-            operation.instance, instance.profiling = instance, True
+        if not instance.is_loaded:
+            continue
+        # From now on it neither shrinks nor goes.
+        operation.instance, instance.profiling = instance, True
+        if _is_large_enough(turn, instance):
+            operation.measuring = True
             command = ProfileInstance(
                 operation_id=operation.operation_id, instance_id=instance.instance_id
             )
             turn.act(SendCommand(link_id=node.link_id, command=command))
     if here:
         return
+    operation.instance = None
     if node.node_id in entry.avoided:
         message = f"its last load on {node.node_id} failed: {entry.avoided[node.node_id]}"
         fail_operation(turn, operation, "Unavailable", message)
@@ -148,7 +152,7 @@ def profile_done(turn: Turn, said: ProfileDone) -> None:
     answered when it is kept; were that to fail, it would hold until the controller ends.
     """
     operation = turn.cell.operations.get(said.operation_id)
-    if operation is None or operation.instance is None:
+    if operation is None or operation.instance is None or not operation.measuring:
         return
     instance, profile = operation.instance, said.profile
     asked = (instance.model_id, instance.node.hello.fingerprint)

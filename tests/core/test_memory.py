@@ -15,9 +15,9 @@ from mesh.domain.actions import (
     SetTimer,
     StoreHistory,
 )
-from mesh.domain.events import KeepAliveExpired, LoadExpired, ProfileRequested
+from mesh.domain.events import KeepAliveExpired, LoadExpired
 from mesh.domain.history import OutputHistory
-from mesh.domain.ids import DeploymentName, NodeId, OperationId, RequestId
+from mesh.domain.ids import DeploymentName, NodeId, RequestId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
@@ -28,7 +28,6 @@ from mesh.domain.messages import (
     KvResized,
     LoadFailed,
     LoadInstance,
-    ProfileInstance,
     ResizeKv,
     SubmitRequest,
     TokensReport,
@@ -38,7 +37,6 @@ from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.slo import Slo
 from mesh.memory.station import ReservationStation
 from tests.core.cells import (
-    FOOTPRINT,
     MIB,
     CellUnderTest,
     commands,
@@ -383,19 +381,6 @@ def test_output_lengths_are_learned_kept_and_stored_now_and_then() -> None:
     cell.now_s += LIMITS.history_store_s
     cell.ask("a3", "a")
     assert of_kind(cell.finish("a3"), StoreHistory)
-
-
-def test_a_profile_is_measured_with_a_large_cache() -> None:
-    cell = MemoryCell("a", kv_blocks=600)
-    instance = cell.load("a")
-    cell.idle("a1")
-    asked = cell.tell(
-        ProfileRequested(operation_id=OperationId("op"), name=DeploymentName("a"), node_id=None)
-    )
-    assert not commands(asked, ProfileInstance)
-    wanted = FOOTPRINT.blocks_for(LIMITS.kv_tokens_profiled)
-    assert only_one(asked, ResizeKv).kv_blocks == wanted
-    assert commands(cell.resized(instance, wanted), ProfileInstance)
 
 
 def test_when_a_shrink_fails_what_was_promised_of_it_is_taken_back_at_the_next_heartbeat() -> None:
