@@ -22,6 +22,7 @@ from mesh.wire.client import MeshClient
 
 POLL_S = 0.2
 STANDARD_INPUT = "-"
+_SERVING = (InstanceState.READY, InstanceState.PARKED)
 
 
 @click.command(
@@ -83,13 +84,14 @@ def _deploy(client: MeshClient, spec: DeploymentSpec, wait_s: float) -> None:
 
 
 def wait_ready(client: MeshClient, spec: DeploymentSpec, wait_s: float) -> None:
-    """Wait until `replicas_min` instances are ready. Raises Cancelled when `wait_s` is over."""
+    """Wait until `replicas_min` instances are ready, or parked, which a resize of milliseconds
+    ends. Raises Cancelled when `wait_s` is over."""
     until_s = time.monotonic() + wait_s
     wanted = spec.scaling.replicas_min
     with progress(spec.name) as report:
         while True:
             found = client.get(spec.name)
-            ready = sum(one.state is InstanceState.READY for one in found.instances)
+            ready = sum(one.state in _SERVING for one in found.instances)
             if ready >= wanted:
                 return
             report(f"{ready} of {wanted} instances ready{_loading(found)}", ready / wanted)

@@ -103,6 +103,8 @@ class InstanceEntry:
     """As its node reports it."""
     profiling: bool = False
     """Its model is being measured on it: it stays."""
+    grow_again_s: float = 0.0
+    """Its KV cache is not to grow before: its node could not do it."""
     to_load: LoadInstance | None = None
     """What its load was decided with; None for one that a node brought along."""
     load_s: float = 0.0
@@ -199,10 +201,10 @@ class NodeEntry:
 
     def may_go(self, instance: InstanceEntry) -> bool:
         """Whether an instance is idle, and neither a minimum nor a measurement wants it to stay."""
+        if instance.requests or instance.profiling or not instance.is_loaded:
+            return False
         owner = self.protected.get(instance.deployment)
-        spare = owner is None or owner.replicas() > owner.spec.scaling.replicas_min
-        idle = not instance.requests and not instance.profiling
-        return instance.is_loaded and idle and spare
+        return owner is None or owner.replicas() > owner.spec.scaling.replicas_min
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -232,6 +234,12 @@ class DeploymentEntry:
     def replicas(self) -> int:
         """Instances that take new requests or will."""
         return sum(i.takes_requests for i in self.instances.values())
+
+    def may_park(self) -> bool:
+        """Whether more than its minimum keep their KV caches: then one need not."""
+        taking = [i for i in self.instances.values() if i.takes_requests]
+        ready = sum(i.state is not InstanceState.PARKED for i in taking)
+        return ready > self.spec.scaling.replicas_min
 
 
 class OperationKind(StrEnum):

@@ -173,14 +173,24 @@ def _keep_alive_expired(turn: Turn, expired: KeepAliveExpired) -> None:
     instance = turn.cell.instances.get(expired.instance_id)
     if instance is None or instance.idle_since_s != expired.idle_since_s:
         return
+    parked = instance.state is InstanceState.PARKED
+    owner = turn.cell.deployments.get(instance.deployment)
     if not instance.node.may_go(instance):
+        if parked:
+            # What wants it to stay may not want it for ever.
+            _look_again(turn, expired)
         return
-    if instance.state is InstanceState.PARKED and not expired.parked:
+    if parked and not expired.parked:
         return  # it became idle twice at that very moment
-    if expired.parked or turn.limits.parked_s_max <= 0.0:
+    if parked or turn.limits.parked_s_max <= 0.0:
         instances.unload(turn, instance)
-        return
-    park(turn, instance)
+    elif owner is None or owner.may_park():
+        park(turn, instance)
+        _look_again(turn, expired)
+
+
+def _look_again(turn: Turn, expired: KeepAliveExpired) -> None:
+    """See whether an instance that is parked now still is, then."""
     timer = replace(expired, parked=True)
     turn.act(SetTimer(at_s=turn.now_s + turn.limits.parked_s_max, timer=timer))
 

@@ -82,13 +82,15 @@ def room_for(
 
 def _room(turn: Turn, instance: InstanceEntry, requested_blocks: int) -> Room | None:
     """What its cache has, if that will do; else M_recommend, else M_require, else M_require in the
-    place of idle instances.
+    place of idle instances. None where there is no room, or where a grow has just failed.
     """
     footprint, station = instance.footprint, instance.node.station
     least = least_blocks(turn.limits, footprint, instance.context_tokens_max)
     required = max(requested_blocks, least)
     if required <= instance.promised_blocks:
         return Room(kv_blocks=instance.promised_blocks)
+    if turn.now_s < instance.grow_again_s:
+        return None
     for kv_blocks in (watermark(turn.limits).recommended(required), required):
         if station.fits(instance.instance_id, footprint.instance_bytes(kv_blocks)):
             return Room(kv_blocks=kv_blocks)

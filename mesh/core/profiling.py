@@ -89,6 +89,7 @@ def _advance(turn: Turn, operation: OperationEntry) -> None:
             _measure(turn, operation, instance)
     if here:
         return
+    operation.instance = None
     if node.node_id in entry.avoided:
         message = f"its last load on {node.node_id} failed: {entry.avoided[node.node_id]}"
         fail_operation(turn, operation, "Unavailable", message)
@@ -145,7 +146,7 @@ def profile_done(turn: Turn, said: ProfileDone) -> None:
     answered when it is kept; were that to fail, it would hold until the controller ends.
     """
     operation = turn.cell.operations.get(said.operation_id)
-    if operation is None or operation.instance is None:
+    if operation is None or operation.instance is None or not operation.measuring:
         return
     instance, profile = operation.instance, said.profile
     asked = (instance.model_id, instance.node.hello.fingerprint)

@@ -17,13 +17,16 @@ from mesh.memory.station import MemoryOperationKind
 
 def resized(turn: Turn, node: NodeEntry, said: KvResized) -> None:
     """A resize has ended, as wanted or not. What a failed grow was for is served from the blocks
-    that there are, or evicted when they do not do.
+    that there are, or evicted when they do not do: it is tried again only after a pause.
     """
     instance = turn.cell.instances.get(said.instance_id)
     if instance is None:
         return
     instance.kv_blocks = said.kv_blocks
     size_bytes = instance.footprint.instance_bytes(said.kv_blocks)
+    asked = node.station.running(instance.instance_id)
+    if asked is not None and size_bytes < asked.size_bytes:
+        instance.grow_again_s = turn.now_s + turn.limits.grow_retry_s
     start_operations(turn, node, node.station.done(instance.instance_id, size_bytes))
     turn.room_appeared = True
 

@@ -43,6 +43,8 @@ class CellLimits:
     """After its keep-alive an instance stays, without KV cache, for so long at most."""
     evictions_max: int = 8
     """Of one request, for want of KV blocks."""
+    grow_retry_s: float = 2.0
+    """Pause after a KV cache did not grow as asked before it is to grow again."""
     history_store_s: float = 30.0
     """Between two writes of a deployment's output lengths to the registry."""
     prefill_tokens_max: int = PREFILL_TOKENS_MAX

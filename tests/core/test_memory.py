@@ -15,9 +15,9 @@ from mesh.domain.actions import (
     SetTimer,
     StoreHistory,
 )
-from mesh.domain.events import KeepAliveExpired, LoadExpired, ProfileRequested
+from mesh.domain.events import KeepAliveExpired, LoadExpired
 from mesh.domain.history import OutputHistory
-from mesh.domain.ids import DeploymentName, NodeId, OperationId, RequestId
+from mesh.domain.ids import DeploymentName, NodeId, RequestId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
@@ -28,7 +28,6 @@ from mesh.domain.messages import (
     KvResized,
     LoadFailed,
     LoadInstance,
-    ProfileInstance,
     ResizeKv,
     SubmitRequest,
     TokensReport,
@@ -38,7 +37,6 @@ from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.slo import Slo
 from mesh.memory.station import ReservationStation
 from tests.core.cells import (
-    FOOTPRINT,
     MIB,
     CellUnderTest,
     commands,
@@ -248,8 +246,22 @@ def test_a_resize_that_fails_gives_back_what_it_was_promised() -> None:
     assert cell.station.promised_bytes == 113 * MIB
     cell.resized(instance, 7, error="OutOfMemory")
     assert cell.station.promised_bytes == cell.station.tracked_bytes == 107 * MIB
-    again = cell.starved(instance, "a2")
-    assert only_one(again, ResizeKv).kv_blocks == 13, "it is tried once more"
+
+
+def test_a_cache_that_could_not_grow_is_left_alone_for_a_while_and_somebody_gives_way() -> None:
+    """Else it would be asked after each iteration, for ever, and nobody would get a token."""
+    cell = MemoryCell("a", kv_blocks=100)
+    instance = cell.load("a")
+    cell.ask("a2", "a")
+    cell.resized(instance, 7, error="OutOfMemory")
+    evicted = cell.starved(instance, "a2")
+    (abort,) = commands(evicted, AbortRequest)
+    assert not commands(evicted, ResizeKv)
+    assert not commands(evicted, SubmitRequest)
+    cell.now_s += LIMITS.grow_retry_s
+    again = cell.retry()
+    assert only_one(again, ResizeKv).kv_blocks == 13
+    assert only_one(again, SubmitRequest).order.request.request_id == abort.request_id
 
 
 def test_out_of_blocks_the_longest_headroom_gives_way_and_continues_with_its_tokens() -> None:
@@ -370,19 +382,6 @@ def test_output_lengths_are_learned_kept_and_stored_now_and_then() -> None:
     cell.now_s += LIMITS.history_store_s
     cell.ask("a3", "a")
     assert of_kind(cell.finish("a3"), StoreHistory)
-
-
-def test_a_profile_is_measured_with_a_large_cache() -> None:
-    cell = MemoryCell("a", kv_blocks=600)
-    instance = cell.load("a")
-    cell.idle("a1")
-    asked = cell.tell(
-        ProfileRequested(operation_id=OperationId("op"), name=DeploymentName("a"), node_id=None)
-    )
-    assert not commands(asked, ProfileInstance)
-    wanted = FOOTPRINT.blocks_for(LIMITS.kv_tokens_profiled)
-    assert only_one(asked, ResizeKv).kv_blocks == wanted
-    assert commands(cell.resized(instance, wanted), ProfileInstance)
 
 
 def test_when_a_shrink_fails_what_was_promised_of_it_is_taken_back_at_the_next_heartbeat() -> None:
