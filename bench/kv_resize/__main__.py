@@ -2,8 +2,9 @@
 
 What is timed is the engine's `resize_kv`, which the node's iterations wait for; when the memory has
 left the process is watched besides. Then what an elastic cache costs while it is not resized:
-decode beside a fixed cache, the footprint of an idle instance, and decode while another instance's
-pages go back. The last line is one JSON object; `elastic_ms_max` is the worst of all elastic
+decode beside a fixed cache, on pages that earlier requests have left and (`_growing_`) while pages
+come, the footprint of an idle instance, and decode while another instance's pages go back. The last
+line is one JSON object; `elastic_ms_max` is the worst of all elastic
 resizes, of any size, the first included, `speedup_1gb` the lesser of grow and shrink by medians.
 """
 
@@ -24,13 +25,14 @@ from bench.kv_resize.resizing import EMPTY, GROW, SHRINK, SPARE_SHARE, Resize, r
 from bench.kv_resize.serving import (
     BATCH,
     BLOCKS,
-    Decoded,
+    DecodedRound,
     Served,
     decode_rounds,
     draw_prompts,
     steps_during,
 )
 from mesh_nodes.engines.openvino import KvResize
+from mesh_nodes.engines.openvino.instance import Instance
 
 SIZES_GB = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 RETURN_GB_MIN = 0.1
@@ -45,7 +47,7 @@ BESIDE_ROUNDS = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     resizes: list[Resize]
-    decoded: list[Decoded]
+    decoded: list[DecodedRound]
     footprint: Footprint
     quiet_step_s: float
     returning_step_s: float
@@ -75,18 +77,23 @@ def measure(
             for live in lives:
                 _note(f"round {number + 1} of {rounds}: {gigabytes} GB, {live.how}")
                 found += resizes(live, gigabytes, draw)
-    served = [graph.instance(how, kv_blocks=BLOCKS, batch_max=BATCH) for how in KvResize]
-    elastic, fixed = (Served(instance) for instance in served)
+
+    def make(how: KvResize) -> Instance:
+        return graph.instance(how, kv_blocks=BLOCKS, batch_max=BATCH)
+
     decoded = []
-    for round_ in decode_rounds(elastic, fixed, decode_rounds_, DECODE_STEPS, draw):
+    for round_ in decode_rounds(make, decode_rounds_, DECODE_STEPS, draw):
         decoded.append(round_)
-        _note(f"decode, round {len(decoded)}: {100 * round_.cost_share:+.1f} %")
+        growing, steady = 100 * round_.growing.cost_share, 100 * round_.steady.cost_share
+        _note(f"decode, round {len(decoded)}: {steady:+.1f} %, {growing:+.1f} % while it grows")
+    beside = make(KvResize.COPYING)
+    fixed = Served(beside)
+    fixed.back()
     _note("decode while pages go back")
     quiet_s, returning_s = _beside(lives[0], fixed, max(sizes_gb), draw)
     for live in lives:
         live.close()
-    for instance in served:
-        instance.close()
+    beside.close()
     return Measured(
         resizes=found,
         decoded=decoded,
@@ -142,6 +149,7 @@ def report(measured: Measured, sizes_gb: tuple[float, ...]) -> None:
     console.print(
         f"given back: {100 * (found['returned_share'] or 0):.1f} % of it left the process. "
         f"Decode: {100 * (found['decode_cost_share'] or 0):+.1f} % against a fixed cache, "
+        f"{100 * (found['decode_cost_growing_share'] or 0):+.1f} % while pages come, "
         f"{100 * (found['returning_cost_share'] or 0):+.1f} % while another instance's pages go "
         "back."
     )
@@ -167,7 +175,10 @@ def figures(measured: Measured) -> dict[str, float | None]:
         "returned_share": _returned_share(returning) if returning else None,
         "returned_ms_at_most_gb": round(1e3 * median(returned_s), 1),
         "live_gb_max": most_gb,
-        "decode_cost_share": round(median(d.cost_share for d in measured.decoded), 4),
+        "decode_cost_share": round(median(d.steady.cost_share for d in measured.decoded), 4),
+        "decode_cost_growing_share": round(
+            median(d.growing.cost_share for d in measured.decoded), 4
+        ),
         "returning_cost_share": round(measured.returning_step_s / measured.quiet_step_s - 1, 4),
         "footprint_ratio": round(footprint.taken_bytes / footprint.booked_bytes, 3),
         "footprint_ratio_packed": round(footprint.taken_bytes / footprint.packed_bytes, 3),

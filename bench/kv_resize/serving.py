@@ -1,9 +1,10 @@
 """Instances that really decode: what an elastic cache costs while it is not resized.
 
 Two instances of one compiled model serve the same requests in turns, step by step. One has a fixed
-cache with memory under all of it. The other's is elastic and begins each round with no page at all,
-so that every page comes under the tokens as they are written. Also: how decoding goes while pages
-of another instance go back.
+cache with memory under all of it. The other's is elastic and begins with no page at all, so that
+every page comes under the tokens as they are written; then a second batch takes the place of the
+first, as requests do that follow each other. Also: how decoding goes while pages of another
+instance go back.
 """
 
 import random
@@ -17,6 +18,7 @@ from mesh.domain.profile import IterationShape
 from mesh.domain.request import SamplingParams
 from mesh.domain.steps import EngineRequest, InstanceMemory, LoadOrder
 from mesh_loader.store import StoredModel
+from mesh_nodes.engines.openvino import KvResize
 from mesh_nodes.engines.openvino.instance import Instance
 
 INSTANCE = InstanceId("served")
@@ -105,30 +107,52 @@ class Decoded:
         return self.elastic_s / self.fixed_s - 1
 
 
-def decode_rounds(
-    elastic: Served, fixed: Served, rounds: int, steps: int, draw: random.Random
-) -> Iterator[Decoded]:
-    """Which goes first changes from step to step. Both should be instances of one compiled model:
-    two equal ones differ by some per cent, for as long as they live.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedRound:
+    """One pair of instances: first while pages come under the tokens, then on the pages that those
+    requests have left.
     """
-    fixed.back()
-    for _ in range(rounds):
-        prompts = draw_prompts(draw, BATCH)
+
+    growing: Decoded
+    steady: Decoded
+
+
+def decode_rounds(
+    make: Callable[[KvResize], Instance], rounds: int, steps: int, draw: random.Random
+) -> Iterator[DecodedRound]:
+    """`make` gives instances of one compiled model. Two equal ones differ by a per cent, for as
+    long as they live, so each round has a pair of its own.
+    """
+    for number in range(rounds):
+        kinds = (KvResize.ELASTIC, KvResize.COPYING)
+        made = {how: make(how) for how in (kinds if number % 2 else kinds[::-1])}
+        elastic, fixed = Served(made[KvResize.ELASTIC]), Served(made[KvResize.COPYING])
+        fixed.back()
         elastic.empty()
-        for served in (elastic, fixed):
-            served.begin(prompts)
-        pairs = []
-        for number in range(steps):
-            if number % 2:
-                pairs.append((elastic.step_s(), fixed.step_s()))
-            else:
-                pairs.append((fixed.step_s(), elastic.step_s())[::-1])
-        fixed.drop()
-        pairs = sorted(pairs, key=sum)[: round(steps * QUIET_SHARE)]
-        yield Decoded(
-            elastic_s=mean(elastic_s for elastic_s, _ in pairs),
-            fixed_s=mean(fixed_s for _, fixed_s in pairs),
-        )
+        growing = _decode(elastic, fixed, steps, draw_prompts(draw, BATCH))
+        steady = _decode(elastic, fixed, steps, draw_prompts(draw, BATCH))
+        for instance in made.values():
+            instance.close()
+        yield DecodedRound(growing=growing, steady=steady)
+
+
+def _decode(elastic: Served, fixed: Served, steps: int, prompts: list[list[int]]) -> Decoded:
+    """A full batch each, in turns; which goes first changes from step to step."""
+    for served in (elastic, fixed):
+        served.begin(prompts)
+    pairs = []
+    for number in range(steps):
+        if number % 2:
+            pairs.append((elastic.step_s(), fixed.step_s()))
+        else:
+            pairs.append((fixed.step_s(), elastic.step_s())[::-1])
+    for served in (elastic, fixed):
+        served.drop()
+    pairs = sorted(pairs, key=sum)[: round(steps * QUIET_SHARE)]
+    return Decoded(
+        elastic_s=mean(elastic_s for elastic_s, _ in pairs),
+        fixed_s=mean(fixed_s for _, fixed_s in pairs),
+    )
 
 
 def draw_prompts(draw: random.Random, count: int) -> list[list[int]]:

@@ -43,6 +43,8 @@ class HeldBlocks:
         self._surplus = np.zeros(blocks, np.bool_)
         """Held, and to be given back from `_due_s` on."""
         self._due_s = 0.0
+        self._resting = np.zeros(0, np.int64)
+        """Of the surplus, what keeps its pages if a block is claimed before they are due."""
         self._in_hand = (0, 0)
         """What the thread is giving back: first block and end."""
         self._closed = False
@@ -54,6 +56,7 @@ class HeldBlocks:
         so that never more do than may be taken, and the slice in hand last; low before high.
         """
         with self._state:
+            self._end_rest()
             held, surplus = self._held[free], self._surplus[free]
             busy = self._busy(free)
             chosen = free[held & ~surplus][:count]
@@ -72,8 +75,9 @@ class HeldBlocks:
             self._surplus[blocks] = False
 
     def trim(self, in_use: Blocks, *, keep: int, after_s: float = 0.0) -> None:
-        """Give back pages of free blocks, the highest first, until `keep` blocks hold some. Not
-        before `after_s` have passed, unless an earlier trim asks for it.
+        """Give back pages of free blocks, the highest first, until `keep` blocks hold some: not
+        before `after_s` have passed, nor if a block is claimed until then, unless an earlier trim
+        asks for it.
         """
         due_s = time.monotonic() + after_s
         with self._state:
@@ -82,7 +86,9 @@ class HeldBlocks:
             lasting[in_use] = False
             free = np.flatnonzero(lasting)
             waiting = self._surplus.any()
-            self._surplus[free[max(free.size - excess, 0) :]] = True
+            chosen = free[max(free.size - excess, 0) :]
+            self._surplus[chosen] = True
+            self._resting = chosen[: 0 if waiting or not after_s else None]
             self._due_s = min(self._due_s, due_s) if waiting else due_s
             if self._thread is None and self._surplus.any():
                 self._thread = threading.Thread(
@@ -100,6 +106,12 @@ class HeldBlocks:
         if thread is not None:
             thread.join()
         self.count = 0
+
+    def _end_rest(self) -> None:
+        if time.monotonic() < self._due_s:
+            self._surplus[self._resting] = False
+            self._state.notify_all()
+        self._resting = self._resting[:0]
 
     def _busy(self, blocks: Blocks) -> npt.NDArray[np.bool_]:
         """Which of them are in the slice in hand."""

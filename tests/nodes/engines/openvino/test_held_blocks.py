@@ -117,6 +117,16 @@ def test_a_trim_that_may_wait_does_until_one_may_not(pages: Pages) -> None:
     wait_until(lambda: pages.held.count == 0)
 
 
+def test_who_comes_before_the_rest_is_over_keeps_the_pages_for_all_who_follow(pages: Pages) -> None:
+    pages.held.hold(np.arange(8))
+    pages.held.trim(numbers(), keep=0, after_s=0.2)
+    assert list(pages.held.claim(np.arange(BLOCKS), 1)) == [0]
+    time.sleep(0.3)
+    assert pages.held.count == 8
+    assert list(pages.held.claim(np.arange(1, BLOCKS), 7)) == list(range(1, 8))
+    assert pages.given == []
+
+
 def test_pages_that_the_system_keeps_stay_held_and_can_be_given_back_later(
     pages: Pages, caplog: pytest.LogCaptureFixture
 ) -> None:
