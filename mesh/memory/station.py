@@ -133,12 +133,18 @@ class ReservationStation:
         return self._wake()
 
     def cancel(self, instance_id: InstanceId) -> tuple[MemoryOperation, ...]:
-        """Take back the operation of an instance that waits; none is no error."""
+        """Take back the operation of an instance that waits for memory. None is no error; one that
+        gives memory stays, for others may have been promised that.
+        """
         holding = self._holdings.get(instance_id)
         if holding is None or holding.waiting is None:
             return ()
-        promised_bytes, holding.waiting = holding.promised_bytes, None
-        self.promised_bytes += holding.promised_bytes - promised_bytes
+        given_up_bytes = holding.waiting.size_bytes
+        kept_bytes = holding.running.size_bytes if holding.running else holding.size_bytes
+        if given_up_bytes <= kept_bytes:
+            return ()
+        holding.waiting, holding.overtaken = None, 0
+        self.promised_bytes -= given_up_bytes - kept_bytes
         return self._wake()
 
     def done(self, instance_id: InstanceId, size_bytes: int) -> tuple[MemoryOperation, ...]:

@@ -137,6 +137,16 @@ class CheckedStation:
         """The operation that runs ends with the size that the instance had."""
         return self.done(name, self.known[InstanceId(name)].size_bytes)
 
+    def cancel(self, name: str) -> list[str]:
+        started = self.station.cancel(InstanceId(name))
+        self.calls.append(("cancel", (InstanceId(name),), started))
+        known = self.known.get(InstanceId(name), Known())
+        kept = known.running.size_bytes if known.running else known.size_bytes
+        if known.waiting and known.waiting.size_bytes > kept:
+            self.seen["cancelled"] += 1
+            known.waiting, known.overtaken = None, 0
+        return self._check(started)
+
     def forget(self, name: str) -> list[str]:
         started = self.station.forget(InstanceId(name))
         self.calls.append(("forget", (InstanceId(name),), started))

@@ -247,6 +247,33 @@ def test_the_count_begins_anew_once_it_has_started() -> None:
     assert node.resize("x", 18, by_s=9) == []
 
 
+def test_one_that_is_taken_back_wakes_what_it_held_up_and_leaves_no_count() -> None:
+    node = overtaking()
+    overtake(node, OVERTAKEN_MAX)
+    assert node.resize("x", 10, by_s=9) == []
+    assert node.cancel("first") == ["resize x 10"]
+    assert node.station.size_bytes(InstanceId("first")) == 10
+    assert node.done("x") == []
+    assert node.resize("first", 50, by_s=5) == []
+    assert node.resize("x", 11, by_s=9) == ["resize x 11"], "it has been overtaken by nobody yet"
+
+
+def test_there_may_be_nothing_to_take_back() -> None:
+    node = shrinking(b=10)
+    assert node.cancel("s") == node.cancel("b") == node.cancel("nobody") == []
+    assert node.running() == ["s"], "what runs stays"
+
+
+def test_a_shrink_that_waits_is_not_taken_back_for_its_promise_may_be_given_away() -> None:
+    node = CheckedStation(a=20)
+    assert node.resize("a", 60) == ["resize a 60"]
+    assert node.resize("a", 10) == []
+    assert node.load("b", 90) == []
+    assert node.cancel("a") == []
+    assert node.done("a") == ["resize a 10"]
+    assert node.done("a") == ["load b 90"]
+
+
 def test_one_that_waits_for_its_own_instance_is_not_overtaken_and_holds_nothing_up() -> None:
     node = CheckedStation(a=20, x=1)
     assert node.resize("a", 30) == ["resize a 30"]

@@ -97,6 +97,16 @@ class Walk(RuleBasedStateMachine):
         self.checked.done(name, left)
         self.count()
 
+    @precondition(lambda self: self.checked.waiting())
+    @rule(pick=PICK)
+    def cancel(self, pick: int) -> None:
+        """Of one that waits, mostly."""
+        waiting = [
+            name for name in NAMES if (known := self.checked.known.get(name)) and known.waiting
+        ]
+        self.checked.cancel(waiting[pick] if pick < len(waiting) else NAMES[pick])
+        self.count()
+
     @precondition(lambda self: len(self.checked.known) == len(NAMES))
     @rule(name=NAME)
     def forget(self, name: InstanceId) -> None:
@@ -159,4 +169,6 @@ def test_random_walks(monkeypatch: pytest.MonkeyPatch) -> None:
         Walk, settings=settings(max_examples=WALKS, stateful_step_count=STEPS)
     )
     assert SEEN["calls"] > WALKS * STEPS // 4, SEEN
-    assert min(SEEN["refused"], SEEN["replaced"], SEEN["beyond"]) > WALKS // 10, SEEN
+    assert (
+        min(SEEN["refused"], SEEN["replaced"], SEEN["cancelled"], SEEN["beyond"]) > WALKS // 10
+    ), SEEN
