@@ -48,7 +48,7 @@ def load(turn: NodeTurn, node: LocalNode, command: LoadInstance) -> None:
         return
     instance = LocalInstance(command=command, profile=command.profile)
     node.instances[command.instance_id] = instance
-    if any(other.unbooked for other in node.instances.values()):
+    if node.has_unbooked():
         instance.state = LocalState.WAITING
     else:
         _start_load(turn, instance)
@@ -70,12 +70,15 @@ def _start_load(turn: NodeTurn, instance: LocalInstance) -> None:
 
 
 def _gone(turn: NodeTurn, node: LocalNode, instance: LocalInstance) -> None:
-    """Its memory is free. Loads that waited for the last that nobody knew of can begin."""
+    """Its memory is free. What waited for the last that nobody knew of can begin."""
     del node.instances[instance.instance_id]
-    if not any(other.unbooked for other in node.instances.values()):
-        for other in node.instances.values():
-            if other.state is LocalState.WAITING:
-                _start_load(turn, other)
+    if node.has_unbooked():
+        return
+    for other in node.instances.values():
+        if other.state is LocalState.WAITING:
+            _start_load(turn, other)
+        elif other.state is LocalState.READY and other.to_grow is not None:
+            _start_resize(turn, other, other.to_grow)
 
 
 def unload(turn: NodeTurn, node: LocalNode, instance_id: InstanceId) -> None:
@@ -103,16 +106,26 @@ def unload(turn: NodeTurn, node: LocalNode, instance_id: InstanceId) -> None:
 
 
 def resize(turn: NodeTurn, node: LocalNode, command: ResizeKv) -> None:
-    """Between two iterations, in the order of the commands. The end of an instance that is about to
-    go answers for its resizes, too.
+    """Between two iterations, in the order of the commands; but a grow waits, as a load does, for
+    memory that no later controller knows of. The end of an instance that is about to go answers for
+    its resizes, too.
     """
     instance = node.instances.get(command.instance_id)
     if instance is None:
         turn.report(InstanceGone(instance_id=command.instance_id))
-    elif instance.state is LocalState.READY:
-        instance.resizing.append(command.kv_blocks)
-        instance.promising = True
-        turn.engine(StartResize(instance_id=command.instance_id, kv_blocks=command.kv_blocks))
+    elif instance.state is not LocalState.READY:
+        return
+    elif command.kv_blocks > instance.kv_blocks_next and node.has_unbooked():
+        instance.to_grow = command.kv_blocks
+    else:
+        _start_resize(turn, instance, command.kv_blocks)
+
+
+def _start_resize(turn: NodeTurn, instance: LocalInstance, kv_blocks: int) -> None:
+    instance.to_grow = None
+    instance.resizing.append(kv_blocks)
+    instance.promising = True
+    turn.engine(StartResize(instance_id=instance.instance_id, kv_blocks=kv_blocks))
 
 
 def resized(turn: NodeTurn, node: LocalNode, event: ResizeFinished | ResizeBroke) -> None:
@@ -246,7 +259,7 @@ def abandon(turn: NodeTurn, node: LocalNode) -> None:
         if instance.state is LocalState.LOADING:
             instance.state = LocalState.ABANDONED
         instance.unbooked = instance.state is not LocalState.READY
-        instance.unheard = len(instance.resizing)
+        instance.to_grow, instance.unheard = None, len(instance.resizing)
         for held in list(instance.requests.values()):
             drop(turn, instance, held)
 

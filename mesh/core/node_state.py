@@ -79,6 +79,8 @@ class LocalInstance:
     kv_blocks_used: int = 0
     resizing: deque[int] = field(default_factory=deque)
     """KV blocks that the resizes under way are to bring about, in their order."""
+    to_grow: int | None = None
+    """KV blocks that it is to have once nothing unbooked is left."""
     unheard: int = 0
     """Of those, the first ones that an earlier link asked for: nobody waits for their answers."""
     promising: bool = True
@@ -197,6 +199,10 @@ class LocalNode:
         """Whether a load takes part of the machine."""
         at_it = (LocalState.LOADING, LocalState.ABANDONED)
         return any(instance.state in at_it for instance in self.instances.values())
+
+    def has_unbooked(self) -> bool:
+        """Whether something takes memory that no controller knows of."""
+        return any(instance.unbooked for instance in self.instances.values())
 
     def beat(self, due: HeartbeatDue) -> None:
         """What the process and its engine say of themselves; starved instances may try again."""
