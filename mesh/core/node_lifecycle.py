@@ -48,7 +48,7 @@ def load(turn: NodeTurn, node: LocalNode, command: LoadInstance) -> None:
         return
     instance = LocalInstance(command=command, profile=command.profile)
     node.instances[command.instance_id] = instance
-    if any(other.unbooked for other in node.instances.values()):
+    if node.has_unbooked():
         instance.state = LocalState.WAITING
     else:
         _start_load(turn, instance)
@@ -72,14 +72,13 @@ def _start_load(turn: NodeTurn, instance: LocalInstance) -> None:
 def _gone(turn: NodeTurn, node: LocalNode, instance: LocalInstance) -> None:
     """Its memory is free. What waited for the last that nobody knew of can begin."""
     del node.instances[instance.instance_id]
-    if any(other.unbooked for other in node.instances.values()):
+    if node.has_unbooked():
         return
     for other in node.instances.values():
-        kv_blocks, other.growth_waiting = other.growth_waiting, None
         if other.state is LocalState.WAITING:
             _start_load(turn, other)
-        elif other.state is LocalState.READY and kv_blocks is not None:
-            _start_resize(turn, other, kv_blocks)
+        elif other.state is LocalState.READY and other.growth_waiting is not None:
+            _start_resize(turn, other, other.growth_waiting)
 
 
 def unload(turn: NodeTurn, node: LocalNode, instance_id: InstanceId) -> None:
@@ -115,13 +114,14 @@ def resize(turn: NodeTurn, node: LocalNode, command: ResizeKv) -> None:
         turn.report(InstanceGone(instance_id=command.instance_id))
     elif instance.state is LocalState.READY:
         grows = command.kv_blocks > instance.kv_blocks_next
-        if grows and any(other.unbooked for other in node.instances.values()):
+        if grows and node.has_unbooked():
             instance.growth_waiting = command.kv_blocks
         else:
             _start_resize(turn, instance, command.kv_blocks)
 
 
 def _start_resize(turn: NodeTurn, instance: LocalInstance, kv_blocks: int) -> None:
+    instance.growth_waiting = None
     instance.resizing.append(kv_blocks)
     instance.promising = True
     turn.engine(StartResize(instance_id=instance.instance_id, kv_blocks=kv_blocks))

@@ -200,6 +200,10 @@ class LocalNode:
         at_it = (LocalState.LOADING, LocalState.ABANDONED)
         return any(instance.state in at_it for instance in self.instances.values())
 
+    def has_unbooked(self) -> bool:
+        """Whether something takes memory that no controller knows of."""
+        return any(instance.unbooked for instance in self.instances.values())
+
     def beat(self, due: HeartbeatDue) -> None:
         """What the process and its engine say of themselves; starved instances may try again."""
         self.rss_bytes, self.engine_bytes = due.rss_bytes, due.engine_bytes

@@ -2,13 +2,13 @@
 
 A shrink may fail, or stop at blocks in use; a node may come with more loaded than it has. Then more
 is promised than there is, and what waits in the reservation station would wait forever. So at each
-heartbeat of such a node whatever is too large is asked to shrink again, and what waits is taken
-back, the least urgent first.
+heartbeat of such a node whatever is too large is asked to shrink again; if that does not do, idle
+instances go, and then what waits is taken back, the least urgent first.
 """
 
 from mesh.core.cell import InstanceEntry, NodeEntry
 from mesh.core.instances import unload
-from mesh.core.memory import park_cache, shrink
+from mesh.core.memory import let_go, park_cache, shrink
 from mesh.core.memory import start as start_operations
 from mesh.core.turn import Turn
 from mesh.domain.messages import KvResized
@@ -52,6 +52,12 @@ def restore(turn: Turn, node: NodeEntry) -> None:
         if not station.is_pending(instance.instance_id):
             shrink(turn, instance)
             park_cache(turn, instance)
+    idle = node.reclaimable()
+    # The next request would only have the last one loaded again, as large as it is.
+    spared = 1 if len(idle) == len(node.instances) else 0
+    for instance_id, _ in idle[: len(idle) - spared]:
+        if station.free_bytes < 0:
+            let_go(turn, node.instances[instance_id])
     for operation in reversed(station.waiting()):
         if station.free_bytes >= 0:
             return
@@ -59,7 +65,10 @@ def restore(turn: Turn, node: NodeEntry) -> None:
         match operation.kind:
             case MemoryOperationKind.LOAD:
                 unload(turn, instance)
-            case MemoryOperationKind.RESIZE:
+                if instance.deployment in turn.cell.deployments:
+                    # It may have been one of a minimum, which nobody else would see to.
+                    turn.cell.below_minimum[instance.deployment] = None
+            case MemoryOperationKind.RESIZE if station.takes_memory(operation):
                 start_operations(turn, node, station.cancel(instance.instance_id))
-            case MemoryOperationKind.UNLOAD:
+            case MemoryOperationKind.RESIZE | MemoryOperationKind.UNLOAD:
                 pass

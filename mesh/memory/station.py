@@ -132,6 +132,12 @@ class ReservationStation:
         holding.waiting = operation
         return self._wake()
 
+    def takes_memory(self, waiting: MemoryOperation) -> bool:
+        """Whether the promise would be less without an operation that waits."""
+        holding = self._holdings[waiting.instance_id]
+        before = holding.running.size_bytes if holding.running else holding.size_bytes
+        return waiting.size_bytes > before
+
     def cancel(self, instance_id: InstanceId) -> tuple[MemoryOperation, ...]:
         """Take back the operation of an instance that waits for memory. None is no error; one that
         gives memory stays, for others may have been promised that.
