@@ -114,6 +114,23 @@ def test_a_smaller_sample_of_functions_has_the_same_requests(write_file: WriteFi
     assert list(small.arrivals) == of_large
 
 
+def test_moments_are_spread_over_the_whole_minute(write_file: WriteFile) -> None:
+    trace = read(write_file(day([[0, 2000, 0, 0, 0]])))
+    tenths = [0] * 10
+    for arrival in trace.arrivals:
+        tenths[int((arrival.t_s - 60.0) // 6)] += 1
+    assert min(tenths) > 140
+    assert max(tenths) < 260
+
+
+def test_a_sample_counts_requests_within_the_window_only(write_file: WriteFile) -> None:
+    path = write_file(day([[9, 1, 9, 0, 0], [0, 2, 0, 0, 0], [0, 3, 0, 0, 0]]))
+    asked = Asked(start_s=60.0, duration_s=60.0, sample=Sample(strata=3, per_stratum=1))
+    trace = read(path, asked)
+    assert trace.labels == ("a/f02", "a/f01", "a/f00")
+    assert sorted(a.function for a in trace.arrivals) == [0, 0, 0, 1, 1, 2]
+
+
 def test_too_many_arrivals_are_refused(
     write_file: WriteFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
