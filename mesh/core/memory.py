@@ -35,7 +35,7 @@ class Room:
 
 
 def watermark(limits: CellLimits) -> Watermark:
-    return Watermark(share=limits.kv_watermark_share, least_tokens=limits.kv_tokens_least)
+    return Watermark(share=limits.kv_watermark_share)
 
 
 def least_blocks(limits: CellLimits, footprint: Footprint, context_tokens_max: int) -> int:

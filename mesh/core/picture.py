@@ -71,8 +71,10 @@ def _node(node: NodeEntry, now_s: float) -> NodeSnapshot:
 
 
 def _unaccounted_bytes(node: NodeEntry) -> int:
-    """0 until a heartbeat has told both sides."""
-    if not node.rss_bytes or not node.engine_bytes:
+    """0 until a heartbeat has told. An engine without instances holds nothing: what stays is of
+    interest then most of all.
+    """
+    if not node.rss_bytes:
         return 0
     return node.rss_bytes - node.hello.base_bytes - node.engine_bytes
 

@@ -123,7 +123,8 @@ def _note_released(turn: Turn) -> None:
 
 def _place_waiting(turn: Turn, entry: DeploymentEntry, only: InstanceEntry | None = None) -> None:
     """Place what can be. Behind a request that would be late, another may fit; where there is no
-    room, or no time for a further one of any length, none will.
+    time for a further one of any length, none will. Behind one that only lacks room none is tried:
+    those that need less would keep it from ever having enough.
     """
     left = 0
     while left < min(len(entry.queue), TRIES_MAX):

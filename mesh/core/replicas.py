@@ -34,7 +34,9 @@ def keep_minima(turn: Turn) -> None:
 
 
 def trim_to_maximum(turn: Turn, entry: DeploymentEntry) -> None:
-    """Drain instances above `replicas_max`: those that still load, then the smallest batch."""
+    """Drain instances above `replicas_max`: first those that load or are parked, then the smallest
+    batch.
+    """
     serving = [i for i in entry.instances.values() if i.takes_requests]
     serving.sort(key=lambda i: (i.state is InstanceState.READY, i.batch, i.instance_id))
     for instance in serving[: max(0, len(serving) - entry.spec.scaling.replicas_max)]:

@@ -119,7 +119,7 @@ def relieve(turn: Turn, instance: InstanceEntry) -> None:
 
 
 def give_back(turn: Turn, returned: RequestReturned) -> None:
-    """A node returns a request unfinished: evicted, or its instance broke."""
+    """A node returns a request unfinished: its instance broke, or would not take it."""
     held = turn.cell.requests.get(returned.request_id)
     if held is not None and held.attempt == returned.attempt and held.instance is not None:
         requeue(turn, held, RefusalReason.ENGINE_FAILED, returned.message)

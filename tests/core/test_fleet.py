@@ -163,3 +163,14 @@ def test_a_draining_node_stays_draining_when_it_dials_again() -> None:
     cell.tell(DrainRequested(operation_id=OP, node_id=NodeId("n1")))
     cell.join()
     assert cell.core.cell.nodes[NodeId("n1")].state == "draining"
+
+
+def test_what_a_process_keeps_after_its_last_unload_is_unaccounted() -> None:
+    cell = CellUnderTest()
+    link, _ = cell.join(replace(hello(), base_bytes=10))
+    assert cell.core.snapshot(cell.now_s).nodes[0].unaccounted_bytes == 0, "nothing told yet"
+    for rss_bytes, engine_bytes in ((60, 30), (60, 0)):
+        told = Heartbeat(rss_bytes=rss_bytes, engine_bytes=engine_bytes, instances=())
+        cell.report(link, told)
+        (seen,) = cell.core.snapshot(cell.now_s).nodes
+        assert seen.unaccounted_bytes == 60 - 10 - engine_bytes
