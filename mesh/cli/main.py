@@ -38,6 +38,7 @@ VERBS = {
     "status": "Show the cell in a few numbers, and how instances keep up.",
     "top": "Watch memory, instances and memory operations, live.",
     "logs": "Show what happened in the cell.",
+    "sim": "Run a scenario under a virtual clock.",
     "demo": "Show mesh at work on this machine.",
     "version": "Print the version of this mesh.",
 }

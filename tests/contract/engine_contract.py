@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId
-from mesh.domain.model import ModelFormat, ModelInfo
+from mesh.domain.model import Footprint, ModelFormat, ModelInfo
 from mesh.runtime.engine import Engine, LoadOrder
+from mesh.sim.costs import ModelCosts, NodeCosts
+from mesh.sim.engine import CostEngine
+from tests.support.profiles import profile
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.tiny_model import write_tiny_llama
 
+MODEL_ID = ModelId("sha256-00000000c0274ac7")
 CONTEXT_TOKENS_MAX = 256
 BATCH_MAX = 8
 
@@ -34,6 +38,8 @@ class EngineUnderTest:
     """KV blocks that a request may hold beyond those its computed tokens fill."""
     walks: int = 100
     """Random walks of the state machine."""
+    reads_folders: bool = True
+    """It loads what is in the model's folder."""
 
     @property
     def available(self) -> bool:
@@ -70,7 +76,7 @@ def write_tiny_model(folder: Path) -> ModelInfo:
     """Two random layers and one token a byte, as the store makes it of a Hugging Face folder."""
     config = json.loads((write_tiny_llama(folder, seed=1) / "config.json").read_text())
     return ModelInfo(
-        model_id=ModelId("sha256-00000000c0274ac7"),
+        model_id=MODEL_ID,
         source="made by the test",
         format=ModelFormat.SAFETENSORS,
         architecture=config["model_type"],
@@ -91,6 +97,17 @@ def _scripted_with_text() -> Engine:
     from mesh_nodes.text_engine import TextEngine
 
     return TextEngine(ScriptedEngine())
+
+
+def _cost_model() -> Engine:
+    footprint = Footprint(weights_bytes=1 << 20, kv_block_bytes=1 << 14, block_tokens=32)
+    costs = ModelCosts(profile=profile(model_id=MODEL_ID), footprint=footprint)
+    return CostEngine(
+        models={MODEL_ID: costs},
+        costs=NodeCosts(),
+        memory_bytes=1 << 30,
+        spend=lambda seconds: None,
+    )
 
 
 def _openvino() -> Engine:
@@ -114,6 +131,9 @@ ENGINES = (
     EngineUnderTest(name="scripted", make=ScriptedEngine, write_model=write_tiny_model),
     EngineUnderTest(
         name="scripted-with-text", make=_scripted_with_text, write_model=write_tiny_model, walks=20
+    ),
+    EngineUnderTest(
+        name="cost-model", make=_cost_model, write_model=write_tiny_model, reads_folders=False
     ),
     EngineUnderTest(
         name="openvino",

@@ -12,7 +12,7 @@ from mesh.domain.request import SamplingParams
 from mesh.runtime.engine import Engine, EngineRequest
 from tests.contract.conftest import LoadInstance
 from tests.contract.driving import Driver, greedy, no_progress
-from tests.contract.engine_contract import StoredModel
+from tests.contract.engine_contract import EngineUnderTest, StoredModel
 
 PROMPT = tuple(range(5, 45))
 
@@ -123,8 +123,14 @@ def test_books_are_ordered_by_id(engine: Engine, load: LoadInstance) -> None:
 
 
 def test_a_missing_folder_is_a_mesh_error_and_the_engine_goes_on(
-    engine: Engine, model: StoredModel, load: LoadInstance, tmp_path: Path
+    under_test: EngineUnderTest,
+    engine: Engine,
+    model: StoredModel,
+    load: LoadInstance,
+    tmp_path: Path,
 ) -> None:
+    if not under_test.reads_folders:
+        pytest.skip("it has no use for folders")
     driver = load()
     running = driver.submit("r", PROMPT)
     driver.step()

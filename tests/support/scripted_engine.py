@@ -28,7 +28,7 @@ from mesh.runtime.engine import (
     StepResult,
     TokenOutput,
 )
-from mesh_nodes.engines.measurable import check_measurable
+from mesh.runtime.measurable import check_measurable
 
 BLOCK_TOKENS = 32
 KV_BLOCK_BYTES = 64 * 1024

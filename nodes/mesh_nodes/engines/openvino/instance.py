@@ -22,7 +22,7 @@ from mesh.runtime.engine import (
     StepResult,
     TokenOutput,
 )
-from mesh_nodes.engines.measurable import check_measurable
+from mesh.runtime.measurable import check_measurable
 from mesh_nodes.engines.openvino.batch import BatchInputs, Plan, Work, plan
 from mesh_nodes.engines.openvino.blocks import BlockPool
 from mesh_nodes.engines.openvino.compilation import CompiledGraph, engine_errors

@@ -1,0 +1,58 @@
+"""What `mesh sim` shows of a run: its numbers one a line, its nodes one a row."""
+
+from mesh.cli.output import Column
+from mesh.domain.reasons import DeviceKind
+from mesh.sim.report import SimulationReport
+
+NODE_COLUMNS = (
+    Column("NODE"),
+    Column("DEVICE"),
+    Column("IN USE %", right=True),
+    Column("COMPUTING %", right=True),
+)
+
+
+def summary_fields(report: SimulationReport) -> list[tuple[str, str]]:
+    made = report.requests
+    pairs = [
+        ("policy", report.policy),
+        ("seed", str(report.seed)),
+        ("requests", str(made.requests)),
+        ("SLO met, every token", _share(made.met, made.requests)),
+        ("SLO met, loads counted", _share(made.met_without_grace, made.requests)),
+        ("SLO met, TTFT and mean TPOT", _share(made.met_in_the_mean, made.requests)),
+        ("TTFT p50", _seconds(made.ttft_s_p50)),
+        ("TTFT p95", _seconds(made.ttft_s_p95)),
+        ("TPOT mean", _seconds(made.tpot_s_mean)),
+    ]
+    pairs += [(f"refused, {reason}", _share(n, made.requests)) for reason, n in made.refused]
+    for device in DeviceKind:
+        total = sum(node.device is device for node in report.nodes)
+        if total:
+            pairs.append((f"{device} nodes in use", f"{report.nodes_used(device):.2f} of {total}"))
+    pairs += [
+        ("output", f"{report.tokens_per_s:.1f} tokens/s"),
+        ("virtual time", f"{report.virtual_s:.1f} s"),
+        ("wall time", f"{report.wall_s:.1f} s"),
+    ]
+    return pairs
+
+
+def node_rows(report: SimulationReport) -> list[tuple[str, ...]]:
+    return [
+        (
+            node.node_id,
+            node.device.value,
+            f"{100 * node.used_share:.1f}",
+            f"{100 * node.computing_share:.1f}",
+        )
+        for node in report.nodes
+    ]
+
+
+def _share(count: int, of: int) -> str:
+    return f"{count} ({100 * count / of:.1f} %)" if of else "0"
+
+
+def _seconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:.3f} s"

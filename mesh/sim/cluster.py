@@ -1,0 +1,175 @@
+"""A cell under the virtual clock: one controller, N nodes, links between them, and its callers.
+
+The cores and their performers are those of a live cell; what differs is the clock, the engine and
+the links. `run` offers it a workload, one arrival after the other, and ends with the last request.
+Before: `scenario`, which says what the cell is made of. After: `mesh.report.outcomes`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from mesh import __version__
+from mesh.core.controller import ControllerCore
+from mesh.domain.actions import ControllerAction
+from mesh.domain.deployment import Deployment
+from mesh.domain.errors import EngineError, InvalidInput
+from mesh.domain.events import ControllerEvent, InvokeRequested, LeaseCheckDue
+from mesh.domain.ids import DeploymentName, RequestId
+from mesh.domain.limits import CellLimits
+from mesh.domain.profile import Profile
+from mesh.domain.request import Request, SamplingParams
+from mesh.policy.registry import DEFAULT_POLICY, policy
+from mesh.report.outcomes import Outcome
+from mesh.runtime.controller_actions import ControllerPerformer
+from mesh.runtime.host import Host, Recorder
+from mesh.runtime.journal import ControllerStart
+from mesh.sim.callers import Callers, MemoryRegistry, Operators
+from mesh.sim.clock import HeapClock
+from mesh.sim.links import VirtualLinks
+from mesh.sim.node import NodePlan, VirtualNode
+
+SETTLE_S = 1.0
+"""Before the first arrival: every node has joined by then."""
+DRAIN_S_MAX = 3600.0
+"""From the last arrival to the last end; a cell that takes longer has lost a request."""
+TOKEN_ID = 1
+
+
+class Arrival(NamedTuple):
+    """One request of a workload. `at_s` counts from its start; arrivals ascend."""
+
+    at_s: float
+    deployment: str
+    input_tokens: int
+    output_tokens: int
+    """Exactly so many, unless the context is full before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellPlan:
+    """What a cell is made of."""
+
+    nodes: tuple[NodePlan, ...]
+    deployments: tuple[Deployment, ...]
+    profiles: tuple[Profile, ...]
+    """What the controller knows of iteration times."""
+    policy: str = DEFAULT_POLICY
+    limits: CellLimits = field(default_factory=CellLimits)
+    link_delay_s: float = 0.0005
+
+    def start(self) -> ControllerStart:
+        """For a journal of the controller."""
+        return ControllerStart(
+            version=__version__,
+            epoch=1,
+            policy=self.policy,
+            limits=self.limits,
+            deployments=self.deployments,
+            profiles=self.profiles,
+        )
+
+
+class VirtualCell:
+    """`recorders` see every decision of the controller."""
+
+    def __init__(self, plan: CellPlan, *, recorders: Sequence[Recorder] = ()) -> None:
+        self.clock = HeapClock()
+        self.callers = Callers(self.clock)
+        self.registry = MemoryRegistry()
+        self.core = ControllerCore(
+            epoch=1,
+            deployments=plan.deployments,
+            limits=plan.limits,
+            policy=policy(plan.policy),
+            profiles=plan.profiles,
+        )
+        self._slos = {d.spec.name: d.spec.slo for d in plan.deployments}
+        self._prompts: dict[int, tuple[int, ...]] = {}
+        links = VirtualLinks(self.clock, plan.link_delay_s)
+        performer = ControllerPerformer(
+            links=links,
+            clients=self.callers,
+            operators=Operators(),
+            registry=self.registry,
+            clock=self.clock,
+        )
+        host: Host[ControllerEvent, ControllerAction] = Host(
+            core=self.core, clock=self.clock, perform=performer.perform, recorders=recorders
+        )
+        self.tell = performer.post = links.tell = host.post
+        self.tell(LeaseCheckDue())
+        self.nodes = [VirtualNode(made, clock=self.clock, links=links) for made in plan.nodes]
+        for node in self.nodes:
+            node.start()
+        self.clock.run_until(SETTLE_S)
+        self.started_s = self.clock.now_s()
+        self._arrived = 0
+        self._coming = False
+        """More will arrive."""
+        self._last_s = self.started_s
+        """Time of the last arrival."""
+
+    def run(
+        self, workload: Iterable[Arrival], told: Callable[[float], None] = lambda at_s: None
+    ) -> tuple[Outcome, ...]:
+        """All outcomes, in the order of their ends. `told` hears the time of each arrival.
+
+        Raises InvalidInput for a workload that cannot be meant, EngineError when requests hang.
+        """
+        coming = iter(workload)
+        self._arrive_next(coming, self.clock.now_s(), 0.0, told)
+        while self._coming or len(self.callers):
+            self.clock.step()
+            if not self._coming and self.clock.now_s() - self._last_s > DRAIN_S_MAX:
+                raise EngineError(
+                    f"{len(self.callers)} requests have not ended {DRAIN_S_MAX:.0f} s after the "
+                    "last arrival",
+                    hint="this is a fault of mesh: run again with --journal and look at them",
+                )
+        return tuple(self.callers.outcomes)
+
+    def _arrive_next(
+        self,
+        coming: Iterator[Arrival],
+        start_s: float,
+        before_s: float,
+        told: Callable[[float], None],
+    ) -> None:
+        """Only the next arrival is on the clock, so that a long trace is never all in memory."""
+        arrival = next(coming, None)
+        self._coming = arrival is not None
+        self._last_s = self.clock.now_s()
+        if arrival is None:
+            return
+        self._check(arrival, before_s)
+
+        def arrive() -> None:
+            told(arrival.at_s)
+            self._invoke(arrival)
+            self._arrive_next(coming, start_s, arrival.at_s, told)
+
+        self.clock.call_at(start_s + arrival.at_s, arrive)
+
+    def _check(self, arrival: Arrival, before_s: float) -> None:
+        if arrival.at_s < before_s:
+            raise InvalidInput(f"an arrival at {arrival.at_s} s follows one at {before_s} s")
+        if DeploymentName(arrival.deployment) not in self._slos:
+            raise InvalidInput(f"the workload calls {arrival.deployment!r}, which is not deployed")
+        if arrival.input_tokens < 1 or arrival.output_tokens < 1:
+            raise InvalidInput(
+                f"the request at {arrival.at_s} s has {arrival.input_tokens} input and "
+                f"{arrival.output_tokens} output tokens; both must be 1 or more"
+            )
+
+    def _invoke(self, arrival: Arrival) -> None:
+        self._arrived += 1
+        size = arrival.input_tokens
+        request = Request(
+            request_id=RequestId(f"r-{self._arrived}"),
+            deployment=DeploymentName(arrival.deployment),
+            prompt_tokens=self._prompts.setdefault(size, (TOKEN_ID,) * size),
+            sampling=SamplingParams(max_tokens=arrival.output_tokens, ignore_eos=True),
+        )
+        self.callers.call(request, self._slos[request.deployment])
+        self.tell(InvokeRequested(request=request))

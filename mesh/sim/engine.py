@@ -1,0 +1,157 @@
+"""An engine without a model: what calls cost comes from tables, memory is really counted.
+
+It implements `mesh.runtime.engine.Engine` and is held to the contract suite like every other. A
+call returns at once and has told `spend` how long it took; the virtual lanes let its outcome wait
+for as long. Before: `NodePerformer`. After: `sequences`, which computes what an iteration yields.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from mesh.compute.times import Times
+from mesh.domain.errors import EngineError, OutOfMemory, UnsupportedModel
+from mesh.domain.ids import InstanceId, ModelId, RequestId
+from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.profile import IterationShape
+from mesh.runtime.engine import (
+    EngineCapabilities,
+    EngineRequest,
+    InstanceMemory,
+    LoadedInstance,
+    LoadOrder,
+    Progress,
+    ResizedKv,
+    StepResult,
+)
+from mesh.runtime.measurable import check_measurable
+from mesh.sim.costs import ModelCosts, NodeCosts
+from mesh.sim.sequences import Instance
+
+NAME = "cost-model"
+
+
+class CostEngine:
+    """`memory_bytes` bounds what all instances take together. `spend` is told the seconds of each
+    call while it is made.
+    """
+
+    capabilities = EngineCapabilities(name=NAME, version="1", resize_kv=True)
+
+    def __init__(
+        self,
+        *,
+        models: Mapping[ModelId, ModelCosts],
+        costs: NodeCosts,
+        memory_bytes: int,
+        spend: Callable[[float], None],
+    ) -> None:
+        self._models = models
+        self._costs = costs
+        self._memory_bytes = memory_bytes
+        self._spend = spend
+        self._times = {m: Times(known.profile, costs.factor) for m, known in models.items()}
+        self._instances: dict[InstanceId, Instance] = {}
+
+    def footprint(self, model: ModelInfo) -> Footprint:
+        """Raises UnsupportedModel when nothing is known of what the model costs."""
+        if model.model_id not in self._models:
+            raise UnsupportedModel(
+                f"this node has no profile of {model.source}",
+                hint="give the scenario one for the node's hardware",
+            )
+        return self._models[model.model_id].footprint
+
+    def prepare(self, model: ModelInfo, model_path: Path, progress: Progress) -> None:
+        progress("nothing to prepare", 1.0)
+
+    def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
+        """The folder is never looked at: there is none."""
+        footprint = self.footprint(order.model)
+        if order.instance_id in self._instances:
+            raise EngineError(f"instance {order.instance_id} is already loaded")
+        seconds = self._costs.load_time_s(footprint.weights_bytes)
+        progress("load", 0.0)
+        self._spend(seconds)
+        self._claim(footprint.instance_bytes(order.kv_blocks), order.instance_id)
+        self._instances[order.instance_id] = Instance(order, footprint, order.kv_blocks)
+        progress("loaded", 1.0)
+        return LoadedInstance(footprint=footprint, kv_blocks=order.kv_blocks, elapsed_s=seconds)
+
+    def unload(self, instance_id: InstanceId) -> None:
+        if self._instances.pop(instance_id, None) is not None:
+            self._spend(self._costs.unload_s)
+
+    def submit(self, instance_id: InstanceId, request: EngineRequest) -> None:
+        instance = self._instance(instance_id)
+        given = len(request.prompt_tokens) + len(request.output_tokens)
+        if request.request_id in instance.sequences:
+            raise EngineError(f"request {request.request_id} is already there")
+        if not request.prompt_tokens:
+            raise EngineError(f"request {request.request_id} has no prompt tokens")
+        if given >= instance.order.context_tokens_max:
+            raise EngineError(
+                f"request {request.request_id}: {given} tokens leave no room in "
+                f"{instance.order.context_tokens_max} of context"
+            )
+        if len(request.output_tokens) >= request.sampling.max_tokens:
+            raise EngineError(f"request {request.request_id} has all of its tokens already")
+        instance.add(request)
+
+    def abort(self, instance_id: InstanceId, request_id: RequestId) -> None:
+        instance = self._instances.get(instance_id)
+        if instance is not None:
+            instance.drop(request_id)
+
+    def step(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
+        instance = self._instance(instance_id)
+        shape, result = instance.iterate(prefill_tokens_max)
+        seconds = self._times[instance.order.model.model_id].iteration_s(shape)
+        self._spend(seconds)
+        return replace(result, elapsed_s=seconds)
+
+    def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
+        instance = self._instance(instance_id)
+        check_measurable(
+            instance_id,
+            shape,
+            context_tokens_max=instance.order.context_tokens_max,
+            batch_max=instance.order.batch_max,
+            block_tokens=instance.footprint.block_tokens,
+            blocks_free=instance.kv_blocks - instance.blocks_used,
+        )
+        seconds = self._times[instance.order.model.model_id].iteration_s(shape)
+        self._spend(seconds)
+        return seconds
+
+    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
+        instance = self._instance(instance_id)
+        blocks = max(kv_blocks, instance.blocks_used, 1)
+        changed_bytes = (blocks - instance.kv_blocks) * instance.footprint.kv_block_bytes
+        seconds = self._costs.resize_time_s(abs(changed_bytes))
+        self._spend(seconds)
+        self._claim(changed_bytes, instance_id)
+        instance.kv_blocks = blocks
+        return ResizedKv(kv_blocks=blocks, elapsed_s=seconds)
+
+    def memory(self) -> tuple[InstanceMemory, ...]:
+        return tuple(instance.memory() for _, instance in sorted(self._instances.items()))
+
+    def close(self) -> None:
+        self._instances.clear()
+
+    def has_requests(self) -> bool:
+        return any(instance.sequences for instance in self._instances.values())
+
+    def _instance(self, instance_id: InstanceId) -> Instance:
+        if instance_id not in self._instances:
+            raise EngineError(f"instance {instance_id} is not loaded")
+        return self._instances[instance_id]
+
+    def _claim(self, more_bytes: int, instance_id: InstanceId) -> None:
+        held_bytes = sum(m.weights_bytes + m.kv_held_bytes for m in self.memory())
+        if more_bytes > 0 and held_bytes + more_bytes > self._memory_bytes:
+            raise OutOfMemory(
+                f"instance {instance_id} wants {more_bytes} bytes more, "
+                f"{self._memory_bytes - held_bytes} of {self._memory_bytes} are free"
+            )

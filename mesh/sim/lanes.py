@@ -1,0 +1,90 @@
+"""The virtual lanes: a call is made at once, what came of it is posted after as long as it took.
+
+One lane's calls follow each other, the two lanes go beside each other, as the live node's threads
+do. The engine says through `spend` how long a call takes; a call that takes no time is over before
+the next event. Before: `NodePerformer`. After: the node's host, by `post`.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+from mesh.domain.errors import MeshError
+from mesh.domain.node_events import NodeEvent
+from mesh.runtime.clock import Clock
+from mesh.runtime.node_actions import Lane
+
+R = TypeVar("R")
+
+
+class VirtualLanes:
+    """See `mesh.runtime.node_actions.Lanes`. The core keeps one step under way and the controller
+    bounds batches and loads, and with them what waits here.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._spent_s = 0.0
+        self._busy = dict.fromkeys(Lane, False)
+        self.busy_s = dict.fromkeys(Lane, 0.0)
+        """Seconds in calls."""
+        self._waiting: dict[Lane, deque[Callable[[], None]]] = {lane: deque() for lane in Lane}
+        self.post: Callable[[NodeEvent], None] = _unbound
+
+    def spend(self, seconds: float) -> None:
+        """The call that is being made takes so much longer."""
+        self._spent_s += seconds
+
+    def is_busy(self, lane: Lane) -> bool:
+        return self._busy[lane]
+
+    def run(
+        self,
+        lane: Lane,
+        call: Callable[[], R],
+        done: Callable[[R | MeshError], NodeEvent | None],
+    ) -> None:
+        self._waiting[lane].append(lambda: self._make(lane, call, done))
+        self._next(lane)
+
+    def post_soon(self, event: NodeEvent) -> None:
+        """Post it when the call that is being made has come as far as that."""
+        self._clock.call_at(self._clock.now_s() + self._spent_s, lambda: self.post(event))
+
+    def _next(self, lane: Lane) -> None:
+        while not self._busy[lane] and self._waiting[lane]:
+            self._busy[lane] = True
+            self._waiting[lane].popleft()()
+
+    def _make(
+        self,
+        lane: Lane,
+        call: Callable[[], R],
+        done: Callable[[R | MeshError], NodeEvent | None],
+    ) -> None:
+        self._spent_s = 0.0
+        result: R | MeshError
+        try:
+            result = call()
+        except MeshError as error:
+            result = error
+
+        def end() -> None:
+            self._busy[lane] = False
+            event = done(result)
+            if event is not None:
+                self.post(event)
+
+        def end_late() -> None:
+            end()
+            self._next(lane)
+
+        if self._spent_s > 0.0:
+            self.busy_s[lane] += self._spent_s
+            self._clock.call_at(self._clock.now_s() + self._spent_s, end_late)
+        else:
+            end()
+
+
+def _unbound(event: NodeEvent) -> None:
+    raise RuntimeError(f"the lanes have no host yet, so {type(event).__name__} is lost")

@@ -1,0 +1,176 @@
+"""The requests of one virtual instance: what each iteration computes for them, and their blocks.
+
+Decodes go first, one token each; then prompts in the order of their submission, as far as the
+budget reaches. KV blocks are counted as an engine counts them: a block is taken when the first of
+its tokens is computed, and a request that finds none starves. Token ids are a function of the
+request and the index alone. Before: `engine`, which knows times. After: nothing.
+"""
+
+from dataclasses import dataclass, field
+from itertools import islice
+
+from mesh.domain.ids import RequestId
+from mesh.domain.model import Footprint
+from mesh.domain.profile import IterationShape
+from mesh.domain.reasons import FinishReason
+from mesh.domain.request import SamplingParams
+from mesh.domain.steps import EngineRequest, InstanceMemory, LoadOrder, StepResult, TokenOutput
+
+STRIDE = 7919
+"""Between the ids of neighbouring tokens; prime, so that they differ in any vocabulary."""
+
+
+def seed_of(request: EngineRequest) -> int:
+    """What the tokens of a request follow from: its prompt, and how it samples."""
+    sampling = request.sampling
+    drawn = _samples(sampling)
+    return hash(
+        (
+            request.prompt_tokens,
+            (sampling.seed or 0) if drawn else -1,
+            sampling.temperature if drawn else 0.0,
+            sampling.repetition_penalty,
+        )
+    )
+
+
+def _samples(sampling: SamplingParams) -> bool:
+    return sampling.temperature > 0 and sampling.top_k != 1
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A running request: `length` tokens of prompt and output, `computed` of them in the cache."""
+
+    request: EngineRequest
+    seed: int
+    length: int
+    length_max: int
+    computed: int = 0
+    decoding: bool = False
+    blocks: int = 0
+
+    @property
+    def left(self) -> int:
+        return self.length - self.computed
+
+
+@dataclass(slots=True)
+class Instance:
+    """A loaded one."""
+
+    order: LoadOrder
+    footprint: Footprint
+    kv_blocks: int
+    blocks_used: int = 0
+    sequences: dict[RequestId, Sequence] = field(default_factory=dict)
+    """In the order of their submission."""
+
+    def add(self, request: EngineRequest) -> None:
+        prompt_tokens = len(request.prompt_tokens)
+        self.sequences[request.request_id] = Sequence(
+            request=request,
+            seed=seed_of(request),
+            length=prompt_tokens + len(request.output_tokens),
+            length_max=min(
+                prompt_tokens + request.sampling.max_tokens, self.order.context_tokens_max
+            ),
+        )
+
+    def drop(self, request_id: RequestId) -> None:
+        sequence = self.sequences.pop(request_id, None)
+        if sequence is not None:
+            self.blocks_used -= sequence.blocks
+
+    def memory(self) -> InstanceMemory:
+        return InstanceMemory(
+            instance_id=self.order.instance_id,
+            weights_bytes=self.footprint.weights_bytes,
+            kv_blocks=self.kv_blocks,
+            kv_blocks_used=self.blocks_used,
+            kv_block_bytes=self.footprint.kv_block_bytes,
+            kv_held_bytes=self.kv_blocks * self.footprint.kv_block_bytes,
+        )
+
+    def iterate(self, prefill_tokens_max: int) -> tuple[IterationShape, StepResult]:
+        """Compute one iteration: its shape, and its result but for the time that it takes."""
+        work, starved = self._plan(prefill_tokens_max)
+        batch = context = prefill = past = 0
+        for sequence, tokens in work:
+            if sequence.decoding:
+                batch, context = batch + 1, context + sequence.length
+            else:
+                prefill, past = prefill + tokens, past + tokens * sequence.computed
+            sequence.computed += tokens
+        shape = IterationShape(
+            prefill_tokens=prefill,
+            prefill_past_tokens=round(past / prefill) if prefill else 0,
+            decode_batch=batch,
+            decode_context_tokens=context // batch if batch else 0,
+        )
+        tokens_out = tuple(self._token(sequence) for sequence, _ in work if not sequence.left)
+        waiting = [s for s in self.sequences.values() if not s.decoding]
+        return shape, StepResult(
+            tokens=tokens_out,
+            prefill_tokens=prefill,
+            prefill_past_tokens=shape.prefill_past_tokens,
+            decode_batch=batch,
+            context_tokens=context,
+            prefill_left=tuple((s.request.request_id, s.left) for s in waiting),
+            starved=tuple(starved),
+            kv_blocks_used=self.blocks_used,
+            elapsed_s=0.0,
+        )
+
+    def _plan(self, prefill_tokens_max: int) -> tuple[list[tuple[Sequence, int]], list[RequestId]]:
+        """Who computes how many tokens; and who would, had it blocks."""
+        active = list(islice(self.sequences.values(), self.order.batch_max))
+        work: list[tuple[Sequence, int]] = []
+        starved: list[RequestId] = []
+        for sequence in active:
+            if sequence.decoding:
+                self._give(sequence, 1, work, starved)
+        budget = prefill_tokens_max
+        for sequence in active:
+            if budget > 0 and not sequence.decoding:
+                budget -= self._give(sequence, min(budget, sequence.left), work, starved)
+        return work, starved
+
+    def _give(
+        self,
+        sequence: Sequence,
+        wanted: int,
+        work: list[tuple[Sequence, int]],
+        starved: list[RequestId],
+    ) -> int:
+        """Blocks for so many more tokens, or for as many as there are; returns for how many."""
+        block_tokens = self.footprint.block_tokens
+        missing = self.footprint.blocks_for(sequence.computed + wanted) - sequence.blocks
+        taken = min(max(missing, 0), self.kv_blocks - self.blocks_used)
+        sequence.blocks += taken
+        self.blocks_used += taken
+        tokens = min(wanted, sequence.blocks * block_tokens - sequence.computed)
+        if tokens:
+            work.append((sequence, tokens))
+        else:
+            starved.append(sequence.request.request_id)
+        return tokens
+
+    def _token(self, sequence: Sequence) -> TokenOutput:
+        request, model = sequence.request, self.order.model
+        index = sequence.length - len(request.prompt_tokens)
+        token_id = (sequence.seed + index * STRIDE) % model.vocabulary_tokens
+        while token_id in model.stop_token_ids:  # no request ends by accident
+            token_id = (token_id + 1) % model.vocabulary_tokens
+        sequence.length += 1
+        sequence.decoding = True
+        finish = None
+        if not request.sampling.ignore_eos and token_id in request.stop_token_ids:
+            finish = FinishReason.STOP
+        elif sequence.length >= sequence.length_max:
+            finish = FinishReason.LENGTH
+        if finish is not None:
+            self.drop(request.request_id)
+        return TokenOutput(
+            request_id=request.request_id, index=index, token_id=token_id, finish=finish
+        )

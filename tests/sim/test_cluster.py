@@ -1,0 +1,146 @@
+"""A virtual cell end to end: requests are served, refused and repeated to the letter."""
+
+import hashlib
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mesh.compute.times import Times
+from mesh.core.controller import ControllerCore
+from mesh.domain.errors import InvalidInput
+from mesh.domain.limits import PREFILL_TOKENS_MAX
+from mesh.domain.reasons import DeviceKind, FinishReason, RefusalReason
+from mesh.policy.registry import policy
+from mesh.runtime.journal import Journal, read_journal, replay
+from mesh.sim.cluster import Arrival, CellPlan, VirtualCell
+from mesh.sim.costs import NodeCosts
+from mesh.sim.scenario import arrivals, plan
+from mesh.sim.testbed import known_model
+from tests.sim.scenarios import SMALL, scenario
+
+CPU_ONLY = SMALL.replace("count = 2\n", "").replace('device = "gpu"', 'device = "cpu"')
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> CellPlan:
+    return plan(scenario(tmp_path))
+
+
+def journal_of(folder: Path, seed: int) -> str:
+    """The controller's whole journal of a run."""
+    read = replace(scenario(folder), seed=seed)
+    written = io.StringIO()
+    cell = VirtualCell(plan(read), recorders=(Journal(written, plan(read).start()),))
+    cell.run(arrivals(read))
+    return written.getvalue()
+
+
+def test_the_same_seed_gives_the_same_journal_to_the_letter(tmp_path: Path) -> None:
+    first, again, other = (journal_of(tmp_path, seed) for seed in (3, 3, 4))
+    assert len(first.splitlines()) > 100
+    digests = [hashlib.sha256(text.encode()).hexdigest() for text in (first, again, other)]
+    assert digests[0] == digests[1]
+    assert digests[0] != digests[2]
+
+
+def test_a_journal_of_a_simulation_replays_like_a_live_one(tmp_path: Path, made: CellPlan) -> None:
+    path = tmp_path / "journal"
+    path.write_text(journal_of(tmp_path, 3))
+    _, decisions = read_journal(path)
+    core = ControllerCore(
+        epoch=1,
+        deployments=made.deployments,
+        limits=made.limits,
+        policy=policy(made.policy),
+        profiles=made.profiles,
+    )
+    assert replay(core, decisions) is None
+
+
+def test_every_request_ends_once_with_the_tokens_that_it_asked_for(
+    tmp_path: Path, made: CellPlan
+) -> None:
+    asked = list(arrivals(scenario(tmp_path)))
+    outcomes = VirtualCell(made).run(asked)
+    assert len(outcomes) == len(asked)
+    assert len({o.request_id for o in outcomes}) == len(asked)
+    by_number = {int(o.request_id.removeprefix("r-")): o for o in outcomes}
+    for number, arrival in enumerate(asked, start=1):
+        outcome = by_number[number]
+        assert outcome.arrival_s == pytest.approx(1.0 + arrival.at_s)
+        if outcome.finished:
+            assert len(outcome.tokens_s) == arrival.output_tokens
+    assert sum(o.met for o in outcomes) > len(asked) / 2
+
+
+def test_a_lone_request_takes_what_its_tables_say(tmp_path: Path) -> None:
+    """On a loaded instance: its prompt in chunks, then a decode a token, and a link there and back;
+    on one that is not, the load before that.
+    """
+    made = plan(scenario(tmp_path, CPU_ONLY))
+    costs = NodeCosts(resize_s=0.0, resize_bytes_per_s=1e18)
+    cell = VirtualCell(replace(made, nodes=(replace(made.nodes[0], costs=costs),)))
+    cold, warm = cell.run([Arrival(0.0, "chat-1", 300, 20), Arrival(8.0, "chat-1", 300, 20)])
+    times = Times(known_model("llama-2-7b").costs[DeviceKind.CPU].profile)
+    rest = 300 - PREFILL_TOKENS_MAX
+    first_s = times.prefill_s(PREFILL_TOKENS_MAX, 0) + times.prefill_s(rest, PREFILL_TOKENS_MAX)
+    assert warm.ttft_s is not None
+    assert warm.ttft_s == pytest.approx(first_s + 2 * made.link_delay_s, abs=1e-6)
+    assert warm.tpot_s == pytest.approx(times.decode_s(1, 312), rel=0.01)
+    assert cold.ttft_s is not None
+    assert cold.ttft_s > warm.ttft_s + 1.0, "the first one waited for 13 GB"
+    assert cold.met
+    assert cold.grace_s > 1.0
+
+
+def test_a_slow_node_is_slow_and_the_controller_learns_it(tmp_path: Path, made: CellPlan) -> None:
+    node = made.nodes[0]
+    slow = replace(node, costs=replace(node.costs, factor=2.0))
+    work = [Arrival(0.0, "chat-1", 32, 60)]
+    (quick,) = VirtualCell(replace(made, nodes=(node,))).run(work)
+    (late,) = VirtualCell(replace(made, nodes=(slow,))).run(work)
+    assert quick.tpot_s is not None
+    assert late.tpot_s == pytest.approx(2 * quick.tpot_s, rel=0.02)
+
+
+def test_more_than_the_cell_can_do_is_refused_and_the_rest_is_in_time(made: CellPlan) -> None:
+    flood = [Arrival(n * 0.01, f"chat-{n % 3 + 1}", 500, 60) for n in range(300)]
+    outcomes = VirtualCell(made).run(flood)
+    served = [o for o in outcomes if o.finished]
+    assert 10 < len(served) < len(flood)
+    assert sum(o.met for o in served) >= 0.95 * len(served)
+    assert all(isinstance(o.end, RefusalReason) for o in outcomes if not o.finished)
+
+
+def test_a_cache_that_is_too_small_grows_under_its_requests(made: CellPlan) -> None:
+    """Long answers nobody expected: blocks run out, the cache grows, no token is lost."""
+    limits = replace(made.limits, kv_tokens_least=64)
+    cell = VirtualCell(replace(made, nodes=made.nodes[:1], limits=limits))
+    outcomes = cell.run([Arrival(n * 0.1, "chat-1", 20, 900) for n in range(4)])
+    assert [o.end for o in outcomes] == [FinishReason.LENGTH] * 4
+    assert all(len(o.tokens_s) == 900 for o in outcomes)
+
+
+def test_use_is_counted_by_node(made: CellPlan) -> None:
+    cell = VirtualCell(made)
+    cell.run([Arrival(0.0, "chat-1", 20, 50)])
+    used = [node.used_s for node in cell.nodes]
+    assert sum(seconds > 0 for seconds in used) == 1
+    assert max(node.computing_s for node in cell.nodes) <= max(used)
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        [Arrival(1.0, "chat-1", 5, 5), Arrival(0.5, "chat-1", 5, 5)],
+        [Arrival(1.0, "nobody", 5, 5)],
+        [Arrival(1.0, "chat-1", 0, 5)],
+    ],
+)
+def test_a_workload_that_cannot_be_meant_is_refused(
+    made: CellPlan, workload: list[Arrival]
+) -> None:
+    with pytest.raises(InvalidInput):
+        VirtualCell(made).run(workload)
