@@ -8,10 +8,12 @@ from mesh.core.cell import InstanceEntry
 from mesh.domain.actions import RefuseRequest, SetTimer
 from mesh.domain.events import (
     CancelRequested,
+    DeploymentStored,
     DrainRequested,
     KeepAliveExpired,
     LoadExpired,
     RetryLoadDue,
+    ScaleRequested,
 )
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
 from mesh.domain.lifecycle import InstanceState
@@ -30,6 +32,7 @@ from mesh.domain.messages import (
     UseProfile,
 )
 from mesh.domain.model import Footprint
+from mesh.domain.reasons import FinishReason
 from tests.core.cells import (
     FOOTPRINT,
     MIB,
@@ -184,6 +187,26 @@ def test_a_draining_instance_goes_with_its_last_request_and_not_before() -> None
     instance.state = InstanceState.DRAINING
     assert commands(cell.finish("a1"), UnloadInstance) == []
     assert only_one(cell.finish("a2"), UnloadInstance)
+
+
+def test_beyond_the_maximum_the_smaller_instance_goes_once_its_request_has_ended() -> None:
+    cell = CellUnderTest(deployment("a", slo=PATIENT), limits=replace(LIMITS, batch_max=2))
+    links = {name: cell.join(hello(name))[0] for name in ("n1", "n2")}
+    for name in ("a1", "a2", "a3"):
+        cell.invoke(request(name, of="a"))
+    for instance in list(cell.core.cell.instances.values()):
+        cell.loaded(links[instance.node.node_id], instance.instance_id)
+    small = min(cell.core.cell.instances.values(), key=lambda i: i.batch)
+    (held,) = small.requests
+    asked = ScaleRequested(
+        operation_id=OperationId("op"), name=DeploymentName("a"), replicas_min=0, replicas_max=1
+    )
+    cell.tell(asked)
+    stored = cell.tell(DeploymentStored(operation_id=OperationId("op")))
+    assert commands(stored, UnloadInstance) == []
+    link = links[small.node.node_id]
+    ended = cell.tokens(link, held, [7], finish=FinishReason.STOP)
+    assert only_one(ended, UnloadInstance).instance_id == small.instance_id
 
 
 def test_a_request_that_has_gone_does_not_make_a_cache_grow_by_starving() -> None:
