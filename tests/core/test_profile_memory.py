@@ -1,10 +1,13 @@
 """The controller core on the KV cache of an instance that is to be measured: large, and kept."""
 
+from dataclasses import replace
+
 from mesh.core.cell import InstanceEntry
 from mesh.domain.actions import ControllerAction
 from mesh.domain.events import OperationCancelled, ProfileRequested
 from mesh.domain.ids import DeploymentName, OperationId
 from mesh.domain.lifecycle import InstanceState
+from mesh.domain.limits import CellLimits
 from mesh.domain.messages import ProfileInstance, ResizeKv, UnloadInstance
 from tests.core.cells import FOOTPRINT, commands
 from tests.core.test_memory import LIMITS, MemoryCell, only_one
@@ -20,8 +23,8 @@ def profile(cell: MemoryCell, operation: str) -> list[ControllerAction]:
     )
 
 
-def idle_cell(*names: str) -> tuple[MemoryCell, InstanceEntry]:
-    cell = MemoryCell("a", *names, kv_blocks=600)
+def idle_cell(*names: str, of: CellLimits = LIMITS) -> tuple[MemoryCell, InstanceEntry]:
+    cell = MemoryCell("a", *names, kv_blocks=600, of=of)
     instance = cell.load("a")
     cell.idle("a1")
     return cell, instance
@@ -53,6 +56,7 @@ def test_a_profile_given_up_before_it_began_leaves_the_next_one_its_large_cache(
     cell.resized(instance, 1)
     assert instance.state is InstanceState.PARKED
     assert only_one(profile(cell, "p2"), ResizeKv).kv_blocks == LARGE
+    assert str(instance.state) == "ready", "not parked"
     assert commands(cell.resized(instance, LARGE), ProfileInstance)
 
 
@@ -62,3 +66,8 @@ def test_a_growth_that_fails_is_measured_with_what_there_is() -> None:
     failed = cell.resized(instance, 3, error="OutOfMemory")
     assert commands(failed, ProfileInstance)
     assert commands(failed, ResizeKv) == []
+
+
+def test_no_more_is_asked_for_than_a_full_batch_can_use() -> None:
+    cell, _ = idle_cell(of=replace(LIMITS, batch_max=2))
+    assert only_one(profile(cell, "p1"), ResizeKv).kv_blocks == 32

@@ -267,11 +267,11 @@ def test_there_may_be_nothing_to_take_back() -> None:
 def test_a_shrink_that_waits_is_not_taken_back_for_its_promise_may_be_given_away() -> None:
     node = CheckedStation(a=20)
     assert node.resize("a", 60) == ["resize a 60"]
-    assert node.resize("a", 10) == []
-    assert node.load("b", 90) == []
+    assert node.resize("a", 30) == []
+    assert node.load("b", 70) == []
     assert node.cancel("a") == []
-    assert node.done("a") == ["resize a 10"]
-    assert node.done("a") == ["load b 90"]
+    assert node.done("a") == ["resize a 30"]
+    assert node.done("a") == ["load b 70"]
 
 
 def test_one_that_waits_for_its_own_instance_is_not_overtaken_and_holds_nothing_up() -> None:

@@ -21,6 +21,7 @@ class CheckedCell(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.room_since_s: dict[RequestId, float] = {}
+        self.loadable_since_s: dict[RequestId, float] = {}
 
     @invariant()
     def books_balance(self) -> None:
@@ -69,17 +70,31 @@ class CheckedCell(RuleBasedStateMachine):
 
     @invariant()
     def no_request_waits_for_an_instance_that_could_be_loaded(self) -> None:
-        cell, now_s = self.world.core.cell, self.world.clock.now_s()
-        for entry in cell.deployments.values():
-            coming = any(i.state is InstanceState.LOADING for i in entry.instances.values())
-            full = entry.replicas() >= entry.spec.scaling.replicas_max
-            if not entry.queue or coming or full or now_s < entry.paused_until_s:
-                continue
-            taken = [i.node for i in entry.instances.values()]
-            for node in cell.nodes.values():
-                closed = node in taken or node.node_id in entry.avoided
-                full = node.state is not NodeState.READY or node.free_bytes < LEAST_BYTES
-                assert closed or full or entry.queue[0].refused
+        """Whoever has become the head by the end of a request on its node, and has found no room
+        there, is seen to when it is time.
+        """
+        now_s, before, self.loadable_since_s = self.world.clock.now_s(), self.loadable_since_s, {}
+        for entry in self.world.core.cell.deployments.values():
+            if entry.queue and not entry.queue[0].refused and self._could_be_loaded(entry):
+                head = entry.queue[0]
+                assert head.short_of_memory
+                since_s = before.get(head.request.request_id, now_s)
+                assert now_s <= since_s + LIMITS.place_retry_s
+                self.loadable_since_s[head.request.request_id] = since_s
+
+    def _could_be_loaded(self, entry: DeploymentEntry) -> bool:
+        coming = any(i.state is InstanceState.LOADING for i in entry.instances.values())
+        full = entry.replicas() >= entry.spec.scaling.replicas_max
+        if coming or full or self.world.clock.now_s() < entry.paused_until_s:
+            return False
+        taken = [i.node for i in entry.instances.values()]
+        return any(
+            node not in taken
+            and node.node_id not in entry.avoided
+            and node.state is NodeState.READY
+            and node.free_bytes >= LEAST_BYTES
+            for node in self.world.core.cell.nodes.values()
+        )
 
     @invariant()
     def a_waiting_request_is_tried_again_soon_and_waits_no_longer_than_it_may(self) -> None:
