@@ -24,7 +24,9 @@ from mesh.sim.groups import (
     NodeGroup,
     at_least,
     check_group,
+    check_measured,
     deployments_of,
+    hardware_of,
     names_of,
     node_plans,
 )
@@ -105,13 +107,20 @@ def _words(error: BaseException, kind: type | None) -> str:
 
 def plan(scenario: Scenario) -> CellPlan:
     """Raises NotFound for a model that has no tables, InvalidInput for what cannot be meant."""
+    for nodes_group in scenario.nodes:
+        for group in scenario.deployments:
+            check_measured(nodes_group, group)
+    used = {hardware_of(group).key for group in scenario.nodes}
     nodes = tuple(made for group in scenario.nodes for made in node_plans(group))
     deployments = tuple(made for group in scenario.deployments for made in deployments_of(group))
     return CellPlan(
         nodes=nodes,
         deployments=deployments,
         profiles=tuple(
-            costs.profile for known in known_models().values() for costs in known.costs.values()
+            costs.profile
+            for known in known_models().values()
+            for key, costs in known.costs.items()
+            if key in used
         ),
         policy=scenario.policy,
         limits=scenario.limits,
