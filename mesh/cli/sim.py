@@ -1,4 +1,5 @@
-"""`mesh sim`: run a scenario under a virtual clock, and say what came of its requests.
+"""`mesh sim`: run a scenario under a virtual clock, and say what came of its requests; or decide
+again what a journal holds.
 
 The cell that it simulates decides with the same cores as a live one. Nothing is started and no
 controller is asked; the numbers follow from the scenario and its seed alone.
@@ -17,6 +18,7 @@ from mesh.cli.options import format_option
 from mesh.cli.output import Format
 from mesh.cli.plain import plain
 from mesh.cli.progress import Report, progress
+from mesh.cli.sim_replay import show_replay
 from mesh.domain.errors import InvalidInput
 from mesh.report.outcomes import summarize
 from mesh.runtime.host import Recorder
@@ -34,7 +36,7 @@ REPORT_EVERY = 16
 
 
 @click.command()
-@click.argument("scenario", type=click.Path(path_type=Path))
+@click.argument("scenario", type=click.Path(path_type=Path), required=False)
 @click.option("--policy", metavar="NAME", help="In place of the scenario's.")
 @click.option("--seed", type=click.IntRange(min=0), help="In place of the scenario's.")
 @click.option(
@@ -60,22 +62,44 @@ REPORT_EVERY = 16
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write down every decision of the controller.",
 )
+@click.option(
+    "--replay",
+    metavar="JOURNAL",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Decide again what this journal of a controller or a node holds, without a scenario.",
+)
 @format_option
+@click.pass_context
 def sim(
-    scenario: Path,
+    ctx: click.Context,
+    scenario: Path | None,
     policy: str | None,
     seed: int | None,
     trace: Path | None,
     functions: str | None,
     duration: float | None,
     journal: Path | None,
+    replay: Path | None,
     form: Format,
 ) -> None:
-    """Run a scenario under a virtual clock.
+    """Run a scenario under a virtual clock, or decide again what a journal holds.
 
     With --trace, and with --functions, the one group of deployments of a scenario becomes as large
-    as the trace has functions.
+    as the trace has functions. --replay takes any journal, of a live cell or of a simulated one,
+    and ends with 1 when a decision comes out otherwise.
     """
+    if replay is not None:
+        if any(v is not None for k, v in ctx.params.items() if k not in ("replay", "form")):
+            raise InvalidInput(
+                "--replay takes neither a scenario nor options of one",
+                hint="mesh sim --replay JOURNAL",
+            )
+        ctx.exit(show_replay(replay, form))
+    if scenario is None:
+        raise InvalidInput(
+            "a scenario is missing",
+            hint="mesh sim SCENARIO, as workloads/llm_mesh_cell.toml is one; or --replay JOURNAL",
+        )
     read = read_scenario(scenario)
     models = None if functions is None else int(functions)
     read = replace(
