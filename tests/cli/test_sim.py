@@ -127,3 +127,48 @@ def test_a_wrong_scenario_is_a_usage_error_that_names_the_key(tmp_path: Path) ->
     ran = mesh("sim", str(path))
     assert ran.code == 2
     assert "sead" in ran.error_lines[0]
+
+
+def test_a_journal_is_decided_again(scenario: str, tmp_path: Path) -> None:
+    journal = str(tmp_path / "journal")
+    simulated = json.loads(mesh("sim", scenario, "--journal", journal, "-o", "json").out)
+    ran = mesh("sim", "--replay", journal)
+    assert ran.code == 0, ran.err
+    assert ran.out.splitlines()[-1].split("  ")[-1] == "as recorded"
+    again = json.loads(mesh("sim", "--replay", journal, "-o", "json").out)
+    assert again["requests"] == simulated["requests"]
+    assert again["other"] is None
+
+
+def test_a_journal_that_was_tampered_with_ends_with_1_and_names_the_line(
+    scenario: str, tmp_path: Path
+) -> None:
+    journal = tmp_path / "journal"
+    mesh("sim", scenario, "--journal", str(journal))
+    lines = journal.read_text().splitlines(keepends=True)
+    number = next(n for n, line in enumerate(lines) if n and '"kv_blocks":' in line)
+    lines[number] = lines[number].replace('"kv_blocks":', '"kv_blocks":1')
+    journal.write_text("".join(lines))
+    ran = mesh("sim", "--replay", str(journal))
+    assert ran.code == 1
+    assert f"first in line {number + 1}" in ran.out
+    assert "kv_blocks  1" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "named"),
+    [
+        ((), 2, "a scenario is missing"),
+        (("x.toml", "--replay", "y"), 2, "neither a scenario"),
+        (("--seed", "3", "--replay", "y"), 2, "neither a scenario"),
+        (("--replay", "absent"), 2, "absent"),
+        (("--replay", __file__), 2, "no journal"),
+    ],
+)
+def test_what_cannot_be_replayed_is_two_lines(
+    arguments: tuple[str, ...], code: int, named: str
+) -> None:
+    ran = mesh("sim", *arguments)
+    assert ran.code == code
+    assert named in ran.error_lines[0]
+    assert ran.out == ""
