@@ -15,6 +15,7 @@ from mesh.domain.messages import InstanceReport, LoadInstance, UnloadInstance, U
 from mesh.domain.model import Footprint
 from mesh.domain.profile import Profile
 from mesh.memory.station import MemoryOperationKind
+from mesh.request.parts import Part, part_for
 from mesh.request.placement import NoRoom, NoTime, Start, StartNode, place_instance
 from mesh.request.shadow import Verdict
 
@@ -54,7 +55,7 @@ def _find_room(
 ) -> Start | NoRoom | NoTime:
     """Nodes where its last load failed come into question only when no other has room."""
     taken = [i.node for i in entry.instances.values()]
-    nodes = [n for n in turn.cell.nodes.values() if n.takes(entry.spec.devices) and n not in taken]
+    nodes = [n for n in turn.cell.nodes.values() if turn.takes(n, entry.spec) and n not in taken]
     if only is not None:
         nodes = [n for n in nodes if n is only]
     fresh = [n for n in nodes if n.node_id not in entry.avoided]
@@ -67,7 +68,10 @@ def _find_room(
         turn.validations_left -= 1
         return _has_time(turn, deployment, turn.cell.nodes[node.node_id], wanted_by)
 
-    def kv_blocks(footprint: Footprint) -> tuple[int, int]:
+    def kv_blocks(node: StartNode, footprint: Footprint) -> tuple[int, int]:
+        part = part_of(turn, entry, deployment, turn.cell.nodes[node.node_id])
+        if part is not None:
+            return part.kv_blocks, part.kv_blocks
         return blocks_for_load(turn, entry, footprint, deployment.context_tokens_max)
 
     def place(among: list[NodeEntry]) -> Start | NoRoom | NoTime:
@@ -107,6 +111,31 @@ def _load_s(turn: Turn, deployment: Deployment, node: NodeEntry) -> float:
     return turn.cell.expectations.load_s(deployment.model.model_id, fingerprint, weights_bytes)
 
 
+def part_of(
+    turn: Turn, entry: DeploymentEntry, deployment: Deployment, node: NodeEntry
+) -> Part | None:
+    """What an instance gets of the node, where the policy cuts nodes into parts."""
+    if turn.policy.parts is None:
+        return None
+    footprint = node.footprint_of(deployment)
+    return part_for(
+        turn.cell.expectations.profile(deployment.model, footprint, node.hello),
+        footprint,
+        capacity_bytes=node.capacity_bytes,
+        parts_max=turn.policy.parts,
+        context_tokens=deployment.context_tokens_max,
+        tpot_s=entry.spec.slo.tpot_s,
+    )
+
+
+def _batch_max(turn: Turn, entry: DeploymentEntry, deployment: Deployment, node: NodeEntry) -> int:
+    """Validation finds out how many requests a node can serve; without it, its part says so."""
+    part = part_of(turn, entry, deployment, node)
+    if part is None or turn.policy.validates:
+        return turn.limits.batch_max
+    return min(part.batch_max, turn.limits.batch_max)
+
+
 def _load(
     turn: Turn,
     entry: DeploymentEntry,
@@ -118,6 +147,7 @@ def _load(
     turn.cell.instances_started += 1
     profile = turn.cell.expectations.profile(deployment.model, start.footprint, node.hello)
     instance_id = InstanceId(f"{entry.spec.name}-{turn.epoch}-{turn.cell.instances_started}")
+    batch_max = _batch_max(turn, entry, deployment, node)
     instance = InstanceEntry(
         instance_id=instance_id,
         deployment=entry.spec.name,
@@ -128,7 +158,7 @@ def _load(
         profile=profile,
         kv_blocks=start.kv_blocks,
         context_tokens_max=deployment.context_tokens_max,
-        batch_max=turn.limits.batch_max,
+        batch_max=batch_max,
         load_s=_load_s(turn, deployment, node),
         load_started_s=turn.now_s,
         phase="load",
@@ -139,7 +169,7 @@ def _load(
         model=deployment.model,
         kv_blocks=start.kv_blocks,
         context_tokens_max=deployment.context_tokens_max,
-        batch_max=turn.limits.batch_max,
+        batch_max=batch_max,
         profile=profile,
     )
     _enter(turn, instance)
