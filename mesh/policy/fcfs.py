@@ -14,6 +14,7 @@ class FirstComeFirstServed:
     parts = None
     validates = False
     refuses_late = False
+    reclaims = (DeviceKind.CPU, DeviceKind.GPU)
     preempts = False
     consolidates = False
 

@@ -79,6 +79,13 @@ class Policy(Protocol):
         ...
 
     @property
+    def reclaims(self) -> tuple[DeviceKind, ...]:
+        """Nodes on which an idle instance goes before its keep-alive is over, when its memory is
+        wanted.
+        """
+        ...
+
+    @property
     def preempts(self) -> bool:
         """Whether requests of small instances move elsewhere for a large one that lacks memory
         (LLM-Mesh §7.1).

@@ -16,6 +16,7 @@ class LlmMesh:
     name: str = "llm-mesh"
     devices: tuple[DeviceKind, ...] = (DeviceKind.CPU, DeviceKind.GPU)
     parts: int | None = None
+    reclaims: tuple[DeviceKind, ...] = (DeviceKind.CPU, DeviceKind.GPU)
     preempts: bool = True
     consolidates: bool = True
     validates: bool = True

@@ -14,6 +14,7 @@ class SllmCpu:
     parts = 1
     validates = False
     refuses_late = True
+    reclaims = (DeviceKind.CPU,)
     preempts = False
     consolidates = False
 

@@ -14,6 +14,7 @@ class SllmCpuShare:
     parts = 2
     validates = False
     refuses_late = True
+    reclaims = (DeviceKind.CPU,)
     preempts = False
     consolidates = False
 

@@ -80,6 +80,8 @@ def place_instance(
         else:
             busy = True
     for node, footprint, least in full:
+        if node.device not in policy.reclaims:
+            continue
         victims = enough(node.reclaimable(), footprint.instance_bytes(least) - node.free_bytes)
         if not victims:
             continue
