@@ -144,9 +144,14 @@ class InstanceEntry:
         return self.batch >= self.batch_max
 
     @property
+    def promised_bytes(self) -> int:
+        """What it holds, weights included, once all that was issued for it is done."""
+        return self.node.station.size_bytes(self.instance_id)
+
+    @property
     def promised_blocks(self) -> int:
         """KV blocks that it will have when all that was issued for it is done."""
-        held_bytes = self.node.station.size_bytes(self.instance_id) - self.footprint.weights_bytes
+        held_bytes = self.promised_bytes - self.footprint.weights_bytes
         return max(held_bytes // self.footprint.kv_block_bytes, 0)
 
 
