@@ -8,7 +8,8 @@ from mesh.domain.messages import ResizeKv
 from mesh.domain.reasons import RefusalReason
 from mesh.sim.differences import DIFFERENCES_MAX, TEXT_MAX, Difference, differences, shown
 
-GROW = SendCommand(link_id=1, command=ResizeKv(instance_id=InstanceId("i-1"), kv_blocks=8))
+EIGHT = ResizeKv(instance_id=InstanceId("i-1"), kv_blocks=8)
+GROW = SendCommand(link_id=1, command=EIGHT)
 REFUSAL = RefuseRequest(
     request_id=RequestId("r-1"), reason=RefusalReason.MEMORY_FULL, message="no room"
 )
@@ -19,7 +20,7 @@ def test_equal_actions_do_not_differ() -> None:
 
 
 def test_only_the_fields_that_differ_are_named() -> None:
-    other = replace(GROW, link_id=2, command=replace(GROW.command, kv_blocks=9))
+    other = replace(GROW, link_id=2, command=replace(EIGHT, kv_blocks=9))
     assert differences((REFUSAL, GROW), (REFUSAL, other)) == (
         Difference(where="SendCommand[1].link_id", recorded="1", decided="2"),
         Difference(where="SendCommand[1].command.kv_blocks", recorded="8", decided="9"),
