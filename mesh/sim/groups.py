@@ -17,10 +17,10 @@ from mesh.domain.slo import Slo
 from mesh.sim.costs import NodeCosts
 from mesh.sim.node import NodePlan
 from mesh.sim.testbed import (
-    KNOWN_HARDWARE,
-    OWN,
+    DEFAULT,
     Hardware,
     engine_name,
+    known_hardware,
     known_model,
     known_models,
 )
@@ -71,7 +71,7 @@ def names_of(group: NodeGroup | DeploymentGroup) -> list[str]:
 
 def hardware_of(group: NodeGroup) -> Hardware:
     """Raises InvalidInput when there are no tables of it."""
-    key, known = group.hardware or OWN[group.device], KNOWN_HARDWARE
+    key, known = group.hardware or DEFAULT[group.device], known_hardware()
     if key not in known or known[key].device is not group.device:
         fitting = ", ".join(k for k, hardware in known.items() if hardware.device is group.device)
         raise InvalidInput(f"{group.name}: no {group.device} is a {key!r}; there are {fitting}")
@@ -81,9 +81,9 @@ def hardware_of(group: NodeGroup) -> Hardware:
 def node_plans(group: NodeGroup) -> Iterator[NodePlan]:
     hardware = hardware_of(group)
     models = {
-        known.info.model_id: known.measured[hardware.key]
+        known.info.model_id: known.costs[hardware.key]
         for known in known_models().values()
-        if hardware.key in known.measured
+        if hardware.key in known.costs
     }
     for name in names_of(group):
         yield NodePlan(
@@ -104,8 +104,9 @@ def node_plans(group: NodeGroup) -> Iterator[NodePlan]:
 
 
 def deployments_of(group: DeploymentGroup) -> Iterator[Deployment]:
-    known = known_model(group.model)
-    footprints = tuple((engine_name(d), c.footprint) for d, c in known.costs.items())
+    known, hardware = known_model(group.model), known_hardware()
+    by_engine = {engine_name(hardware[k].device): c.footprint for k, c in known.costs.items()}
+    footprints = tuple(by_engine.items())
     for name in names_of(group):
         spec = DeploymentSpec(
             name=DeploymentName(name),
@@ -128,10 +129,10 @@ def deployments_of(group: DeploymentGroup) -> Iterator[Deployment]:
 def check_measured(nodes: NodeGroup, deployments: DeploymentGroup) -> None:
     """Raises InvalidInput when the deployments may use these nodes, for which no table is."""
     hardware, known = hardware_of(nodes), known_model(deployments.model)
-    if nodes.device in deployments.devices and hardware.key not in known.measured:
+    if nodes.device in deployments.devices and hardware.key not in known.costs:
         raise InvalidInput(
             f"{deployments.name}: {deployments.model} was not measured on {hardware.key}, "
-            f"which {nodes.name} is; it was on {', '.join(known.measured)}",
+            f"which {nodes.name} is; it was on {', '.join(known.costs)}",
             hint=f"leave {nodes.device} out of its devices, or choose other hardware",
         )
 

@@ -119,7 +119,7 @@ def plan(scenario: Scenario) -> CellPlan:
         profiles=tuple(
             costs.profile
             for known in known_models().values()
-            for key, costs in known.measured.items()
+            for key, costs in known.costs.items()
             if key in used
         ),
         policy=scenario.policy,

@@ -20,6 +20,9 @@ from mesh.domain.profile import Grid, Profile
 from mesh.domain.reasons import DeviceKind
 from mesh.sim.costs import ModelCosts
 
+DEFAULT = {DeviceKind.CPU: "xeon-32", DeviceKind.GPU: "a100-80gb"}
+"""Hardware of nodes that name none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
@@ -33,68 +36,40 @@ class Hardware:
     """0 for a GPU."""
     block_tokens: int
     """Of KV, as the testbed's engine on it has them."""
-    fingerprint: str
 
-
-KNOWN_HARDWARE = {
-    known.key: known
-    for known in (
-        Hardware(
-            key="xeon-32",
-            device=DeviceKind.CPU,
-            name="Xeon 6462C",
-            cores=32,
-            block_tokens=32,
-            fingerprint="testbed/cpu",
-        ),
-        Hardware(
-            key="xeon-16",
-            device=DeviceKind.CPU,
-            name="cloud CPU, 16 cores",
-            cores=16,
-            block_tokens=32,
-            fingerprint="testbed/xeon-16",
-        ),
-        Hardware(
-            key="xeon-8",
-            device=DeviceKind.CPU,
-            name="cloud CPU, 8 cores",
-            cores=8,
-            block_tokens=32,
-            fingerprint="testbed/xeon-8",
-        ),
-        Hardware(
-            key="a100-80gb",
-            device=DeviceKind.GPU,
-            name="A100-80GB",
-            cores=0,
-            block_tokens=16,
-            fingerprint="testbed/gpu",
-        ),
-    )
-}
-OWN = {DeviceKind.CPU: "xeon-32", DeviceKind.GPU: "a100-80gb"}
-"""Hardware of a device that names none."""
-HARDWARE = {device: KNOWN_HARDWARE[key].name for device, key in OWN.items()}
-CORES = {device: KNOWN_HARDWARE[key].cores for device, key in OWN.items()}
+    @property
+    def fingerprint(self) -> str:
+        return f"testbed/{self.key}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownModel:
-    """A model of the testbed, and what it costs."""
+    """A model of the testbed, and what it costs on the hardware that it was measured on."""
 
     info: ModelInfo
-    costs: Mapping[DeviceKind, ModelCosts]
-    """On each device's own hardware."""
-    measured: Mapping[str, ModelCosts]
-    """By the key of all hardware that it was measured on."""
+    costs: Mapping[str, ModelCosts]
+    """By `Hardware.key`."""
+
+
+@cache
+def known_hardware() -> dict[str, Hardware]:
+    """By key."""
+    return {
+        key: Hardware(
+            key=key,
+            device=DeviceKind(raw["device"]),
+            name=raw["name"],
+            cores=raw["cores"],
+            block_tokens=raw["block_tokens"],
+        )
+        for key, raw in _tables()["hardware"].items()
+    }
 
 
 @cache
 def known_models() -> dict[str, KnownModel]:
     """By name."""
-    text = resources.files("mesh.sim").joinpath("llm_mesh_testbed.json").read_text("utf-8")
-    return {name: _known(name, raw) for name, raw in json.loads(text)["models"].items()}
+    return {name: _known(name, raw) for name, raw in _tables()["models"].items()}
 
 
 def known_model(name: str) -> KnownModel:
@@ -110,6 +85,12 @@ def engine_name(device: DeviceKind) -> str:
     return f"cost-model-{device}"
 
 
+def _tables() -> dict[str, Any]:
+    text = resources.files("mesh.sim").joinpath("llm_mesh_testbed.json").read_text("utf-8")
+    tables: dict[str, Any] = json.loads(text)
+    return tables
+
+
 def _known(name: str, raw: Mapping[str, Any]) -> KnownModel:
     shape = {key: raw[key] for key in _SHAPE}
     info = ModelInfo(
@@ -121,11 +102,11 @@ def _known(name: str, raw: Mapping[str, Any]) -> KnownModel:
         stop_token_ids=(2,),
         **shape,
     )
-    measured = {
-        key: _costs(info, KNOWN_HARDWARE[key], table) for key, table in raw["hardware"].items()
-    }
-    own = {device: measured[key] for device, key in OWN.items()}
-    return KnownModel(info=info, costs=own, measured=measured)
+    hardware = known_hardware()
+    measured = raw["hardware"].items()
+    return KnownModel(
+        info=info, costs={key: _costs(info, hardware[key], table) for key, table in measured}
+    )
 
 
 _SHAPE = (

@@ -18,17 +18,17 @@ def test_nodes_are_of_the_devices_own_hardware_unless_they_name_it(tmp_path: Pat
     small, gpu = made.nodes[0], made.nodes[1]
     assert (small.hello.cores, small.hello.fingerprint) == (8, "testbed/xeon-8")
     assert (gpu.hello.cores, gpu.hello.hardware) == (0, "A100-80GB")
-    assert plan(scenario(tmp_path)).nodes[0].hello.fingerprint == "testbed/cpu"
+    assert plan(scenario(tmp_path)).nodes[0].hello.fingerprint == "testbed/xeon-32"
 
 
 def test_the_controller_knows_the_tables_of_the_hardware_that_is_there(tmp_path: Path) -> None:
     made = plan(scenario(tmp_path, SMALL.replace('"cpu"\nmem', '"cpu"\nhardware = "xeon-16"\nmem')))
     known = {profile.fingerprint for profile in made.profiles}
-    assert known == {"testbed/xeon-16", "testbed/gpu"}
+    assert known == {"testbed/xeon-16", "testbed/a100-80gb"}
 
 
 def test_fewer_cores_are_slower() -> None:
-    costs = known_model("llama-3.2-3b").measured
+    costs = known_model("llama-3.2-3b").costs
     prefill_s = [costs[key].profile.prefill.seconds[-1][0] for key in ("xeon-32", "xeon-16")]
     assert prefill_s[0] < prefill_s[1] < costs["xeon-8"].profile.prefill.seconds[-1][0]
 

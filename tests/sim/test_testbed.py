@@ -16,7 +16,7 @@ TABLES = [(name, key) for name in RAW["models"] for key in RAW["models"][name]["
 @pytest.mark.parametrize(("name", "key"), TABLES)
 def test_every_measured_point_is_predicted_as_measured(name: str, key: str) -> None:
     table = RAW["models"][name]["hardware"][key]
-    times = Times(known_model(name).measured[key].profile)
+    times = Times(known_model(name).costs[key].profile)
     prefill = table["prefill"]
     for tokens, seconds in zip(prefill["tokens"], prefill["seconds"], strict=True):
         assert times.prefill_s(tokens, 0) == pytest.approx(seconds)
@@ -27,7 +27,7 @@ def test_every_measured_point_is_predicted_as_measured(name: str, key: str) -> N
 
 @pytest.mark.parametrize(("name", "key"), TABLES)
 def test_the_chunks_of_a_prompt_take_about_as_long_as_the_whole(name: str, key: str) -> None:
-    times = Times(known_model(name).measured[key].profile)
+    times = Times(known_model(name).costs[key].profile)
     for tokens in (1024, 4096):
         whole_s = times.prefill_s(tokens, 0)
         chunks_s = sum(times.prefill_s(256, past) for past in range(0, tokens, 256))
