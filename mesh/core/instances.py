@@ -67,8 +67,14 @@ def _find_room(
         turn.validations_left -= 1
         return _has_time(turn, deployment, turn.cell.nodes[node.node_id], wanted_by)
 
+    sizes: dict[Footprint, tuple[int, int]] = {}
+
     def kv_blocks(footprint: Footprint) -> tuple[int, int]:
-        return blocks_for_load(turn, entry, footprint, deployment.context_tokens_max)
+        if footprint not in sizes:
+            sizes[footprint] = blocks_for_load(
+                turn, entry, footprint, deployment.context_tokens_max
+            )
+        return sizes[footprint]
 
     def place(among: list[NodeEntry]) -> Start | NoRoom | NoTime:
         return place_instance(

@@ -218,6 +218,7 @@ def _submit(
     held.submitted_s, held.prefill_left = turn.now_s, held.tokens
     claim(turn, entry, instance, held, room)
     instance.requests[held.request.request_id] = held
+    instance.tokens += held.tokens
     entry.candidates.rank(instance)
     order = RequestOrder(
         request=held.request,

@@ -41,6 +41,8 @@ def verdict_on(
     if not (instance.profile and instance.profile.measured) and node.is_idle():
         # An estimate may be wrong by far; a single request finds out, and corrects it.
         return Verdict.PASSES
+    if _decodes_share(node, held, instance, _times(instance, now_s), now_s) > 1.0:
+        return Verdict.TPOT_EXCEEDED
     schedule, lanes = _schedule(node, now_s, limits)
     lane = lanes.get(instance.instance_id)
     if lane is None:
@@ -64,12 +66,11 @@ def verdict_on_start(
     """
     if not profile.measured and node.is_idle():
         return Verdict.PASSES
+    times = Times(profile, OVERESTIMATE)
+    if _decodes_share(node, held, None, times, now_s) > 1.0:
+        return Verdict.TPOT_EXCEEDED
     schedule, _ = _schedule(node, now_s, limits)
-    lane = Lane(
-        instance_id=InstanceId("new"),
-        times=Times(profile, OVERESTIMATE),
-        tpot_s=held.slo.tpot_s,
-    )
+    lane = Lane(instance_id=InstanceId("new"), times=times, tpot_s=held.slo.tpot_s)
     newcomer = _newcomer(lane, held, next_due_s + load_s, now_s + load_s)
     newcomer.loads = True
     return validate(schedule, newcomer)
@@ -120,6 +121,34 @@ def in_time_alone(
     return now_s + seconds <= first_due_s(held) + grace_s(instance, held)
 
 
+def _decodes_share(
+    node: NodeEntry, held: RequestEntry, into: InstanceEntry | None, times: Times, now_s: float
+) -> float:
+    """What validation looks at first, as a sum over instances: one decode of each, with the request
+    in `into` (None: in one to be loaded, of these times), over its TPOT SLO. Above 1 it would be
+    TPOT_EXCEEDED. On a full node that is the answer nearly always, so that it need not cost a copy
+    of the schedule.
+    """
+    share, apart = 0.0, True
+    for instance in node.instances.values():
+        if not instance.requests or instance.state is InstanceState.LOADING:
+            continue
+        batch, tokens = len(instance.requests), instance.tokens
+        if instance is into:
+            batch, tokens, apart = batch + 1, tokens + held.tokens, False
+        tpot_s = next(iter(instance.requests.values())).slo.tpot_s
+        context_tokens = tokens / batch + LOOKAHEAD_TOKENS
+        share += _times(instance, now_s).decode_s(batch, context_tokens) / tpot_s
+    if apart:
+        share += times.decode_s(1, held.tokens + LOOKAHEAD_TOKENS) / held.slo.tpot_s
+    return share
+
+
+def _times(instance: InstanceEntry, now_s: float) -> Times:
+    assert instance.profile is not None
+    return Times(instance.profile, instance.correction.planned(now_s) * OVERESTIMATE)
+
+
 def _schedule(
     node: NodeEntry, now_s: float, limits: CellLimits
 ) -> tuple[Schedule, dict[InstanceId, Lane]]:
@@ -149,13 +178,7 @@ def _schedule(
 
 def _lane(instance: InstanceEntry, slo: Slo, now_s: float) -> Lane:
     """Without work. How often turns have passed it over, its node does not tell."""
-    assert instance.profile is not None
-    factor = instance.correction.planned(now_s) * OVERESTIMATE
-    return Lane(
-        instance_id=instance.instance_id,
-        times=Times(instance.profile, factor),
-        tpot_s=slo.tpot_s,
-    )
+    return Lane(instance_id=instance.instance_id, times=_times(instance, now_s), tpot_s=slo.tpot_s)
 
 
 def _fill(
@@ -166,18 +189,21 @@ def _fill(
     now_s: float,
 ) -> None:
     """Put the instance's requests into its lane; those that came after the iteration began join."""
+    dues_s = lane.dues_s
+    context_tokens = 0
     for held in instance.requests.values():
         left = held.prefill_left
         if not left:
-            lane.batch += 1
-            lane.context_tokens += held.tokens
-            lane.add(held.due_s, now_s)
+            context_tokens += held.tokens
+            dues_s.append(held.due_s)
             continue
         prompt = Prompt(left=left, past=held.tokens - left, due_s=held.due_s)
         if started_s is not None and held.submitted_s > started_s:
             joining.append((lane, prompt))
         else:
             lane.prompts.append(prompt)
+    lane.batch, lane.context_tokens = len(dues_s), context_tokens
+    lane.sort_dues(now_s)
     lane.predict()
 
 
