@@ -4,7 +4,7 @@ from mesh.compute.correction import Correction
 from mesh.core.cell import DeploymentEntry, InstanceEntry, NodeEntry, RequestEntry
 from mesh.core.memory import blocks_for_load, issue, let_go, reclaim
 from mesh.core.memory import start as start_operations
-from mesh.core.schedule import first_due_s, verdict_on_start
+from mesh.core.schedule import decodes_share, first_due_s, verdict_on_start
 from mesh.core.turn import Turn
 from mesh.domain.actions import SendCommand, SetTimer
 from mesh.domain.deployment import Deployment
@@ -93,11 +93,14 @@ def _find_room(
 
 def _has_time(turn: Turn, deployment: Deployment, node: NodeEntry, held: RequestEntry) -> bool:
     """Whether every SLO would be kept with a new instance on the node, its load included."""
+    if node.node_id not in turn.decodes_shares:
+        turn.decodes_shares[node.node_id] = decodes_share(node, turn.now_s)
     verdict = verdict_on_start(
         node,
         turn.cell.expectations.profile(deployment.model, node.footprint_of(deployment), node.hello),
         _load_s(turn, deployment, node),
         held,
+        share=turn.decodes_shares[node.node_id],
         next_due_s=first_due_s(held),
         now_s=turn.now_s,
         limits=turn.limits,

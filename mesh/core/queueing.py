@@ -219,6 +219,7 @@ def _submit(
     claim(turn, entry, instance, held, room)
     instance.requests[held.request.request_id] = held
     instance.tokens += held.tokens
+    turn.decodes_shares.pop(node.node_id, None)
     entry.candidates.rank(instance)
     order = RequestOrder(
         request=held.request,

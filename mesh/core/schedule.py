@@ -41,7 +41,7 @@ def verdict_on(
     if not (instance.profile and instance.profile.measured) and node.is_idle():
         # An estimate may be wrong by far; a single request finds out, and corrects it.
         return Verdict.PASSES
-    if _decodes_share(node, held, instance, _times(instance, now_s), now_s) > 1.0:
+    if _decodes_share_with(instance, held, now_s) > 1.0:
         return Verdict.TPOT_EXCEEDED
     schedule, lanes = _schedule(node, now_s, limits)
     lane = lanes.get(instance.instance_id)
@@ -56,18 +56,21 @@ def verdict_on_start(
     load_s: float,
     held: RequestEntry,
     *,
+    share: float,
     next_due_s: float,
     now_s: float,
     limits: CellLimits,
 ) -> Verdict:
-    """Whether a node can take a new instance, whose load takes `load_s`, for this request.
+    """Whether a node can take a new instance, whose load takes `load_s`, for this request. `share`
+    is the node's `decodes_share`.
 
     The load is granted on top of the request's deadline, but not on top of anybody else's.
     """
     if not profile.measured and node.is_idle():
         return Verdict.PASSES
     times = Times(profile, OVERESTIMATE)
-    if _decodes_share(node, held, None, times, now_s) > 1.0:
+    decode_s = times.decode_s(1, held.tokens + LOOKAHEAD_TOKENS)
+    if share + decode_s / held.slo.tpot_s > 1.0:
         return Verdict.TPOT_EXCEEDED
     schedule, _ = _schedule(node, now_s, limits)
     lane = Lane(instance_id=InstanceId("new"), times=times, tpot_s=held.slo.tpot_s)
@@ -121,27 +124,37 @@ def in_time_alone(
     return now_s + seconds <= first_due_s(held) + grace_s(instance, held)
 
 
-def _decodes_share(
-    node: NodeEntry, held: RequestEntry, into: InstanceEntry | None, times: Times, now_s: float
-) -> float:
-    """What validation looks at first, as a sum over instances: one decode of each, with the request
-    in `into` (None: in one to be loaded, of these times), over its TPOT SLO. Above 1 it would be
-    TPOT_EXCEEDED. On a full node that is the answer nearly always, so that it need not cost a copy
-    of the schedule.
+def decodes_share(node: NodeEntry, now_s: float) -> float:
+    """What validation looks at first: one decode of each instance over its TPOT SLO, summed. Were
+    it above 1 with a request, that would be TPOT_EXCEEDED. On a full node that is the answer nearly
+    always, so that it must not cost a copy of the schedule.
     """
-    share, apart = 0.0, True
-    for instance in node.instances.values():
-        if not instance.requests or instance.state is InstanceState.LOADING:
-            continue
-        batch, tokens = len(instance.requests), instance.tokens
-        if instance is into:
-            batch, tokens, apart = batch + 1, tokens + held.tokens, False
-        tpot_s = next(iter(instance.requests.values())).slo.tpot_s
-        context_tokens = tokens / batch + LOOKAHEAD_TOKENS
-        share += _times(instance, now_s).decode_s(batch, context_tokens) / tpot_s
-    if apart:
-        share += times.decode_s(1, held.tokens + LOOKAHEAD_TOKENS) / held.slo.tpot_s
+    computing = [i for i in node.instances.values() if _computes(i)]
+    return sum(_decode_share(i, len(i.requests), i.tokens, now_s) for i in computing)
+
+
+def _decodes_share_with(into: InstanceEntry, held: RequestEntry, now_s: float) -> float:
+    """The same of its node once the request is in a loaded instance."""
+    share = 0.0
+    for instance in into.node.instances.values():
+        if instance is into and instance.requests:
+            batch, tokens = len(into.requests) + 1, into.tokens + held.tokens
+            share += _decode_share(into, batch, tokens, now_s)
+        elif _computes(instance):
+            share += _decode_share(instance, len(instance.requests), instance.tokens, now_s)
+    if not into.requests:
+        decode_s = _times(into, now_s).decode_s(1, held.tokens + LOOKAHEAD_TOKENS)
+        share += decode_s / held.slo.tpot_s
     return share
+
+
+def _decode_share(instance: InstanceEntry, batch: int, tokens: int, now_s: float) -> float:
+    tpot_s = next(iter(instance.requests.values())).slo.tpot_s
+    return _times(instance, now_s).decode_s(batch, tokens / batch + LOOKAHEAD_TOKENS) / tpot_s
+
+
+def _computes(instance: InstanceEntry) -> bool:
+    return bool(instance.requests) and instance.state is not InstanceState.LOADING
 
 
 def _times(instance: InstanceEntry, now_s: float) -> Times:
@@ -159,7 +172,7 @@ def _schedule(
     for instance in node.instances.values():
         if instance.state is InstanceState.LOADING:
             slow_until_s = max(slow_until_s, _load_ends_s(instance, now_s))
-        elif instance.requests:
+        elif _computes(instance):
             slo = next(iter(instance.requests.values())).slo
             lane = lanes[instance.instance_id] = _lane(instance, slo, now_s)
             _fill(lane, instance, started_s, joining, now_s)
