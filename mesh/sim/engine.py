@@ -127,10 +127,12 @@ class CostEngine:
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
         instance = self._instance(instance_id)
         blocks = max(kv_blocks, instance.blocks_used, 1)
-        changed_bytes = (blocks - instance.kv_blocks) * instance.footprint.kv_block_bytes
-        seconds = self._costs.resize_time_s(abs(changed_bytes))
+        old_bytes, new_bytes = (
+            size * instance.footprint.kv_block_bytes for size in (instance.kv_blocks, blocks)
+        )
+        seconds = self._costs.resize_time_s(old_bytes, new_bytes)
         self._spend(seconds)
-        self._claim(changed_bytes, instance_id)
+        self._claim(new_bytes - old_bytes, instance_id)
         instance.kv_blocks = blocks
         return ResizedKv(kv_blocks=blocks, elapsed_s=seconds)
 
