@@ -14,13 +14,17 @@ from mesh.cli.bench_paper_runs import JOBS_MAX, Done, Job, run_all
 from mesh.cli.options import format_option
 from mesh.cli.output import Column, Format
 from mesh.cli.plain import plain
+from mesh.cli.plotting import check_plotting
 from mesh.cli.progress import progress
 from mesh.domain.errors import InvalidInput
 from mesh.policy.registry import known_policies
 from mesh.policy.registry import policy as policy_of
+from mesh.report.charts import Chart
 from mesh.report.evaluation import EvaluatedRun, Evaluation
+from mesh.report.evaluation_charts import cell_charts, overview_charts, run_charts
 from mesh.report.evaluation_record import record
 from mesh.report.evaluation_tables import tables
+from mesh.report.page import page
 from mesh.report.paper_reference import Reference, reference
 from mesh.sim.paper import ALL_CELLS, DURATION_S, PaperCell, generated, load, paper_cell
 from mesh_workloads.asked import Asked
@@ -78,6 +82,18 @@ ABLATION_CELLS = (paper_cell("7B/64"),)
     help="Runs at a time.",
 )
 @format_option
+@click.option(
+    "--html",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write tables and charts as one page that needs nothing else.",
+)
+@click.option(
+    "--plots",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write the charts as PNG files; needs matplotlib.",
+)
 def paper(
     trace: Path | None,
     policies: tuple[str, ...],
@@ -87,12 +103,16 @@ def paper(
     seed: int,
     jobs: int,
     form: Format,
+    html: Path | None,
+    plots: Path | None,
 ) -> None:
     """The evaluation of the LLM-Mesh paper, on virtual nodes.
 
     Nine cells: models of 3B, 7B and 13B, each with 32, 64 and 128 functions, on four CPU and four
     GPU nodes for 30 minutes.
     """
+    if plots is not None:
+        check_plotting("--plots")  # before minutes are spent on runs
     pairs = _pairs(policies, cells, ablations)
     source = generated(seed) if trace is None else read(trace, Asked(duration_s=duration_s))
     work = {cell: load(source, cell.functions, duration_s) for cell, _ in pairs}
@@ -105,6 +125,11 @@ def paper(
         runs=tuple(_evaluated(one, measured=trace is not None) for one in done),
     )
     _show(made, form)
+    if html is not None:
+        html.write_text(page(made), encoding="utf-8")
+        output.message(f"written: {html}")
+    if plots is not None:
+        _draw(made, plots)
 
 
 def _pairs(
@@ -155,3 +180,15 @@ def _show(made: Evaluation, form: Format) -> None:
         output.text(("\n" if number else "") + table.title)
         columns = [Column(h, right=n >= table.words) for n, h in enumerate(table.headers)]
         output.table(columns, table.rows)
+
+
+def _draw(made: Evaluation, folder: Path) -> None:
+    from mesh.report import png
+
+    charts: list[tuple[str, Chart]] = [("", chart) for chart in overview_charts(made)]
+    for cell in made.cells:
+        charts += [(cell, chart) for chart in cell_charts(made, cell)]
+        for run in made.of_cell(cell):
+            charts += [(f"{cell} {run.policy}", chart) for chart in run_charts(run)]
+    drawn = png.draw_all(charts, folder)
+    output.message(f"drawn: {len(drawn)} files in {folder}")
