@@ -6,7 +6,7 @@ from mesh.compute.correction import Correction
 from mesh.core.cell import DeploymentEntry, InstanceEntry, NodeEntry, RequestEntry
 from mesh.core.memory import blocks_for_load, issue, let_go, reclaim
 from mesh.core.memory import start as start_operations
-from mesh.core.schedule import first_due_s, verdict_on_start
+from mesh.core.schedule import decodes_share, first_due_s, verdict_on_start
 from mesh.core.turn import Turn
 from mesh.domain.actions import SendCommand, SetTimer
 from mesh.domain.deployment import Deployment
@@ -70,11 +70,18 @@ def find_room(
         turn.validations_left -= 1
         return _has_time(turn, deployment, turn.cell.nodes[node.node_id], wanted_by, granted)
 
+    sizes: dict[tuple[Footprint, int], tuple[int, int]] = {}
+
     def kv_blocks(node: StartNode, footprint: Footprint) -> tuple[int, int]:
-        part = part_of(turn, entry, deployment, turn.cell.nodes[node.node_id])
-        if part is not None:
-            return part.kv_blocks, part.kv_blocks
-        return blocks_for_load(turn, entry, waiting, footprint, deployment.context_tokens_max)
+        kind = (footprint, node.capacity_bytes)
+        if kind not in sizes:
+            part = part_of(turn, entry, deployment, turn.cell.nodes[node.node_id])
+            sizes[kind] = (
+                blocks_for_load(turn, entry, waiting, footprint, deployment.context_tokens_max)
+                if part is None
+                else (part.kv_blocks, part.kv_blocks)
+            )
+        return sizes[kind]
 
     def place(among: list[NodeEntry]) -> Start | NoRoom | NoTime:
         return place_instance(
@@ -96,11 +103,14 @@ def _has_time(
 ) -> bool:
     """Whether every SLO would be kept with a new instance on the node, its load included."""
     load_s = _load_s(turn, deployment, node)
+    if node.node_id not in turn.decodes_shares:
+        turn.decodes_shares[node.node_id] = decodes_share(node, turn.now_s)
     verdict = verdict_on_start(
         node,
         turn.cell.expectations.profile(deployment.model, node.footprint_of(deployment), node.hello),
         load_s,
         held,
+        share=turn.decodes_shares[node.node_id],
         next_due_s=first_due_s(held) + (load_s if granted else held.grace_s),
         now_s=turn.now_s,
         limits=turn.limits,

@@ -19,7 +19,7 @@ from mesh.domain.limits import CellLimits
 from mesh.domain.messages import LoadInstance, ResizeKv, UnloadInstance
 from mesh.domain.model import Footprint
 from mesh.memory.station import MemoryOperation, MemoryOperationKind
-from mesh.memory.watermark import Demand, Watermark
+from mesh.memory.watermark import Watermark, expected_tokens
 from mesh.request.placement import enough
 
 PARKED_BLOCKS = 1
@@ -47,14 +47,16 @@ def request_blocks(
     owner: DeploymentEntry, held: RequestEntry, footprint: Footprint, context_tokens_max: int
 ) -> int:
     """KV blocks that a request is expected to need: its term of eq. 2."""
-    prompt = len(held.request.prompt_tokens)
-    demand = Demand(
-        prompt_tokens=prompt,
+    request = held.request
+    prompt = len(request.prompt_tokens)
+    tokens = expected_tokens(
+        prompt,
         # One more than there are: its next token has to be written somewhere.
-        output_tokens=len(held.output_tokens) + 1,
-        output_tokens_max=min(held.request.tokens_max, context_tokens_max) - prompt,
+        len(held.output_tokens) + 1,
+        output_tokens_max=min(prompt + request.sampling.max_tokens, context_tokens_max) - prompt,
+        output_tokens_mean=owner.history.mean_tokens,
     )
-    return footprint.blocks_for(demand.tokens(owner.history.mean_tokens))
+    return -(-tokens // footprint.block_tokens)
 
 
 def blocks_for_load(

@@ -68,6 +68,8 @@ def deliver(turn: Turn, outputs: RequestTokens) -> None:
         requeue(turn, held, RefusalReason.ENGINE_FAILED, message)
         return
     held.output_tokens.extend(outputs.token_ids)
+    held.tokens += len(outputs.token_ids)
+    held.instance.tokens += len(outputs.token_ids)
     held.prefill_left = 0
     for _ in outputs.token_ids:
         held.due_s = next_due_s(held.due_s, held.slo.tpot_s, turn.now_s)

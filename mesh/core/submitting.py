@@ -25,6 +25,8 @@ def submit(
     held.submitted_s, held.prefill_left = turn.now_s, held.tokens
     claim(turn, entry, instance, held, room)
     instance.requests[held.request.request_id] = held
+    instance.tokens += held.tokens
+    turn.decodes_shares.pop(node.node_id, None)
     entry.candidates.rank(instance)
     order = RequestOrder(
         request=held.request,

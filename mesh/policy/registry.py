@@ -27,3 +27,8 @@ def policy(name: str) -> Policy:
             f"there is no policy {name!r}", hint=f"policies: {', '.join(sorted(_POLICIES))}"
         )
     return _POLICIES[name]
+
+
+def known_policies() -> tuple[str, ...]:
+    """Their names."""
+    return tuple(_POLICIES)
