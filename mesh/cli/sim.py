@@ -82,7 +82,7 @@ def sim(
     replay: Path | None,
     form: Format,
 ) -> None:
-    """Run a scenario under a virtual clock, or decide again what a journal holds.
+    """Run a scenario under a virtual clock, or replay a journal.
 
     With --trace, and with --functions, the one group of deployments of a scenario becomes as large
     as the trace has functions. --replay takes any journal, of a live cell or of a simulated one,
