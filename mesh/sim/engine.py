@@ -33,7 +33,7 @@ NAME = "cost-model"
 
 class CostEngine:
     """`memory_bytes` bounds what all instances take together. `spend` is told the seconds of each
-    call while it is made.
+    call while it is made. `now_s` says when it is made, for the pace and for loads beside steps.
     """
 
     capabilities = EngineCapabilities(name=NAME, version="1", resize_kv=True)
@@ -45,11 +45,15 @@ class CostEngine:
         costs: NodeCosts,
         memory_bytes: int,
         spend: Callable[[float], None],
+        now_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._models = models
         self._costs = costs
         self._memory_bytes = memory_bytes
         self._spend = spend
+        self._now_s = now_s
+        self._loading_until_s = 0.0
+        """When the latest load ends."""
         self._times = {m: Times(known.profile, costs.factor) for m, known in models.items()}
         self._instances: dict[InstanceId, Instance] = {}
         self.loads = 0
@@ -76,6 +80,7 @@ class CostEngine:
             raise EngineError(f"instance {order.instance_id} is already loaded")
         seconds = self._costs.load_time_s(footprint.weights_bytes)
         progress("load", 0.0)
+        self._loading_until_s = self._now_s() + seconds
         self._spend(seconds)
         self._claim(footprint.instance_bytes(order.kv_blocks), order.instance_id)
         self._instances[order.instance_id] = Instance(order, footprint, order.kv_blocks)
@@ -111,7 +116,7 @@ class CostEngine:
     def step(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
         instance = self._instance(instance_id)
         shape, result = instance.iterate(prefill_tokens_max)
-        seconds = self._times[instance.order.model.model_id].iteration_s(shape)
+        seconds = self._iteration_s(instance, shape)
         self._spend(seconds)
         self.prefilled_tokens += result.prefill_tokens
         self.decoded_tokens += result.decode_batch
@@ -127,8 +132,8 @@ class CostEngine:
             block_tokens=instance.footprint.block_tokens,
             blocks_free=instance.kv_blocks - instance.blocks_used,
         )
-        seconds = self._times[instance.order.model.model_id].iteration_s(shape)
-        self._spend(seconds)
+        seconds = self._iteration_s(instance, shape)
+        self._spend(seconds + self._costs.priming_s)
         return seconds
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
@@ -155,6 +160,15 @@ class CostEngine:
     def requests(self) -> int:
         """Submitted and not ended."""
         return sum(len(instance.sequences) for instance in self._instances.values())
+
+    def _iteration_s(self, instance: Instance, shape: IterationShape) -> float:
+        """From one turn to the next."""
+        costs, now_s = self._costs, self._now_s()
+        seconds = self._times[instance.order.model.model_id].iteration_s(shape)
+        if shape.prefill_tokens:
+            seconds *= costs.prefill_factor
+        beside_load = costs.load_slowdown if now_s < self._loading_until_s else 1.0
+        return (seconds + costs.overhead_s) * costs.pace.at(now_s) * beside_load
 
     def _instance(self, instance_id: InstanceId) -> Instance:
         if instance_id not in self._instances:

@@ -54,6 +54,7 @@ class VirtualNode:
             costs=plan.costs,
             memory_bytes=plan.hello.memory_bytes - plan.hello.base_bytes,
             spend=self._lanes.spend,
+            now_s=clock.now_s,
         )
         performer = NodePerformer(engine=self._engine, lanes=self._lanes, link=self, models=self)
         self._host: Host[NodeEvent, NodeAction] = Host(

@@ -23,7 +23,7 @@ from mesh.sim.cluster import Arrival, CellPlan, VirtualCell
 from mesh.sim.costs import NodeCosts
 from mesh.sim.node import NodePlan
 from mesh.sim.sampling import Sampler
-from mesh.sim.testbed import CORES, HARDWARE, KnownModel, engine_name, known_model
+from mesh.sim.testbed import DEFAULT, KnownModel, engine_name, known_hardware, known_model
 from mesh_workloads.generating import LLM_MESH, generate
 from mesh_workloads.sampling import KEPT, PER_STRATUM, load_for
 from mesh_workloads.trace import Trace
@@ -96,7 +96,7 @@ def plan(cell: PaperCell, policy: str) -> CellPlan:
             _node(known, device, n) for device in DeviceKind for n in range(1, NODES_EACH + 1)
         ),
         deployments=tuple(_deployment(known, function) for function in _functions(cell)),
-        profiles=tuple(costs.profile for costs in known.costs.values()),
+        profiles=tuple(known.costs[key].profile for key in DEFAULT.values()),
         policy=policy,
         link_delay_s=LINK_DELAY_S,
     )
@@ -141,18 +141,19 @@ def _name(function: int) -> str:
 
 
 def _node(known: KnownModel, device: DeviceKind, number: int) -> NodePlan:
+    hardware = known_hardware()[DEFAULT[device]]
     return NodePlan(
         hello=NodeHello(
             node_id=NodeId(f"{device}-{number}"),
             run_id="run-1",
             device=device,
-            hardware=HARDWARE[device],
-            cores=CORES[device],
+            hardware=hardware.name,
+            cores=hardware.cores,
             engine=engine_name(device),
             memory_bytes=MEMORY_BYTES[device],
-            fingerprint=f"testbed/{device}",
+            fingerprint=hardware.fingerprint,
         ),
-        models={known.info.model_id: known.costs[device]},
+        models={known.info.model_id: known.costs[hardware.key]},
         costs=COSTS[device],
         limits=NodeLimits(primed_tokens_max=0),
         kept_s=KEEP_ALIVE_S[device],
@@ -170,5 +171,7 @@ def _deployment(known: KnownModel, function: int) -> Deployment:
         ),
         model=known.info,
         context_tokens_max=CONTEXT_TOKENS_MAX,
-        footprints=tuple((engine_name(d), c.footprint) for d, c in known.costs.items()),
+        footprints=tuple(
+            (engine_name(device), known.costs[key].footprint) for device, key in DEFAULT.items()
+        ),
     )

@@ -1,17 +1,18 @@
-"""One client for all calls: it sends each at its time and notes when every message comes.
+"""One client for many calls: it sends each at its time and notes when every message comes.
 
-It runs on the cores that it measures: messages are kept as bytes, and read once their call is over.
+It may run on the cores that it measures: messages are kept as bytes, and read once their call is
+over. Before: whoever draws a workload. After: whoever judges the answers.
 """
 
 import asyncio
 import gc
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import grpc.aio
 
-from bench.slo.judging import Answer
 from mesh.domain.errors import Refused
 from mesh.v1 import inference_pb2 as pb
 from mesh.wire.errors import EndedCall, error_of
@@ -23,6 +24,28 @@ LEAD_S = 1.0
 
 Invoke = Callable[..., Any]
 """A call's bytes as they come; the stubs of grpc know no such call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came of a call; times count from its sending."""
+
+    ended_s: float
+    tokens_s: tuple[float, ...]
+    sent_s: float = 0.0
+    """On the machine's monotonic clock."""
+    lag_s: float = 0.0
+    """By how much the client sent it after its time."""
+    refused: str = ""
+    """The reason."""
+    failed: str = ""
+    """The status of a call that neither finished nor was refused."""
+    finishes: int = 0
+    """Messages that say that it is over."""
+    grace_s: float = 0.0
+    """Load time that it was granted, by such a message."""
+    in_order: bool = True
+    """No token came twice, and none was left out."""
 
 
 class Sendable(Protocol):
@@ -106,6 +129,7 @@ async def _ask(invoke: Invoke, request: bytes, at_s: float, call_s_max: float) -
             for token_s, message in zip(came_s, messages, strict=True)
             for _ in message.tokens.token_ids
         ),
+        sent_s=sent_s,
         refused=refused,
         lag_s=sent_s - at_s,
         failed=failed,
