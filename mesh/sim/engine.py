@@ -6,7 +6,7 @@ for as long. Before: `NodePerformer`. After: `sequences`, which computes what an
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 from mesh.compute.times import Times
@@ -29,6 +29,7 @@ from mesh.sim.costs import ModelCosts, NodeCosts
 from mesh.sim.sequences import Instance
 
 NAME = "cost-model"
+_SEQUENCES = attrgetter("sequences")
 
 
 class CostEngine:
@@ -105,10 +106,10 @@ class CostEngine:
 
     def step(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
         instance = self._instance(instance_id)
-        shape, result = instance.iterate(prefill_tokens_max)
-        seconds = self._times[instance.order.model.model_id].iteration_s(shape)
-        self._spend(seconds)
-        return replace(result, elapsed_s=seconds)
+        times = self._times[instance.order.model.model_id]
+        result = instance.iterate(prefill_tokens_max, times)
+        self._spend(result.elapsed_s)
+        return result
 
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
         instance = self._instance(instance_id)
@@ -141,7 +142,7 @@ class CostEngine:
         self._instances.clear()
 
     def has_requests(self) -> bool:
-        return any(instance.sequences for instance in self._instances.values())
+        return any(map(_SEQUENCES, self._instances.values()))
 
     def _instance(self, instance_id: InstanceId) -> Instance:
         if instance_id not in self._instances:
