@@ -6,7 +6,7 @@ for as long. Before: `NodePerformer`. After: `sequences`, which computes what an
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 from mesh.compute.times import Times
@@ -26,9 +26,10 @@ from mesh.runtime.engine import (
 )
 from mesh.runtime.measurable import check_measurable
 from mesh.sim.costs import ModelCosts, NodeCosts
-from mesh.sim.sequences import Instance
+from mesh.sim.sequences import Instance, Seconds
 
 NAME = "cost-model"
+_SEQUENCES = attrgetter("sequences")
 
 
 class CostEngine:
@@ -115,12 +116,12 @@ class CostEngine:
 
     def step(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
         instance = self._instance(instance_id)
-        shape, result = instance.iterate(prefill_tokens_max)
-        seconds = self._iteration_s(instance, shape)
-        self._spend(seconds)
+        times = self._times[instance.order.model.model_id]
+        result = instance.iterate(prefill_tokens_max, self._paced(times))
+        self._spend(result.elapsed_s)
         self.prefilled_tokens += result.prefill_tokens
         self.decoded_tokens += result.decode_batch
-        return replace(result, elapsed_s=seconds)
+        return result
 
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
         instance = self._instance(instance_id)
@@ -132,7 +133,13 @@ class CostEngine:
             block_tokens=instance.footprint.block_tokens,
             blocks_free=instance.kv_blocks - instance.blocks_used,
         )
-        seconds = self._iteration_s(instance, shape)
+        times = self._paced(self._times[instance.order.model.model_id])
+        seconds = times(
+            shape.prefill_tokens,
+            shape.prefill_past_tokens,
+            shape.decode_batch,
+            shape.decode_context_tokens,
+        )
         self._spend(seconds + self._costs.priming_s)
         return seconds
 
@@ -155,20 +162,26 @@ class CostEngine:
         self._instances.clear()
 
     def has_requests(self) -> bool:
-        return any(instance.sequences for instance in self._instances.values())
+        return any(map(_SEQUENCES, self._instances.values()))
 
     def requests(self) -> int:
         """Submitted and not ended."""
         return sum(len(instance.sequences) for instance in self._instances.values())
 
-    def _iteration_s(self, instance: Instance, shape: IterationShape) -> float:
-        """From one turn to the next."""
+    def _paced(self, times: Times) -> Seconds:
+        """What iterations take from one turn to the next, at the moment."""
         costs, now_s = self._costs, self._now_s()
-        seconds = self._times[instance.order.model.model_id].iteration_s(shape)
-        if shape.prefill_tokens:
-            seconds *= costs.prefill_factor
-        beside_load = costs.load_slowdown if now_s < self._loading_until_s else 1.0
-        return (seconds + costs.overhead_s) * costs.pace.at(now_s) * beside_load
+        pace = costs.pace.at(now_s)
+        if now_s < self._loading_until_s:
+            pace *= costs.load_slowdown
+
+        def seconds(prefill: int, past: int, batch: int, context: int) -> float:
+            took_s = times.seconds(prefill, past, batch, context)
+            return (
+                (took_s * costs.prefill_factor if prefill else took_s) + costs.overhead_s
+            ) * pace
+
+        return seconds
 
     def _instance(self, instance_id: InstanceId) -> Instance:
         if instance_id not in self._instances:
