@@ -5,6 +5,7 @@ call returns at once and has told `spend` how long it took; the virtual lanes le
 for as long. Before: `NodePerformer`. After: `sequences`, which computes what an iteration yields.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,8 @@ class CostEngine:
         self._now_s = now_s
         self._loading_until_s = 0.0
         """When the latest load ends."""
+        self.working_until_s = -math.inf
+        """When the latest of all loads and steps ends."""
         self._times = {m: Times(known.profile, costs.factor) for m, known in models.items()}
         self._instances: dict[InstanceId, Instance] = {}
         self.loads = 0
@@ -82,6 +85,7 @@ class CostEngine:
         progress("load", 0.0)
         self._loading_until_s = self._now_s() + seconds
         self._spend(seconds)
+        self._works(seconds)
         self._claim(footprint.instance_bytes(order.kv_blocks), order.instance_id)
         self._instances[order.instance_id] = Instance(order, footprint, order.kv_blocks)
         self.loads += 1
@@ -118,6 +122,7 @@ class CostEngine:
         shape, result = instance.iterate(prefill_tokens_max)
         seconds = self._iteration_s(instance, shape)
         self._spend(seconds)
+        self._works(seconds)
         self.prefilled_tokens += result.prefill_tokens
         self.decoded_tokens += result.decode_batch
         return replace(result, elapsed_s=seconds)
@@ -169,6 +174,9 @@ class CostEngine:
             seconds *= costs.prefill_factor
         beside_load = costs.load_slowdown if now_s < self._loading_until_s else 1.0
         return (seconds + costs.overhead_s) * costs.pace.at(now_s) * beside_load
+
+    def _works(self, seconds: float) -> None:
+        self.working_until_s = max(self.working_until_s, self._now_s() + seconds)
 
     def _instance(self, instance_id: InstanceId) -> Instance:
         if instance_id not in self._instances:
