@@ -47,9 +47,9 @@ def test_a_trace_is_read_and_side_by_side_gives_the_same(tmp_path: Path) -> None
     path = tmp_path / "small.csv"
     with path.open("w") as file:
         write(generate(LLM_MESH, 5), file)
-    asked = ("bench", "paper", "--trace", str(path), "--cells", "3B/32,3B/64", "-o", "json")
-    asked = (*asked, "--policy", "llm-mesh", "--duration", "4")
-    single, both = (json.loads(mesh(*asked, "--jobs", jobs).out) for jobs in ("1", "2"))
+    asked = ["bench", "paper", "--trace", str(path), "--cells", "3B/32,3B/64", "-o", "json"]
+    asked += ["--policy", "llm-mesh", "--duration", "4", "--jobs"]
+    single, both = (json.loads(mesh(*asked, jobs).out) for jobs in ("1", "2"))
     assert single["workload"] == "trace small.csv"
     for made in (single, both):
         for policies in made["cells"].values():
