@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from mesh.domain.reasons import DeviceKind
 from mesh.report.charts import BarChart, Bars, Chart, Line, LineChart, Points
 from mesh.report.evaluation import EvaluatedRun, Evaluation, ablated, is_ablation
+from mesh.report.ranks import RankGroup
 from mesh.report.series import NodeSeries, binned, nodes_in_use
 
 BINS = 120
@@ -54,19 +55,12 @@ def cell_charts(made: Evaluation, cell: str) -> tuple[Chart, ...]:
         ),
         _in_use(runs, name, DeviceKind.GPU),
         _in_use(runs, name, DeviceKind.CPU),
-        LineChart(
-            name=f"{name}-ranks",
-            title="SLO met by a function's rank in requests",
-            x_label="rank",
-            y_label="%",
-            lines=_lines(
-                runs,
-                lambda run: tuple(
-                    ((g.first_rank + g.last_rank) / 2, 100 * g.met / g.requests)
-                    for g in run.numbers.by_rank
-                ),
-            ),
-            y_most=100.0,
+        _ranks(runs, f"{name}-ranks", "SLO met by a function's rank in requests", lambda g: g.met),
+        _ranks(
+            runs,
+            f"{name}-unserved-ranks",
+            "Refused or cut short, by a function's rank in requests",
+            lambda g: g.not_finished,
         ),
     )
 
@@ -172,6 +166,27 @@ def _in_use(runs: Sequence[EvaluatedRun], name: str, device: DeviceKind) -> Line
         y_label="nodes",
         lines=_lines(runs, lambda run: over_time(nodes_in_use(run.nodes, device))),
         y_most=float(max(sum(node.device is device for node in run.nodes) for run in runs)),
+    )
+
+
+def _ranks(
+    runs: Sequence[EvaluatedRun], name: str, title: str, count: Callable[[RankGroup], int]
+) -> LineChart:
+    """Shares of the requests of each group of ranks, at the group's middle."""
+
+    def points(run: EvaluatedRun) -> Points:
+        groups = run.numbers.by_rank
+        return tuple(
+            ((g.first_rank + g.last_rank) / 2, 100 * count(g) / g.requests) for g in groups
+        )
+
+    return LineChart(
+        name=name,
+        title=title,
+        x_label="rank",
+        y_label="%",
+        lines=_lines(runs, points),
+        y_most=100.0,
     )
 
 

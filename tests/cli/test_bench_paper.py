@@ -8,8 +8,11 @@ import pytest
 
 from mesh.cli import bench
 from mesh.domain.errors import MeshError
+from mesh.sim.paper import PaperCell, PaperRun
+from mesh.sim.paper import run as paper_run
 from mesh_workloads.formats.plain_csv import write
 from mesh_workloads.generating import LLM_MESH, generate
+from mesh_workloads.trace import Trace
 from tests.cli.running import Ran, mesh
 
 SHORT = ("--duration", "4", "--jobs", "1")
@@ -71,7 +74,7 @@ def test_tables_page_and_plots_are_written(tmp_path: Path) -> None:
     assert "llm-mesh-no-cpu" in ran.out
     assert "load: generated" in ran.err
     assert page.read_text().startswith("<!doctype html>")
-    assert len(list(plots.glob("*.png"))) == 6 + 5 + 5 * 3
+    assert len(list(plots.glob("*.png"))) == 6 + 6 + 5 * 3
 
 
 @pytest.mark.parametrize(
@@ -81,6 +84,7 @@ def test_tables_page_and_plots_are_written(tmp_path: Path) -> None:
         (("--cells", "7B/16"), 2, "7B/16"),
         (("--trace", "absent.csv"), 1, "absent.csv"),
         (("--duration", "0"), 2, "duration"),
+        (("--html", "absent/paper.html"), 1, "absent"),
     ],
 )
 def test_failures_are_two_lines(arguments: tuple[str, ...], code: int, named: str) -> None:
@@ -100,11 +104,27 @@ def test_plots_without_matplotlib_fail_before_anything_runs(
     )
 
 
-def test_a_run_that_fails_fails_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
+def test_a_run_that_fails_leaves_the_others_and_fails_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run(cell: PaperCell, policy: str, work: Trace) -> PaperRun:
+        if cell.functions == 64:
+            raise MeshError("requests hang", hint="look at them")
+        return paper_run(cell, policy, work)
+
+    monkeypatch.setattr("mesh.cli.bench_paper_runs.run", run)
+    ran = paper("--cells", "3B/32,3B/64", "--policy", "llm-mesh", "-o", "json")
+    assert ran.code == 1
+    assert list(json.loads(ran.out)["cells"]) == ["3B/32"]
+    assert "error: 1 of 2 runs failed; 3B/64 llm-mesh: requests hang" in ran.err
+    assert "hint: `mesh --traceback bench paper --cells 3B/64 --policy llm-mesh`" in ran.err
+
+
+def test_the_only_run_fails_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: object) -> PaperRun:
         raise MeshError("requests hang", hint="look at them")
 
-    monkeypatch.setattr("mesh.cli.bench_paper_runs.run", broken)
+    monkeypatch.setattr("mesh.cli.bench_paper_runs.run", run)
     ran = paper("--cells", "3B/32", "--policy", "llm-mesh")
     assert ran.code == 1
-    assert "requests hang" in ran.err
+    assert ran.err.endswith("error: requests hang\nhint: look at them\n")
