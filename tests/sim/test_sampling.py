@@ -52,6 +52,15 @@ def test_a_second_is_used_from_none_to_whole(made: CellPlan) -> None:
     assert max(busiest.requests) >= 1
 
 
+def test_a_lone_request_uses_a_node_from_its_load_to_its_last_step(made: CellPlan) -> None:
+    """But for the messages, in which the node waits: its load's end, and the request's submission."""
+    cell = VirtualCell(replace(made, nodes=made.nodes[:1]))
+    (outcome,) = cell.run([Arrival(0.3, "chat-1", 200, 40)])
+    lived_s = outcome.tokens_s[-1] - outcome.arrival_s
+    cell.nodes[0].look(cell.clock.now_s())
+    assert cell.nodes[0].used_s == pytest.approx(lived_s - 4 * made.link_delay_s, abs=2e-6)
+
+
 def test_a_node_that_is_kept_is_in_use_for_so_much_longer(made: CellPlan) -> None:
     """Two busy times that are further apart than it is kept: each counts longer by as much."""
     work = [Arrival(0.0, "chat-1", 50, 5), Arrival(10.0, "chat-1", 50, 5)]
