@@ -53,7 +53,7 @@ def test_a_second_is_used_from_none_to_whole(made: CellPlan) -> None:
 
 
 def test_a_lone_request_uses_a_node_from_its_load_to_its_last_step(made: CellPlan) -> None:
-    """But for the messages, in which the node waits: its load's end, and the request's submission."""
+    """But for the messages that it waits for: after its load, and with the request."""
     cell = VirtualCell(replace(made, nodes=made.nodes[:1]))
     (outcome,) = cell.run([Arrival(0.3, "chat-1", 200, 40)])
     lived_s = outcome.tokens_s[-1] - outcome.arrival_s
