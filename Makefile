@@ -15,7 +15,7 @@ PIP := pip install --quiet --disable-pip-version-check
 
 .PHONY: help demo test check lint types imports proto format soak clean
 .PHONY: bench-admission bench-engine bench-kv-resize bench-overcommit bench-overhead
-.PHONY: bench-profile bench-slo
+.PHONY: bench-paper bench-profile bench-slo
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -80,6 +80,10 @@ bench-overcommit: $(VENV)/.installed-dev ## twice as much memory wanted as a nod
 
 bench-overhead: $(VENV)/.installed-dev ## what controller, gRPC and node agent add to the engine
 	@$(HOME_HERE) $(BIN)/python -m bench.overhead
+
+# With TRACE=FILE on that trace, else on the generated load; ARGS are further options.
+bench-paper: $(VENV)/.installed-dev ## the evaluation of the LLM-Mesh paper on virtual nodes
+	@$(BIN)/mesh bench paper $${TRACE:+--trace "$$TRACE"} --ablations $(ARGS)
 
 bench-profile: $(VENV)/.installed-dev ## how near predicted iteration times come to measured ones
 	@$(HOME_HERE) $(BIN)/python -m bench.profile

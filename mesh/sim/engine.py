@@ -5,6 +5,7 @@ call returns at once and has told `spend` how long it took; the virtual lanes le
 for as long. Before: `NodePerformer`. After: `sequences`, which computes what an iteration yields.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from pathlib import Path
@@ -55,6 +56,8 @@ class CostEngine:
         self._now_s = now_s
         self._loading_until_s = 0.0
         """When the latest load ends."""
+        self.working_until_s = -math.inf
+        """When the latest of all loads and steps ends."""
         self._times = {m: Times(known.profile, costs.factor) for m, known in models.items()}
         self._instances: dict[InstanceId, Instance] = {}
         self.loads = 0
@@ -83,6 +86,7 @@ class CostEngine:
         progress("load", 0.0)
         self._loading_until_s = self._now_s() + seconds
         self._spend(seconds)
+        self._works(seconds)
         self._claim(footprint.instance_bytes(order.kv_blocks), order.instance_id)
         self._instances[order.instance_id] = Instance(order, footprint, order.kv_blocks)
         self.loads += 1
@@ -119,6 +123,7 @@ class CostEngine:
         times = self._times[instance.order.model.model_id]
         result = instance.iterate(prefill_tokens_max, self._paced(times))
         self._spend(result.elapsed_s)
+        self._works(result.elapsed_s)
         self.prefilled_tokens += result.prefill_tokens
         self.decoded_tokens += result.decode_batch
         return result
@@ -177,11 +182,14 @@ class CostEngine:
 
         def seconds(prefill: int, past: int, batch: int, context: int) -> float:
             took_s = times.seconds(prefill, past, batch, context)
-            return (
-                (took_s * costs.prefill_factor if prefill else took_s) + costs.overhead_s
-            ) * pace
+            if prefill:
+                took_s *= costs.prefill_factor
+            return (took_s + costs.overhead_s) * pace
 
         return seconds
+
+    def _works(self, seconds: float) -> None:
+        self.working_until_s = max(self.working_until_s, self._now_s() + seconds)
 
     def _instance(self, instance_id: InstanceId) -> Instance:
         if instance_id not in self._instances:

@@ -38,7 +38,7 @@ class NodePlan:
     costs: NodeCosts = field(default_factory=NodeCosts)
     limits: NodeLimits = field(default_factory=NodeLimits)
     kept_s: float = 0.0
-    """It counts as in use for so long after its last request or call, such as a load."""
+    """It counts as in use for so long after its last request, step or load."""
 
 
 class VirtualNode:
@@ -62,7 +62,7 @@ class VirtualNode:
         )
         self._lanes.post = self._host.post
         self.used_s = 0.0
-        """How long it has been in use: with requests or a call under way, and `kept_s` after."""
+        """How long it has been in use: with requests, a step or a load, and `kept_s` after."""
         self._looked_s = clock.now_s()
         self._kept_until_s = -math.inf
 
@@ -91,10 +91,10 @@ class VirtualNode:
         self.look(now_s)
 
     def look(self, now_s: float) -> None:
-        """Count the time since the last look. Calls begin at events, so that a lane that is busy
-        until some time has been so since the last look.
+        """Count the time since the last look. Steps and loads begin at events, so that a node that
+        works until some time has done so since the last look.
         """
-        in_use_until_s = now_s if self._engine.has_requests() else self._lanes.busy_until_s
+        in_use_until_s = now_s if self._engine.has_requests() else self._engine.working_until_s
         self._kept_until_s = max(self._kept_until_s, in_use_until_s + self.plan.kept_s)
         self.used_s += max(0.0, min(now_s, self._kept_until_s) - self._looked_s)
         self._looked_s = now_s
