@@ -111,8 +111,7 @@ class CostEngine:
     def step(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
         instance = self._instance(instance_id)
         shape, result = instance.iterate(prefill_tokens_max)
-        seconds = self._iteration_s(instance, shape)
-        self._spend(seconds)
+        seconds = self._compute(instance, shape)
         return replace(result, elapsed_s=seconds)
 
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
@@ -125,8 +124,8 @@ class CostEngine:
             block_tokens=instance.footprint.block_tokens,
             blocks_free=instance.kv_blocks - instance.blocks_used,
         )
-        seconds = self._iteration_s(instance, shape)
-        self._spend(seconds + self._costs.priming_s)
+        seconds = self._compute(instance, shape)
+        self._spend(self._costs.priming_s)
         return seconds
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
@@ -148,14 +147,17 @@ class CostEngine:
     def has_requests(self) -> bool:
         return any(instance.sequences for instance in self._instances.values())
 
-    def _iteration_s(self, instance: Instance, shape: IterationShape) -> float:
-        """From one turn to the next."""
+    def _compute(self, instance: Instance, shape: IterationShape) -> float:
+        """Spend an iteration, from one turn to the next; the engine's part of it in seconds."""
         costs, now_s = self._costs, self._now_s()
-        seconds = self._times[instance.order.model.model_id].iteration_s(shape)
+        slower = costs.pace.at(now_s)
+        if now_s < self._loading_until_s:
+            slower *= costs.load_slowdown
+        seconds = self._times[instance.order.model.model_id].iteration_s(shape) * slower
         if shape.prefill_tokens:
             seconds *= costs.prefill_factor
-        beside_load = costs.load_slowdown if now_s < self._loading_until_s else 1.0
-        return (seconds + costs.overhead_s) * costs.pace.at(now_s) * beside_load
+        self._spend(seconds + costs.overhead_s * slower)
+        return seconds
 
     def _instance(self, instance_id: InstanceId) -> Instance:
         if instance_id not in self._instances:
