@@ -35,7 +35,7 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--load",
     type=POSITIVE,
-    default=1.0,
+    default=1.5,
     show_default=True,
     help="Offered, over what the node could compute.",
 )

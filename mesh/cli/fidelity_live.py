@@ -105,7 +105,7 @@ class LiveSide:
             profile=profile,
             arrivals=arrivals,
             prompts=tuple(call.prompt_tokens for call in calls),
-            outcomes=tuple(map(_outcome, calls, answers, [start_s] * len(calls))),
+            outcomes=tuple(map(outcome_of, calls, answers, [start_s] * len(calls))),
             start_s=start_s,
             calibrated_s=self._wanted.calibrate_s,
             observed=Observer().run(decisions),
@@ -212,7 +212,8 @@ def _calls(arrivals: tuple[Arrival, ...], seed: int) -> list[Call]:
     ]
 
 
-def _outcome(call: Call, answer: Answer, start_s: float) -> Outcome:
+def outcome_of(call: Call, answer: Answer, start_s: float) -> Outcome:
+    """As both sides are compared; `start_s` is when the run began, on the machine's clock."""
     sent_s = answer.sent_s - start_s
     end: FinishReason | RefusalReason
     if answer.refused:
