@@ -14,8 +14,8 @@ HOME_HERE := MESH_HOME="$${MESH_HOME:-$$PWD/.mesh}"
 PIP := pip install --quiet --disable-pip-version-check
 
 .PHONY: help demo test check lint types imports proto format soak clean
-.PHONY: bench-admission bench-engine bench-kv-resize bench-overcommit bench-overhead
-.PHONY: bench-paper bench-profile bench-slo
+.PHONY: bench-admission bench-engine bench-fidelity bench-kv-resize bench-overcommit
+.PHONY: bench-overhead bench-paper bench-profile bench-slo
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -71,6 +71,9 @@ bench-admission: $(VENV)/.installed-dev ## how many requests a second the contro
 
 bench-engine: .venv-bench/.installed ## the engine beside OpenVINO GenAI and llama.cpp
 	@$(HOME_HERE) $(BENCH_BIN)/python -m bench.engine
+
+bench-fidelity: $(VENV)/.installed-dev ## how true the simulator is: a live cell beside a simulation of it
+	@$(HOME_HERE) $(BIN)/mesh bench fidelity
 
 bench-kv-resize: $(VENV)/.installed-dev ## what resizing a KV cache costs, with and without a copy
 	@$(HOME_HERE) $(BIN)/python -m bench.kv_resize

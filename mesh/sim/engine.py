@@ -120,10 +120,11 @@ class CostEngine:
 
     def step(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
         instance = self._instance(instance_id)
-        times = self._times[instance.order.model.model_id]
-        result = instance.iterate(prefill_tokens_max, self._paced(times))
-        self._spend(result.elapsed_s)
-        self._works(result.elapsed_s)
+        slower, model_id = self._slower(), instance.order.model.model_id
+        result = instance.iterate(prefill_tokens_max, self._seconds(model_id, slower))
+        took_s = result.elapsed_s + self._costs.overhead_s * slower
+        self._spend(took_s)
+        self._works(took_s)
         self.prefilled_tokens += result.prefill_tokens
         self.decoded_tokens += result.decode_batch
         return result
@@ -138,14 +139,14 @@ class CostEngine:
             block_tokens=instance.footprint.block_tokens,
             blocks_free=instance.kv_blocks - instance.blocks_used,
         )
-        times = self._paced(self._times[instance.order.model.model_id])
-        seconds = times(
+        slower = self._slower()
+        seconds = self._seconds(instance.order.model.model_id, slower)(
             shape.prefill_tokens,
             shape.prefill_past_tokens,
             shape.decode_batch,
             shape.decode_context_tokens,
         )
-        self._spend(seconds + self._costs.priming_s)
+        self._spend(seconds + self._costs.overhead_s * slower + self._costs.priming_s)
         return seconds
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
@@ -173,18 +174,19 @@ class CostEngine:
         """Submitted and not ended."""
         return sum(len(instance.sequences) for instance in self._instances.values())
 
-    def _paced(self, times: Times) -> Seconds:
-        """What iterations take from one turn to the next, at the moment."""
-        costs, now_s = self._costs, self._now_s()
-        pace = costs.pace.at(now_s)
-        if now_s < self._loading_until_s:
-            pace *= costs.load_slowdown
+    def _slower(self) -> float:
+        """How much longer iterations that begin now take."""
+        now_s = self._now_s()
+        beside_load = self._costs.load_slowdown if now_s < self._loading_until_s else 1.0
+        return self._costs.pace.at(now_s) * beside_load
+
+    def _seconds(self, model_id: ModelId, slower: float) -> Seconds:
+        """The engine's part of iterations."""
+        times, prompts_slower = self._times[model_id], slower * self._costs.prefill_factor
 
         def seconds(prefill: int, past: int, batch: int, context: int) -> float:
             took_s = times.seconds(prefill, past, batch, context)
-            if prefill:
-                took_s *= costs.prefill_factor
-            return (took_s + costs.overhead_s) * pace
+            return took_s * (prompts_slower if prefill else slower)
 
         return seconds
 

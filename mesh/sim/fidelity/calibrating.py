@@ -9,7 +9,7 @@ client and the node, which is measured as such. Before: `observing`. After: `pla
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from math import inf
+from math import ceil, inf
 from statistics import fmean, median
 
 from mesh.compute.times import Times
@@ -18,9 +18,9 @@ from mesh.domain.errors import InvalidInput
 from mesh.sim.costs import NodeCosts, Pace
 from mesh.sim.fidelity.observing import Iteration, Observed, Spent
 
-WINDOW_S = 1.0
+WINDOW_S = 0.5
 """Of the pace."""
-WINDOW_FILLED_S = 0.1
+WINDOW_FILLED_S = 0.05
 """Computing time without which a window of the pace says nothing."""
 STEPS_MIN = 50
 """Undisturbed iterations without which nothing can be said of a node."""
@@ -65,21 +65,22 @@ def calibrate(observed: Observed, times: Times, *, from_s: float, until_s: float
 def pace(
     observed: Observed, times: Times, costs: NodeCosts, *, from_s: float, until_s: float
 ) -> Pace:
-    """By how much the undisturbed steps of each second took longer than these costs say. A second
-    with too few of them has the pace of the one before it.
+    """By how much the steps of each window took longer than these costs say. A window with too few
+    of them has the mean of all.
     """
     took_s: dict[int, float] = defaultdict(float)
     meant_s: dict[int, float] = defaultdict(float)
     for step in observed.steps:
-        if step.alone and from_s <= step.began_s < until_s:
+        if (step.alone or step.beside_load) and from_s <= step.began_s < until_s:
             window = int((step.began_s - from_s) / WINDOW_S)
+            slower = costs.load_slowdown if step.beside_load else 1.0
             took_s[window] += step.took_s
-            meant_s[window] += modelled_s(step, times, costs)
-    factors, latest = [], 1.0
-    for window in range(max(round((until_s - from_s) / WINDOW_S), 1)):
-        if meant_s[window] >= WINDOW_FILLED_S:
-            latest = took_s[window] / meant_s[window]
-        factors.append(latest)
+            meant_s[window] += modelled_s(step, times, costs) * slower
+    mean = sum(took_s.values()) / sum(meant_s.values()) if meant_s else 1.0
+    factors = (
+        took_s[n] / meant_s[n] if meant_s[n] >= WINDOW_FILLED_S else mean
+        for n in range(max(ceil((until_s - from_s) / WINDOW_S), 1))
+    )
     return Pace(window_s=WINDOW_S, factors=tuple(factors))
 
 

@@ -52,6 +52,11 @@ class Comparison:
     """Requests that finished on both sides, or on neither."""
 
     @property
+    def refused_share_error(self) -> float:
+        """Difference of both sides, as a share of the requests."""
+        return abs(self.refused.simulated - self.refused.live) / self.requests
+
+    @property
     def within_targets(self) -> bool:
         return (
             self.tpot_s.error <= TPOT_ERROR_MAX

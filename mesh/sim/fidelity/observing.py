@@ -92,7 +92,9 @@ class Observer:
         self._shape = IterationShape()
         """That is being computed for nobody."""
         self._amid: dict[tuple[str, InstanceId], float] = {}
-        """Loads, resizes and unloads under way: when they began."""
+        """Loads, resizes and unloads under way: when they were ordered."""
+        self._loaded_s = self._computed_s = 0.0
+        """When the engine's lanes were last done with a call: what comes next waits for that."""
         self._alone = self._beside_load = False
 
     def run(self, decisions: Iterable[Decision]) -> Observed:
@@ -112,9 +114,11 @@ class Observer:
                 seen.primings.append(self._iteration(self._shape, elapsed_s, now_s))
             case LoadFinished(instance_id=instance_id):
                 seen.footprint = event.loaded.footprint
-                self._end("load", instance_id, seen.loads, now_s)
+                self._end("load", instance_id, seen.loads, self._loaded_s, now_s)
+                self._loaded_s = now_s
             case UnloadFinished(instance_id=instance_id):
-                self._end("unload", instance_id, seen.unloads, now_s)
+                self._end("unload", instance_id, seen.unloads, self._computed_s, now_s)
+                self._computed_s = now_s
             case ResizeFinished(instance_id=instance_id, elapsed_s=elapsed_s):
                 self._amid.pop(("resize", instance_id), None)
                 seen.resizes.append(Spent(began_s=now_s - elapsed_s, took_s=elapsed_s))
@@ -158,12 +162,16 @@ class Observer:
         self._amid[kind, instance_id] = now_s
         self._alone = False
 
-    def _end(self, kind: str, instance_id: InstanceId, ended: list[Spent], now_s: float) -> None:
-        began_s = self._amid.pop((kind, instance_id), None)
-        if began_s is not None:
+    def _end(
+        self, kind: str, instance_id: InstanceId, ended: list[Spent], free_s: float, now_s: float
+    ) -> None:
+        ordered_s = self._amid.pop((kind, instance_id), None)
+        if ordered_s is not None:
+            began_s = max(ordered_s, free_s)
             ended.append(Spent(began_s=began_s, took_s=now_s - began_s))
 
     def _iteration(self, shape: IterationShape, engine_s: float, now_s: float) -> Iteration:
+        self._computed_s = now_s
         return Iteration(
             shape=shape,
             began_s=self._turn_s,

@@ -7,7 +7,6 @@ from mesh.domain.deployment import Deployment
 from mesh.domain.messages import NodeHello
 from mesh.domain.model import Footprint
 from mesh.domain.profile import Profile
-from mesh.domain.views import NodeSnapshot
 from mesh.report.outcomes import Outcome
 from mesh.sim.cluster import Arrival, CellPlan, VirtualCell
 from mesh.sim.costs import ModelCosts, NodeCosts
@@ -18,7 +17,7 @@ from mesh.sim.node import NodePlan
 class LiveCell:
     """What is to be known of it: one node, deployments of one model."""
 
-    node: NodeSnapshot
+    node: NodeHello
     deployments: tuple[Deployment, ...]
     profile: Profile
     footprint: Footprint
@@ -30,21 +29,9 @@ def cell_plan(live: LiveCell, costs: NodeCosts) -> CellPlan:
     """Nothing is loaded at its start. A quarter of the delay is each link's, each way; the rest, on
     the way between clients and controller, is `seen_by_clients`.
     """
-    node = live.node
-    hello = NodeHello(
-        node_id=node.node_id,
-        run_id="virtual",
-        device=node.device,
-        hardware=node.hardware,
-        cores=node.cores,
-        engine=node.engine,
-        memory_bytes=node.memory_bytes,
-        base_bytes=node.base_bytes,
-        fingerprint=node.fingerprint,
-    )
     model = ModelCosts(profile=live.profile, footprint=live.footprint)
     return CellPlan(
-        nodes=(NodePlan(hello=hello, models={live.profile.model_id: model}, costs=costs),),
+        nodes=(NodePlan(hello=live.node, models={live.profile.model_id: model}, costs=costs),),
         deployments=live.deployments,
         profiles=(live.profile,),
         link_delay_s=live.delay_s / 4,
