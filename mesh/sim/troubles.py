@@ -1,0 +1,83 @@
+"""What ails a virtual node's engine: slow loads, failing calls, times that no table knows.
+
+`Troubles` outlast the engine, as a broken disk outlasts a process; faults are written into it, and
+the engine looks at it in every call. Before: `injection`. After: `engine`, which does the work.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from mesh.domain.errors import EngineError, OutOfMemory
+from mesh.domain.ids import InstanceId, ModelId
+from mesh.domain.steps import LoadedInstance, LoadOrder, ResizedKv, StepResult
+from mesh.runtime.engine import Progress
+from mesh.sim.costs import ModelCosts, NodeCosts
+from mesh.sim.engine import CostEngine
+
+
+@dataclass(slots=True)
+class Troubles:
+    """Of one node. Counts are of calls that will fail; factors are of the time that calls take."""
+
+    loads_failing: int = 0
+    steps_failing: int = 0
+    resizes_failing: int = 0
+    load_factor: float = 1.0
+    step_factor: float = 1.0
+    overbooked: list[str] = field(default_factory=list)
+    """Calls for which there was no memory: the controller has promised some of it twice."""
+
+
+class TroubledEngine(CostEngine):
+    """A cost-model engine that fails, and takes its time, as its node's troubles say."""
+
+    def __init__(
+        self,
+        *,
+        models: Mapping[ModelId, ModelCosts],
+        costs: NodeCosts,
+        memory_bytes: int,
+        spend: Callable[[float], None],
+        troubles: Troubles,
+    ) -> None:
+        super().__init__(models=models, costs=costs, memory_bytes=memory_bytes, spend=spend)
+        self._troubles = troubles
+        self._also_spend = spend
+
+    def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
+        troubles = self._troubles
+        if troubles.loads_failing:
+            troubles.loads_failing -= 1
+            self._also_spend(self._costs.load_s)
+            raise EngineError(f"instance {order.instance_id} does not load: the node is in trouble")
+        try:
+            loaded = super().load(order, progress)
+        except OutOfMemory as error:
+            troubles.overbooked.append(error.message)
+            raise
+        elapsed_s = loaded.elapsed_s * troubles.load_factor
+        self._also_spend(elapsed_s - loaded.elapsed_s)
+        return replace(loaded, elapsed_s=elapsed_s)
+
+    def step(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
+        troubles = self._troubles
+        if troubles.steps_failing:
+            troubles.steps_failing -= 1
+            raise EngineError(f"instance {instance_id} does not compute: the node is in trouble")
+        result = super().step(instance_id, prefill_tokens_max)
+        if troubles.step_factor == 1.0:
+            return result
+        elapsed_s = result.elapsed_s * troubles.step_factor
+        self._also_spend(elapsed_s - result.elapsed_s)
+        return replace(result, elapsed_s=elapsed_s)
+
+    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
+        troubles = self._troubles
+        if troubles.resizes_failing:
+            troubles.resizes_failing -= 1
+            raise OutOfMemory(f"instance {instance_id} is not resized: the node is in trouble")
+        try:
+            return super().resize_kv(instance_id, kv_blocks)
+        except OutOfMemory as error:
+            troubles.overbooked.append(error.message)
+            raise
