@@ -72,6 +72,18 @@ class Callers:
         """Of those who wait, by their arrival."""
         return tuple(self._waiting)
 
+    def stuck_ids(self, since_s: float, wait_s_max: float) -> tuple[RequestId, ...]:
+        """Those who wait longer than this for the first token, and their TPOT SLO for the others,
+        counted from their arrival or from `since_s`.
+        """
+        now_s = self._clock.now_s()
+        return tuple(
+            request_id
+            for request_id, held in self._waiting.items()
+            if now_s - max(held.arrival_s, since_s)
+            > wait_s_max + held.answer_tokens * held.deployment.spec.slo.tpot_s
+        )
+
     def __len__(self) -> int:
         """Those who wait."""
         return len(self._waiting)

@@ -26,6 +26,7 @@ from mesh.domain.slo import Slo
 from mesh.policy.registry import DEFAULT_POLICY
 from mesh.sim.cluster import Arrival, CellPlan
 from mesh.sim.costs import NodeCosts
+from mesh.sim.faults import Fault, Faults, check_faults, occurrences
 from mesh.sim.node import NodePlan
 from mesh.sim.testbed import CORES, HARDWARE, engine_name, known_model, known_models
 
@@ -79,6 +80,7 @@ class Scenario:
     seed: int = 1
     link_delay_s: float = 0.0005
     limits: CellLimits = field(default_factory=CellLimits)
+    faults: Faults | None = None
 
 
 _converter = make_converter(forbid_extra_keys=True)
@@ -139,6 +141,14 @@ def arrivals(scenario: Scenario) -> Iterator[Arrival]:
             rng.randint(*work.output_tokens),
         )
         at_s += rng.expovariate(work.requests_per_s)
+
+
+def faults(scenario: Scenario, made: CellPlan) -> tuple[Fault, ...]:
+    """What goes wrong; the same for the same seed."""
+    if scenario.faults is None:
+        return ()
+    node_ids = [node.hello.node_id for node in made.nodes]
+    return occurrences(scenario.faults, node_ids, scenario.seed)
 
 
 def _names(name: str, count: int) -> list[str]:
@@ -202,6 +212,8 @@ def _check(scenario: Scenario) -> None:
         _at_least(node.name, min(rates), above=True)
         _at_least(node.name, min(costs.load_s, costs.resize_s, costs.unload_s), above=False)
     _at_least("link_delay_s", scenario.link_delay_s, above=False)
+    if scenario.faults is not None:
+        check_faults(scenario.faults)
     work = scenario.workload
     _at_least("workload", min(work.duration_s, work.requests_per_s), above=True)
     for least, most in (work.input_tokens, work.output_tokens):

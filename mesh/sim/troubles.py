@@ -13,6 +13,7 @@ from mesh.domain.steps import LoadedInstance, LoadOrder, ResizedKv, StepResult
 from mesh.runtime.engine import Progress
 from mesh.sim.costs import ModelCosts, NodeCosts
 from mesh.sim.engine import CostEngine
+from mesh.sim.faults import FaultKind
 
 
 @dataclass(slots=True)
@@ -26,6 +27,27 @@ class Troubles:
     step_factor: float = 1.0
     overbooked: list[str] = field(default_factory=list)
     """Calls for which there was no memory: the controller has promised some of it twice."""
+
+    def strike(self, kind: FaultKind, size: float) -> None:
+        """`size` is the factor, or the number of calls that will fail (rounded down)."""
+        match kind:
+            case FaultKind.SLOW_LOADS:
+                self.load_factor = size
+            case FaultKind.WRONG_PROFILE:
+                self.step_factor = size
+            case FaultKind.FAILING_LOADS:
+                self.loads_failing = int(size)
+            case FaultKind.FAILING_STEPS:
+                self.steps_failing = int(size)
+            case FaultKind.FAILING_RESIZES:
+                self.resizes_failing = int(size)
+            case _:
+                raise ValueError(f"{kind} is nothing that ails an engine")
+
+    def heal(self, kind: FaultKind) -> None:
+        """All is well again; calls that have not failed by now do not."""
+        factor = kind in (FaultKind.SLOW_LOADS, FaultKind.WRONG_PROFILE)
+        self.strike(kind, 1.0 if factor else 0.0)
 
 
 class TroubledEngine(CostEngine):
