@@ -5,6 +5,7 @@ heartbeat and the link: it dials, waits for the welcome, and dials again after t
 `node`, and commands from its link. After: the link.
 """
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,8 +33,9 @@ from mesh.sim.engine import CostEngine
 from mesh.sim.lanes import VirtualLanes
 from mesh.sim.links import VirtualLinks
 
-REDIAL_S = 1.0
-"""From the end of a link to the next one."""
+PAUSE_S_MIN = 0.1
+"""Before the first new try; doubled for each further one."""
+PAUSE_S_MAX = 5.0
 WELCOME_S_MAX = 5.0
 """From dialling to the controller's welcome."""
 FATAL = ("AlreadyExists", "InvalidInput")
@@ -62,6 +64,9 @@ class VirtualAgent:
         self.link_id: int | None = None
         self.welcomed = False
         """The controller has taken the node on this link."""
+        self._failures = 0
+        """Dials in a row that were not welcomed."""
+        self._rng = random.Random(identity.run_id)
         self.core = NodeCore(limits=limits)
         self._lanes = VirtualLanes(clock)
         self.engine = engine_of(self._lanes.spend)
@@ -119,7 +124,7 @@ class VirtualAgent:
         self.link_id, self.welcomed = self._links.dial(self, hello), False
         dialled = self.link_id
         if dialled is None:
-            self._redial()
+            self._redial(opened=False)
         else:
             self._clock.call_at(self._clock.now_s() + WELCOME_S_MAX, lambda: self._give_up(dialled))
 
@@ -127,10 +132,14 @@ class VirtualAgent:
         if self.alive and self.link_id == link_id and not self.welcomed:
             self._links.leave(link_id)
             self.link_id = None
-            self._redial()
+            self._redial(opened=False)
 
-    def _redial(self) -> None:
-        self._clock.call_at(self._clock.now_s() + REDIAL_S, self._dial)
+    def _redial(self, *, opened: bool) -> None:
+        """After the pause of a live link; `opened`: the link that ended was welcomed."""
+        self._failures = 0 if opened else self._failures + 1
+        pause_s = min(PAUSE_S_MAX, PAUSE_S_MIN * 2.0 ** min(self._failures, 16))
+        pause_s *= self._rng.uniform(0.5, 1.0)
+        self._clock.call_at(self._clock.now_s() + pause_s, self._dial)
 
     def accepted(self, link_id: int, turns: TurnRule) -> None:
         if self.alive and link_id == self.link_id:
@@ -144,15 +153,14 @@ class VirtualAgent:
     def closed(self, link_id: int, error: str, reason: str) -> None:
         if not self.alive or link_id != self.link_id:
             return
-        self.link_id = None
-        if self.welcomed:
-            self.welcomed = False
-            self._tell(LinkClosed(reason=reason))
-        elif error in FATAL:
+        opened, self.link_id, self.welcomed = self.welcomed, None, False
+        if error in FATAL and not opened:
             self.alive = False
             self._ended()
             return
-        self._redial()
+        if opened:
+            self._tell(LinkClosed(reason=reason))
+        self._redial(opened=opened)
 
     # The performer's ports.
 

@@ -51,6 +51,8 @@ class Shape:
     """A factor, a number of calls, or seconds: see `injection`."""
 
 
+MIX = (0.0, 0.5, 1.0, 3.0)
+"""What the rate of a kind is multiplied by, any alike, where each seed has its own mix."""
 SHAPES: Mapping[FaultKind, Shape] = {
     FaultKind.CRASH: Shape(lasts_s=(0.1, 20.0)),
     FaultKind.VANISH: Shape(lasts_s=(0.1, 20.0)),
@@ -76,6 +78,10 @@ class Faults:
     """From the start of the workload; every fault is over by then."""
     per_minute: Mapping[FaultKind, float]
     """In the whole cell."""
+    vary: bool = False
+    """Each seed has its own mix: it leaves some kinds out, and has others more often. What many
+    seeds of a single mix never meet, some mix has all the time.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +123,8 @@ def occurrences(faults: Faults, node_ids: Sequence[NodeId], seed: int) -> tuple[
 def _of_kind(
     kind: FaultKind, faults: Faults, node_ids: Sequence[NodeId], rng: random.Random
 ) -> list[Fault]:
-    rate = faults.per_minute.get(kind, 0.0) / 60
+    mixed = rng.choice(MIX) if faults.vary else 1.0
+    rate = faults.per_minute.get(kind, 0.0) * mixed / 60
     found: list[Fault] = []
     at_s = rng.expovariate(rate) if rate else faults.until_s
     while at_s < faults.until_s:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from mesh.core.cell import NodeEntry
 from mesh.domain.actions import SendCommand
 from mesh.domain.events import NodeReported
-from mesh.domain.ids import InstanceId
+from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.lifecycle import InstanceState, NodeState, RequestState
 from mesh.domain.messages import (
     InstanceGone,
@@ -29,6 +29,8 @@ from mesh.sim.node import VirtualNode
 
 LOOK_S = 0.25
 """Between two looks at all of the cell."""
+ORPHANED_S = 10.0
+"""A node may compute for so long for nobody: until an abort that is late has come through."""
 
 Operation = LoadInstance | ResizeKv | UnloadInstance
 Answer = InstanceLoaded | LoadFailed | InstanceGone | KvResized
@@ -44,6 +46,8 @@ class Invariants:
         self._under_way: dict[tuple[int, InstanceId], Operation] = {}
         """Sent over a link, and not answered by what came back over it."""
         self._loads: set[InstanceId] = set()
+        self._orphans: dict[tuple[int, RequestId], float] = {}
+        """By link: what a node computes and the controller does not have there, since when."""
 
     def attach(self, cell: VirtualCell) -> None:
         """Look at this cell from now on, for as long as its clock runs."""
@@ -104,11 +108,26 @@ class Invariants:
             _check_requests(cell)
             for node in cell.core.cell.nodes.values():
                 self._check_node(cell, node)
+        self._check_orphans(cell)
+
+    def _check_orphans(self, cell: VirtualCell) -> None:
+        now_s, before, self._orphans = cell.clock.now_s(), self._orphans, {}
+        for made in cell.nodes:
+            link_id = made.agent.link_id
+            node = cell.core.cell.links.get(link_id) if link_id is not None else None
+            if node is None or not cell.links.is_whole(node.link_id):
+                continue
+            known = {r for instance in node.instances.values() for r in instance.requests}
+            for request_id in made.agent.engine.request_ids():
+                if request_id not in known:
+                    of = node.link_id, request_id
+                    since_s = self._orphans[of] = before.get(of, now_s)
+                    rule = now_s - since_s <= ORPHANED_S
+                    hold(rule, "{} computes {} for nobody", made.node_id, request_id)
 
 
 def _check_memory(made: VirtualNode) -> None:
-    memory = made.agent.engine.memory()
-    held = sum(found.weights_bytes + found.kv_held_bytes for found in memory)
+    held = made.agent.engine.held_bytes()
     limit = made.plan.hello.memory_bytes - made.plan.hello.base_bytes
     hold(held <= limit, "{} holds {} B of {} B", made.node_id, held, limit)
     hold(not made.troubles.overbooked, "{}: {}", made.node_id, made.troubles.overbooked)

@@ -91,6 +91,11 @@ class VirtualLinks:
             self._up(link, lambda: self._disconnected(link_id, "the node closed the link"))
         self._settle(link_id)
 
+    def is_whole(self, link_id: int) -> bool:
+        """Whether all that is said on it gets through."""
+        link = self._links.get(link_id)
+        return link is not None and link.at_controller and link.at_node and link.up and link.down
+
     # The controller's port.
 
     def accept(self, link_id: int, turns: TurnRule) -> None:

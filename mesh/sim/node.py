@@ -11,11 +11,14 @@ from mesh.domain.ids import ModelId, NodeId
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import NodeHello
 from mesh.runtime.clock import Clock
-from mesh.sim.agent import REDIAL_S, VirtualAgent
+from mesh.sim.agent import VirtualAgent
 from mesh.sim.costs import ModelCosts, NodeCosts
 from mesh.sim.engine import CostEngine
 from mesh.sim.links import VirtualLinks
 from mesh.sim.troubles import TroubledEngine, Troubles
+
+RESTART_S = 1.0
+"""From the end of an agent that ended by itself to the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +82,7 @@ class VirtualNode:
             clock=self._clock,
             links=self._links,
             # Whatever started it starts it again, as systemd does.
-            ended=lambda: self._clock.call_at(self._clock.now_s() + REDIAL_S, self.restart),
+            ended=lambda: self._clock.call_at(self._clock.now_s() + RESTART_S, self.restart),
         )
 
     def _engine(self, spend: Callable[[float], None]) -> CostEngine:
@@ -89,4 +92,5 @@ class VirtualNode:
             memory_bytes=self.plan.hello.memory_bytes - self.plan.hello.base_bytes,
             spend=spend,
             troubles=self.troubles,
+            clock=self._clock,
         )

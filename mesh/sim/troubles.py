@@ -1,5 +1,7 @@
 """What ails a virtual node's engine: slow loads, failing calls, times that no table knows.
 
+Its memory is never better than that of a real one: what an unload or a shrink gives back is taken
+until the call has ended.
 `Troubles` outlast the engine, as a broken disk outlasts a process; faults are written into it, and
 the engine looks at it in every call. Before: `injection`. After: `engine`, which does the work.
 """
@@ -10,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, ModelId
 from mesh.domain.steps import LoadedInstance, LoadOrder, ResizedKv, StepResult
+from mesh.runtime.clock import Clock
 from mesh.runtime.engine import Progress
 from mesh.sim.costs import ModelCosts, NodeCosts
 from mesh.sim.engine import CostEngine
@@ -61,10 +64,14 @@ class TroubledEngine(CostEngine):
         memory_bytes: int,
         spend: Callable[[float], None],
         troubles: Troubles,
+        clock: Clock,
     ) -> None:
         super().__init__(models=models, costs=costs, memory_bytes=memory_bytes, spend=spend)
         self._troubles = troubles
         self._also_spend = spend
+        self._clock = clock
+        self._leaving_bytes = 0
+        """Given back by calls that have not ended."""
 
     def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
         troubles = self._troubles
@@ -80,6 +87,11 @@ class TroubledEngine(CostEngine):
         elapsed_s = loaded.elapsed_s * troubles.load_factor
         self._also_spend(elapsed_s - loaded.elapsed_s)
         return replace(loaded, elapsed_s=elapsed_s)
+
+    def unload(self, instance_id: InstanceId) -> None:
+        before_bytes = self.held_bytes()
+        super().unload(instance_id)
+        self._leave(before_bytes - self.held_bytes(), self._costs.unload_s)
 
     def step(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
         troubles = self._troubles
@@ -98,8 +110,25 @@ class TroubledEngine(CostEngine):
         if troubles.resizes_failing:
             troubles.resizes_failing -= 1
             raise OutOfMemory(f"instance {instance_id} is not resized: the node is in trouble")
+        before_bytes = self.held_bytes()
         try:
-            return super().resize_kv(instance_id, kv_blocks)
+            resized = super().resize_kv(instance_id, kv_blocks)
         except OutOfMemory as error:
             troubles.overbooked.append(error.message)
             raise
+        self._leave(before_bytes - self.held_bytes(), resized.elapsed_s)
+        return resized
+
+    def held_bytes(self) -> int:
+        return super().held_bytes() + self._leaving_bytes
+
+    def _leave(self, given_bytes: int, elapsed_s: float) -> None:
+        """The call that is being made gives memory back, once it has ended."""
+        if given_bytes <= 0:
+            return
+        self._leaving_bytes += given_bytes
+
+        def end() -> None:
+            self._leaving_bytes -= given_bytes
+
+        self._clock.call_at(self._clock.now_s() + elapsed_s, end)
