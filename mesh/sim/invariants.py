@@ -142,6 +142,8 @@ def _check_requests(cell: VirtualCell) -> None:
     places += [request_id for i in core.instances.values() for request_id in i.requests]
     hold(sorted(places) == open_ids, "requests in {}, not {}", sorted(places), open_ids)
     longest_s = limits.queue_wait_s_max + limits.place_retry_s
+    linked = list(core.links.values()) == list(core.nodes.values())
+    hold(linked, "links are to {} nodes of {}", len(core.links), len(core.nodes))
     for name, entry in core.deployments.items():
         most = entry.spec.scaling.replicas_max
         hold(entry.replicas() <= most, "{} has {} instances of {}", name, entry.replicas(), most)
