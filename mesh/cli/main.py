@@ -39,6 +39,7 @@ VERBS = {
     "top": "Watch memory, instances and memory operations, live.",
     "logs": "Show what happened in the cell.",
     "sim": "Run a scenario under a virtual clock.",
+    "bench": "Repeat a published measurement.",
     "demo": "Show mesh at work on this machine.",
     "version": "Print the version of this mesh.",
 }

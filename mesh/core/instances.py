@@ -1,10 +1,12 @@
 """The life of instances as the controller decides it: start, ready, idle, unload, gone."""
 
+from collections.abc import Iterable
+
 from mesh.compute.correction import Correction
 from mesh.core.cell import DeploymentEntry, InstanceEntry, NodeEntry, RequestEntry
 from mesh.core.memory import blocks_for_load, issue, let_go, reclaim
 from mesh.core.memory import start as start_operations
-from mesh.core.schedule import first_due_s, verdict_on_start
+from mesh.core.schedule import decodes_share, first_due_s, verdict_on_start
 from mesh.core.turn import Turn
 from mesh.domain.actions import SendCommand, SetTimer
 from mesh.domain.deployment import Deployment
@@ -15,6 +17,7 @@ from mesh.domain.messages import InstanceReport, LoadInstance, UnloadInstance, U
 from mesh.domain.model import Footprint
 from mesh.domain.profile import Profile
 from mesh.memory.station import MemoryOperationKind
+from mesh.request.parts import Part, part_for
 from mesh.request.placement import NoRoom, NoTime, Start, StartNode, place_instance
 from mesh.request.shadow import Verdict
 
@@ -32,31 +35,31 @@ def start_instance(
     Returns None when it is under way, else what was missing. A node holds at most one instance of a
     deployment: a second would compute on the same device and only take memory.
     """
-    deployment = entry.deployment
-    assert deployment is not None
-    placed = _find_room(turn, entry, deployment, only, wanted_by)
+    nodes = turn.cell.nodes.values() if only is None else (only,)
+    placed = find_room(turn, entry, nodes, waiting=entry.queue, wanted_by=wanted_by)
     if not isinstance(placed, Start):
         return placed
-    node = turn.cell.nodes[placed.node.node_id]
-    reclaim(turn, node, placed.reclaim)
-    _load(
-        turn, entry, deployment, node, placed, first_due_s(wanted_by) if wanted_by else turn.now_s
-    )
+    load(turn, entry, placed, first_due_s(wanted_by) if wanted_by else turn.now_s)
     return None
 
 
-def _find_room(
+def find_room(
     turn: Turn,
     entry: DeploymentEntry,
-    deployment: Deployment,
-    only: NodeEntry | None,
+    among: Iterable[NodeEntry],
+    *,
+    waiting: Iterable[RequestEntry],
     wanted_by: RequestEntry | None,
+    granted: bool = True,
 ) -> Start | NoRoom | NoTime:
-    """Nodes where its last load failed come into question only when no other has room."""
+    """Where an instance for those who wait could start, and whether `wanted_by` would be in time
+    there, the load granted on top of its deadline or not. Nodes where its last load failed come
+    into question only when no other has room.
+    """
+    deployment = entry.deployment
+    assert deployment is not None
     taken = [i.node for i in entry.instances.values()]
-    nodes = [n for n in turn.cell.nodes.values() if n.takes(entry.spec.devices) and n not in taken]
-    if only is not None:
-        nodes = [n for n in nodes if n is only]
+    nodes = [n for n in among if turn.takes(n, entry.spec) and n not in taken]
     fresh = [n for n in nodes if n.node_id not in entry.avoided]
 
     def has_time(node: StartNode) -> bool:
@@ -65,10 +68,20 @@ def _find_room(
         if not turn.validations_left:
             return False
         turn.validations_left -= 1
-        return _has_time(turn, deployment, turn.cell.nodes[node.node_id], wanted_by)
+        return _has_time(turn, deployment, turn.cell.nodes[node.node_id], wanted_by, granted)
 
-    def kv_blocks(footprint: Footprint) -> tuple[int, int]:
-        return blocks_for_load(turn, entry, footprint, deployment.context_tokens_max)
+    sizes: dict[tuple[Footprint, int], tuple[int, int]] = {}
+
+    def kv_blocks(node: StartNode, footprint: Footprint) -> tuple[int, int]:
+        kind = (footprint, node.capacity_bytes)
+        if kind not in sizes:
+            part = part_of(turn, entry, deployment, turn.cell.nodes[node.node_id])
+            sizes[kind] = (
+                blocks_for_load(turn, entry, waiting, footprint, deployment.context_tokens_max)
+                if part is None
+                else (part.kv_blocks, part.kv_blocks)
+            )
+        return sizes[kind]
 
     def place(among: list[NodeEntry]) -> Start | NoRoom | NoTime:
         return place_instance(
@@ -85,16 +98,23 @@ def _find_room(
     return placed
 
 
-def _has_time(turn: Turn, deployment: Deployment, node: NodeEntry, held: RequestEntry) -> bool:
+def _has_time(
+    turn: Turn, deployment: Deployment, node: NodeEntry, held: RequestEntry, granted: bool
+) -> bool:
     """Whether every SLO would be kept with a new instance on the node, its load included."""
+    load_s = _load_s(turn, deployment, node)
+    if node.node_id not in turn.decodes_shares:
+        turn.decodes_shares[node.node_id] = decodes_share(node, turn.now_s)
     verdict = verdict_on_start(
         node,
         turn.cell.expectations.profile(deployment.model, node.footprint_of(deployment), node.hello),
-        _load_s(turn, deployment, node),
+        load_s,
         held,
-        next_due_s=first_due_s(held),
+        share=turn.decodes_shares[node.node_id],
+        next_due_s=first_due_s(held) + (load_s if granted else held.grace_s),
         now_s=turn.now_s,
         limits=turn.limits,
+        may_be_late=granted and held.attempt > 0,
     )
     if verdict is not Verdict.PASSES:
         held.turn_down(verdict)
@@ -107,17 +127,40 @@ def _load_s(turn: Turn, deployment: Deployment, node: NodeEntry) -> float:
     return turn.cell.expectations.load_s(deployment.model.model_id, fingerprint, weights_bytes)
 
 
-def _load(
-    turn: Turn,
-    entry: DeploymentEntry,
-    deployment: Deployment,
-    node: NodeEntry,
-    start: Start,
-    needed_s: float,
-) -> None:
+def part_of(
+    turn: Turn, entry: DeploymentEntry, deployment: Deployment, node: NodeEntry
+) -> Part | None:
+    """What an instance gets of the node, where the policy cuts nodes into parts."""
+    if turn.policy.parts is None:
+        return None
+    footprint = node.footprint_of(deployment)
+    return part_for(
+        turn.cell.expectations.profile(deployment.model, footprint, node.hello),
+        footprint,
+        capacity_bytes=node.capacity_bytes,
+        parts_max=turn.policy.parts,
+        context_tokens=deployment.context_tokens_max,
+        tpot_s=entry.spec.slo.tpot_s,
+    )
+
+
+def _batch_max(turn: Turn, entry: DeploymentEntry, deployment: Deployment, node: NodeEntry) -> int:
+    """Validation finds out how many requests a node can serve; without it, its part says so."""
+    part = part_of(turn, entry, deployment, node)
+    if part is None or turn.policy.validates:
+        return turn.limits.batch_max
+    return min(part.batch_max, turn.limits.batch_max)
+
+
+def load(turn: Turn, entry: DeploymentEntry, start: Start, needed_s: float) -> None:
+    """Start an instance where room was found for it."""
+    deployment, node = entry.deployment, turn.cell.nodes[start.node.node_id]
+    assert deployment is not None
+    reclaim(turn, node, start.reclaim)
     turn.cell.instances_started += 1
     profile = turn.cell.expectations.profile(deployment.model, start.footprint, node.hello)
     instance_id = InstanceId(f"{entry.spec.name}-{turn.epoch}-{turn.cell.instances_started}")
+    batch_max = _batch_max(turn, entry, deployment, node)
     instance = InstanceEntry(
         instance_id=instance_id,
         deployment=entry.spec.name,
@@ -128,7 +171,7 @@ def _load(
         profile=profile,
         kv_blocks=start.kv_blocks,
         context_tokens_max=deployment.context_tokens_max,
-        batch_max=turn.limits.batch_max,
+        batch_max=batch_max,
         load_s=_load_s(turn, deployment, node),
         load_started_s=turn.now_s,
         phase="load",
@@ -139,7 +182,7 @@ def _load(
         model=deployment.model,
         kv_blocks=start.kv_blocks,
         context_tokens_max=deployment.context_tokens_max,
-        batch_max=turn.limits.batch_max,
+        batch_max=batch_max,
         profile=profile,
     )
     _enter(turn, instance)

@@ -41,6 +41,8 @@ class TurnRule(StrEnum):
     """The one whose request can be delayed least (LLM-Mesh §5.1)."""
     FIRST_COME = "first_come"
     """The one with the oldest request."""
+    ALTERNATE = "alternate"
+    """The one whose last turn is longest ago: equal shares of the node."""
 
 
 class DeviceKind(StrEnum):

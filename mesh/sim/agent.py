@@ -6,7 +6,7 @@ heartbeat and the link: it dials, waits for the welcome, and dials again after t
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,8 +27,8 @@ from mesh.domain.reasons import TurnRule
 from mesh.domain.steps import LoadOrder
 from mesh.runtime.clock import Clock
 from mesh.runtime.engine import Progress
-from mesh.runtime.host import Host
-from mesh.runtime.node_actions import Lane, NodePerformer
+from mesh.runtime.host import Host, Recorder
+from mesh.runtime.node_actions import NodePerformer
 from mesh.sim.engine import CostEngine
 from mesh.sim.lanes import VirtualLanes
 from mesh.sim.links import VirtualLinks
@@ -53,6 +53,7 @@ class VirtualAgent:
         engine_of: Callable[[Callable[[float], None]], CostEngine],
         clock: Clock,
         links: VirtualLinks,
+        recorder: Recorder,
         ended: Callable[[], None],
     ) -> None:
         self.node_id = identity.node_id
@@ -68,21 +69,13 @@ class VirtualAgent:
         """Dials in a row that were not welcomed."""
         self._rng = random.Random(identity.run_id)
         self.core = NodeCore(limits=limits)
-        self._lanes = VirtualLanes(clock)
-        self.engine = engine_of(self._lanes.spend)
-        performer = NodePerformer(engine=self.engine, lanes=self._lanes, link=self, models=self)
+        self.lanes = VirtualLanes(clock)
+        self.engine = engine_of(self.lanes.spend)
+        performer = NodePerformer(engine=self.engine, lanes=self.lanes, link=self, models=self)
         self._host: Host[NodeEvent, NodeAction] = Host(
-            core=self.core, clock=clock, perform=performer.perform, recorders=(self,)
+            core=self.core, clock=clock, perform=performer.perform, recorders=(recorder,)
         )
-        self._lanes.post = self._tell
-        self.used_s = 0.0
-        """How long it has had requests, or a load under way."""
-        self._looked_s = clock.now_s()
-
-    @property
-    def computing_s(self) -> float:
-        """Seconds on the compute lane."""
-        return self._lanes.busy_s[Lane.COMPUTE]
+        self.lanes.post = self._tell
 
     def start(self) -> None:
         """Dial in, and report from then on."""
@@ -92,15 +85,11 @@ class VirtualAgent:
     def kill(self, *, silently: bool) -> None:
         """It ends on the spot, and what its engine held is gone."""
         self.alive = False
+        self.engine.close()
+        self.lanes.busy_until_s = self._clock.now_s()
         if self.link_id is not None:
             self._links.leave(self.link_id, silently=silently)
             self.link_id = None
-
-    def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
-        """As the host's recorder: nothing has changed since the event before this one."""
-        if self._lanes.is_busy(Lane.LOADING) or self.engine.has_requests():
-            self.used_s += now_s - self._looked_s
-        self._looked_s = now_s
 
     def _tell(self, event: NodeEvent) -> None:
         """What becomes of calls that an agent has made does not matter after its end."""
@@ -170,7 +159,7 @@ class VirtualAgent:
 
     def start_import(self, operation_id: OperationId, source: str) -> None:
         """A virtual node has all the models that it will ever have."""
-        self._lanes.post_soon(
+        self.lanes.post_soon(
             ImportBroke(
                 operation_id=operation_id,
                 error="UnknownSource",

@@ -52,6 +52,10 @@ class CostEngine:
         self._spend = spend
         self._times = {m: Times(known.profile, costs.factor) for m, known in models.items()}
         self._instances: dict[InstanceId, Instance] = {}
+        self.loads = 0
+        self.prefilled_tokens = 0
+        self.decoded_tokens = 0
+        """Of all steps so far; a prompt's first token is not decoded."""
 
     def footprint(self, model: ModelInfo) -> Footprint:
         """Raises UnsupportedModel when nothing is known of what the model costs."""
@@ -75,6 +79,7 @@ class CostEngine:
         self._spend(seconds)
         self._claim(footprint.instance_bytes(order.kv_blocks), order.instance_id)
         self._instances[order.instance_id] = Instance(order, footprint, order.kv_blocks)
+        self.loads += 1
         progress("loaded", 1.0)
         return LoadedInstance(footprint=footprint, kv_blocks=order.kv_blocks, elapsed_s=seconds)
 
@@ -108,6 +113,8 @@ class CostEngine:
         shape, result = instance.iterate(prefill_tokens_max)
         seconds = self._times[instance.order.model.model_id].iteration_s(shape)
         self._spend(seconds)
+        self.prefilled_tokens += result.prefill_tokens
+        self.decoded_tokens += result.decode_batch
         return replace(result, elapsed_s=seconds)
 
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
@@ -127,10 +134,12 @@ class CostEngine:
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
         instance = self._instance(instance_id)
         blocks = max(kv_blocks, instance.blocks_used, 1)
-        changed_bytes = (blocks - instance.kv_blocks) * instance.footprint.kv_block_bytes
-        seconds = self._costs.resize_time_s(abs(changed_bytes))
+        old_bytes, new_bytes = (
+            size * instance.footprint.kv_block_bytes for size in (instance.kv_blocks, blocks)
+        )
+        seconds = self._costs.resize_time_s(old_bytes, new_bytes)
         self._spend(seconds)
-        self._claim(changed_bytes, instance_id)
+        self._claim(new_bytes - old_bytes, instance_id)
         instance.kv_blocks = blocks
         return ResizedKv(kv_blocks=blocks, elapsed_s=seconds)
 
@@ -143,10 +152,20 @@ class CostEngine:
     def has_requests(self) -> bool:
         return any(instance.sequences for instance in self._instances.values())
 
+    def requests(self) -> int:
+        """Submitted and not ended."""
+        return sum(len(instance.sequences) for instance in self._instances.values())
+
     def _instance(self, instance_id: InstanceId) -> Instance:
         if instance_id not in self._instances:
             raise EngineError(f"instance {instance_id} is not loaded")
         return self._instances[instance_id]
+
+    def count_on(self, before: "CostEngine") -> None:
+        """Go on from the counts of an engine that has ended on the same node."""
+        self.loads = before.loads
+        self.prefilled_tokens = before.prefilled_tokens
+        self.decoded_tokens = before.decoded_tokens
 
     def request_ids(self) -> list[RequestId]:
         """Of all requests that are in it."""

@@ -97,7 +97,7 @@ class Invariants:
         check_books(node)
         for made in cell.nodes:
             if made.agent.link_id == node.link_id:
-                check_engine(node, made.agent.engine.memory())
+                check_engine(node, made.engine.memory())
 
     def _look(self, cell: VirtualCell) -> None:
         cell.clock.call_at(cell.clock.now_s() + LOOK_S, lambda: self._look(cell))
@@ -118,7 +118,7 @@ class Invariants:
             if node is None or not cell.links.is_whole(node.link_id):
                 continue
             known = {r for instance in node.instances.values() for r in instance.requests}
-            for request_id in made.agent.engine.request_ids():
+            for request_id in made.engine.request_ids():
                 if request_id not in known:
                     of = node.link_id, request_id
                     since_s = self._orphans[of] = before.get(of, now_s)
@@ -127,7 +127,7 @@ class Invariants:
 
 
 def _check_memory(made: VirtualNode) -> None:
-    held = made.agent.engine.held_bytes()
+    held = made.engine.held_bytes()
     limit = made.plan.hello.memory_bytes - made.plan.hello.base_bytes
     hold(held <= limit, "{} holds {} B of {} B", made.node_id, held, limit)
     hold(not made.troubles.overbooked, "{}: {}", made.node_id, made.troubles.overbooked)
@@ -172,8 +172,8 @@ def _check_idle(made: VirtualNode, node: NodeEntry) -> None:
     under_way = (*station.running_operations(), *station.waiting())
     hold(node.state is NodeState.READY, "{} is {}", name, node.state)
     hold(not under_way, "{}: operations are stuck: {}", name, under_way)
-    hold(not made.agent.engine.has_requests(), "{} computes for nobody", name)
-    found = {memory.instance_id: memory for memory in made.agent.engine.memory()}
+    hold(not made.engine.has_requests(), "{} computes for nobody", name)
+    found = {memory.instance_id: memory for memory in made.engine.memory()}
     hold(
         set(found) == set(node.instances),
         "{} has {}, not {}",

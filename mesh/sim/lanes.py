@@ -5,6 +5,7 @@ do. The engine says through `spend` how long a call takes; a call that takes no 
 the next event. Before: `NodePerformer`. After: the node's host, by `post`.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
@@ -28,6 +29,8 @@ class VirtualLanes:
         self._busy = dict.fromkeys(Lane, False)
         self.busy_s = dict.fromkeys(Lane, 0.0)
         """Seconds in calls."""
+        self.busy_until_s = -math.inf
+        """When the last of the calls made so far ends."""
         self._waiting: dict[Lane, deque[Callable[[], None]]] = {lane: deque() for lane in Lane}
         self.post: Callable[[NodeEvent], None] = _unbound
 
@@ -81,7 +84,9 @@ class VirtualLanes:
 
         if self._spent_s > 0.0:
             self.busy_s[lane] += self._spent_s
-            self._clock.call_at(self._clock.now_s() + self._spent_s, end_late)
+            end_s = self._clock.now_s() + self._spent_s
+            self.busy_until_s = max(self.busy_until_s, end_s)
+            self._clock.call_at(end_s, end_late)
         else:
             end()
 

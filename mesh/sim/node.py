@@ -4,13 +4,15 @@ It owns what outlasts an agent that crashed: what the machine is, what ails it, 
 been in use. Before: `cluster`. After: `agent`.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mesh.domain.ids import ModelId, NodeId
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import NodeHello
 from mesh.runtime.clock import Clock
+from mesh.runtime.node_actions import Lane
 from mesh.sim.agent import VirtualAgent
 from mesh.sim.costs import ModelCosts, NodeCosts
 from mesh.sim.engine import CostEngine
@@ -29,6 +31,8 @@ class NodePlan:
     models: Mapping[ModelId, ModelCosts]
     costs: NodeCosts = field(default_factory=NodeCosts)
     limits: NodeLimits = field(default_factory=NodeLimits)
+    kept_s: float = 0.0
+    """It counts as in use for so long after its last request or call, such as a load."""
 
 
 class VirtualNode:
@@ -38,8 +42,12 @@ class VirtualNode:
         self._clock = clock
         self._links = links
         self._runs = 0
-        self._used_s = self._computing_s = 0.0
-        """Of agents that have ended."""
+        self._computed_s = 0.0
+        """By agents that have ended."""
+        self.used_s = 0.0
+        """How long it has been in use: with requests or a call under way, and `kept_s` after."""
+        self._looked_s = clock.now_s()
+        self._kept_until_s = -math.inf
         self.agent = self._agent()
 
     def start(self) -> None:
@@ -48,14 +56,18 @@ class VirtualNode:
     def crash(self, *, silently: bool) -> None:
         """All that it held is gone. Where the machine went with the agent, nobody is told."""
         if self.agent.alive:
+            self.look(self._clock.now_s())
             self.agent.kill(silently=silently)
 
     def restart(self) -> None:
         """A new agent that knows nothing of the one before it, unless that one runs."""
-        if self.agent.alive:
+        before = self.agent
+        if before.alive:
             return
-        self._used_s, self._computing_s = self.used_s, self.computing_s
+        self.look(self._clock.now_s())
+        self._computed_s = self.computing_s
         self.agent = self._agent()
+        self.engine.count_on(before.engine)
         self.agent.start()
 
     @property
@@ -63,14 +75,28 @@ class VirtualNode:
         return self.plan.hello.node_id
 
     @property
-    def used_s(self) -> float:
-        """How long it has had requests, or a load under way."""
-        return self._used_s + self.agent.used_s
+    def engine(self) -> CostEngine:
+        """For those who look at it from outside: what it holds, and what it has done."""
+        return self.agent.engine
 
     @property
     def computing_s(self) -> float:
         """Seconds on the compute lane."""
-        return self._computing_s + self.agent.computing_s
+        return self._computed_s + self.agent.lanes.busy_s[Lane.COMPUTE]
+
+    def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
+        """As its agents' recorder: nothing has changed since the event before this one."""
+        self.look(now_s)
+
+    def look(self, now_s: float) -> None:
+        """Count the time since the last look. Calls begin at events, so that a lane that is busy
+        until some time has been so since the last look.
+        """
+        agent = self.agent
+        in_use_until_s = now_s if agent.engine.has_requests() else agent.lanes.busy_until_s
+        self._kept_until_s = max(self._kept_until_s, in_use_until_s + self.plan.kept_s)
+        self.used_s += max(0.0, min(now_s, self._kept_until_s) - self._looked_s)
+        self._looked_s = now_s
 
     def _agent(self) -> VirtualAgent:
         self._runs += 1
@@ -78,14 +104,15 @@ class VirtualNode:
         return VirtualAgent(
             identity=replace(hello, run_id=f"{hello.node_id}-run-{self._runs}"),
             limits=self.plan.limits,
-            engine_of=self._engine,
+            engine_of=self._engine_of,
+            recorder=self,
             clock=self._clock,
             links=self._links,
             # Whatever started it starts it again, as systemd does.
             ended=lambda: self._clock.call_at(self._clock.now_s() + RESTART_S, self.restart),
         )
 
-    def _engine(self, spend: Callable[[float], None]) -> CostEngine:
+    def _engine_of(self, spend: Callable[[float], None]) -> CostEngine:
         return TroubledEngine(
             models=self.plan.models,
             costs=self.plan.costs,
