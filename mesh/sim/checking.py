@@ -52,6 +52,8 @@ class FaultyRun:
         self._injection = Injection(self.cell, faults)
         last_s = max((fault.until_s for fault in faults), default=0.0)
         self._over_s = self.cell.started_s + last_s
+        self.virtual_s = 0.0
+        """From the start of the workload to the last end."""
         if self._invariants is not None:
             self._invariants.attach(self.cell)
             self._check_progress()
@@ -64,6 +66,7 @@ class FaultyRun:
         Raises RuleBroken, or what else a fault of mesh raises.
         """
         outcomes = self.cell.run(workload, told)
+        self.virtual_s = self.cell.clock.now_s() - self.cell.started_s
         if self._invariants is not None:
             rest_s = max(self.cell.clock.now_s(), self._over_s)
             self.cell.clock.run_until(rest_s + REST_S)
@@ -73,7 +76,7 @@ class FaultyRun:
     def counts(self) -> FaultCounts:
         checks = () if self._invariants is None else sorted(self._invariants.seen.items())
         return FaultCounts(
-            faults=tuple((kind.value, self._injection.done[kind]) for kind in FaultKind),
+            faults=tuple((k.value, n) for k in FaultKind if (n := self._injection.done[k])),
             checks=tuple(checks),
         )
 
