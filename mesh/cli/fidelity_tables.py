@@ -53,17 +53,12 @@ def _row(
 
 
 def fields(report: FidelityReport) -> list[tuple[str, str]]:
-    made, costs = report.by_calibration, report.costs
+    made, paced, costs = report.by_calibration, report.by_pace, report.costs
     return [
+        ("simulations", f"{made.simulations} of each kind; figures are of all of them"),
         ("requests compared", str(made.requests)),
-        (
-            "finished on both sides",
-            f"{made.finished_in_both}, {report.by_pace.finished_in_both} at the live pace",
-        ),
-        (
-            "finished on both or neither",
-            f"{made.same_end}, {report.by_pace.same_end} at the live pace",
-        ),
+        ("finished on both sides", _both(made.finished_in_both, paced.finished_in_both)),
+        ("finished on both or neither", _both(made.same_end, paced.same_end)),
         ("calibrated by the first", f"{report.calibrated_s:g} s, which are not compared"),
         ("iterations of them", str(report.calibrated_steps)),
         ("iterations over profile", f"{costs.factor:.3f}"),
@@ -77,6 +72,10 @@ def fields(report: FidelityReport) -> list[tuple[str, str]]:
         ("by its books, at most", format_bytes(report.booked_bytes_max)),
         ("pace of the rest", f"{_slower(report):.3f} times as long an iteration"),
     ]
+
+
+def _both(calibrated: float, paced: float) -> str:
+    return f"{calibrated:.0f}, {paced:.0f} at the live pace"
 
 
 def _slower(report: FidelityReport) -> float:
@@ -118,6 +117,6 @@ def _errors(made: Comparison) -> dict[str, Plain]:
         "refused_share_error": made.refused_share_error,
         "requests": made.requests,
         "finished_in_both": made.finished_in_both,
-        "refused": {"live": int(made.refused.live), "simulated": int(made.refused.simulated)},
-        "met": {"live": int(made.met.live), "simulated": int(made.met.simulated)},
+        "refused": plain(made.refused),
+        "met": plain(made.met),
     }

@@ -5,6 +5,7 @@ call returns at once and has told `spend` how long it took; the virtual lanes le
 for as long. Before: `NodePerformer`. After: `sequences`, which computes what an iteration yields.
 """
 
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,8 @@ from mesh.sim.costs import ModelCosts, NodeCosts
 from mesh.sim.sequences import Instance
 
 NAME = "cost-model"
+SHARE_MIN = 0.5
+"""Of what an iteration takes on the average: no jitter makes it shorter."""
 
 
 class CostEngine:
@@ -52,6 +55,7 @@ class CostEngine:
         self._memory_bytes = memory_bytes
         self._spend = spend
         self._now_s = now_s
+        self._random = random.Random(costs.jitter.seed)
         self._loading_until_s = 0.0
         """When the latest load ends."""
         self._times = {m: Times(known.profile, costs.factor) for m, known in models.items()}
@@ -154,9 +158,12 @@ class CostEngine:
         if now_s < self._loading_until_s:
             slower *= costs.load_slowdown
         seconds = self._times[instance.order.model.model_id].iteration_s(shape) * slower
+        jitter = costs.jitter.decode_s
         if shape.prefill_tokens:
             seconds *= costs.prefill_factor
-        self._spend(seconds + costs.overhead_s * slower)
+            jitter = costs.jitter.prefill_s
+        jitter_s = self._random.choice(jitter) if jitter else 0.0
+        self._spend(max(seconds + costs.overhead_s * slower + jitter_s, seconds * SHARE_MIN))
         return seconds
 
     def _instance(self, instance_id: InstanceId) -> Instance:
