@@ -65,7 +65,9 @@ def fields(report: FidelityReport) -> list[tuple[str, str]]:
         ("those with prompts, further", f"{costs.prefill_factor:.3f}"),
         ("node's own part", f"{1000 * costs.overhead_s:.2f} ms an iteration"),
         ("client to node and back", f"{1000 * report.delay_s:.2f} ms"),
-        ("load, resize, unload", _each(costs.load_s, costs.resize_s, costs.unload_s)),
+        ("loads", _each(report.loads, costs.load_s)),
+        ("resizes", _each(report.resizes, costs.resize_s)),
+        ("unloads", _each(report.unloads, costs.unload_s)),
         ("iteration beside a load", f"{costs.load_slowdown:.2f} times as long"),
         ("priming of a size", f"{1000 * costs.priming_s:.1f} ms more than the iteration"),
         ("node's RSS, at most", format_bytes(report.rss_bytes_max)),
@@ -82,8 +84,9 @@ def _slower(report: FidelityReport) -> float:
     return report.pace_compared / report.pace_calibrated
 
 
-def _each(*seconds: float) -> str:
-    return ", ".join(f"{1000 * each:.1f}" for each in seconds) + " ms"
+def _each(count: int, seconds: float) -> str:
+    taken = f"{1000 * seconds:.1f} ms each"
+    return f"{count}, {taken}" if count else f"none seen, assumed {taken}"
 
 
 def summary(report: FidelityReport) -> Plain:
@@ -101,6 +104,9 @@ def summary(report: FidelityReport) -> Plain:
         "calibrated_steps": report.calibrated_steps,
         "pace_calibrated": report.pace_calibrated,
         "pace_compared": report.pace_compared,
+        "loads": report.loads,
+        "resizes": report.resizes,
+        "unloads": report.unloads,
         "delay_s": report.delay_s,
         "rss_bytes_max": report.rss_bytes_max,
         "booked_bytes_max": report.booked_bytes_max,

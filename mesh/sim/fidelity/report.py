@@ -53,6 +53,10 @@ class FidelityReport:
     calibrated_steps: int
     costs: NodeCosts
     """Calibrated, without pace and jitter."""
+    loads: int
+    resizes: int
+    unloads: int
+    """That the costs are means of; of what was not seen they are assumptions."""
     delay_s: float
     pace_calibrated: float
     """Mean, while it was calibrated: 1 by definition, but for what was disturbed."""
@@ -94,6 +98,9 @@ def report_on(run: LiveRun, *, simulations: int = SIMULATIONS) -> FidelityReport
         calibrated_s=run.calibrated_s,
         calibrated_steps=sum(run.start_s <= s.began_s < calibrated_s for s in observed.steps),
         costs=costs,
+        loads=sum(spent.began_s < calibrated_s for spent in observed.loads),
+        resizes=sum(spent.began_s < calibrated_s for spent in observed.resizes),
+        unloads=sum(spent.began_s < calibrated_s for spent in observed.unloads),
         delay_s=delay,
         pace_calibrated=_mean(known.factors),
         pace_compared=_mean(later),
