@@ -13,9 +13,9 @@ BENCH_BIN := .venv-bench/bin
 HOME_HERE := MESH_HOME="$${MESH_HOME:-$$PWD/.mesh}"
 PIP := pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test check lint types imports proto format soak clean
-.PHONY: bench-admission bench-engine bench-fidelity bench-kv-resize bench-overcommit bench-overhead
-.PHONY: bench-profile bench-slo
+.PHONY: help demo test check lint types imports proto format faults soak clean
+.PHONY: bench-admission bench-engine bench-fidelity bench-kv-resize bench-overcommit
+.PHONY: bench-overhead bench-paper bench-profile bench-slo
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -84,11 +84,18 @@ bench-overcommit: $(VENV)/.installed-dev ## twice as much memory wanted as a nod
 bench-overhead: $(VENV)/.installed-dev ## what controller, gRPC and node agent add to the engine
 	@$(HOME_HERE) $(BIN)/python -m bench.overhead
 
+# With TRACE=FILE on that trace, else on the generated load; ARGS are further options.
+bench-paper: $(VENV)/.installed-dev ## the evaluation of the LLM-Mesh paper on virtual nodes
+	@$(BIN)/mesh bench paper $${TRACE:+--trace "$$TRACE"} --ablations $(ARGS)
+
 bench-profile: $(VENV)/.installed-dev ## how near predicted iteration times come to measured ones
 	@$(HOME_HERE) $(BIN)/python -m bench.profile
 
 bench-slo: $(VENV)/.installed-dev ## who is served in time when there is too much to do
 	@$(HOME_HERE) $(BIN)/python -m bench.slo
+
+faults: $(VENV)/.installed-dev ## a thousand seeds of two simulated minutes of faults; nothing may break
+	@$(BIN)/python -m bench.faults
 
 soak: $(VENV)/.installed-dev ## ten minutes of invocations and cancellations; nothing may leak
 	@$(HOME_HERE) $(BIN)/python -m bench.soak

@@ -9,6 +9,7 @@ import importlib
 import click
 
 BENCHES = {
+    "paper": "The evaluation of the LLM-Mesh paper, on virtual nodes.",
     "fidelity": "A live cell of this machine beside a simulation of it.",
 }
 """The module of a measurement is `mesh.cli.bench_NAME`, and its command has its name."""

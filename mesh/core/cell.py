@@ -7,7 +7,6 @@ policies and placement take, so that a decision reads the live state and copies 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from mesh.compute.correction import Correction
 from mesh.core.expectations import Expectations
@@ -25,7 +24,7 @@ from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState, Req
 from mesh.domain.messages import LoadInstance, NodeHello
 from mesh.domain.model import Footprint
 from mesh.domain.profile import Profile
-from mesh.domain.reasons import DeviceKind, RefusalReason
+from mesh.domain.reasons import DeviceKind, OperationKind, RefusalReason
 from mesh.domain.request import Request
 from mesh.domain.slo import Slo
 from mesh.memory.demand import estimate_footprint
@@ -68,11 +67,11 @@ class RequestEntry:
     """An instance that it was last tried on had no room for its KV cache."""
     overtaken: int = 0
     """Requests that came later and got a place on a node that could not take this one in time."""
+    tokens: int = field(init=False)
+    """Of its prompt and its output so far."""
 
-    @property
-    def tokens(self) -> int:
-        """Of its prompt and its output so far."""
-        return len(self.request.prompt_tokens) + len(self.output_tokens)
+    def __post_init__(self) -> None:
+        self.tokens = len(self.request.prompt_tokens) + len(self.output_tokens)
 
     def turn_down(self, verdict: Verdict) -> None:
         """A node cannot compute it in time."""
@@ -96,6 +95,8 @@ class InstanceEntry:
     context_tokens_max: int
     batch_max: int
     requests: dict[RequestId, RequestEntry] = field(default_factory=dict)
+    tokens: int = 0
+    """Of its requests, prompts and outputs, summed."""
     required_blocks: int = 0
     """Sum over its requests."""
     kv_blocks_used: int = 0
@@ -144,9 +145,14 @@ class InstanceEntry:
         return self.batch >= self.batch_max
 
     @property
+    def promised_bytes(self) -> int:
+        """What it holds, weights included, once all that was issued for it is done."""
+        return self.node.station.size_bytes(self.instance_id)
+
+    @property
     def promised_blocks(self) -> int:
         """KV blocks that it will have when all that was issued for it is done."""
-        held_bytes = self.node.station.size_bytes(self.instance_id) - self.footprint.weights_bytes
+        held_bytes = self.promised_bytes - self.footprint.weights_bytes
         return max(held_bytes // self.footprint.kv_block_bytes, 0)
 
 
@@ -240,13 +246,6 @@ class DeploymentEntry:
         taking = [i for i in self.instances.values() if i.takes_requests]
         ready = sum(i.state is not InstanceState.PARKED for i in taking)
         return ready > self.spec.scaling.replicas_min
-
-
-class OperationKind(StrEnum):
-    DEPLOY = "deploy"
-    DELETE = "delete"
-    SCALE = "scale"
-    PROFILE = "profile"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
