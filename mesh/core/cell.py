@@ -105,6 +105,8 @@ class InstanceEntry:
     """As its node reports it."""
     profiling: bool = False
     """Its model is being measured on it: it stays."""
+    exceeded: tuple[int, int] = (-1, 0)
+    """`NodeEntry.eased` of its node when a further request was TPOT_EXCEEDED, and its tokens."""
     grow_again_s: float = 0.0
     """Its KV cache is not to grow before: its node could not do it."""
     to_load: LoadInstance | None = None
@@ -164,6 +166,10 @@ class NodeEntry:
     iteration_started_s: float | None = None
     """When the iteration under way began, as far as reports tell; None when it has no work."""
     load_slowdown: float = 1.0
+    eased: int = 0
+    """Times that it may have got less to compute: a request left it, or its heartbeat told how
+    quick it is. Until then a TPOT_EXCEEDED stands: work that stays only grows.
+    """
     instances: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
     protected: "dict[DeploymentName, DeploymentEntry]" = field(default_factory=dict)
     """The cell's deployments: their `replicas_min` keeps instances from being reclaimed."""
@@ -230,6 +236,8 @@ class DeploymentEntry:
     paused_until_s: float = 0.0
     resume_at: int = 0
     """The candidate at which the last turn had to stop, for it had validated often enough."""
+    exceeded: dict[NodeId, tuple[int, int]] = field(default_factory=dict)
+    """The same of nodes and a new instance there."""
     avoided: dict[NodeId, str] = field(default_factory=dict)
     """Nodes whose last load of it failed, and why; tried only when no other has room."""
 

@@ -171,6 +171,7 @@ def _heartbeat(turn: Turn, node: NodeEntry, said: Heartbeat) -> None:
     """
     node.rss_bytes, node.engine_bytes = said.rss_bytes, said.engine_bytes
     node.load_slowdown = max(said.load_slowdown, 1.0)
+    node.eased += 1
     listed = {loaded.instance_id for loaded in said.instances}
     for instance in node.instances.values():
         serves = instance.is_loaded or instance.state is InstanceState.DRAINING

@@ -65,7 +65,7 @@ def _find_room(
         if not turn.validations_left:
             return False
         turn.validations_left -= 1
-        return _has_time(turn, deployment, turn.cell.nodes[node.node_id], wanted_by)
+        return _has_time(turn, entry, deployment, turn.cell.nodes[node.node_id], wanted_by)
 
     sizes: dict[Footprint, tuple[int, int]] = {}
 
@@ -91,8 +91,14 @@ def _find_room(
     return placed
 
 
-def _has_time(turn: Turn, deployment: Deployment, node: NodeEntry, held: RequestEntry) -> bool:
+def _has_time(
+    turn: Turn, entry: DeploymentEntry, deployment: Deployment, node: NodeEntry, held: RequestEntry
+) -> bool:
     """Whether every SLO would be kept with a new instance on the node, its load included."""
+    eased, tokens = entry.exceeded.get(node.node_id, (-1, 0))
+    if eased == node.eased and held.tokens >= tokens:
+        held.turn_down(Verdict.TPOT_EXCEEDED)
+        return False
     if node.node_id not in turn.decodes_shares:
         turn.decodes_shares[node.node_id] = decodes_share(node, turn.now_s)
     verdict = verdict_on_start(
@@ -105,6 +111,8 @@ def _has_time(turn: Turn, deployment: Deployment, node: NodeEntry, held: Request
         now_s=turn.now_s,
         limits=turn.limits,
     )
+    if verdict is Verdict.TPOT_EXCEEDED:
+        entry.exceeded[node.node_id] = (node.eased, held.tokens)
     if verdict is not Verdict.PASSES:
         held.turn_down(verdict)
     return verdict is Verdict.PASSES
