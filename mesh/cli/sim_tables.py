@@ -2,6 +2,7 @@
 
 from mesh.cli.output import Column
 from mesh.domain.reasons import DeviceKind
+from mesh.report.outcomes import Summary
 from mesh.sim.report import SimulationReport
 
 NODE_COLUMNS = (
@@ -13,19 +14,8 @@ NODE_COLUMNS = (
 
 
 def summary_fields(report: SimulationReport) -> list[tuple[str, str]]:
-    made = report.requests
-    pairs = [
-        ("policy", report.policy),
-        ("seed", str(report.seed)),
-        ("requests", str(made.requests)),
-        ("SLO met, every token", _share(made.met, made.requests)),
-        ("SLO met, loads counted", _share(made.met_without_grace, made.requests)),
-        ("SLO met, TTFT and mean TPOT", _share(made.met_in_the_mean, made.requests)),
-        ("TTFT p50", _seconds(made.ttft_s_p50)),
-        ("TTFT p95", _seconds(made.ttft_s_p95)),
-        ("TPOT mean", _seconds(made.tpot_s_mean)),
-    ]
-    pairs += [(f"refused, {reason}", _share(n, made.requests)) for reason, n in made.refused]
+    pairs = [("policy", report.policy), ("seed", str(report.seed))]
+    pairs += request_fields(report.requests)
     for device in DeviceKind:
         total = sum(node.device is device for node in report.nodes)
         if total:
@@ -35,6 +25,20 @@ def summary_fields(report: SimulationReport) -> list[tuple[str, str]]:
         ("virtual time", f"{report.virtual_s:.1f} s"),
         ("wall time", f"{report.wall_s:.1f} s"),
     ]
+    return pairs
+
+
+def request_fields(made: Summary) -> list[tuple[str, str]]:
+    pairs = [
+        ("requests", str(made.requests)),
+        ("SLO met, every token", _share(made.met, made.requests)),
+        ("SLO met, loads counted", _share(made.met_without_grace, made.requests)),
+        ("SLO met, TTFT and mean TPOT", _share(made.met_in_the_mean, made.requests)),
+        ("TTFT p50", _seconds(made.ttft_s_p50)),
+        ("TTFT p95", _seconds(made.ttft_s_p95)),
+        ("TPOT mean", _seconds(made.tpot_s_mean)),
+    ]
+    pairs += [(f"refused, {reason}", _share(n, made.requests)) for reason, n in made.refused]
     return pairs
 
 

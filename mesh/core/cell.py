@@ -7,7 +7,6 @@ policies and placement take, so that a decision reads the live state and copies 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from mesh.compute.correction import Correction
 from mesh.core.expectations import Expectations
@@ -25,7 +24,7 @@ from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState, Req
 from mesh.domain.messages import LoadInstance, NodeHello
 from mesh.domain.model import Footprint
 from mesh.domain.profile import Profile
-from mesh.domain.reasons import DeviceKind, RefusalReason
+from mesh.domain.reasons import DeviceKind, OperationKind, RefusalReason
 from mesh.domain.request import Request
 from mesh.domain.slo import Slo
 from mesh.memory.demand import estimate_footprint
@@ -69,7 +68,7 @@ class RequestEntry:
     overtaken: int = 0
     """Requests that came later and got a place on a node that could not take this one in time."""
     tokens: int = field(init=False)
-    """Of its prompt and its output so far."""
+    """Of prompt and output."""
 
     def __post_init__(self) -> None:
         self.tokens = len(self.request.prompt_tokens) + len(self.output_tokens)
@@ -97,9 +96,8 @@ class InstanceEntry:
     batch_max: int
     requests: dict[RequestId, RequestEntry] = field(default_factory=dict)
     tokens: int = 0
-    """Of its requests, prompts and outputs, summed."""
     required_blocks: int = 0
-    """Sum over its requests."""
+    """Both summed over its requests."""
     kv_blocks_used: int = 0
     correction: Correction = field(default_factory=Correction)
     """As its node reports it."""
@@ -148,9 +146,14 @@ class InstanceEntry:
         return self.batch >= self.batch_max
 
     @property
+    def promised_bytes(self) -> int:
+        """What it holds, weights included, once all that was issued for it is done."""
+        return self.node.station.size_bytes(self.instance_id)
+
+    @property
     def promised_blocks(self) -> int:
         """KV blocks that it will have when all that was issued for it is done."""
-        held_bytes = self.node.station.size_bytes(self.instance_id) - self.footprint.weights_bytes
+        held_bytes = self.promised_bytes - self.footprint.weights_bytes
         return max(held_bytes // self.footprint.kv_block_bytes, 0)
 
 
@@ -167,9 +170,8 @@ class NodeEntry:
     """When the iteration under way began, as far as reports tell; None when it has no work."""
     load_slowdown: float = 1.0
     eased: int = 0
-    """Times that it may have got less to compute: a request left it, or its heartbeat told how
-    quick it is. Until then a TPOT_EXCEEDED stands: work that stays only grows.
-    """
+    """Times that it may have got less to compute; until then, it only gets more with every token
+    and a TPOT_EXCEEDED stands."""
     instances: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
     protected: "dict[DeploymentName, DeploymentEntry]" = field(default_factory=dict)
     """The cell's deployments: their `replicas_min` keeps instances from being reclaimed."""
@@ -237,7 +239,7 @@ class DeploymentEntry:
     resume_at: int = 0
     """The candidate at which the last turn had to stop, for it had validated often enough."""
     exceeded: dict[NodeId, tuple[int, int]] = field(default_factory=dict)
-    """The same of nodes and a new instance there."""
+    """The same of a new instance, by node."""
     avoided: dict[NodeId, str] = field(default_factory=dict)
     """Nodes whose last load of it failed, and why; tried only when no other has room."""
 
@@ -250,13 +252,6 @@ class DeploymentEntry:
         taking = [i for i in self.instances.values() if i.takes_requests]
         ready = sum(i.state is not InstanceState.PARKED for i in taking)
         return ready > self.spec.scaling.replicas_min
-
-
-class OperationKind(StrEnum):
-    DEPLOY = "deploy"
-    DELETE = "delete"
-    SCALE = "scale"
-    PROFILE = "profile"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

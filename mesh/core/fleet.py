@@ -42,6 +42,9 @@ from mesh.domain.messages import (
 from mesh.domain.reasons import RefusalReason
 from mesh.memory.station import ReservationStation
 
+EASED_SHARE = 0.95
+"""Of what its iterations took, with which a node has got less to compute."""
+
 
 def connect(turn: Turn, connected: NodeConnected) -> None:
     """A node dials in: take it and what it holds over, unless its name is taken."""
@@ -156,6 +159,8 @@ def _note_iteration(turn: Turn, node: NodeEntry, said: TokensReport) -> None:
     instance = node.instances.get(said.instance_id)
     if instance is None:
         return
+    if said.correction < instance.correction.latest * EASED_SHARE:
+        node.eased += 1
     instance.correction.told(said.correction, turn.now_s)
     for request_id, tokens in said.prefill_left:
         held = instance.requests.get(request_id)

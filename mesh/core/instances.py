@@ -2,21 +2,19 @@
 
 from mesh.compute.correction import Correction
 from mesh.core.cell import DeploymentEntry, InstanceEntry, NodeEntry, RequestEntry
-from mesh.core.memory import blocks_for_load, issue, let_go, reclaim
+from mesh.core.memory import issue, let_go, reclaim
 from mesh.core.memory import start as start_operations
-from mesh.core.schedule import decodes_share, first_due_s, verdict_on_start
+from mesh.core.schedule import first_due_s
+from mesh.core.starting import batch_max, find_room, load_s
 from mesh.core.turn import Turn
 from mesh.domain.actions import SendCommand, SetTimer
-from mesh.domain.deployment import Deployment
 from mesh.domain.events import KeepAliveExpired, LoadExpired, RetryLoadDue
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import INSTANCE, InstanceState, NodeState, advance
 from mesh.domain.messages import InstanceReport, LoadInstance, UnloadInstance, UseProfile
-from mesh.domain.model import Footprint
 from mesh.domain.profile import Profile
 from mesh.memory.station import MemoryOperationKind
-from mesh.request.placement import NoRoom, NoTime, Start, StartNode, place_instance
-from mesh.request.shadow import Verdict
+from mesh.request.placement import NoRoom, NoTime, Start
 
 
 def start_instance(
@@ -32,109 +30,23 @@ def start_instance(
     Returns None when it is under way, else what was missing. A node holds at most one instance of a
     deployment: a second would compute on the same device and only take memory.
     """
-    deployment = entry.deployment
-    assert deployment is not None
-    placed = _find_room(turn, entry, deployment, only, wanted_by)
+    nodes = turn.cell.nodes.values() if only is None else (only,)
+    placed = find_room(turn, entry, nodes, waiting=entry.queue, wanted_by=wanted_by)
     if not isinstance(placed, Start):
         return placed
-    node = turn.cell.nodes[placed.node.node_id]
-    reclaim(turn, node, placed.reclaim)
-    _load(
-        turn, entry, deployment, node, placed, first_due_s(wanted_by) if wanted_by else turn.now_s
-    )
+    load(turn, entry, placed, first_due_s(wanted_by) if wanted_by else turn.now_s)
     return None
 
 
-def _find_room(
-    turn: Turn,
-    entry: DeploymentEntry,
-    deployment: Deployment,
-    only: NodeEntry | None,
-    wanted_by: RequestEntry | None,
-) -> Start | NoRoom | NoTime:
-    """Nodes where its last load failed come into question only when no other has room."""
-    taken = [i.node for i in entry.instances.values()]
-    nodes = [n for n in turn.cell.nodes.values() if n.takes(entry.spec.devices) and n not in taken]
-    if only is not None:
-        nodes = [n for n in nodes if n is only]
-    fresh = [n for n in nodes if n.node_id not in entry.avoided]
-
-    def has_time(node: StartNode) -> bool:
-        if wanted_by is None or not turn.policy.validates:
-            return True
-        if not turn.validations_left:
-            return False
-        turn.validations_left -= 1
-        return _has_time(turn, entry, deployment, turn.cell.nodes[node.node_id], wanted_by)
-
-    sizes: dict[Footprint, tuple[int, int]] = {}
-
-    def kv_blocks(footprint: Footprint) -> tuple[int, int]:
-        if footprint not in sizes:
-            sizes[footprint] = blocks_for_load(
-                turn, entry, footprint, deployment.context_tokens_max
-            )
-        return sizes[footprint]
-
-    def place(among: list[NodeEntry]) -> Start | NoRoom | NoTime:
-        return place_instance(
-            deployment,
-            among,
-            kv_blocks=kv_blocks,
-            policy=turn.policy,
-            has_time=has_time,
-        )
-
-    placed = place(fresh)
-    if isinstance(placed, NoRoom | NoTime) and len(fresh) < len(nodes):
-        return place(nodes)
-    return placed
-
-
-def _has_time(
-    turn: Turn, entry: DeploymentEntry, deployment: Deployment, node: NodeEntry, held: RequestEntry
-) -> bool:
-    """Whether every SLO would be kept with a new instance on the node, its load included."""
-    eased, tokens = entry.exceeded.get(node.node_id, (-1, 0))
-    if eased == node.eased and held.tokens >= tokens:
-        held.turn_down(Verdict.TPOT_EXCEEDED)
-        return False
-    if node.node_id not in turn.decodes_shares:
-        turn.decodes_shares[node.node_id] = decodes_share(node, turn.now_s)
-    verdict = verdict_on_start(
-        node,
-        turn.cell.expectations.profile(deployment.model, node.footprint_of(deployment), node.hello),
-        _load_s(turn, deployment, node),
-        held,
-        share=turn.decodes_shares[node.node_id],
-        next_due_s=first_due_s(held),
-        now_s=turn.now_s,
-        limits=turn.limits,
-    )
-    if verdict is Verdict.TPOT_EXCEEDED:
-        entry.exceeded[node.node_id] = (node.eased, held.tokens)
-    if verdict is not Verdict.PASSES:
-        held.turn_down(verdict)
-    return verdict is Verdict.PASSES
-
-
-def _load_s(turn: Turn, deployment: Deployment, node: NodeEntry) -> float:
-    weights_bytes = node.footprint_of(deployment).weights_bytes
-    fingerprint = node.hello.fingerprint
-    return turn.cell.expectations.load_s(deployment.model.model_id, fingerprint, weights_bytes)
-
-
-def _load(
-    turn: Turn,
-    entry: DeploymentEntry,
-    deployment: Deployment,
-    node: NodeEntry,
-    start: Start,
-    needed_s: float,
-) -> None:
+def load(turn: Turn, entry: DeploymentEntry, start: Start, needed_s: float) -> None:
+    """Start an instance where room was found for it."""
+    deployment, node = entry.deployment, turn.cell.nodes[start.node.node_id]
+    assert deployment is not None
+    reclaim(turn, node, start.reclaim)
     turn.cell.instances_started += 1
     profile = turn.cell.expectations.profile(deployment.model, start.footprint, node.hello)
     instance_id = InstanceId(f"{entry.spec.name}-{turn.epoch}-{turn.cell.instances_started}")
+    served_max = batch_max(turn, entry, deployment, node)
     instance = InstanceEntry(
         instance_id=instance_id,
         deployment=entry.spec.name,
@@ -145,8 +57,8 @@ def _load(
         profile=profile,
         kv_blocks=start.kv_blocks,
         context_tokens_max=deployment.context_tokens_max,
-        batch_max=turn.limits.batch_max,
-        load_s=_load_s(turn, deployment, node),
+        batch_max=served_max,
+        load_s=load_s(turn, deployment, node),
         load_started_s=turn.now_s,
         phase="load",
     )
@@ -156,7 +68,7 @@ def _load(
         model=deployment.model,
         kv_blocks=start.kv_blocks,
         context_tokens_max=deployment.context_tokens_max,
-        batch_max=turn.limits.batch_max,
+        batch_max=served_max,
         profile=profile,
     )
     _enter(turn, instance)

@@ -60,15 +60,19 @@ def request_blocks(
 
 
 def blocks_for_load(
-    turn: Turn, entry: DeploymentEntry, footprint: Footprint, context_tokens_max: int
+    turn: Turn,
+    entry: DeploymentEntry,
+    waiting: Iterable[RequestEntry],
+    footprint: Footprint,
+    context_tokens_max: int,
 ) -> tuple[int, int]:
-    """KV blocks of a new instance: the least that serves the request that has waited longest, and
-    what is recommended for as many as it would take.
+    """KV blocks of a new instance: the least that serves the first of those who wait, and what is
+    recommended for as many as it would take.
     """
     least = least_blocks(turn.limits, footprint, context_tokens_max)
     demands = [
         request_blocks(entry, held, footprint, context_tokens_max)
-        for held, _ in zip(entry.queue, range(turn.limits.batch_max), strict=False)
+        for held, _ in zip(waiting, range(turn.limits.batch_max), strict=False)
     ]
     required = max(sum(demands), least)
     return max(least, *demands[:1], 1), watermark(turn.limits).recommended(required)
@@ -80,6 +84,31 @@ def room_for(
     """How a loaded instance would have the KV cache for one more request; None if it cannot."""
     blocks = request_blocks(owner, held, instance.footprint, instance.context_tokens_max)
     return _room(turn, instance, instance.required_blocks + blocks)
+
+
+def room_for_all(
+    turn: Turn, owner: DeploymentEntry, instance: InstanceEntry, coming: Sequence[RequestEntry]
+) -> Room | None:
+    """The same for several."""
+    footprint, context = instance.footprint, instance.context_tokens_max
+    blocks = sum(request_blocks(owner, held, footprint, context) for held in coming)
+    return _room(turn, instance, instance.required_blocks + blocks)
+
+
+def missing_bytes(
+    turn: Turn, owner: DeploymentEntry, instance: InstanceEntry, held: RequestEntry | None = None
+) -> int:
+    """By how much M_require, with one more request or without, does not fit though all idle
+    instances went; 0 where a grow has just failed, for then it is not memory that is missing.
+    """
+    if turn.now_s < instance.grow_again_s:
+        return 0
+    footprint, context = instance.footprint, instance.context_tokens_max
+    blocks = request_blocks(owner, held, footprint, context) if held is not None else 0
+    required = max(instance.required_blocks + blocks, least_blocks(turn.limits, footprint, context))
+    idle_bytes = sum(size_bytes for _, size_bytes in _idle_beside(turn, instance))
+    more_bytes = footprint.instance_bytes(required) - instance.promised_bytes
+    return max(more_bytes - instance.node.station.free_bytes - idle_bytes, 0)
 
 
 def _room(turn: Turn, instance: InstanceEntry, requested_blocks: int) -> Room | None:
@@ -98,9 +127,15 @@ def _room(turn: Turn, instance: InstanceEntry, requested_blocks: int) -> Room | 
             return Room(kv_blocks=kv_blocks)
     held_bytes = station.size_bytes(instance.instance_id)
     missing_bytes = footprint.instance_bytes(required) - held_bytes - station.free_bytes
-    others = [idle for idle in instance.node.reclaimable() if idle[0] != instance.instance_id]
-    reclaim = enough(others, missing_bytes)
+    reclaim = enough(_idle_beside(turn, instance), missing_bytes)
     return Room(kv_blocks=required, reclaim=reclaim) if reclaim else None
+
+
+def _idle_beside(turn: Turn, instance: InstanceEntry) -> list[tuple[InstanceId, int]]:
+    """Other instances of its node that may go now, with their bytes."""
+    if instance.device not in turn.policy.reclaims:
+        return []
+    return [idle for idle in instance.node.reclaimable() if idle[0] != instance.instance_id]
 
 
 def claim(
@@ -147,7 +182,8 @@ def grow(turn: Turn, instance: InstanceEntry, needed_s: float) -> bool:
 
 def shrink(turn: Turn, instance: InstanceEntry) -> None:
     """Give back what is far more than its requests need: late, for the next ones may come soon."""
-    if instance.state is not InstanceState.READY or instance.profiling:
+    fixed = turn.policy.parts is not None
+    if fixed or instance.state is not InstanceState.READY or instance.profiling:
         return
     least = least_blocks(turn.limits, instance.footprint, instance.context_tokens_max)
     required = max(instance.required_blocks, least)

@@ -5,6 +5,7 @@ Reports lag behind the node by the link's delay, so that the iteration in flight
 node began it when it reported the one before.
 """
 
+from collections.abc import Sequence
 from math import inf
 
 from mesh.compute.times import Times
@@ -35,8 +36,12 @@ def verdict_on(
     next_due_s: float,
     now_s: float,
     limits: CellLimits,
+    beside: Sequence[RequestEntry] = (),
+    may_be_late: bool = False,
 ) -> Verdict:
-    """Whether a loaded instance can take a request whose next token is due at `next_due_s`."""
+    """Whether a loaded instance can take a request whose next token is due at `next_due_s`, and
+    those beside it that have been promised it already.
+    """
     node = instance.node
     if not (instance.profile and instance.profile.measured) and node.is_idle():
         # An estimate may be wrong by far; a single request finds out, and corrects it.
@@ -47,7 +52,14 @@ def verdict_on(
     lane = lanes.get(instance.instance_id)
     if lane is None:
         lane = _lane(instance, held.slo, now_s)
-    return validate(schedule, _newcomer(lane, held, next_due_s, now_s))
+        if beside:
+            schedule.lanes.append(lane)
+    coming = [(lane, _prompt(other, first_due_s(other) + other.grace_s)) for other in beside]
+    schedule.joining = (*schedule.joining, *coming)
+    newcomer = Newcomer(
+        lane=lane, prompt=_prompt(held, next_due_s), joins_s=now_s, may_be_late=may_be_late
+    )
+    return validate(schedule, newcomer)
 
 
 def verdict_on_start(
@@ -60,11 +72,10 @@ def verdict_on_start(
     next_due_s: float,
     now_s: float,
     limits: CellLimits,
+    may_be_late: bool = False,
 ) -> Verdict:
-    """Whether a node can take a new instance, whose load takes `load_s`, for this request. `share`
-    is the node's `decodes_share`.
-
-    The load is granted on top of the request's deadline, but not on top of anybody else's.
+    """Whether a node can take a new instance, whose load takes `load_s`, for this request, whose
+    next token is due at `next_due_s`. `share` is the node's `decodes_share`.
     """
     if not profile.measured and node.is_idle():
         return Verdict.PASSES
@@ -74,8 +85,13 @@ def verdict_on_start(
         return Verdict.TPOT_EXCEEDED
     schedule, _ = _schedule(node, now_s, limits)
     lane = Lane(instance_id=InstanceId("new"), times=times, tpot_s=held.slo.tpot_s)
-    newcomer = _newcomer(lane, held, next_due_s + load_s, now_s + load_s)
-    newcomer.loads = True
+    newcomer = Newcomer(
+        lane=lane,
+        prompt=_prompt(held, next_due_s),
+        joins_s=now_s + load_s,
+        loads=True,
+        may_be_late=may_be_late,
+    )
     return validate(schedule, newcomer)
 
 
@@ -220,9 +236,9 @@ def _fill(
     lane.predict()
 
 
-def _newcomer(lane: Lane, held: RequestEntry, next_due_s: float, joins_s: float) -> Newcomer:
-    prompt = Prompt(left=held.tokens, past=0, due_s=next_due_s)
-    return Newcomer(lane=lane, prompt=prompt, joins_s=joins_s, may_be_late=held.attempt > 0)
+def _prompt(held: RequestEntry, due_s: float) -> Prompt:
+    """Of a request that has to be computed from its first token."""
+    return Prompt(left=held.tokens, past=0, due_s=due_s)
 
 
 def _load_ends_s(instance: InstanceEntry, now_s: float) -> float:

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from mesh.core.cell import Cell, InstanceEntry
+from mesh.core.cell import Cell, InstanceEntry, NodeEntry
 from mesh.domain.actions import ControllerAction
+from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId
 from mesh.domain.limits import CellLimits
 from mesh.policy.interface import Policy
@@ -32,6 +33,10 @@ class Turn:
     since."""
     released: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
     """Instances that lost a request in this turn, and are idle if the queues do not refill them."""
+
+    def takes(self, node: NodeEntry, spec: DeploymentSpec) -> bool:
+        """Whether the node takes new instances of a deployment, and the policy uses such nodes."""
+        return node.device in self.policy.devices and node.takes(spec.devices)
 
     def act(self, action: ControllerAction) -> None:
         self.actions.append(action)

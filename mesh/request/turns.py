@@ -3,10 +3,10 @@
 Least headroom first is the token-level scheduling of LLM-Mesh §5.1. What the paper leaves open is
 how long a prompt may hold up everybody else: here a prompt is computed in chunks of the size that
 the headroom of all running requests leaves room for, and a request that is late already does not
-make others late. First come, first served is the baseline.
+make others late. First come, first served, and in turns, are the baselines.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -44,13 +44,20 @@ def next_turn(
     working = [lane for lane in lanes if lane.batch or lane.prompts]
     if not working:
         return None
-    if rule is TurnRule.FIRST_COME:
-        lane = min(working, key=lambda lane: (lane.oldest_s, lane.instance_id))
-        return _grant(lane, min(lane.prompt_tokens, prefill_tokens_max))
+    if rule is not TurnRule.HEADROOM:
+        lane = min(working, key=_PRECEDENCE[rule])
+        passed = [other for other in working if other is not lane]
+        return _grant(lane, min(lane.prompt_tokens, prefill_tokens_max), passed)
     for lane in working:
         if lane.due_s < now_s + lane.decode_s:
             lane.sort_out(now_s)
     return _least_headroom(working, now_s, prefill_tokens_max)
+
+
+_PRECEDENCE: dict[TurnRule, Callable[[Lane], tuple[float, str]]] = {
+    TurnRule.FIRST_COME: lambda lane: (lane.oldest_s, lane.instance_id),
+    TurnRule.ALTERNATE: lambda lane: (-lane.passed, lane.instance_id),
+}
 
 
 def note_turn(grant: Grant) -> None:

@@ -4,6 +4,7 @@ The same as `mesh_nodes.agent` does with threads, a store and gRPC. It owns the 
 how long the node has been in use. Before: `cluster`, and commands from its link. After: the link.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,6 +37,8 @@ class NodePlan:
     models: Mapping[ModelId, ModelCosts]
     costs: NodeCosts = field(default_factory=NodeCosts)
     limits: NodeLimits = field(default_factory=NodeLimits)
+    kept_s: float = 0.0
+    """It counts as in use for so long after its last request, step or load."""
 
 
 class VirtualNode:
@@ -51,6 +54,7 @@ class VirtualNode:
             costs=plan.costs,
             memory_bytes=plan.hello.memory_bytes - plan.hello.base_bytes,
             spend=self._lanes.spend,
+            now_s=clock.now_s,
         )
         performer = NodePerformer(engine=self._engine, lanes=self._lanes, link=self, models=self)
         self._host: Host[NodeEvent, NodeAction] = Host(
@@ -58,13 +62,19 @@ class VirtualNode:
         )
         self._lanes.post = self._host.post
         self.used_s = 0.0
-        """How long it has had requests, or a load under way."""
+        """How long it has been in use: with requests, a step or a load, and `kept_s` after."""
         self._looked_s = clock.now_s()
+        self._kept_until_s = -math.inf
 
     def start(self) -> None:
         """Dial in, and report from then on."""
         self._link_id = self._links.dial(self)
         self._beat()
+
+    @property
+    def engine(self) -> CostEngine:
+        """For those who look at it from outside: what it holds, and what it has done."""
+        return self._engine
 
     @property
     def computing_s(self) -> float:
@@ -78,8 +88,15 @@ class VirtualNode:
 
     def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
         """As the host's recorder: nothing has changed since the event before this one."""
-        if self._engine.has_requests() or self._lanes.is_busy(Lane.LOADING):
-            self.used_s += now_s - self._looked_s
+        self.look(now_s)
+
+    def look(self, now_s: float) -> None:
+        """Count the time since the last look. Steps and loads begin at events, so that a node that
+        works until some time has done so since the last look.
+        """
+        in_use_until_s = now_s if self._engine.has_requests() else self._engine.working_until_s
+        self._kept_until_s = max(self._kept_until_s, in_use_until_s + self.plan.kept_s)
+        self.used_s += max(0.0, min(now_s, self._kept_until_s) - self._looked_s)
         self._looked_s = now_s
 
     def _redial(self) -> None:

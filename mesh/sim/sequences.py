@@ -6,16 +6,18 @@ its tokens is computed, and a request that finds none starves. Token ids are a f
 request and the index alone. Before: `engine`. After: nothing.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
-from mesh.compute.times import Times
 from mesh.domain.ids import RequestId
 from mesh.domain.model import Footprint
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import SamplingParams
 from mesh.domain.steps import EngineRequest, InstanceMemory, LoadOrder, StepResult, TokenOutput
 
+Seconds = Callable[[int, int, int, int], float]
+"""Of an iteration: prompt tokens, tokens before them, decodes, mean context of those."""
 STRIDE = 7919
 """Between the ids of neighbouring tokens; prime, so that they differ in any vocabulary."""
 
@@ -92,8 +94,8 @@ class Instance:
             kv_held_bytes=self.kv_blocks * self.footprint.kv_block_bytes,
         )
 
-    def iterate(self, prefill_tokens_max: int, times: Times) -> StepResult:
-        """Compute one iteration, which takes as long as `times` says."""
+    def iterate(self, prefill_tokens_max: int, seconds: Seconds) -> StepResult:
+        """Compute one iteration, which takes as long as `seconds` says."""
         decoding, prompts, starved = self._plan(prefill_tokens_max)
         context = prefill = past = 0
         for sequence in decoding:
@@ -116,7 +118,7 @@ class Instance:
             prefill_left=tuple([(s.request.request_id, s.left) for s in waiting]),
             starved=tuple(starved),
             kv_blocks_used=self.blocks_used,
-            elapsed_s=times.seconds(prefill, past_tokens, batch, context // batch if batch else 0),
+            elapsed_s=seconds(prefill, past_tokens, batch, context // batch if batch else 0),
         )
 
     def _plan(
