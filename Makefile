@@ -13,7 +13,7 @@ BENCH_BIN := .venv-bench/bin
 HOME_HERE := MESH_HOME="$${MESH_HOME:-$$PWD/.mesh}"
 PIP := pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test check lint types imports proto format soak clean
+.PHONY: help demo test check lint types imports proto format faults soak clean
 .PHONY: bench-admission bench-engine bench-fidelity bench-kv-resize bench-overcommit
 .PHONY: bench-overhead bench-paper bench-profile bench-slo
 
@@ -93,6 +93,9 @@ bench-profile: $(VENV)/.installed-dev ## how near predicted iteration times come
 
 bench-slo: $(VENV)/.installed-dev ## who is served in time when there is too much to do
 	@$(HOME_HERE) $(BIN)/python -m bench.slo
+
+faults: $(VENV)/.installed-dev ## a thousand seeds of two simulated minutes of faults; nothing may break
+	@$(BIN)/python -m bench.faults
 
 soak: $(VENV)/.installed-dev ## ten minutes of invocations and cancellations; nothing may leak
 	@$(HOME_HERE) $(BIN)/python -m bench.soak

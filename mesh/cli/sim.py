@@ -18,14 +18,13 @@ from mesh.cli.options import format_option
 from mesh.cli.output import Format
 from mesh.cli.plain import plain
 from mesh.cli.progress import Report, progress
+from mesh.cli.sim_check import Journals, command_of, replayable
 from mesh.cli.sim_replay import show_replay
 from mesh.domain.errors import InvalidInput
 from mesh.report.outcomes import summarize
-from mesh.runtime.host import Recorder
-from mesh.runtime.journal import open_journal
-from mesh.sim.cluster import VirtualCell
+from mesh.sim.checking import FaultyRun
 from mesh.sim.report import SimulationReport, node_uses
-from mesh.sim.scenario import Scenario, arrivals, fitted, read_scenario, trace_of
+from mesh.sim.scenario import Scenario, arrivals, faults, fitted, read_scenario, trace_of
 from mesh.sim.scenario import plan as plan_of
 from mesh.sim.workload import TraceFile, WorkloadKind
 from mesh_workloads.sampling import KEPT
@@ -64,6 +63,12 @@ REPORT_EVERY = 16
     help="Write down every decision of the controller.",
 )
 @click.option(
+    "--check",
+    is_flag=True,
+    default=None,
+    help="Hold the cell to all that must hold of any, after every decision and at the end.",
+)
+@click.option(
     "--replay",
     metavar="JOURNAL",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -81,6 +86,7 @@ def sim(
     functions: str | None,
     duration: float | None,
     journal: Path | None,
+    check: bool | None,
     replay: Path | None,
     form: Format,
 ) -> None:
@@ -105,8 +111,9 @@ def sim(
         seed=read.seed if seed is None else seed,
         workload=_workload(read.workload, trace, models, duration),
     )
-    with progress(scenario.stem) as show:
-        report = _simulate(read, journal, show, fit=trace is not None or models is not None)
+    fit = trace is not None or models is not None
+    with progress(scenario.stem) as show, replayable(command_of(ctx, read.seed)):
+        report = _simulate(read, journal, show, fit=fit, check=bool(check))
     if form is not Format.TABLE:
         output.structured(plain(report), form)
         return
@@ -132,9 +139,9 @@ def _workload(
 
 
 def _simulate(
-    scenario: Scenario, journal: Path | None, show: Report, *, fit: bool
+    scenario: Scenario, journal: Path | None, show: Report, *, fit: bool, check: bool
 ) -> SimulationReport:
-    """`fit`: the deployments follow the trace."""
+    """`fit`: the deployments follow the trace. `check`: hold the cell to its invariants."""
     began_s = time.perf_counter()
     if isinstance(scenario.workload, TraceFile):
         show("the trace is read", 0.0)
@@ -145,21 +152,23 @@ def _simulate(
     duration_s = (trace or scenario.workload).duration_s
     assert duration_s is not None, "only the trace of a file may have no duration before it is read"
     with ExitStack() as opened:
-        recorders: tuple[Recorder, ...] = ()
-        if journal is not None:
-            written = open_journal(journal, cell_plan.start())
-            opened.callback(written.close)
-            recorders = (written,)
-        cell = VirtualCell(cell_plan, recorders=recorders)
-        outcomes = cell.run(coming, _Shown(show, duration_s).arrived)
-    virtual_s = cell.clock.now_s() - cell.started_s
+        run = FaultyRun(
+            cell_plan,
+            faults(scenario, cell_plan),
+            check=check,
+            started=Journals(journal, opened).started,
+        )
+        outcomes = run.run(coming, _Shown(show, duration_s).arrived)
+    counts = run.counts()
     return SimulationReport(
         policy=cell_plan.policy,
         seed=scenario.seed,
         requests=summarize(outcomes),
-        nodes=node_uses(cell.nodes, virtual_s),
-        virtual_s=virtual_s,
+        nodes=node_uses(run.cell.nodes, run.virtual_s),
+        virtual_s=run.virtual_s,
         wall_s=time.perf_counter() - began_s,
+        faults=counts.faults,
+        checks=counts.checks,
     )
 
 

@@ -20,6 +20,8 @@ def summary_fields(report: SimulationReport) -> list[tuple[str, str]]:
         total = sum(node.device is device for node in report.nodes)
         if total:
             pairs.append((f"{device} nodes in use", f"{report.nodes_used(device):.2f} of {total}"))
+    pairs += [(f"faults, {kind}", str(n)) for kind, n in report.faults]
+    pairs += [(f"checked, {what}", str(n)) for what, n in report.checks]
     pairs += [
         ("output", f"{report.tokens_per_s:.1f} tokens/s"),
         ("virtual time", f"{report.virtual_s:.1f} s"),

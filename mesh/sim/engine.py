@@ -198,8 +198,22 @@ class CostEngine:
             raise EngineError(f"instance {instance_id} is not loaded")
         return self._instances[instance_id]
 
+    def count_on(self, before: "CostEngine") -> None:
+        """Go on from the counts of an engine that has ended on the same node."""
+        self.loads = before.loads
+        self.prefilled_tokens = before.prefilled_tokens
+        self.decoded_tokens = before.decoded_tokens
+
+    def request_ids(self) -> list[RequestId]:
+        """Of all requests that are in it."""
+        return [r for instance in self._instances.values() for r in instance.sequences]
+
+    def held_bytes(self) -> int:
+        """What all instances take together."""
+        return sum(m.weights_bytes + m.kv_held_bytes for m in self.memory())
+
     def _claim(self, more_bytes: int, instance_id: InstanceId) -> None:
-        held_bytes = sum(m.weights_bytes + m.kv_held_bytes for m in self.memory())
+        held_bytes = self.held_bytes()
         if more_bytes > 0 and held_bytes + more_bytes > self._memory_bytes:
             raise OutOfMemory(
                 f"instance {instance_id} wants {more_bytes} bytes more, "

@@ -18,6 +18,7 @@ from mesh.domain.errors import InvalidInput, MeshError, NotFound
 from mesh.domain.limits import CellLimits
 from mesh.policy.registry import DEFAULT_POLICY
 from mesh.sim.cluster import Arrival, CellPlan
+from mesh.sim.faults import Fault, Faults, check_faults, occurrences
 from mesh.sim.groups import (
     GROUP_MAX,
     DeploymentGroup,
@@ -54,6 +55,7 @@ class Scenario:
     seed: int = 1
     link_delay_s: float = 0.0005
     limits: CellLimits = field(default_factory=CellLimits)
+    faults: Faults | None = None
 
 
 _converter = make_converter(forbid_extra_keys=True)
@@ -128,6 +130,14 @@ def plan(scenario: Scenario) -> CellPlan:
     )
 
 
+def faults(scenario: Scenario, made: CellPlan) -> tuple[Fault, ...]:
+    """What goes wrong; the same for the same seed."""
+    if scenario.faults is None:
+        return ()
+    node_ids = [node.hello.node_id for node in made.nodes]
+    return occurrences(scenario.faults, node_ids, scenario.seed)
+
+
 def trace_of(scenario: Scenario) -> Trace | None:
     """The trace of its workload, read or generated; None for one that is drawn as it goes.
 
@@ -191,4 +201,6 @@ def _check(scenario: Scenario) -> None:
         names = [name for group in groups for name in names_of(group)]
         if not names or len(set(names)) < len(names):
             raise InvalidInput(f"names must be there and differ: {', '.join(names) or 'none'}")
+    if scenario.faults is not None:
+        check_faults(scenario.faults)
     at_least("link_delay_s", scenario.link_delay_s, above=False)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from mesh.domain.ids import RequestId
-from mesh.domain.model import Footprint
+from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import SamplingParams
 from mesh.domain.steps import EngineRequest, InstanceMemory, LoadOrder, StepResult, TokenOutput
@@ -22,18 +22,25 @@ STRIDE = 7919
 """Between the ids of neighbouring tokens; prime, so that they differ in any vocabulary."""
 
 
-def seed_of(request: EngineRequest) -> int:
+def seed_of(prompt_tokens: tuple[int, ...], sampling: SamplingParams) -> int:
     """What the tokens of a request follow from: its prompt, and how it samples."""
-    sampling = request.sampling
     drawn = _samples(sampling)
     return hash(
         (
-            request.prompt_tokens,
+            prompt_tokens,
             (sampling.seed or 0) if drawn else -1,
             sampling.temperature if drawn else 0.0,
             sampling.repetition_penalty,
         )
     )
+
+
+def token_at(seed: int, index: int, model: ModelInfo) -> int:
+    """The id of an output token, wherever it is computed. No request ends by accident."""
+    token_id = (seed + index * STRIDE) % model.vocabulary_tokens
+    while token_id in model.stop_token_ids:
+        token_id = (token_id + 1) % model.vocabulary_tokens
+    return token_id
 
 
 def _samples(sampling: SamplingParams) -> bool:
@@ -72,7 +79,7 @@ class Instance:
         prompt_tokens = len(request.prompt_tokens)
         self.sequences[request.request_id] = Sequence(
             request=request,
-            seed=seed_of(request),
+            seed=seed_of(request.prompt_tokens, request.sampling),
             length=prompt_tokens + len(request.output_tokens),
             length_max=min(
                 prompt_tokens + request.sampling.max_tokens, self.order.context_tokens_max
@@ -160,9 +167,7 @@ class Instance:
     def _token(self, sequence: Sequence) -> TokenOutput:
         request, model = sequence.request, self.order.model
         index = sequence.length - len(request.prompt_tokens)
-        token_id = (sequence.seed + index * STRIDE) % model.vocabulary_tokens
-        while token_id in model.stop_token_ids:  # no request ends by accident
-            token_id = (token_id + 1) % model.vocabulary_tokens
+        token_id = token_at(sequence.seed, index, model)
         sequence.length += 1
         sequence.decoding = True
         finish = None

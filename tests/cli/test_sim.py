@@ -172,3 +172,40 @@ def test_what_cannot_be_replayed_is_two_lines(
     assert ran.code == code
     assert named in ran.error_lines[0]
     assert ran.out == ""
+
+
+FAULTS = """
+[faults]
+until_s = 8
+per_minute = { crash = 30, kill_controller = 12, break = 30 }
+"""
+
+
+def test_a_checked_run_says_what_went_wrong_and_what_was_looked_at(
+    scenario: str, tmp_path: Path
+) -> None:
+    faulty = tmp_path / "faulty.toml"
+    faulty.write_text(SMALL + FAULTS)
+    journal = tmp_path / "made.jsonl"
+    ran = mesh("sim", str(faulty), "--check", "--journal", str(journal), "-o", "json")
+    assert ran.code == 0, ran.err
+    made = json.loads(ran.out)
+    faults, checks = dict(made["faults"]), dict(made["checks"])
+    assert faults["crash"] > 0
+    assert checks["decisions"] > 100
+    for epoch in range(2, 2 + faults["kill_controller"]):
+        start, _ = read_journal(tmp_path / f"made-{epoch}.jsonl")
+        assert isinstance(start, ControllerStart)
+        assert start.epoch == epoch
+    assert "checked, decisions" in mesh("sim", scenario, "--check").out
+
+
+def test_a_run_that_breaks_a_rule_fails_with_the_command_that_shows_it_again(
+    scenario: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mesh.sim.checking.STUCK_S", -1e6)
+    ran = mesh("sim", scenario, "--check", "--seed", "7", "--policy", "fcfs")
+    assert ran.code == 1
+    assert "RuleBroken: requests are stuck" in ran.err
+    assert f"mesh sim {scenario} --policy fcfs --check --seed 7" in ran.err
+    assert mesh("sim", scenario).code == 0
