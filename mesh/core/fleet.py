@@ -155,8 +155,9 @@ def report(turn: Turn, link_id: int, said: NodeReport) -> None:
 
 def _note_iteration(turn: Turn, node: NodeEntry, said: TokensReport) -> None:
     """An iteration has ended, and if there is work the next one began at once."""
-    node.iteration_started_s = None if node.is_idle() else turn.now_s
     instance = node.instances.get(said.instance_id)
+    busy = (instance is not None and instance.requests) or not node.is_idle()
+    node.iteration_started_s = turn.now_s if busy else None
     if instance is None:
         return
     if said.correction < instance.correction.latest * EASED_SHARE:
@@ -166,7 +167,7 @@ def _note_iteration(turn: Turn, node: NodeEntry, said: TokensReport) -> None:
         held = instance.requests.get(request_id)
         if held is not None:
             held.prefill_left = tokens
-    if any(request_id in instance.requests for request_id in said.starved):
+    if said.starved and any(request_id in instance.requests for request_id in said.starved):
         relieve(turn, instance)
 
 
