@@ -15,7 +15,7 @@ PIP := pip install --quiet --disable-pip-version-check
 
 .PHONY: help demo test check lint types imports proto format faults soak clean
 .PHONY: bench-admission bench-engine bench-fidelity bench-kv-resize bench-overcommit
-.PHONY: bench-overhead bench-paper bench-profile bench-slo
+.PHONY: bench-overhead bench-paper bench-profile bench-sim bench-slo
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -90,6 +90,9 @@ bench-paper: $(VENV)/.installed-dev ## the evaluation of the LLM-Mesh paper on v
 
 bench-profile: $(VENV)/.installed-dev ## how near predicted iteration times come to measured ones
 	@$(HOME_HERE) $(BIN)/python -m bench.profile
+
+bench-sim: $(VENV)/.installed-dev ## how long the simulator takes; ARGS="--trace FILE", "--growth"
+	@$(BIN)/python -m bench.sim $(ARGS)
 
 bench-slo: $(VENV)/.installed-dev ## who is served in time when there is too much to do
 	@$(HOME_HERE) $(BIN)/python -m bench.slo
