@@ -14,8 +14,8 @@ HOME_HERE := MESH_HOME="$${MESH_HOME:-$$PWD/.mesh}"
 PIP := pip install --quiet --disable-pip-version-check
 
 .PHONY: help demo test check lint types imports proto format faults soak clean
-.PHONY: bench-admission bench-engine bench-kv-resize bench-overcommit bench-overhead
-.PHONY: bench-profile bench-slo
+.PHONY: bench-admission bench-engine bench-fidelity bench-kv-resize bench-overcommit
+.PHONY: bench-overhead bench-paper bench-profile bench-slo
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -72,6 +72,9 @@ bench-admission: $(VENV)/.installed-dev ## how many requests a second the contro
 bench-engine: .venv-bench/.installed ## the engine beside OpenVINO GenAI and llama.cpp
 	@$(HOME_HERE) $(BENCH_BIN)/python -m bench.engine
 
+bench-fidelity: $(VENV)/.installed-dev ## how true the simulator is: a live cell beside a simulation of it
+	@$(HOME_HERE) $(BIN)/mesh bench fidelity
+
 bench-kv-resize: $(VENV)/.installed-dev ## what resizing a KV cache costs, with and without a copy
 	@$(HOME_HERE) $(BIN)/python -m bench.kv_resize
 
@@ -80,6 +83,10 @@ bench-overcommit: $(VENV)/.installed-dev ## twice as much memory wanted as a nod
 
 bench-overhead: $(VENV)/.installed-dev ## what controller, gRPC and node agent add to the engine
 	@$(HOME_HERE) $(BIN)/python -m bench.overhead
+
+# With TRACE=FILE on that trace, else on the generated load; ARGS are further options.
+bench-paper: $(VENV)/.installed-dev ## the evaluation of the LLM-Mesh paper on virtual nodes
+	@$(BIN)/mesh bench paper $${TRACE:+--trace "$$TRACE"} --ablations $(ARGS)
 
 bench-profile: $(VENV)/.installed-dev ## how near predicted iteration times come to measured ones
 	@$(HOME_HERE) $(BIN)/python -m bench.profile

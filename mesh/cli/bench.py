@@ -10,6 +10,7 @@ import click
 
 BENCHES = {
     "paper": "The evaluation of the LLM-Mesh paper, on virtual nodes.",
+    "fidelity": "A live cell of this machine beside a simulation of it.",
 }
 """The module of a measurement is `mesh.cli.bench_NAME`, and its command has its name."""
 
@@ -32,4 +33,4 @@ class Benches(click.Group):
 
 @click.group(cls=Benches)
 def bench() -> None:
-    """Repeat a published measurement."""
+    """Repeat a measurement."""

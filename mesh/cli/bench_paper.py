@@ -5,18 +5,19 @@ cell with the live cell's cores; docs/evaluation.md says what the figures mean.
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from mesh.cli import output
-from mesh.cli.bench_paper_runs import JOBS_MAX, Done, Job, run_all
+from mesh.cli.bench_paper_runs import JOBS_MAX, Done, Failed, Job, run_all
 from mesh.cli.options import format_option
 from mesh.cli.output import Column, Format
 from mesh.cli.plain import plain
 from mesh.cli.plotting import check_plotting
 from mesh.cli.progress import progress
-from mesh.domain.errors import InvalidInput
+from mesh.domain.errors import InvalidInput, MeshError, NotFound
 from mesh.policy.registry import known_policies
 from mesh.policy.registry import policy as policy_of
 from mesh.report.charts import Chart
@@ -111,19 +112,29 @@ def paper(
     Nine cells: models of 3B, 7B and 13B, each with 32, 64 and 128 functions, on four CPU and four
     GPU nodes for 30 minutes.
     """
+    # Before minutes are spent on runs:
     if plots is not None:
-        check_plotting("--plots")  # before minutes are spent on runs
+        check_plotting("--plots")
+    if html is not None and not html.parent.is_dir():
+        raise NotFound(f"there is no folder {html.parent} for the page", hint="make it first")
     pairs = _pairs(policies, cells, ablations)
     source = generated(seed) if trace is None else read(trace, Asked(duration_s=duration_s))
     work = {cell: load(source, cell.functions, duration_s) for cell, _ in pairs}
     with progress("paper") as show:
         planned = [Job(cell=cell, policy=name, work=work[cell]) for cell, name in pairs]
-        done = run_all(planned, jobs, show)
+        ends = run_all(planned, jobs, show)
+    done = [end for end in ends if isinstance(end, Done)]
     made = Evaluation(
         workload=_words(source, trace, seed),
         duration_s=duration_s,
         runs=tuple(_evaluated(one, measured=trace is not None) for one in done),
     )
+    if done:
+        _tell(made, form, html, plots)
+    _check(ends)
+
+
+def _tell(made: Evaluation, form: Format, html: Path | None, plots: Path | None) -> None:
     _show(made, form)
     if html is not None:
         html.write_text(page(made), encoding="utf-8")
@@ -169,6 +180,19 @@ def _evaluated(done: Done, *, measured: bool) -> EvaluatedRun:
         nodes=made.nodes,
         seconds=done.seconds,
     )
+
+
+def _check(ends: Sequence[Done | Failed]) -> None:
+    """Raises MeshError when a run failed: partial success is failure."""
+    failed = [end for end in ends if isinstance(end, Failed)]
+    for end in failed[1:]:
+        output.message(f"{end.job.cell.name} {end.job.policy} failed: {end.why}")
+    if failed:
+        cell, policy = failed[0].job.cell.name, failed[0].job.policy
+        raise MeshError(
+            f"{len(failed)} of {len(ends)} runs failed; {cell} {policy}: {failed[0].why}",
+            hint=f"`mesh --traceback bench paper --cells {cell} --policy {policy}` shows where",
+        )
 
 
 def _show(made: Evaluation, form: Format) -> None:

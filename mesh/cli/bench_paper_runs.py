@@ -34,30 +34,39 @@ class Done:
     """Of wall time."""
 
 
-def run_all(jobs: Sequence[Job], processes: int, show: Report) -> list[Done]:
-    """In the order of the jobs. Raises what the first run that fails raises, and ends the others
-    that have not begun.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    job: Job
+    why: str
+
+
+def run_all(jobs: Sequence[Job], processes: int, show: Report) -> list[Done | Failed]:
+    """In the order of the jobs. A run that fails leaves the others alone; one that is the only one
+    raises what it raises.
     """
-    found: dict[int, Done] = {}
+    found: dict[int, Done | Failed] = {}
     show(f"{len(jobs)} runs, {min(processes, len(jobs))} at a time", 0.0)
-    for number, done in _ended(jobs, processes):
-        found[number] = done
-        name = f"{done.job.cell.name} {done.job.policy}"
-        words = f"{len(found)} of {len(jobs)} runs, {name} took {done.seconds:.0f} s"
-        show(words, len(found) / len(jobs))
+    for number, end in _ended(jobs, processes):
+        found[number] = end
+        name = f"{end.job.cell.name} {end.job.policy}"
+        took = f"took {end.seconds:.0f} s" if isinstance(end, Done) else "failed"
+        show(f"{len(found)} of {len(jobs)} runs, {name} {took}", len(found) / len(jobs))
     return [found[number] for number in range(len(jobs))]
 
 
-def _ended(jobs: Sequence[Job], processes: int) -> Iterator[tuple[int, Done]]:
+def _ended(jobs: Sequence[Job], processes: int) -> Iterator[tuple[int, Done | Failed]]:
     """Jobs by number as they end, the ones with most requests begun first."""
     order = sorted(range(len(jobs)), key=lambda n: (-len(jobs[n].work.arrivals), n))
-    if processes == 1 or len(jobs) == 1:
+    if len(jobs) == 1:
+        yield 0, _run(jobs[0])
+        return
+    if processes == 1:
         for number in order:
-            yield number, _run(jobs[number])
+            yield number, _try(jobs[number])
         return
     # A fresh interpreter each: a fork would copy the thread that draws the bar.
     with ProcessPoolExecutor(min(processes, len(jobs)), mp_context=get_context("spawn")) as pool:
-        number_of = {pool.submit(_run, jobs[number]): number for number in order}
+        number_of = {pool.submit(_try, jobs[number]): number for number in order}
         try:
             for future in as_completed(number_of):
                 yield number_of[future], future.result()
@@ -68,6 +77,15 @@ def _ended(jobs: Sequence[Job], processes: int) -> Iterator[tuple[int, Done]]:
             ) from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _try(job: Job) -> Done | Failed:
+    try:
+        return _run(job)
+    except MeshError as error:
+        return Failed(job=job, why=error.message)
+    except Exception as error:
+        return Failed(job=job, why=f"{type(error).__name__}: {error}")
 
 
 def _run(job: Job) -> Done:

@@ -42,7 +42,8 @@ REPORT_EVERY = 16
     "--trace",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Arrivals of this trace file, in place of the scenario's.",
+    help="Arrivals of this file, in place of the scenario's. Its only group of deployments becomes "
+    "as large as the trace has functions, also with --functions.",
 )
 @click.option(
     "--functions",
@@ -71,7 +72,8 @@ REPORT_EVERY = 16
     "--replay",
     metavar="JOURNAL",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Decide again what this journal of a controller or a node holds, without a scenario.",
+    help="Decide again what this journal of a controller or a node holds, without a scenario; 1 "
+    "when something comes out otherwise.",
 )
 @format_option
 @click.pass_context
@@ -88,13 +90,7 @@ def sim(
     replay: Path | None,
     form: Format,
 ) -> None:
-    """Run a scenario under a virtual clock, or decide again what a journal holds.
-
-    With --trace, and with --functions, the one group of deployments of a scenario becomes as large
-    as the trace has functions. What --check finds broken ends the run with 1, and with the command
-    that shows it again. --replay takes any journal, of a live cell or of a simulated one,
-    and ends with 1 when a decision comes out otherwise.
-    """
+    """Run a scenario under a virtual clock, or decide again what a journal holds."""
     if replay is not None:
         if any(v is not None for k, v in ctx.params.items() if k not in ("replay", "form")):
             raise InvalidInput(

@@ -7,7 +7,6 @@ policies and placement take, so that a decision reads the live state and copies 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from mesh.compute.correction import Correction
 from mesh.core.expectations import Expectations
@@ -25,7 +24,7 @@ from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState, Req
 from mesh.domain.messages import LoadInstance, NodeHello
 from mesh.domain.model import Footprint
 from mesh.domain.profile import Profile
-from mesh.domain.reasons import DeviceKind, RefusalReason
+from mesh.domain.reasons import DeviceKind, OperationKind, RefusalReason
 from mesh.domain.request import Request
 from mesh.domain.slo import Slo
 from mesh.memory.demand import estimate_footprint
@@ -247,13 +246,6 @@ class DeploymentEntry:
         taking = [i for i in self.instances.values() if i.takes_requests]
         ready = sum(i.state is not InstanceState.PARKED for i in taking)
         return ready > self.spec.scaling.replicas_min
-
-
-class OperationKind(StrEnum):
-    DEPLOY = "deploy"
-    DELETE = "delete"
-    SCALE = "scale"
-    PROFILE = "profile"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

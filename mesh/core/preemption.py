@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 from mesh.core.cell import DeploymentEntry, InstanceEntry, RequestEntry
 from mesh.core.ending import abort_on_node
-from mesh.core.instances import find_room, load
+from mesh.core.instances import load
 from mesh.core.memory import let_go, room_for, room_for_all
 from mesh.core.schedule import first_due_s, verdict_on
+from mesh.core.starting import find_room
 from mesh.core.submitting import submit
 from mesh.core.turn import Turn
 from mesh.domain.ids import NodeId

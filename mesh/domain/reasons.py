@@ -1,4 +1,6 @@
-"""Why things end: low-cardinality enums, alike as messages, metric labels and journal values."""
+"""Why things end, and kinds of them: low-cardinality enums, alike as messages, metric labels and
+journal values.
+"""
 
 from enum import StrEnum
 
@@ -50,3 +52,12 @@ class DeviceKind(StrEnum):
 
     CPU = "cpu"
     GPU = "gpu"
+
+
+class OperationKind(StrEnum):
+    """What an operator asked for."""
+
+    DEPLOY = "deploy"
+    DELETE = "delete"
+    SCALE = "scale"
+    PROFILE = "profile"

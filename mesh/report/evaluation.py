@@ -50,6 +50,11 @@ class Evaluation:
         return next((r for r in self.runs if (r.cell, r.policy) == (cell, policy)), None)
 
 
+def is_ablation(policy: str) -> bool:
+    """Whether it is NAME-no-PART: a policy with a part taken away."""
+    return "-no-" in policy
+
+
 def ratio(ours: float, theirs: float | None) -> float | None:
     """None where there is nothing to divide by."""
     return ours / theirs if theirs else None
@@ -60,7 +65,7 @@ def ablated(runs: Sequence[EvaluatedRun]) -> list[tuple[EvaluatedRun, EvaluatedR
     whole = {(run.cell, run.policy): run for run in runs}
     found = []
     for run in runs:
-        name, part, _ = run.policy.partition("-no-")
-        if part and (run.cell, name) in whole:
+        name = run.policy.partition("-no-")[0]
+        if is_ablation(run.policy) and (run.cell, name) in whole:
             found.append((run, whole[run.cell, name]))
     return found

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from mesh.domain.reasons import DeviceKind
 from mesh.report.charts import BarChart, Bars, Chart, Line, LineChart, Points
-from mesh.report.evaluation import EvaluatedRun, Evaluation
+from mesh.report.evaluation import EvaluatedRun, Evaluation, ablated, is_ablation
+from mesh.report.ranks import RankGroup
 from mesh.report.series import NodeSeries, binned, nodes_in_use
 
 BINS = 120
@@ -17,35 +18,16 @@ TPOT_S = 0.25
 """SLOs of the evaluation; the TTFT of a prompt above 1,024 tokens is longer."""
 
 
-def overview_charts(made: Evaluation) -> tuple[Chart, ...]:
-    """SLO met, and nodes in use, of every cell and policy."""
-    return (
-        _bars(
-            made,
-            name="slo-met",
-            title="SLO met",
-            y_label="% of requests",
-            value=lambda run: 100 * run.numbers.met / max(run.numbers.requests, 1),
-            mark=_met_percent,
-            y_most=100.0,
-        ),
-        _bars(
-            made,
-            name="gpu-nodes",
-            title="GPU nodes in use, mean over time",
-            y_label="nodes",
-            value=lambda run: run.numbers.gpu_nodes,
-            mark=lambda run: run.reference.gpu_nodes,
-        ),
-        _bars(
-            made,
-            name="cpu-nodes",
-            title="CPU nodes in use, mean over time",
-            y_label="nodes",
-            value=lambda run: run.numbers.cpu_nodes,
-            mark=lambda run: None,
-        ),
-    )
+def overview_charts(made: Evaluation) -> tuple[BarChart, ...]:
+    """SLO met, and nodes in use, of every cell and policy; then the same of ablations, if any."""
+    whole = [policy for policy in made.policies if not is_ablation(policy)]
+    charts = _bar_charts(made, made.cells, whole, "", "")
+    pairs = ablated(made.runs)
+    if not pairs:
+        return charts
+    cells = tuple(dict.fromkeys(part.cell for part, _ in pairs))
+    names = dict.fromkeys(run.policy for pair in pairs for run in reversed(pair))
+    return charts + _bar_charts(made, cells, list(names), "ablations-", "Ablations: ")
 
 
 def cell_charts(made: Evaluation, cell: str) -> tuple[Chart, ...]:
@@ -73,19 +55,12 @@ def cell_charts(made: Evaluation, cell: str) -> tuple[Chart, ...]:
         ),
         _in_use(runs, name, DeviceKind.GPU),
         _in_use(runs, name, DeviceKind.CPU),
-        LineChart(
-            name=f"{name}-ranks",
-            title="SLO met by a function's rank in requests",
-            x_label="rank",
-            y_label="%",
-            lines=_lines(
-                runs,
-                lambda run: tuple(
-                    ((g.first_rank + g.last_rank) / 2, 100 * g.met / g.requests)
-                    for g in run.numbers.by_rank
-                ),
-            ),
-            y_most=100.0,
+        _ranks(runs, f"{name}-ranks", "SLO met by a function's rank in requests", lambda g: g.met),
+        _ranks(
+            runs,
+            f"{name}-unserved-ranks",
+            "Refused or cut short, by a function's rank in requests",
+            lambda g: g.not_finished,
         ),
     )
 
@@ -134,37 +109,51 @@ def over_time(values: Sequence[float]) -> Points:
     return tuple((begin / 60, value) for begin, value in binned(values, BINS))
 
 
-def _bars(
-    made: Evaluation,
-    *,
-    name: str,
-    title: str,
-    y_label: str,
-    value: Callable[[EvaluatedRun], float],
-    mark: Callable[[EvaluatedRun], float | None],
-    y_most: float | None = None,
-) -> BarChart:
-    bars = []
-    for policy in made.policies:
-        runs = [made.run(cell, policy) for cell in made.cells]
-        bars.append(
-            Bars(
-                name=policy,
-                values=tuple(None if run is None else value(run) for run in runs),
-                marks=tuple(None if run is None else mark(run) for run in runs),
-            )
-        )
-    return BarChart(
-        name=name,
-        title=title,
-        y_label=y_label,
-        groups=made.cells,
-        bars=tuple(bars),
-        y_most=y_most,
+def _bar_charts(
+    made: Evaluation, cells: tuple[str, ...], policies: Sequence[str], name: str, title: str
+) -> tuple[BarChart, ...]:
+    def bars(
+        value: Callable[[EvaluatedRun], float], mark: Callable[[EvaluatedRun], float | None]
+    ) -> tuple[Bars, ...]:
+        found = []
+        for policy in policies:
+            runs = [made.run(cell, policy) for cell in cells]
+            values = tuple(None if run is None else value(run) for run in runs)
+            marks = tuple(None if run is None else mark(run) for run in runs)
+            found.append(Bars(name=policy, values=values, marks=marks))
+        return tuple(found)
+
+    return (
+        BarChart(
+            name=f"{name}slo-met",
+            title=f"{title}SLO met",
+            y_label="% of requests",
+            groups=cells,
+            bars=bars(_met_percent, _their_met_percent),
+            y_most=100.0,
+        ),
+        BarChart(
+            name=f"{name}gpu-nodes",
+            title=f"{title}GPU nodes in use, mean over time",
+            y_label="nodes",
+            groups=cells,
+            bars=bars(lambda run: run.numbers.gpu_nodes, lambda run: run.reference.gpu_nodes),
+        ),
+        BarChart(
+            name=f"{name}cpu-nodes",
+            title=f"{title}CPU nodes in use, mean over time",
+            y_label="nodes",
+            groups=cells,
+            bars=bars(lambda run: run.numbers.cpu_nodes, lambda run: None),
+        ),
     )
 
 
-def _met_percent(run: EvaluatedRun) -> float | None:
+def _met_percent(run: EvaluatedRun) -> float:
+    return 100 * run.numbers.met / max(run.numbers.requests, 1)
+
+
+def _their_met_percent(run: EvaluatedRun) -> float | None:
     theirs = run.reference.met
     return None if theirs is None else 100 * theirs / max(run.numbers.requests, 1)
 
@@ -177,6 +166,27 @@ def _in_use(runs: Sequence[EvaluatedRun], name: str, device: DeviceKind) -> Line
         y_label="nodes",
         lines=_lines(runs, lambda run: over_time(nodes_in_use(run.nodes, device))),
         y_most=float(max(sum(node.device is device for node in run.nodes) for run in runs)),
+    )
+
+
+def _ranks(
+    runs: Sequence[EvaluatedRun], name: str, title: str, count: Callable[[RankGroup], int]
+) -> LineChart:
+    """Shares of the requests of each group of ranks, at the group's middle."""
+
+    def points(run: EvaluatedRun) -> Points:
+        groups = run.numbers.by_rank
+        return tuple(
+            ((g.first_rank + g.last_rank) / 2, 100 * count(g) / g.requests) for g in groups
+        )
+
+    return LineChart(
+        name=name,
+        title=title,
+        x_label="rank",
+        y_label="%",
+        lines=_lines(runs, points),
+        y_most=100.0,
     )
 
 

@@ -11,7 +11,7 @@ from importlib import resources
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from mesh.report.charts import BarChart, Chart
+from mesh.report.charts import Chart
 from mesh.report.evaluation import Evaluation
 from mesh.report.evaluation_charts import cell_charts, file_name, overview_charts, run_charts
 from mesh.report.evaluation_tables import Table, tables
@@ -61,8 +61,7 @@ def _about(made: Evaluation) -> list[str]:
 
 
 def _sections(made: Evaluation) -> Iterator[_Section]:
-    bars = [chart for chart in overview_charts(made) if isinstance(chart, BarChart)]
-    yield _Section(title="Overview", wide=_drawn(bars))
+    yield _Section(title="Overview", wide=_drawn(overview_charts(made)))
     for table in tables(made):
         yield _Section(title=table.title, notes=(table.note,), table=table)
     for cell in made.cells:

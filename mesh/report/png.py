@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter
 from mesh.report.charts import BarChart, Chart, LineChart, log_ticks, x_range, y_top
 
 HEIGHT_INCHES = 3.6
-WIDTH_INCHES, BAR_WIDTH_INCHES = 6.4, 12.0
+WIDTH_INCHES, BAR_WIDTH_INCHES = 8.0, 12.0
 DOTS_PER_INCH = 120
 
 # Its remarks on fonts and caches are no messages of ours.
@@ -43,13 +43,14 @@ def draw(heading: str, chart: Chart, path: Path) -> None:
     axes.set_title(f"{heading}: {chart.title}" if heading else chart.title, parse_math=False)
     axes.set_ylabel(chart.y_label)
     axes.set_ylim(0, y_top(chart))
+    axes.set_axisbelow(True)
     axes.grid(visible=True, axis="y", alpha=0.4)
     if isinstance(chart, BarChart):
         _bars(axes, chart)
     else:
         _lines(axes, chart)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize="small")
+        figure.legend(loc="outside right upper", fontsize="small", frameon=False)
     figure.savefig(path, format="png", dpi=DOTS_PER_INCH)
 
 

@@ -73,6 +73,8 @@ def _least_headroom(working: Sequence[Lane], now_s: float, prefill_tokens_max: i
     prompt, or a late decode, only as far as it makes nobody late who is not yet, or when it has
     been passed over too often.
     """
+    if all(lane.due_s < inf and lane.late_s == inf and not lane.prompts for lane in working):
+        return _grant(min(working, key=_due_and_id), 0, [])
     passed: list[Lane] = []
     for lane, has_deadline in _by_deadline(working):
         if has_deadline and not lane.prompts:
@@ -89,6 +91,10 @@ def _least_headroom(working: Sequence[Lane], now_s: float, prefill_tokens_max: i
         if tokens or has_deadline or late_fits or too_often:
             return _grant(lane, tokens, passed)
     raise AssertionError("with nobody in time to be made late, whoever is first has room")
+
+
+def _due_and_id(lane: Lane) -> tuple[float, str]:
+    return lane.due_s, lane.instance_id
 
 
 def _by_deadline(lanes: Sequence[Lane]) -> Iterable[tuple[Lane, bool]]:

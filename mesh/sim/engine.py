@@ -5,8 +5,9 @@ call returns at once and has told `spend` how long it took; the virtual lanes le
 for as long. Before: `NodePerformer`. After: `sequences`, which computes what an iteration yields.
 """
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 from mesh.compute.times import Times
@@ -26,14 +27,15 @@ from mesh.runtime.engine import (
 )
 from mesh.runtime.measurable import check_measurable
 from mesh.sim.costs import ModelCosts, NodeCosts
-from mesh.sim.sequences import Instance
+from mesh.sim.sequences import Instance, Seconds
 
 NAME = "cost-model"
+_SEQUENCES = attrgetter("sequences")
 
 
 class CostEngine:
     """`memory_bytes` bounds what all instances take together. `spend` is told the seconds of each
-    call while it is made.
+    call while it is made. `now_s` says when it is made, for the pace and for loads beside steps.
     """
 
     capabilities = EngineCapabilities(name=NAME, version="1", resize_kv=True)
@@ -45,11 +47,17 @@ class CostEngine:
         costs: NodeCosts,
         memory_bytes: int,
         spend: Callable[[float], None],
+        now_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._models = models
         self._costs = costs
         self._memory_bytes = memory_bytes
         self._spend = spend
+        self._now_s = now_s
+        self._loading_until_s = 0.0
+        """When the latest load ends."""
+        self.working_until_s = -math.inf
+        """When the latest of all loads and steps ends."""
         self._times = {m: Times(known.profile, costs.factor) for m, known in models.items()}
         self._instances: dict[InstanceId, Instance] = {}
         self.loads = 0
@@ -76,7 +84,9 @@ class CostEngine:
             raise EngineError(f"instance {order.instance_id} is already loaded")
         seconds = self._costs.load_time_s(footprint.weights_bytes)
         progress("load", 0.0)
+        self._loading_until_s = self._now_s() + seconds
         self._spend(seconds)
+        self._works(seconds)
         self._claim(footprint.instance_bytes(order.kv_blocks), order.instance_id)
         self._instances[order.instance_id] = Instance(order, footprint, order.kv_blocks)
         self.loads += 1
@@ -110,12 +120,14 @@ class CostEngine:
 
     def step(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
         instance = self._instance(instance_id)
-        shape, result = instance.iterate(prefill_tokens_max)
-        seconds = self._times[instance.order.model.model_id].iteration_s(shape)
-        self._spend(seconds)
+        slower, model_id = self._slower(), instance.order.model.model_id
+        result = instance.iterate(prefill_tokens_max, self._seconds(model_id, slower))
+        took_s = result.elapsed_s + self._costs.overhead_s * slower
+        self._spend(took_s)
+        self._works(took_s)
         self.prefilled_tokens += result.prefill_tokens
         self.decoded_tokens += result.decode_batch
-        return replace(result, elapsed_s=seconds)
+        return result
 
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
         instance = self._instance(instance_id)
@@ -127,8 +139,14 @@ class CostEngine:
             block_tokens=instance.footprint.block_tokens,
             blocks_free=instance.kv_blocks - instance.blocks_used,
         )
-        seconds = self._times[instance.order.model.model_id].iteration_s(shape)
-        self._spend(seconds)
+        slower = self._slower()
+        seconds = self._seconds(instance.order.model.model_id, slower)(
+            shape.prefill_tokens,
+            shape.prefill_past_tokens,
+            shape.decode_batch,
+            shape.decode_context_tokens,
+        )
+        self._spend(seconds + self._costs.overhead_s * slower + self._costs.priming_s)
         return seconds
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
@@ -150,11 +168,30 @@ class CostEngine:
         self._instances.clear()
 
     def has_requests(self) -> bool:
-        return any(instance.sequences for instance in self._instances.values())
+        return any(map(_SEQUENCES, self._instances.values()))
 
     def requests(self) -> int:
         """Submitted and not ended."""
         return sum(len(instance.sequences) for instance in self._instances.values())
+
+    def _slower(self) -> float:
+        """How much longer iterations that begin now take."""
+        now_s = self._now_s()
+        beside_load = self._costs.load_slowdown if now_s < self._loading_until_s else 1.0
+        return self._costs.pace.at(now_s) * beside_load
+
+    def _seconds(self, model_id: ModelId, slower: float) -> Seconds:
+        """The engine's part of iterations."""
+        times, prompts_slower = self._times[model_id], slower * self._costs.prefill_factor
+
+        def seconds(prefill: int, past: int, batch: int, context: int) -> float:
+            took_s = times.seconds(prefill, past, batch, context)
+            return took_s * (prompts_slower if prefill else slower)
+
+        return seconds
+
+    def _works(self, seconds: float) -> None:
+        self.working_until_s = max(self.working_until_s, self._now_s() + seconds)
 
     def _instance(self, instance_id: InstanceId) -> Instance:
         if instance_id not in self._instances:

@@ -5,7 +5,6 @@ do. The engine says through `spend` how long a call takes; a call that takes no 
 the next event. Before: `NodePerformer`. After: the node's host, by `post`.
 """
 
-import math
 from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
@@ -29,8 +28,6 @@ class VirtualLanes:
         self._busy = dict.fromkeys(Lane, False)
         self.busy_s = dict.fromkeys(Lane, 0.0)
         """Seconds in calls."""
-        self.busy_until_s = -math.inf
-        """When the last of the calls made so far ends."""
         self._waiting: dict[Lane, deque[Callable[[], None]]] = {lane: deque() for lane in Lane}
         self.post: Callable[[NodeEvent], None] = _unbound
 
@@ -47,17 +44,20 @@ class VirtualLanes:
         call: Callable[[], R],
         done: Callable[[R | MeshError], NodeEvent | None],
     ) -> None:
-        self._waiting[lane].append(lambda: self._make(lane, call, done))
-        self._next(lane)
+        if self._busy[lane] or self._waiting[lane]:
+            self._waiting[lane].append(lambda: self._make(lane, call, done))
+            self._next(lane)
+        else:
+            self._make(lane, call, done)
 
     def post_soon(self, event: NodeEvent) -> None:
         """Post it when the call that is being made has come as far as that."""
         self._clock.call_at(self._clock.now_s() + self._spent_s, lambda: self.post(event))
 
     def _next(self, lane: Lane) -> None:
-        while not self._busy[lane] and self._waiting[lane]:
-            self._busy[lane] = True
-            self._waiting[lane].popleft()()
+        waiting = self._waiting[lane]
+        while waiting and not self._busy[lane]:
+            waiting.popleft()()
 
     def _make(
         self,
@@ -65,6 +65,7 @@ class VirtualLanes:
         call: Callable[[], R],
         done: Callable[[R | MeshError], NodeEvent | None],
     ) -> None:
+        self._busy[lane] = True
         self._spent_s = 0.0
         result: R | MeshError
         try:
@@ -84,9 +85,7 @@ class VirtualLanes:
 
         if self._spent_s > 0.0:
             self.busy_s[lane] += self._spent_s
-            end_s = self._clock.now_s() + self._spent_s
-            self.busy_until_s = max(self.busy_until_s, end_s)
-            self._clock.call_at(end_s, end_late)
+            self._clock.call_at(self._clock.now_s() + self._spent_s, end_late)
         else:
             end()
 

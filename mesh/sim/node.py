@@ -32,7 +32,7 @@ class NodePlan:
     costs: NodeCosts = field(default_factory=NodeCosts)
     limits: NodeLimits = field(default_factory=NodeLimits)
     kept_s: float = 0.0
-    """It counts as in use for so long after its last request or call, such as a load."""
+    """It counts as in use for so long after its last request, step or load."""
 
 
 class VirtualNode:
@@ -45,7 +45,7 @@ class VirtualNode:
         self._computed_s = 0.0
         """By agents that have ended."""
         self.used_s = 0.0
-        """How long it has been in use: with requests or a call under way, and `kept_s` after."""
+        """How long it has been in use: with requests, a step or a load, and `kept_s` after."""
         self._looked_s = clock.now_s()
         self._kept_until_s = -math.inf
         self.agent = self._agent()
@@ -89,11 +89,11 @@ class VirtualNode:
         self.look(now_s)
 
     def look(self, now_s: float) -> None:
-        """Count the time since the last look. Calls begin at events, so that a lane that is busy
-        until some time has been so since the last look.
+        """Count the time since the last look. Steps and loads begin at events, so that a node that
+        works until some time has done so since the last look.
         """
-        agent = self.agent
-        in_use_until_s = now_s if agent.engine.has_requests() else agent.lanes.busy_until_s
+        engine = self.engine
+        in_use_until_s = now_s if engine.has_requests() else engine.working_until_s
         self._kept_until_s = max(self._kept_until_s, in_use_until_s + self.plan.kept_s)
         self.used_s += max(0.0, min(now_s, self._kept_until_s) - self._looked_s)
         self._looked_s = now_s

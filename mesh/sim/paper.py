@@ -10,22 +10,21 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import ceil, inf
 
-from mesh.domain.deployment import Deployment, DeploymentSpec, Scaling
+from mesh.domain.deployment import Scaling
 from mesh.domain.errors import InvalidInput
-from mesh.domain.ids import DeploymentName, NodeId
-from mesh.domain.limits import NodeLimits
-from mesh.domain.messages import NodeHello
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import Slo
 from mesh.report.cell_numbers import CellNumbers, cell_numbers
 from mesh.report.series import NodeSeries
-from mesh.sim.cluster import Arrival, CellPlan, VirtualCell
+from mesh.sim.cluster import CellPlan, VirtualCell
 from mesh.sim.costs import NodeCosts
+from mesh.sim.groups import GIB, DeploymentGroup, NodeGroup, deployments_of, node_plans
 from mesh.sim.node import NodePlan
 from mesh.sim.sampling import Sampler
-from mesh.sim.testbed import CORES, HARDWARE, KnownModel, engine_name, known_model
+from mesh.sim.testbed import known_model
+from mesh.sim.workload import arrivals_of
 from mesh_workloads.generating import LLM_MESH, generate
-from mesh_workloads.sampling import KEPT, PER_STRATUM, load_for
+from mesh_workloads.sampling import KEPT, functions_of, load_for
 from mesh_workloads.trace import Trace
 
 MODELS = {"3B": "llama-3.2-3b", "7B": "llama-2-7b", "13B": "llama-2-13b"}
@@ -90,13 +89,15 @@ def load(trace: Trace, functions: int, duration_s: float) -> Trace:
 
 
 def plan(cell: PaperCell, policy: str) -> CellPlan:
-    known = known_model(MODELS[cell.model])
+    profiles = (costs.profile for costs in known_model(MODELS[cell.model]).costs.values())
     return CellPlan(
-        nodes=tuple(
-            _node(known, device, n) for device in DeviceKind for n in range(1, NODES_EACH + 1)
+        nodes=tuple(node for device in DeviceKind for node in _nodes(device)),
+        deployments=tuple(
+            made
+            for function in functions_of(cell.functions)
+            for made in deployments_of(_deployment(cell, function))
         ),
-        deployments=tuple(_deployment(known, function) for function in _functions(cell)),
-        profiles=tuple(costs.profile for costs in known.costs.values()),
+        profiles=tuple(profiles),
         policy=policy,
         link_delay_s=LINK_DELAY_S,
     )
@@ -121,54 +122,35 @@ def run(
     """`work` is what `load` made for the cell; `told` hears the time of each arrival."""
     virtual = VirtualCell(plan(cell, policy))
     sampler = Sampler(virtual, ceil(work.duration_s))
-    outcomes = virtual.run(_arrivals(work), told)
+    functions = functions_of(cell.functions)
+    names = [_name(function) for function in functions]
+    outcomes = virtual.run(arrivals_of(work, names, functions=functions), told)
     virtual.clock.run_until(sampler.ends_s)
     nodes = sampler.series()
     return PaperRun(cell=cell, policy=policy, numbers=cell_numbers(outcomes, nodes), nodes=nodes)
-
-
-def _arrivals(work: Trace) -> Iterator[Arrival]:
-    for a in work.arrivals:
-        yield Arrival(a.t_s, _name(a.function), a.input_tokens, a.output_tokens)
-
-
-def _functions(cell: PaperCell) -> list[int]:
-    return [n for n in range(max(KEPT)) if n % PER_STRATUM < KEPT[cell.functions]]
 
 
 def _name(function: int) -> str:
     return f"function-{function:03d}"
 
 
-def _node(known: KnownModel, device: DeviceKind, number: int) -> NodePlan:
-    return NodePlan(
-        hello=NodeHello(
-            node_id=NodeId(f"{device}-{number}"),
-            run_id="run-1",
-            device=device,
-            hardware=HARDWARE[device],
-            cores=CORES[device],
-            engine=engine_name(device),
-            memory_bytes=MEMORY_BYTES[device],
-            fingerprint=f"testbed/{device}",
-        ),
-        models={known.info.model_id: known.costs[device]},
+def _nodes(device: DeviceKind) -> Iterator[NodePlan]:
+    group = NodeGroup(
+        name=device.value,
+        count=NODES_EACH,
+        device=device,
+        memory_gib=MEMORY_BYTES[device] / GIB,
         costs=COSTS[device],
-        limits=NodeLimits(primed_tokens_max=0),
-        kept_s=KEEP_ALIVE_S[device],
     )
+    for node in node_plans(group):
+        yield replace(node, kept_s=KEEP_ALIVE_S[device])
 
 
-def _deployment(known: KnownModel, function: int) -> Deployment:
-    return Deployment(
-        spec=DeploymentSpec(
-            name=DeploymentName(_name(function)),
-            source=known.info.source,
-            context_tokens_max=CONTEXT_TOKENS_MAX,
-            slo=SLO,
-            scaling=Scaling(replicas_max=2 * NODES_EACH, keep_alive_s=max(KEEP_ALIVE_S.values())),
-        ),
-        model=known.info,
+def _deployment(cell: PaperCell, function: int) -> DeploymentGroup:
+    return DeploymentGroup(
+        name=_name(function),
+        model=MODELS[cell.model],
         context_tokens_max=CONTEXT_TOKENS_MAX,
-        footprints=tuple((engine_name(d), c.footprint) for d, c in known.costs.items()),
+        slo=SLO,
+        scaling=Scaling(replicas_max=2 * NODES_EACH, keep_alive_s=max(KEEP_ALIVE_S.values())),
     )

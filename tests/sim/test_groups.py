@@ -70,11 +70,25 @@ def test_weights_that_are_resident_load_in_no_time(tmp_path: Path) -> None:
     assert plan(scenario(tmp_path, text)).nodes[0].costs.load_time_s(1 << 40) == 0.0
 
 
-@pytest.mark.parametrize("cost", ["load_bytes_per_s = 0", "grow_copy_bytes_per_s = -1"])
-def test_a_rate_of_nothing_is_refused(tmp_path: Path, cost: str) -> None:
+COSTS_THAT_CANNOT_BE = (
+    "load_bytes_per_s = 0",
+    "grow_copy_bytes_per_s = -1",
+    "resize_s = -1",
+    "load_slowdown = 0",
+)
+
+
+@pytest.mark.parametrize("cost", COSTS_THAT_CANNOT_BE)
+def test_a_cost_that_cannot_be_is_refused(tmp_path: Path, cost: str) -> None:
     text = SMALL.replace("= 64", f"= 64\ncosts = {{ {cost} }}")
     with pytest.raises(InvalidInput, match=cost.split()[0]):
         scenario(tmp_path, text)
+
+
+def test_a_scenario_may_say_how_the_pace_of_a_node_changes(tmp_path: Path) -> None:
+    text = SMALL.replace("= 64", "= 64\ncosts = { pace = { window_s = 2, factors = [1, 1.5] } }")
+    pace = plan(scenario(tmp_path, text)).nodes[0].costs.pace
+    assert [pace.at(now_s) for now_s in (1.0, 2.5, 4.0)] == [1.0, 1.5, 1.0]
 
 
 @pytest.mark.parametrize("path", CELLS, ids=lambda path: path.stem)
