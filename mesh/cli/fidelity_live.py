@@ -8,7 +8,7 @@ measured. Before: `bench_fidelity`. After: `mesh.sim.fidelity`.
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,52 +76,50 @@ class LiveSide:
         self._report = report
         self._profiled = self._folder / "profiled"
         """Its time is the profile's."""
+        self._began_s = time.time()
         _link_store(self._folder, home / "store")
 
     def run(self) -> LiveRun:
         """Raises MeshError, KeyboardInterrupt when stopped."""
-        specs = deployments(self._wanted.source)
-        if not self._fresh():
-            self._measure(specs[0])
-        journal = self._folder / "nodes"
-        journal.mkdir(exist_ok=True)
-        with self._cell(journals=journal) as cell, MeshClient(cell.address) as client:
+        found = self._attempt()
+        if found is None:
+            # Measuring has loaded an instance: the run begins with a cell that has none.
+            found = self._attempt()
+        if found is None:
+            raise StorageError(f"the profile was measured, and is not in {self._folder}")
+        return found
+
+    def _attempt(self) -> LiveRun | None:
+        """None when there was no fresh profile: then there is one now."""
+        wanted, journals = self._wanted, self._folder / "nodes"
+        journals.mkdir(exist_ok=True)
+        with self._cell(journals) as cell, MeshClient(cell.address) as client:
+            specs = deployments(wanted.source)
             self._deploy(client, specs)
             (node,) = client.nodes()
-            profile = self._profile(client, node)
-            arrivals = bursts(
-                profile,
-                seconds=self._wanted.seconds,
-                load=self._wanted.load,
-                seed=self._wanted.seed,
-            )
-            calls = _calls(arrivals, self._wanted.seed)
+            profile = self._fresh_profile(client, specs[0], node)
+            if profile is None:
+                client.profile(specs[0].name, progress=self._told)
+                self._profiled.touch()
+                return None
+            arrivals = bursts(profile, seconds=wanted.seconds, load=wanted.load, seed=wanted.seed)
+            calls = _calls(arrivals, wanted.seed)
             answers = offer(cell.address, calls, watch=lambda at_s: self._watch(cell, at_s))
-        _, decisions = read_journal(journal / f"{node.node_id}.journal")
+        _, decisions = read_journal(journals / f"{node.node_id}.journal")
         start_s = answers[0].sent_s - answers[0].lag_s - calls[0].at_s
+        with closing(SqliteRegistry(self._folder / "controller")) as registry:
+            deployed = registry.deployments()
         return LiveRun(
             node=_hello(node),
-            deployments=SqliteRegistry(self._folder / "controller").deployments(),
+            deployments=deployed,
             profile=profile,
             arrivals=arrivals,
             prompts=tuple(call.prompt_tokens for call in calls),
-            outcomes=tuple(map(outcome_of, calls, answers, [start_s] * len(calls))),
+            outcomes=tuple(outcome_of(c, a, start_s) for c, a in zip(calls, answers, strict=True)),
             start_s=start_s,
-            calibrated_s=self._wanted.calibrate_s,
+            calibrated_s=wanted.calibrate_s,
             observed=Observer().run(decisions),
         )
-
-    def _fresh(self) -> bool:
-        """A profile is there that was measured lately."""
-        if self._wanted.remeasure or not self._profiled.exists():
-            return False
-        return time.time() - self._profiled.stat().st_mtime < PROFILE_S_MAX
-
-    def _measure(self, spec: DeploymentSpec) -> None:
-        with self._cell() as cell, MeshClient(cell.address) as client:
-            self._deploy(client, (spec,))
-            client.profile(spec.name, progress=self._told)
-        self._profiled.touch()
 
     def _deploy(self, client: MeshClient, specs: tuple[DeploymentSpec, ...]) -> None:
         """Anew, so that nothing is known of the lengths of earlier answers."""
@@ -130,15 +128,16 @@ class LiveSide:
         for spec in specs:
             client.deploy(spec, self._told)
 
-    def _profile(self, client: MeshClient, node: NodeSnapshot) -> Profile:
-        """That holds for the node: measured here, should it have changed since."""
-        name = next(iter(client.list())).spec.name
-        for _ in range(2):
-            for view in client.profiles(name):
-                if view.profile.measured and view.profile.fingerprint == node.fingerprint:
-                    return view.profile
-            client.profile(name, progress=self._told)
-        raise StorageError(f"the profile of {name} was measured, and is not there")
+    def _fresh_profile(
+        self, client: MeshClient, spec: DeploymentSpec, node: NodeSnapshot
+    ) -> Profile | None:
+        """One that was measured lately on such a node; `remeasure` is for an earlier run's."""
+        began_s = self._began_s if self._wanted.remeasure else time.time() - PROFILE_S_MAX
+        if not self._profiled.exists() or self._profiled.stat().st_mtime < began_s:
+            return None
+        known = (view.profile for view in client.profiles(spec.name))
+        fresh = (p for p in known if p.measured and p.fingerprint == node.fingerprint)
+        return next(fresh, None)
 
     def _told(self, phase: str, share: float) -> None:
         if self._stopping.asked():
@@ -150,7 +149,7 @@ class LiveSide:
         cell.check_alive()
 
     @contextmanager
-    def _cell(self, journals: Path | None = None) -> Iterator[LocalCell]:
+    def _cell(self, journals: Path) -> Iterator[LocalCell]:
         cell = LocalCell(
             CellPlan(
                 listen="127.0.0.1:0",

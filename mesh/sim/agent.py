@@ -86,6 +86,7 @@ class VirtualAgent:
         """It ends on the spot, and what its engine held is gone."""
         self.alive = False
         self.engine.close()
+        self.engine.working_until_s = self._clock.now_s()
         if self.link_id is not None:
             self._links.leave(self.link_id, silently=silently)
             self.link_id = None

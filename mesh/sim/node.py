@@ -92,7 +92,7 @@ class VirtualNode:
         """Count the time since the last look. Steps and loads begin at events, so that a node that
         works until some time has done so since the last look.
         """
-        engine = self.engine
+        engine = self.agent.engine
         in_use_until_s = now_s if engine.has_requests() else engine.working_until_s
         self._kept_until_s = max(self._kept_until_s, in_use_until_s + self.plan.kept_s)
         self.used_s += max(0.0, min(now_s, self._kept_until_s) - self._looked_s)

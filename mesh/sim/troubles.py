@@ -1,9 +1,8 @@
 """What ails a virtual node's engine: slow loads, failing calls, times that no table knows.
 
-Its memory is never better than that of a real one: what an unload or a shrink gives back is taken
-until the call has ended.
 `Troubles` outlast the engine, as a broken disk outlasts a process; faults are written into it, and
-the engine looks at it in every call. Before: `injection`. After: `engine`, which does the work.
+the engine looks at it in every call. What an unload or a shrink gives back is taken until the call
+has ended, for a real engine may be no quicker. Before: `injection`. After: `engine`, which does the work.
 """
 
 from collections.abc import Callable, Mapping

@@ -15,7 +15,7 @@ from mesh.sim.cluster import Arrival, CellPlan, VirtualCell
 from mesh.sim.costs import NodeCosts
 from mesh.sim.fidelity.observing import Observer
 from mesh.sim.fidelity.report import LiveRun
-from mesh.sim.testbed import known_model
+from mesh.sim.testbed import DEFAULT, known_model
 
 MODEL = "llama-3.2-3b"
 SCENARIO = f"""
@@ -83,7 +83,7 @@ def live(
     return LiveRun(
         node=node.hello,
         deployments=plan.deployments,
-        profile=known_model(MODEL).costs[DeviceKind.CPU].profile,
+        profile=known_model(MODEL).costs[DEFAULT[DeviceKind.CPU]].profile,
         arrivals=tuple(asked),
         prompts=tuple((1,) * arrival.input_tokens for arrival in asked),
         outcomes=outcomes,
