@@ -2,7 +2,8 @@
 
 `Troubles` outlast the engine, as a broken disk outlasts a process; faults are written into it, and
 the engine looks at it in every call. What an unload or a shrink gives back is taken until the call
-has ended, for a real engine may be no quicker. Before: `injection`. After: `engine`, which does the work.
+has ended, for a real engine may be no quicker. Before: `injection`. After: `engine`, which does the
+work.
 """
 
 from collections.abc import Callable, Mapping
