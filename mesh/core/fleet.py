@@ -63,7 +63,11 @@ def connect(turn: Turn, connected: NodeConnected) -> None:
         return
     draining = known is not None and known.state is NodeState.DRAINING
     if known is not None:
-        lose(turn, known, "the node opened a new link")
+        # Hellos of different links may overtake each other: should the node live on the old one,
+        # it has to hear that this one took its place.
+        reason = "the node opened a new link"
+        turn.act(CloseLink(link_id=known.link_id, error="Unavailable", message=reason))
+        lose(turn, known, reason)
     node = NodeEntry(
         hello=hello,
         link_id=link_id,

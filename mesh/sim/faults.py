@@ -27,6 +27,8 @@ class FaultKind(StrEnum):
     """Nothing gets through a link any more, in one direction or both, and nobody is told."""
     LATE = "late"
     """All messages of a node are late, each way."""
+    STALL = "stall"
+    """They are so late that welcomes come after the node has given up, and leases run out."""
     SLOW_LOADS = "slow_loads"
     """A node loads more slowly than ever."""
     FAILING_LOADS = "failing_loads"
@@ -59,6 +61,7 @@ SHAPES: Mapping[FaultKind, Shape] = {
     FaultKind.BREAK: Shape(size=(0.0, 1.0)),
     FaultKind.SILENCE: Shape(size=(5.0, 15.0)),
     FaultKind.LATE: Shape(lasts_s=(0.5, 10.0), size=(0.01, 3.0)),
+    FaultKind.STALL: Shape(lasts_s=(5.0, 40.0), size=(3.0, 14.0)),
     FaultKind.SLOW_LOADS: Shape(lasts_s=(5.0, 30.0), size=(2.0, 20.0)),
     FaultKind.FAILING_LOADS: Shape(lasts_s=(1.0, 20.0), size=(1.0, 4.0)),
     FaultKind.FAILING_STEPS: Shape(lasts_s=(1.0, 20.0), size=(1.0, 3.0)),

@@ -30,7 +30,7 @@ class Injection:
         match fault.kind:
             case FaultKind.CRASH | FaultKind.VANISH:
                 did = self._crash(fault, node)
-            case FaultKind.BREAK | FaultKind.SILENCE | FaultKind.LATE:
+            case FaultKind.BREAK | FaultKind.SILENCE | FaultKind.LATE | FaultKind.STALL:
                 did = self._disturb_link(fault, node)
             case FaultKind.KILL_CONTROLLER | FaultKind.STOP_CONTROLLER:
                 did = self._end_controller(fault)
@@ -49,7 +49,7 @@ class Injection:
 
     def _disturb_link(self, fault: Fault, node: VirtualNode) -> bool:
         links, link_id = self._cell.links, node.agent.link_id
-        if fault.kind is FaultKind.LATE:
+        if fault.kind in (FaultKind.LATE, FaultKind.STALL):
             links.delay(node.node_id, fault.size)
             self._later(fault, partial(links.delay, node.node_id, 0.0))
             return True

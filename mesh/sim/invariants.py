@@ -46,6 +46,10 @@ class Invariants:
         self._under_way: dict[tuple[int, InstanceId], Operation] = {}
         """Sent over a link, and not answered by what came back over it."""
         self._loads: set[InstanceId] = set()
+        self._overpromised: set[int] = set()
+        """Links of nodes where a shrink failed or met blocks in use, for as long as others are
+        promised the memory.
+        """
         self._orphans: dict[tuple[int, RequestId], float] = {}
         """By link: what a node computes and the controller does not have there, since when."""
 
@@ -71,7 +75,7 @@ class Invariants:
                 self._check_node(cell, node)
         else:
             for node in nodes.values():
-                check_books(node)
+                self._check_books(node)
 
     def _note_answer(self, link_id: int, said: Answer) -> None:
         of = link_id, said.instance_id
@@ -80,6 +84,8 @@ class Invariants:
             return  # its load was given up meanwhile; the end of that is still to come
         if isinstance(said, KvResized):
             hold(isinstance(before, ResizeKv), "{} was resized, and nobody asked for that", of)
+            if isinstance(before, ResizeKv) and said.kv_blocks > before.kv_blocks:
+                self._overpromised.add(link_id)
         self._under_way.pop(of, None)
 
     def _note_command(self, link_id: int, command: Operation) -> None:
@@ -93,8 +99,20 @@ class Invariants:
         self._under_way[of] = command
         self.seen["memory operations"] += 1
 
-    def _check_node(self, cell: VirtualCell, node: NodeEntry) -> None:
+    def _check_books(self, node: NodeEntry) -> None:
+        """Beside what holds always: no more is promised than there is, unless a node had to keep
+        what was promised to others.
+        """
         check_books(node)
+        station, link_id = node.station, node.link_id
+        if station.promised_bytes <= station.capacity_bytes:
+            self._overpromised.discard(link_id)
+        else:
+            rule = link_id in self._overpromised
+            hold(rule, "{} promised {} B too much", node.node_id, -station.free_bytes)
+
+    def _check_node(self, cell: VirtualCell, node: NodeEntry) -> None:
+        self._check_books(node)
         for made in cell.nodes:
             if made.agent.link_id == node.link_id:
                 check_engine(node, made.engine.memory())

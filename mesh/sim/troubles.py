@@ -1,9 +1,9 @@
 """What ails a virtual node's engine: slow loads, failing calls, times that no table knows.
 
-Its memory is never better than that of a real one: what an unload or a shrink gives back is taken
-until the call has ended.
 `Troubles` outlast the engine, as a broken disk outlasts a process; faults are written into it, and
-the engine looks at it in every call. Before: `injection`. After: `engine`, which does the work.
+the engine looks at it in every call. What an unload or a shrink gives back is taken until the call
+has ended, for a real engine may be no quicker. Before: `injection`. After: `engine`, which does the
+work.
 """
 
 from collections.abc import Callable, Mapping
@@ -74,7 +74,6 @@ class TroubledEngine(CostEngine):
             now_s=clock.now_s,
         )
         self._troubles = troubles
-        self._also_spend = spend
         self._clock = clock
         self._leaving_bytes = 0
         """Given back by calls that have not ended."""
@@ -83,7 +82,7 @@ class TroubledEngine(CostEngine):
         troubles = self._troubles
         if troubles.loads_failing:
             troubles.loads_failing -= 1
-            self._also_spend(self._costs.load_s)
+            self._spend(self._costs.load_s)
             raise EngineError(f"instance {order.instance_id} does not load: the node is in trouble")
         try:
             loaded = super().load(order, progress)
@@ -91,7 +90,10 @@ class TroubledEngine(CostEngine):
             troubles.overbooked.append(error.message)
             raise
         elapsed_s = loaded.elapsed_s * troubles.load_factor
-        self._also_spend(elapsed_s - loaded.elapsed_s)
+        more_s = elapsed_s - loaded.elapsed_s
+        self._loading_until_s += more_s
+        self._spend(more_s)
+        self._works(elapsed_s)
         return replace(loaded, elapsed_s=elapsed_s)
 
     def unload(self, instance_id: InstanceId) -> None:
@@ -104,12 +106,10 @@ class TroubledEngine(CostEngine):
         if troubles.steps_failing:
             troubles.steps_failing -= 1
             raise EngineError(f"instance {instance_id} does not compute: the node is in trouble")
-        result = super().step(instance_id, prefill_tokens_max)
-        if troubles.step_factor == 1.0:
-            return result
-        elapsed_s = result.elapsed_s * troubles.step_factor
-        self._also_spend(elapsed_s - result.elapsed_s)
-        return replace(result, elapsed_s=elapsed_s)
+        return super().step(instance_id, prefill_tokens_max)
+
+    def _slower(self) -> float:
+        return super()._slower() * self._troubles.step_factor
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
         troubles = self._troubles

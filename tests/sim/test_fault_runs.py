@@ -6,11 +6,15 @@ prints the command that shows it again.
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
+from mesh.runtime.journal import ControllerStart
 from mesh.sim.checking import FaultyRun
 from mesh.sim.faults import FaultKind
 from mesh.sim.scenario import arrivals, faults, plan, read_scenario
@@ -20,6 +24,34 @@ FIRST = int(os.environ.get("MESH_FAULT_SEED") or 0)
 MANY = 20
 """Runs in which every kind of fault has happened."""
 SCENARIO = Path(__file__).parents[2] / "workloads" / "faults.toml"
+
+
+class Journalled:
+    """A hash of all decisions."""
+
+    def __init__(self) -> None:
+        self.hash = sha256()
+
+    def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
+        self.hash.update(f"{now_s!r} {event} {actions}".encode())
+
+
+def test_a_seed_decides_the_same_each_time_faults_included() -> None:
+    scenario = replace(read_scenario(SCENARIO), seed=FIRST)
+    made = plan(scenario)
+    hashes = set()
+    for _ in range(2):
+        journal = Journalled()
+        started = partial(_with, journal)
+        FaultyRun(made, faults(scenario, made), check=False, started=started).run(
+            arrivals(scenario)
+        )
+        hashes.add(journal.hash.hexdigest())
+    assert len(hashes) == 1
+
+
+def _with(journal: Journalled, start: ControllerStart) -> tuple[Journalled, ...]:
+    return (journal,)
 
 
 @pytest.mark.timeout(7200)
