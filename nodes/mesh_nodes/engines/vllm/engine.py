@@ -47,10 +47,18 @@ def _available_bytes() -> int:
     return int(psutil.virtual_memory().available)
 
 
-def start_spawner(threads: int | None = None) -> Spawner:
-    """What starts engine processes that compute on so many cores; all usable ones unless given."""
+def start_spawner(threads: int | None = None, gpu_index: int | None = None) -> Spawner:
+    """What starts engine processes that compute on so many cores, all usable ones unless given; and
+    on that GPU, in the order of the PCI bus.
+    """
     threads = threads or len(os.sched_getaffinity(0))
-    return Spawner({**ENVIRONMENT, "OMP_NUM_THREADS": str(threads)})
+    environment = {**ENVIRONMENT, "OMP_NUM_THREADS": str(threads)}
+    if gpu_index is not None:
+        environment |= {
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "CUDA_VISIBLE_DEVICES": str(gpu_index),
+        }
+    return Spawner(environment)
 
 
 class VllmEngine:
@@ -60,13 +68,14 @@ class VllmEngine:
         self,
         *,
         threads: int | None = None,
+        gpu_index: int | None = None,
         dtype: str | None = None,
         release: VllmRelease | None = None,
         spawner: Spawner | None = None,
         available_bytes: Callable[[], int] = _available_bytes,
     ) -> None:
-        """`threads`: cores to compute on. `dtype`: f32 on CPUs and f16 elsewhere unless given.
-        `spawner`: one of the caller's own, which this engine then does not close.
+        """`threads`, `gpu_index`: see `start_spawner`. `spawner`: one of the caller's own instead,
+        which this engine does not close. `dtype`: f32 on CPUs and f16 elsewhere unless given.
         `available_bytes` is asked before each load, which is refused when it is too little.
 
         Raises Unavailable when vLLM is not installed or not of a release that is supported.
@@ -81,7 +90,20 @@ class VllmEngine:
         self._instances: dict[InstanceId, Remote] = {}
         self._loading: dict[InstanceId, Remote | None] = {}
         self._owns_spawner = spawner is None
-        self._spawner = spawner or start_spawner(threads)
+        self._spawner = spawner or start_spawner(threads, gpu_index)
+
+    def await_ready(self) -> None:
+        """Wait until vLLM is imported, so that no load need. Raises EngineError when it fails."""
+        self._spawner.await_ready()
+
+    def resident_bytes(self) -> int:
+        """Of the processes that this engine has started. Pages that an engine process shares with
+        the nursery count once, and those that it has copied of them meanwhile, not at all.
+        """
+        with self._lock:
+            pids = [remote.pid for remote in self._instances.values()]
+        nursery_bytes = rss_bytes(self._spawner.pid)
+        return nursery_bytes + sum(max(rss_bytes(pid) - nursery_bytes, 0) for pid in pids)
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -214,6 +236,14 @@ class VllmEngine:
                 f"{format_bytes(available_bytes)} are available",
                 hint="unload another instance, or ask for fewer KV blocks",
             )
+
+
+def rss_bytes(pid: int | None) -> int:
+    """0 for a process that is not there."""
+    try:
+        return 0 if pid is None else int(psutil.Process(pid).memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0
 
 
 def _check_format(model: ModelInfo) -> None:

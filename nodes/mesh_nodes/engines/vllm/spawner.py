@@ -41,6 +41,17 @@ class Spawner:
         with self._lock:
             self._start()
 
+    @property
+    def pid(self) -> int | None:
+        """The nursery's, while there is one."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def await_ready(self) -> None:
+        """Until the nursery can fork. Raises EngineError when it cannot."""
+        with self._lock:
+            self._await_ready()
+
     def spawn(self) -> tuple[int, Connection]:
         """A new engine process: its id, and the socket to talk to it with.
 
