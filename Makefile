@@ -16,7 +16,7 @@ PIP := pip install --quiet --disable-pip-version-check
 
 .PHONY: help demo test test-vllm check lint types imports proto format soak clean
 .PHONY: bench-admission bench-engine bench-kv-resize bench-overcommit bench-overhead
-.PHONY: bench-profile bench-slo
+.PHONY: bench-profile bench-slo bench-vllm-step
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -98,6 +98,9 @@ bench-profile: $(VENV)/.installed-dev ## how near predicted iteration times come
 
 bench-slo: $(VENV)/.installed-dev ## who is served in time when there is too much to do
 	@$(HOME_HERE) $(BIN)/python -m bench.slo
+
+bench-vllm-step: .venv-vllm/.installed ## what stepping vLLM from the node agent adds to its own loop
+	@$(HOME_HERE) $(VLLM_BIN)/python -m bench.vllm_step
 
 soak: $(VENV)/.installed-dev ## ten minutes of invocations and cancellations; nothing may leak
 	@$(HOME_HERE) $(BIN)/python -m bench.soak

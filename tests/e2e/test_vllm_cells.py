@@ -34,7 +34,9 @@ def engine_processes(node: Process) -> list[int]:
 def test_a_killed_engine_process_costs_its_requests_a_reload_and_no_token(
     cell: LiveCell, vllm_model: Path
 ) -> None:
-    """And the books balance: what the cell thinks is held is what the next instance holds."""
+    """Killed amid answers, and while it is idle. The books balance: what the cell thinks is held is
+    what the next instance holds.
+    """
     cell.start_controller()
     node = cell.start_real_node("n1", *VLLM, join_s_max=JOIN_S_MAX)
     cell.deploy("chat", vllm_model)
@@ -52,6 +54,11 @@ def test_a_killed_engine_process_costs_its_requests_a_reload_and_no_token(
         assert answer.finished().output_tokens == TOKENS
         assert answer.token_ids == undisturbed.token_ids
         assert answer.text == undisturbed.text
+    (pid,) = engine_processes(node)
+    os.kill(pid, signal.SIGKILL)
+    idle = cell.invoke("chat", "to be continued", max_tokens=TOKENS)
+    assert idle.finished().output_tokens == TOKENS
+    assert idle.token_ids == undisturbed.token_ids
     assert len(engine_processes(node)) == 1
     after = cell.node("n1")
     assert after is not None

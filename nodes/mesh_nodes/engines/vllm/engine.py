@@ -152,23 +152,31 @@ class VllmEngine:
             remote.end()
 
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> None:
-        self._call(instance_id, Verb.SUBMIT, request)
+        """Taken, too, by an instance whose process is gone: the next step says so, which ends the
+        instance, where a refusal would only send the request elsewhere and the next one here.
+        """
+        remote = self._instance(instance_id)
+        try:
+            remote.call(Verb.SUBMIT, request)
+        except EngineError:
+            if remote.alive:
+                raise
 
     def abort(self, instance_id: InstanceId, request_id: RequestId) -> None:
-        """Where the process is gone, so are all its requests; the next step says so."""
-        if instance_id in self._instances:
+        remote = self._instances.get(instance_id)
+        if remote is not None and remote.alive:
             with suppress(EngineError):
-                self._call(instance_id, Verb.ABORT, request_id)
+                remote.call(Verb.ABORT, request_id)
 
     def step(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
-        return cast(StepResult, self._call(instance_id, Verb.STEP, prefill_tokens_max))
+        return cast(StepResult, self._instance(instance_id).call(Verb.STEP, prefill_tokens_max))
 
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
-        return cast(float, self._call(instance_id, Verb.MEASURE, shape))
+        return cast(float, self._instance(instance_id).call(Verb.MEASURE, shape))
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
         start_s = time.perf_counter()
-        blocks = cast(int, self._call(instance_id, Verb.RESIZE, kv_blocks))
+        blocks = cast(int, self._instance(instance_id).call(Verb.RESIZE, kv_blocks))
         return ResizedKv(kv_blocks=blocks, elapsed_s=time.perf_counter() - start_s)
 
     def memory(self) -> tuple[InstanceMemory, ...]:
@@ -206,17 +214,14 @@ class VllmEngine:
         with self._lock:
             self._instances[order.instance_id] = remote
 
-    def _call(self, instance_id: InstanceId, verb: Verb, *arguments: object) -> object:
-        """Raises EngineError, and forgets the instance, when its process is gone."""
+    def _instance(self, instance_id: InstanceId) -> Remote:
+        """Raises EngineError when it was never loaded, or unloaded. One whose process is gone stays
+        in the table until it is unloaded, though not in the books.
+        """
         remote = self._instances.get(instance_id)
         if remote is None:
             raise EngineError(f"instance {instance_id} is not loaded")
-        try:
-            return remote.call(verb, *arguments)
-        except EngineError:
-            if not remote.alive:
-                self.unload(instance_id)
-            raise
+        return remote
 
     def _check(self, order: LoadOrder) -> None:
         _check_format(order.model)

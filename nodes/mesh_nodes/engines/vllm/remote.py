@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import threading
+import weakref
 from multiprocessing.connection import Connection
 
 from mesh.domain import errors
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class Remote:
-    """Calls come one after the other; `kill`, `books` and `alive` are for any thread."""
+    """Calls come one after the other; `end`, `books` and `alive` are for any thread."""
 
     def __init__(self, instance_id: InstanceId, spawner: Spawner) -> None:
         """Raises EngineError when no process can be started."""
@@ -44,9 +45,14 @@ class Remote:
             self._pidfd = os.pidfd_open(self.pid)
         except OSError as error:
             raise EngineError(f"the engine process of {instance_id} ended at once") from error
+        # Not by `end`: another thread may be looking at it, or waiting at the socket.
+        weakref.finalize(self, os.close, self._pidfd)
         self._books: InstanceMemory | None = None
         self._ending = threading.Lock()
         self._ended = False
+        self._exit_code: int | None = None
+        self._cause = ""
+        """What it said before it ended of itself."""
 
     @property
     def books(self) -> InstanceMemory | None:
@@ -55,7 +61,7 @@ class Remote:
 
     @property
     def alive(self) -> bool:
-        return not self._ended and not select.select([self._pidfd], [], [], 0)[0]
+        return not self._ended and not self._ends_within(0.0)
 
     def call(
         self,
@@ -67,6 +73,8 @@ class Remote:
         """What the process answers. Raises what it refused with; EngineError when it is gone, and
         then everything of it is.
         """
+        if self._ended:
+            raise self._gone("has ended")
         try:
             self._connection.send(Call(verb, arguments))
             while True:
@@ -97,15 +105,19 @@ class Remote:
                 return
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            if not select.select([self._pidfd], [], [], END_S_MAX)[0]:
+            if not self._ends_within(END_S_MAX):
                 log.error("engine process %d does not end", self.pid)
             self._exit_code = self._spawner.reap(self.pid)
             self._ended = True
-            os.close(self._pidfd)
-            self._connection.close()
+
+    def _ends_within(self, timeout_s: float) -> bool:
+        waiting = select.poll()
+        waiting.register(self._pidfd, select.POLLIN)
+        return bool(waiting.poll(1e3 * timeout_s))
 
     def _failed(self, failure: Failure) -> MeshError:
         if failure.fatal:
+            self._cause = f": {failure.message}"
             self.end()
         kind = getattr(errors, failure.error)
         assert issubclass(kind, MeshError), failure
@@ -117,6 +129,6 @@ class Remote:
         code = self._exit_code
         how = "" if code is None else f" (signal {-code})" if code < 0 else f" (exit code {code})"
         return EngineError(
-            f"the engine process of {self.instance_id} {what}{how}",
+            f"the engine process of {self.instance_id} {what}{how}{self._cause}",
             hint="the instance is gone and its requests go elsewhere; the node's log may say why",
         )

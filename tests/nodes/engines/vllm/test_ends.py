@@ -71,11 +71,14 @@ def pair(engine: VllmEngine, model: StoredModel) -> tuple[Driver, Driver, int]:
     return bystander, victim, pid
 
 
-def check_gone(engine: VllmEngine, bystander: Driver, pid: int, model: StoredModel) -> None:
+def check_gone(
+    engine: VllmEngine, bystander: Driver, pid: int, model: StoredModel, *, loaded: bool = True
+) -> None:
     """The victim is, wholly; the bystander finishes; the victim's id loads afresh."""
+    words = "the engine process of victim has ended" if loaded else "victim is not loaded"
     assert [books.instance_id for books in engine.memory()] == ["bystander"]
     assert not alive(pid)
-    with pytest.raises(EngineError, match="victim is not loaded"):
+    with pytest.raises(EngineError, match=words):
         engine.step(InstanceId("victim"), 64)
     engine.abort(InstanceId("victim"), RequestId("r"))
     engine.unload(InstanceId("victim"))
@@ -104,11 +107,13 @@ def test_killed_amid_an_iteration(
 def test_killed_between_iterations(
     engine: VllmEngine, model: StoredModel, pair: tuple[Driver, Driver, int]
 ) -> None:
-    """The books know at once, the next call says so."""
+    """The books know at once. Requests are taken, and the next step says so."""
     bystander, victim, pid = pair
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: len(engine.memory()) == 1)
-    with pytest.raises(EngineError, match="victim ended"):
+    for name in ("late", "later"):
+        victim.submit(name, PROMPT)
+    with pytest.raises(EngineError, match=r"victim has ended \(signal 9\)"):
         engine.step(victim.instance_id, 64)
     check_gone(engine, bystander, pid, model)
 
@@ -126,7 +131,7 @@ def test_killed_amid_a_load(engine: VllmEngine, model: StoredModel) -> None:
     (error,) = outcomes
     assert isinstance(error, EngineError)
     assert "victim ended amid a load (signal 9)" in error.message
-    check_gone(engine, bystander, pid, model)
+    check_gone(engine, bystander, pid, model, loaded=False)
 
 
 def test_a_failure_that_nobody_expected_ends_the_process(
@@ -141,8 +146,9 @@ def test_a_failure_that_nobody_expected_ends_the_process(
         sampling=SamplingParams(),
         stop_token_ids=(),
     )
-    with pytest.raises(EngineError, match="vLLM failed: TypeError"):
-        engine.submit(victim.instance_id, wrong)
+    engine.submit(victim.instance_id, wrong)
+    with pytest.raises(EngineError, match=r"victim has ended .*: vLLM failed: TypeError"):
+        engine.step(victim.instance_id, 64)
     check_gone(engine, bystander, pid, model)
 
 
