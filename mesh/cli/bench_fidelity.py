@@ -18,7 +18,7 @@ from mesh.cli.output import Format
 from mesh.cli.progress import progress
 from mesh.cli.stopping import Stopping
 from mesh.domain.units import parse_bytes
-from mesh.sim.fidelity.report import report_on
+from mesh.sim.fidelity.report import SIMULATIONS, report_on
 
 POSITIVE = click.FloatRange(min=0, min_open=True)
 
@@ -40,6 +40,13 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     help="Offered, over what the node could compute.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True)
+@click.option(
+    "--simulations",
+    type=click.IntRange(min=1, max=100),
+    default=SIMULATIONS,
+    show_default=True,
+    help="Of each kind, with other draws of how long single iterations take.",
+)
 @click.option("--source", default=SOURCE, help="Another model than the demo's.")
 @click.option("--remeasure", is_flag=True, help="Measure the profile even if a fresh one is there.")
 @click.option("--memory", metavar="SIZE", help="Limit of the node's process, such as 1GiB.")
@@ -51,6 +58,7 @@ def fidelity(
     calibrate: float,
     load: float,
     seed: int,
+    simulations: int,
     source: str,
     remeasure: bool,
     memory: str | None,
@@ -72,7 +80,7 @@ def fidelity(
     with Stopping() as stopping, progress("fidelity") as report:
         live = LiveSide(wanted, home, stopping, report).run()
         report("simulate", 1.0)
-        found = report_on(live)
+        found = report_on(live, simulations=simulations)
     if form is not Format.TABLE:
         output.structured(tables.summary(found), form)
         return

@@ -45,7 +45,7 @@ def run_all(jobs: Sequence[Job], processes: int, show: Report) -> list[Done | Fa
     raises what it raises.
     """
     found: dict[int, Done | Failed] = {}
-    show(f"{len(jobs)} runs, {min(processes, len(jobs))} at a time", 0.0)
+    show(f"runs: {len(jobs)}, {min(processes, len(jobs))} at a time", 0.0)
     for number, end in _ended(jobs, processes):
         found[number] = end
         name = f"{end.job.cell.name} {end.job.policy}"

@@ -53,24 +53,21 @@ def _row(
 
 
 def fields(report: FidelityReport) -> list[tuple[str, str]]:
-    made, costs = report.by_calibration, report.costs
+    made, paced, costs = report.by_calibration, report.by_pace, report.costs
     return [
+        ("simulations", f"{made.simulations} of each kind; figures are of all of them"),
         ("requests compared", str(made.requests)),
-        (
-            "finished on both sides",
-            f"{made.finished_in_both}, {report.by_pace.finished_in_both} at the live pace",
-        ),
-        (
-            "finished on both or neither",
-            f"{made.same_end}, {report.by_pace.same_end} at the live pace",
-        ),
+        ("finished on both sides", _both(made.finished_in_both, paced.finished_in_both)),
+        ("finished on both or neither", _both(made.same_end, paced.same_end)),
         ("calibrated by the first", f"{report.calibrated_s:g} s, which are not compared"),
         ("iterations of them", str(report.calibrated_steps)),
         ("iterations over profile", f"{costs.factor:.3f}"),
         ("those with prompts, further", f"{costs.prefill_factor:.3f}"),
         ("node's own part", f"{1000 * costs.overhead_s:.2f} ms an iteration"),
         ("client to node and back", f"{1000 * report.delay_s:.2f} ms"),
-        ("load, resize, unload", _each(costs.load_s, costs.resize_s, costs.unload_s)),
+        ("loads", _each(report.loads, costs.load_s)),
+        ("resizes", _each(report.resizes, costs.resize_s)),
+        ("unloads", _each(report.unloads, costs.unload_s)),
         ("iteration beside a load", f"{costs.load_slowdown:.2f} times as long"),
         ("priming of a size", f"{1000 * costs.priming_s:.1f} ms more than the iteration"),
         ("node's RSS, at most", format_bytes(report.rss_bytes_max)),
@@ -79,12 +76,17 @@ def fields(report: FidelityReport) -> list[tuple[str, str]]:
     ]
 
 
+def _both(calibrated: float, paced: float) -> str:
+    return f"{calibrated:.0f}, {paced:.0f} at the live pace"
+
+
 def _slower(report: FidelityReport) -> float:
     return report.pace_compared / report.pace_calibrated
 
 
-def _each(*seconds: float) -> str:
-    return ", ".join(f"{1000 * each:.1f}" for each in seconds) + " ms"
+def _each(count: int, seconds: float) -> str:
+    taken = f"{1000 * seconds:.1f} ms each"
+    return f"{count}, {taken}" if count else f"none seen, assumed {taken}"
 
 
 def summary(report: FidelityReport) -> Plain:
@@ -102,6 +104,9 @@ def summary(report: FidelityReport) -> Plain:
         "calibrated_steps": report.calibrated_steps,
         "pace_calibrated": report.pace_calibrated,
         "pace_compared": report.pace_compared,
+        "loads": report.loads,
+        "resizes": report.resizes,
+        "unloads": report.unloads,
         "delay_s": report.delay_s,
         "rss_bytes_max": report.rss_bytes_max,
         "booked_bytes_max": report.booked_bytes_max,
@@ -118,6 +123,6 @@ def _errors(made: Comparison) -> dict[str, Plain]:
         "refused_share_error": made.refused_share_error,
         "requests": made.requests,
         "finished_in_both": made.finished_in_both,
-        "refused": {"live": int(made.refused.live), "simulated": int(made.refused.simulated)},
-        "met": {"live": int(made.met.live), "simulated": int(made.met.simulated)},
+        "refused": plain(made.refused),
+        "met": plain(made.met),
     }

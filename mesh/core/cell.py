@@ -68,7 +68,7 @@ class RequestEntry:
     overtaken: int = 0
     """Requests that came later and got a place on a node that could not take this one in time."""
     tokens: int = field(init=False)
-    """Of its prompt and its output so far."""
+    """Of prompt and output."""
 
     def __post_init__(self) -> None:
         self.tokens = len(self.request.prompt_tokens) + len(self.output_tokens)
@@ -96,14 +96,15 @@ class InstanceEntry:
     batch_max: int
     requests: dict[RequestId, RequestEntry] = field(default_factory=dict)
     tokens: int = 0
-    """Of its requests, prompts and outputs, summed."""
     required_blocks: int = 0
-    """Sum over its requests."""
+    """Both summed over its requests."""
     kv_blocks_used: int = 0
     correction: Correction = field(default_factory=Correction)
     """As its node reports it."""
     profiling: bool = False
     """Its model is being measured on it: it stays."""
+    exceeded: tuple[int, int] = (-1, 0)
+    """`NodeEntry.eased` of its node when a further request was TPOT_EXCEEDED, and its tokens."""
     grow_again_s: float = 0.0
     """Its KV cache is not to grow before: its node could not do it."""
     to_load: LoadInstance | None = None
@@ -168,6 +169,9 @@ class NodeEntry:
     iteration_started_s: float | None = None
     """When the iteration under way began, as far as reports tell; None when it has no work."""
     load_slowdown: float = 1.0
+    eased: int = 0
+    """Times that it may have got less to compute; until then, it only gets more with every token
+    and a TPOT_EXCEEDED stands."""
     instances: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
     protected: "dict[DeploymentName, DeploymentEntry]" = field(default_factory=dict)
     """The cell's deployments: their `replicas_min` keeps instances from being reclaimed."""
@@ -234,6 +238,8 @@ class DeploymentEntry:
     paused_until_s: float = 0.0
     resume_at: int = 0
     """The candidate at which the last turn had to stop, for it had validated often enough."""
+    exceeded: dict[NodeId, tuple[int, int]] = field(default_factory=dict)
+    """The same of a new instance, by node."""
     avoided: dict[NodeId, str] = field(default_factory=dict)
     """Nodes whose last load of it failed, and why; tried only when no other has room."""
 

@@ -1,6 +1,6 @@
 """What the node core makes of an iteration: tokens to report, requests that ended or starve."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from mesh.compute.times import Times
 from mesh.core import measuring
@@ -46,8 +46,7 @@ def step_finished(turn: NodeTurn, instance: LocalInstance, result: StepResult, s
 
     prefill_left = [of for of in result.prefill_left if took_part(of[0])]
     outputs = []
-    for tokens in _by_request(result.tokens):
-        request_id = tokens[0].request_id
+    for request_id, tokens in _by_request(result.tokens).items():
         if took_part(request_id):
             held = requests[request_id]
             output = _outputs(held, tokens)
@@ -71,21 +70,29 @@ def step_finished(turn: NodeTurn, instance: LocalInstance, result: StepResult, s
     )
 
 
-def _by_request(tokens: Sequence[TokenOutput]) -> Iterable[Sequence[TokenOutput]]:
-    """Tokens by request, in the order of the first ones; nearly always one of each."""
-    by_request: dict[RequestId, list[TokenOutput]] = {}
-    for token in tokens:
-        by_request.setdefault(token.request_id, []).append(token)
-    return by_request.values()
+def _by_request(tokens: Sequence[TokenOutput]) -> dict[RequestId, list[TokenOutput]]:
+    """In the order of their first ones; nearly always one of each."""
+    by_request = {token.request_id: [token] for token in tokens}
+    if len(by_request) < len(tokens):
+        by_request = {request_id: [] for request_id in by_request}
+        for token in tokens:
+            by_request[token.request_id].append(token)
+    return by_request
 
 
 def _outputs(held: LocalRequest, tokens: Sequence[TokenOutput]) -> RequestTokens:
+    first = tokens[0]
+    token_ids: tuple[int, ...] = (first.token_id,)
+    text = first.text
+    if len(tokens) > 1:
+        token_ids = tuple([token.token_id for token in tokens])
+        text = "".join([token.text for token in tokens])
     return RequestTokens(
-        request_id=tokens[0].request_id,
+        request_id=first.request_id,
         attempt=held.order.attempt,
-        first_index=tokens[0].index,
-        token_ids=tuple([token.token_id for token in tokens]),
-        text="".join([token.text for token in tokens]),
+        first_index=first.index,
+        token_ids=token_ids,
+        text=text,
         finish=tokens[-1].finish,
     )
 

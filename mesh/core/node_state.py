@@ -21,8 +21,8 @@ from mesh.request.shadow import OVERESTIMATE
 
 LOAD_SLOWDOWN = 2.0
 """By which a load lengthens the iterations beside it, until this node has learned its own."""
-FACTOR_TOLERANCE = 0.001
-"""A change of iteration times, as a share, that is not worth predicting them anew for."""
+FACTOR_KEPT_S = 0.05
+"""Time in which a correction of the times fades by next to nothing."""
 
 
 class LocalState(StrEnum):
@@ -99,6 +99,8 @@ class LocalInstance:
     """Turns in a row that passed it over."""
     kept_lane: Lane | None = None
     """Its work as `lane` gave it last. Whoever changes its requests or its profile resets it."""
+    kept_until_s: float = 0.0
+    kept_slowdown: float = 1.0
     unbooked: bool = False
     """It was loading or leaving when a link broke: no later controller knows of its memory."""
     error: str = ""
@@ -123,14 +125,17 @@ class LocalInstance:
         """
         if self.state is not LocalState.READY or not self.requests or not self.promising:
             return None
-        factor = self.correction.factor(now_s) * OVERESTIMATE * slowdown
         lane = self.kept_lane
+        if lane is not None and now_s < self.kept_until_s and slowdown == self.kept_slowdown:
+            return lane
+        factor = self.correction.factor(now_s) * OVERESTIMATE * slowdown
         if lane is None:
             lane = self.kept_lane = self._filled_lane(now_s, delivery_s, factor)
-        elif abs(lane.times.factor - factor) > factor * FACTOR_TOLERANCE:
+        elif lane.times.factor != factor:
             lane.times = Times(self.profile, factor)
             lane.predict()
             lane.sort_dues(now_s)
+        self.kept_until_s, self.kept_slowdown = now_s + FACTOR_KEPT_S, slowdown
         return lane
 
     def _filled_lane(self, now_s: float, delivery_s: float, factor: float) -> Lane:
@@ -198,6 +203,8 @@ class LocalNode:
     """Sources being imported."""
     survey: LocalSurvey | None = None
     turns: TurnRule = TurnRule.HEADROOM
+    loads: int = 0
+    """Under way in the engine."""
     steps_started: int = 0
     stepping: InstanceId | None = None
     """Whose iteration is under way, a measured one or a real one."""
@@ -213,10 +220,7 @@ class LocalNode:
 
     def loading(self) -> bool:
         """Whether a load takes part of the machine."""
-        for instance in self.instances.values():
-            if instance.state is LocalState.LOADING or instance.state is LocalState.ABANDONED:
-                return True
-        return False
+        return self.loads > 0
 
     def has_unbooked(self) -> bool:
         """Whether something takes memory that no controller knows of."""

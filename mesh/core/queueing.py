@@ -206,7 +206,9 @@ def _in_time(turn: Turn, instance: InstanceEntry, held: RequestEntry) -> bool:
         )
         if verdict is Verdict.PASSES:
             return True
-        if verdict is not Verdict.FIRST_TOKEN_LATE:
+        if verdict is Verdict.TPOT_EXCEEDED:
+            instance.exceeded = (instance.node.eased, held.tokens)
+        elif verdict is not Verdict.FIRST_TOKEN_LATE:
             turn.refusals[instance.instance_id] = (verdict, held.tokens)
     held.turn_down(verdict)
     return False
@@ -214,13 +216,18 @@ def _in_time(turn: Turn, instance: InstanceEntry, held: RequestEntry) -> bool:
 
 def _known_refusal(turn: Turn, instance: InstanceEntry, held: RequestEntry) -> Verdict | None:
     """Why the instance will not do, if that is known without looking: somebody earlier has to be
-    let through, or no longer request than this has been refused there in this very turn. One that
-    was too late itself says nothing about those that are due later.
+    let through, its node has got no less to compute since it had no time for one that was no
+    longer, or such a one has been refused there in this very turn. One that was too late
+    itself says nothing about those that are due later.
     """
     if must_give_way(turn, instance.node, held):
         return Verdict.DELAYS_RUNNING
+    eased, tokens = instance.exceeded
+    if eased == instance.node.eased and held.tokens >= tokens:
+        turn.validations_left -= 1
+        return Verdict.TPOT_EXCEEDED
     verdict, tokens = turn.refusals.get(instance.instance_id, (None, 0))
-    return verdict if verdict is Verdict.TPOT_EXCEEDED or held.tokens >= tokens else None
+    return verdict if held.tokens >= tokens else None
 
 
 def _scale_out(turn: Turn, entry: DeploymentEntry) -> None:

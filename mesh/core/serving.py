@@ -67,9 +67,10 @@ def deliver(turn: Turn, outputs: RequestTokens) -> None:
         message = f"token {len(held.output_tokens)} was due, {outputs.first_index} came"
         requeue(turn, held, RefusalReason.ENGINE_FAILED, message)
         return
-    held.output_tokens.extend(outputs.token_ids)
-    held.tokens += len(outputs.token_ids)
-    held.instance.tokens += len(outputs.token_ids)
+    count = len(outputs.token_ids)
+    held.output_tokens += outputs.token_ids
+    held.tokens += count
+    held.instance.tokens += count
     held.prefill_left = 0
     for _ in outputs.token_ids:
         held.due_s = next_due_s(held.due_s, held.slo.tpot_s, turn.now_s)

@@ -43,7 +43,7 @@ def find_room(
         if not turn.validations_left:
             return False
         turn.validations_left -= 1
-        return _has_time(turn, deployment, turn.cell.nodes[node.node_id], wanted_by, granted)
+        return _has_time(turn, entry, turn.cell.nodes[node.node_id], wanted_by, granted)
 
     sizes: dict[tuple[Footprint, int], tuple[int, int]] = {}
 
@@ -74,9 +74,15 @@ def find_room(
 
 
 def _has_time(
-    turn: Turn, deployment: Deployment, node: NodeEntry, held: RequestEntry, granted: bool
+    turn: Turn, entry: DeploymentEntry, node: NodeEntry, held: RequestEntry, granted: bool
 ) -> bool:
     """Whether every SLO would be kept with a new instance on the node, its load included."""
+    deployment = entry.deployment
+    assert deployment is not None
+    eased, tokens = entry.exceeded.get(node.node_id, (-1, 0))
+    if eased == node.eased and held.tokens >= tokens:
+        held.turn_down(Verdict.TPOT_EXCEEDED)
+        return False
     needed_s = load_s(turn, deployment, node)
     if node.node_id not in turn.decodes_shares:
         turn.decodes_shares[node.node_id] = decodes_share(node, turn.now_s)
@@ -91,6 +97,8 @@ def _has_time(
         limits=turn.limits,
         may_be_late=granted and held.attempt > 0,
     )
+    if verdict is Verdict.TPOT_EXCEEDED:
+        entry.exceeded[node.node_id] = (node.eased, held.tokens)
     if verdict is not Verdict.PASSES:
         held.turn_down(verdict)
     return verdict is Verdict.PASSES

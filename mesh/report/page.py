@@ -56,7 +56,11 @@ def _about(made: Evaluation) -> list[str]:
     load = f"Load: {made.workload}, {made.duration_s / 60:g} minutes."
     nodes = "Nodes: four Xeon 6462C (32 cores) and four A100-80GB, by their measured tables."
     if any(run.reference.met is not None for run in made.runs):
-        return [load, nodes, "Black marks: the authors' scheduler under a virtual clock."]
+        return [
+            load,
+            nodes,
+            "Marks across bars: the authors' scheduler under a virtual clock, measured by us.",
+        ]
     return [load, nodes, "Nobody else's figures hold for this load."]
 
 

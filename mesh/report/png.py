@@ -18,6 +18,8 @@ from mesh.report.charts import BarChart, Chart, LineChart, log_ticks, x_range, y
 HEIGHT_INCHES = 3.6
 WIDTH_INCHES, BAR_WIDTH_INCHES = 8.0, 12.0
 DOTS_PER_INCH = 120
+BAR_MOST_SHARE = 0.05
+"""Of one bar in the width of all groups."""
 
 # Its remarks on fonts and caches are no messages of ours.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)
@@ -70,12 +72,14 @@ def _lines(axes: Axes, chart: LineChart) -> None:
 
 
 def _bars(axes: Axes, chart: BarChart) -> None:
-    wide = 0.82 / max(len(chart.bars), 1)
+    wide = min(0.82 / max(len(chart.bars), 1), BAR_MOST_SHARE * max(len(chart.groups), 1))
     for number, bars in enumerate(chart.bars):
-        middles = [place - 0.41 + wide * (number + 0.5) for place in range(len(chart.groups))]
+        offset = wide * (number + 0.5 - len(chart.bars) / 2)
+        middles = [place + offset for place in range(len(chart.groups))]
         heights = [value or 0.0 for value in bars.values]
         axes.bar(middles, heights, width=wide * 0.9, label=bars.name)
         for middle, mark in zip(middles, bars.marks, strict=True):
             if mark is not None:
                 axes.hlines(mark, middle - wide / 2, middle + wide / 2, color="black")
     axes.set_xticks(range(len(chart.groups)), chart.groups)
+    axes.set_xlim(-0.5, len(chart.groups) - 0.5)

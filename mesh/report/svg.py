@@ -13,6 +13,8 @@ from mesh.report.charts import BarChart, Chart, LineChart, log_ticks, ticks, x_r
 WIDTH, HEIGHT = 560, 260
 BAR_WIDTH = 1140
 """Of a whole chart of bars, in the page's pixels before it is scaled."""
+BAR_MOST = 56
+"""Of one bar and the gap beside it."""
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 36
 SERIES_MAX = 8
 """Colours of a page; a later series begins with the first again."""
@@ -85,9 +87,9 @@ def _lines(chart: LineChart, y: Scale) -> Iterable[str]:
 def _bars(chart: BarChart, y: Scale) -> Iterable[str]:
     base = HEIGHT - BOTTOM
     group_width = (BAR_WIDTH - LEFT - RIGHT) / max(len(chart.groups), 1)
-    wide = group_width * 0.82 / max(len(chart.bars), 1)
+    wide = min(group_width * 0.82 / max(len(chart.bars), 1), BAR_MOST)
     for place, group in enumerate(chart.groups):
-        begin = LEFT + group_width * (place + 0.09)
+        begin = LEFT + group_width * (place + 0.5) - wide * len(chart.bars) / 2
         yield _text(LEFT + group_width * (place + 0.5), base + 16, group, "middle")
         for number, bars in enumerate(chart.bars):
             left, value, mark = begin + wide * number, bars.values[place], bars.marks[place]

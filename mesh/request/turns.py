@@ -73,8 +73,9 @@ def _least_headroom(working: Sequence[Lane], now_s: float, prefill_tokens_max: i
     prompt, or a late decode, only as far as it makes nobody late who is not yet, or when it has
     been passed over too often.
     """
-    if all(lane.due_s < inf and lane.late_s == inf and not lane.prompts for lane in working):
-        return _grant(min(working, key=_due_and_id), 0, [])
+    first = _first_of_decodes(working)
+    if first is not None:
+        return _grant(first, 0, [])
     passed: list[Lane] = []
     for lane, has_deadline in _by_deadline(working):
         if has_deadline and not lane.prompts:
@@ -93,8 +94,18 @@ def _least_headroom(working: Sequence[Lane], now_s: float, prefill_tokens_max: i
     raise AssertionError("with nobody in time to be made late, whoever is first has room")
 
 
-def _due_and_id(lane: Lane) -> tuple[float, str]:
-    return lane.due_s, lane.instance_id
+def _first_of_decodes(working: Sequence[Lane]) -> Lane | None:
+    """The lane with the earliest deadline, if there is nothing but decodes that can be in time, as
+    is nearly always so."""
+    first = working[0]
+    for lane in working:
+        if lane.prompts or lane.late_s < inf:
+            return None
+        if lane.due_s > first.due_s:
+            continue
+        if lane.due_s < first.due_s or lane.instance_id < first.instance_id:
+            first = lane
+    return first
 
 
 def _by_deadline(lanes: Sequence[Lane]) -> Iterable[tuple[Lane, bool]]:

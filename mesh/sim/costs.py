@@ -43,6 +43,18 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Jitter:
+    """Seconds that single iterations take more, or less, than all else says: one of these each,
+    drawn at random. Without any, none does.
+    """
+
+    decode_s: tuple[float, ...] = ()
+    prefill_s: tuple[float, ...] = ()
+    """Of iterations with prompts among them."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCosts:
     """Of one node, whatever the model."""
 
@@ -57,6 +69,7 @@ class NodeCosts:
     priming_s: float = 0.0
     """Of every size that a new instance computes once: what the engine builds for it."""
     pace: Pace = field(default_factory=Pace)
+    jitter: Jitter = field(default_factory=Jitter)
     load_s: float = 0.3
     """Of every load: all but its weights."""
     load_bytes_per_s: float = 13.5e9

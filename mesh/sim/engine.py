@@ -6,6 +6,7 @@ for as long. Before: `NodePerformer`. After: `sequences`, which computes what an
 """
 
 import math
+import random
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from pathlib import Path
@@ -30,6 +31,8 @@ from mesh.sim.costs import ModelCosts, NodeCosts
 from mesh.sim.sequences import Instance, Seconds
 
 NAME = "cost-model"
+SHARE_MIN = 0.5
+"""Of what an iteration takes on the average: no jitter makes it shorter."""
 _SEQUENCES = attrgetter("sequences")
 
 
@@ -54,6 +57,7 @@ class CostEngine:
         self._memory_bytes = memory_bytes
         self._spend = spend
         self._now_s = now_s
+        self._random = random.Random(costs.jitter.seed)
         self._loading_until_s = 0.0
         """When the latest load ends."""
         self.working_until_s = -math.inf
@@ -122,7 +126,7 @@ class CostEngine:
         instance = self._instance(instance_id)
         slower, model_id = self._slower(), instance.order.model.model_id
         result = instance.iterate(prefill_tokens_max, self._seconds(model_id, slower))
-        took_s = result.elapsed_s + self._costs.overhead_s * slower
+        took_s = self._turn_s(result.elapsed_s, slower, prefill=result.prefill_tokens > 0)
         self._spend(took_s)
         self._works(took_s)
         self.prefilled_tokens += result.prefill_tokens
@@ -146,7 +150,8 @@ class CostEngine:
             shape.decode_batch,
             shape.decode_context_tokens,
         )
-        self._spend(seconds + self._costs.overhead_s * slower + self._costs.priming_s)
+        took_s = self._turn_s(seconds, slower, prefill=shape.prefill_tokens > 0)
+        self._spend(took_s + self._costs.priming_s)
         return seconds
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
@@ -189,6 +194,13 @@ class CostEngine:
             return took_s * (prompts_slower if prefill else slower)
 
         return seconds
+
+    def _turn_s(self, engine_s: float, slower: float, *, prefill: bool) -> float:
+        """From one turn to the next, when so much of it is the engine's part."""
+        costs = self._costs
+        jitter = costs.jitter.prefill_s if prefill else costs.jitter.decode_s
+        drawn_s = self._random.choice(jitter) if jitter else 0.0
+        return max(engine_s + costs.overhead_s * slower + drawn_s, engine_s * SHARE_MIN)
 
     def _works(self, seconds: float) -> None:
         self.working_until_s = max(self.working_until_s, self._now_s() + seconds)

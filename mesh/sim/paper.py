@@ -12,13 +12,15 @@ from math import ceil, inf
 
 from mesh.domain.deployment import Scaling
 from mesh.domain.errors import InvalidInput
+from mesh.domain.limits import CellLimits
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import Slo
+from mesh.policy.registry import policy as policy_of
 from mesh.report.cell_numbers import CellNumbers, cell_numbers
 from mesh.report.series import NodeSeries
 from mesh.sim.cluster import CellPlan, VirtualCell
 from mesh.sim.costs import NodeCosts
-from mesh.sim.groups import GIB, DeploymentGroup, NodeGroup, deployments_of, node_plans
+from mesh.sim.groups import DeploymentGroup, NodeGroup, deployments_of, node_plans
 from mesh.sim.node import NodePlan
 from mesh.sim.sampling import Sampler
 from mesh.sim.testbed import known_model
@@ -32,10 +34,22 @@ DURATION_S = 1800.0
 CONTEXT_TOKENS_MAX = 4096
 """Of every deployment; no request of the load is longer."""
 SLO = Slo(ttft_s=2.0, ttft_tokens_per_s=512.0, tpot_s=0.25)
+PLANNED_TPOT_SHARE = 0.95
+"""Of the TPOT SLO, with which a policy that validates plans: the evaluation asks for the mean TPOT,
+which is above the SLO's when the first token came early and the last one in time.
+"""
 KEEP_ALIVE_S = {DeviceKind.CPU: 0.0, DeviceKind.GPU: 1.0}
 """An idle node counts as in use for so long (the deployments' own keep-alive is the GPU's)."""
 NODES_EACH = 4
-MEMORY_BYTES = {DeviceKind.CPU: 254_000_000_000, DeviceKind.GPU: 78_000_000_000}
+MEMORY_GIB = {DeviceKind.CPU: 256.0, DeviceKind.GPU: 78.0}
+PROCESS_GIB = 1.5
+"""What an engine process takes of it beside weights and KV cache."""
+PROCESSES = {
+    "3B": {DeviceKind.CPU: 4, DeviceKind.GPU: 8},
+    "7B": {DeviceKind.CPU: 2, DeviceKind.GPU: 4},
+    "13B": {DeviceKind.CPU: 1, DeviceKind.GPU: 2},
+}
+"""Engine processes that the testbed keeps on a node, by model."""
 COSTS = {
     DeviceKind.CPU: NodeCosts(load_s=0.0, load_bytes_per_s=inf, unload_s=0.0),
     DeviceKind.GPU: NodeCosts(load_s=0.2, load_bytes_per_s=20e9, unload_s=0.0),
@@ -44,6 +58,14 @@ COSTS = {
 Resizes of a KV cache cost what `NodeCosts` assumes of engines that map memory.
 """
 LINK_DELAY_S = 0.001
+LIMITS = CellLimits(
+    batch_max=256,
+    prefill_tokens_max=CONTEXT_TOKENS_MAX,
+    place_retry_s=0.25,
+    delivery_s_max=0.01,
+    parked_s_max=0.0,
+)
+"""A prompt is computed at once if nobody is late for it; what is idle goes after its keep-alive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -89,16 +111,19 @@ def load(trace: Trace, functions: int, duration_s: float) -> Trace:
 
 
 def plan(cell: PaperCell, policy: str) -> CellPlan:
+    """Raises InvalidInput for a policy that there is not."""
+    validates = policy_of(policy).validates
     profiles = (costs.profile for costs in known_model(MODELS[cell.model]).costs.values())
     return CellPlan(
-        nodes=tuple(node for device in DeviceKind for node in _nodes(device)),
+        nodes=tuple(node for device in DeviceKind for node in _nodes(cell, device)),
         deployments=tuple(
             made
             for function in functions_of(cell.functions)
-            for made in deployments_of(_deployment(cell, function))
+            for made in deployments_of(_deployment(cell, function, validates))
         ),
         profiles=tuple(profiles),
         policy=policy,
+        limits=LIMITS,
         link_delay_s=LINK_DELAY_S,
     )
 
@@ -124,7 +149,8 @@ def run(
     sampler = Sampler(virtual, ceil(work.duration_s))
     functions = functions_of(cell.functions)
     names = [_name(function) for function in functions]
-    outcomes = virtual.run(arrivals_of(work, names, functions=functions), told)
+    ended = virtual.run(arrivals_of(work, names, functions=functions), told)
+    outcomes = [replace(outcome, slo=SLO) for outcome in ended]
     virtual.clock.run_until(sampler.ends_s)
     nodes = sampler.series()
     return PaperRun(cell=cell, policy=policy, numbers=cell_numbers(outcomes, nodes), nodes=nodes)
@@ -134,23 +160,25 @@ def _name(function: int) -> str:
     return f"function-{function:03d}"
 
 
-def _nodes(device: DeviceKind) -> Iterator[NodePlan]:
+def _nodes(cell: PaperCell, device: DeviceKind) -> Iterator[NodePlan]:
     group = NodeGroup(
         name=device.value,
         count=NODES_EACH,
         device=device,
-        memory_gib=MEMORY_BYTES[device] / GIB,
+        memory_gib=MEMORY_GIB[device] - PROCESS_GIB * PROCESSES[cell.model][device],
         costs=COSTS[device],
     )
     for node in node_plans(group):
-        yield replace(node, kept_s=KEEP_ALIVE_S[device])
+        limits = replace(node.limits, prefill_tokens_max=LIMITS.prefill_tokens_max)
+        yield replace(node, limits=limits, kept_s=KEEP_ALIVE_S[device])
 
 
-def _deployment(cell: PaperCell, function: int) -> DeploymentGroup:
+def _deployment(cell: PaperCell, function: int, validates: bool) -> DeploymentGroup:
+    planned = replace(SLO, tpot_s=SLO.tpot_s * PLANNED_TPOT_SHARE) if validates else SLO
     return DeploymentGroup(
         name=_name(function),
         model=MODELS[cell.model],
         context_tokens_max=CONTEXT_TOKENS_MAX,
-        slo=SLO,
+        slo=planned,
         scaling=Scaling(replicas_max=2 * NODES_EACH, keep_alive_s=max(KEEP_ALIVE_S.values())),
     )

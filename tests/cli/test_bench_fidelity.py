@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> LiveRun:
 def fidelity(run: LiveRun, home: Path, *arguments: str) -> Ran:
     with mock.patch("mesh.cli.bench_fidelity.LiveSide") as side:
         side.return_value.run.return_value = run
-        return mesh("bench", "fidelity", "--home", str(home), *arguments)
+        return mesh("bench", "fidelity", "--home", str(home), "--simulations", "1", *arguments)
 
 
 def test_both_sides_stand_beside_each_other(run: LiveRun, tmp_path: Path) -> None:

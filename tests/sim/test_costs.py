@@ -8,7 +8,7 @@ from mesh.domain.ids import DeploymentName, InstanceId, ModelId
 from mesh.domain.model import Footprint
 from mesh.domain.profile import IterationShape
 from mesh.domain.steps import LoadOrder
-from mesh.sim.costs import ModelCosts, NodeCosts, Pace
+from mesh.sim.costs import Jitter, ModelCosts, NodeCosts, Pace
 from mesh.sim.engine import CostEngine
 from tests.cli.views import MODEL
 from tests.support.profiles import profile
@@ -95,3 +95,17 @@ def test_every_cost_is_added_where_it_belongs() -> None:
     timed.load("i-2")
     assert timed.took_s(DECODE, 24.9) == pytest.approx(6 * plain_s[DECODE] + 1.75)
     assert timed.took_s(DECODE, 25.1) == pytest.approx(2 * plain_s[DECODE] + 1.25)
+
+
+def test_jitter_is_drawn_alike_for_the_same_seed_and_never_takes_more_than_half() -> None:
+    plain_s = Timed(NodeCosts()).took_s(DECODE, 0.0)
+
+    def drawn(seed: int) -> list[float]:
+        jitter = Jitter(decode_s=(0.0, 0.5, -1e9), seed=seed)
+        timed = Timed(NodeCosts(jitter=jitter))
+        return [timed.took_s(DECODE, 0.0) for _ in range(60)]
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+    assert sorted(set(drawn(1))) == pytest.approx([plain_s / 2, plain_s, plain_s + 0.5])
+    assert Timed(NodeCosts(jitter=Jitter(decode_s=(9.0,)))).took_s(PREFILL, 0.0) < 9.0

@@ -15,7 +15,7 @@ from statistics import fmean, median
 from mesh.compute.times import Times
 from mesh.core.node_state import LOAD_SLOWDOWN
 from mesh.domain.errors import InvalidInput
-from mesh.sim.costs import NodeCosts, Pace
+from mesh.sim.costs import Jitter, NodeCosts, Pace
 from mesh.sim.fidelity.observing import Iteration, Observed, Spent
 
 WINDOW_S = 0.5
@@ -84,6 +84,26 @@ def pace(
     return Pace(window_s=WINDOW_S, factors=tuple(factors))
 
 
+def jitter(
+    observed: Observed,
+    times: Times,
+    costs: NodeCosts,
+    even: Pace,
+    *,
+    from_s: float,
+    until_s: float,
+) -> Jitter:
+    """What the undisturbed steps took more than these costs say at this pace, which begins at
+    `from_s`; less its mean.
+    """
+    left_s: dict[bool, list[float]] = {False: [], True: []}
+    for step in observed.steps:
+        if step.alone and from_s <= step.began_s < until_s:
+            meant_s = modelled_s(step, times, costs) * even.at(step.began_s - from_s)
+            left_s[step.shape.prefill_tokens > 0].append(step.took_s - meant_s)
+    return Jitter(decode_s=_centred(left_s[False]), prefill_s=_centred(left_s[True]))
+
+
 def delay_s(
     observed: Observed,
     sent_s: Mapping[tuple[int, ...], float],
@@ -111,6 +131,11 @@ def modelled_s(iteration: Iteration, times: Times, costs: NodeCosts) -> float:
     if iteration.shape.prefill_tokens:
         seconds *= costs.prefill_factor
     return seconds + costs.overhead_s
+
+
+def _centred(left_s: Sequence[float]) -> tuple[float, ...]:
+    mean_s = fmean(left_s) if left_s else 0.0
+    return tuple(each_s - mean_s for each_s in left_s)
 
 
 def _ratio(steps: Sequence[Iteration], times: Times, costs: NodeCosts) -> float:

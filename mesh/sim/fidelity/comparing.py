@@ -1,8 +1,9 @@
-"""A live run and a simulation of it, request by request; pure.
+"""A live run and simulations of it, request by request; pure.
 
 Latencies are compared over the requests that finished on both sides, refusals over all. An error is
-|simulated - live| / live. Before: outcomes of both sides, in the order of the arrivals. After:
-tables.
+|simulated - live| / live. Single iterations decide whom admission lets in, so a run is one of many
+that might have been: the figures are those of several simulations together. Before: outcomes of
+both sides, in the order of the arrivals. After: tables.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,8 +38,11 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
+    """Counts of requests are means over the simulations."""
+
+    simulations: int
     requests: int
-    finished_in_both: int
+    finished_in_both: float
     tpot_s: Pair
     """Mean over requests of more than one token."""
     e2e_s: Pair
@@ -48,7 +52,7 @@ class Comparison:
     """Requests."""
     met: Pair
     """Requests with every token in time, loads granted."""
-    same_end: int
+    same_end: float
     """Requests that finished on both sides, or on neither."""
 
     @property
@@ -67,13 +71,19 @@ class Comparison:
 
 
 def compare(
-    live: Sequence[Outcome], simulated: Sequence[Outcome], *, from_s: float = 0.0
+    live: Sequence[Outcome], simulations: Sequence[Sequence[Outcome]], *, from_s: float = 0.0
 ) -> Comparison:
     """Of the requests that were sent live at `from_s` or later.
 
     Raises InvalidInput when too few finished on both sides.
     """
-    pairs = [p for p in zip(live, simulated, strict=True) if p[0].arrival_s >= from_s]
+    count = len(simulations)
+    pairs = [
+        (a, b)
+        for simulated in simulations
+        for a, b in zip(live, simulated, strict=True)
+        if a.arrival_s >= from_s
+    ]
     both = [(a, b) for a, b in pairs if a.finished and b.finished]
     several = [(a, b) for a, b in both if a.tpot_s is not None and b.tpot_s is not None]
     if min(len(both), len(several)) < COMPARED_MIN:
@@ -82,14 +92,17 @@ def compare(
             hint="run for longer, or with less load",
         )
     return Comparison(
-        requests=len(pairs),
-        finished_in_both=len(both),
+        simulations=count,
+        requests=len(pairs) // count,
+        finished_in_both=len(both) / count,
         tpot_s=_pair(several, lambda side: fmean(o.tpot_s or 0.0 for o in side)),
         e2e_s=_pair(both, lambda side: fmean(o.ended_s - o.arrival_s for o in side)),
         ttft_s_p95=_pair(both, _ttft_s_p95),
-        refused=_pair(pairs, lambda side: sum(isinstance(o.end, RefusalReason) for o in side)),
-        met=_pair(pairs, lambda side: sum(o.met for o in side)),
-        same_end=sum(a.finished == b.finished for a, b in pairs),
+        refused=_pair(
+            pairs, lambda side: sum(isinstance(o.end, RefusalReason) for o in side) / count
+        ),
+        met=_pair(pairs, lambda side: sum(o.met for o in side) / count),
+        same_end=sum(a.finished == b.finished for a, b in pairs) / count,
     )
 
 

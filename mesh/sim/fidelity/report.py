@@ -1,6 +1,6 @@
 """From a live run to what is said of the simulator: calibrate, simulate twice, compare twice.
 
-Calibration uses the profile and the first part of the run; the rest is compared. The first
+Calibration uses the profile and the first part of the run; the rest is compared. The first kind of
 simulation knows no more than that: its pace is the calibrated part's, over and over. The second one
 is told the pace at which the machine really computed in each second, as a neighbour's work would be
 told that no simulator can foresee; whatever differs then is the simulator's own. Before: the
@@ -18,10 +18,13 @@ from mesh.domain.profile import Profile
 from mesh.report.outcomes import Outcome
 from mesh.sim.cluster import SETTLE_S, Arrival
 from mesh.sim.costs import NodeCosts
-from mesh.sim.fidelity.calibrating import calibrate, delay_s, pace
+from mesh.sim.fidelity.calibrating import calibrate, delay_s, jitter, pace
 from mesh.sim.fidelity.comparing import Comparison, compare
 from mesh.sim.fidelity.observing import Observed
 from mesh.sim.fidelity.planning import LiveCell, simulate
+
+SIMULATIONS = 5
+"""Of each kind: they differ in which iteration has which jitter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +52,11 @@ class FidelityReport:
     calibrated_s: float
     calibrated_steps: int
     costs: NodeCosts
-    """Calibrated, without a pace."""
+    """Calibrated, without pace and jitter."""
+    loads: int
+    resizes: int
+    unloads: int
+    """That the costs are means of; of what was not seen they are assumptions."""
     delay_s: float
     pace_calibrated: float
     """Mean, while it was calibrated: 1 by definition, but for what was disturbed."""
@@ -63,8 +70,11 @@ class FidelityReport:
     by_pace: Comparison
 
 
-def report_on(run: LiveRun) -> FidelityReport:
-    """Raises InvalidInput when the run does not do for calibrating or comparing."""
+def report_on(run: LiveRun, *, simulations: int = SIMULATIONS) -> FidelityReport:
+    """`simulations` of each kind.
+
+    Raises InvalidInput when the run does not do for calibrating or comparing.
+    """
     times, observed = Times(run.profile), run.observed
     if observed.footprint is None:
         raise InvalidInput("nothing was loaded", hint="run for longer")
@@ -82,23 +92,30 @@ def report_on(run: LiveRun) -> FidelityReport:
     zero_s, end_s = run.start_s - SETTLE_S, max(s.began_s for s in observed.steps)
     known = pace(observed, times, costs, from_s=zero_s, until_s=calibrated_s)
     whole = pace(observed, times, costs, from_s=zero_s, until_s=end_s)
+    drawn = jitter(observed, times, costs, known, from_s=zero_s, until_s=calibrated_s)
     later = whole.factors[len(known.factors) :]
     return FidelityReport(
         calibrated_s=run.calibrated_s,
         calibrated_steps=sum(run.start_s <= s.began_s < calibrated_s for s in observed.steps),
         costs=costs,
+        loads=sum(spent.began_s < calibrated_s for spent in observed.loads),
+        resizes=sum(spent.began_s < calibrated_s for spent in observed.resizes),
+        unloads=sum(spent.began_s < calibrated_s for spent in observed.unloads),
         delay_s=delay,
         pace_calibrated=_mean(known.factors),
         pace_compared=_mean(later),
         rss_bytes_max=observed.rss_bytes_max,
         booked_bytes_max=run.node.base_bytes + observed.engine_bytes_max,
-        by_calibration=_compared(run, cell, replace(costs, pace=known)),
-        by_pace=_compared(run, cell, replace(costs, pace=whole)),
+        by_calibration=_compared(run, cell, replace(costs, pace=known, jitter=drawn), simulations),
+        by_pace=_compared(run, cell, replace(costs, pace=whole, jitter=drawn), simulations),
     )
 
 
-def _compared(run: LiveRun, cell: LiveCell, costs: NodeCosts) -> Comparison:
-    simulated = simulate(cell, costs, run.arrivals)
+def _compared(run: LiveRun, cell: LiveCell, costs: NodeCosts, simulations: int) -> Comparison:
+    simulated = [
+        simulate(cell, replace(costs, jitter=replace(costs.jitter, seed=seed)), run.arrivals)
+        for seed in range(simulations)
+    ]
     return compare(run.outcomes, simulated, from_s=run.calibrated_s)
 
 

@@ -36,7 +36,7 @@ def refused(at_s: float = 0.0) -> Outcome:
 def test_latencies_are_compared_over_those_that_finished_on_both_sides() -> None:
     live = [outcome(), outcome(), refused(), outcome(tpot_s=9.0)]
     simulated = [outcome(tpot_s=0.12), outcome(tpot_s=0.10), outcome(tpot_s=5.0), refused()]
-    found = compare(live, simulated)
+    found = compare(live, [simulated])
     assert (found.requests, found.finished_in_both, found.same_end) == (4, 2, 2)
     assert found.tpot_s.error == pytest.approx(0.10)
     assert found.e2e_s.live == pytest.approx(1.5)
@@ -48,7 +48,7 @@ def test_latencies_are_compared_over_those_that_finished_on_both_sides() -> None
 
 def test_what_was_sent_before_is_left_out() -> None:
     live = [outcome(at_s=9.0, tpot_s=1.0), outcome(at_s=10.0), outcome(at_s=11.0)]
-    found = compare(live, [outcome(), outcome(), outcome()], from_s=10.0)
+    found = compare(live, [[outcome(), outcome(), outcome()]], from_s=10.0)
     assert found.requests == 2
     assert found.tpot_s.error == pytest.approx(0.0)
 
@@ -64,7 +64,7 @@ def test_what_was_sent_before_is_left_out() -> None:
     ],
 )
 def test_all_targets_have_to_be_kept(simulated: Sequence[Outcome], within: bool) -> None:
-    assert compare([outcome(), outcome(), refused()], simulated).within_targets is within
+    assert compare([outcome(), outcome(), refused()], [simulated]).within_targets is within
 
 
 def test_an_error_without_anything_live_is_infinite_unless_nothing_was_simulated() -> None:
@@ -75,4 +75,21 @@ def test_an_error_without_anything_live_is_infinite_unless_nothing_was_simulated
 
 def test_too_little_in_common_is_no_comparison() -> None:
     with pytest.raises(InvalidInput, match="too few"):
-        compare([outcome(), refused()], [outcome(), outcome()])
+        compare([outcome(), refused()], [[outcome(), outcome()]])
+
+
+def test_several_simulations_count_together() -> None:
+    live = [outcome(), outcome(), refused()]
+    found = compare(
+        live,
+        [
+            [outcome(tpot_s=0.12), outcome(tpot_s=0.12), refused()],
+            [outcome(tpot_s=0.08), refused(), refused()],
+            [outcome(tpot_s=0.10), outcome(tpot_s=0.10), outcome()],
+        ],
+    )
+    assert (found.simulations, found.requests) == (3, 3)
+    assert found.finished_in_both == pytest.approx(5 / 3)
+    assert found.tpot_s.simulated == pytest.approx((2 * 0.12 + 0.08 + 2 * 0.10) / 5)
+    assert (found.refused.live, found.refused.simulated) == (1, 1)
+    assert found.same_end == pytest.approx(7 / 3)

@@ -31,7 +31,7 @@ def made(tmp_path: Path) -> CellPlan:
 
 def test_costs_are_found_out_and_the_run_comes_out_again(made: CellPlan) -> None:
     run = live(made, SECRET, arrivals(130, 0.8), calibrated_s=24.0)
-    found = report_on(run)
+    found = report_on(run, simulations=2)
     for name in ("factor", "prefill_factor", "overhead_s", "load_s", "load_slowdown", "priming_s"):
         assert getattr(found.costs, name) == pytest.approx(getattr(SECRET, name), rel=0.01), name
     assert found.delay_s == pytest.approx(0.008, rel=0.01)
@@ -46,7 +46,7 @@ def test_costs_are_found_out_and_the_run_comes_out_again(made: CellPlan) -> None
 def test_a_machine_that_slows_down_is_told_by_its_pace_alone(made: CellPlan) -> None:
     """It is even while calibrated, and half as quick from then on."""
     slowed = replace(SECRET, pace=Pace(window_s=21.0, factors=(1.0, 2.0, 2.0, 2.0)))
-    found = report_on(live(made, slowed, arrivals(100, 0.5), calibrated_s=20.0))
+    found = report_on(live(made, slowed, arrivals(100, 0.5), calibrated_s=20.0), simulations=1)
     assert found.pace_compared / found.pace_calibrated == pytest.approx(2.0, rel=0.05)
     assert found.by_calibration.tpot_s.error > 0.3
     assert found.by_pace.tpot_s.error < 0.05
