@@ -8,10 +8,10 @@ the table. Before: the node's agent. After: `remote`.
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import psutil
 
@@ -89,6 +89,7 @@ class VllmEngine:
         """Guards the tables alone, never a call."""
         self._instances: dict[InstanceId, Remote] = {}
         self._loading: dict[InstanceId, Remote | None] = {}
+        self._closed = False
         self._owns_spawner = spawner is None
         self._spawner = spawner or start_spawner(threads, gpu_index)
 
@@ -186,6 +187,7 @@ class VllmEngine:
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             remotes = [*self._instances.values(), *filter(None, self._loading.values())]
             self._instances.clear()
         for remote in remotes:
@@ -202,17 +204,24 @@ class VllmEngine:
             block_tokens=self._block_tokens,
             elastic=self._release.computes_on_cpu and _covers_pages(order.model, footprint),
         )
-        with self._lock:
-            self._loading[order.instance_id] = remote
         try:
+            self._put(self._loading, order.instance_id, remote)
             remote.call(
                 Verb.LOAD, order, footprint, options, timeout_s=LOAD_S_MAX, progress=progress
             )
+            self._put(self._instances, order.instance_id, remote)
         except BaseException:
             remote.end()
             raise
+
+    def _put(
+        self, table: MutableMapping[InstanceId, Any], instance_id: InstanceId, remote: Remote
+    ) -> None:
+        """Where `close` finds it. Raises EngineError when that has been called meanwhile."""
         with self._lock:
-            self._instances[order.instance_id] = remote
+            if self._closed:
+                raise EngineError(f"instance {instance_id} is not loaded: the engine is closed")
+            table[instance_id] = remote
 
     def _instance(self, instance_id: InstanceId) -> Remote:
         """Raises EngineError when it was never loaded, or unloaded. One whose process is gone stays
