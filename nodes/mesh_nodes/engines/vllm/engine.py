@@ -70,12 +70,14 @@ class VllmEngine:
         threads: int | None = None,
         gpu_index: int | None = None,
         dtype: str | None = None,
+        elastic: bool = True,
         release: VllmRelease | None = None,
         spawner: Spawner | None = None,
         available_bytes: Callable[[], int] = _available_bytes,
     ) -> None:
         """`threads`, `gpu_index`: see `start_spawner`. `spawner`: one of the caller's own instead,
         which this engine does not close. `dtype`: f32 on CPUs and f16 elsewhere unless given.
+        `elastic`: KV memory comes with use and goes with a shrink, where that can be had.
         `available_bytes` is asked before each load, which is refused when it is too little.
 
         Raises Unavailable when vLLM is not installed or not of a release that is supported.
@@ -83,6 +85,7 @@ class VllmEngine:
         self._release = release or installed_release()
         on_cpu = self._release.computes_on_cpu
         self._dtype = dtype or ("float32" if on_cpu else "float16")
+        self._elastic = on_cpu and elastic
         self._block_tokens = _CPU_BLOCK_TOKENS if on_cpu else _GPU_BLOCK_TOKENS
         self._available_bytes = available_bytes
         self._lock = threading.Lock()
@@ -111,7 +114,7 @@ class VllmEngine:
         return EngineCapabilities(
             name="vllm",
             version=self._release.version,
-            resize_kv=self._release.computes_on_cpu,
+            resize_kv=self._elastic,
         )
 
     def footprint(self, model: ModelInfo) -> Footprint:
@@ -202,7 +205,7 @@ class VllmEngine:
         options = ProcessOptions(
             dtype=self._dtype,
             block_tokens=self._block_tokens,
-            elastic=self._release.computes_on_cpu and _covers_pages(order.model, footprint),
+            elastic=self._elastic and _covers_pages(order.model, footprint),
         )
         try:
             self._put(self._loading, order.instance_id, remote)
