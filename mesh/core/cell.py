@@ -59,14 +59,13 @@ class RequestEntry:
     """
     held_up: Verdict | None = None
     """Why it waits: the first verdict that was not about its own first token, if there was one.
-    Waiting makes every first token late in the end.
-    """
+    Waiting makes every first token late in the end."""
     latest_start_s: float | None = None
     """Waiting for longer than this would make its first token late. None: not worked out yet."""
     short_of_memory: bool = False
     """An instance that it was last tried on had no room for its KV cache."""
     overtaken: int = 0
-    """Requests that came later and got a place on a node that could not take this one in time."""
+    """Later requests that got a place on a node that could not take this one in time."""
     tokens: int = field(init=False)
     """Of prompt and output."""
 
@@ -104,7 +103,7 @@ class InstanceEntry:
     profiling: bool = False
     """Its model is being measured on it: it stays."""
     exceeded: tuple[int, int] = (-1, 0)
-    """`NodeEntry.eased` of its node when a further request was TPOT_EXCEEDED, and its tokens."""
+    """`NodeEntry.eased` when a further request was TPOT_EXCEEDED, and its tokens."""
     grow_again_s: float = 0.0
     """Its KV cache is not to grow before: its node could not do it."""
     to_load: LoadInstance | None = None
@@ -170,8 +169,7 @@ class NodeEntry:
     """When the iteration under way began, as far as reports tell; None when it has no work."""
     load_slowdown: float = 1.0
     eased: int = 0
-    """Times that it may have got less to compute; until then, it only gets more with every token
-    and a TPOT_EXCEEDED stands."""
+    """Times that it may have got less to do; what it has no room or time for stays so till then."""
     instances: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
     protected: "dict[DeploymentName, DeploymentEntry]" = field(default_factory=dict)
     """The cell's deployments: their `replicas_min` keeps instances from being reclaimed."""
@@ -238,8 +236,10 @@ class DeploymentEntry:
     paused_until_s: float = 0.0
     resume_at: int = 0
     """The candidate at which the last turn had to stop, for it had validated often enough."""
-    exceeded: dict[NodeId, tuple[int, int]] = field(default_factory=dict)
-    """The same of a new instance, by node."""
+    head: tuple[RequestId, int] | None = None
+    """Who waits for an instance, and `served` when that was tried."""
+    in_vain: dict[NodeId, tuple[int, Verdict | None]] = field(default_factory=dict)
+    """`NodeEntry.eased` of nodes that had no room (None) or no time for it."""
     avoided: dict[NodeId, str] = field(default_factory=dict)
     """Nodes whose last load of it failed, and why; tried only when no other has room."""
 

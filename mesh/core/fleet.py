@@ -281,6 +281,7 @@ def drain_node(turn: Turn, asked: DrainRequested) -> None:
         reply_error(turn, asked.operation_id, "NotFound", message, hint)
         return
     wanted = NodeState.READY if asked.undo else NodeState.DRAINING
+    node.eased += 1
     if node.state is not wanted:
         node.state = advance(NODE, node.state, wanted)
     for instance in list(node.instances.values()):

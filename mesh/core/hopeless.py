@@ -39,8 +39,10 @@ def _too_late(turn: Turn, entry: DeploymentEntry, held: RequestEntry, loading: b
         held.latest_start_s = first_due_s(held) - _quickest_s(turn, entry, held)
     if _too_long(held):
         return True
+    if loading or turn.now_s < held.latest_start_s:
+        return False
     granted_s = max((grace_s(instance, held) for instance in entry.candidates), default=0.0)
-    return not loading and turn.now_s >= held.latest_start_s + granted_s
+    return turn.now_s >= held.latest_start_s + granted_s
 
 
 def _too_long(held: RequestEntry) -> bool:

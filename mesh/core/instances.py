@@ -1,11 +1,13 @@
 """The life of instances as the controller decides it: start, ready, idle, unload, gone."""
 
+from collections.abc import Collection
+
 from mesh.compute.correction import Correction
 from mesh.core.cell import DeploymentEntry, InstanceEntry, NodeEntry, RequestEntry
 from mesh.core.memory import issue, let_go, reclaim
 from mesh.core.memory import start as start_operations
 from mesh.core.schedule import first_due_s
-from mesh.core.starting import batch_max, find_room, load_s
+from mesh.core.starting import batch_max, find_room, load_s, worth_asking
 from mesh.core.turn import Turn
 from mesh.domain.actions import SendCommand, SetTimer
 from mesh.domain.events import KeepAliveExpired, LoadExpired, RetryLoadDue
@@ -30,10 +32,14 @@ def start_instance(
     Returns None when it is under way, else what was missing. A node holds at most one instance of a
     deployment: a second would compute on the same device and only take memory.
     """
-    nodes = turn.cell.nodes.values() if only is None else (only,)
-    placed = find_room(turn, entry, nodes, waiting=entry.queue, wanted_by=wanted_by)
+    if wanted_by and turn.policy.validates and not turn.validations_left:
+        return NoTime()
+    nodes: Collection[NodeEntry] = turn.cell.nodes.values() if only is None else (only,)
+    asked = worth_asking(entry, wanted_by, nodes) if wanted_by else nodes
+    placed = find_room(turn, entry, asked, waiting=entry.queue, wanted_by=wanted_by)
     if not isinstance(placed, Start):
-        return placed
+        return placed if len(asked) == len(nodes) else NoTime()
+    entry.in_vain.clear()
     load(turn, entry, placed, first_due_s(wanted_by) if wanted_by else turn.now_s)
     return None
 
@@ -141,6 +147,7 @@ def _profile(turn: Turn, node: NodeEntry, report: InstanceReport) -> Profile:
 def note_idle(turn: Turn, instance: InstanceEntry) -> None:
     """An instance has no request: unload it now if it is draining, else after its keep-alive."""
     instance.idle_since_s = turn.now_s
+    instance.node.eased += 1
     if instance.state is InstanceState.DRAINING or instance.node.state is NodeState.DRAINING:
         unload(turn, instance)
         return
@@ -185,6 +192,7 @@ def drain(turn: Turn, instance: InstanceEntry) -> None:
 def forget(turn: Turn, instance: InstanceEntry) -> None:
     """The instance is gone: give its memory back and take it out of every book."""
     instance.state = advance(INSTANCE, instance.state, InstanceState.GONE)
+    instance.node.eased += 1
     started = instance.node.station.forget(instance.instance_id)
     instance.node.instances.pop(instance.instance_id, None)
     start_operations(turn, instance.node, started)

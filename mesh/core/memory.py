@@ -212,6 +212,8 @@ def park_cache(turn: Turn, instance: InstanceEntry) -> None:
 def resize(turn: Turn, instance: InstanceEntry, kv_blocks: int, needed_s: float) -> None:
     """Have a KV cache of so many blocks, which must fit."""
     size_bytes = instance.footprint.instance_bytes(kv_blocks)
+    if kv_blocks < instance.promised_blocks:
+        instance.node.eased += 1
     issue(turn, instance, MemoryOperationKind.RESIZE, size_bytes, needed_s)
 
 
@@ -272,5 +274,6 @@ def let_go(turn: Turn, instance: InstanceEntry) -> None:
     node says that it is gone.
     """
     instance.state = advance(INSTANCE, instance.state, InstanceState.UNLOADING)
+    instance.node.eased += 1
     issue(turn, instance, MemoryOperationKind.UNLOAD, 0, turn.now_s)
     turn.room_appeared = True

@@ -5,7 +5,7 @@ read from the cell here. Before: `mesh.core.instances`, which starts it, or a pr
 only asks.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from mesh.core.cell import DeploymentEntry, NodeEntry, RequestEntry
 from mesh.core.memory import blocks_for_load
@@ -41,6 +41,7 @@ def find_room(
         if wanted_by is None or not turn.policy.validates:
             return True
         if not turn.validations_left:
+            entry.in_vain.pop(node.node_id, None)
             return False
         turn.validations_left -= 1
         return _has_time(turn, entry, turn.cell.nodes[node.node_id], wanted_by, granted)
@@ -73,16 +74,33 @@ def find_room(
     return placed
 
 
+def worth_asking(
+    entry: DeploymentEntry, held: RequestEntry, nodes: Collection[NodeEntry]
+) -> list[NodeEntry]:
+    """Nodes that have not refused an instance for this request since they were last eased. They are
+    taken to refuse it, unless `find_room` finds room or a refusal that need not stand.
+    """
+    head = (held.request.request_id, entry.served)
+    if entry.head != head:
+        entry.head = head
+        entry.in_vain.clear()
+    in_vain, asked = entry.in_vain, []
+    for node in nodes:
+        eased, verdict = in_vain.get(node.node_id, (-1, None))
+        if eased != node.eased:
+            in_vain[node.node_id] = (node.eased, None)
+            asked.append(node)
+        elif verdict is not None:
+            held.turn_down(verdict)
+    return asked
+
+
 def _has_time(
     turn: Turn, entry: DeploymentEntry, node: NodeEntry, held: RequestEntry, granted: bool
 ) -> bool:
     """Whether every SLO would be kept with a new instance on the node, its load included."""
     deployment = entry.deployment
     assert deployment is not None
-    eased, tokens = entry.exceeded.get(node.node_id, (-1, 0))
-    if eased == node.eased and held.tokens >= tokens:
-        held.turn_down(Verdict.TPOT_EXCEEDED)
-        return False
     needed_s = load_s(turn, deployment, node)
     if node.node_id not in turn.decodes_shares:
         turn.decodes_shares[node.node_id] = decodes_share(node, turn.now_s)
@@ -98,7 +116,10 @@ def _has_time(
         may_be_late=granted and held.attempt > 0,
     )
     if verdict is Verdict.TPOT_EXCEEDED:
-        entry.exceeded[node.node_id] = (node.eased, held.tokens)
+        entry.in_vain[node.node_id] = (node.eased, verdict)
+    else:
+        # It may pass a little later; so may one that was not looked at.
+        entry.in_vain.pop(node.node_id, None)
     if verdict is not Verdict.PASSES:
         held.turn_down(verdict)
     return verdict is Verdict.PASSES

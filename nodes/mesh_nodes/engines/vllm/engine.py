@@ -8,10 +8,10 @@ the table. Before: the node's agent. After: `remote`.
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import psutil
 
@@ -70,12 +70,14 @@ class VllmEngine:
         threads: int | None = None,
         gpu_index: int | None = None,
         dtype: str | None = None,
+        elastic: bool = True,
         release: VllmRelease | None = None,
         spawner: Spawner | None = None,
         available_bytes: Callable[[], int] = _available_bytes,
     ) -> None:
         """`threads`, `gpu_index`: see `start_spawner`. `spawner`: one of the caller's own instead,
         which this engine does not close. `dtype`: f32 on CPUs and f16 elsewhere unless given.
+        `elastic`: KV memory comes with use and goes with a shrink, where that can be had.
         `available_bytes` is asked before each load, which is refused when it is too little.
 
         Raises Unavailable when vLLM is not installed or not of a release that is supported.
@@ -83,12 +85,14 @@ class VllmEngine:
         self._release = release or installed_release()
         on_cpu = self._release.computes_on_cpu
         self._dtype = dtype or ("float32" if on_cpu else "float16")
+        self._elastic = on_cpu and elastic
         self._block_tokens = _CPU_BLOCK_TOKENS if on_cpu else _GPU_BLOCK_TOKENS
         self._available_bytes = available_bytes
         self._lock = threading.Lock()
         """Guards the tables alone, never a call."""
         self._instances: dict[InstanceId, Remote] = {}
         self._loading: dict[InstanceId, Remote | None] = {}
+        self._closed = False
         self._owns_spawner = spawner is None
         self._spawner = spawner or start_spawner(threads, gpu_index)
 
@@ -110,7 +114,7 @@ class VllmEngine:
         return EngineCapabilities(
             name="vllm",
             version=self._release.version,
-            resize_kv=self._release.computes_on_cpu,
+            resize_kv=self._elastic,
         )
 
     def footprint(self, model: ModelInfo) -> Footprint:
@@ -186,6 +190,7 @@ class VllmEngine:
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             remotes = [*self._instances.values(), *filter(None, self._loading.values())]
             self._instances.clear()
         for remote in remotes:
@@ -200,19 +205,26 @@ class VllmEngine:
         options = ProcessOptions(
             dtype=self._dtype,
             block_tokens=self._block_tokens,
-            elastic=self._release.computes_on_cpu and _covers_pages(order.model, footprint),
+            elastic=self._elastic and _covers_pages(order.model, footprint),
         )
-        with self._lock:
-            self._loading[order.instance_id] = remote
         try:
+            self._put(self._loading, order.instance_id, remote)
             remote.call(
                 Verb.LOAD, order, footprint, options, timeout_s=LOAD_S_MAX, progress=progress
             )
+            self._put(self._instances, order.instance_id, remote)
         except BaseException:
             remote.end()
             raise
+
+    def _put(
+        self, table: MutableMapping[InstanceId, Any], instance_id: InstanceId, remote: Remote
+    ) -> None:
+        """Where `close` finds it. Raises EngineError when that has been called meanwhile."""
         with self._lock:
-            self._instances[order.instance_id] = remote
+            if self._closed:
+                raise EngineError(f"instance {instance_id} is not loaded: the engine is closed")
+            table[instance_id] = remote
 
     def _instance(self, instance_id: InstanceId) -> Remote:
         """Raises EngineError when it was never loaded, or unloaded. One whose process is gone stays

@@ -50,6 +50,7 @@ class Instance:
         block_bytes = footprint.kv_block_bytes
         full_context = footprint.blocks_for(order.context_tokens_max) + 2
         asked_blocks = full_context if options.elastic else max(order.kv_blocks + 1, full_context)
+        elastic = ElasticKv(block_bytes) if options.elastic else None
         self._core = Core(
             model_path=str(order.model_path),
             dtype=options.dtype,
@@ -59,13 +60,11 @@ class Instance:
             kv_blocks=self._range_blocks,
             block_tokens=options.block_tokens,
             kv_bytes=asked_blocks * block_bytes,
+            kv_buffer=None if elastic is None else elastic.allocate,
         )
-        self._kv: KvMemory
-        if options.elastic:
-            self._kv = elastic = ElasticKv(block_bytes)
-            self._core.replace_kv(elastic.adopt)
-        else:
-            self._kv = FixedKv(order.kv_blocks * block_bytes)
+        if elastic is not None:
+            elastic.bind(self._core.kv_tensors())
+        self._kv: KvMemory = elastic or FixedKv(order.kv_blocks * block_bytes)
         self._warm()
 
     def memory(self) -> InstanceMemory:

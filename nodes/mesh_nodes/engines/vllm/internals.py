@@ -6,17 +6,22 @@ names; each of the calls below is the one that a new release has to be checked f
 `instance`. After: vLLM.
 """
 
-from collections.abc import Callable, Mapping
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor
 from vllm.v1.request import Request, RequestStatus
+from vllm.v1.worker import gpu_model_runner
 
 from mesh_nodes.engines.vllm.drawing import EXTRA, DrawOrder, MeshDraw
 
@@ -24,6 +29,23 @@ _TOKENS_PAST_CONTEXT = 1
 """vLLM keeps the token that a full context yields, too."""
 _NULL_BLOCKS = 1
 """Block 0 is vLLM's own and never a request's."""
+
+
+_ON_DEMAND = (
+    *("vllm.model_executor.models.llama", "vllm.model_executor.models.qwen2"),
+    *("vllm.model_executor.models.qwen3", "vllm.v1.watermarking", "vllm.plugins.lora_resolvers"),
+)
+"""What vLLM would import in every engine process anew: 0.6 s of a load, with the worker's."""
+
+KvBuffer = Callable[[int], torch.Tensor]
+"""So many bytes of zeros, as int8."""
+
+
+def preload() -> None:
+    """Import what the first load would. Computes nothing and starts no thread."""
+    worker = "cpu_worker" if current_platform.is_cpu() else "gpu_worker"
+    for name in (f"vllm.v1.worker.{worker}", *_ON_DEMAND):
+        importlib.import_module(name)
 
 
 class TurnScheduler(Scheduler):  # type: ignore[misc]
@@ -71,6 +93,42 @@ class TurnScheduler(Scheduler):  # type: ignore[misc]
         return output
 
 
+class _Zeros(TorchFunctionMode):  # type: ignore[misc]
+    """Has `torch.zeros` of so many bytes come from elsewhere."""
+
+    def __init__(self, make: KvBuffer) -> None:
+        super().__init__()
+        self._make = make
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: Any = (), options: Any = None
+    ) -> Any:
+        options = options or {}
+        if function is torch.zeros and options.get("dtype") is torch.int8:
+            return self._make(*arguments)
+        return function(*arguments, **options)
+
+
+@contextmanager
+def _kv_in(make: KvBuffer | None) -> Iterator[None]:
+    """vLLM's own buffer would be written to at once, and be all there from then on."""
+    allocate = gpu_model_runner.allocate_kv_cache
+
+    def allocate_elsewhere(*arguments: Any, **options: Any) -> Any:
+        assert make is not None
+        with _Zeros(make):
+            return allocate(*arguments, **options)
+
+    if make is None:
+        yield
+        return
+    gpu_model_runner.allocate_kv_cache = allocate_elsewhere
+    try:
+        yield
+    finally:
+        gpu_model_runner.allocate_kv_cache = allocate
+
+
 class Core:
     """One engine. `kv_blocks` is the most that it can ever use; requests go by `key`."""
 
@@ -85,14 +143,15 @@ class Core:
         kv_blocks: int,
         block_tokens: int,
         kv_bytes: int,
-        load_format: str = "auto",
+        kv_buffer: KvBuffer | None,
     ) -> None:
-        """`kv_bytes` is what vLLM is told that it may take, where it asks."""
+        """`kv_bytes` is what vLLM is told that it may take, where it asks. `kv_buffer` makes the
+        memory of the KV cache, unless vLLM is to.
+        """
         self._tokens_max = context_tokens_max + _TOKENS_PAST_CONTEXT
         config = EngineArgs(
             model=model_path,
             skip_tokenizer_init=True,
-            load_format=load_format,
             dtype=dtype,
             enforce_eager=True,
             max_model_len=self._tokens_max,
@@ -111,7 +170,8 @@ class Core:
             scheduler_cls=TurnScheduler,
             logits_processors=[MeshDraw],
         ).create_engine_config()
-        self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        with _kv_in(kv_buffer):
+            self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
         self._scheduler: TurnScheduler = self._core.scheduler
 
     def add(self, key: str, tokens: list[int], draw: DrawOrder | None, computed: int = 0) -> None:
@@ -166,22 +226,9 @@ class Core:
         pool = self._scheduler.kv_cache_manager.block_pool
         return int(pool.num_gpu_blocks - _NULL_BLOCKS - pool.get_num_free_blocks())
 
-    def replace_kv(self, make: Callable[[list[torch.Tensor]], list[torch.Tensor]]) -> None:
-        """Have attention read and write other tensors of the same shapes from now on."""
-        runner = self._runner()
-        old = list(runner.kv_caches)
-        new = make(old)
-        for layer in runner.compilation_config.static_forward_context.values():
-            for before, after in zip(old, new, strict=True):
-                if getattr(layer, "kv_cache", None) is before:
-                    layer.kv_cache = after
-        runner.kv_caches[:] = new
-
-    def weights_bytes(self) -> int:
-        """Of the model's parameters and buffers, as they lie in memory."""
-        model = self._runner().get_model()
-        tensors = {t.data_ptr(): t for t in (*model.parameters(), *model.buffers())}
-        return sum(t.untyped_storage().nbytes() for t in tensors.values())
+    def kv_tensors(self) -> list[torch.Tensor]:
+        """One for each layer, blocks first."""
+        return list(self._runner().kv_caches)
 
     def _runner(self) -> Any:
         return self._core.model_executor.driver_worker.worker.model_runner

@@ -54,25 +54,36 @@ class ElasticKv:
     """Pages under the blocks that were written since they were last given back."""
 
     def __init__(self, block_bytes: int) -> None:
-        """`block_bytes`: of one block in all layers together. Call `adopt` before anything else."""
+        """`block_bytes`: of one block in all layers together. Before anything else, vLLM calls
+        `allocate`, and `bind` tells what it made of that.
+        """
         self._block_bytes = block_bytes
         self._range: PageRange
+        self._buffer: torch.Tensor
         self._layers: list[tuple[int, int, torch.Tensor]] = []
         """Where each layer begins in the range, the bytes of its blocks, its tensor."""
         self._held: set[int] = set()
 
-    def adopt(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Tensors of the same shapes over a range of this object's own; blocks come first.
+    def allocate(self, size_bytes: int) -> torch.Tensor:
+        """Zeros that take no memory yet, [size_bytes] of int8.
 
         Raises OutOfMemory when the addresses cannot be had.
         """
-        begins = np.cumsum([0, *(tensor.nbytes for tensor in tensors)]).tolist()
-        self._range = PageRange(begins[-1])
-        for begin, tensor in zip(begins, tensors, strict=False):
-            plain = self._range.array(np.dtype(np.uint8), (tensor.nbytes,), begin)
-            own = torch.from_numpy(plain).view(tensor.dtype).view(tensor.shape)
-            self._layers.append((begin, tensor.nbytes // tensor.shape[0], own))
-        return [tensor for _, _, tensor in self._layers]
+        self._range = PageRange(size_bytes)
+        plain = self._range.array(np.dtype(np.int8), (size_bytes,), 0)
+        self._buffer = torch.from_numpy(plain)
+        return self._buffer
+
+    def bind(self, layers: list[torch.Tensor]) -> None:
+        """Each layer's part of the buffer, blocks first. Raises RuntimeError for a layout in which
+        the blocks of a layer do not lie one after the other.
+        """
+        for tensor in layers:
+            block_bytes = tensor.nbytes // tensor.shape[0]
+            if tensor.stride(0) * tensor.itemsize != block_bytes:
+                raise RuntimeError(f"KV blocks lie apart: {tensor.stride()} of {tensor.shape}")
+            begin = tensor.data_ptr() - self._buffer.data_ptr()
+            self._layers.append((begin, block_bytes, tensor))
 
     @property
     def held_bytes(self) -> int:

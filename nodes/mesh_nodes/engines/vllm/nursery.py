@@ -27,7 +27,10 @@ def main(descriptor: int) -> None:
     os.dup2(2, 1)
     commands = socket.socket(fileno=descriptor)
     try:
+        from mesh_nodes.engines.vllm.internals import preload
         from mesh_nodes.engines.vllm.process import serve
+
+        preload()
     except Exception as error:
         words = f"{type(error).__name__}: {error}".encode()
         commands.send(FAILED + words[: MESSAGE_BYTES_MAX - len(FAILED)])

@@ -50,7 +50,7 @@ class Spawner:
     def await_ready(self) -> None:
         """Until the nursery can fork. Raises EngineError when it cannot."""
         with self._lock:
-            self._await_ready()
+            self._bring_up()
 
     def spawn(self) -> tuple[int, Connection]:
         """A new engine process: its id, and the socket to talk to it with.
@@ -58,12 +58,7 @@ class Spawner:
         Raises EngineError when the nursery does not come up, or does not answer.
         """
         with self._lock:
-            if self._closed:
-                raise EngineError("the vLLM engine is closed and starts no process any more")
-            if self._process is None or self._process.poll() is not None:
-                self._stop()
-                self._start()
-            self._await_ready()
+            self._bring_up()
             ours, theirs = socket.socketpair()
             with theirs:
                 pid = int(self._command(b"fork", theirs.fileno()))
@@ -103,7 +98,13 @@ class Spawner:
         self._commands = ours
         self._ready = False
 
-    def _await_ready(self) -> None:
+    def _bring_up(self) -> None:
+        """A nursery that can fork, another one if need be."""
+        if self._closed:
+            raise EngineError("the vLLM engine is closed and starts no process any more")
+        if self._process is None or self._process.poll() is not None:
+            self._stop()
+            self._start()
         if self._ready:
             return
         answer = self._receive(START_S_MAX)

@@ -11,7 +11,13 @@ from tests.contract.engine_contract import StoredModel, vllm_spawner, write_tiny
 collect_ignore = (
     []
     if importlib.util.find_spec("vllm")
-    else ["test_drawing.py", "test_ends.py", "test_exactness.py", "test_kv_memory.py"]
+    else [
+        "test_drawing.py",
+        "test_ends.py",
+        "test_exactness.py",
+        "test_fixed.py",
+        "test_kv_memory.py",
+    ]
 )
 
 

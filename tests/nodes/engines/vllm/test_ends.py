@@ -152,6 +152,21 @@ def test_a_failure_that_nobody_expected_ends_the_process(
     check_gone(engine, bystander, pid, model)
 
 
+def test_a_killed_nursery_takes_every_instance_and_the_next_load_brings_another(
+    engine: VllmEngine, model: StoredModel
+) -> None:
+    driver = Driver(engine, model.order(InstanceId("i"), kv_blocks=16))
+    tokens = driver.run("alone", PROMPT, greedy(4))
+    (nursery,) = (p for p in psutil.Process().children() if p.children())
+    nursery.kill()
+    wait_until(lambda: engine.memory() == ())
+    with pytest.raises(EngineError, match="the engine process of i"):
+        engine.step(driver.instance_id, 64)
+    engine.unload(driver.instance_id)
+    again = Driver(engine, model.order(InstanceId("i"), kv_blocks=16))
+    assert again.run("r", PROMPT, greedy(4)) == tokens
+
+
 def test_an_unload_leaves_no_process(engine: VllmEngine, model: StoredModel) -> None:
     before = engine_processes()
     driver = Driver(engine, model.order(InstanceId("i"), kv_blocks=4))

@@ -1,5 +1,6 @@
 """Pages come under blocks that are written and go with a shrink; what is kept keeps its data."""
 
+import pytest
 import torch
 
 from mesh_nodes.engines.page_range import PAGE_BYTES
@@ -13,11 +14,26 @@ BLOCK_BYTES = LAYERS * LAYER_BLOCK_BYTES
 
 def elastic() -> tuple[ElasticKv, list[torch.Tensor]]:
     kv = ElasticKv(BLOCK_BYTES)
-    like = [torch.empty(BLOCKS, HEADS, TOKENS, WIDTH, device="meta") for _ in range(LAYERS)]
-    tensors = kv.adopt(like)
-    assert [t.shape for t in tensors] == [t.shape for t in like]
-    assert tensors[0].dtype == torch.float32
+    buffer = kv.allocate(LAYERS * BLOCKS * LAYER_BLOCK_BYTES)
+    tensors = list(buffer.view(torch.float32).view(LAYERS, BLOCKS, HEADS, TOKENS, WIDTH))
+    kv.bind(tensors)
     return kv, tensors
+
+
+def test_the_buffer_takes_no_memory_until_it_is_written() -> None:
+    before = resident_bytes()
+    kv, tensors = elastic()
+    assert resident_bytes() - before < 2**20
+    assert not tensors[1][5].any()
+    assert kv.held_bytes == 0
+
+
+def test_a_layout_whose_blocks_lie_apart_is_refused() -> None:
+    kv = ElasticKv(BLOCK_BYTES)
+    buffer = kv.allocate(LAYERS * BLOCKS * LAYER_BLOCK_BYTES).view(torch.float32)
+    mixed = buffer.view(BLOCKS, LAYERS, HEADS, TOKENS, WIDTH)
+    with pytest.raises(RuntimeError, match="KV blocks lie apart"):
+        kv.bind([mixed[:, layer] for layer in range(LAYERS)])
 
 
 def test_runs_are_neighbours_as_one() -> None:
