@@ -42,10 +42,17 @@ KvBuffer = Callable[[int], torch.Tensor]
 
 
 def preload() -> None:
-    """Import what the first load would. Computes nothing and starts no thread."""
+    """Import what the first load would. Computes nothing and starts no thread.
+
+    Raises RuntimeError when an import has begun to use the GPU: no process forked from here could.
+    """
     worker = "cpu_worker" if current_platform.is_cpu() else "gpu_worker"
     for name in (f"vllm.v1.worker.{worker}", *_ON_DEMAND):
         importlib.import_module(name)
+    if torch.cuda.is_initialized():
+        raise RuntimeError(
+            "CUDA is in use already, by an import: engine processes cannot be forked"
+        )
 
 
 class TurnScheduler(Scheduler):  # type: ignore[misc]
