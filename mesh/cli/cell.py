@@ -12,6 +12,7 @@ from mesh.cli.cell_plan import CellPlan, NodePlan, free_address
 from mesh.cli.children import Child
 from mesh.domain.errors import MeshError, Unavailable
 from mesh.domain.lifecycle import NodeState
+from mesh.domain.reasons import DeviceKind
 from mesh.wire.channel import format_address, parse_address
 from mesh.wire.client import MeshClient
 from mesh_nodes import hardware
@@ -69,11 +70,15 @@ class LocalCell:
     def _node_arguments(self, node: NodePlan) -> list[str]:
         arguments = ["--join", self.address, "--name", node.name, "--device", node.device]
         memory_bytes, threads = self._plan.memory_bytes, self._plan.threads
-        sharers = len(self._plan.nodes)
-        if sharers > 1 and (memory_bytes is None or threads is None):
+        nodes = self._plan.nodes
+        alike = [other for other in nodes if other.device is node.device]
+        if node.device is DeviceKind.GPU:
+            arguments += ["--gpu", str(alike.index(node))]
+        if len(nodes) > 1 and (memory_bytes is None or threads is None):
             machine = hardware.probe()
-            memory_bytes = memory_bytes or machine.budget_bytes // sharers
-            threads = threads or max(1, machine.cores // sharers)
+            if node.device is DeviceKind.CPU:
+                memory_bytes = memory_bytes or machine.budget_bytes // len(alike)
+            threads = threads or max(1, machine.cores // len(nodes))
         if memory_bytes is not None:
             arguments += ["--memory", str(memory_bytes)]
         if threads is not None:

@@ -66,6 +66,7 @@ def fields(report: FidelityReport) -> list[tuple[str, str]]:
         ("node's own part", f"{1000 * costs.overhead_s:.2f} ms an iteration"),
         ("client to node and back", f"{1000 * report.delay_s:.2f} ms"),
         ("loads", _each(report.loads, costs.load_s)),
+        ("a load beside requests", f"{costs.load_stretch:.2f} times as long"),
         ("resizes", _each(report.resizes, costs.resize_s)),
         ("unloads", _each(report.unloads, costs.unload_s)),
         ("iteration beside a load", f"{costs.load_slowdown:.2f} times as long"),

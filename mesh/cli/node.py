@@ -27,6 +27,8 @@ from mesh_nodes.main import main as run_node
     show_default=True,
     help="What it computes on.",
 )
+@click.option("--gpu", type=int, metavar="N", help="With --device gpu: which one; default: 0.")
+@click.option("--engine", metavar="NAME", help="openvino or vllm; default: the device's own.")
 @click.option("--memory", metavar="SIZE", help="Limit of its process; default: 70 % of what is.")
 @click.option("--threads", type=int, help="Threads to compute with; default: the usable cores.")
 @click.option("--journal", metavar="FILE", help="Write every decision of this node there.")
@@ -37,6 +39,8 @@ def node(
     join: str,
     name: str | None,
     device: str,
+    gpu: int | None,
+    engine: str | None,
     memory: str | None,
     threads: int | None,
     journal: str | None,
@@ -44,8 +48,8 @@ def node(
 ) -> None:
     """Run a node agent in the foreground: this machine computes for a cell."""
     arguments = ["--join", join, "--device", device, "--home", str(home)]
-    optional = (("--name", name), ("--memory", memory), ("--threads", threads))
-    for option, value in (*optional, ("--journal", journal)):
+    optional = (("--name", name), ("--gpu", gpu), ("--engine", engine), ("--memory", memory))
+    for option, value in (*optional, ("--threads", threads), ("--journal", journal)):
         if value is not None:
             arguments += [option, str(value)]
     ctx.exit(run_node(arguments))

@@ -16,6 +16,7 @@ class EngineCapabilities:
     name: str
     version: str
     resize_kv: bool
+    """A shrink gives memory back. Without it, one only bounds the blocks in use."""
     swap: bool = False
     """swap_out and swap_in: weights leave the device while the KV cache stays."""
     migrate_kv: bool = False

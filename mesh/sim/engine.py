@@ -60,6 +60,8 @@ class CostEngine:
         self._random = random.Random(costs.jitter.seed)
         self._loading_until_s = 0.0
         """When the latest load ends."""
+        self._stepping_until_s = -math.inf
+        """When the latest step ends: what it yields is known when it begins."""
         self.working_until_s = -math.inf
         """When the latest of all loads and steps ends."""
         self._times = {m: Times(known.profile, costs.factor) for m, known in models.items()}
@@ -87,6 +89,8 @@ class CostEngine:
         if order.instance_id in self._instances:
             raise EngineError(f"instance {order.instance_id} is already loaded")
         seconds = self._costs.load_time_s(footprint.weights_bytes)
+        if self.has_requests() or self._now_s() < self._stepping_until_s:
+            seconds *= self._costs.load_stretch
         progress("load", 0.0)
         self._loading_until_s = self._now_s() + seconds
         self._spend(seconds)
@@ -128,6 +132,7 @@ class CostEngine:
         result = instance.iterate(prefill_tokens_max, self._seconds(model_id, slower))
         took_s = self._turn_s(result.elapsed_s, slower, prefill=result.prefill_tokens > 0)
         self._spend(took_s)
+        self._stepping_until_s = self._now_s() + took_s
         self._works(took_s)
         self.prefilled_tokens += result.prefill_tokens
         self.decoded_tokens += result.decode_batch

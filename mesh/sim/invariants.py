@@ -29,8 +29,10 @@ from mesh.sim.node import VirtualNode
 
 LOOK_S = 0.25
 """Between two looks at all of the cell."""
-ORPHANED_S = 10.0
-"""A node may compute for so long for nobody: until an abort that is late has come through."""
+ORPHANED_S = 20.0
+"""A node may compute for so long for nobody: until an abort that is as late as any has come through
+and the calls before it have ended.
+"""
 
 Operation = LoadInstance | ResizeKv | UnloadInstance
 Answer = InstanceLoaded | LoadFailed | InstanceGone | KvResized

@@ -16,8 +16,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import psutil
-
 from mesh.core.node import NodeCore
 from mesh.domain.actions import NodeAction
 from mesh.domain.limits import HEARTBEAT_S, NodeLimits
@@ -58,7 +56,9 @@ class CarriedLink:
 
 
 class Agent:
-    """One node. `identity` is the hello without instances."""
+    """One node. `identity` is the hello without instances; `resident_bytes` is what the node takes
+    of its device's memory now.
+    """
 
     def __init__(
         self,
@@ -68,6 +68,7 @@ class Agent:
         limits: NodeLimits,
         store_path: Path,
         controller: str,
+        resident_bytes: Callable[[], int],
         recorders: Sequence[Recorder] = (),
     ) -> None:
         self._engine = engine
@@ -76,7 +77,7 @@ class Agent:
         self._controller = controller
         self._recorders = recorders
         self._core = NodeCore(limits=limits)
-        self._process = psutil.Process()
+        self._resident_bytes = resident_bytes
         self.clean = True
         """False: a thread is still in a call of the engine's, or in an import."""
         self._ended = asyncio.Event()
@@ -179,7 +180,7 @@ class Agent:
         while True:
             books = self._engine.memory()
             due = HeartbeatDue(
-                rss_bytes=self._process.memory_info().rss,
+                rss_bytes=self._resident_bytes(),
                 engine_bytes=sum(m.weights_bytes + m.kv_held_bytes for m in books),
             )
             self._post(due)

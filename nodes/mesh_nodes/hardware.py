@@ -37,14 +37,16 @@ NODE_ID_CHARS_MAX = 63
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
     cpu: str
-    """Model name as the kernel gives it."""
+    """Model name as the kernel gives it; of a GPU, as its driver does."""
     cores: int
     """Logical CPUs that the process may keep busy."""
     memory_bytes: int
-    """What the process may use before it is killed or the machine swaps."""
+    """What the process may use before it is killed or the machine swaps; of a GPU, all it has."""
     isa: tuple[str, ...]
     cpu_family: str = ""
     """Family and model as numbers, `25-17`: virtual machines may all have the same model name."""
+    memory_share: float = MEMORY_SHARE
+    """Of the memory, the default of `--memory`."""
 
     @property
     def text(self) -> str:
@@ -54,7 +56,7 @@ class Hardware:
     @property
     def budget_bytes(self) -> int:
         """The default of `--memory`."""
-        return int(self.memory_bytes * MEMORY_SHARE)
+        return int(self.memory_bytes * self.memory_share)
 
 
 def probe(proc: Path = Path("/proc")) -> Hardware:
@@ -82,12 +84,12 @@ def fingerprint(
     hardware: Hardware, *, device: DeviceKind, threads: int, engine: EngineCapabilities
 ) -> str:
     """Equal on nodes whose iterations take equally long, so that they share profiles; in words:
-    `cpu/amd-epyc-25-17/2-threads/avx2+avx512/openvino-2026.4.0`.
+    `cpu/amd-epyc-25-17/2-threads/avx2+avx512/openvino-2026.4.0`. A GPU's do not depend on threads.
     """
     parts = (
         device.value,
         " ".join((hardware.cpu, hardware.cpu_family)),
-        f"{threads} threads",
+        f"{threads} threads" if device is DeviceKind.CPU else "",
         "+".join(hardware.isa),
         f"{engine.name} {engine.version}",
     )
@@ -100,11 +102,13 @@ def _slug(words: str) -> str:
     return re.sub(r"[^a-z0-9._+]+", "-", plain).strip("-")
 
 
-def default_node_id(hostname: str = "") -> NodeId:
-    """A name for this machine's CPU: `<host>-cpu0`, lower-case letters, digits and hyphens."""
+def default_node_id(
+    hostname: str = "", device: DeviceKind = DeviceKind.CPU, index: int = 0
+) -> NodeId:
+    """A name for this machine's device: `<host>-cpu0`, lower-case letters, digits and hyphens."""
     host = (hostname or socket.gethostname()).split(".")[0].lower()
     label = re.sub(r"[^a-z0-9]+", "-", host).strip("-") or "node"
-    suffix = "-cpu0"
+    suffix = f"-{device.value}{index}"
     return NodeId(label[: NODE_ID_CHARS_MAX - len(suffix)].rstrip("-") + suffix)
 
 

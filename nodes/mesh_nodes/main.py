@@ -1,7 +1,8 @@
 """The composition root of a node agent: options, engine, agent, signals, exit codes.
 
-The only module that imports an engine, and only the one that the node's device asks for. Exit
-codes: 0 stopped as asked, 1 failed, 2 usage. A failure is two lines on stderr, whatever raised it.
+The only module that brings in an engine: by `engines.choosing`, the one that the options ask for.
+Exit codes: 0 stopped as asked, 1 failed, 2 usage. A failure is two lines on stderr, whatever raised
+it.
 """
 
 import asyncio
@@ -15,22 +16,19 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import psutil
-
 from mesh import __version__
-from mesh.domain.errors import InvalidInput, MeshError, StorageError, Unavailable
+from mesh.domain.errors import InvalidInput, MeshError, StorageError
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import NodeHello
-from mesh.domain.reasons import DeviceKind
 from mesh.domain.units import format_bytes
 from mesh.runtime.engine import Engine
 from mesh.runtime.journal import NodeStart, open_journal
 from mesh_nodes.agent import Agent
-from mesh_nodes.hardware import Hardware, fingerprint, probe
+from mesh_nodes.engines.choosing import BuiltEngine, build_engine, own_resident_bytes
+from mesh_nodes.hardware import fingerprint, probe
 from mesh_nodes.lanes import SWITCH_INTERVAL_S
 from mesh_nodes.options import NodeOptions, read_options
 from mesh_nodes.protect import die_with_parent
-from mesh_nodes.text_engine import TextEngine
 
 DONE, FAILED, USAGE = 0, 1, 2
 
@@ -48,13 +46,12 @@ def main(arguments: Sequence[str] | None = None, engine_of: EngineOf | None = No
     )
     logging.getLogger("mesh_nodes").setLevel(logging.INFO)
     try:
-        hardware = probe()
         options = read_options(
-            sys.argv[1:] if arguments is None else arguments, os.environ, hardware
+            sys.argv[1:] if arguments is None else arguments, os.environ, probe()
         )
         if options.parent_pid is not None:
             die_with_parent(options.parent_pid)
-        return _run(options, hardware, engine_of or _engine)
+        return _run(options, build_engine if engine_of is None else _built_by(engine_of))
     except KeyboardInterrupt:
         # Before the agent listened for it.
         return DONE
@@ -63,7 +60,7 @@ def main(arguments: Sequence[str] | None = None, engine_of: EngineOf | None = No
         return USAGE if isinstance(error, InvalidInput) else FAILED
 
 
-def _run(options: NodeOptions, hardware: Hardware, engine_of: EngineOf) -> int:
+def _run(options: NodeOptions, build: Callable[[NodeOptions], BuiltEngine]) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     store_path = _store_path(options.home)
     limits = NodeLimits()
@@ -73,13 +70,14 @@ def _run(options: NodeOptions, hardware: Hardware, engine_of: EngineOf) -> int:
             start = NodeStart(version=__version__, limits=limits)
             recorders.append(open_journal(options.journal, start))
             stack.callback(recorders[0].close)
-        engine = engine_of(options)
+        built = build(options)
         agent = Agent(
-            engine=engine,
-            identity=_identity(options, hardware, engine),
+            engine=built.engine,
+            identity=_identity(options, built),
             limits=limits,
             store_path=store_path,
             controller=options.join,
+            resident_bytes=built.resident_bytes,
             recorders=recorders,
         )
         # Modules and engine stay as they are: no collection amid an iteration need look at them.
@@ -110,8 +108,12 @@ def _serve(agent: Agent) -> int:
     return DONE
 
 
-def _identity(options: NodeOptions, hardware: Hardware, engine: Engine) -> NodeHello:
-    engine_is = engine.capabilities
+def _built_by(engine_of: EngineOf) -> Callable[[NodeOptions], BuiltEngine]:
+    return lambda options: BuiltEngine(engine_of(options), own_resident_bytes)
+
+
+def _identity(options: NodeOptions, built: BuiltEngine) -> NodeHello:
+    engine_is, hardware = built.engine.capabilities, options.hardware
     return NodeHello(
         node_id=options.name,
         run_id=secrets.token_hex(8),
@@ -120,7 +122,7 @@ def _identity(options: NodeOptions, hardware: Hardware, engine: Engine) -> NodeH
         cores=options.threads,
         engine=engine_is.name,
         memory_bytes=options.memory_bytes,
-        base_bytes=_base_bytes(options.memory_bytes),
+        base_bytes=_base_bytes(options.memory_bytes, built.resident_bytes()),
         fingerprint=fingerprint(
             hardware, device=options.device, threads=options.threads, engine=engine_is
         ),
@@ -128,15 +130,14 @@ def _identity(options: NodeOptions, hardware: Hardware, engine: Engine) -> NodeH
     )
 
 
-def _base_bytes(limit_bytes: int) -> int:
-    """What this process takes without any instance: its RSS now that its modules and its engine are
-    there, and nothing has been loaded.
+def _base_bytes(limit_bytes: int, base_bytes: int) -> int:
+    """What this node takes without any instance: now that its modules and its engine are there, and
+    nothing has been loaded.
 
     What an engine allocates with its first load and keeps is not in it, since only a load shows it
     (of OpenVINO 20 MiB: code of its graph passes, and the allocator's slack).
-    Raises InvalidInput when the process may not take more than that.
+    Raises InvalidInput when the node may not take more than that.
     """
-    base_bytes = int(psutil.Process().memory_info().rss)
     if limit_bytes <= base_bytes:
         raise InvalidInput(
             f"the node's process may take {format_bytes(limit_bytes)} (--memory), and takes "
@@ -144,23 +145,6 @@ def _base_bytes(limit_bytes: int) -> int:
             hint="give --memory more than that: weights and KV caches come on top of it",
         )
     return base_bytes
-
-
-def _engine(options: NodeOptions) -> Engine:
-    """The device's own engine."""
-    if options.device is DeviceKind.GPU:
-        raise InvalidInput(
-            "this build has no vLLM engine yet, so a node cannot compute on a GPU",
-            hint="start it with --device cpu",
-        )
-    try:
-        from mesh_nodes.engines.openvino import OpenVinoEngine
-    except ModuleNotFoundError as error:
-        raise Unavailable(
-            f"the engine of CPU nodes is not installed: there is no module {error.name!r}",
-            hint="pip install 'mesh-serve[cpu]'",
-        ) from error
-    return TextEngine(OpenVinoEngine(threads=options.threads))
 
 
 def _store_path(home: Path) -> Path:

@@ -4,8 +4,9 @@
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,10 +18,23 @@ from mesh.domain.ids import NodeId
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.units import format_bytes, parse_bytes
 from mesh.wire.channel import parse_address
+from mesh_nodes.gpus import Gpu, Gpus, hardware_of
 from mesh_nodes.hardware import Hardware, default_node_id
 
 DEFAULT_ADDRESS = "127.0.0.1:7070"
 THREADS_MAX = 1024
+
+
+class EngineName(StrEnum):
+    OPENVINO = "openvino"
+    VLLM = "vllm"
+
+
+_ENGINES = {
+    DeviceKind.CPU: (EngineName.OPENVINO, EngineName.VLLM),
+    DeviceKind.GPU: (EngineName.VLLM,),
+}
+"""Those that compute on a device; the first is its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +45,11 @@ class NodeOptions:
     """The controller's HOST:PORT."""
     name: NodeId
     device: DeviceKind
+    engine: EngineName
+    hardware: Hardware
+    """Of the device."""
+    gpu: Gpu | None
+    """Of a GPU node."""
     memory_bytes: int
     """Limit of the node's process: weights, KV caches and what the process takes by itself."""
     threads: int
@@ -41,22 +60,45 @@ class NodeOptions:
 
 
 def read_options(
-    arguments: Sequence[str], environ: Mapping[str, str], hardware: Hardware
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    machine: Hardware,
+    gpus: Callable[[], Gpus] = Gpus,
 ) -> NodeOptions:
-    """Raises InvalidInput, which names the option; SystemExit(0) after --help."""
+    """Raises InvalidInput, which names the option; Unavailable for a GPU that cannot be asked;
+    SystemExit(0) after --help.
+    """
     given = _parser(environ).parse_args(arguments)
-    name = given.name or default_node_id()
+    device = DeviceKind(given.device)
+    engine = _engine(given.engine, device)
+    gpu = gpus().gpu(given.gpu) if device is DeviceKind.GPU else None
+    hardware = machine if gpu is None else hardware_of(gpu, machine)
+    name = given.name or default_node_id(device=device, index=given.gpu)
     check_name(name, "--name")
     return NodeOptions(
         join=_address(given.join),
         name=NodeId(name),
-        device=DeviceKind(given.device),
+        device=device,
+        engine=engine,
+        hardware=hardware,
+        gpu=gpu,
         memory_bytes=_memory_bytes(given.memory, hardware),
         threads=_threads(given.threads, hardware),
         home=Path(given.home).expanduser().absolute(),
         journal=None if given.journal is None else Path(given.journal),
         parent_pid=given.parent_pid,
     )
+
+
+def _engine(name: str | None, device: DeviceKind) -> EngineName:
+    engines = _ENGINES[device]
+    engine = engines[0] if name is None else EngineName(name)
+    if engine not in engines:
+        raise InvalidInput(
+            f"--engine {engine} does not compute on a {device.value.upper()}",
+            hint=f"start the node with --engine {engines[0]}",
+        )
+    return engine
 
 
 class _Parser(argparse.ArgumentParser):
@@ -77,8 +119,14 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         default=environ.get("MESH_CONTROLLER") or DEFAULT_ADDRESS,
         help=f"the cell's controller (MESH_CONTROLLER; else {DEFAULT_ADDRESS})",
     )
-    add("--name", help="the node's name in its cell (default: <host>-cpu0)")
+    add("--name", help="the node's name in its cell (default: <host>-cpu0, -gpu0, …)")
     add("--device", choices=[kind.value for kind in DeviceKind], default=DeviceKind.CPU.value)
+    add("--gpu", type=int, metavar="N", default=0, help="with --device gpu: which one (default: 0)")
+    add(
+        "--engine",
+        choices=[name.value for name in EngineName],
+        help="what computes (default: openvino on CPUs, vllm on GPUs)",
+    )
     add(
         "--memory",
         metavar="SIZE",

@@ -96,6 +96,20 @@ def test_several_nodes_share_the_machine_evenly(started: dict[str, list[str]]) -
         assert told[told.index("--threads") + 1] == "2"
 
 
+def test_gpu_nodes_are_numbered_and_take_no_share_of_the_machines_memory(
+    started: dict[str, list[str]],
+) -> None:
+    nodes = plan_nodes(["gpu", "cpu", "gpu"])
+    LocalCell(CellPlan(listen="127.0.0.1:0", home=Path("/h"), nodes=nodes)).start()
+    for name, number in (("gpu0", "0"), ("gpu1", "1")):
+        told = started[f"node {name}"]
+        assert told[told.index("--gpu") + 1] == number
+        assert "--memory" not in told
+    told = started["node cpu0"]
+    assert told[told.index("--memory") + 1] == "7000"
+    assert "--gpu" not in told
+
+
 def test_what_is_given_for_a_node_holds_for_each(started: dict[str, list[str]]) -> None:
     nodes = plan_nodes(["cpu", "cpu"])
     plan = CellPlan(listen="127.0.0.1:0", home=Path("/h"), nodes=nodes, memory_bytes=77, threads=9)

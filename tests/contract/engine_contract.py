@@ -4,11 +4,14 @@ An engine joins by one more entry in `ENGINES`; no test of the suite knows which
 It must choose greedy tokens that do not depend on the batch, so it is made in its exact form.
 """
 
+import atexit
 import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId
 from mesh.domain.model import Footprint, ModelFormat, ModelInfo
@@ -17,7 +20,10 @@ from mesh.sim.costs import ModelCosts, NodeCosts
 from mesh.sim.engine import CostEngine
 from tests.support.profiles import profile
 from tests.support.scripted_engine import ScriptedEngine
-from tests.support.tiny_model import write_tiny_llama
+from tests.support.tiny_model import HEAD_SIZE, write_tiny_llama
+
+if TYPE_CHECKING:
+    from mesh_nodes.engines.vllm.spawner import Spawner
 
 MODEL_ID = ModelId("sha256-00000000c0274ac7")
 CONTEXT_TOKENS_MAX = 256
@@ -34,6 +40,8 @@ class EngineUnderTest:
     """Fills an absent folder as the store would; the model allows CONTEXT_TOKENS_MAX at least."""
     needs: str | None = None
     """The package without which there is nothing to test."""
+    optional: bool = False
+    """Left out where that package is missing, not skipped: it has an environment of its own."""
     spare_blocks_per_request: int = 0
     """KV blocks that a request may hold beyond those its computed tokens fill."""
     walks: int = 100
@@ -72,9 +80,10 @@ class StoredModel:
         )
 
 
-def write_tiny_model(folder: Path) -> ModelInfo:
+def write_tiny_model(folder: Path, head_size: int = HEAD_SIZE) -> ModelInfo:
     """Two random layers and one token a byte, as the store makes it of a Hugging Face folder."""
-    config = json.loads((write_tiny_llama(folder, seed=1) / "config.json").read_text())
+    write_tiny_llama(folder, seed=1, head_size=head_size)
+    config = json.loads((folder / "config.json").read_text())
     return ModelInfo(
         model_id=MODEL_ID,
         source="made by the test",
@@ -127,6 +136,22 @@ def _openvino_copying() -> Engine:
     )
 
 
+@cache
+def vllm_spawner() -> "Spawner":
+    """One for the whole suite: importing vLLM anew for every test would take most of its time."""
+    from mesh_nodes.engines.vllm import start_spawner
+
+    spawner = start_spawner(threads=1)
+    atexit.register(spawner.close)
+    return spawner
+
+
+def _vllm() -> Engine:
+    from mesh_nodes.engines.vllm import VllmEngine
+
+    return VllmEngine(spawner=vllm_spawner())
+
+
 ENGINES = (
     EngineUnderTest(name="scripted", make=ScriptedEngine, write_model=write_tiny_model),
     EngineUnderTest(
@@ -147,6 +172,14 @@ ENGINES = (
         make=_openvino_copying,
         write_model=write_tiny_model,
         needs="openvino",
+        walks=20,
+    ),
+    EngineUnderTest(
+        name="vllm",
+        make=_vllm,
+        write_model=partial(write_tiny_model, head_size=32),
+        needs="vllm",
+        optional=True,
         walks=20,
     ),
 )

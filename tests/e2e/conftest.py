@@ -1,5 +1,6 @@
 """A cell of real processes for each test, one shared store, and two tiny models."""
 
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 
 from tests.e2e.live_cell import LiveCell
 from tests.support.tiny_model import write_tiny_llama
+
+collect_ignore = [] if importlib.util.find_spec("vllm") else ["test_vllm_cells.py"]
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from mesh.domain.node_events import HeartbeatDue, NodeEvent
 from mesh.domain.reasons import DeviceKind
 from mesh.runtime.host import Recorder
 from mesh_nodes.agent import STOP_S_MAX, Agent
+from mesh_nodes.engines.choosing import own_resident_bytes
 from tests.contract.engine_contract import StoredModel, write_tiny_model
 from tests.support.scripted_engine import KV_BLOCK_BYTES, WEIGHTS_BYTES, ScriptedEngine
 
@@ -43,6 +44,7 @@ def _agent(
         limits=NodeLimits(),
         store_path=tmp_path / "store",
         controller=f"127.0.0.1:{port}",
+        resident_bytes=own_resident_bytes,
         recorders=recorders,
     )
 

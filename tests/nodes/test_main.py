@@ -2,12 +2,14 @@
 
 import re
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import psutil
 import pytest
 
 from mesh.domain.messages import NodeHello
+from mesh_nodes.engines.vllm import installed_release
 from mesh_nodes.main import main
 from mesh_nodes.options import NodeOptions
 from tests.support.scripted_engine import ScriptedEngine
@@ -22,14 +24,46 @@ def _lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return err.splitlines()
 
 
-def test_a_gpu_node_is_refused_as_this_build_has_no_engine_for_it(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_a_gpu_node_without_a_driver_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["--device", "gpu", "--home", str(tmp_path)]) == 2
-    assert _lines(capsys) == [
-        "error: this build has no vLLM engine yet, so a node cannot compute on a GPU",
-        "hint: start it with --device cpu",
-    ]
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr("mesh_nodes.gpus.ctypes.CDLL", missing)
+    assert main(["--device", "gpu", "--home", str(tmp_path)]) == 1
+    error, hint = _lines(capsys)
+    assert error.startswith("error: this machine has no NVIDIA driver")
+    assert hint.startswith("hint: start the node with --device cpu")
+
+
+@pytest.mark.parametrize(
+    ("installed", "said"),
+    [
+        ({}, "error: the vLLM engine is not installed"),
+        ({"vllm": "0.9.2"}, "error: vllm 0.9.2 is installed; this build of mesh works with"),
+        ({"vllm": "0.32.0"}, "error: vllm 0.32.0 is built for GPUs, and this node is a CPU"),
+    ],
+)
+def test_a_vllm_that_does_not_fit_is_refused_before_it_is_imported(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    installed: dict[str, str],
+    said: str,
+) -> None:
+    from mesh_nodes.engines import vllm
+
+    def version_of(package: str) -> str:
+        if package not in installed:
+            raise PackageNotFoundError(package)
+        return installed[package]
+
+    monkeypatch.setattr(vllm, "installed_release", lambda: installed_release(version_of))
+    assert main(["--engine", "vllm", "--home", str(tmp_path)]) == 1
+    error, hint = _lines(capsys)
+    assert error.startswith(said)
+    assert hint.startswith("hint: ")
 
 
 def test_a_missing_engine_package_names_what_to_install(

@@ -6,21 +6,27 @@ import pytest
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.reasons import DeviceKind
+from mesh_nodes.gpus import Gpus
 from mesh_nodes.hardware import Hardware, default_node_id
-from mesh_nodes.options import NodeOptions, read_options
+from mesh_nodes.options import EngineName, NodeOptions, read_options
+from tests.support.nvml import FakeNvml
 
 MACHINE = Hardware(cpu="a CPU", cores=6, memory_bytes=10_000_000_000, isa=())
 
 
+GPU = ("a GPU", 8 << 30, 0, (8, 0))
+
+
 def _read(*arguments: str, **environ: str) -> NodeOptions:
-    return read_options(arguments, environ, MACHINE)
+    return read_options(arguments, environ, MACHINE, lambda: Gpus(lambda: FakeNvml(GPU, GPU)))
 
 
 def test_without_arguments_the_machine_decides() -> None:
     options = _read()
     assert options.join == "127.0.0.1:7070"
     assert options.name == default_node_id()
-    assert options.device is DeviceKind.CPU
+    assert (options.device, options.engine) == (DeviceKind.CPU, EngineName.OPENVINO)
+    assert (options.gpu, options.hardware) == (None, MACHINE)
     assert options.memory_bytes == 7_000_000_000
     assert options.threads == 6
     assert options.home.is_absolute()
@@ -47,6 +53,21 @@ def test_everything_can_be_given() -> None:
     assert (options.journal, options.parent_pid) == (Path("j.jsonl"), 77)
 
 
+def test_a_gpu_node_is_its_gpu(tmp_path: Path) -> None:
+    options = _read("--device", "gpu", "--gpu", "1")
+    assert options.name == default_node_id(device=DeviceKind.GPU, index=1)
+    assert options.engine is EngineName.VLLM
+    assert options.gpu is not None
+    assert options.gpu.index == 1
+    assert (options.hardware.cpu, options.hardware.isa) == ("a GPU", ("sm80",))
+    assert options.memory_bytes == int((8 << 30) * 0.9)
+    assert options.threads == 6
+
+
+def test_a_cpu_node_may_compute_with_vllm() -> None:
+    assert _read("--engine", "vllm").engine is EngineName.VLLM
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -57,6 +78,9 @@ def test_everything_can_be_given() -> None:
         (["--name", "Not A Label"], "--name 'Not A Label'"),
         (["--name", "n" * 64], "--name has 64 characters"),
         (["--device", "tpu"], "invalid choice: 'tpu'"),
+        (["--device", "gpu", "--engine", "openvino"], "openvino does not compute on a GPU"),
+        (["--device", "gpu", "--gpu", "2"], "--gpu 2: this machine has 2 GPUs"),
+        (["--engine", "tgi"], "invalid choice: 'tgi'"),
         (["--memory", "lots"], "'lots' is not a size"),
         (["--memory", "0"], "--memory 0 is 0 B"),
         (["--memory", "64GiB"], "this process may use 9.3 GiB"),

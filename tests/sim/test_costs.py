@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from mesh.domain.ids import DeploymentName, InstanceId, ModelId
+from mesh.domain.ids import DeploymentName, InstanceId, ModelId, RequestId
 from mesh.domain.model import Footprint
 from mesh.domain.profile import IterationShape
-from mesh.domain.steps import LoadOrder
+from mesh.domain.request import SamplingParams
+from mesh.domain.steps import EngineRequest, LoadOrder
 from mesh.sim.costs import Jitter, ModelCosts, NodeCosts, Pace
 from mesh.sim.engine import CostEngine
 from tests.cli.views import MODEL
@@ -109,3 +110,21 @@ def test_jitter_is_drawn_alike_for_the_same_seed_and_never_takes_more_than_half(
     assert drawn(1) != drawn(2)
     assert sorted(set(drawn(1))) == pytest.approx([plain_s / 2, plain_s, plain_s + 0.5])
     assert Timed(NodeCosts(jitter=Jitter(decode_s=(9.0,)))).took_s(PREFILL, 0.0) < 9.0
+
+
+def test_a_load_beside_requests_is_stretched() -> None:
+    timed = Timed(NodeCosts(load_s=2.0, load_bytes_per_s=1e18, load_stretch=1.5))
+    timed.spent_s = 0.0
+    timed.load("i-2")
+    assert timed.spent_s == pytest.approx(2.0)
+    request = EngineRequest(
+        request_id=RequestId("r-1"),
+        prompt_tokens=(1, 2, 3),
+        output_tokens=(),
+        sampling=SamplingParams(max_tokens=4),
+        stop_token_ids=(),
+    )
+    timed.engine.submit(InstanceId("i-1"), request)
+    timed.spent_s = 0.0
+    timed.load("i-3")
+    assert timed.spent_s == pytest.approx(3.0)

@@ -19,7 +19,7 @@ from mesh.sim.invariants import Invariants, check_rest
 from mesh.sim.scenario import plan
 from tests.sim.scenarios import scenario
 
-LONG = Arrival(0.0, "chat-1", 200, 300)
+LONG = Arrival(0.0, "chat-1", 200, 900)
 
 
 @pytest.fixture

@@ -20,13 +20,13 @@ CHAT_TEMPLATE = (
 )
 
 
-def write_tiny_llama(folder: Path, *, seed: int = 0) -> Path:
+def write_tiny_llama(folder: Path, *, seed: int = 0, head_size: int = HEAD_SIZE) -> Path:
     """Write the model into `folder`, which is created; returns it."""
     folder.mkdir(parents=True)
     tokenizer = _byte_tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))
     vocabulary = tokenizer.get_vocab_size()
-    (folder / "config.json").write_text(json.dumps(_config(vocabulary), indent=2))
+    (folder / "config.json").write_text(json.dumps(_config(vocabulary, head_size), indent=2))
     (folder / "tokenizer_config.json").write_text(
         json.dumps(
             {
@@ -37,7 +37,8 @@ def write_tiny_llama(folder: Path, *, seed: int = 0) -> Path:
             }
         )
     )
-    save_file(_tensors(vocabulary, seed), folder / "model.safetensors", {"format": "pt"})
+    tensors = _tensors(vocabulary, seed, head_size)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 
@@ -52,7 +53,7 @@ def _byte_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def _config(vocabulary: int) -> dict[str, object]:
+def _config(vocabulary: int, head_size: int) -> dict[str, object]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -62,7 +63,7 @@ def _config(vocabulary: int) -> dict[str, object]:
         "num_hidden_layers": LAYERS,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD_SIZE,
+        "head_dim": head_size,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "rope_scaling": None,
@@ -76,7 +77,7 @@ def _config(vocabulary: int) -> dict[str, object]:
     }
 
 
-def _tensors(vocabulary: int, seed: int) -> dict[str, np.ndarray]:
+def _tensors(vocabulary: int, seed: int, head_size: int) -> dict[str, np.ndarray]:
     draw = np.random.default_rng(seed)
     shapes = {
         "model.embed_tokens.weight": (vocabulary, HIDDEN),
@@ -88,10 +89,10 @@ def _tensors(vocabulary: int, seed: int) -> dict[str, np.ndarray]:
         shapes |= {
             prefix + "input_layernorm.weight": (HIDDEN,),
             prefix + "post_attention_layernorm.weight": (HIDDEN,),
-            prefix + "self_attn.q_proj.weight": (HEADS * HEAD_SIZE, HIDDEN),
-            prefix + "self_attn.k_proj.weight": (KV_HEADS * HEAD_SIZE, HIDDEN),
-            prefix + "self_attn.v_proj.weight": (KV_HEADS * HEAD_SIZE, HIDDEN),
-            prefix + "self_attn.o_proj.weight": (HIDDEN, HEADS * HEAD_SIZE),
+            prefix + "self_attn.q_proj.weight": (HEADS * head_size, HIDDEN),
+            prefix + "self_attn.k_proj.weight": (KV_HEADS * head_size, HIDDEN),
+            prefix + "self_attn.v_proj.weight": (KV_HEADS * head_size, HIDDEN),
+            prefix + "self_attn.o_proj.weight": (HIDDEN, HEADS * head_size),
             prefix + "mlp.gate_proj.weight": (INTERMEDIATE, HIDDEN),
             prefix + "mlp.up_proj.weight": (INTERMEDIATE, HIDDEN),
             prefix + "mlp.down_proj.weight": (HIDDEN, INTERMEDIATE),

@@ -42,13 +42,15 @@ def calibrate(observed: Observed, times: Times, *, from_s: float, until_s: float
             hint="calibrate for longer",
         )
     known, factor = NodeCosts(), _engine_ratio(decodes, times)
+    alone_s, stretch = _loads(observed, until_s)
     costs = NodeCosts(
         factor=factor,
         prefill_factor=_engine_ratio(prefills, times) / factor,
         overhead_s=fmean(max(s.took_s - s.engine_s, 0.0) for s in steps),
         load_bytes_per_s=inf,
         resize_bytes_per_s=inf,
-        load_s=_mean_s(observed.loads, until_s, known.load_s),
+        load_s=alone_s,
+        load_stretch=stretch,
         resize_s=_mean_s(observed.resizes, until_s, known.resize_s),
         unload_s=_mean_s(observed.unloads, until_s, known.unload_s),
     )
@@ -144,6 +146,22 @@ def _ratio(steps: Sequence[Iteration], times: Times, costs: NodeCosts) -> float:
 
 def _engine_ratio(steps: Sequence[Iteration], times: Times) -> float:
     return sum(s.engine_s for s in steps) / sum(times.iteration_s(s.shape) for s in steps)
+
+
+def _loads(observed: Observed, until_s: float) -> tuple[float, float]:
+    """How long loads take that begin while nothing is computed, and by how much longer others do;
+    of all of them alike while only one kind was seen.
+    """
+    kinds: dict[bool, list[Spent]] = {False: [], True: []}
+    for load in observed.loads:
+        if load.began_s < until_s:
+            amid = any(s.began_s <= load.began_s < s.began_s + s.took_s for s in observed.steps)
+            kinds[amid].append(load)
+    alone, amid_steps = kinds[False], kinds[True]
+    if not alone or not amid_steps:
+        return _mean_s(alone + amid_steps, until_s, NodeCosts().load_s), 1.0
+    alone_s = fmean(load.took_s for load in alone)
+    return alone_s, fmean(load.took_s for load in amid_steps) / alone_s
 
 
 def _mean_s(spent: Iterable[Spent], until_s: float, default_s: float) -> float:

@@ -122,8 +122,11 @@ def _compared(run: LiveRun, cell: LiveCell, costs: NodeCosts, simulations: int) 
 def _seen(
     run: LiveRun,
 ) -> tuple[Mapping[tuple[int, ...], float], Mapping[tuple[int, ...], Sequence[float]]]:
-    """By prompt: when each request was sent, and when its tokens came, on the node's clock."""
-    asked = list(zip(run.prompts, run.outcomes, strict=True))
+    """By prompt: when each request of the calibrated part was sent, and when its tokens came, on
+    the node's clock.
+    """
+    both = zip(run.prompts, run.outcomes, strict=True)
+    asked = [(prompt, o) for prompt, o in both if o.arrival_s < run.calibrated_s]
     sent_s = {prompt: run.start_s + o.arrival_s for prompt, o in asked}
     came_s = {prompt: [run.start_s + at_s for at_s in o.tokens_s] for prompt, o in asked}
     return sent_s, came_s

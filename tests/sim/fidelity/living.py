@@ -26,7 +26,7 @@ memory_gib = 64
 
 [[deployments]]
 name = "chat"
-count = 2
+count = 3
 model = "{MODEL}"
 context_tokens_max = 4096
 scaling = {{ keep_alive_s = 1.0 }}
@@ -42,7 +42,7 @@ output_tokens = [1, 2]
 def arrivals(count: int, every_s: float) -> tuple[Arrival, ...]:
     """Each of another length, so that prompts tell requests apart."""
     return tuple(
-        Arrival(n * every_s, f"chat-{n % 2 + 1}", 40 + 7 * n, 10 + n % 23) for n in range(count)
+        Arrival(n * every_s, f"chat-{n % 3 + 1}", 40 + 7 * n, 10 + n % 23) for n in range(count)
     )
 
 

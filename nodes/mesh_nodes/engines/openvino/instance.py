@@ -10,7 +10,6 @@ from itertools import islice
 
 import numpy as np
 
-from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint
 from mesh.domain.profile import IterationShape
@@ -28,9 +27,10 @@ from mesh_nodes.engines.openvino.blocks import BlockPool
 from mesh_nodes.engines.openvino.compilation import CompiledGraph, engine_errors
 from mesh_nodes.engines.openvino.kv_cache import KvResize, bind_kv_cache
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
-from mesh_nodes.engines.openvino.sampling import choose
 from mesh_nodes.engines.openvino.sequence import Sequence
 from mesh_nodes.engines.openvino.synthetic import sequences_of
+from mesh_nodes.engines.refusals import check_runnable
+from mesh_nodes.engines.sampling import choose
 
 _RANGE_BLOCKS_MIN = 4096
 """Blocks of address space reserved even for small instances: addresses cost nothing."""
@@ -91,10 +91,14 @@ class Instance:
         return replace(self._books, kv_held_bytes=self._cache.held_bytes)
 
     def submit(self, request: EngineRequest) -> None:
-        """Raises EngineError when the request can never run here; see `_refusal`."""
-        reason = self._refusal(request)
-        if reason:
-            raise EngineError(f"request {request.request_id} on {self.instance_id}: {reason}")
+        """Raises EngineError when the request can never run here."""
+        check_runnable(
+            self.instance_id,
+            request,
+            known=request.request_id in self._sequences,
+            context_tokens_max=self._context_tokens_max,
+            vocabulary_tokens=self._vocabulary_tokens,
+        )
         self._sequences[request.request_id] = self._sequence(request)
 
     def abort(self, request_id: RequestId) -> None:
@@ -217,21 +221,6 @@ class Instance:
         return TokenOutput(
             request_id=sequence.request_id, index=index, token_id=token_id, finish=finish
         )
-
-    def _refusal(self, request: EngineRequest) -> str:
-        """Why the request cannot run, or nothing."""
-        tokens = (*request.prompt_tokens, *request.output_tokens)
-        if request.request_id in self._sequences:
-            return "it is already there"
-        if not request.prompt_tokens:
-            return "it has no prompt tokens"
-        if len(tokens) >= self._context_tokens_max:
-            return f"{len(tokens)} tokens leave no room in {self._context_tokens_max} of context"
-        if len(request.output_tokens) >= request.sampling.max_tokens:
-            return f"it has all of its {request.sampling.max_tokens} tokens already"
-        if not 0 <= min(tokens) <= max(tokens) < self._vocabulary_tokens:
-            return f"a token id is outside the vocabulary of {self._vocabulary_tokens}"
-        return ""
 
     def _sequence(self, request: EngineRequest) -> Sequence:
         return Sequence(

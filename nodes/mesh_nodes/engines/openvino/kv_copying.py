@@ -18,7 +18,7 @@ from mesh_nodes.engines.openvino.kv_layers import (
     layer_caches,
     runs,
 )
-from mesh_nodes.engines.openvino.page_range import PageRange
+from mesh_nodes.engines.page_range import PageRange
 
 
 class CopyingKvCache:

@@ -16,7 +16,7 @@ import openvino as ov
 from mesh_nodes.engines.openvino.blocks import Blocks
 from mesh_nodes.engines.openvino.held_blocks import HeldBlocks
 from mesh_nodes.engines.openvino.kv_layers import FIRST_BLOCK, back_blocks, layer_caches
-from mesh_nodes.engines.openvino.page_range import PAGE_BYTES, PageRange
+from mesh_nodes.engines.page_range import PAGE_BYTES, PageRange
 
 Spans = Sequence[tuple[int, int]]
 """Where each cache begins in the range, and the bytes of its blocks."""

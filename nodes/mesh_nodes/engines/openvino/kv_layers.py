@@ -14,8 +14,8 @@ import numpy.typing as npt
 import openvino as ov
 
 from mesh_nodes.engines.openvino.blocks import Blocks
-from mesh_nodes.engines.openvino.page_range import PAGE_BYTES
 from mesh_nodes.engines.openvino.paged_attention import KEY_CACHE, VALUE_CACHE
+from mesh_nodes.engines.page_range import PAGE_BYTES
 
 FIRST_BLOCK = 1
 _BACKING_BYTE = 0x11

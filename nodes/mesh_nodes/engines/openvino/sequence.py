@@ -4,8 +4,6 @@
 token. It decides when the request is finished.
 """
 
-import hashlib
-
 import numpy as np
 import numpy.typing as npt
 
@@ -13,7 +11,7 @@ from mesh.domain.reasons import FinishReason
 from mesh.runtime.engine import EngineRequest
 from mesh_nodes.engines.openvino.blocks import BlockPool
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
-from mesh_nodes.engines.openvino.sampling import Draw
+from mesh_nodes.engines.sampling import Draw, seed_of
 
 
 class Sequence:
@@ -40,7 +38,7 @@ class Sequence:
         """Past its prefill: one token an iteration."""
         self._table = np.zeros(-(-self._tokens.size // BLOCK_TOKENS), np.int32)
         self._blocks = 0
-        self._seed = _seed(request)
+        self._seed = seed_of(request)
         self._seen: npt.NDArray[np.bool_] | None = None
         if request.sampling.repetition_penalty != 1.0:
             self._seen = np.zeros(vocabulary_tokens, np.bool_)
@@ -98,11 +96,3 @@ class Sequence:
         if token_id in self._stops:
             return index, FinishReason.STOP
         return index, FinishReason.LENGTH if self.length >= self._tokens_max else None
-
-
-def _seed(request: EngineRequest) -> int:
-    """The request's own seed, or one that its id gives, so that a resumed request keeps it."""
-    if request.sampling.seed is not None:
-        return request.sampling.seed
-    digest = hashlib.blake2b(request.request_id.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little")

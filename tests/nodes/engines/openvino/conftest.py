@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine, WeightPrecision
-from tests.nodes.engines.openvino.serving import load
 from tests.nodes.engines.openvino.tiny import TinyModel, write_tiny
+from tests.nodes.engines.serving import load
 
 
 @pytest.fixture(scope="session")

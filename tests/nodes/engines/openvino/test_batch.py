@@ -9,7 +9,7 @@ from mesh_nodes.engines.openvino.blocks import BlockPool
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 from mesh_nodes.engines.openvino.sequence import Sequence
 from mesh_nodes.engines.openvino.shapes import padded
-from tests.nodes.engines.openvino.serving import request
+from tests.nodes.engines.serving import request
 
 
 def waiting(name: str, tokens: int) -> Sequence:

@@ -10,12 +10,12 @@ from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import SamplingParams
 from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine, WeightPrecision
-from tests.nodes.engines.openvino.serving import INSTANCE, Outputs, load, request, run
 from tests.nodes.engines.openvino.tiny import (
     TinyModel,
     reference_logits,
     write_tiny,
 )
+from tests.nodes.engines.serving import INSTANCE, Outputs, load, request, run
 
 PROMPT = tuple(range(10, 50))
 

@@ -11,9 +11,9 @@ from mesh.domain.errors import TornModel, UnsupportedModel
 from mesh.domain.model import ModelFormat
 from mesh.domain.request import SamplingParams
 from mesh_nodes.engines.openvino import OpenVinoEngine
-from tests.nodes.engines.openvino.serving import load, request, run
 from tests.nodes.engines.openvino.tiny import TinyModel
 from tests.nodes.engines.openvino.tiny_ir import write_tiny_ir
+from tests.nodes.engines.serving import load, request, run
 
 SAMPLING = SamplingParams(max_tokens=24, ignore_eos=True)
 REQUESTS = [request(f"r{n}", range(5 * n + 1), SAMPLING) for n in range(6)]

@@ -14,8 +14,8 @@ from tests.nodes.engines.openvino.residency import (
     resident_bytes,
     wait_until,
 )
-from tests.nodes.engines.openvino.serving import INSTANCE, load, request, run
 from tests.nodes.engines.openvino.tiny import TinyModel
+from tests.nodes.engines.serving import INSTANCE, load, request, run
 
 CYCLES = 50
 MIB = 2**20

@@ -11,8 +11,8 @@ from mesh.domain.request import SamplingParams
 from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine
 from mesh_nodes.engines.openvino.batch import BatchInputs
 from mesh_nodes.engines.openvino.synthetic import sequences_of
-from tests.nodes.engines.openvino.serving import INSTANCE, load, request, run
 from tests.nodes.engines.openvino.tiny import TinyModel
+from tests.nodes.engines.serving import INSTANCE, load, request, run
 
 PROMPT = tuple(range(10, 50))
 GREEDY = SamplingParams(max_tokens=30, ignore_eos=True)

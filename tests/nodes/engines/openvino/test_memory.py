@@ -19,7 +19,7 @@ from pathlib import Path
 from mesh.domain.model import ModelFormat, ModelInfo
 from mesh.domain.request import SamplingParams
 from mesh_nodes.engines.openvino import OpenVinoEngine, WeightPrecision
-from tests.nodes.engines.openvino.serving import load, request, run
+from tests.nodes.engines.serving import load, request, run
 
 def status_bytes(field):
     for line in Path("/proc/self/status").read_text().splitlines():

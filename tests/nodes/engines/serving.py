@@ -7,15 +7,21 @@ from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.model import ModelInfo
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import SamplingParams
-from mesh.runtime.engine import EngineRequest, LoadedInstance, LoadOrder, Progress, StepResult
-from mesh_nodes.engines.openvino import OpenVinoEngine
+from mesh.runtime.engine import (
+    Engine,
+    EngineRequest,
+    LoadedInstance,
+    LoadOrder,
+    Progress,
+    StepResult,
+)
 
 INSTANCE = InstanceId("i-1")
 STEPS_MAX = 2000
 
 
 def load(
-    engine: OpenVinoEngine,
+    engine: Engine,
     info: ModelInfo,
     path: Path,
     *,
@@ -74,7 +80,7 @@ class Outputs:
 
 
 def run(
-    engine: OpenVinoEngine,
+    engine: Engine,
     *requests: EngineRequest,
     prefill_tokens_max: int = 64,
     between: Callable[[], object] | None = None,

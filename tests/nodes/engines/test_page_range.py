@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mesh.domain.errors import OutOfMemory
-from mesh_nodes.engines.openvino.page_range import PAGE_BYTES, PageRange
+from mesh_nodes.engines.page_range import PAGE_BYTES, PageRange
 from tests.nodes.engines.openvino.residency import mapped_bytes, resident_bytes
 
 MIB = 2**20

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mesh.domain.request import SamplingParams
-from mesh_nodes.engines.openvino.philox import philox, uniforms
-from mesh_nodes.engines.openvino.sampling import Draw, choose
+from mesh_nodes.engines.philox import philox, uniforms
+from mesh_nodes.engines.sampling import Draw, choose
 
 LOGITS = np.array([2.0, 1.0, 0.5, 0.0, -1.0, -3.0], np.float32)
 DRAWS = 4000

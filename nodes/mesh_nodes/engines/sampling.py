@@ -2,16 +2,19 @@
 
 Greedy rows cost one argmax. Sampled rows take, in this order, the repetition penalty, temperature,
 top-k and top-p, and then one uniform number that depends on the request's seed and the token's
-index alone. `instance` calls `choose` once per iteration.
+index alone. All engines that compute here draw with it, once per iteration, so that a request
+continues alike wherever it goes on.
 """
 
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from mesh.domain.request import SamplingParams
-from mesh_nodes.engines.openvino.philox import uniforms
+from mesh.domain.steps import EngineRequest
+from mesh_nodes.engines.philox import uniforms
 
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.intp]
@@ -34,6 +37,14 @@ class Draw:
     index: int
     seen: npt.NDArray[np.bool_] | None
     """Prompt and output tokens so far, [vocabulary]; None when no penalty looks at them."""
+
+
+def seed_of(request: EngineRequest) -> int:
+    """The request's own seed, or one that its id gives, so that a resumed request keeps it."""
+    if request.sampling.seed is not None:
+        return request.sampling.seed
+    digest = hashlib.blake2b(request.request_id.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
 
 
 def choose(logits: Floats, draws: list[Draw]) -> list[int]:

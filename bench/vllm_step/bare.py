@@ -1,0 +1,73 @@
+"""vLLM's own loop, in a process of its own: its LLMEngine, its scheduler, its sampler.
+
+Reads a line and answers with a JSON line: the milliseconds of every step that decoded the whole
+batch. So it is idle while the other contender is measured.
+"""
+
+import json
+import sys
+import time
+from itertools import count
+
+from vllm import SamplingParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from bench.vllm_step.workload import (
+    BATCH,
+    BLOCK_TOKENS,
+    CONTEXT_TOKENS,
+    KV_BLOCKS,
+    OUTPUT_TOKENS,
+    PREFILL_TOKENS_MAX,
+    prompt,
+)
+
+
+def engine_of(model_path: str) -> LLMEngine:
+    """The same model, precision, KV cache and bounds as mesh's adapter has."""
+    return LLMEngine.from_engine_args(
+        EngineArgs(
+            model=model_path,
+            skip_tokenizer_init=True,
+            dtype="float32",
+            enforce_eager=True,
+            max_model_len=CONTEXT_TOKENS,
+            max_num_seqs=BATCH,
+            max_num_batched_tokens=PREFILL_TOKENS_MAX + BATCH,
+            block_size=BLOCK_TOKENS,
+            num_gpu_blocks_override=KV_BLOCKS + 1,
+            kv_cache_memory_bytes=1 << 30,
+            enable_prefix_caching=False,
+            disable_log_stats=True,
+            use_tqdm_on_load=False,
+            seed=0,
+        )
+    )
+
+
+def steps_ms(engine: LLMEngine, names: "count[int]") -> list[float]:
+    params = SamplingParams(
+        temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True, detokenize=False
+    )
+    for number in range(BATCH):
+        engine.add_request(str(next(names)), {"prompt_token_ids": prompt(number)}, params)
+    taken_ms = []
+    while engine.has_unfinished_requests():
+        start_s = time.perf_counter()
+        outputs = engine.step()
+        if len(outputs) == BATCH:
+            taken_ms.append(1e3 * (time.perf_counter() - start_s))
+    return taken_ms
+
+
+def main() -> None:
+    engine = engine_of(sys.argv[1])
+    names = count()
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(steps_ms(engine, names)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

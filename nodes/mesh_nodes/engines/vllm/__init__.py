@@ -1,0 +1,11 @@
+"""The engine of GPU nodes, on vLLM: one process per instance, stepped by the node agent.
+
+Neither vLLM nor torch is ever imported by the agent: `engine.VllmEngine` implements the engine port
+there, `nursery` imports vLLM once and forks engine processes, `process` and `instance` run in them.
+What of vLLM is private and touched all the same stands in `internals` alone.
+"""
+
+from mesh_nodes.engines.vllm.engine import VllmEngine, start_spawner
+from mesh_nodes.engines.vllm.releases import VllmRelease, installed_release
+
+__all__ = ["VllmEngine", "VllmRelease", "installed_release", "start_spawner"]

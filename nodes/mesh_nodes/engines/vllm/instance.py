@@ -1,0 +1,215 @@
+"""One loaded model in its engine process: its requests, its KV blocks, its iterations.
+
+A step reads plan, iterate, append. Owns the sequences and the bound on blocks; vLLM's core, which
+`internals` wraps, holds the weights, the block tables and the batch. Calls come one after the
+other, from `process`.
+"""
+
+import time
+from collections.abc import Callable
+from itertools import count, islice
+
+from mesh.domain.ids import RequestId
+from mesh.domain.model import Footprint
+from mesh.domain.profile import IterationShape
+from mesh.domain.steps import (
+    EngineRequest,
+    InstanceMemory,
+    LoadOrder,
+    StepResult,
+    TokenOutput,
+)
+from mesh.runtime.measurable import check_measurable
+from mesh_nodes.engines.refusals import check_runnable
+from mesh_nodes.engines.vllm.drawing import draw_order
+from mesh_nodes.engines.vllm.internals import Core
+from mesh_nodes.engines.vllm.kv_memory import ElasticKv, FixedKv, KvMemory
+from mesh_nodes.engines.vllm.messages import ProcessOptions
+from mesh_nodes.engines.vllm.turn import Plan, Sequence, plan, sequence_of
+
+ITERATION_TOKENS_MAX = 2048
+"""Prompt tokens that one iteration can carry; vLLM sets its buffers by it."""
+_RANGE_BLOCKS_MIN = 4096
+"""Blocks of address space reserved even for small instances: addresses cost nothing."""
+_TOKEN_ID = 0
+"""Of made-up prompts."""
+
+
+class Instance:
+    """What each call does is said at the engine port."""
+
+    def __init__(self, order: LoadOrder, footprint: Footprint, options: ProcessOptions) -> None:
+        self._order = order
+        self._footprint = footprint
+        self._keys: Callable[[], str] = map(str, count(1)).__next__
+        self._sequences: dict[RequestId, Sequence] = {}
+        """In the order of submission; the first `batch_max` take part in a step."""
+        self._range_blocks = self._blocks_reserved() if options.elastic else order.kv_blocks
+        self._kv_blocks = order.kv_blocks
+        self._prefill_tokens_max = min(order.context_tokens_max, ITERATION_TOKENS_MAX)
+        block_bytes = footprint.kv_block_bytes
+        full_context = footprint.blocks_for(order.context_tokens_max) + 2
+        asked_blocks = full_context if options.elastic else max(order.kv_blocks + 1, full_context)
+        elastic = ElasticKv(block_bytes) if options.elastic else None
+        self._core = Core(
+            model_path=str(order.model_path),
+            dtype=options.dtype,
+            context_tokens_max=order.context_tokens_max,
+            batch_max=order.batch_max,
+            iteration_tokens_max=self._prefill_tokens_max + order.batch_max,
+            kv_blocks=self._range_blocks,
+            block_tokens=options.block_tokens,
+            kv_bytes=asked_blocks * block_bytes,
+            kv_buffer=None if elastic is None else elastic.allocate,
+        )
+        if elastic is not None:
+            elastic.bind(self._core.kv_tensors())
+        self._kv: KvMemory = elastic or FixedKv(order.kv_blocks * block_bytes)
+        self._warm()
+
+    def memory(self) -> InstanceMemory:
+        return InstanceMemory(
+            instance_id=self._order.instance_id,
+            weights_bytes=self._footprint.weights_bytes,
+            kv_blocks=self._kv_blocks,
+            kv_blocks_used=self._core.blocks_used,
+            kv_block_bytes=self._footprint.kv_block_bytes,
+            kv_held_bytes=self._kv.held_bytes,
+        )
+
+    def submit(self, request: EngineRequest) -> None:
+        """Raises EngineError when the request can never run here."""
+        check_runnable(
+            self._order.instance_id,
+            request,
+            known=request.request_id in self._sequences,
+            context_tokens_max=self._order.context_tokens_max,
+            vocabulary_tokens=self._order.model.vocabulary_tokens,
+        )
+        sequence = sequence_of(
+            request, key=self._keys(), context_tokens_max=self._order.context_tokens_max
+        )
+        given = [*request.prompt_tokens, *request.output_tokens]
+        self._core.add(sequence.key, given, draw_order(request))
+        self._sequences[request.request_id] = sequence
+
+    def abort(self, request_id: RequestId) -> None:
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is not None:
+            self._core.drop(sequence.key)
+
+    def step(self, prefill_tokens_max: int) -> StepResult:
+        start_s = time.perf_counter()
+        planned = plan(
+            islice(self._sequences.values(), self._order.batch_max),
+            prefill_tokens_max=min(prefill_tokens_max, self._prefill_tokens_max),
+            blocks_free=self._kv_blocks - self._core.blocks_used,
+            block_tokens=self._footprint.block_tokens,
+        )
+        decodes = [work.sequence for work in planned.work if work.sequence.decoding]
+        context_tokens = sum(sequence.length for sequence in decodes)
+        prefills = [work for work in planned.work if not work.sequence.decoding]
+        prefill_tokens = sum(work.tokens for work in prefills)
+        past_tokens = sum(work.tokens * work.sequence.computed for work in prefills)
+        tokens = self._run(planned)
+        return StepResult(
+            tokens=tokens,
+            prefill_tokens=prefill_tokens,
+            prefill_past_tokens=round(past_tokens / max(prefill_tokens, 1)),
+            decode_batch=len(decodes),
+            context_tokens=context_tokens,
+            prefill_left=tuple(
+                (request_id, sequence.left)
+                for request_id, sequence in self._sequences.items()
+                if not sequence.decoding
+            ),
+            starved=tuple(planned.starved),
+            kv_blocks_used=self._core.blocks_used,
+            elapsed_s=time.perf_counter() - start_s,
+        )
+
+    def measure(self, shape: IterationShape) -> float:
+        """Seconds of one iteration of made-up requests alone, in blocks that are free."""
+        check_measurable(
+            self._order.instance_id,
+            shape,
+            context_tokens_max=self._order.context_tokens_max,
+            batch_max=self._order.batch_max,
+            block_tokens=self._footprint.block_tokens,
+            blocks_free=self._kv_blocks - self._core.blocks_used,
+        )
+        work = self._made_up(shape)
+        try:
+            # Taking the blocks and putting memory under them is no part of the iteration.
+            self._kv.back(self._core.reserve(work))
+            self._trim()
+            start_s = time.perf_counter()
+            self._core.iterate(work)
+            return time.perf_counter() - start_s
+        finally:
+            for key in work:
+                self._core.drop(key)
+
+    def resize_kv(self, kv_blocks: int) -> int:
+        """Never above the range, which nothing of a full batch could exceed where it is elastic."""
+        self._kv_blocks = min(max(kv_blocks, self._core.blocks_used, 1), self._range_blocks)
+        self._trim()
+        return self._kv_blocks
+
+    def _run(self, planned: Plan) -> tuple[TokenOutput, ...]:
+        """Compute the plan, advance its sequences, let go of those that finish."""
+        if not planned.work:
+            return ()
+        drawn = self._core.iterate({work.sequence.key: work.tokens for work in planned.work})
+        self._kv.taken(self._core.taken)
+        self._trim()
+        outputs = []
+        for work in planned.work:
+            work.sequence.computed += work.tokens
+            if work.sequence.left == 0:
+                outputs.append(self._advance(work.sequence, drawn[work.sequence.key]))
+        return tuple(outputs)
+
+    def _advance(self, sequence: Sequence, token_id: int) -> TokenOutput:
+        request = sequence.request
+        index = sequence.length - len(request.prompt_tokens)
+        finish = sequence.append(token_id)
+        if finish is not None:
+            self.abort(request.request_id)
+        return TokenOutput(
+            request_id=request.request_id, index=index, token_id=token_id, finish=finish
+        )
+
+    def _trim(self) -> None:
+        if self._kv.held_bytes > self._kv_blocks * self._footprint.kv_block_bytes:
+            self._kv.trim(self._kv_blocks, self._core.blocks_in_use())
+
+    def _made_up(self, shape: IterationShape) -> dict[str, int]:
+        """Requests that make an iteration of this shape, and the tokens that each computes in it.
+
+        The chunk is the last one of its prompt: that takes the longest, since a token comes of it.
+        """
+        work: dict[str, int] = {}
+        for _ in range(shape.decode_batch):
+            work[self._add_made_up(shape.decode_context_tokens, 1)] = 1
+        if shape.prefill_tokens:
+            length = shape.prefill_past_tokens + shape.prefill_tokens
+            work[self._add_made_up(length, shape.prefill_tokens)] = shape.prefill_tokens
+        return work
+
+    def _add_made_up(self, length: int, left: int) -> str:
+        key = self._keys()
+        self._core.add(key, [_TOKEN_ID] * length, None, computed=length - left)
+        return key
+
+    def _blocks_reserved(self) -> int:
+        """Those that a full batch of full contexts takes, or what the order asks for."""
+        useful = self._order.batch_max * self._footprint.blocks_for(self._order.context_tokens_max)
+        return max(self._order.kv_blocks, useful, _RANGE_BLOCKS_MIN)
+
+    def _warm(self) -> None:
+        """One token, which makes the first real step quick."""
+        key = self._add_made_up(1, 1)
+        self._core.iterate({key: 1})
+        self._core.drop(key)
+        self._kv.trim(0, ())

@@ -1,0 +1,241 @@
+"""Every private part of vLLM that mesh touches: its engine core, its scheduler, its KV tensors.
+
+`Core` is one engine in this process, without tokenizer, detokeniser or a scheduling policy of its
+own: `TurnScheduler` hands on the plan that it is given. Written for the releases that `releases`
+names; each of the calls below is the one that a new release has to be checked for. Before:
+`instance`. After: vLLM.
+"""
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from vllm import SamplingParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.executor import Executor
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.worker import gpu_model_runner
+
+from mesh_nodes.engines.vllm.drawing import EXTRA, DrawOrder, MeshDraw
+
+_TOKENS_PAST_CONTEXT = 1
+"""vLLM keeps the token that a full context yields, too."""
+_NULL_BLOCKS = 1
+"""Block 0 is vLLM's own and never a request's."""
+
+
+_ON_DEMAND = (
+    *("vllm.model_executor.models.llama", "vllm.model_executor.models.qwen2"),
+    *("vllm.model_executor.models.qwen3", "vllm.v1.watermarking", "vllm.plugins.lora_resolvers"),
+)
+"""What vLLM would import in every engine process anew: 0.6 s of a load, with the worker's."""
+
+KvBuffer = Callable[[int], torch.Tensor]
+"""So many bytes of zeros, as int8."""
+
+
+def preload() -> None:
+    """Import what the first load would. Computes nothing and starts no thread.
+
+    Raises RuntimeError when an import has begun to use the GPU: no process forked from here could.
+    """
+    worker = "cpu_worker" if current_platform.is_cpu() else "gpu_worker"
+    for name in (f"vllm.v1.worker.{worker}", *_ON_DEMAND):
+        importlib.import_module(name)
+    if torch.cuda.is_initialized():
+        raise RuntimeError(
+            "CUDA is in use already, by an import: engine processes cannot be forked"
+        )
+
+
+class TurnScheduler(Scheduler):  # type: ignore[misc]
+    """vLLM's scheduler but for its decisions: `work` says who computes how many tokens."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.work: Mapping[str, int] = {}
+        self.taken: list[int] = []
+        """Blocks that the last iteration took."""
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        self.kv_cache_manager.new_step_starts()
+        begun, going, blocks = [], [], {}
+        self.taken = []
+        for key, tokens in self.work.items():
+            request = self.requests[key]
+            taken = self.kv_cache_manager.allocate_slots(request, tokens)
+            if taken is None:
+                raise RuntimeError(f"no KV blocks for {tokens} tokens, against the plan")
+            self.taken += taken.get_block_ids()[0]
+            blocks[key] = taken
+            if request.status == RequestStatus.WAITING:
+                self.waiting.remove_request(request)
+                request.status = RequestStatus.RUNNING
+                self.running.append(request)
+                held = self.kv_cache_manager.get_block_ids(key)
+                begun.append(NewRequestData.from_request(request, held))
+            else:
+                going.append(request)
+        work = dict(self.work)
+        output = SchedulerOutput(
+            scheduled_new_reqs=begun,
+            scheduled_cached_reqs=self._make_cached_request_data(going, [], work, {}, blocks),
+            num_scheduled_tokens=work,
+            total_num_scheduled_tokens=sum(work.values()),
+            scheduled_spec_decode_tokens={},
+            scheduled_encoder_inputs={},
+            finished_req_ids=self.finished_req_ids,
+            free_encoder_mm_hashes=[],
+            new_block_ids_to_zero=self._get_new_block_ids_to_zero(),
+        )
+        self.prev_step_scheduled_req_ids = set(work)
+        self._update_after_schedule(output)
+        return output
+
+
+class _Zeros(TorchFunctionMode):  # type: ignore[misc]
+    """Has `torch.zeros` of so many bytes come from elsewhere."""
+
+    def __init__(self, make: KvBuffer) -> None:
+        super().__init__()
+        self._make = make
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: Any = (), options: Any = None
+    ) -> Any:
+        options = options or {}
+        if function is torch.zeros and options.get("dtype") is torch.int8:
+            return self._make(*arguments)
+        return function(*arguments, **options)
+
+
+@contextmanager
+def _kv_in(make: KvBuffer | None) -> Iterator[None]:
+    """vLLM's own buffer would be written to at once, and be all there from then on."""
+    allocate = gpu_model_runner.allocate_kv_cache
+
+    def allocate_elsewhere(*arguments: Any, **options: Any) -> Any:
+        assert make is not None
+        with _Zeros(make):
+            return allocate(*arguments, **options)
+
+    if make is None:
+        yield
+        return
+    gpu_model_runner.allocate_kv_cache = allocate_elsewhere
+    try:
+        yield
+    finally:
+        gpu_model_runner.allocate_kv_cache = allocate
+
+
+class Core:
+    """One engine. `kv_blocks` is the most that it can ever use; requests go by `key`."""
+
+    def __init__(
+        self,
+        *,
+        model_path: str,
+        dtype: str,
+        context_tokens_max: int,
+        batch_max: int,
+        iteration_tokens_max: int,
+        kv_blocks: int,
+        block_tokens: int,
+        kv_bytes: int,
+        kv_buffer: KvBuffer | None,
+    ) -> None:
+        """`kv_bytes` is what vLLM is told that it may take, where it asks. `kv_buffer` makes the
+        memory of the KV cache, unless vLLM is to.
+        """
+        self._tokens_max = context_tokens_max + _TOKENS_PAST_CONTEXT
+        config = EngineArgs(
+            model=model_path,
+            skip_tokenizer_init=True,
+            dtype=dtype,
+            enforce_eager=True,
+            max_model_len=self._tokens_max,
+            max_num_seqs=batch_max,
+            max_num_batched_tokens=iteration_tokens_max,
+            block_size=block_tokens,
+            num_gpu_blocks_override=kv_blocks + _NULL_BLOCKS,
+            kv_cache_memory_bytes=kv_bytes,
+            # Refused above what is free; the KV cache's size is given.
+            gpu_memory_utilization=0.01,
+            enable_prefix_caching=False,
+            async_scheduling=False,
+            disable_log_stats=True,
+            use_tqdm_on_load=False,
+            seed=0,
+            scheduler_cls=TurnScheduler,
+            logits_processors=[MeshDraw],
+        ).create_engine_config()
+        with _kv_in(kv_buffer):
+            self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        self._scheduler: TurnScheduler = self._core.scheduler
+
+    def add(self, key: str, tokens: list[int], draw: DrawOrder | None, computed: int = 0) -> None:
+        """A request whose first `computed` tokens count as being in the cache."""
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=self._tokens_max,
+            ignore_eos=True,
+            detokenize=False,
+            extra_args=None if draw is None else {EXTRA: draw},
+        )
+        request = Request(key, tokens, params, None)
+        self._core.add_request(request)
+        request.num_computed_tokens = computed
+
+    def drop(self, key: str) -> None:
+        """Its blocks are free at once; the model runner forgets it with the next iteration."""
+        self._core.abort_requests([key])
+
+    def iterate(self, work: Mapping[str, int]) -> dict[str, int]:
+        """Compute so many tokens of each; the next token of those that have no more to compute."""
+        self._scheduler.work = work
+        outputs, _ = self._core.step()
+        return {
+            output.request_id: output.new_token_ids[0]
+            for answers in outputs.values()
+            for output in answers.outputs
+            if output.new_token_ids
+        }
+
+    def reserve(self, work: Mapping[str, int]) -> list[int]:
+        """Take the blocks that this iteration would take; which they are."""
+        manager, requests = self._scheduler.kv_cache_manager, self._scheduler.requests
+        for key, tokens in work.items():
+            if manager.allocate_slots(requests[key], tokens) is None:
+                raise RuntimeError(f"no KV blocks for {tokens} tokens, against the plan")
+        return [block for key in work for block in manager.get_block_ids(key)[0]]
+
+    @property
+    def taken(self) -> list[int]:
+        """The blocks that the last iteration took."""
+        return self._scheduler.taken
+
+    def blocks_in_use(self) -> list[int]:
+        manager = self._scheduler.kv_cache_manager
+        return [
+            block for key in self._scheduler.requests for block in manager.get_block_ids(key)[0]
+        ]
+
+    @property
+    def blocks_used(self) -> int:
+        pool = self._scheduler.kv_cache_manager.block_pool
+        return int(pool.num_gpu_blocks - _NULL_BLOCKS - pool.get_num_free_blocks())
+
+    def kv_tensors(self) -> list[torch.Tensor]:
+        """One for each layer, blocks first."""
+        return list(self._runner().kv_caches)
+
+    def _runner(self) -> Any:
+        return self._core.model_executor.driver_worker.worker.model_runner

@@ -1,0 +1,89 @@
+"""The main loop of an engine process: takes the agent's calls one by one and answers them.
+
+It is forked by `nursery` with vLLM imported, lives for one instance, and ends with the agent's end
+of the socket. A failure in an iteration leaves vLLM in no known state, so it ends the process: the
+agent then places the requests anew. Before: `remote`, in the agent. After: `instance`.
+"""
+
+import gc
+import logging
+import os
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
+
+import torch
+
+from mesh.domain.errors import EngineError, MeshError, OutOfMemory
+from mesh.domain.steps import InstanceMemory
+from mesh_nodes.engines.vllm.instance import Instance
+from mesh_nodes.engines.vllm.messages import Answer, Call, Failure, Progressed, Verb
+
+log = logging.getLogger(__name__)
+
+
+def serve(connection: Connection) -> NoReturn:
+    """Until the agent says so or is gone. Never returns: what it was forked from must not go on."""
+    server = _Server(connection)
+    try:
+        while server.answer(connection.recv()):
+            pass
+    except (EOFError, OSError):
+        pass
+    finally:
+        os._exit(0)
+
+
+class _Server:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._instance: Instance
+
+    def answer(self, call: Call) -> bool:
+        """Whether there is anything left to do."""
+        if call.verb is Verb.END:
+            return False
+        try:
+            value = self._perform(call)
+            self._connection.send(Answer(value, self._books()))
+        except BaseException as error:
+            failure = _failure(call, error)
+            self._connection.send(failure)
+            return not failure.fatal
+        return True
+
+    def _perform(self, call: Call) -> object:
+        if call.verb is Verb.LOAD:
+            self._load(*call.arguments)
+            return None
+        instance = self._instance
+        performers: dict[Verb, Callable[..., object]] = {
+            Verb.SUBMIT: instance.submit,
+            Verb.ABORT: instance.abort,
+            Verb.STEP: instance.step,
+            Verb.MEASURE: instance.measure,
+            Verb.RESIZE: instance.resize_kv,
+        }
+        return performers[call.verb](*call.arguments)
+
+    def _load(self, *arguments: Any) -> None:
+        self._connection.send(Progressed("load", 0.1))
+        self._instance = Instance(*arguments)
+        # Nothing of the model is garbage: no collection amid an iteration need look at it.
+        gc.collect()
+        gc.freeze()
+
+    def _books(self) -> InstanceMemory:
+        return self._instance.memory()
+
+
+def _failure(call: Call, error: BaseException) -> Failure:
+    """What was refused leaves the instance as it was; what broke does not."""
+    if isinstance(error, MeshError):
+        fatal = call.verb is Verb.LOAD
+        return Failure(type(error).__name__, error.message, error.hint, fatal)
+    log.error("%s failed in an engine process", call.verb, exc_info=error)
+    out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    kind = OutOfMemory if out_of_memory else EngineError
+    words = " ".join(str(error).split()) or "no further words"
+    return Failure(kind.__name__, f"vLLM failed: {type(error).__name__}: {words}", "", True)

@@ -1,0 +1,134 @@
+"""An instance as the agent sees it: its engine process, the calls to it, its books as last told.
+
+Decides when a process counts as gone: when it ends, when it breaks, when a call takes too long.
+Whatever the reason, it is then killed and its memory is the system's again before the call fails.
+Before: `engine`. After: `process`, at the other end of the socket.
+"""
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import threading
+import weakref
+from multiprocessing.connection import Connection
+
+from mesh.domain import errors
+from mesh.domain.errors import EngineError, MeshError
+from mesh.domain.ids import InstanceId
+from mesh.domain.steps import InstanceMemory
+from mesh.runtime.engine import Progress
+from mesh_nodes.engines.vllm.messages import Answer, Call, Failure, Progressed, Verb
+from mesh_nodes.engines.vllm.spawner import Spawner
+
+CALL_S_MAX = 120.0
+"""For an iteration or anything smaller: far beyond the slowest that has been measured."""
+LOAD_S_MAX = 600.0
+"""As long as a controller waits for a load."""
+END_S_MAX = 10.0
+"""For the kernel to take an address space down."""
+
+log = logging.getLogger(__name__)
+
+
+class Remote:
+    """Calls come one after the other; `end`, `books` and `alive` are for any thread."""
+
+    def __init__(self, instance_id: InstanceId, spawner: Spawner) -> None:
+        """Raises EngineError when no process can be started."""
+        self.instance_id = instance_id
+        self._spawner = spawner
+        self._connection: Connection
+        self.pid, self._connection = spawner.spawn()
+        try:
+            self._pidfd = os.pidfd_open(self.pid)
+        except OSError as error:
+            raise EngineError(f"the engine process of {instance_id} ended at once") from error
+        # Not by `end`: another thread may be looking at it, or waiting at the socket.
+        weakref.finalize(self, os.close, self._pidfd)
+        self._books: InstanceMemory | None = None
+        self._ending = threading.Lock()
+        self._ended = False
+        self._exit_code: int | None = None
+        self._cause = ""
+        """What it said before it ended of itself."""
+
+    @property
+    def books(self) -> InstanceMemory | None:
+        """As of the last call; nothing before the load, and once the process is gone."""
+        return self._books if self.alive else None
+
+    @property
+    def alive(self) -> bool:
+        return not self._ended and not self._ends_within(0.0)
+
+    def call(
+        self,
+        verb: Verb,
+        *arguments: object,
+        timeout_s: float = CALL_S_MAX,
+        progress: Progress | None = None,
+    ) -> object:
+        """What the process answers. Raises what it refused with; EngineError when it is gone, and
+        then everything of it is.
+        """
+        if self._ended:
+            raise self._gone("has ended")
+        try:
+            self._connection.send(Call(verb, arguments))
+            while True:
+                if not self._connection.poll(timeout_s):
+                    raise self._gone(f"did not answer a {verb} within {timeout_s:.0f} s")
+                match self._connection.recv():
+                    case Answer(value, books):
+                        self._books = books
+                        return value
+                    case Progressed(phase, share):
+                        if progress is not None:
+                            progress(phase, share)
+                    case Failure() as failure:
+                        raise self._failed(failure)
+        except (EOFError, OSError):
+            raise self._gone(f"ended amid a {verb}") from None
+        except MeshError:
+            raise
+        except BaseException:
+            # A progress call that stops the load, or whatever else leaves an answer unread.
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """Kill the process if need be, and wait until its memory is the system's. Idempotent."""
+        with self._ending:
+            if self._ended:
+                return
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            if not self._ends_within(END_S_MAX):
+                log.error("engine process %d does not end", self.pid)
+            self._exit_code = self._spawner.reap(self.pid)
+            self._ended = True
+
+    def _ends_within(self, timeout_s: float) -> bool:
+        waiting = select.poll()
+        waiting.register(self._pidfd, select.POLLIN)
+        return bool(waiting.poll(1e3 * timeout_s))
+
+    def _failed(self, failure: Failure) -> MeshError:
+        if failure.fatal:
+            self._cause = f": {failure.message}"
+            self.end()
+        kind = getattr(errors, failure.error)
+        assert issubclass(kind, MeshError), failure
+        error: MeshError = kind(failure.message, hint=failure.hint)
+        return error
+
+    def _gone(self, what: str) -> EngineError:
+        self.end()
+        code = self._exit_code
+        how = "" if code is None else f" (signal {-code})" if code < 0 else f" (exit code {code})"
+        return EngineError(
+            f"the engine process of {self.instance_id} {what}{how}{self._cause}",
+            hint="the instance is gone and its requests go elsewhere; the node's log may say why",
+        )

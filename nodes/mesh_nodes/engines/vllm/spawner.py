@@ -1,0 +1,154 @@
+"""The agent's end of the nursery: starts it, asks it for engine processes, learns how they ended.
+
+Owns the nursery's process. It is started with the engine, so that its imports run while the node
+finds its cell, and again with the next load if it died meanwhile. Before: `engine`, at a load.
+After: `remote`, which talks to the process that came of it.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+
+from mesh.domain.errors import EngineError
+from mesh_nodes.engines.vllm.nursery import FAILED, MESSAGE_BYTES_MAX, READY
+
+START_S_MAX = 180.0
+"""For the imports, on a cold disk beside other work."""
+COMMAND_S_MAX = 20.0
+"""For a fork: it copies page tables. A reap is asked for once the process has ended."""
+REAP_WAIT_S_MAX = 1.0
+"""How long it waits for others' forks: what it asks is only for the log."""
+END_S_MAX = 5.0
+
+_MODULE = "mesh_nodes.engines.vllm.nursery"
+
+
+class Spawner:
+    """May be called from any thread."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """`environment` comes on top of this process's own."""
+        self._environment = {**os.environ, **environment}
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._commands: socket.socket | None = None
+        self._ready = False
+        self._closed = False
+        with self._lock:
+            self._start()
+
+    @property
+    def pid(self) -> int | None:
+        """The nursery's, while there is one."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def await_ready(self) -> None:
+        """Until the nursery can fork. Raises EngineError when it cannot."""
+        with self._lock:
+            self._bring_up()
+
+    def spawn(self) -> tuple[int, Connection]:
+        """A new engine process: its id, and the socket to talk to it with.
+
+        Raises EngineError when the nursery does not come up, or does not answer.
+        """
+        with self._lock:
+            self._bring_up()
+            ours, theirs = socket.socketpair()
+            with theirs:
+                pid = int(self._command(b"fork", theirs.fileno()))
+            return pid, Connection(ours.detach())
+
+    def reap(self, pid: int) -> int | None:
+        """How an engine process that has ended did so: its exit code, a signal as its negative.
+
+        None when nobody knows any more: the nursery ended, too.
+        """
+        if not self._lock.acquire(timeout=REAP_WAIT_S_MAX):
+            return None
+        try:
+            return int(self._command(b"reap %d" % pid)) if self._ready else None
+        except EngineError:
+            return None
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """End the nursery, and with it every engine process that is left."""
+        with self._lock:
+            self._closed = True
+            self._stop()
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            # A session of its own: Ctrl-C in the agent's terminal is for the agent to handle.
+            self._process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-m", _MODULE, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env=self._environment,
+            )
+        self._commands = ours
+        self._ready = False
+
+    def _bring_up(self) -> None:
+        """A nursery that can fork, another one if need be."""
+        if self._closed:
+            raise EngineError("the vLLM engine is closed and starts no process any more")
+        if self._process is None or self._process.poll() is not None:
+            self._stop()
+            self._start()
+        if self._ready:
+            return
+        answer = self._receive(START_S_MAX)
+        if answer != READY:
+            self._stop()
+            words = answer.removeprefix(FAILED).decode(errors="replace")
+            raise EngineError(
+                f"vLLM cannot be imported: {words}",
+                hint="see what the node wrote before; `python -c 'import vllm'` shows it, too",
+            )
+        self._ready = True
+
+    def _command(self, words: bytes, descriptor: int | None = None) -> bytes:
+        assert self._commands is not None
+        beside = [] if descriptor is None else [descriptor]
+        try:
+            socket.send_fds(self._commands, [words], beside)
+        except OSError as error:
+            self._stop()
+            raise EngineError(f"the process that starts vLLM's is gone: {error}") from error
+        return self._receive(COMMAND_S_MAX)
+
+    def _receive(self, timeout_s: float) -> bytes:
+        """Raises EngineError, and ends the nursery, when it ended or takes too long."""
+        assert self._commands is not None
+        self._commands.settimeout(timeout_s)
+        try:
+            answer = self._commands.recv(MESSAGE_BYTES_MAX)
+        except OSError as error:
+            answer, reason = b"", f"it did not answer within {timeout_s:.0f} s ({error})"
+        else:
+            reason = "it ended"
+        if not answer:
+            self._stop()
+            raise EngineError(f"the process that starts vLLM's is gone: {reason}")
+        return answer
+
+    def _stop(self) -> None:
+        self._ready = False
+        if self._commands is not None:
+            self._commands.close()
+            self._commands = None
+        if self._process is not None:
+            # It has nothing to lose, and may be amid its imports.
+            self._process.kill()
+            self._process.wait(END_S_MAX)
+            self._process = None

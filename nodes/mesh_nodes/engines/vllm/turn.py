@@ -1,0 +1,105 @@
+"""Plans one iteration: who computes how many tokens, and who would, had it KV blocks.
+
+Decodes go first, one token each; then prompts in the order of their submission, as far as the
+budget reaches. A request that finds no block starves and keeps those that it has: vLLM's own
+scheduler would take them away and compute them again later, at times of its choosing. Before:
+`instance`, which holds the sequences. After: `internals`, which has vLLM compute the plan.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from mesh.domain.ids import RequestId
+from mesh.domain.reasons import FinishReason
+from mesh.domain.steps import EngineRequest
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A running request: `length` tokens of prompt and output, `computed` of them in the cache."""
+
+    request: EngineRequest
+    key: str
+    """What vLLM knows it by: never used twice, whatever ids requests come with."""
+    length: int
+    length_max: int
+    computed: int = 0
+    decoding: bool = False
+    """Past its prefill: one token an iteration."""
+
+    @property
+    def left(self) -> int:
+        """Tokens still to compute."""
+        return self.length - self.computed
+
+    def append(self, token_id: int) -> FinishReason | None:
+        """Take a new token; says why it is the last, if it is."""
+        self.length += 1
+        self.decoding = True
+        sampling = self.request.sampling
+        if not sampling.ignore_eos and token_id in self.request.stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.length >= self.length_max else None
+
+
+def sequence_of(request: EngineRequest, *, key: str, context_tokens_max: int) -> Sequence:
+    prompt_tokens = len(request.prompt_tokens)
+    return Sequence(
+        request=request,
+        key=key,
+        length=prompt_tokens + len(request.output_tokens),
+        length_max=min(prompt_tokens + request.sampling.max_tokens, context_tokens_max),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one sequence computes in this iteration."""
+
+    sequence: Sequence
+    tokens: int
+
+
+@dataclass(slots=True)
+class Plan:
+    work: list[Work] = field(default_factory=list)
+    starved: list[RequestId] = field(default_factory=list)
+
+
+def plan(
+    active: Iterable[Sequence], *, prefill_tokens_max: int, blocks_free: int, block_tokens: int
+) -> Plan:
+    """`active` is in the order of submission; `blocks_free` may still be taken."""
+    sequences = list(active)
+    result = Plan()
+    for sequence in sequences:
+        if sequence.decoding:
+            blocks_free -= _give(result, sequence, 1, blocks_free, block_tokens)
+    budget = prefill_tokens_max
+    for sequence in sequences:
+        if budget <= 0:
+            break
+        if not sequence.decoding:
+            wanted = min(budget, sequence.left)
+            blocks_free -= _give(result, sequence, wanted, blocks_free, block_tokens)
+            if result.work and result.work[-1].sequence is sequence:
+                budget -= result.work[-1].tokens
+    return result
+
+
+def _give(
+    result: Plan, sequence: Sequence, wanted: int, blocks_free: int, block_tokens: int
+) -> int:
+    """Let it compute so many tokens, or as many as there are blocks for; the blocks that it takes.
+
+    It holds the blocks that its computed tokens fill, and no other.
+    """
+    held = -(-sequence.computed // block_tokens)
+    missing = -(-(sequence.computed + wanted) // block_tokens) - held
+    taken = min(missing, blocks_free)
+    tokens = min(wanted, (held + taken) * block_tokens - sequence.computed)
+    if tokens <= 0:
+        result.starved.append(sequence.request.request_id)
+        return 0
+    result.work.append(Work(sequence, tokens))
+    return taken

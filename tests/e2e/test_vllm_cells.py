@@ -1,0 +1,91 @@
+"""Cells with vLLM nodes: beside an OpenVINO node, and with an engine process that is killed."""
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mesh.domain.lifecycle import InstanceState
+from mesh.domain.limits import CellLimits
+from mesh.domain.reasons import FinishReason
+from tests.e2e.live_cell import LiveCell, Process
+from tests.support.tiny_model import write_tiny_llama
+
+VLLM = ("--engine", "vllm", "--memory", "4GiB")
+JOIN_S_MAX = 180.0
+"""vLLM's imports take ten seconds on an idle machine, and come before the node joins."""
+TOKENS = 200
+REQUESTS = CellLimits().batch_max + 8
+
+
+@pytest.fixture(scope="session")
+def vllm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both engines have kernels for heads of this size."""
+    return write_tiny_llama(tmp_path_factory.mktemp("models") / "vllm", seed=1, head_size=32)
+
+
+def engine_processes(node: Process) -> list[int]:
+    (nursery,) = psutil.Process(node.popen.pid).children()
+    return [child.pid for child in nursery.children()]
+
+
+def test_a_killed_engine_process_costs_its_requests_a_reload_and_no_token(
+    cell: LiveCell, vllm_model: Path
+) -> None:
+    """Killed amid answers, and while it is idle. The books balance: what the cell thinks is held is
+    what the next instance holds.
+    """
+    cell.start_controller()
+    node = cell.start_real_node("n1", *VLLM, join_s_max=JOIN_S_MAX)
+    cell.deploy("chat", vllm_model)
+    undisturbed = cell.invoke("chat", "to be continued", max_tokens=TOKENS)
+    assert undisturbed.finished().output_tokens == TOKENS
+    before = cell.node("n1")
+    assert before is not None
+    answers = [cell.invoke("chat", "to be continued", max_tokens=TOKENS) for _ in range(3)]
+    for answer in answers:
+        cell.wait_tokens(answer, 5)
+    (pid,) = engine_processes(node)
+    os.kill(pid, signal.SIGKILL)
+    assert all(not answer.ended.is_set() for answer in answers), "the kill came amid the answers"
+    for answer in answers:
+        assert answer.finished().output_tokens == TOKENS
+        assert answer.token_ids == undisturbed.token_ids
+        assert answer.text == undisturbed.text
+    (pid,) = engine_processes(node)
+    os.kill(pid, signal.SIGKILL)
+    idle = cell.invoke("chat", "to be continued", max_tokens=TOKENS)
+    assert idle.finished().output_tokens == TOKENS
+    assert idle.token_ids == undisturbed.token_ids
+    assert len(engine_processes(node)) == 1
+    after = cell.node("n1")
+    assert after is not None
+    assert len(after.instances) == len(before.instances) == 1
+    assert after.instances[0].weights_bytes == before.instances[0].weights_bytes
+
+
+def test_both_engines_serve_one_deployment_and_a_request_moves_between_them(
+    cell: LiveCell, vllm_model: Path
+) -> None:
+    """More requests than one iteration of an instance may carry; then one of the nodes dies."""
+    cell.start_controller()
+    openvino = cell.start_real_node("ov", "--engine", "openvino")
+    cell.start_real_node("vllm", *VLLM, join_s_max=JOIN_S_MAX)
+    cell.deploy("chat", vllm_model, replicas_min=2)
+
+    def batches() -> list[int]:
+        """Of the instances that serve, one on each node."""
+        nodes = [node for name in ("ov", "vllm") if (node := cell.node(name))]
+        ready = [i.batch for n in nodes for i in n.instances if i.state is InstanceState.READY]
+        return ready if len(ready) == 2 else []
+
+    cell.wait_for("an instance on each node", batches, JOIN_S_MAX)
+    answers = [cell.invoke("chat", f"question {n}", max_tokens=TOKENS) for n in range(REQUESTS)]
+    cell.wait_for("both engines to compute", lambda: all(batches() or [0]))
+    openvino.kill()
+    for answer in answers:
+        finished = answer.finished()
+        assert (finished.reason, finished.output_tokens) == (FinishReason.LENGTH, TOKENS)
+    assert cell.node("ov") is None

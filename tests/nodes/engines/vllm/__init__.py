@@ -1,0 +1,1 @@
+"""The vLLM adapter beyond the contract; most of it against real vLLM, by `make test-vllm`."""

@@ -1,0 +1,35 @@
+"""Without vLLM, only what needs none of it is collected; with it, one nursery serves all tests."""
+
+import importlib.util
+from collections.abc import Iterator
+
+import pytest
+
+from mesh_nodes.engines.vllm import VllmEngine
+from tests.contract.engine_contract import StoredModel, vllm_spawner, write_tiny_model
+
+collect_ignore = (
+    []
+    if importlib.util.find_spec("vllm")
+    else [
+        "test_alike.py",
+        "test_drawing.py",
+        "test_ends.py",
+        "test_exactness.py",
+        "test_fixed.py",
+        "test_kv_memory.py",
+    ]
+)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> StoredModel:
+    path = tmp_path_factory.mktemp("vllm") / "model"
+    return StoredModel(info=write_tiny_model(path, head_size=32), path=path)
+
+
+@pytest.fixture
+def engine() -> Iterator[VllmEngine]:
+    engine = VllmEngine(spawner=vllm_spawner())
+    yield engine
+    engine.close()

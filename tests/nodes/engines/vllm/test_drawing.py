@@ -1,0 +1,88 @@
+"""The logits processor draws what `sampling` draws, whatever vLLM does with the batch's rows."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from vllm import SamplingParams as VllmParams
+from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
+
+from mesh.domain.request import SamplingParams
+from mesh_nodes.engines.sampling import Draw, choose
+from mesh_nodes.engines.vllm.drawing import EXTRA, MeshDraw, draw_order
+from tests.nodes.engines.serving import request
+
+WORDS = 300
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, top_k=50, seed=7, max_tokens=20)
+PENALISED = SamplingParams(repetition_penalty=1.7, max_tokens=20)
+
+
+def processor() -> MeshDraw:
+    model = SimpleNamespace(get_vocab_size=lambda: WORDS)
+    return MeshDraw(SimpleNamespace(model_config=model), torch.device("cpu"), False)
+
+
+def added(
+    index: int, sampling: SamplingParams, outputs: list[int], given: tuple[int, ...] = ()
+) -> tuple[int, VllmParams, list[int], list[int]]:
+    order = draw_order(request(f"r{index}", [3, 4, 5], sampling, output=given))
+    extra = None if order is None else {EXTRA: order}
+    return index, VllmParams(temperature=0.0, extra_args=extra), [3, 4, 5], outputs
+
+
+def update(**changes: object) -> BatchUpdate:
+    return BatchUpdate(**{"batch_size": 4, "removed": (), "added": (), "moved": ()} | changes)
+
+
+def logits(rows: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(3).normal(size=(rows, WORDS)).astype(np.float32))
+
+
+def chosen(draws: MeshDraw, given: torch.Tensor) -> list[int]:
+    tokens: list[int] = draws.apply(given.clone()).argmax(dim=-1).tolist()
+    return tokens
+
+
+def test_sampled_and_penalised_rows_are_drawn_and_greedy_ones_left() -> None:
+    draws = processor()
+    outputs: list[int] = []
+    greedy = SamplingParams(max_tokens=20)
+    draws.update_state(
+        update(added=[added(0, SAMPLED, outputs), added(1, greedy, []), added(2, PENALISED, [])])
+    )
+    given = logits(3)
+    seen = np.zeros(WORDS, np.bool_)
+    seen[[3, 4, 5]] = True
+    penalised = choose(given[2:].numpy(), [Draw(PENALISED, 0, 0, seen)])
+    for index in range(5):
+        sampled = choose(given[:1].numpy(), [Draw(SAMPLED, 7, index, None)])
+        assert chosen(draws, given) == [*sampled, int(given[1].argmax()), *penalised]
+        outputs.append(9)
+
+
+def test_a_resumed_request_goes_on_at_its_index_with_its_earlier_output_penalised() -> None:
+    draws, both = processor(), SamplingParams(temperature=0.8, repetition_penalty=1.7, seed=7)
+    outputs = [40]
+    draws.update_state(update(added=[added(0, both, outputs, given=(20, 21))]))
+    seen = np.zeros(WORDS, np.bool_)
+    seen[[3, 4, 5, 20, 21, 40]] = True
+    given = logits(1)
+    assert chosen(draws, given) == choose(given.numpy(), [Draw(both, 7, 3, seen)])
+
+
+def test_rows_follow_the_batch_when_they_move_swap_and_leave() -> None:
+    draws = processor()
+    seeds = {index: SamplingParams(temperature=5.0, seed=index) for index in range(3)}
+    draws.update_state(update(added=[added(index, seeds[index], []) for index in range(3)]))
+    given = logits(3)
+
+    def expected(*order: int) -> list[int]:
+        return choose(given[: len(order)].numpy(), [Draw(seeds[n], n, 0, None) for n in order])
+
+    assert chosen(draws, given) == expected(0, 1, 2)
+    draws.update_state(update(moved=[(0, 2, MoveDirectionality.SWAP)]))
+    assert chosen(draws, given) == expected(2, 1, 0)
+    draws.update_state(update(removed=[0], moved=[(2, 0, MoveDirectionality.UNIDIRECTIONAL)]))
+    assert chosen(draws, given[:2]) == expected(0, 1)
+    draws.update_state(update(removed=[0, 1]))
+    assert chosen(draws, given) == given.argmax(dim=-1).tolist()

@@ -1,0 +1,77 @@
+"""Pages come under blocks that are written and go with a shrink; what is kept keeps its data."""
+
+import pytest
+import torch
+
+from mesh_nodes.engines.page_range import PAGE_BYTES
+from mesh_nodes.engines.vllm.kv_memory import ElasticKv, runs
+from tests.nodes.engines.openvino.residency import resident_bytes
+
+LAYERS, BLOCKS, HEADS, TOKENS, WIDTH = 2, 2048, 2, 32, 64
+LAYER_BLOCK_BYTES = HEADS * TOKENS * WIDTH * 4
+BLOCK_BYTES = LAYERS * LAYER_BLOCK_BYTES
+
+
+def elastic() -> tuple[ElasticKv, list[torch.Tensor]]:
+    kv = ElasticKv(BLOCK_BYTES)
+    buffer = kv.allocate(LAYERS * BLOCKS * LAYER_BLOCK_BYTES)
+    tensors = list(buffer.view(torch.float32).view(LAYERS, BLOCKS, HEADS, TOKENS, WIDTH))
+    kv.bind(tensors)
+    return kv, tensors
+
+
+def test_the_buffer_takes_no_memory_until_it_is_written() -> None:
+    before = resident_bytes()
+    kv, tensors = elastic()
+    assert resident_bytes() - before < 2**20
+    assert not tensors[1][5].any()
+    assert kv.held_bytes == 0
+
+
+def test_a_layout_whose_blocks_lie_apart_is_refused() -> None:
+    kv = ElasticKv(BLOCK_BYTES)
+    buffer = kv.allocate(LAYERS * BLOCKS * LAYER_BLOCK_BYTES).view(torch.float32)
+    mixed = buffer.view(BLOCKS, LAYERS, HEADS, TOKENS, WIDTH)
+    with pytest.raises(RuntimeError, match="KV blocks lie apart"):
+        kv.bind([mixed[:, layer] for layer in range(LAYERS)])
+
+
+def test_runs_are_neighbours_as_one() -> None:
+    assert list(runs([])) == []
+    assert list(runs([3])) == [(3, 4)]
+    assert list(runs([1, 2, 3, 5, 8, 9])) == [(1, 4), (5, 6), (8, 10)]
+
+
+def test_a_shrink_gives_back_the_pages_of_free_blocks_and_of_no_other() -> None:
+    kv, tensors = elastic()
+    before = resident_bytes()
+    kv.taken(range(1000))
+    for tensor in tensors:
+        tensor[:1000] = 1.5
+    assert kv.held_bytes == 1000 * BLOCK_BYTES
+    assert resident_bytes() - before >= 1000 * BLOCK_BYTES
+    in_use = [3, 4, 999]
+    kv.trim(10, in_use)
+    assert kv.held_bytes == 10 * BLOCK_BYTES
+    assert resident_bytes() - before < 10 * BLOCK_BYTES + 400 * PAGE_BYTES
+    for tensor in tensors:
+        assert all(bool((tensor[block] == 1.5).all()) for block in in_use)
+        assert not tensor[998].any()
+
+
+def test_a_trim_to_more_than_is_held_gives_nothing_back() -> None:
+    kv, _ = elastic()
+    kv.taken([1, 2, 3])
+    kv.trim(3, [])
+    assert kv.held_bytes == 3 * BLOCK_BYTES
+
+
+def test_backing_puts_memory_under_fresh_blocks_and_leaves_written_ones() -> None:
+    kv, tensors = elastic()
+    kv.taken([7])
+    tensors[0][7] = 2.0
+    before = resident_bytes()
+    kv.back(range(7, 207))
+    assert resident_bytes() - before >= 190 * BLOCK_BYTES
+    assert kv.held_bytes == 200 * BLOCK_BYTES
+    assert bool((tensors[0][7] == 2.0).all())

@@ -1,0 +1,80 @@
+"""A plan keeps to budget and blocks, in the order of submission, and takes nothing from anyone."""
+
+from mesh.domain.ids import RequestId
+from mesh.domain.reasons import FinishReason
+from mesh.domain.request import SamplingParams
+from mesh.domain.steps import EngineRequest
+from mesh_nodes.engines.vllm.turn import Plan, Sequence, plan, sequence_of
+
+BLOCK = 4
+
+
+def request(name: str, prompt: int, **sampling: object) -> EngineRequest:
+    return EngineRequest(
+        request_id=RequestId(name),
+        prompt_tokens=tuple(range(prompt)),
+        output_tokens=(),
+        sampling=SamplingParams(**sampling),  # type: ignore[arg-type]
+        stop_token_ids=(9,),
+    )
+
+
+def sequence(name: str, prompt: int, *, computed: int = 0, decoding: bool = False) -> Sequence:
+    made = sequence_of(request(name, prompt), key=name, context_tokens_max=64)
+    made.computed, made.decoding = computed, decoding
+    return made
+
+
+def planned(*active: Sequence, budget: int = 100, free: int = 100) -> Plan:
+    return plan(active, prefill_tokens_max=budget, blocks_free=free, block_tokens=BLOCK)
+
+
+def tokens(result: Plan) -> dict[str, int]:
+    return {work.sequence.key: work.tokens for work in result.work}
+
+
+def test_decodes_come_before_prompts_whatever_the_order() -> None:
+    result = planned(sequence("p", 10), sequence("d", 5, computed=4, decoding=True), budget=6)
+    assert list(tokens(result).items()) == [("d", 1), ("p", 6)]
+
+
+def test_what_one_prompt_leaves_of_the_budget_goes_to_the_next() -> None:
+    result = planned(sequence("a", 3), sequence("b", 5), sequence("c", 5), budget=6)
+    assert tokens(result) == {"a": 3, "b": 3}
+
+
+def test_a_prompt_computes_as_much_as_there_are_blocks_for() -> None:
+    result = planned(sequence("a", 10), free=2)
+    assert (tokens(result), result.starved) == ({"a": 2 * BLOCK}, [])
+
+
+def test_who_finds_no_block_starves_and_who_needs_none_goes_on() -> None:
+    full = sequence("full", BLOCK + 1, computed=BLOCK, decoding=True)
+    within = sequence("within", 3, computed=2, decoding=True)
+    result = planned(full, within, sequence("new", 2), free=0)
+    assert tokens(result) == {"within": 1}
+    assert result.starved == ["full", "new"]
+
+
+def test_a_starved_prompt_leaves_the_budget_to_one_that_fits_in_its_own_block() -> None:
+    result = planned(sequence("new", 6), sequence("begun", 4, computed=2), budget=3, free=0)
+    assert tokens(result) == {"begun": 2}
+    assert result.starved == ["new"]
+
+
+def test_without_a_budget_no_prompt_is_planned_nor_starved() -> None:
+    assert planned(sequence("p", 3), budget=0, free=0) == Plan()
+
+
+def test_a_stop_token_ends_before_a_limit_does() -> None:
+    stopping = sequence_of(request("r", 3, max_tokens=1), key="r", context_tokens_max=64)
+    assert stopping.append(9) is FinishReason.STOP
+    ignoring = sequence_of(
+        request("r", 3, max_tokens=2, ignore_eos=True), key="r", context_tokens_max=64
+    )
+    assert [ignoring.append(9), ignoring.append(9)] == [None, FinishReason.LENGTH]
+
+
+def test_a_full_context_ends_a_request() -> None:
+    full = sequence_of(request("r", 3), key="r", context_tokens_max=4)
+    assert full.append(1) is FinishReason.LENGTH
