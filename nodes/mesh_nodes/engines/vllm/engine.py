@@ -77,7 +77,7 @@ class VllmEngine:
     ) -> None:
         """`threads`, `gpu_index`: see `start_spawner`. `spawner`: one of the caller's own instead,
         which this engine does not close. `dtype`: f32 on CPUs and f16 elsewhere unless given.
-        `elastic`: KV memory comes with use and goes with a shrink, where that can be had.
+        `elastic`: KV memory comes with use and goes without a copy, where that can be had.
         `available_bytes` is asked before each load, which is refused when it is too little.
 
         Raises Unavailable when vLLM is not installed or not of a release that is supported.
@@ -114,7 +114,7 @@ class VllmEngine:
         return EngineCapabilities(
             name="vllm",
             version=self._release.version,
-            resize_kv=self._elastic,
+            resize_kv=True,
         )
 
     def footprint(self, model: ModelInfo) -> Footprint:

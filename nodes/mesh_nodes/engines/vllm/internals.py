@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
 import torch
 from torch.overrides import TorchFunctionMode
 from vllm import SamplingParams
@@ -55,6 +56,18 @@ def preload() -> None:
         )
 
 
+def device() -> torch.device:
+    """That vLLM computes on: the one that it sees."""
+    return torch.device("cpu" if current_platform.is_cpu() else "cuda:0")
+
+
+def free_bytes() -> int:
+    """Of the device's memory, now."""
+    if current_platform.is_cpu():
+        return int(psutil.virtual_memory().available)
+    return int(torch.cuda.mem_get_info()[0])
+
+
 class TurnScheduler(Scheduler):  # type: ignore[misc]
     """vLLM's scheduler but for its decisions: `work` says who computes how many tokens."""
 
@@ -63,10 +76,12 @@ class TurnScheduler(Scheduler):  # type: ignore[misc]
         self.work: Mapping[str, int] = {}
         self.taken: list[int] = []
         """Blocks that the last iteration took."""
+        self.renumbered: set[str] = set()
+        """Requests whose blocks have other numbers than the model runner knows."""
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         self.kv_cache_manager.new_step_starts()
-        begun, going, blocks = [], [], {}
+        begun, going, moved, blocks = [], [], [], {}
         self.taken = []
         for key, tokens in self.work.items():
             request = self.requests[key]
@@ -81,12 +96,17 @@ class TurnScheduler(Scheduler):  # type: ignore[misc]
                 self.running.append(request)
                 held = self.kv_cache_manager.get_block_ids(key)
                 begun.append(NewRequestData.from_request(request, held))
+            elif key in self.renumbered:
+                blocks[key] = self.kv_cache_manager.get_blocks(key)
+                moved.append(request)
             else:
                 going.append(request)
+        self.renumbered.difference_update(self.work)
+        self.renumbered.intersection_update(self.requests)
         work = dict(self.work)
         output = SchedulerOutput(
             scheduled_new_reqs=begun,
-            scheduled_cached_reqs=self._make_cached_request_data(going, [], work, {}, blocks),
+            scheduled_cached_reqs=self._make_cached_request_data(going, moved, work, {}, blocks),
             num_scheduled_tokens=work,
             total_num_scheduled_tokens=sum(work.values()),
             scheduled_spec_decode_tokens={},
@@ -117,18 +137,14 @@ class _Zeros(TorchFunctionMode):  # type: ignore[misc]
 
 
 @contextmanager
-def _kv_in(make: KvBuffer | None) -> Iterator[None]:
+def _kv_in(make: KvBuffer) -> Iterator[None]:
     """vLLM's own buffer would be written to at once, and be all there from then on."""
     allocate = gpu_model_runner.allocate_kv_cache
 
     def allocate_elsewhere(*arguments: Any, **options: Any) -> Any:
-        assert make is not None
         with _Zeros(make):
             return allocate(*arguments, **options)
 
-    if make is None:
-        yield
-        return
     gpu_model_runner.allocate_kv_cache = allocate_elsewhere
     try:
         yield
@@ -150,10 +166,10 @@ class Core:
         kv_blocks: int,
         block_tokens: int,
         kv_bytes: int,
-        kv_buffer: KvBuffer | None,
+        kv_buffer: KvBuffer,
     ) -> None:
         """`kv_bytes` is what vLLM is told that it may take, where it asks. `kv_buffer` makes the
-        memory of the KV cache, unless vLLM is to.
+        memory of the KV cache.
         """
         self._tokens_max = context_tokens_max + _TOKENS_PAST_CONTEXT
         config = EngineArgs(
@@ -180,6 +196,8 @@ class Core:
         with _kv_in(kv_buffer):
             self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
         self._scheduler: TurnScheduler = self._core.scheduler
+        self._withheld: list[Any] = []
+        """Free blocks with numbers above the bound."""
 
     def add(self, key: str, tokens: list[int], draw: DrawOrder | None, computed: int = 0) -> None:
         """A request whose first `computed` tokens count as being in the cache."""
@@ -231,11 +249,52 @@ class Core:
     @property
     def blocks_used(self) -> int:
         pool = self._scheduler.kv_cache_manager.block_pool
-        return int(pool.num_gpu_blocks - _NULL_BLOCKS - pool.get_num_free_blocks())
+        unused = pool.get_num_free_blocks() + len(self._withheld)
+        return int(pool.num_gpu_blocks - _NULL_BLOCKS - unused)
+
+    def bound(self, blocks: int) -> list[tuple[int, int]]:
+        """Use only blocks 1 to `blocks` from now on; which of those in use have another number
+        then, (from, to). There must not be more in use than that.
+        """
+        queue = self._scheduler.kv_cache_manager.block_pool.free_block_queue
+        for block in self._withheld:
+            queue.append(block)
+        low = [block for block in queue.get_all_free_blocks() if block.block_id <= blocks]
+        moves, left = [], []
+        for key, held in self._block_lists():
+            for place, block in enumerate(held):
+                if block.block_id > blocks:
+                    instead = low.pop()
+                    queue.remove(instead)
+                    instead.ref_cnt, block.ref_cnt, held[place] = block.ref_cnt, 0, instead
+                    moves.append((block.block_id, instead.block_id))
+                    left.append(block)
+                    self._scheduler.renumbered.add(key)
+        high = [block for block in queue.get_all_free_blocks() if block.block_id > blocks]
+        for block in high:
+            queue.remove(block)
+        self._withheld = high + left
+        return moves
 
     def kv_tensors(self) -> list[torch.Tensor]:
         """One for each layer, blocks first."""
         return list(self._runner().kv_caches)
+
+    def bind_kv(self, tensors: list[torch.Tensor]) -> None:
+        """Have attention read and write these from now on, layer by layer."""
+        runner = self._runner()
+        layers = runner.compilation_config.static_forward_context.values()
+        users = [layer for layer in layers if hasattr(layer, "kv_cache")]
+        for before, after in zip(runner.kv_caches, tensors, strict=True):
+            for layer in users:
+                if layer.kv_cache is before:
+                    layer.kv_cache = after
+        runner.kv_caches[:] = tensors
+
+    def _block_lists(self) -> list[tuple[str, list[Any]]]:
+        """vLLM's own list of the blocks of each request."""
+        (manager,) = self._scheduler.kv_cache_manager.coordinator.single_type_managers
+        return list(manager.req_to_blocks.items())
 
     def _runner(self) -> Any:
         return self._core.model_executor.driver_worker.worker.model_runner
