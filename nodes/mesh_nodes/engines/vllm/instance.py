@@ -51,7 +51,7 @@ class Instance:
         self._kv: KvMemory = (
             ElasticKv(block_bytes)
             if options.elastic
-            else CopyingKv(block_bytes, device(), free_bytes)
+            else CopyingKv(block_bytes, order.kv_blocks, device(), free_bytes)
         )
         self._core = Core(
             model_path=str(order.model_path),
@@ -63,9 +63,8 @@ class Instance:
             block_tokens=options.block_tokens,
             # It asks for a full context to fit.
             kv_bytes=(footprint.blocks_for(order.context_tokens_max) + 2) * block_bytes,
-            kv_buffer=self._kv.allocate,
+            kv_source=self._kv,
         )
-        self._core.bind_kv(self._kv.bind(self._core.kv_tensors(), order.kv_blocks))
         if self._kv.dense:
             self._core.bound(order.kv_blocks)
         self._warm()
@@ -193,7 +192,8 @@ class Instance:
         """Raises OutOfMemory, and nothing has changed."""
         self._kv.check_room(blocks)
         moves = self._core.bound(blocks) if self._kv.dense else []
-        self._core.bind_kv(self._kv.resize(blocks, self._core.blocks_in_use(), moves))
+        in_use = self._core.blocks_in_use()
+        self._kv.resize(blocks, in_use, moves, self._core.replace_kv)
 
     def _made_up(self, shape: IterationShape) -> dict[str, int]:
         """Requests that make an iteration of this shape, and the tokens that each computes in it.

@@ -9,7 +9,7 @@ names; each of the calls below is the one that a new release has to be checked f
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 import torch
@@ -38,8 +38,17 @@ _ON_DEMAND = (
 )
 """What vLLM would import in every engine process anew: 0.6 s of a load, with the worker's."""
 
-KvBuffer = Callable[[int], torch.Tensor]
-"""So many bytes of zeros, as int8."""
+
+class KvSource(Protocol):
+    """Where the KV cache's memory comes from."""
+
+    def allocate(self, size_bytes: int) -> torch.Tensor:
+        """The buffer for all blocks, as int8."""
+        ...
+
+    def bind(self, layers: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What to use instead of vLLM's views of it, one for each layer, blocks first."""
+        ...
 
 
 def preload() -> None:
@@ -123,7 +132,7 @@ class TurnScheduler(Scheduler):  # type: ignore[misc]
 class _Zeros(TorchFunctionMode):  # type: ignore[misc]
     """Has `torch.zeros` of so many bytes come from elsewhere."""
 
-    def __init__(self, make: KvBuffer) -> None:
+    def __init__(self, make: Callable[[int], torch.Tensor]) -> None:
         super().__init__()
         self._make = make
 
@@ -137,13 +146,14 @@ class _Zeros(TorchFunctionMode):  # type: ignore[misc]
 
 
 @contextmanager
-def _kv_in(make: KvBuffer) -> Iterator[None]:
+def _kv_from(source: KvSource) -> Iterator[None]:
     """vLLM's own buffer would be written to at once, and be all there from then on."""
     allocate = gpu_model_runner.allocate_kv_cache
 
-    def allocate_elsewhere(*arguments: Any, **options: Any) -> Any:
-        with _Zeros(make):
-            return allocate(*arguments, **options)
+    def allocate_elsewhere(*arguments: Any, **options: Any) -> dict[str, torch.Tensor]:
+        with _Zeros(source.allocate):
+            views: dict[str, torch.Tensor] = allocate(*arguments, **options)
+        return dict(zip(views, source.bind(list(views.values())), strict=True))
 
     gpu_model_runner.allocate_kv_cache = allocate_elsewhere
     try:
@@ -166,11 +176,9 @@ class Core:
         kv_blocks: int,
         block_tokens: int,
         kv_bytes: int,
-        kv_buffer: KvBuffer,
+        kv_source: KvSource,
     ) -> None:
-        """`kv_bytes` is what vLLM is told that it may take, where it asks. `kv_buffer` makes the
-        memory of the KV cache.
-        """
+        """`kv_bytes` is what vLLM is told that it may take, where it asks."""
         self._tokens_max = context_tokens_max + _TOKENS_PAST_CONTEXT
         config = EngineArgs(
             model=model_path,
@@ -193,7 +201,7 @@ class Core:
             scheduler_cls=TurnScheduler,
             logits_processors=[MeshDraw],
         ).create_engine_config()
-        with _kv_in(kv_buffer):
+        with _kv_from(kv_source):
             self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
         self._scheduler: TurnScheduler = self._core.scheduler
         self._withheld: list[Any] = []
@@ -276,20 +284,13 @@ class Core:
         self._withheld = high + left
         return moves
 
-    def kv_tensors(self) -> list[torch.Tensor]:
-        """One for each layer, blocks first."""
-        return list(self._runner().kv_caches)
-
-    def bind_kv(self, tensors: list[torch.Tensor]) -> None:
-        """Have attention read and write these from now on, layer by layer."""
+    def replace_kv(self, old: torch.Tensor, new: torch.Tensor) -> None:
+        """Have attention read and write the new one from now on."""
         runner = self._runner()
-        layers = runner.compilation_config.static_forward_context.values()
-        users = [layer for layer in layers if hasattr(layer, "kv_cache")]
-        for before, after in zip(runner.kv_caches, tensors, strict=True):
-            for layer in users:
-                if layer.kv_cache is before:
-                    layer.kv_cache = after
-        runner.kv_caches[:] = tensors
+        for layer in runner.compilation_config.static_forward_context.values():
+            if getattr(layer, "kv_cache", None) is old:
+                layer.kv_cache = new
+        runner.kv_caches[:] = [new if tensor is old else tensor for tensor in runner.kv_caches]
 
     def _block_lists(self) -> list[tuple[str, list[Any]]]:
         """vLLM's own list of the blocks of each request."""

@@ -18,6 +18,8 @@ from mesh_nodes.engines.page_range import PageRange
 
 Moves = Sequence[tuple[int, int]]
 """Blocks of which the tokens go elsewhere: (from, to)."""
+Replace = Callable[[torch.Tensor, torch.Tensor], None]
+"""Have attention read and write the second instead of the first, which nobody may keep."""
 
 
 class KvMemory(Protocol):
@@ -33,9 +35,9 @@ class KvMemory(Protocol):
         """The buffer that vLLM asks for, for all blocks that there can ever be, as int8."""
         ...
 
-    def bind(self, layers: list[torch.Tensor], blocks: int) -> list[torch.Tensor]:
+    def bind(self, layers: list[torch.Tensor]) -> list[torch.Tensor]:
         """What vLLM has made of the buffer, one for each layer, blocks first; what attention is to
-        read and write instead.
+        read and write in their stead.
         """
         ...
 
@@ -51,9 +53,9 @@ class KvMemory(Protocol):
         """Raises OutOfMemory when a resize to so many blocks could not be made."""
         ...
 
-    def resize(self, blocks: int, in_use: Iterable[int], moves: Moves) -> list[torch.Tensor]:
+    def resize(self, blocks: int, in_use: Iterable[int], moves: Moves, replace: Replace) -> None:
         """Hold no more than `blocks` blocks, those in use among them, after the moves have been
-        made; the tensors from then on.
+        made. Attention has to use other tensors from then on: it is told of each by `replace`.
         """
         ...
 
@@ -64,14 +66,14 @@ class CopyingKv:
     dense = True
 
     def __init__(
-        self, block_bytes: int, device: torch.device, free_bytes: Callable[[], int]
+        self, block_bytes: int, blocks: int, device: torch.device, free_bytes: Callable[[], int]
     ) -> None:
         """`block_bytes`: of one block in all layers together. `free_bytes`: of the device."""
         self._block_bytes = block_bytes
+        self._blocks = blocks
         self._free_bytes = free_bytes
         self._device = device
         self._tensors: list[torch.Tensor] = []
-        self._blocks = 0
 
     @property
     def held_bytes(self) -> int:
@@ -81,11 +83,10 @@ class CopyingKv:
         """Shapes and strides without any memory."""
         return torch.empty(size_bytes, dtype=torch.int8, device="meta")
 
-    def bind(self, layers: list[torch.Tensor], blocks: int) -> list[torch.Tensor]:
+    def bind(self, layers: list[torch.Tensor]) -> list[torch.Tensor]:
         _check_layout(layers)
-        self._tensors = [self._zeros(layer, blocks) for layer in layers]
-        self._blocks = blocks
-        return self._tensors
+        self._tensors = [self._zeros(layer, self._blocks) for layer in layers]
+        return list(self._tensors)
 
     def taken(self, blocks: Iterable[int]) -> None:
         pass
@@ -103,9 +104,9 @@ class CopyingKv:
                 f"{format_bytes(self._free_bytes())} are free"
             )
 
-    def resize(self, blocks: int, in_use: Iterable[int], moves: Moves) -> list[torch.Tensor]:
+    def resize(self, blocks: int, in_use: Iterable[int], moves: Moves, replace: Replace) -> None:
         if blocks == self._blocks:
-            return self._tensors
+            return
         came_from = {new: old for old, new in moves}
         kept = sorted(in_use)
         sources = [came_from.get(block, block) for block in kept]
@@ -113,10 +114,12 @@ class CopyingKv:
             new = self._zeros(old, blocks)
             new[kept] = old[sources]
             self._tensors[number] = new
+            replace(old, new)
+            # Its memory goes at once, whoever still has the object.
+            old.untyped_storage().resize_(0)
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
         self._blocks = blocks
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-        return self._tensors
 
     def _zeros(self, like: torch.Tensor, blocks: int) -> torch.Tensor:
         """For so many blocks and vLLM's own."""
@@ -150,7 +153,7 @@ class ElasticKv:
         self._buffer = torch.from_numpy(plain)
         return self._buffer
 
-    def bind(self, layers: list[torch.Tensor], blocks: int) -> list[torch.Tensor]:
+    def bind(self, layers: list[torch.Tensor]) -> list[torch.Tensor]:
         _check_layout(layers)
         for tensor in layers:
             begin = tensor.data_ptr() - self._buffer.data_ptr()
@@ -173,15 +176,14 @@ class ElasticKv:
     def check_room(self, blocks: int) -> None:
         """Addresses are there already, memory comes later."""
 
-    def resize(self, blocks: int, in_use: Iterable[int], moves: Moves) -> list[torch.Tensor]:
-        """Never moves anything."""
+    def resize(self, blocks: int, in_use: Iterable[int], moves: Moves, replace: Replace) -> None:
+        """Never moves or replaces anything."""
         surplus = len(self._held) - blocks
         free = sorted(self._held.difference(in_use))[-surplus:] if surplus > 0 else []
         for first, end in runs(free):
             for begin, block_bytes, _ in self._layers:
                 self._range.give_back(begin + first * block_bytes, begin + end * block_bytes)
         self._held.difference_update(free)
-        return [tensor for _, _, tensor in self._layers]
 
 
 def _check_layout(layers: list[torch.Tensor]) -> None:

@@ -17,7 +17,7 @@ def elastic() -> tuple[ElasticKv, list[torch.Tensor]]:
     kv = ElasticKv(BLOCK_BYTES)
     buffer = kv.allocate(LAYERS * BLOCKS * LAYER_BLOCK_BYTES)
     tensors = list(buffer.view(torch.float32).view(LAYERS, BLOCKS, HEADS, TOKENS, WIDTH))
-    assert kv.bind(tensors, BLOCKS) == tensors
+    assert kv.bind(tensors) == tensors
     return kv, tensors
 
 
@@ -34,7 +34,11 @@ def test_a_layout_whose_blocks_lie_apart_is_refused() -> None:
     buffer = kv.allocate(LAYERS * BLOCKS * LAYER_BLOCK_BYTES).view(torch.float32)
     mixed = buffer.view(BLOCKS, LAYERS, HEADS, TOKENS, WIDTH)
     with pytest.raises(RuntimeError, match="KV blocks lie apart"):
-        kv.bind([mixed[:, layer] for layer in range(LAYERS)], BLOCKS)
+        kv.bind([mixed[:, layer] for layer in range(LAYERS)])
+
+
+def nothing_else(old: torch.Tensor, new: torch.Tensor) -> None:
+    raise AssertionError("an elastic cache keeps its tensors")
 
 
 def test_runs_are_neighbours_as_one() -> None:
@@ -52,7 +56,7 @@ def test_a_shrink_gives_back_the_pages_of_free_blocks_and_of_no_other() -> None:
     assert kv.held_bytes == 1000 * BLOCK_BYTES
     assert resident_bytes() - before >= 1000 * BLOCK_BYTES
     in_use = [3, 4, 999]
-    kv.resize(10, in_use, [])
+    kv.resize(10, in_use, [], nothing_else)
     assert kv.held_bytes == 10 * BLOCK_BYTES
     assert resident_bytes() - before < 10 * BLOCK_BYTES + 400 * PAGE_BYTES
     for tensor in tensors:
@@ -63,7 +67,7 @@ def test_a_shrink_gives_back_the_pages_of_free_blocks_and_of_no_other() -> None:
 def test_a_resize_to_more_than_is_held_gives_nothing_back() -> None:
     kv, _ = elastic()
     kv.taken([1, 2, 3])
-    kv.resize(3, [], [])
+    kv.resize(3, [], [], nothing_else)
     assert kv.held_bytes == 3 * BLOCK_BYTES
 
 
@@ -79,28 +83,36 @@ def test_backing_puts_memory_under_fresh_blocks_and_leaves_written_ones() -> Non
 
 
 def copying(blocks: int, free_bytes: int = 1 << 40) -> tuple[CopyingKv, list[torch.Tensor]]:
-    kv = CopyingKv(BLOCK_BYTES, torch.device("cpu"), lambda: free_bytes)
+    kv = CopyingKv(BLOCK_BYTES, blocks, torch.device("cpu"), lambda: free_bytes)
     buffer = kv.allocate(LAYERS * BLOCKS * LAYER_BLOCK_BYTES)
     views = list(buffer.view(torch.float32).view(LAYERS, BLOCKS, HEADS, TOKENS, WIDTH))
-    return kv, kv.bind(views, blocks)
+    return kv, kv.bind(views)
 
 
 def test_copying_makes_tensors_of_the_size_in_force_and_keeps_what_is_in_use() -> None:
-    """Wherever it goes: block 5 to 2, and block 1 stays."""
+    """Wherever it goes: block 5 to 2, and block 1 stays. One layer at a time is there twice."""
     kv, tensors = copying(8)
     assert [t.shape[0] for t in tensors] == [9] * LAYERS, "with the block that is vLLM's own"
     for layer, tensor in enumerate(tensors):
         tensor[1], tensor[5] = 1.0 + layer, 5.0 + layer
-    tensors = kv.resize(2, [1, 2], [(5, 2)])
-    for layer, tensor in enumerate(tensors):
+    now = list(tensors)
+
+    def replace(old: torch.Tensor, new: torch.Tensor) -> None:
+        (layer,) = (number for number, tensor in enumerate(now) if tensor is old)
+        assert all(not t.untyped_storage().nbytes() for t in tensors[:layer])
+        now[layer] = new
+
+    kv.resize(2, [1, 2], [(5, 2)], replace)
+    for layer, tensor in enumerate(now):
         assert tensor.shape[0] == 3
         assert bool((tensor[1] == 1.0 + layer).all())
         assert bool((tensor[2] == 5.0 + layer).all())
     assert kv.held_bytes == 2 * BLOCK_BYTES
-    (first, _) = kv.resize(4, [2], [])
-    assert first.shape[0] == 5
-    assert bool((first[2] == 5.0).all())
-    assert not first[4].any()
+    tensors = list(now)
+    kv.resize(4, [2], [], replace)
+    assert now[0].shape[0] == 5
+    assert bool((now[0][2] == 5.0).all())
+    assert not now[0][4].any()
 
 
 def test_copying_refuses_what_the_device_has_no_room_for() -> None:
