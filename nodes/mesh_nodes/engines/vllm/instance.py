@@ -21,8 +21,9 @@ from mesh.domain.steps import (
 )
 from mesh.runtime.measurable import check_measurable
 from mesh_nodes.engines.refusals import check_runnable
+from mesh_nodes.engines.vllm.device import device, free_bytes
 from mesh_nodes.engines.vllm.drawing import draw_order
-from mesh_nodes.engines.vllm.internals import Core, device, free_bytes
+from mesh_nodes.engines.vllm.internals import Core
 from mesh_nodes.engines.vllm.kv_memory import CopyingKv, ElasticKv, KvMemory
 from mesh_nodes.engines.vllm.messages import ProcessOptions
 from mesh_nodes.engines.vllm.turn import Plan, Sequence, plan, sequence_of

@@ -6,17 +6,14 @@ names; each of the calls below is the one that a new release has to be checked f
 `instance`. After: vLLM.
 """
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-import psutil
 import torch
 from torch.overrides import TorchFunctionMode
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
-from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
@@ -32,13 +29,6 @@ _NULL_BLOCKS = 1
 """Block 0 is vLLM's own and never a request's."""
 
 
-_ON_DEMAND = (
-    *("vllm.model_executor.models.llama", "vllm.model_executor.models.qwen2"),
-    *("vllm.model_executor.models.qwen3", "vllm.v1.watermarking", "vllm.plugins.lora_resolvers"),
-)
-"""What vLLM would import in every engine process anew: 0.6 s of a load, with the worker's."""
-
-
 class KvSource(Protocol):
     """Where the KV cache's memory comes from."""
 
@@ -49,32 +39,6 @@ class KvSource(Protocol):
     def bind(self, layers: list[torch.Tensor]) -> list[torch.Tensor]:
         """What to use instead of vLLM's views of it, one for each layer, blocks first."""
         ...
-
-
-def preload() -> None:
-    """Import what the first load would. Computes nothing and starts no thread.
-
-    Raises RuntimeError when an import has begun to use the GPU: no process forked from here could.
-    """
-    worker = "cpu_worker" if current_platform.is_cpu() else "gpu_worker"
-    for name in (f"vllm.v1.worker.{worker}", *_ON_DEMAND):
-        importlib.import_module(name)
-    if torch.cuda.is_initialized():
-        raise RuntimeError(
-            "CUDA is in use already, by an import: engine processes cannot be forked"
-        )
-
-
-def device() -> torch.device:
-    """That vLLM computes on: the one that it sees."""
-    return torch.device("cpu" if current_platform.is_cpu() else "cuda:0")
-
-
-def free_bytes() -> int:
-    """Of the device's memory, now."""
-    if current_platform.is_cpu():
-        return int(psutil.virtual_memory().available)
-    return int(torch.cuda.mem_get_info()[0])
 
 
 class TurnScheduler(Scheduler):  # type: ignore[misc]
