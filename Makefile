@@ -14,9 +14,9 @@ VLLM_BIN := .venv-vllm/bin
 HOME_HERE := MESH_HOME="$${MESH_HOME:-$$PWD/.mesh}"
 PIP := pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-vllm check lint types imports proto format soak clean
-.PHONY: bench-admission bench-engine bench-kv-resize bench-overcommit bench-overhead
-.PHONY: bench-profile bench-slo bench-vllm-step
+.PHONY: help demo test test-vllm check lint types imports proto format faults soak clean
+.PHONY: bench-admission bench-engine bench-fidelity bench-kv-resize bench-overcommit
+.PHONY: bench-overhead bench-paper bench-profile bench-sim bench-slo bench-vllm-step
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -84,6 +84,9 @@ bench-admission: $(VENV)/.installed-dev ## how many requests a second the contro
 bench-engine: .venv-bench/.installed ## the engine beside OpenVINO GenAI and llama.cpp
 	@$(HOME_HERE) $(BENCH_BIN)/python -m bench.engine
 
+bench-fidelity: $(VENV)/.installed-dev ## how true the simulator is: a live cell beside a simulation of it
+	@$(HOME_HERE) $(BIN)/mesh bench fidelity
+
 bench-kv-resize: $(VENV)/.installed-dev ## what resizing a KV cache costs, with and without a copy
 	@$(HOME_HERE) $(BIN)/python -m bench.kv_resize
 
@@ -93,14 +96,24 @@ bench-overcommit: $(VENV)/.installed-dev ## twice as much memory wanted as a nod
 bench-overhead: $(VENV)/.installed-dev ## what controller, gRPC and node agent add to the engine
 	@$(HOME_HERE) $(BIN)/python -m bench.overhead
 
+# With TRACE=FILE on that trace, else on the generated load; ARGS are further options.
+bench-paper: $(VENV)/.installed-dev ## the evaluation of the LLM-Mesh paper on virtual nodes
+	@$(BIN)/mesh bench paper $${TRACE:+--trace "$$TRACE"} --ablations $(ARGS)
+
 bench-profile: $(VENV)/.installed-dev ## how near predicted iteration times come to measured ones
 	@$(HOME_HERE) $(BIN)/python -m bench.profile
+
+bench-sim: $(VENV)/.installed-dev ## how long the simulator takes; ARGS="--trace FILE", "--growth"
+	@$(BIN)/python -m bench.sim $(ARGS)
 
 bench-slo: $(VENV)/.installed-dev ## who is served in time when there is too much to do
 	@$(HOME_HERE) $(BIN)/python -m bench.slo
 
 bench-vllm-step: .venv-vllm/.installed ## what stepping vLLM from the node agent adds to its own loop
 	@$(HOME_HERE) $(VLLM_BIN)/python -m bench.vllm_step
+
+faults: $(VENV)/.installed-dev ## a thousand seeds of two simulated minutes of faults; nothing may break
+	@$(BIN)/python -m bench.faults
 
 soak: $(VENV)/.installed-dev ## ten minutes of invocations and cancellations; nothing may leak
 	@$(HOME_HERE) $(BIN)/python -m bench.soak

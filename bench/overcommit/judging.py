@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.overcommit.workload import Call
-from bench.slo.judging import Answer
+from mesh.wire.offering import Answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,26 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from bench.slo.workload import SLOS, Call
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What came of a call; times count from its sending."""
-
-    ended_s: float
-    tokens_s: tuple[float, ...]
-    lag_s: float = 0.0
-    """By how much the client sent it after its time."""
-    refused: str = ""
-    """The reason."""
-    failed: str = ""
-    """The status of a call that neither finished nor was refused."""
-    finishes: int = 0
-    """Messages that say that it is over."""
-    grace_s: float = 0.0
-    """Load time that it was granted, by such a message."""
-    in_order: bool = True
-    """No token came twice, and none was left out."""
+from mesh.wire.offering import Answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,6 +83,9 @@ class LocalCell:
             arguments += ["--memory", str(memory_bytes)]
         if threads is not None:
             arguments += ["--threads", str(threads)]
+        journal = self._plan.node_journal(node.name)
+        if journal is not None:
+            arguments += ["--journal", str(journal)]
         return arguments
 
     def wait_ready(self, stopping: Callable[[], bool], on_ready: Callable[[str], None]) -> bool:

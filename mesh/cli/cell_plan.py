@@ -34,6 +34,12 @@ class CellPlan:
     policy: str | None = None
     journal: Path | None = None
     """Of the controller's decisions."""
+    node_journals: Path | None = None
+    """A folder for journals of the nodes' decisions; see `node_journal`."""
+
+    def node_journal(self, name: str) -> Path | None:
+        """Where the node of this name writes its decisions."""
+        return None if self.node_journals is None else self.node_journals / f"{name}.journal"
 
 
 def plan_nodes(wanted: Sequence[str]) -> tuple[NodePlan, ...]:

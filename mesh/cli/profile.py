@@ -14,8 +14,9 @@ from mesh.cli import profile_tables as tables
 from mesh.cli.options import controller_option, format_option
 from mesh.cli.output import Format
 from mesh.cli.plain import plain
+from mesh.cli.plotting import check_plotting
 from mesh.cli.progress import progress
-from mesh.domain.errors import MeshError, NotFound
+from mesh.domain.errors import NotFound
 from mesh.domain.ids import DeploymentName, NodeId
 from mesh.domain.views import ProfileView
 from mesh.wire.client import MeshClient
@@ -60,7 +61,7 @@ def profile(
 ) -> None:
     """Measure iteration times of a deployment's model, or show what is known."""
     if plot is not None:
-        _check_plotting()  # before minutes are spent on measuring
+        check_plotting("--plot")  # before minutes are spent on measuring
     deployment, node_id = DeploymentName(name), None if node is None else NodeId(node)
     with MeshClient(address) as client:
         if show or (show is None and plot is not None):
@@ -135,17 +136,6 @@ def _show(views: Sequence[ProfileView], form: Format, *, whole: bool) -> None:
         output.table(tables.prefill_columns(prefill), tables.grid_rows(prefill))
         output.text(f"\n{tables.DECODE}")
         output.table(tables.decode_columns(decode), tables.grid_rows(decode))
-
-
-def _check_plotting() -> None:
-    """Raises MeshError when the extra is not installed."""
-    try:
-        import matplotlib  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise MeshError(
-            "--plot needs matplotlib, which is not installed",
-            hint="pip install 'mesh-serve[plot]'",
-        ) from error
 
 
 def _draw(name: str, views: Sequence[ProfileView], path: Path) -> None:

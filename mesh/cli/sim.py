@@ -1,4 +1,5 @@
-"""`mesh sim`: run a scenario under a virtual clock, and say what came of its requests.
+"""`mesh sim`: run a scenario under a virtual clock, and say what came of its requests; or decide
+again what a journal holds.
 
 The cell that it simulates decides with the same cores as a live one. Nothing is started and no
 controller is asked; the numbers follow from the scenario and its seed alone.
@@ -16,41 +17,103 @@ from mesh.cli import sim_tables as tables
 from mesh.cli.options import format_option
 from mesh.cli.output import Format
 from mesh.cli.plain import plain
-from mesh.cli.progress import progress
+from mesh.cli.progress import Report, progress
+from mesh.cli.sim_check import Journals, command_of, replayable
+from mesh.cli.sim_replay import show_replay
+from mesh.domain.errors import InvalidInput
 from mesh.report.outcomes import summarize
-from mesh.runtime.host import Recorder
-from mesh.runtime.journal import open_journal
-from mesh.sim.cluster import CellPlan, VirtualCell
+from mesh.sim.checking import FaultyRun
 from mesh.sim.report import SimulationReport, node_uses
-from mesh.sim.scenario import Scenario, arrivals, read_scenario
+from mesh.sim.scenario import Scenario, arrivals, faults, fitted, read_scenario, trace_of
 from mesh.sim.scenario import plan as plan_of
+from mesh.sim.workload import TraceFile, WorkloadKind
+from mesh_workloads.sampling import KEPT
+from mesh_workloads.trace import DURATION_S_MAX
 
 REPORT_EVERY = 16
 """Arrivals between two looks at the bar."""
 
 
 @click.command()
-@click.argument("scenario", type=click.Path(path_type=Path))
+@click.argument("scenario", type=click.Path(path_type=Path), required=False)
 @click.option("--policy", metavar="NAME", help="In place of the scenario's.")
 @click.option("--seed", type=click.IntRange(min=0), help="In place of the scenario's.")
+@click.option(
+    "--trace",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Arrivals of this file, in place of the scenario's. Its only group of deployments becomes "
+    "as large as the trace has functions, also with --functions.",
+)
+@click.option(
+    "--functions",
+    type=click.Choice([str(models) for models in KEPT]),
+    help="The load of so many functions, sampled from the trace.",
+)
+@click.option(
+    "--duration",
+    metavar="S",
+    type=click.FloatRange(min=0, min_open=True, max=DURATION_S_MAX),
+    help="Seconds of arrivals, in place of the scenario's.",
+)
 @click.option(
     "--journal",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write down every decision of the controller.",
 )
+@click.option(
+    "--check",
+    is_flag=True,
+    default=None,
+    help="Hold the cell to all that must hold of any, after every decision and at the end.",
+)
+@click.option(
+    "--replay",
+    metavar="JOURNAL",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Decide again what this journal of a controller or a node holds, without a scenario; 1 "
+    "when something comes out otherwise.",
+)
 @format_option
+@click.pass_context
 def sim(
-    scenario: Path, policy: str | None, seed: int | None, journal: Path | None, form: Format
+    ctx: click.Context,
+    scenario: Path | None,
+    policy: str | None,
+    seed: int | None,
+    trace: Path | None,
+    functions: str | None,
+    duration: float | None,
+    journal: Path | None,
+    check: bool | None,
+    replay: Path | None,
+    form: Format,
 ) -> None:
-    """Run a scenario under a virtual clock."""
+    """Run a scenario under a virtual clock, or decide again what a journal holds."""
+    if replay is not None:
+        if any(v is not None for k, v in ctx.params.items() if k not in ("replay", "form")):
+            raise InvalidInput(
+                "--replay takes neither a scenario nor options of one",
+                hint="mesh sim --replay JOURNAL",
+            )
+        ctx.exit(show_replay(replay, form))
+    if scenario is None:
+        raise InvalidInput(
+            "a scenario is missing",
+            hint="mesh sim SCENARIO, as workloads/llm_mesh_cell.toml is one; or --replay JOURNAL",
+        )
     read = read_scenario(scenario)
+    models = None if functions is None else int(functions)
     read = replace(
         read,
         policy=read.policy if policy is None else policy,
         seed=read.seed if seed is None else seed,
+        workload=_workload(read.workload, trace, models, duration),
     )
-    report = _simulate(read, plan_of(read), scenario.stem, journal)
+    fit = trace is not None or models is not None
+    with progress(scenario.stem) as show, replayable(command_of(ctx, read.seed)):
+        report = _simulate(read, journal, show, fit=fit, check=bool(check))
     if form is not Format.TABLE:
         output.structured(plain(report), form)
         return
@@ -59,33 +122,65 @@ def sim(
     output.table(tables.NODE_COLUMNS, tables.node_rows(report))
 
 
+def _workload(
+    work: WorkloadKind, trace: Path | None, functions: int | None, duration_s: float | None
+) -> WorkloadKind:
+    """The scenario's, but for what was asked. Raises InvalidInput when that cannot be."""
+    if trace is not None:
+        work = TraceFile(file=trace)
+    if functions is not None:
+        if not isinstance(work, TraceFile):
+            raise InvalidInput(
+                "--functions samples a trace, and the scenario has none",
+                hint="give the trace: --trace FILE",
+            )
+        work = replace(work, functions=functions)
+    return work if duration_s is None else replace(work, duration_s=duration_s)
+
+
 def _simulate(
-    scenario: Scenario, cell_plan: CellPlan, title: str, journal: Path | None
+    scenario: Scenario, journal: Path | None, show: Report, *, fit: bool, check: bool
 ) -> SimulationReport:
+    """`fit`: the deployments follow the trace. `check`: hold the cell to its invariants."""
     began_s = time.perf_counter()
+    if isinstance(scenario.workload, TraceFile):
+        show("the trace is read", 0.0)
+    trace = trace_of(scenario)
+    if fit and trace is not None:
+        scenario = fitted(scenario, trace)
+    coming, cell_plan = arrivals(scenario, trace), plan_of(scenario)
+    duration_s = (trace or scenario.workload).duration_s
+    assert duration_s is not None, "only the trace of a file may have no duration before it is read"
     with ExitStack() as opened:
-        recorders: tuple[Recorder, ...] = ()
-        if journal is not None:
-            written = open_journal(journal, cell_plan.start())
-            opened.callback(written.close)
-            recorders = (written,)
-        cell = VirtualCell(cell_plan, recorders=recorders)
-        show = opened.enter_context(progress(title))
-        arrived = 0
-
-        def told(at_s: float) -> None:
-            nonlocal arrived
-            arrived += 1
-            if arrived % REPORT_EVERY == 1:
-                show("requests arrive", at_s / scenario.workload.duration_s)
-
-        outcomes = cell.run(arrivals(scenario), told)
-    virtual_s = cell.clock.now_s() - cell.started_s
+        run = FaultyRun(
+            cell_plan,
+            faults(scenario, cell_plan),
+            check=check,
+            started=Journals(journal, opened).started,
+        )
+        outcomes = run.run(coming, _Shown(show, duration_s).arrived)
+    counts = run.counts()
     return SimulationReport(
         policy=cell_plan.policy,
         seed=scenario.seed,
         requests=summarize(outcomes),
-        nodes=node_uses(cell.nodes, virtual_s),
-        virtual_s=virtual_s,
+        nodes=node_uses(run.cell.nodes, run.virtual_s),
+        virtual_s=run.virtual_s,
         wall_s=time.perf_counter() - began_s,
+        faults=counts.faults,
+        checks=counts.checks,
     )
+
+
+class _Shown:
+    """The bar: how much of the workload's time is over."""
+
+    def __init__(self, show: Report, duration_s: float) -> None:
+        self._show = show
+        self._duration_s = duration_s
+        self._arrivals = 0
+
+    def arrived(self, at_s: float) -> None:
+        if self._arrivals % REPORT_EVERY == 0:
+            self._show("requests arrive", at_s / self._duration_s)
+        self._arrivals += 1

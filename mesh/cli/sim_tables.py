@@ -2,6 +2,7 @@
 
 from mesh.cli.output import Column
 from mesh.domain.reasons import DeviceKind
+from mesh.report.outcomes import Summary
 from mesh.sim.report import SimulationReport
 
 NODE_COLUMNS = (
@@ -13,10 +14,24 @@ NODE_COLUMNS = (
 
 
 def summary_fields(report: SimulationReport) -> list[tuple[str, str]]:
-    made = report.requests
+    pairs = [("policy", report.policy), ("seed", str(report.seed))]
+    pairs += request_fields(report.requests)
+    for device in DeviceKind:
+        total = sum(node.device is device for node in report.nodes)
+        if total:
+            pairs.append((f"{device} nodes in use", f"{report.nodes_used(device):.2f} of {total}"))
+    pairs += [(f"faults, {kind}", str(n)) for kind, n in report.faults]
+    pairs += [(f"checked, {what}", str(n)) for what, n in report.checks]
+    pairs += [
+        ("output", f"{report.tokens_per_s:.1f} tokens/s"),
+        ("virtual time", f"{report.virtual_s:.1f} s"),
+        ("wall time", f"{report.wall_s:.1f} s"),
+    ]
+    return pairs
+
+
+def request_fields(made: Summary) -> list[tuple[str, str]]:
     pairs = [
-        ("policy", report.policy),
-        ("seed", str(report.seed)),
         ("requests", str(made.requests)),
         ("SLO met, every token", _share(made.met, made.requests)),
         ("SLO met, loads counted", _share(made.met_without_grace, made.requests)),
@@ -26,15 +41,6 @@ def summary_fields(report: SimulationReport) -> list[tuple[str, str]]:
         ("TPOT mean", _seconds(made.tpot_s_mean)),
     ]
     pairs += [(f"refused, {reason}", _share(n, made.requests)) for reason, n in made.refused]
-    for device in DeviceKind:
-        total = sum(node.device is device for node in report.nodes)
-        if total:
-            pairs.append((f"{device} nodes in use", f"{report.nodes_used(device):.2f} of {total}"))
-    pairs += [
-        ("output", f"{report.tokens_per_s:.1f} tokens/s"),
-        ("virtual time", f"{report.virtual_s:.1f} s"),
-        ("wall time", f"{report.wall_s:.1f} s"),
-    ]
     return pairs
 
 

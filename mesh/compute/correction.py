@@ -68,10 +68,12 @@ class Correction:
 
     def _held(self, factor: float, now_s: float) -> float:
         """What is left of the peak above a factor of now."""
+        if self._peak <= factor:
+            return factor
         elapsed_s = max(now_s - self._at_s, 0.0)
-        return factor + max(self._peak - factor, 0.0) * exp(-elapsed_s / CAUTION_S)
+        return factor + (self._peak - factor) * exp(-elapsed_s / CAUTION_S)
 
     def _faded(self, idle_s: float) -> float:
-        if idle_s <= 0.0:
+        if idle_s <= 0.0 or self._factor == 1.0:
             return self._factor
         return 1.0 + (self._factor - 1.0) * exp(-idle_s / self._forgetting_s)

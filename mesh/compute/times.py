@@ -12,12 +12,11 @@ class Times:
     and, in schedules, an overestimate.
     """
 
-    __slots__ = ("_base_s", "_decode", "_prefill", "factor")
+    __slots__ = ("_decode", "_prefill", "factor")
 
     def __init__(self, profile: Profile, factor: float = 1.0) -> None:
         self._prefill = profile.prefill
         self._decode = profile.decode
-        self._base_s = min(profile.decode.seconds[0][0], profile.prefill.seconds[0][0])
         self.factor = factor
 
     def decode_s(self, batch: int, context_tokens: float) -> float:
@@ -39,17 +38,22 @@ class Times:
         prefill_s = self._prefill.at(tokens, past_tokens)
         rows_s = self._prefill.at(tokens + batch, past_tokens)
         decode_s = self._decode.at(batch, self._decode.columns[0])
-        added_s = max(prefill_s - self._base_s, rows_s - decode_s, 0.0)
+        base_s = min(self._decode.seconds[0][0], self._prefill.seconds[0][0])
+        added_s = max(prefill_s - base_s, rows_s - decode_s, 0.0)
         return min(added_s, prefill_s) * self.factor
 
     def iteration_s(self, shape: IterationShape) -> float:
         """Seconds of any iteration; 0 for an empty one."""
-        if not shape.decode_batch:
-            if not shape.prefill_tokens:
-                return 0.0
-            return self.prefill_s(shape.prefill_tokens, shape.prefill_past_tokens)
-        decode_s = self.decode_s(shape.decode_batch, shape.decode_context_tokens)
-        if not shape.prefill_tokens:
-            return decode_s
-        tokens, past_tokens = shape.prefill_tokens, shape.prefill_past_tokens
-        return decode_s + self.chunk_s(tokens, past_tokens, shape.decode_batch)
+        return self.seconds(
+            shape.prefill_tokens,
+            shape.prefill_past_tokens,
+            shape.decode_batch,
+            shape.decode_context_tokens,
+        )
+
+    def seconds(self, tokens: int, past_tokens: int, batch: int, context_tokens: int) -> float:
+        """The same of a shape in its parts."""
+        if not batch:
+            return self.prefill_s(tokens, past_tokens) if tokens else 0.0
+        decode_s = self.decode_s(batch, context_tokens)
+        return decode_s + self.chunk_s(tokens, past_tokens, batch) if tokens else decode_s

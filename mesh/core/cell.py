@@ -7,7 +7,6 @@ policies and placement take, so that a decision reads the live state and copies 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from mesh.compute.correction import Correction
 from mesh.core.expectations import Expectations
@@ -25,7 +24,7 @@ from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState, Req
 from mesh.domain.messages import LoadInstance, NodeHello
 from mesh.domain.model import Footprint
 from mesh.domain.profile import Profile
-from mesh.domain.reasons import DeviceKind, RefusalReason
+from mesh.domain.reasons import DeviceKind, OperationKind, RefusalReason
 from mesh.domain.request import Request
 from mesh.domain.slo import Slo
 from mesh.memory.demand import estimate_footprint
@@ -60,19 +59,18 @@ class RequestEntry:
     """
     held_up: Verdict | None = None
     """Why it waits: the first verdict that was not about its own first token, if there was one.
-    Waiting makes every first token late in the end.
-    """
+    Waiting makes every first token late in the end."""
     latest_start_s: float | None = None
     """Waiting for longer than this would make its first token late. None: not worked out yet."""
     short_of_memory: bool = False
     """An instance that it was last tried on had no room for its KV cache."""
     overtaken: int = 0
-    """Requests that came later and got a place on a node that could not take this one in time."""
+    """Later requests that got a place on a node that could not take this one in time."""
+    tokens: int = field(init=False)
+    """Of prompt and output."""
 
-    @property
-    def tokens(self) -> int:
-        """Of its prompt and its output so far."""
-        return len(self.request.prompt_tokens) + len(self.output_tokens)
+    def __post_init__(self) -> None:
+        self.tokens = len(self.request.prompt_tokens) + len(self.output_tokens)
 
     def turn_down(self, verdict: Verdict) -> None:
         """A node cannot compute it in time."""
@@ -96,13 +94,16 @@ class InstanceEntry:
     context_tokens_max: int
     batch_max: int
     requests: dict[RequestId, RequestEntry] = field(default_factory=dict)
+    tokens: int = 0
     required_blocks: int = 0
-    """Sum over its requests."""
+    """Both summed over its requests."""
     kv_blocks_used: int = 0
     correction: Correction = field(default_factory=Correction)
     """As its node reports it."""
     profiling: bool = False
     """Its model is being measured on it: it stays."""
+    exceeded: tuple[int, int] = (-1, 0)
+    """`NodeEntry.eased` when a further request was TPOT_EXCEEDED, and its tokens."""
     grow_again_s: float = 0.0
     """Its KV cache is not to grow before: its node could not do it."""
     to_load: LoadInstance | None = None
@@ -144,9 +145,14 @@ class InstanceEntry:
         return self.batch >= self.batch_max
 
     @property
+    def promised_bytes(self) -> int:
+        """What it holds, weights included, once all that was issued for it is done."""
+        return self.node.station.size_bytes(self.instance_id)
+
+    @property
     def promised_blocks(self) -> int:
         """KV blocks that it will have when all that was issued for it is done."""
-        held_bytes = self.node.station.size_bytes(self.instance_id) - self.footprint.weights_bytes
+        held_bytes = self.promised_bytes - self.footprint.weights_bytes
         return max(held_bytes // self.footprint.kv_block_bytes, 0)
 
 
@@ -162,6 +168,8 @@ class NodeEntry:
     iteration_started_s: float | None = None
     """When the iteration under way began, as far as reports tell; None when it has no work."""
     load_slowdown: float = 1.0
+    eased: int = 0
+    """Times that it may have got less to do; what it has no room or time for stays so till then."""
     instances: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
     protected: "dict[DeploymentName, DeploymentEntry]" = field(default_factory=dict)
     """The cell's deployments: their `replicas_min` keeps instances from being reclaimed."""
@@ -228,6 +236,10 @@ class DeploymentEntry:
     paused_until_s: float = 0.0
     resume_at: int = 0
     """The candidate at which the last turn had to stop, for it had validated often enough."""
+    head: tuple[RequestId, int] | None = None
+    """Who waits for an instance, and `served` when that was tried."""
+    in_vain: dict[NodeId, tuple[int, Verdict | None]] = field(default_factory=dict)
+    """`NodeEntry.eased` of nodes that had no room (None) or no time for it."""
     avoided: dict[NodeId, str] = field(default_factory=dict)
     """Nodes whose last load of it failed, and why; tried only when no other has room."""
 
@@ -240,13 +252,6 @@ class DeploymentEntry:
         taking = [i for i in self.instances.values() if i.takes_requests]
         ready = sum(i.state is not InstanceState.PARKED for i in taking)
         return ready > self.spec.scaling.replicas_min
-
-
-class OperationKind(StrEnum):
-    DEPLOY = "deploy"
-    DELETE = "delete"
-    SCALE = "scale"
-    PROFILE = "profile"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -182,7 +182,8 @@ def _keep_alive_expired(turn: Turn, expired: KeepAliveExpired) -> None:
         return
     if parked and not expired.parked:
         return  # it became idle twice at that very moment
-    if parked or turn.limits.parked_s_max <= 0.0:
+    stays = turn.limits.parked_s_max > 0.0 and turn.policy.parts is None
+    if parked or not stays:
         instances.unload(turn, instance)
     elif owner is None or owner.may_park():
         park(turn, instance)

@@ -6,7 +6,7 @@ is whole and supported, and after the registry has written it. A call that fails
 
 from dataclasses import replace
 
-from mesh.core.cell import DeploymentEntry, OperationEntry, OperationKind
+from mesh.core.cell import DeploymentEntry, OperationEntry
 from mesh.core.ending import refuse, refuse_all_queued
 from mesh.core.instances import drain
 from mesh.core.operations import begin, fail_operation, reply_error
@@ -23,7 +23,7 @@ from mesh.domain.events import DeleteRequested, DeployRequested, ScaleRequested
 from mesh.domain.ids import OperationId
 from mesh.domain.lifecycle import DEPLOYMENT, DeploymentState, advance
 from mesh.domain.messages import ImportDone, ImportModel
-from mesh.domain.reasons import RefusalReason
+from mesh.domain.reasons import OperationKind, RefusalReason
 from mesh.request.candidates import Candidates
 
 

@@ -70,6 +70,9 @@ def release(turn: Turn, held: RequestEntry) -> None:
     if instance is None:
         return
     del instance.requests[held.request.request_id]
+    instance.tokens -= held.tokens
+    instance.node.eased += 1
+    turn.decodes_shares.pop(instance.node.node_id, None)
     give_up(instance, held)
     if instance.node.is_idle():
         instance.node.iteration_started_s = None

@@ -42,6 +42,9 @@ from mesh.domain.messages import (
 from mesh.domain.reasons import RefusalReason
 from mesh.memory.station import ReservationStation
 
+EASED_SHARE = 0.95
+"""Of what its iterations took, with which a node has got less to compute."""
+
 
 def connect(turn: Turn, connected: NodeConnected) -> None:
     """A node dials in: take it and what it holds over, unless its name is taken."""
@@ -60,7 +63,11 @@ def connect(turn: Turn, connected: NodeConnected) -> None:
         return
     draining = known is not None and known.state is NodeState.DRAINING
     if known is not None:
-        lose(turn, known, "the node opened a new link")
+        # Hellos of different links may overtake each other: should the node live on the old one,
+        # it has to hear that this one took its place.
+        reason = "the node opened a new link"
+        turn.act(CloseLink(link_id=known.link_id, error="Unavailable", message=reason))
+        lose(turn, known, reason)
     node = NodeEntry(
         hello=hello,
         link_id=link_id,
@@ -152,16 +159,19 @@ def report(turn: Turn, link_id: int, said: NodeReport) -> None:
 
 def _note_iteration(turn: Turn, node: NodeEntry, said: TokensReport) -> None:
     """An iteration has ended, and if there is work the next one began at once."""
-    node.iteration_started_s = None if node.is_idle() else turn.now_s
     instance = node.instances.get(said.instance_id)
+    busy = (instance is not None and instance.requests) or not node.is_idle()
+    node.iteration_started_s = turn.now_s if busy else None
     if instance is None:
         return
+    if said.correction < instance.correction.latest * EASED_SHARE:
+        node.eased += 1
     instance.correction.told(said.correction, turn.now_s)
     for request_id, tokens in said.prefill_left:
         held = instance.requests.get(request_id)
         if held is not None:
             held.prefill_left = tokens
-    if any(request_id in instance.requests for request_id in said.starved):
+    if said.starved and any(request_id in instance.requests for request_id in said.starved):
         relieve(turn, instance)
 
 
@@ -171,6 +181,7 @@ def _heartbeat(turn: Turn, node: NodeEntry, said: Heartbeat) -> None:
     """
     node.rss_bytes, node.engine_bytes = said.rss_bytes, said.engine_bytes
     node.load_slowdown = max(said.load_slowdown, 1.0)
+    node.eased += 1
     listed = {loaded.instance_id for loaded in said.instances}
     for instance in node.instances.values():
         serves = instance.is_loaded or instance.state is InstanceState.DRAINING
@@ -270,6 +281,7 @@ def drain_node(turn: Turn, asked: DrainRequested) -> None:
         reply_error(turn, asked.operation_id, "NotFound", message, hint)
         return
     wanted = NodeState.READY if asked.undo else NodeState.DRAINING
+    node.eased += 1
     if node.state is not wanted:
         node.state = advance(NODE, node.state, wanted)
     for instance in list(node.instances.values()):

@@ -21,7 +21,7 @@ def refuse_hopeless(turn: Turn, entry: DeploymentEntry) -> None:
     loading = any(i.state is InstanceState.LOADING for i in entry.instances.values())
     for held in list(entry.queue):
         waited_out = turn.now_s - held.queued_at_s >= turn.limits.queue_wait_s_max
-        promised = held.attempt > 0 or not turn.policy.validates
+        promised = held.attempt > 0 or not turn.policy.refuses_late
         if not waited_out and (promised or not _too_late(turn, entry, held, loading)):
             continue
         reason, message = _why(turn, entry, held)
@@ -39,8 +39,10 @@ def _too_late(turn: Turn, entry: DeploymentEntry, held: RequestEntry, loading: b
         held.latest_start_s = first_due_s(held) - _quickest_s(turn, entry, held)
     if _too_long(held):
         return True
+    if loading or turn.now_s < held.latest_start_s:
+        return False
     granted_s = max((grace_s(instance, held) for instance in entry.candidates), default=0.0)
-    return not loading and turn.now_s >= held.latest_start_s + granted_s
+    return turn.now_s >= held.latest_start_s + granted_s
 
 
 def _too_long(held: RequestEntry) -> bool:
@@ -56,7 +58,7 @@ def _quickest_s(turn: Turn, entry: DeploymentEntry, held: RequestEntry) -> float
     assert deployment is not None
     seen: dict[str, float] = {}
     for node in turn.cell.nodes.values():
-        if node.hello.fingerprint in seen or not node.takes(entry.spec.devices):
+        if node.hello.fingerprint in seen or not turn.takes(node, entry.spec):
             continue
         footprint = node.footprint_of(deployment)
         profile = turn.cell.expectations.profile(deployment.model, footprint, node.hello)
@@ -102,4 +104,4 @@ def _why(turn: Turn, entry: DeploymentEntry, held: RequestEntry) -> tuple[Refusa
 
 def has_node(turn: Turn, entry: DeploymentEntry) -> bool:
     """Whether any node that takes new work may hold the deployment."""
-    return any(node.takes(entry.spec.devices) for node in turn.cell.nodes.values())
+    return any(turn.takes(node, entry.spec) for node in turn.cell.nodes.values())

@@ -1,22 +1,22 @@
 """The life of instances as the controller decides it: start, ready, idle, unload, gone."""
 
+from collections.abc import Collection
+
 from mesh.compute.correction import Correction
 from mesh.core.cell import DeploymentEntry, InstanceEntry, NodeEntry, RequestEntry
-from mesh.core.memory import blocks_for_load, issue, let_go, reclaim
+from mesh.core.memory import issue, let_go, reclaim
 from mesh.core.memory import start as start_operations
-from mesh.core.schedule import first_due_s, verdict_on_start
+from mesh.core.schedule import first_due_s
+from mesh.core.starting import batch_max, find_room, load_s, worth_asking
 from mesh.core.turn import Turn
 from mesh.domain.actions import SendCommand, SetTimer
-from mesh.domain.deployment import Deployment
 from mesh.domain.events import KeepAliveExpired, LoadExpired, RetryLoadDue
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import INSTANCE, InstanceState, NodeState, advance
 from mesh.domain.messages import InstanceReport, LoadInstance, UnloadInstance, UseProfile
-from mesh.domain.model import Footprint
 from mesh.domain.profile import Profile
 from mesh.memory.station import MemoryOperationKind
-from mesh.request.placement import NoRoom, NoTime, Start, StartNode, place_instance
-from mesh.request.shadow import Verdict
+from mesh.request.placement import NoRoom, NoTime, Start
 
 
 def start_instance(
@@ -32,92 +32,27 @@ def start_instance(
     Returns None when it is under way, else what was missing. A node holds at most one instance of a
     deployment: a second would compute on the same device and only take memory.
     """
-    deployment = entry.deployment
-    assert deployment is not None
-    placed = _find_room(turn, entry, deployment, only, wanted_by)
+    if wanted_by and turn.policy.validates and not turn.validations_left:
+        return NoTime()
+    nodes: Collection[NodeEntry] = turn.cell.nodes.values() if only is None else (only,)
+    asked = worth_asking(entry, wanted_by, nodes) if wanted_by else nodes
+    placed = find_room(turn, entry, asked, waiting=entry.queue, wanted_by=wanted_by)
     if not isinstance(placed, Start):
-        return placed
-    node = turn.cell.nodes[placed.node.node_id]
-    reclaim(turn, node, placed.reclaim)
-    _load(
-        turn, entry, deployment, node, placed, first_due_s(wanted_by) if wanted_by else turn.now_s
-    )
+        return placed if len(asked) == len(nodes) else NoTime()
+    entry.in_vain.clear()
+    load(turn, entry, placed, first_due_s(wanted_by) if wanted_by else turn.now_s)
     return None
 
 
-def _find_room(
-    turn: Turn,
-    entry: DeploymentEntry,
-    deployment: Deployment,
-    only: NodeEntry | None,
-    wanted_by: RequestEntry | None,
-) -> Start | NoRoom | NoTime:
-    """Nodes where its last load failed come into question only when no other has room."""
-    taken = [i.node for i in entry.instances.values()]
-    nodes = [n for n in turn.cell.nodes.values() if n.takes(entry.spec.devices) and n not in taken]
-    if only is not None:
-        nodes = [n for n in nodes if n is only]
-    fresh = [n for n in nodes if n.node_id not in entry.avoided]
-
-    def has_time(node: StartNode) -> bool:
-        if wanted_by is None or not turn.policy.validates:
-            return True
-        if not turn.validations_left:
-            return False
-        turn.validations_left -= 1
-        return _has_time(turn, deployment, turn.cell.nodes[node.node_id], wanted_by)
-
-    def kv_blocks(footprint: Footprint) -> tuple[int, int]:
-        return blocks_for_load(turn, entry, footprint, deployment.context_tokens_max)
-
-    def place(among: list[NodeEntry]) -> Start | NoRoom | NoTime:
-        return place_instance(
-            deployment,
-            among,
-            kv_blocks=kv_blocks,
-            policy=turn.policy,
-            has_time=has_time,
-        )
-
-    placed = place(fresh)
-    if isinstance(placed, NoRoom | NoTime) and len(fresh) < len(nodes):
-        return place(nodes)
-    return placed
-
-
-def _has_time(turn: Turn, deployment: Deployment, node: NodeEntry, held: RequestEntry) -> bool:
-    """Whether every SLO would be kept with a new instance on the node, its load included."""
-    verdict = verdict_on_start(
-        node,
-        turn.cell.expectations.profile(deployment.model, node.footprint_of(deployment), node.hello),
-        _load_s(turn, deployment, node),
-        held,
-        next_due_s=first_due_s(held),
-        now_s=turn.now_s,
-        limits=turn.limits,
-    )
-    if verdict is not Verdict.PASSES:
-        held.turn_down(verdict)
-    return verdict is Verdict.PASSES
-
-
-def _load_s(turn: Turn, deployment: Deployment, node: NodeEntry) -> float:
-    weights_bytes = node.footprint_of(deployment).weights_bytes
-    fingerprint = node.hello.fingerprint
-    return turn.cell.expectations.load_s(deployment.model.model_id, fingerprint, weights_bytes)
-
-
-def _load(
-    turn: Turn,
-    entry: DeploymentEntry,
-    deployment: Deployment,
-    node: NodeEntry,
-    start: Start,
-    needed_s: float,
-) -> None:
+def load(turn: Turn, entry: DeploymentEntry, start: Start, needed_s: float) -> None:
+    """Start an instance where room was found for it."""
+    deployment, node = entry.deployment, turn.cell.nodes[start.node.node_id]
+    assert deployment is not None
+    reclaim(turn, node, start.reclaim)
     turn.cell.instances_started += 1
     profile = turn.cell.expectations.profile(deployment.model, start.footprint, node.hello)
     instance_id = InstanceId(f"{entry.spec.name}-{turn.epoch}-{turn.cell.instances_started}")
+    served_max = batch_max(turn, entry, deployment, node)
     instance = InstanceEntry(
         instance_id=instance_id,
         deployment=entry.spec.name,
@@ -128,8 +63,8 @@ def _load(
         profile=profile,
         kv_blocks=start.kv_blocks,
         context_tokens_max=deployment.context_tokens_max,
-        batch_max=turn.limits.batch_max,
-        load_s=_load_s(turn, deployment, node),
+        batch_max=served_max,
+        load_s=load_s(turn, deployment, node),
         load_started_s=turn.now_s,
         phase="load",
     )
@@ -139,7 +74,7 @@ def _load(
         model=deployment.model,
         kv_blocks=start.kv_blocks,
         context_tokens_max=deployment.context_tokens_max,
-        batch_max=turn.limits.batch_max,
+        batch_max=served_max,
         profile=profile,
     )
     _enter(turn, instance)
@@ -212,6 +147,7 @@ def _profile(turn: Turn, node: NodeEntry, report: InstanceReport) -> Profile:
 def note_idle(turn: Turn, instance: InstanceEntry) -> None:
     """An instance has no request: unload it now if it is draining, else after its keep-alive."""
     instance.idle_since_s = turn.now_s
+    instance.node.eased += 1
     if instance.state is InstanceState.DRAINING or instance.node.state is NodeState.DRAINING:
         unload(turn, instance)
         return
@@ -256,6 +192,7 @@ def drain(turn: Turn, instance: InstanceEntry) -> None:
 def forget(turn: Turn, instance: InstanceEntry) -> None:
     """The instance is gone: give its memory back and take it out of every book."""
     instance.state = advance(INSTANCE, instance.state, InstanceState.GONE)
+    instance.node.eased += 1
     started = instance.node.station.forget(instance.instance_id)
     instance.node.instances.pop(instance.instance_id, None)
     start_operations(turn, instance.node, started)

@@ -1,5 +1,7 @@
 """What the node core makes of an iteration: tokens to report, requests that ended or starve."""
 
+from collections.abc import Sequence
+
 from mesh.compute.times import Times
 from mesh.core import measuring
 from mesh.core.node_state import LocalInstance, LocalNode, LocalRequest, LocalState
@@ -8,7 +10,6 @@ from mesh.domain.actions import StartUnload
 from mesh.domain.ids import RequestId
 from mesh.domain.messages import RequestReturned, TokensReport
 from mesh.domain.node_events import StepBroke, SubmitBroke
-from mesh.domain.profile import IterationShape
 from mesh.domain.request import RequestTokens
 from mesh.domain.steps import StepResult, TokenOutput
 
@@ -19,15 +20,14 @@ def learn(turn: NodeTurn, node: LocalNode, instance: LocalInstance, result: Step
     Beside a load it says more about loads than about the model.
     """
     batch = result.decode_batch
-    shape = IterationShape(
-        prefill_tokens=result.prefill_tokens,
-        prefill_past_tokens=result.prefill_past_tokens,
-        decode_batch=batch,
-        decode_context_tokens=result.context_tokens // batch if batch else 0,
-    )
     now_s, correction = turn.now_s, instance.correction
     measured_s = now_s - node.step_started_s
-    predicted_s = Times(instance.profile).iteration_s(shape)
+    predicted_s = Times(instance.profile).seconds(
+        result.prefill_tokens,
+        result.prefill_past_tokens,
+        batch,
+        result.context_tokens // batch if batch else 0,
+    )
     if node.step_beside_load or node.loading():
         corrected_s = predicted_s * correction.factor(now_s)
         node.load_slowdown.observe(measured_s, corrected_s, now_s)
@@ -37,43 +37,62 @@ def learn(turn: NodeTurn, node: LocalNode, instance: LocalInstance, result: Step
 
 def step_finished(turn: NodeTurn, instance: LocalInstance, result: StepResult, step: int) -> None:
     """Report the tokens of requests that still run; an aborted one's are for nobody."""
-    took_part = {r for r, held in instance.requests.items() if held.first_step <= step}
-    instance.kv_blocks_used = result.kv_blocks_used
-    by_request: dict[RequestId, list[TokenOutput]] = {}
-    for token in result.tokens:
-        if token.request_id in took_part:
-            by_request.setdefault(token.request_id, []).append(token)
-    outputs = tuple(
-        _outputs(instance.requests[request_id], tokens) for request_id, tokens in by_request.items()
-    )
-    for output in outputs:
-        instance.requests[output.request_id].note_tokens(len(output.token_ids), turn.now_s)
-        if output.finish is not None:
-            del instance.requests[output.request_id]
-    prefill_left = [(r, left) for r, left in result.prefill_left if r in took_part]
-    for request_id, tokens in prefill_left:
-        instance.requests[request_id].prefill_left = tokens
-    starved = tuple(r for r in result.starved if r in took_part and r in instance.requests)
+    requests, now_s = instance.requests, turn.now_s
+    instance.kv_blocks_used, instance.kept_lane = result.kv_blocks_used, None
+
+    def took_part(request_id: RequestId) -> bool:
+        held = requests.get(request_id)
+        return held is not None and held.first_step <= step
+
+    prefill_left = [of for of in result.prefill_left if took_part(of[0])]
+    outputs = []
+    for request_id, tokens in _by_request(result.tokens).items():
+        if took_part(request_id):
+            held = requests[request_id]
+            output = _outputs(held, tokens)
+            outputs.append(output)
+            held.note_tokens(len(tokens), now_s)
+            if output.finish is not None:
+                del requests[request_id]
+    for request_id, left in prefill_left:
+        requests[request_id].prefill_left = left
+    starved = tuple(request_id for request_id in result.starved if took_part(request_id))
     if result.decode_batch or result.prefill_tokens or not starved:
         instance.promising = True
     turn.report(
         TokensReport(
             instance_id=instance.instance_id,
-            outputs=outputs,
+            outputs=tuple(outputs),
             prefill_left=tuple(prefill_left),
             starved=starved,
-            correction=instance.correction.factor(turn.now_s),
+            correction=instance.correction.factor(now_s),
         )
     )
 
 
-def _outputs(held: LocalRequest, tokens: list[TokenOutput]) -> RequestTokens:
+def _by_request(tokens: Sequence[TokenOutput]) -> dict[RequestId, list[TokenOutput]]:
+    """In the order of their first ones; nearly always one of each."""
+    by_request = {token.request_id: [token] for token in tokens}
+    if len(by_request) < len(tokens):
+        by_request = {request_id: [] for request_id in by_request}
+        for token in tokens:
+            by_request[token.request_id].append(token)
+    return by_request
+
+
+def _outputs(held: LocalRequest, tokens: Sequence[TokenOutput]) -> RequestTokens:
+    first = tokens[0]
+    token_ids: tuple[int, ...] = (first.token_id,)
+    text = first.text
+    if len(tokens) > 1:
+        token_ids = tuple([token.token_id for token in tokens])
+        text = "".join([token.text for token in tokens])
     return RequestTokens(
-        request_id=held.request_id,
+        request_id=first.request_id,
         attempt=held.order.attempt,
-        first_index=tokens[0].index,
-        token_ids=tuple(token.token_id for token in tokens),
-        text="".join(token.text for token in tokens),
+        first_index=first.index,
+        token_ids=token_ids,
+        text=text,
         finish=tokens[-1].finish,
     )
 
@@ -91,6 +110,7 @@ def step_broke(turn: NodeTurn, node: LocalNode, instance: LocalInstance, broke: 
     for held in instance.requests.values():
         turn.report(_returned(held, broke.error, broke.message))
     instance.requests.clear()
+    instance.kept_lane = None
     measuring.stop(turn, node, instance)
     turn.engine(StartUnload(instance_id=instance.instance_id))
 
@@ -100,6 +120,7 @@ def submit_broke(turn: NodeTurn, instance: LocalInstance, broke: SubmitBroke) ->
     held = instance.requests.get(broke.request_id)
     if held is not None and held.order.attempt == broke.attempt:
         del instance.requests[broke.request_id]
+        instance.kept_lane = None
         turn.report(_returned(held, broke.error, broke.message))
 
 

@@ -19,7 +19,7 @@ from mesh.domain.limits import CellLimits
 from mesh.domain.messages import LoadInstance, ResizeKv, UnloadInstance
 from mesh.domain.model import Footprint
 from mesh.memory.station import MemoryOperation, MemoryOperationKind
-from mesh.memory.watermark import Demand, Watermark
+from mesh.memory.watermark import Watermark, expected_tokens
 from mesh.request.placement import enough
 
 PARKED_BLOCKS = 1
@@ -47,26 +47,32 @@ def request_blocks(
     owner: DeploymentEntry, held: RequestEntry, footprint: Footprint, context_tokens_max: int
 ) -> int:
     """KV blocks that a request is expected to need: its term of eq. 2."""
-    prompt = len(held.request.prompt_tokens)
-    demand = Demand(
-        prompt_tokens=prompt,
+    request = held.request
+    prompt = len(request.prompt_tokens)
+    tokens = expected_tokens(
+        prompt,
         # One more than there are: its next token has to be written somewhere.
-        output_tokens=len(held.output_tokens) + 1,
-        output_tokens_max=min(held.request.tokens_max, context_tokens_max) - prompt,
+        len(held.output_tokens) + 1,
+        output_tokens_max=min(prompt + request.sampling.max_tokens, context_tokens_max) - prompt,
+        output_tokens_mean=owner.history.mean_tokens,
     )
-    return footprint.blocks_for(demand.tokens(owner.history.mean_tokens))
+    return -(-tokens // footprint.block_tokens)
 
 
 def blocks_for_load(
-    turn: Turn, entry: DeploymentEntry, footprint: Footprint, context_tokens_max: int
+    turn: Turn,
+    entry: DeploymentEntry,
+    waiting: Iterable[RequestEntry],
+    footprint: Footprint,
+    context_tokens_max: int,
 ) -> tuple[int, int]:
-    """KV blocks of a new instance: the least that serves the request that has waited longest, and
-    what is recommended for as many as it would take.
+    """KV blocks of a new instance: the least that serves the first of those who wait, and what is
+    recommended for as many as it would take.
     """
     least = least_blocks(turn.limits, footprint, context_tokens_max)
     demands = [
         request_blocks(entry, held, footprint, context_tokens_max)
-        for held, _ in zip(entry.queue, range(turn.limits.batch_max), strict=False)
+        for held, _ in zip(waiting, range(turn.limits.batch_max), strict=False)
     ]
     required = max(sum(demands), least)
     return max(least, *demands[:1], 1), watermark(turn.limits).recommended(required)
@@ -78,6 +84,31 @@ def room_for(
     """How a loaded instance would have the KV cache for one more request; None if it cannot."""
     blocks = request_blocks(owner, held, instance.footprint, instance.context_tokens_max)
     return _room(turn, instance, instance.required_blocks + blocks)
+
+
+def room_for_all(
+    turn: Turn, owner: DeploymentEntry, instance: InstanceEntry, coming: Sequence[RequestEntry]
+) -> Room | None:
+    """The same for several."""
+    footprint, context = instance.footprint, instance.context_tokens_max
+    blocks = sum(request_blocks(owner, held, footprint, context) for held in coming)
+    return _room(turn, instance, instance.required_blocks + blocks)
+
+
+def missing_bytes(
+    turn: Turn, owner: DeploymentEntry, instance: InstanceEntry, held: RequestEntry | None = None
+) -> int:
+    """By how much M_require, with one more request or without, does not fit though all idle
+    instances went; 0 where a grow has just failed, for then it is not memory that is missing.
+    """
+    if turn.now_s < instance.grow_again_s:
+        return 0
+    footprint, context = instance.footprint, instance.context_tokens_max
+    blocks = request_blocks(owner, held, footprint, context) if held is not None else 0
+    required = max(instance.required_blocks + blocks, least_blocks(turn.limits, footprint, context))
+    idle_bytes = sum(size_bytes for _, size_bytes in _idle_beside(turn, instance))
+    more_bytes = footprint.instance_bytes(required) - instance.promised_bytes
+    return max(more_bytes - instance.node.station.free_bytes - idle_bytes, 0)
 
 
 def _room(turn: Turn, instance: InstanceEntry, requested_blocks: int) -> Room | None:
@@ -96,9 +127,15 @@ def _room(turn: Turn, instance: InstanceEntry, requested_blocks: int) -> Room | 
             return Room(kv_blocks=kv_blocks)
     held_bytes = station.size_bytes(instance.instance_id)
     missing_bytes = footprint.instance_bytes(required) - held_bytes - station.free_bytes
-    others = [idle for idle in instance.node.reclaimable() if idle[0] != instance.instance_id]
-    reclaim = enough(others, missing_bytes)
+    reclaim = enough(_idle_beside(turn, instance), missing_bytes)
     return Room(kv_blocks=required, reclaim=reclaim) if reclaim else None
+
+
+def _idle_beside(turn: Turn, instance: InstanceEntry) -> list[tuple[InstanceId, int]]:
+    """Other instances of its node that may go now, with their bytes."""
+    if instance.device not in turn.policy.reclaims:
+        return []
+    return [idle for idle in instance.node.reclaimable() if idle[0] != instance.instance_id]
 
 
 def claim(
@@ -126,8 +163,11 @@ def note_longer(turn: Turn, instance: InstanceEntry, held: RequestEntry) -> None
     """A request has more tokens. Once it is longer than expected, its demand grows with it, and so
     does the cache.
     """
+    footprint = instance.footprint
+    if held.tokens < held.required_blocks * footprint.block_tokens:
+        return
     tokens = min(held.tokens + 1, held.request.tokens_max, instance.context_tokens_max)
-    blocks = instance.footprint.blocks_for(tokens)
+    blocks = footprint.blocks_for(tokens)
     if blocks > held.required_blocks:
         instance.required_blocks += blocks - held.required_blocks
         held.required_blocks = blocks
@@ -145,7 +185,8 @@ def grow(turn: Turn, instance: InstanceEntry, needed_s: float) -> bool:
 
 def shrink(turn: Turn, instance: InstanceEntry) -> None:
     """Give back what is far more than its requests need: late, for the next ones may come soon."""
-    if instance.state is not InstanceState.READY or instance.profiling:
+    fixed = turn.policy.parts is not None
+    if fixed or instance.state is not InstanceState.READY or instance.profiling:
         return
     least = least_blocks(turn.limits, instance.footprint, instance.context_tokens_max)
     required = max(instance.required_blocks, least)
@@ -171,6 +212,8 @@ def park_cache(turn: Turn, instance: InstanceEntry) -> None:
 def resize(turn: Turn, instance: InstanceEntry, kv_blocks: int, needed_s: float) -> None:
     """Have a KV cache of so many blocks, which must fit."""
     size_bytes = instance.footprint.instance_bytes(kv_blocks)
+    if kv_blocks < instance.promised_blocks:
+        instance.node.eased += 1
     issue(turn, instance, MemoryOperationKind.RESIZE, size_bytes, needed_s)
 
 
@@ -231,5 +274,6 @@ def let_go(turn: Turn, instance: InstanceEntry) -> None:
     node says that it is gone.
     """
     instance.state = advance(INSTANCE, instance.state, InstanceState.UNLOADING)
+    instance.node.eased += 1
     issue(turn, instance, MemoryOperationKind.UNLOAD, 0, turn.now_s)
     turn.room_appeared = True

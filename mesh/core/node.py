@@ -82,10 +82,16 @@ class NodeCore:
         if node.stepping is not None:
             return
         delivery_s = self._limits.delivery_s_max
-        slowdown = node.load_slowdown.latest if node.loading() else 1.0
-        lanes = [i.lane(turn.now_s, delivery_s, slowdown) for i in node.instances.values()]
+        loading = node.loading()
+        slowdown = node.load_slowdown.latest if loading else 1.0
+        lanes = [
+            lane
+            for instance in node.instances.values()
+            if instance.requests
+            and (lane := instance.lane(turn.now_s, delivery_s, slowdown)) is not None
+        ]
         grant = next_turn(
-            [lane for lane in lanes if lane is not None],
+            lanes,
             turn.now_s,
             prefill_tokens_max=self._limits.prefill_tokens_max,
             rule=node.turns,
@@ -99,7 +105,7 @@ class NodeCore:
         node.stepping = grant.lane.instance_id
         node.instances[node.stepping].promising = False
         node.steps_started += 1
-        node.step_started_s, node.step_beside_load = turn.now_s, node.loading()
+        node.step_started_s, node.step_beside_load = turn.now_s, loading
         turn.engine(
             StartStep(instance_id=grant.lane.instance_id, prefill_tokens_max=grant.prefill_tokens)
         )
@@ -208,7 +214,7 @@ class NodeCore:
             ),
             prefill_left=len(request.prompt_tokens) + len(order.output_tokens),
         )
-        instance.promising = True
+        instance.promising, instance.kept_lane = True, None
         turn.engine(
             SubmitToEngine(
                 instance_id=command.instance_id,

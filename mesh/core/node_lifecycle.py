@@ -51,12 +51,13 @@ def load(turn: NodeTurn, node: LocalNode, command: LoadInstance) -> None:
     if node.has_unbooked():
         instance.state = LocalState.WAITING
     else:
-        _start_load(turn, instance)
+        _start_load(turn, node, instance)
 
 
-def _start_load(turn: NodeTurn, instance: LocalInstance) -> None:
+def _start_load(turn: NodeTurn, node: LocalNode, instance: LocalInstance) -> None:
     command = instance.command
     instance.state = LocalState.LOADING
+    node.loads += 1
     turn.engine(
         StartLoad(
             instance_id=command.instance_id,
@@ -76,7 +77,7 @@ def _gone(turn: NodeTurn, node: LocalNode, instance: LocalInstance) -> None:
         return
     for other in node.instances.values():
         if other.state is LocalState.WAITING:
-            _start_load(turn, other)
+            _start_load(turn, node, other)
         elif other.state is LocalState.READY and other.growth_waiting is not None:
             _start_resize(turn, other, other.growth_waiting)
 
@@ -164,6 +165,8 @@ def loading(
     instance = node.instances.get(event.instance_id)
     if instance is None:
         return
+    if isinstance(event, LoadFinished | LoadBroke):
+        node.loads -= 1
     instance_id = event.instance_id
     match event:
         case LoadProgressed():
@@ -267,5 +270,5 @@ def abandon(turn: NodeTurn, node: LocalNode) -> None:
 def drop(turn: NodeTurn, instance: LocalInstance, held: LocalRequest) -> None:
     """Take a request off its instance; it frees its place within the iteration under way."""
     del instance.requests[held.request_id]
-    instance.promising = True
+    instance.promising, instance.kept_lane = True, None
     turn.engine(AbortInEngine(instance_id=instance.instance_id, request_id=held.request_id))

@@ -21,6 +21,8 @@ from mesh.request.shadow import OVERESTIMATE
 
 LOAD_SLOWDOWN = 2.0
 """By which a load lengthens the iterations beside it, until this node has learned its own."""
+FACTOR_KEPT_S = 0.05
+"""Time in which a correction of the times fades by next to nothing."""
 
 
 class LocalState(StrEnum):
@@ -49,19 +51,20 @@ class LocalRequest:
     """When its next token is due."""
     prefill_left: int
     """Prompt tokens, and tokens of an earlier attempt, still to compute."""
+    tokens: int = field(init=False)
+    """Of its prompt and its output so far."""
+
+    def __post_init__(self) -> None:
+        self.tokens = len(self.order.request.prompt_tokens) + self.output_tokens
 
     @property
     def request_id(self) -> RequestId:
         return self.order.request.request_id
 
-    @property
-    def tokens(self) -> int:
-        """Of its prompt and its output so far."""
-        return len(self.order.request.prompt_tokens) + self.output_tokens
-
     def note_tokens(self, count: int, now_s: float) -> None:
         """It has so many more tokens."""
         self.output_tokens += count
+        self.tokens += count
         self.prefill_left = 0
         for _ in range(count):
             self.due_s = next_due_s(self.due_s, self.order.slo.tpot_s, now_s)
@@ -94,6 +97,10 @@ class LocalInstance:
     """Sizes of iterations that the engine has not met on it yet; see `mesh.core.priming`."""
     passed: int = 0
     """Turns in a row that passed it over."""
+    kept_lane: Lane | None = None
+    """Its work as `lane` gave it last. Whoever changes its requests or its profile resets it."""
+    kept_until_s: float = 0.0
+    kept_slowdown: float = 1.0
     unbooked: bool = False
     """It was loading or leaving when a link broke: no later controller knows of its memory."""
     error: str = ""
@@ -118,28 +125,42 @@ class LocalInstance:
         """
         if self.state is not LocalState.READY or not self.requests or not self.promising:
             return None
+        lane = self.kept_lane
+        if lane is not None and now_s < self.kept_until_s and slowdown == self.kept_slowdown:
+            return lane
+        factor = self.correction.factor(now_s) * OVERESTIMATE * slowdown
+        if lane is None:
+            lane = self.kept_lane = self._filled_lane(now_s, delivery_s, factor)
+        elif lane.times.factor != factor:
+            lane.times = Times(self.profile, factor)
+            lane.predict()
+            lane.sort_dues(now_s)
+        self.kept_until_s, self.kept_slowdown = now_s + FACTOR_KEPT_S, slowdown
+        return lane
+
+    def _filled_lane(self, now_s: float, delivery_s: float, factor: float) -> Lane:
         requests = self.requests.values()
         tpot_s = next(iter(requests)).order.slo.tpot_s
         margin_s = min(delivery_s, tpot_s / 4)
-        factor = self.correction.factor(now_s) * OVERESTIMATE
         lane = Lane(
             instance_id=self.instance_id,
-            times=Times(self.profile, factor * slowdown),
+            times=Times(self.profile, factor),
             tpot_s=tpot_s,
             passed=self.passed,
         )
+        dues_s, oldest_s, context_tokens = lane.dues_s, inf, 0
         for held in requests:
-            due_s = held.due_s - margin_s
-            if held.start_s < lane.oldest_s:
-                lane.oldest_s = held.start_s
-            if held.prefill_left:
-                left = held.prefill_left
-                prompt = Prompt(left=left, past=held.tokens - left, due_s=due_s)
-                lane.prompts.append(prompt)
+            if held.start_s < oldest_s:
+                oldest_s = held.start_s
+            left = held.prefill_left
+            if left:
+                due_s = held.due_s - margin_s
+                lane.prompts.append(Prompt(left=left, past=held.tokens - left, due_s=due_s))
             else:
-                lane.batch += 1
-                lane.context_tokens += held.tokens
-                lane.add(due_s, now_s)
+                dues_s.append(held.due_s - margin_s)
+                context_tokens += held.tokens
+        lane.batch, lane.context_tokens, lane.oldest_s = len(dues_s), context_tokens, oldest_s
+        lane.sort_dues(now_s)
         lane.predict()
         return lane
 
@@ -182,6 +203,8 @@ class LocalNode:
     """Sources being imported."""
     survey: LocalSurvey | None = None
     turns: TurnRule = TurnRule.HEADROOM
+    loads: int = 0
+    """Under way in the engine."""
     steps_started: int = 0
     stepping: InstanceId | None = None
     """Whose iteration is under way, a measured one or a real one."""
@@ -197,8 +220,7 @@ class LocalNode:
 
     def loading(self) -> bool:
         """Whether a load takes part of the machine."""
-        at_it = (LocalState.LOADING, LocalState.ABANDONED)
-        return any(instance.state in at_it for instance in self.instances.values())
+        return self.loads > 0
 
     def has_unbooked(self) -> bool:
         """Whether something takes memory that no controller knows of."""

@@ -1,6 +1,6 @@
 """Administrative calls under way: begun, answered once, and undone when they fail."""
 
-from mesh.core.cell import OperationEntry, OperationKind
+from mesh.core.cell import OperationEntry
 from mesh.core.turn import Turn
 from mesh.domain.actions import ReplyError, ReplyProgress, SendCommand, SetTimer
 from mesh.domain.events import OperationExpired
@@ -14,6 +14,7 @@ from mesh.domain.messages import (
     ProfileFailed,
     ProfileProgress,
 )
+from mesh.domain.reasons import OperationKind
 
 
 def begin(turn: Turn, operation: OperationEntry) -> bool:

@@ -6,7 +6,7 @@ every node of the same fingerprint, running instances included.
 """
 
 from mesh.compute.correction import Correction
-from mesh.core.cell import DeploymentEntry, InstanceEntry, NodeEntry, OperationEntry, OperationKind
+from mesh.core.cell import DeploymentEntry, InstanceEntry, NodeEntry, OperationEntry
 from mesh.core.instances import start_instance
 from mesh.core.memory import least_blocks, resize
 from mesh.core.operations import begin, fail_operation, release_instance, reply_error
@@ -16,6 +16,7 @@ from mesh.domain.events import ProfileRequested
 from mesh.domain.ids import NodeId
 from mesh.domain.lifecycle import INSTANCE, InstanceState, NodeState, advance
 from mesh.domain.messages import LoadProgress, ProfileDone, ProfileInstance, UseProfile
+from mesh.domain.reasons import OperationKind
 
 
 def request_profile(turn: Turn, asked: ProfileRequested) -> None:

@@ -17,18 +17,18 @@ from mesh.core.cell import DeploymentEntry, InstanceEntry, RequestEntry
 from mesh.core.ending import refuse_all_queued
 from mesh.core.hopeless import refuse_hopeless
 from mesh.core.instances import note_idle, start_instance
-from mesh.core.memory import Room, claim, room_for, shrink
+from mesh.core.memory import missing_bytes, room_for, shrink
 from mesh.core.overtaking import must_give_way, note_overtaken
+from mesh.core.preemption import preempt
 from mesh.core.profiling import advance_profiles
 from mesh.core.replicas import keep_minima
 from mesh.core.schedule import first_due_s, grace_s, verdict_on
+from mesh.core.submitting import submit
 from mesh.core.turn import Turn
-from mesh.domain.actions import SendCommand, SetTimer, TellWaiting
+from mesh.domain.actions import SetTimer, TellWaiting
 from mesh.domain.events import PlaceRetryDue
-from mesh.domain.lifecycle import REQUEST, InstanceState, RequestState, advance
-from mesh.domain.messages import SubmitRequest
+from mesh.domain.lifecycle import InstanceState
 from mesh.domain.reasons import RefusalReason
-from mesh.domain.request import RequestOrder
 from mesh.domain.units import format_bytes
 from mesh.request.placement import NoRoom
 from mesh.request.shadow import Verdict
@@ -72,10 +72,13 @@ def retry(turn: Turn) -> None:
 
 def _fill(turn: Turn) -> None:
     deployments = turn.cell.deployments
-    names = list(deployments if turn.room_appeared else turn.to_fill)
+    if turn.room_appeared:
+        waiting = [entry for entry in deployments.values() if entry.queue]
+    else:
+        filled = [deployments.get(name) for name in turn.to_fill]
+        waiting = [entry for entry in filled if entry is not None and entry.queue]
     turn.room_appeared = False
     turn.to_fill.clear()
-    waiting = [entry for name in names if (entry := deployments.get(name)) and entry.queue]
     if len(waiting) > 1:
         waiting.sort(key=lambda d: (d.queue[0].arrival_s, d.spec.name))
     for entry in waiting:
@@ -154,11 +157,29 @@ def _place(
             break
         if _in_time(turn, instance, held):
             note_overtaken(turn, instance.node, held)
-            _submit(turn, entry, held, instance, room)
+            submit(turn, entry, held, instance, room)
             return True
+    if only is None and held.short_of_memory and not stopped and held is entry.queue[0]:
+        return _preempt(turn, entry, held)
     if only is not None or stopped:
         # What was not looked at is as it was.
         held.refused = held.refused or before
+    return False
+
+
+def _preempt(turn: Turn, entry: DeploymentEntry, held: RequestEntry) -> bool:
+    """Place a request in the memory of smaller neighbours."""
+    for instance in list(entry.candidates):
+        if not instance.takes_now or instance.is_full or not turn.validations_left:
+            continue
+        lacking = missing_bytes(turn, entry, instance, held)
+        if not lacking or not _in_time(turn, instance, held):
+            continue
+        if preempt(turn, instance, lacking, enqueue):
+            room = room_for(turn, entry, instance, held)
+            assert room is not None, f"{lacking} B were freed beside {instance.instance_id}"
+            submit(turn, entry, held, instance, room)
+            return True
     return False
 
 
@@ -184,10 +205,13 @@ def _in_time(turn: Turn, instance: InstanceEntry, held: RequestEntry) -> bool:
             next_due_s=first_due_s(held) + grace_s(instance, held),
             now_s=turn.now_s,
             limits=turn.limits,
+            may_be_late=held.attempt > 0,
         )
         if verdict is Verdict.PASSES:
             return True
-        if verdict is not Verdict.FIRST_TOKEN_LATE:
+        if verdict is Verdict.TPOT_EXCEEDED:
+            instance.exceeded = (instance.node.eased, held.tokens)
+        elif verdict is not Verdict.FIRST_TOKEN_LATE:
             turn.refusals[instance.instance_id] = (verdict, held.tokens)
     held.turn_down(verdict)
     return False
@@ -195,40 +219,18 @@ def _in_time(turn: Turn, instance: InstanceEntry, held: RequestEntry) -> bool:
 
 def _known_refusal(turn: Turn, instance: InstanceEntry, held: RequestEntry) -> Verdict | None:
     """Why the instance will not do, if that is known without looking: somebody earlier has to be
-    let through, or no longer request than this has been refused there in this very turn. One that
-    was too late itself says nothing about those that are due later.
+    let through, its node has got no less to compute since it had no time for one that was no
+    longer, or such a one has been refused there in this very turn. One that was too late
+    itself says nothing about those that are due later.
     """
     if must_give_way(turn, instance.node, held):
         return Verdict.DELAYS_RUNNING
+    eased, tokens = instance.exceeded
+    if eased == instance.node.eased and held.tokens >= tokens:
+        turn.validations_left -= 1
+        return Verdict.TPOT_EXCEEDED
     verdict, tokens = turn.refusals.get(instance.instance_id, (None, 0))
-    return verdict if verdict is Verdict.TPOT_EXCEEDED or held.tokens >= tokens else None
-
-
-def _submit(
-    turn: Turn, entry: DeploymentEntry, held: RequestEntry, instance: InstanceEntry, room: Room
-) -> None:
-    node = instance.node
-    if node.is_idle():
-        node.iteration_started_s = turn.now_s
-    held.state = advance(REQUEST, held.state, RequestState.RUNNING)
-    held.attempt += 1
-    held.instance = instance
-    held.grace_s = grace_s(instance, held)
-    held.due_s = first_due_s(held) + held.grace_s
-    held.submitted_s, held.prefill_left = turn.now_s, held.tokens
-    claim(turn, entry, instance, held, room)
-    instance.requests[held.request.request_id] = held
-    entry.candidates.rank(instance)
-    order = RequestOrder(
-        request=held.request,
-        attempt=held.attempt,
-        output_tokens=tuple(held.output_tokens),
-        slo=held.slo,
-        age_s=turn.now_s - held.arrival_s,
-        grace_s=held.grace_s,
-    )
-    command = SubmitRequest(instance_id=instance.instance_id, order=order)
-    turn.act(SendCommand(link_id=node.link_id, command=command))
+    return verdict if held.tokens >= tokens else None
 
 
 def _scale_out(turn: Turn, entry: DeploymentEntry) -> None:

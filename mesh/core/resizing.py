@@ -28,6 +28,7 @@ def resized(turn: Turn, node: NodeEntry, said: KvResized) -> None:
     if asked is not None and size_bytes < asked.size_bytes:
         instance.grow_again_s = turn.now_s + turn.limits.grow_retry_s
     start_operations(turn, node, node.station.done(instance.instance_id, size_bytes))
+    node.eased += 1
     turn.room_appeared = True
 
 
@@ -40,6 +41,7 @@ def take_over(turn: Turn, instance: InstanceEntry, kv_blocks: int) -> None:
         instance.kv_blocks = kv_blocks
         size_bytes = instance.footprint.instance_bytes(kv_blocks)
         start_operations(turn, instance.node, station.record(instance.instance_id, size_bytes))
+        instance.node.eased += 1
         turn.room_appeared = True
 
 

@@ -5,6 +5,7 @@ Reports lag behind the node by the link's delay, so that the iteration in flight
 node began it when it reported the one before.
 """
 
+from collections.abc import Sequence
 from math import inf
 
 from mesh.compute.times import Times
@@ -35,17 +36,30 @@ def verdict_on(
     next_due_s: float,
     now_s: float,
     limits: CellLimits,
+    beside: Sequence[RequestEntry] = (),
+    may_be_late: bool = False,
 ) -> Verdict:
-    """Whether a loaded instance can take a request whose next token is due at `next_due_s`."""
+    """Whether a loaded instance can take a request whose next token is due at `next_due_s`, and
+    those beside it that have been promised it already.
+    """
     node = instance.node
     if not (instance.profile and instance.profile.measured) and node.is_idle():
         # An estimate may be wrong by far; a single request finds out, and corrects it.
         return Verdict.PASSES
+    if _decodes_share_with(instance, held, now_s) > 1.0:
+        return Verdict.TPOT_EXCEEDED
     schedule, lanes = _schedule(node, now_s, limits)
     lane = lanes.get(instance.instance_id)
     if lane is None:
         lane = _lane(instance, held.slo, now_s)
-    return validate(schedule, _newcomer(lane, held, next_due_s, now_s))
+        if beside:
+            schedule.lanes.append(lane)
+    coming = [(lane, _prompt(other, first_due_s(other) + other.grace_s)) for other in beside]
+    schedule.joining = (*schedule.joining, *coming)
+    newcomer = Newcomer(
+        lane=lane, prompt=_prompt(held, next_due_s), joins_s=now_s, may_be_late=may_be_late
+    )
+    return validate(schedule, newcomer)
 
 
 def verdict_on_start(
@@ -54,24 +68,30 @@ def verdict_on_start(
     load_s: float,
     held: RequestEntry,
     *,
+    share: float,
     next_due_s: float,
     now_s: float,
     limits: CellLimits,
+    may_be_late: bool = False,
 ) -> Verdict:
-    """Whether a node can take a new instance, whose load takes `load_s`, for this request.
-
-    The load is granted on top of the request's deadline, but not on top of anybody else's.
+    """Whether a node can take a new instance, whose load takes `load_s`, for this request, whose
+    next token is due at `next_due_s`. `share` is the node's `decodes_share`.
     """
     if not profile.measured and node.is_idle():
         return Verdict.PASSES
+    times = Times(profile, OVERESTIMATE)
+    decode_s = times.decode_s(1, held.tokens + LOOKAHEAD_TOKENS)
+    if share + decode_s / held.slo.tpot_s > 1.0:
+        return Verdict.TPOT_EXCEEDED
     schedule, _ = _schedule(node, now_s, limits)
-    lane = Lane(
-        instance_id=InstanceId("new"),
-        times=Times(profile, OVERESTIMATE),
-        tpot_s=held.slo.tpot_s,
+    lane = Lane(instance_id=InstanceId("new"), times=times, tpot_s=held.slo.tpot_s)
+    newcomer = Newcomer(
+        lane=lane,
+        prompt=_prompt(held, next_due_s),
+        joins_s=now_s + load_s,
+        loads=True,
+        may_be_late=may_be_late,
     )
-    newcomer = _newcomer(lane, held, next_due_s + load_s, now_s + load_s)
-    newcomer.loads = True
     return validate(schedule, newcomer)
 
 
@@ -120,6 +140,44 @@ def in_time_alone(
     return now_s + seconds <= first_due_s(held) + grace_s(instance, held)
 
 
+def decodes_share(node: NodeEntry, now_s: float) -> float:
+    """What validation looks at first: one decode of each instance over its TPOT SLO, summed. Were
+    it above 1 with a request, that would be TPOT_EXCEEDED. On a full node that is the answer nearly
+    always, so that it must not cost a copy of the schedule.
+    """
+    computing = [i for i in node.instances.values() if _computes(i)]
+    return sum(_decode_share(i, len(i.requests), i.tokens, now_s) for i in computing)
+
+
+def _decodes_share_with(into: InstanceEntry, held: RequestEntry, now_s: float) -> float:
+    """The same of its node once the request is in a loaded instance."""
+    share = 0.0
+    for instance in into.node.instances.values():
+        if instance is into and instance.requests:
+            batch, tokens = len(into.requests) + 1, into.tokens + held.tokens
+            share += _decode_share(into, batch, tokens, now_s)
+        elif _computes(instance):
+            share += _decode_share(instance, len(instance.requests), instance.tokens, now_s)
+    if not into.requests:
+        decode_s = _times(into, now_s).decode_s(1, held.tokens + LOOKAHEAD_TOKENS)
+        share += decode_s / held.slo.tpot_s
+    return share
+
+
+def _decode_share(instance: InstanceEntry, batch: int, tokens: int, now_s: float) -> float:
+    tpot_s = next(iter(instance.requests.values())).slo.tpot_s
+    return _times(instance, now_s).decode_s(batch, tokens / batch + LOOKAHEAD_TOKENS) / tpot_s
+
+
+def _computes(instance: InstanceEntry) -> bool:
+    return bool(instance.requests) and instance.state is not InstanceState.LOADING
+
+
+def _times(instance: InstanceEntry, now_s: float) -> Times:
+    assert instance.profile is not None
+    return Times(instance.profile, instance.correction.planned(now_s) * OVERESTIMATE)
+
+
 def _schedule(
     node: NodeEntry, now_s: float, limits: CellLimits
 ) -> tuple[Schedule, dict[InstanceId, Lane]]:
@@ -130,7 +188,7 @@ def _schedule(
     for instance in node.instances.values():
         if instance.state is InstanceState.LOADING:
             slow_until_s = max(slow_until_s, _load_ends_s(instance, now_s))
-        elif instance.requests:
+        elif _computes(instance):
             slo = next(iter(instance.requests.values())).slo
             lane = lanes[instance.instance_id] = _lane(instance, slo, now_s)
             _fill(lane, instance, started_s, joining, now_s)
@@ -149,13 +207,7 @@ def _schedule(
 
 def _lane(instance: InstanceEntry, slo: Slo, now_s: float) -> Lane:
     """Without work. How often turns have passed it over, its node does not tell."""
-    assert instance.profile is not None
-    factor = instance.correction.planned(now_s) * OVERESTIMATE
-    return Lane(
-        instance_id=instance.instance_id,
-        times=Times(instance.profile, factor),
-        tpot_s=slo.tpot_s,
-    )
+    return Lane(instance_id=instance.instance_id, times=_times(instance, now_s), tpot_s=slo.tpot_s)
 
 
 def _fill(
@@ -166,24 +218,27 @@ def _fill(
     now_s: float,
 ) -> None:
     """Put the instance's requests into its lane; those that came after the iteration began join."""
+    dues_s = lane.dues_s
+    context_tokens = 0
     for held in instance.requests.values():
         left = held.prefill_left
         if not left:
-            lane.batch += 1
-            lane.context_tokens += held.tokens
-            lane.add(held.due_s, now_s)
+            context_tokens += held.tokens
+            dues_s.append(held.due_s)
             continue
         prompt = Prompt(left=left, past=held.tokens - left, due_s=held.due_s)
         if started_s is not None and held.submitted_s > started_s:
             joining.append((lane, prompt))
         else:
             lane.prompts.append(prompt)
+    lane.batch, lane.context_tokens = len(dues_s), context_tokens
+    lane.sort_dues(now_s)
     lane.predict()
 
 
-def _newcomer(lane: Lane, held: RequestEntry, next_due_s: float, joins_s: float) -> Newcomer:
-    prompt = Prompt(left=held.tokens, past=0, due_s=next_due_s)
-    return Newcomer(lane=lane, prompt=prompt, joins_s=joins_s, may_be_late=held.attempt > 0)
+def _prompt(held: RequestEntry, due_s: float) -> Prompt:
+    """Of a request that has to be computed from its first token."""
+    return Prompt(left=held.tokens, past=0, due_s=due_s)
 
 
 def _load_ends_s(instance: InstanceEntry, now_s: float) -> float:

@@ -3,7 +3,8 @@
 from mesh.core.cell import DeploymentEntry, InstanceEntry, RequestEntry
 from mesh.core.ending import abort_on_node, count_refusal, end, refuse
 from mesh.core.hopeless import has_node
-from mesh.core.memory import grow, note_longer
+from mesh.core.memory import grow, missing_bytes, note_longer
+from mesh.core.preemption import preempt
 from mesh.core.queueing import enqueue
 from mesh.core.turn import Turn
 from mesh.domain.actions import DeliverTokens, RefuseRequest, StoreHistory
@@ -66,7 +67,10 @@ def deliver(turn: Turn, outputs: RequestTokens) -> None:
         message = f"token {len(held.output_tokens)} was due, {outputs.first_index} came"
         requeue(turn, held, RefusalReason.ENGINE_FAILED, message)
         return
-    held.output_tokens.extend(outputs.token_ids)
+    count = len(outputs.token_ids)
+    held.output_tokens += outputs.token_ids
+    held.tokens += count
+    held.instance.tokens += count
     held.prefill_left = 0
     for _ in outputs.token_ids:
         held.due_s = next_due_s(held.due_s, held.slo.tpot_s, turn.now_s)
@@ -100,16 +104,21 @@ def cancel(turn: Turn, request_id: RequestId) -> None:
 
 
 def relieve(turn: Turn, instance: InstanceEntry) -> None:
-    """The instance's KV blocks do not do for its requests. Unless more are on their way, it grows;
-    if it cannot, the request with the longest headroom gives its own up and continues elsewhere,
-    or later, with its tokens so far (LLM-Mesh §6.4).
+    """The instance's KV blocks do not do for its requests. Unless more are on their way, it grows,
+    for which smaller neighbours may have to go; if it cannot, the request with the longest headroom
+    gives its own up and continues elsewhere, or later, with its tokens so far (LLM-Mesh §6.4).
     """
     missing = instance.required_blocks > instance.kv_blocks
     if not missing or instance.node.station.is_pending(instance.instance_id):
         return
     longest = max(instance.requests.values(), key=lambda r: (r.due_s, r.request.request_id))
+    owner = turn.cell.deployments.get(instance.deployment)
     if grow(turn, instance, turn.now_s):
         return
+    if owner is not None:
+        lacking = missing_bytes(turn, owner, instance)
+        if preempt(turn, instance, lacking, enqueue) and grow(turn, instance, turn.now_s):
+            return
     longest.evictions += 1
     message = (
         f"evicted from {instance.instance_id}: its {instance.kv_blocks} KV blocks did not do for "

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from mesh.core.cell import Cell, InstanceEntry
+from mesh.core.cell import Cell, InstanceEntry, NodeEntry
 from mesh.domain.actions import ControllerAction
-from mesh.domain.ids import DeploymentName, InstanceId
+from mesh.domain.deployment import DeploymentSpec
+from mesh.domain.ids import DeploymentName, InstanceId, NodeId
 from mesh.domain.limits import CellLimits
 from mesh.policy.interface import Policy
 from mesh.request.shadow import Verdict
@@ -27,8 +28,15 @@ class Turn:
     """Deployments whose own queue may find a place now, in the order in which that came up."""
     refusals: dict[InstanceId, tuple[Verdict, int]] = field(default_factory=dict)
     """Instances that would not keep an SLO, why, and for how many tokens of prompt."""
+    decodes_shares: dict[NodeId, float] = field(default_factory=dict)
+    """What is known of nodes (see `mesh.core.schedule.decodes_share`); none whose requests changed
+    since."""
     released: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
     """Instances that lost a request in this turn, and are idle if the queues do not refill them."""
+
+    def takes(self, node: NodeEntry, spec: DeploymentSpec) -> bool:
+        """Whether the node takes new instances of a deployment, and the policy uses such nodes."""
+        return node.device in self.policy.devices and node.takes(spec.devices)
 
     def act(self, action: ControllerAction) -> None:
         self.actions.append(action)

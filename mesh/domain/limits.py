@@ -43,6 +43,10 @@ class CellLimits:
     """After its keep-alive an instance stays, without KV cache, for so long at most."""
     evictions_max: int = 8
     """Of one request, for want of KV blocks."""
+    preempted_max: int = 2
+    """Moves of one request for another instance's sake, evictions counted; one that has been moved
+    so often stays.
+    """
     grow_retry_s: float = 2.0
     """Pause after a KV cache did not grow as asked before it is to grow again."""
     history_store_s: float = 30.0

@@ -37,27 +37,29 @@ class Grid:
 
     def at(self, row: float, column: float) -> float:
         """Seconds at these sizes."""
-        rows, columns, seconds = self.rows, self.columns, self.seconds
-        low, high, share = _between(rows, row)
-        left, right, part = _between(columns, column)
-        upper, lower = seconds[low], seconds[high]
-        first = upper[left] + (upper[right] - upper[left]) * part
-        value = first + (lower[left] + (lower[right] - lower[left]) * part - first) * share
-        if row > rows[-1]:
+        rows, columns = self.rows, self.columns
+        high, right = bisect_right(rows, row), bisect_right(columns, column)
+        left, part = right - 1, 0.0
+        if right == len(columns):
+            right = left
+        elif right == 0:
+            left = 0
+        else:
+            before = columns[left]
+            part = (column - before) / (columns[right] - before)
+        upper = self.seconds[high - 1 if high else 0]
+        value = upper[left] + (upper[right] - upper[left]) * part
+        if 0 < high < len(rows):
+            low = rows[high - 1]
+            if row > low:
+                lower = self.seconds[high]
+                beyond = lower[left] + (lower[right] - lower[left]) * part
+                value += (beyond - value) * ((row - low) / (rows[high] - low))
+        elif high:
             value *= row / rows[-1]
         if column > columns[-1] > 0:
             value *= column / columns[-1]
         return value
-
-
-def _between(points: tuple[int, ...], size: float) -> tuple[int, int, float]:
-    """The points on both sides of a size, and how far it is from the first to the second."""
-    high = bisect_right(points, size)
-    if high == 0 or high == len(points):
-        end = max(high - 1, 0)
-        return end, end, 0.0
-    low = high - 1
-    return low, high, (size - points[low]) / (points[high] - points[low])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,6 @@
-"""Why things end: low-cardinality enums, alike as messages, metric labels and journal values."""
+"""Why things end, and kinds of them: low-cardinality enums, alike as messages, metric labels and
+journal values.
+"""
 
 from enum import StrEnum
 
@@ -41,6 +43,8 @@ class TurnRule(StrEnum):
     """The one whose request can be delayed least (LLM-Mesh §5.1)."""
     FIRST_COME = "first_come"
     """The one with the oldest request."""
+    ALTERNATE = "alternate"
+    """The one whose last turn is longest ago: equal shares of the node."""
 
 
 class DeviceKind(StrEnum):
@@ -48,3 +52,12 @@ class DeviceKind(StrEnum):
 
     CPU = "cpu"
     GPU = "gpu"
+
+
+class OperationKind(StrEnum):
+    """What an operator asked for."""
+
+    DEPLOY = "deploy"
+    DELETE = "delete"
+    SCALE = "scale"
+    PROFILE = "profile"

@@ -82,6 +82,15 @@ class ReservationStation:
         holding = self._holdings.get(instance_id)
         return holding.promised_bytes if holding else 0
 
+    def held_bytes(self, instance_id: InstanceId) -> int:
+        """What an instance may hold at this moment; 0 for an unknown one."""
+        holding = self._holdings.get(instance_id)
+        return holding.tracked_bytes if holding else 0
+
+    def holders(self) -> tuple[InstanceId, ...]:
+        """Every instance that holds memory, or is promised some."""
+        return tuple(self._holdings)
+
     def waiting(self) -> tuple[MemoryOperation, ...]:
         """Issued and not started, in the order in which they wake."""
         found = [h.waiting for h in self._holdings.values() if h.waiting is not None]

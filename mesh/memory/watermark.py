@@ -30,16 +30,9 @@ class Watermark:
         return current
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """Of one request, in tokens."""
-
-    prompt_tokens: int
-    output_tokens: int
-    """So far."""
-    output_tokens_max: int
-
-    def tokens(self, output_tokens_mean: float) -> int:
-        """I + max(O, mean O), of eq. 2."""
-        expected = max(self.output_tokens, ceil(output_tokens_mean))
-        return self.prompt_tokens + min(expected, self.output_tokens_max)
+def expected_tokens(
+    prompt_tokens: int, output_tokens: int, *, output_tokens_max: int, output_tokens_mean: float
+) -> int:
+    """I + max(O, mean O) of one request, of eq. 2; `output_tokens` are those so far."""
+    expected = max(output_tokens, ceil(output_tokens_mean))
+    return prompt_tokens + min(expected, output_tokens_max)

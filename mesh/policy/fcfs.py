@@ -1,6 +1,6 @@
 """`fcfs`: first come, first served, and nobody is turned away for an SLO. A baseline."""
 
-from mesh.domain.reasons import TurnRule
+from mesh.domain.reasons import DeviceKind, TurnRule
 from mesh.policy.interface import InstanceView, NodeView, Rank
 from mesh.policy.parts import fullest_instance, fullest_node
 
@@ -10,7 +10,13 @@ class FirstComeFirstServed:
 
     name = "fcfs"
     turns = TurnRule.FIRST_COME
+    devices = (DeviceKind.CPU, DeviceKind.GPU)
+    parts = None
     validates = False
+    refuses_late = False
+    reclaims = (DeviceKind.CPU, DeviceKind.GPU)
+    preempts = False
+    consolidates = False
 
     def instance_rank(self, instance: InstanceView) -> Rank:
         return fullest_instance(instance)

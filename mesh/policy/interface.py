@@ -1,9 +1,10 @@
 """What a policy decides, and what it sees for it.
 
-A policy ranks candidates by keys; whether a candidate can take the request is not its matter but
-that of admission (`mesh.request`). It sees read-only views of live state, never a copy of the
-cluster, and candidates are kept in order incrementally: a key may only depend on what the view
-says, and the core ranks an instance anew whenever its batch changes.
+A policy ranks candidates by keys, and says by a few traits how nodes are shared and what is done
+when they are full; whether a candidate can take the request is not its matter but that of admission
+(`mesh.request`). It sees read-only views of live state, never a copy of the cluster, and candidates
+are kept in order incrementally: a key may only depend on what the view says, and the core ranks an
+instance anew whenever its batch changes.
 """
 
 from typing import Protocol
@@ -53,8 +54,47 @@ class Policy(Protocol):
         ...
 
     @property
+    def devices(self) -> tuple[DeviceKind, ...]:
+        """Nodes that it uses at all."""
+        ...
+
+    @property
+    def parts(self) -> int | None:
+        """Into how many equal parts it cuts a node, at most. An instance has a part with all of its
+        memory from its load to its end. None: instances share a node token by token, and memory
+        moves between them.
+        """
+        ...
+
+    @property
     def validates(self) -> bool:
-        """Whether a request is only placed where shadow validation finds that every SLO is kept."""
+        """Whether a request is only placed where shadow validation finds that every SLO is kept. If
+        not, an instance takes as many requests as its part of a node can serve at most.
+        """
+        ...
+
+    @property
+    def refuses_late(self) -> bool:
+        """Whether a request is refused once its first token would be late wherever it went."""
+        ...
+
+    @property
+    def reclaims(self) -> tuple[DeviceKind, ...]:
+        """Nodes on which an idle instance goes before its keep-alive is over, when its memory is
+        wanted.
+        """
+        ...
+
+    @property
+    def preempts(self) -> bool:
+        """Whether requests of small instances move elsewhere for a large one that lacks memory
+        (LLM-Mesh §7.1).
+        """
+        ...
+
+    @property
+    def consolidates(self) -> bool:
+        """Whether the small ones of several instances drain and go (LLM-Mesh §7.2)."""
         ...
 
     def instance_rank(self, instance: InstanceView) -> Rank:

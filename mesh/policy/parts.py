@@ -26,6 +26,11 @@ def fullest_instance(instance: InstanceView) -> Rank:
     return cpu_first(instance), largest_batch_first(instance), instance.instance_id
 
 
+def any_instance(instance: InstanceView) -> Rank:
+    """No consolidation: the cheaper device, and there whichever was started first."""
+    return cpu_first(instance), instance.instance_id
+
+
 def fullest_node(node: NodeView) -> Rank:
     """The same for nodes that might take a new instance."""
     return cpu_first(node), tightest_first(node), node.node_id

@@ -3,10 +3,21 @@
 from mesh.domain.errors import InvalidInput
 from mesh.policy.fcfs import FirstComeFirstServed
 from mesh.policy.interface import Policy
-from mesh.policy.llm_mesh import LlmMesh
+from mesh.policy.llm_mesh import ABLATIONS, LLM_MESH
+from mesh.policy.sllm import Sllm
+from mesh.policy.sllm_cpu import SllmCpu
+from mesh.policy.sllm_cpu_share import SllmCpuShare
 
-_POLICIES: dict[str, Policy] = {made.name: made for made in (LlmMesh(), FirstComeFirstServed())}
-DEFAULT_POLICY = "llm-mesh"
+_ALL: tuple[Policy, ...] = (
+    LLM_MESH,
+    *ABLATIONS,
+    Sllm(),
+    SllmCpu(),
+    SllmCpuShare(),
+    FirstComeFirstServed(),
+)
+_POLICIES = {made.name: made for made in _ALL}
+DEFAULT_POLICY = LLM_MESH.name
 
 
 def policy(name: str) -> Policy:
@@ -16,3 +27,8 @@ def policy(name: str) -> Policy:
             f"there is no policy {name!r}", hint=f"policies: {', '.join(sorted(_POLICIES))}"
         )
     return _POLICIES[name]
+
+
+def known_policies() -> tuple[str, ...]:
+    """Their names."""
+    return tuple(_POLICIES)

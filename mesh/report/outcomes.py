@@ -65,10 +65,17 @@ class Outcome:
 
     @property
     def met_in_the_mean(self) -> bool:
-        """TTFT and mean TPOT were: single tokens may have been late."""
+        """TTFT, the grace granted, and mean TPOT were: single tokens may have been late."""
+        return self._met_in_the_mean(self.grace_s)
+
+    @property
+    def met_in_the_mean_without_grace(self) -> bool:
+        return self._met_in_the_mean(0.0)
+
+    def _met_in_the_mean(self, grace_s: float) -> bool:
         if not self.finished or self.ttft_s is None:
             return False
-        limit_s = self.slo.ttft_limit_s(self.input_tokens) + self.grace_s
+        limit_s = self.slo.ttft_limit_s(self.input_tokens) + grace_s
         return self.ttft_s <= limit_s and (self.tpot_s or 0.0) <= self.slo.tpot_s
 
 

@@ -72,9 +72,17 @@ class Lane:
 
     def sort_out(self, now_s: float) -> None:
         """Set `due_s` and `late_s` anew, by what a decode that begins now can still keep."""
-        done_s = now_s + self.decode_s
-        self.due_s = min((due_s for due_s in self.dues_s if due_s >= done_s), default=inf)
-        self.late_s = min((due_s for due_s in self.dues_s if due_s < done_s), default=inf)
+        self.sort_dues(now_s + self.decode_s)
+
+    def sort_dues(self, done_s: float) -> None:
+        """Set `due_s` and `late_s` anew, by what can be kept by tokens that come then."""
+        dues_s = self.dues_s
+        earliest_s = min(dues_s, default=inf)
+        if earliest_s >= done_s:
+            self.due_s, self.late_s = earliest_s, inf
+        else:
+            self.late_s = earliest_s
+            self.due_s = min([due_s for due_s in dues_s if due_s >= done_s], default=inf)
 
     def decoded(self, end_s: float) -> None:
         """The batch has its tokens: each is due a TPOT SLO later, who was late from now on

@@ -58,20 +58,20 @@ def place_instance(
     deployment: Deployment,
     nodes: Sequence[StartNode],
     *,
-    kv_blocks: Callable[[Footprint], tuple[int, int]],
+    kv_blocks: Callable[[StartNode, Footprint], tuple[int, int]],
     policy: Policy,
     has_time: Callable[[StartNode], bool],
 ) -> Start | NoRoom | NoTime:
     """Where a new instance goes: the first node with room, else the first that idle instances can
-    make room on. `kv_blocks` says how many it needs at least and how many are wanted. `has_time`
-    says whether a node could compute for it; it is asked only of nodes that have room.
+    make room on. `kv_blocks` says how many it needs there at least and how many are wanted.
+    `has_time` says whether a node could compute for it; it is asked only of nodes that have room.
     """
     ordered = sorted(nodes, key=policy.node_rank)
     full: list[tuple[StartNode, Footprint, int]] = []
     busy = False
     for node in ordered:
         footprint = node.footprint_of(deployment)
-        least, wanted = kv_blocks(footprint)
+        least, wanted = kv_blocks(node, footprint)
         blocks = kv_blocks_within(footprint, least=least, wanted=wanted, free_bytes=node.free_bytes)
         if blocks is None:
             full.append((node, footprint, least))
@@ -80,6 +80,8 @@ def place_instance(
         else:
             busy = True
     for node, footprint, least in full:
+        if node.device not in policy.reclaims:
+            continue
         victims = enough(node.reclaimable(), footprint.instance_bytes(least) - node.free_bytes)
         if not victims:
             continue

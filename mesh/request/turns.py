@@ -3,10 +3,10 @@
 Least headroom first is the token-level scheduling of LLM-Mesh §5.1. What the paper leaves open is
 how long a prompt may hold up everybody else: here a prompt is computed in chunks of the size that
 the headroom of all running requests leaves room for, and a request that is late already does not
-make others late. First come, first served is the baseline.
+make others late. First come, first served, and in turns, are the baselines.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -44,13 +44,20 @@ def next_turn(
     working = [lane for lane in lanes if lane.batch or lane.prompts]
     if not working:
         return None
-    if rule is TurnRule.FIRST_COME:
-        lane = min(working, key=lambda lane: (lane.oldest_s, lane.instance_id))
-        return _grant(lane, min(lane.prompt_tokens, prefill_tokens_max))
+    if rule is not TurnRule.HEADROOM:
+        lane = min(working, key=_PRECEDENCE[rule])
+        passed = [other for other in working if other is not lane]
+        return _grant(lane, min(lane.prompt_tokens, prefill_tokens_max), passed)
     for lane in working:
         if lane.due_s < now_s + lane.decode_s:
             lane.sort_out(now_s)
     return _least_headroom(working, now_s, prefill_tokens_max)
+
+
+_PRECEDENCE: dict[TurnRule, Callable[[Lane], tuple[float, str]]] = {
+    TurnRule.FIRST_COME: lambda lane: (lane.oldest_s, lane.instance_id),
+    TurnRule.ALTERNATE: lambda lane: (-lane.passed, lane.instance_id),
+}
 
 
 def note_turn(grant: Grant) -> None:
@@ -66,6 +73,9 @@ def _least_headroom(working: Sequence[Lane], now_s: float, prefill_tokens_max: i
     prompt, or a late decode, only as far as it makes nobody late who is not yet, or when it has
     been passed over too often.
     """
+    first = _first_of_decodes(working)
+    if first is not None:
+        return _grant(first, 0, [])
     passed: list[Lane] = []
     for lane, has_deadline in _by_deadline(working):
         if has_deadline and not lane.prompts:
@@ -82,6 +92,20 @@ def _least_headroom(working: Sequence[Lane], now_s: float, prefill_tokens_max: i
         if tokens or has_deadline or late_fits or too_often:
             return _grant(lane, tokens, passed)
     raise AssertionError("with nobody in time to be made late, whoever is first has room")
+
+
+def _first_of_decodes(working: Sequence[Lane]) -> Lane | None:
+    """The lane with the earliest deadline, if there is nothing but decodes that can be in time, as
+    is nearly always so."""
+    first = working[0]
+    for lane in working:
+        if lane.prompts or lane.late_s < inf:
+            return None
+        if lane.due_s > first.due_s:
+            continue
+        if lane.due_s < first.due_s or lane.instance_id < first.instance_id:
+            first = lane
+    return first
 
 
 def _by_deadline(lanes: Sequence[Lane]) -> Iterable[tuple[Lane, bool]]:

@@ -6,7 +6,7 @@ are threads; the simulator's run the call at once and post what came of it after
 """
 
 from collections.abc import Callable
-from enum import Enum
+from enum import StrEnum
 from typing import Protocol, TypeVar, assert_never
 
 from mesh.domain.actions import (
@@ -46,7 +46,7 @@ from mesh.runtime.engine import Engine, Progress
 R = TypeVar("R")
 
 
-class Lane(Enum):
+class Lane(StrEnum):
     COMPUTE = "compute"
     LOADING = "loading"
 

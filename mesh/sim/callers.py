@@ -1,10 +1,11 @@
 """Who waits at the controller's other ports: the callers of requests, and a registry in memory.
 
 Callers look at the clock for every token. What they were told of a request becomes its `Outcome`
-when it ends; a token that is lost, comes twice or comes after the end is a fault of mesh and raises
-AssertionError. Before: `ControllerPerformer`. After: `mesh.report.outcomes`.
+when it ends; a token that is lost, wrong, comes twice or comes after the end is a fault of mesh and
+raises AssertionError. Before: `ControllerPerformer`. After: `mesh.report.outcomes`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mesh.domain.actions import (
@@ -21,18 +22,27 @@ from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.request import Request
-from mesh.domain.slo import Slo
 from mesh.domain.text import TextAssets
 from mesh.report.outcomes import Outcome
 from mesh.runtime.clock import Clock
+from mesh.sim.sequences import seed_of, token_at
 
 
 @dataclass(slots=True)
 class _Waiting:
     request: Request
-    slo: Slo
+    deployment: Deployment
+    seed: int
+    """That its tokens follow from."""
     arrival_s: float
     tokens_s: list[float] = field(default_factory=list)
+
+    @property
+    def answer_tokens(self) -> int:
+        """How long its answer is: it ends with the context at the latest."""
+        prompt_tokens = len(self.request.prompt_tokens)
+        most = self.deployment.context_tokens_max - prompt_tokens
+        return min(self.request.sampling.max_tokens, most)
 
 
 class Callers:
@@ -44,9 +54,35 @@ class Callers:
         self.outcomes: list[Outcome] = []
         """In the order of their ends."""
 
-    def call(self, request: Request, slo: Slo) -> None:
+    def call(self, request: Request, deployment: Deployment) -> None:
         """A caller begins to wait."""
-        self._waiting[request.request_id] = _Waiting(request, slo, self._clock.now_s())
+        seed = seed_of(request.prompt_tokens, request.sampling)
+        self._waiting[request.request_id] = _Waiting(request, deployment, seed, self._clock.now_s())
+
+    def cancel(self, request_id: RequestId) -> None:
+        """A caller goes; it must not be told anything any more."""
+        self._end(request_id, FinishReason.CANCELLED, 0.0)
+
+    def cut_off(self) -> None:
+        """Nobody answers any more: the stream of each who waits breaks."""
+        for request_id in self.open_ids():
+            self._end(request_id, FinishReason.FAILED, 0.0)
+
+    def open_ids(self) -> tuple[RequestId, ...]:
+        """Of those who wait, by their arrival."""
+        return tuple(self._waiting)
+
+    def stuck_ids(self, since_s: float, wait_s_max: float) -> tuple[RequestId, ...]:
+        """Those who wait longer than this for the first token, and their TPOT SLO for the others,
+        counted from their arrival or from `since_s`.
+        """
+        now_s = self._clock.now_s()
+        return tuple(
+            request_id
+            for request_id, held in self._waiting.items()
+            if now_s - max(held.arrival_s, since_s)
+            > wait_s_max + held.answer_tokens * held.deployment.spec.slo.tpot_s
+        )
 
     def __len__(self) -> int:
         """Those who wait."""
@@ -60,8 +96,13 @@ class Callers:
         held = self._waiting.get(outputs.request_id)
         assert held is not None, f"tokens of {outputs.request_id} after its end"
         assert outputs.first_index == len(held.tokens_s), "a token was lost, or came twice"
+        for index, token_id in enumerate(outputs.token_ids, start=outputs.first_index):
+            due = token_at(held.seed, index, held.deployment.model)
+            assert token_id == due, f"token {index} of {outputs.request_id} is another request's"
         held.tokens_s += [self._clock.now_s()] * len(outputs.token_ids)
         if outputs.finish is not None:
+            missing = held.answer_tokens - len(held.tokens_s)
+            assert not missing, f"{outputs.request_id} lacks {missing} tokens at its end"
             self._end(outputs.request_id, outputs.finish, tokens.grace_s)
 
     def refuse(self, refusal: RefuseRequest) -> None:
@@ -76,7 +117,7 @@ class Callers:
             Outcome(
                 request_id=request_id,
                 deployment=held.request.deployment,
-                slo=held.slo,
+                slo=held.deployment.spec.slo,
                 arrival_s=held.arrival_s,
                 input_tokens=len(held.request.prompt_tokens),
                 tokens_s=tuple(held.tokens_s),
@@ -90,10 +131,10 @@ class Callers:
 class MemoryRegistry:
     """See `mesh.runtime.controller_actions.Registry`. It lasts as long as the simulation."""
 
-    def __init__(self) -> None:
-        self.deployments: dict[DeploymentName, Deployment] = {}
+    def __init__(self, deployments: Sequence[Deployment], profiles: Sequence[Profile]) -> None:
+        self.deployments = {made.spec.name: made for made in deployments}
         self.histories: dict[DeploymentName, OutputHistory] = {}
-        self.profiles: list[Profile] = []
+        self.profiles = list(profiles)
 
     def store(self, deployment: Deployment, text: TextAssets | None) -> None:
         self.deployments[deployment.spec.name] = deployment

@@ -11,21 +11,20 @@ from typing import NamedTuple
 
 from mesh import __version__
 from mesh.core.controller import ControllerCore
-from mesh.domain.actions import ControllerAction
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import EngineError, InvalidInput
-from mesh.domain.events import ControllerEvent, InvokeRequested, LeaseCheckDue
+from mesh.domain.events import CancelRequested, InvokeRequested
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.limits import CellLimits
 from mesh.domain.profile import Profile
 from mesh.domain.request import Request, SamplingParams
-from mesh.policy.registry import DEFAULT_POLICY, policy
+from mesh.policy.registry import DEFAULT_POLICY
 from mesh.report.outcomes import Outcome
-from mesh.runtime.controller_actions import ControllerPerformer
-from mesh.runtime.host import Host, Recorder
+from mesh.runtime.host import Recorder
 from mesh.runtime.journal import ControllerStart
-from mesh.sim.callers import Callers, MemoryRegistry, Operators
+from mesh.sim.callers import Callers, MemoryRegistry
 from mesh.sim.clock import HeapClock
+from mesh.sim.controller import VirtualController
 from mesh.sim.links import VirtualLinks
 from mesh.sim.node import NodePlan, VirtualNode
 
@@ -71,35 +70,35 @@ class CellPlan:
 
 
 class VirtualCell:
-    """`recorders` see every decision of the controller."""
+    """`recorders` see every decision of its controllers; `started` is told what each of them goes
+    out from, and may add recorders of that one alone.
+    """
 
-    def __init__(self, plan: CellPlan, *, recorders: Sequence[Recorder] = ()) -> None:
+    def __init__(
+        self,
+        plan: CellPlan,
+        *,
+        recorders: Sequence[Recorder] = (),
+        started: Callable[[ControllerStart], Sequence[Recorder]] = lambda start: (),
+    ) -> None:
+        self.plan = plan
         self.clock = HeapClock()
         self.callers = Callers(self.clock)
-        self.registry = MemoryRegistry()
-        self.core = ControllerCore(
-            epoch=1,
-            deployments=plan.deployments,
-            limits=plan.limits,
-            policy=policy(plan.policy),
-            profiles=plan.profiles,
-        )
-        self._slos = {d.spec.name: d.spec.slo for d in plan.deployments}
-        self._prompts: dict[int, tuple[int, ...]] = {}
-        links = VirtualLinks(self.clock, plan.link_delay_s)
-        performer = ControllerPerformer(
-            links=links,
-            clients=self.callers,
-            operators=Operators(),
-            registry=self.registry,
+        self.links = VirtualLinks(self.clock, plan.link_delay_s)
+        self.controller = VirtualController(
             clock=self.clock,
+            links=self.links,
+            callers=self.callers,
+            registry=MemoryRegistry(plan.deployments, plan.profiles),
+            policy_name=plan.policy,
+            limits=plan.limits,
+            recorders=recorders,
+            started=started,
         )
-        host: Host[ControllerEvent, ControllerAction] = Host(
-            core=self.core, clock=self.clock, perform=performer.perform, recorders=recorders
-        )
-        self.tell = performer.post = links.tell = host.post
-        self.tell(LeaseCheckDue())
-        self.nodes = [VirtualNode(made, clock=self.clock, links=links) for made in plan.nodes]
+        self._deployments = {made.spec.name: made for made in plan.deployments}
+        self._prompts: dict[int, tuple[int, ...]] = {}
+        self.controller.start()
+        self.nodes = [VirtualNode(made, clock=self.clock, links=self.links) for made in plan.nodes]
         for node in self.nodes:
             node.start()
         self.clock.run_until(SETTLE_S)
@@ -109,6 +108,16 @@ class VirtualCell:
         """More will arrive."""
         self._last_s = self.started_s
         """Time of the last arrival."""
+
+    @property
+    def core(self) -> ControllerCore:
+        """Of the controller that runs, or ran last."""
+        return self.controller.core
+
+    def cancel(self, request_id: RequestId) -> None:
+        """Its caller goes away."""
+        self.callers.cancel(request_id)
+        self.controller.tell(CancelRequested(request_id=request_id))
 
     def run(
         self, workload: Iterable[Arrival], told: Callable[[float], None] = lambda at_s: None
@@ -154,7 +163,7 @@ class VirtualCell:
     def _check(self, arrival: Arrival, before_s: float) -> None:
         if arrival.at_s < before_s:
             raise InvalidInput(f"an arrival at {arrival.at_s} s follows one at {before_s} s")
-        if DeploymentName(arrival.deployment) not in self._slos:
+        if DeploymentName(arrival.deployment) not in self._deployments:
             raise InvalidInput(f"the workload calls {arrival.deployment!r}, which is not deployed")
         if arrival.input_tokens < 1 or arrival.output_tokens < 1:
             raise InvalidInput(
@@ -169,7 +178,16 @@ class VirtualCell:
             request_id=RequestId(f"r-{self._arrived}"),
             deployment=DeploymentName(arrival.deployment),
             prompt_tokens=self._prompts.setdefault(size, (TOKEN_ID,) * size),
-            sampling=SamplingParams(max_tokens=arrival.output_tokens, ignore_eos=True),
+            # A seed of its own gives every request tokens of its own.
+            sampling=SamplingParams(
+                max_tokens=arrival.output_tokens,
+                ignore_eos=True,
+                temperature=1.0,
+                seed=self._arrived,
+            ),
         )
-        self.callers.call(request, self._slos[request.deployment])
-        self.tell(InvokeRequested(request=request))
+        self.callers.call(request, self._deployments[request.deployment])
+        if self.controller.alive:
+            self.controller.tell(InvokeRequested(request=request))
+        else:
+            self.callers.cut_off()

@@ -1,13 +1,57 @@
 """What things cost on a virtual node, in seconds: iterations by a profile, and memory operations.
 
 A profile is what a device was measured to take; `factor` makes a node slower (or quicker) than what
-the controller knows of it. Loads, resizes and unloads are straight lines: a constant and a rate.
+the controller knows of it, and a `Pace` lets it be so for a while. Loads and unloads, and resizes
+that map memory, are straight lines: a constant and a rate. Resizes that copy are as LLM-Mesh
+measured them (§6.2, Figure 8).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 
 from mesh.domain.model import Footprint
 from mesh.domain.profile import Profile
+
+
+class Resizing(StrEnum):
+    """How an engine resizes a KV cache."""
+
+    MAPS = "maps"
+    """It maps pages, or gives them back; no block moves."""
+    COPIES = "copies"
+    """It makes a new cache and copies the blocks in use, as LLM-Mesh's engines do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How much longer iterations take at a time than `NodeCosts.factor` says, as on a machine whose
+    neighbours come and go: one factor for each `window_s` from time 0 on; after the last one it
+    begins anew. Without factors the pace is even.
+    """
+
+    window_s: float = 1.0
+    factors: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not all(value > 0 for value in (self.window_s, *self.factors)):
+            raise ValueError("a pace needs a window and factors above 0")
+
+    def at(self, now_s: float) -> float:
+        if not self.factors:
+            return 1.0
+        return self.factors[int(now_s / self.window_s) % len(self.factors)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jitter:
+    """Seconds that single iterations take more, or less, than all else says: one of these each,
+    drawn at random. Without any, none does.
+    """
+
+    decode_s: tuple[float, ...] = ()
+    prefill_s: tuple[float, ...] = ()
+    """Of iterations with prompts among them."""
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,20 +60,49 @@ class NodeCosts:
 
     factor: float = 1.0
     """By which every iteration takes longer than its profile says."""
+    prefill_factor: float = 1.0
+    """By which those with prompt tokens among them take longer still."""
+    overhead_s: float = 0.0
+    """Of every iteration, from turn to turn: all but the engine's part."""
+    load_slowdown: float = 1.0
+    """By which an iteration takes longer that begins beside a load."""
+    priming_s: float = 0.0
+    """Of every size that a new instance computes once: what the engine builds for it."""
+    pace: Pace = field(default_factory=Pace)
+    jitter: Jitter = field(default_factory=Jitter)
     load_s: float = 0.3
     """Of every load: all but its weights."""
+    load_stretch: float = 1.0
+    """By which a load takes longer that begins while its node has requests."""
     load_bytes_per_s: float = 13.5e9
+    resize: Resizing = Resizing.MAPS
     resize_s: float = 0.002
-    """Of every resize of a KV cache. Engines that map memory copy nothing."""
+    """Of every resize that maps."""
     resize_bytes_per_s: float = 30e9
     """At which memory is mapped or given back."""
+    grow_copy_bytes_per_s: float = 64e9 / 1.9
+    """Of a copy's new size: LLM-Mesh grew a cache from 32 to 64 GB in 1.9 s."""
+    shrink_copy_bytes_per_s: float = 16e9 / 0.3
+    """Of a copy's new size: LLM-Mesh shrank one from 32 to 16 GB in 0.3 s."""
     unload_s: float = 0.05
+
+    def __post_init__(self) -> None:
+        factors = (self.prefill_factor, self.load_slowdown, self.load_stretch)
+        if not all(value > 0 for value in factors):
+            raise ValueError("prefill_factor, load_slowdown and load_stretch must be above 0")
+        if not all(value >= 0 for value in (self.overhead_s, self.priming_s)):
+            raise ValueError("overhead_s and priming_s must be 0 or more")
 
     def load_time_s(self, weights_bytes: int) -> float:
         return self.load_s + weights_bytes / self.load_bytes_per_s
 
-    def resize_time_s(self, changed_bytes: int) -> float:
-        return self.resize_s + changed_bytes / self.resize_bytes_per_s
+    def resize_time_s(self, old_bytes: int, new_bytes: int) -> float:
+        if self.resize is Resizing.MAPS:
+            return self.resize_s + abs(new_bytes - old_bytes) / self.resize_bytes_per_s
+        if new_bytes == old_bytes:
+            return 0.0
+        grows = new_bytes > old_bytes
+        return new_bytes / (self.grow_copy_bytes_per_s if grows else self.shrink_copy_bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,10 @@ call returns at once and has told `spend` how long it took; the virtual lanes le
 for as long. Before: `NodePerformer`. After: `sequences`, which computes what an iteration yields.
 """
 
+import math
+import random
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 from mesh.compute.times import Times
@@ -26,14 +28,17 @@ from mesh.runtime.engine import (
 )
 from mesh.runtime.measurable import check_measurable
 from mesh.sim.costs import ModelCosts, NodeCosts
-from mesh.sim.sequences import Instance
+from mesh.sim.sequences import Instance, Seconds
 
 NAME = "cost-model"
+SHARE_MIN = 0.5
+"""Of what an iteration takes on the average: no jitter makes it shorter."""
+_SEQUENCES = attrgetter("sequences")
 
 
 class CostEngine:
     """`memory_bytes` bounds what all instances take together. `spend` is told the seconds of each
-    call while it is made.
+    call while it is made. `now_s` says when it is made, for the pace and for loads beside steps.
     """
 
     capabilities = EngineCapabilities(name=NAME, version="1", resize_kv=True)
@@ -45,13 +50,26 @@ class CostEngine:
         costs: NodeCosts,
         memory_bytes: int,
         spend: Callable[[float], None],
+        now_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._models = models
         self._costs = costs
         self._memory_bytes = memory_bytes
         self._spend = spend
+        self._now_s = now_s
+        self._random = random.Random(costs.jitter.seed)
+        self._loading_until_s = 0.0
+        """When the latest load ends."""
+        self._stepping_until_s = -math.inf
+        """When the latest step ends: what it yields is known when it begins."""
+        self.working_until_s = -math.inf
+        """When the latest of all loads and steps ends."""
         self._times = {m: Times(known.profile, costs.factor) for m, known in models.items()}
         self._instances: dict[InstanceId, Instance] = {}
+        self.loads = 0
+        self.prefilled_tokens = 0
+        self.decoded_tokens = 0
+        """Of all steps so far; a prompt's first token is not decoded."""
 
     def footprint(self, model: ModelInfo) -> Footprint:
         """Raises UnsupportedModel when nothing is known of what the model costs."""
@@ -71,10 +89,15 @@ class CostEngine:
         if order.instance_id in self._instances:
             raise EngineError(f"instance {order.instance_id} is already loaded")
         seconds = self._costs.load_time_s(footprint.weights_bytes)
+        if self.has_requests() or self._now_s() < self._stepping_until_s:
+            seconds *= self._costs.load_stretch
         progress("load", 0.0)
+        self._loading_until_s = self._now_s() + seconds
         self._spend(seconds)
+        self._works(seconds)
         self._claim(footprint.instance_bytes(order.kv_blocks), order.instance_id)
         self._instances[order.instance_id] = Instance(order, footprint, order.kv_blocks)
+        self.loads += 1
         progress("loaded", 1.0)
         return LoadedInstance(footprint=footprint, kv_blocks=order.kv_blocks, elapsed_s=seconds)
 
@@ -105,10 +128,15 @@ class CostEngine:
 
     def step(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
         instance = self._instance(instance_id)
-        shape, result = instance.iterate(prefill_tokens_max)
-        seconds = self._times[instance.order.model.model_id].iteration_s(shape)
-        self._spend(seconds)
-        return replace(result, elapsed_s=seconds)
+        slower, model_id = self._slower(), instance.order.model.model_id
+        result = instance.iterate(prefill_tokens_max, self._seconds(model_id, slower))
+        took_s = self._turn_s(result.elapsed_s, slower, prefill=result.prefill_tokens > 0)
+        self._spend(took_s)
+        self._stepping_until_s = self._now_s() + took_s
+        self._works(took_s)
+        self.prefilled_tokens += result.prefill_tokens
+        self.decoded_tokens += result.decode_batch
+        return result
 
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
         instance = self._instance(instance_id)
@@ -120,17 +148,26 @@ class CostEngine:
             block_tokens=instance.footprint.block_tokens,
             blocks_free=instance.kv_blocks - instance.blocks_used,
         )
-        seconds = self._times[instance.order.model.model_id].iteration_s(shape)
-        self._spend(seconds)
+        slower = self._slower()
+        seconds = self._seconds(instance.order.model.model_id, slower)(
+            shape.prefill_tokens,
+            shape.prefill_past_tokens,
+            shape.decode_batch,
+            shape.decode_context_tokens,
+        )
+        took_s = self._turn_s(seconds, slower, prefill=shape.prefill_tokens > 0)
+        self._spend(took_s + self._costs.priming_s)
         return seconds
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
         instance = self._instance(instance_id)
         blocks = max(kv_blocks, instance.blocks_used, 1)
-        changed_bytes = (blocks - instance.kv_blocks) * instance.footprint.kv_block_bytes
-        seconds = self._costs.resize_time_s(abs(changed_bytes))
+        old_bytes, new_bytes = (
+            size * instance.footprint.kv_block_bytes for size in (instance.kv_blocks, blocks)
+        )
+        seconds = self._costs.resize_time_s(old_bytes, new_bytes)
         self._spend(seconds)
-        self._claim(changed_bytes, instance_id)
+        self._claim(new_bytes - old_bytes, instance_id)
         instance.kv_blocks = blocks
         return ResizedKv(kv_blocks=blocks, elapsed_s=seconds)
 
@@ -141,15 +178,59 @@ class CostEngine:
         self._instances.clear()
 
     def has_requests(self) -> bool:
-        return any(instance.sequences for instance in self._instances.values())
+        return any(map(_SEQUENCES, self._instances.values()))
+
+    def requests(self) -> int:
+        """Submitted and not ended."""
+        return sum(len(instance.sequences) for instance in self._instances.values())
+
+    def _slower(self) -> float:
+        """How much longer iterations that begin now take."""
+        now_s = self._now_s()
+        beside_load = self._costs.load_slowdown if now_s < self._loading_until_s else 1.0
+        return self._costs.pace.at(now_s) * beside_load
+
+    def _seconds(self, model_id: ModelId, slower: float) -> Seconds:
+        """The engine's part of iterations."""
+        times, prompts_slower = self._times[model_id], slower * self._costs.prefill_factor
+
+        def seconds(prefill: int, past: int, batch: int, context: int) -> float:
+            took_s = times.seconds(prefill, past, batch, context)
+            return took_s * (prompts_slower if prefill else slower)
+
+        return seconds
+
+    def _turn_s(self, engine_s: float, slower: float, *, prefill: bool) -> float:
+        """From one turn to the next, when so much of it is the engine's part."""
+        costs = self._costs
+        jitter = costs.jitter.prefill_s if prefill else costs.jitter.decode_s
+        drawn_s = self._random.choice(jitter) if jitter else 0.0
+        return max(engine_s + costs.overhead_s * slower + drawn_s, engine_s * SHARE_MIN)
+
+    def _works(self, seconds: float) -> None:
+        self.working_until_s = max(self.working_until_s, self._now_s() + seconds)
 
     def _instance(self, instance_id: InstanceId) -> Instance:
         if instance_id not in self._instances:
             raise EngineError(f"instance {instance_id} is not loaded")
         return self._instances[instance_id]
 
+    def count_on(self, before: "CostEngine") -> None:
+        """Go on from the counts of an engine that has ended on the same node."""
+        self.loads = before.loads
+        self.prefilled_tokens = before.prefilled_tokens
+        self.decoded_tokens = before.decoded_tokens
+
+    def request_ids(self) -> list[RequestId]:
+        """Of all requests that are in it."""
+        return [r for instance in self._instances.values() for r in instance.sequences]
+
+    def held_bytes(self) -> int:
+        """What all instances take together."""
+        return sum(m.weights_bytes + m.kv_held_bytes for m in self.memory())
+
     def _claim(self, more_bytes: int, instance_id: InstanceId) -> None:
-        held_bytes = sum(m.weights_bytes + m.kv_held_bytes for m in self.memory())
+        held_bytes = self.held_bytes()
         if more_bytes > 0 and held_bytes + more_bytes > self._memory_bytes:
             raise OutOfMemory(
                 f"instance {instance_id} wants {more_bytes} bytes more, "

@@ -44,17 +44,20 @@ class VirtualLanes:
         call: Callable[[], R],
         done: Callable[[R | MeshError], NodeEvent | None],
     ) -> None:
-        self._waiting[lane].append(lambda: self._make(lane, call, done))
-        self._next(lane)
+        if self._busy[lane] or self._waiting[lane]:
+            self._waiting[lane].append(lambda: self._make(lane, call, done))
+            self._next(lane)
+        else:
+            self._make(lane, call, done)
 
     def post_soon(self, event: NodeEvent) -> None:
         """Post it when the call that is being made has come as far as that."""
         self._clock.call_at(self._clock.now_s() + self._spent_s, lambda: self.post(event))
 
     def _next(self, lane: Lane) -> None:
-        while not self._busy[lane] and self._waiting[lane]:
-            self._busy[lane] = True
-            self._waiting[lane].popleft()()
+        waiting = self._waiting[lane]
+        while waiting and not self._busy[lane]:
+            waiting.popleft()()
 
     def _make(
         self,
@@ -62,6 +65,7 @@ class VirtualLanes:
         call: Callable[[], R],
         done: Callable[[R | MeshError], NodeEvent | None],
     ) -> None:
+        self._busy[lane] = True
         self._spent_s = 0.0
         result: R | MeshError
         try:

@@ -1,26 +1,48 @@
 """Links as clock entries: what is said on one arrives after a delay, in the order it was said.
 
-It owns which links are open. Nothing is encoded: commands and reports are carried as the values
-that they are. Before: `ControllerPerformer` and the nodes. After: the controller's host and the
-nodes' hosts, by events.
+It owns the links and how well they are: one can break, fall silent, or be late, as a gRPC stream
+can; no message ever overtakes another of its direction, and none comes after one that was lost.
+Nothing is encoded: commands and reports are carried as the values that they are. Before:
+`ControllerPerformer` and the nodes. After: the controller's host and the nodes, by events.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
-from mesh.domain.events import ControllerEvent, NodeConnected, NodeReported
+from mesh.domain.events import ControllerEvent, NodeConnected, NodeDisconnected, NodeReported
+from mesh.domain.ids import NodeId
 from mesh.domain.messages import NodeCommand, NodeHello, NodeReport
-from mesh.domain.node_events import CommandReceived, LinkClosed, LinkOpened, NodeEvent
 from mesh.domain.reasons import TurnRule
 from mesh.runtime.clock import Clock
 
 
 class NodeEnd(Protocol):
-    """The node behind a link."""
+    """The node behind a link. `closed` is told once, of a link that the node has not left."""
 
-    def hello(self) -> NodeHello: ...
+    node_id: NodeId
 
-    def tell(self, event: NodeEvent) -> None: ...
+    def accepted(self, link_id: int, turns: TurnRule) -> None: ...
+
+    def commanded(self, link_id: int, command: NodeCommand) -> None: ...
+
+    def closed(self, link_id: int, error: str, reason: str) -> None:
+        """`error` is the class name in mesh.domain.errors."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Link:
+    node: NodeEnd
+    at_controller: bool = True
+    """The controller's end is open."""
+    at_node: bool = True
+    up: bool = True
+    """What the node says gets through; so does what is on its way."""
+    down: bool = True
+    up_s: float = 0.0
+    """When the last report that is on its way arrives."""
+    down_s: float = 0.0
 
 
 class VirtualLinks:
@@ -29,50 +51,142 @@ class VirtualLinks:
     def __init__(self, clock: Clock, delay_s: float) -> None:
         self._clock = clock
         self._delay_s = delay_s
-        self._ends: dict[int, NodeEnd] = {}
-        """Of open links, by their ids."""
+        self._late_s: dict[NodeId, float] = {}
+        """By how much the messages of a node take longer, each way."""
+        self._links: dict[int, _Link] = {}
+        """Those of which one end at least is open."""
         self._made = 0
-        self.tell: Callable[[ControllerEvent], None] = _unbound
+        self.tell: Callable[[ControllerEvent], None] | None = None
+        """Into the controller; None while there is none."""
 
-    def dial(self, node: NodeEnd) -> int:
-        """Open a link; its id. The controller hears of it after the delay."""
+    def dial(self, node: NodeEnd, hello: NodeHello) -> int | None:
+        """Open a link; its id, and the controller hears of it after the delay. None where nobody
+        answers.
+        """
+        if self.tell is None:
+            return None
         self._made += 1
-        link_id, hello = self._made, node.hello()
-        self._ends[link_id] = node
-        self._later(lambda: self.tell(NodeConnected(link_id=link_id, hello=hello)))
+        link_id = self._made
+        link = self._links[link_id] = _Link(node)
+        self._up(link, lambda: self._tell(link, NodeConnected(link_id=link_id, hello=hello)))
         return link_id
 
     def report(self, link_id: int, report: NodeReport) -> None:
         """From the node. What is said on a closed link is lost."""
-        if link_id in self._ends:
-            self._later(lambda: self._reported(link_id, report))
+        link = self._links.get(link_id)
+        if link is not None and link.at_node:
+            self._up(link, lambda: self._tell(link, NodeReported(link_id=link_id, report=report)))
+
+    def leave(self, link_id: int, *, silently: bool = False) -> None:
+        """The node's end closes. The controller gets what is on its way, then hears of the end,
+        unless the node goes without a word.
+        """
+        link = self._links.get(link_id)
+        if link is None or not link.at_node:
+            return
+        link.at_node = False
+        if silently:
+            link.up = link.down = False
+        else:
+            self._up(link, lambda: self._disconnected(link_id, "the node closed the link"))
+        self._settle(link_id)
+
+    def is_whole(self, link_id: int) -> bool:
+        """Whether all that is said on it gets through."""
+        link = self._links.get(link_id)
+        return link is not None and link.at_controller and link.at_node and link.up and link.down
+
+    # The controller's port.
 
     def accept(self, link_id: int, turns: TurnRule) -> None:
-        self._to_node(link_id, LinkOpened(turns=turns))
+        link = self._links.get(link_id)
+        if link is not None and link.at_controller:
+            self._down(link, lambda: link.node.accepted(link_id, turns))
 
     def send(self, link_id: int, command: NodeCommand) -> None:
-        self._to_node(link_id, CommandReceived(command=command))
+        link = self._links.get(link_id)
+        if link is not None and link.at_controller:
+            self._down(link, lambda: link.node.commanded(link_id, command))
 
     def close(self, link_id: int, *, error: str, message: str, hint: str) -> None:
-        node = self._ends.pop(link_id, None)
-        if node is not None:
-            self._later(lambda: node.tell(LinkClosed(reason=message)))
+        link = self._links.get(link_id)
+        if link is not None and link.at_controller:
+            link.at_controller = False
+            self._down(link, lambda: self._closed(link_id, error, message))
+            self._settle(link_id)
 
-    def _reported(self, link_id: int, report: NodeReport) -> None:
-        if link_id in self._ends:
-            self.tell(NodeReported(link_id=link_id, report=report))
+    def hang_up(self, reason: str) -> None:
+        """The controller is gone: its ends of all links close, and no new one is answered."""
+        self.tell = None
+        for link_id in list(self._links):
+            self.close(link_id, error="Unavailable", message=reason, hint="")
 
-    def _to_node(self, link_id: int, event: NodeEvent) -> None:
-        def arrive() -> None:
-            node = self._ends.get(link_id)
-            if node is not None:
-                node.tell(event)
+    # What can go wrong.
 
-        self._later(arrive)
+    def break_link(self, link_id: int, *, node_s: float, controller_s: float) -> None:
+        """Lose what is on its way and all that follows. Both ends hear of it, each after so many
+        seconds, unless they have closed by then.
+        """
+        link = self._links.get(link_id)
+        if link is None:
+            return
+        link.up = link.down = False
+        now_s, reason = self._clock.now_s(), "the link broke"
+        self._clock.call_at(now_s + node_s, lambda: self._closed(link_id, "Unavailable", reason))
+        self._clock.call_at(now_s + controller_s, lambda: self._disconnected(link_id, reason))
 
-    def _later(self, call: Callable[[], None]) -> None:
-        self._clock.call_at(self._clock.now_s() + self._delay_s, call)
+    def silence(self, link_id: int, *, up: bool, down: bool, node_s: float) -> None:
+        """From now on, nothing gets through in these directions, and nobody is told. The node
+        finds that out by itself after so many seconds; the controller has its lease.
+        """
+        link = self._links.get(link_id)
+        if link is None:
+            return
+        link.up, link.down = link.up and not up, link.down and not down
+        reason = "the controller does not answer"
+        self._clock.call_at(
+            self._clock.now_s() + node_s, lambda: self._closed(link_id, "Unavailable", reason)
+        )
 
+    def delay(self, node_id: NodeId, late_s: float) -> None:
+        """All that is said to a node and by it takes so much longer from now on."""
+        self._late_s[node_id] = late_s
 
-def _unbound(event: ControllerEvent) -> None:
-    raise RuntimeError(f"the links have no controller yet, so {type(event).__name__} is lost")
+    def _up(self, link: _Link, call: Callable[[], None]) -> None:
+        """To the controller, behind all that was said before."""
+        if link.up:
+            link.up_s = max(link.up_s, self._arrival_s(link))
+            self._clock.call_at(link.up_s, lambda: call() if link.up else None)
+
+    def _down(self, link: _Link, call: Callable[[], None]) -> None:
+        if link.down:
+            link.down_s = max(link.down_s, self._arrival_s(link))
+            self._clock.call_at(link.down_s, lambda: call() if link.down and link.at_node else None)
+
+    def _arrival_s(self, link: _Link) -> float:
+        late_s = self._late_s.get(link.node.node_id, 0.0)
+        return self._clock.now_s() + self._delay_s + late_s
+
+    def _tell(self, link: _Link, event: ControllerEvent) -> None:
+        if link.at_controller and self.tell is not None:
+            self.tell(event)
+
+    def _closed(self, link_id: int, error: str, reason: str) -> None:
+        link = self._links.get(link_id)
+        if link is not None and link.at_node:
+            link.at_node = False
+            self._settle(link_id)
+            link.node.closed(link_id, error, reason)
+
+    def _disconnected(self, link_id: int, reason: str) -> None:
+        link = self._links.get(link_id)
+        if link is not None and link.at_controller:
+            self._tell(link, NodeDisconnected(link_id=link_id, reason=reason))
+            link.at_controller = False
+            self._settle(link_id)
+
+    def _settle(self, link_id: int) -> None:
+        """Forget a link of which nothing is left."""
+        link = self._links[link_id]
+        if not link.at_node and not link.at_controller:
+            del self._links[link_id]

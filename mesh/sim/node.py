@@ -1,31 +1,26 @@
-"""A virtual node: the node core and its performer over a cost-model engine.
+"""A virtual node: a machine on which agents run, one after the other.
 
-The same as `mesh_nodes.agent` does with threads, a store and gRPC. It owns the node's heartbeat and
-how long the node has been in use. Before: `cluster`, and commands from its link. After: the link.
+It owns what outlasts an agent that crashed: what the machine is, what ails it, and how long it has
+been in use. Before: `cluster`. After: `agent`.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
-from mesh.core.node import NodeCore
-from mesh.domain.actions import NodeAction, StartLoad
-from mesh.domain.ids import ModelId, OperationId
-from mesh.domain.limits import HEARTBEAT_S, NodeLimits
-from mesh.domain.messages import NodeHello, NodeReport
-from mesh.domain.node_events import HeartbeatDue, ImportBroke, LinkClosed, NodeEvent
-from mesh.domain.steps import LoadOrder
+from mesh.domain.ids import ModelId, NodeId
+from mesh.domain.limits import NodeLimits
+from mesh.domain.messages import NodeHello
 from mesh.runtime.clock import Clock
-from mesh.runtime.engine import Progress
-from mesh.runtime.host import Host
-from mesh.runtime.node_actions import Lane, NodePerformer
+from mesh.runtime.node_actions import Lane
+from mesh.sim.agent import VirtualAgent
 from mesh.sim.costs import ModelCosts, NodeCosts
 from mesh.sim.engine import CostEngine
-from mesh.sim.lanes import VirtualLanes
 from mesh.sim.links import VirtualLinks
+from mesh.sim.troubles import TroubledEngine, Troubles
 
-REDIAL_S = 1.0
-"""From the end of a link to the next one."""
+RESTART_S = 1.0
+"""From the end of an agent that ended by itself to the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,91 +31,93 @@ class NodePlan:
     models: Mapping[ModelId, ModelCosts]
     costs: NodeCosts = field(default_factory=NodeCosts)
     limits: NodeLimits = field(default_factory=NodeLimits)
+    kept_s: float = 0.0
+    """It counts as in use for so long after its last request, step or load."""
 
 
 class VirtualNode:
     def __init__(self, plan: NodePlan, *, clock: Clock, links: VirtualLinks) -> None:
         self.plan = plan
+        self.troubles = Troubles()
         self._clock = clock
         self._links = links
-        self._link_id: int | None = None
-        self._core = NodeCore(limits=plan.limits)
-        self._lanes = VirtualLanes(clock)
-        self._engine = CostEngine(
-            models=plan.models,
-            costs=plan.costs,
-            memory_bytes=plan.hello.memory_bytes - plan.hello.base_bytes,
-            spend=self._lanes.spend,
-        )
-        performer = NodePerformer(engine=self._engine, lanes=self._lanes, link=self, models=self)
-        self._host: Host[NodeEvent, NodeAction] = Host(
-            core=self._core, clock=clock, perform=performer.perform, recorders=(self,)
-        )
-        self._lanes.post = self._host.post
+        self._runs = 0
+        self._computed_s = 0.0
+        """By agents that have ended."""
         self.used_s = 0.0
-        """How long it has had requests, or a load under way."""
+        """How long it has been in use: with requests, a step or a load, and `kept_s` after."""
         self._looked_s = clock.now_s()
+        self._kept_until_s = -math.inf
+        self.agent = self._agent()
 
     def start(self) -> None:
-        """Dial in, and report from then on."""
-        self._link_id = self._links.dial(self)
-        self._beat()
+        self.agent.start()
+
+    def crash(self, *, silently: bool) -> None:
+        """All that it held is gone. Where the machine went with the agent, nobody is told."""
+        if self.agent.alive:
+            self.look(self._clock.now_s())
+            self.agent.kill(silently=silently)
+
+    def restart(self) -> None:
+        """A new agent that knows nothing of the one before it, unless that one runs."""
+        before = self.agent
+        if before.alive:
+            return
+        self.look(self._clock.now_s())
+        self._computed_s = self.computing_s
+        self.agent = self._agent()
+        self.engine.count_on(before.engine)
+        self.agent.start()
+
+    @property
+    def node_id(self) -> NodeId:
+        return self.plan.hello.node_id
+
+    @property
+    def engine(self) -> CostEngine:
+        """For those who look at it from outside: what it holds, and what it has done."""
+        return self.agent.engine
 
     @property
     def computing_s(self) -> float:
         """Seconds on the compute lane."""
-        return self._lanes.busy_s[Lane.COMPUTE]
-
-    def tell(self, event: NodeEvent) -> None:
-        self._host.post(event)
-        if isinstance(event, LinkClosed):
-            self._clock.call_at(self._clock.now_s() + REDIAL_S, self._redial)
+        return self._computed_s + self.agent.lanes.busy_s[Lane.COMPUTE]
 
     def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
-        """As the host's recorder: nothing has changed since the event before this one."""
-        if self._engine.has_requests() or self._lanes.is_busy(Lane.LOADING):
-            self.used_s += now_s - self._looked_s
+        """As its agents' recorder: nothing has changed since the event before this one."""
+        self.look(now_s)
+
+    def look(self, now_s: float) -> None:
+        """Count the time since the last look. Steps and loads begin at events, so that a node that
+        works until some time has done so since the last look.
+        """
+        engine = self.agent.engine
+        in_use_until_s = now_s if engine.has_requests() else engine.working_until_s
+        self._kept_until_s = max(self._kept_until_s, in_use_until_s + self.plan.kept_s)
+        self.used_s += max(0.0, min(now_s, self._kept_until_s) - self._looked_s)
         self._looked_s = now_s
 
-    def _redial(self) -> None:
-        self._link_id = self._links.dial(self)
-
-    def _beat(self) -> None:
-        engine_bytes = sum(m.weights_bytes + m.kv_held_bytes for m in self._engine.memory())
-        base_bytes = self.plan.hello.base_bytes
-        self.tell(HeartbeatDue(rss_bytes=base_bytes + engine_bytes, engine_bytes=engine_bytes))
-        self._clock.call_at(self._clock.now_s() + HEARTBEAT_S, self._beat)
-
-    # The node's ports.
-
-    def hello(self) -> NodeHello:
-        return replace(self.plan.hello, instances=self._core.instances())
-
-    def send(self, report: NodeReport) -> None:
-        if self._link_id is not None:
-            self._links.report(self._link_id, report)
-
-    def start_import(self, operation_id: OperationId, source: str) -> None:
-        """A virtual node has all the models that it will ever have."""
-        self._lanes.post_soon(
-            ImportBroke(
-                operation_id=operation_id,
-                error="UnknownSource",
-                message=f"a virtual node imports nothing, so not {source} either",
-                hint="name the model in the scenario",
-            )
+    def _agent(self) -> VirtualAgent:
+        self._runs += 1
+        hello = self.plan.hello
+        return VirtualAgent(
+            identity=replace(hello, run_id=f"{hello.node_id}-run-{self._runs}"),
+            limits=self.plan.limits,
+            engine_of=self._engine_of,
+            recorder=self,
+            clock=self._clock,
+            links=self._links,
+            # Whatever started it starts it again, as systemd does.
+            ended=lambda: self._clock.call_at(self._clock.now_s() + RESTART_S, self.restart),
         )
 
-    def stop_import(self, operation_id: OperationId) -> None:
-        """There is none."""
-
-    def order(self, action: StartLoad, progress: Progress) -> LoadOrder:
-        return LoadOrder(
-            instance_id=action.instance_id,
-            deployment=action.deployment,
-            model=action.model,
-            model_path=Path(action.model.model_id),
-            kv_blocks=action.kv_blocks,
-            context_tokens_max=action.context_tokens_max,
-            batch_max=action.batch_max,
+    def _engine_of(self, spend: Callable[[float], None]) -> CostEngine:
+        return TroubledEngine(
+            models=self.plan.models,
+            costs=self.plan.costs,
+            memory_bytes=self.plan.hello.memory_bytes - self.plan.hello.base_bytes,
+            spend=spend,
+            troubles=self.troubles,
+            clock=self._clock,
         )

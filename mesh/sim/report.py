@@ -28,6 +28,10 @@ class SimulationReport:
     nodes: tuple[NodeUse, ...]
     virtual_s: float
     wall_s: float
+    faults: tuple[tuple[str, int], ...] = ()
+    """How many of each kind there were."""
+    checks: tuple[tuple[str, int], ...] = ()
+    """What was checked, how often."""
 
     @property
     def tokens_per_s(self) -> float:

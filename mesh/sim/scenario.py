@@ -1,87 +1,79 @@
 """A scenario: a TOML file that says what a virtual cell is made of and what it is asked.
 
-It reads the file strictly (an unknown key is an error) and builds a `CellPlan` and the arrivals.
-A workload is any iterable of arrivals; the file knows one kind, Poisson arrivals with uniform
-lengths. Before: `mesh sim`. After: `cluster`.
+It reads the file strictly (an unknown key is an error) and builds a `CellPlan` and the arrivals,
+which `workload` makes. Before: `mesh sim`. After: `cluster`.
 """
 
-import random
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from cattrs import BaseValidationError, transform_error
 from cattrs.preconf.json import make_converter
 from cattrs.v import format_exception
 
-from mesh.domain.checks import check_name, check_spec
-from mesh.domain.deployment import Deployment, DeploymentSpec, Scaling
-from mesh.domain.errors import InvalidInput, NotFound
-from mesh.domain.ids import DeploymentName, NodeId
-from mesh.domain.limits import CellLimits, NodeLimits
-from mesh.domain.messages import NodeHello
-from mesh.domain.reasons import DeviceKind
-from mesh.domain.slo import Slo
+from mesh.domain.errors import InvalidInput, MeshError, NotFound
+from mesh.domain.limits import CellLimits
 from mesh.policy.registry import DEFAULT_POLICY
 from mesh.sim.cluster import Arrival, CellPlan
-from mesh.sim.costs import NodeCosts
-from mesh.sim.node import NodePlan
-from mesh.sim.testbed import CORES, HARDWARE, engine_name, known_model, known_models
-
-GIB = 1 << 30
-GROUP_MAX = 1024
-"""Nodes, or deployments, of one entry."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeGroup:
-    """`count` equal nodes: NAME-1 and so on."""
-
-    name: str
-    count: int = 1
-    device: DeviceKind
-    memory_gib: float
-    costs: NodeCosts = field(default_factory=NodeCosts)
-    primed_tokens_max: int = 0
-    """As in NodeLimits; tables know no first time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeploymentGroup:
-    """`count` equal deployments: NAME-1 and so on, NAME when there is one."""
-
-    name: str
-    count: int = 1
-    model: str
-    context_tokens_max: int | None = None
-    slo: Slo = field(default_factory=Slo)
-    scaling: Scaling = field(default_factory=Scaling)
-    devices: tuple[DeviceKind, ...] = (DeviceKind.CPU, DeviceKind.GPU)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Poisson:
-    """Arrivals of a Poisson process, for any deployment alike; lengths uniform, both ends in."""
-
-    duration_s: float
-    requests_per_s: float
-    input_tokens: tuple[int, int]
-    output_tokens: tuple[int, int]
+from mesh.sim.faults import Fault, Faults, check_faults, occurrences
+from mesh.sim.groups import (
+    GROUP_MAX,
+    DeploymentGroup,
+    NodeGroup,
+    at_least,
+    check_group,
+    check_measured,
+    deployments_of,
+    hardware_of,
+    names_of,
+    node_plans,
+)
+from mesh.sim.testbed import known_models
+from mesh.sim.workload import (
+    KINDS,
+    Poisson,
+    TraceFile,
+    WorkloadKind,
+    arrivals_of,
+    drawn,
+    from_file,
+    generated,
+)
+from mesh_workloads.sampling import functions_of
+from mesh_workloads.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     nodes: tuple[NodeGroup, ...]
     deployments: tuple[DeploymentGroup, ...]
-    workload: Poisson
+    workload: WorkloadKind
     policy: str = DEFAULT_POLICY
     seed: int = 1
     link_delay_s: float = 0.0005
     limits: CellLimits = field(default_factory=CellLimits)
+    faults: Faults | None = None
 
 
 _converter = make_converter(forbid_extra_keys=True)
+
+
+def _workload(raw: Any, _: object) -> WorkloadKind:
+    if not isinstance(raw, Mapping):
+        raise ValueError("the workload must be a table")
+    kind = raw.get("kind", "poisson")
+    if kind not in KINDS:
+        raise ValueError(f"there is no kind of workload {kind!r}, only {', '.join(KINDS)}")
+    made: WorkloadKind = _converter.structure(
+        {key: value for key, value in raw.items() if key != "kind"}, KINDS[kind]
+    )
+    return made
+
+
+_converter.register_structure_hook(WorkloadKind, _workload)
 
 
 def read_scenario(path: Path) -> Scenario:
@@ -102,23 +94,35 @@ def read_scenario(path: Path) -> Scenario:
     except (TypeError, ValueError, KeyError) as error:
         raise InvalidInput(f"{path} is no scenario: {error}") from error
     _check(scenario)
+    if isinstance(scenario.workload, TraceFile):
+        beside = replace(scenario.workload, file=path.parent / scenario.workload.file)
+        return replace(scenario, workload=beside)
     return scenario
 
 
 def _words(error: BaseException, kind: type | None) -> str:
-    """A value error says which value it met."""
+    """A value error says which value it met, and errors of mesh say what they mean."""
+    if isinstance(error, MeshError):
+        return error.message
     return str(error) if type(error) is ValueError else format_exception(error, kind)
 
 
 def plan(scenario: Scenario) -> CellPlan:
     """Raises NotFound for a model that has no tables, InvalidInput for what cannot be meant."""
-    nodes = tuple(made for group in scenario.nodes for made in _nodes(group))
-    deployments = tuple(made for group in scenario.deployments for made in _deployments(group))
+    for nodes_group in scenario.nodes:
+        for group in scenario.deployments:
+            check_measured(nodes_group, group)
+    used = {hardware_of(group).key for group in scenario.nodes}
+    nodes = tuple(made for group in scenario.nodes for made in node_plans(group))
+    deployments = tuple(made for group in scenario.deployments for made in deployments_of(group))
     return CellPlan(
         nodes=nodes,
         deployments=deployments,
         profiles=tuple(
-            costs.profile for known in known_models().values() for costs in known.costs.values()
+            costs.profile
+            for known in known_models().values()
+            for key, costs in known.costs.items()
+            if key in used
         ),
         policy=scenario.policy,
         limits=scenario.limits,
@@ -126,89 +130,77 @@ def plan(scenario: Scenario) -> CellPlan:
     )
 
 
-def arrivals(scenario: Scenario) -> Iterator[Arrival]:
-    """The same ones for the same seed."""
-    work, rng = scenario.workload, random.Random(scenario.seed)
-    names = [made.spec.name for group in scenario.deployments for made in _deployments(group)]
-    at_s = rng.expovariate(work.requests_per_s)
-    while at_s <= work.duration_s:
-        yield Arrival(
-            at_s,
-            rng.choice(names),
-            rng.randint(*work.input_tokens),
-            rng.randint(*work.output_tokens),
+def faults(scenario: Scenario, made: CellPlan) -> tuple[Fault, ...]:
+    """What goes wrong; the same for the same seed."""
+    if scenario.faults is None:
+        return ()
+    node_ids = [node.hello.node_id for node in made.nodes]
+    return occurrences(scenario.faults, node_ids, scenario.seed)
+
+
+def trace_of(scenario: Scenario) -> Trace | None:
+    """The trace of its workload, read or generated; None for one that is drawn as it goes.
+
+    Raises InvalidInput, NotFound or StorageError for a trace that cannot be had.
+    """
+    match scenario.workload:
+        case Poisson():
+            return None
+        case TraceFile() as file:
+            return from_file(file, scenario.seed)
+        case work:
+            return generated(work, len(_deployment_names(scenario)), scenario.seed)
+
+
+def arrivals(scenario: Scenario, trace: Trace | None = None) -> Iterator[Arrival]:
+    """The same ones for the same seed. `trace` is `trace_of` the scenario, where it is at hand."""
+    work, names = scenario.workload, _deployment_names(scenario)
+    if isinstance(work, Poisson):
+        return drawn(work, names, scenario.seed)
+    found = trace or trace_of(scenario)
+    assert found is not None, "only Poisson arrivals have no trace"
+    functions, contexts = None, None
+    if isinstance(work, TraceFile):
+        functions = functions_of(work.functions) if work.functions is not None else None
+        contexts = _contexts(scenario) if work.clip_tokens else None
+    return arrivals_of(found, names, functions=functions, contexts=contexts)
+
+
+def fitted(scenario: Scenario, trace: Trace) -> Scenario:
+    """With as many deployments as the trace of its file has functions, where it has one group.
+
+    Raises InvalidInput when there are more than a group may have.
+    """
+    work, groups = scenario.workload, scenario.deployments
+    if not isinstance(work, TraceFile) or len(groups) != 1:
+        return scenario
+    count = work.functions or 1 + max((a.function for a in trace.arrivals), default=0)
+    if count > GROUP_MAX:
+        raise InvalidInput(
+            f"trace {trace.name} has {count} functions; a scenario has up to {GROUP_MAX} "
+            "deployments of a group",
+            hint="sample them: --functions 32, 64 or 128",
         )
-        at_s += rng.expovariate(work.requests_per_s)
+    return replace(scenario, deployments=(replace(groups[0], count=count),))
 
 
-def _names(name: str, count: int) -> list[str]:
-    return [name] if count == 1 else [f"{name}-{n}" for n in range(1, count + 1)]
+def _deployment_names(scenario: Scenario) -> list[str]:
+    return [name for group in scenario.deployments for name in names_of(group)]
 
 
-def _nodes(group: NodeGroup) -> Iterator[NodePlan]:
-    device = group.device
-    for name in _names(group.name, group.count):
-        yield NodePlan(
-            hello=NodeHello(
-                node_id=NodeId(name),
-                run_id="run-1",
-                device=device,
-                hardware=HARDWARE[device],
-                cores=CORES[device],
-                engine=engine_name(device),
-                memory_bytes=round(group.memory_gib * GIB),
-                fingerprint=f"testbed/{device}",
-            ),
-            models={known.info.model_id: known.costs[device] for known in known_models().values()},
-            costs=group.costs,
-            limits=NodeLimits(primed_tokens_max=group.primed_tokens_max),
-        )
-
-
-def _deployments(group: DeploymentGroup) -> Iterator[Deployment]:
-    known = known_model(group.model)
-    for name in _names(group.name, group.count):
-        spec = DeploymentSpec(
-            name=DeploymentName(name),
-            source=known.info.source,
-            context_tokens_max=group.context_tokens_max,
-            slo=group.slo,
-            scaling=group.scaling,
-            devices=group.devices,
-        )
-        check_spec(spec)
-        most = known.info.context_tokens_max
-        yield Deployment(
-            spec=spec,
-            model=known.info,
-            context_tokens_max=min(group.context_tokens_max or most, most),
-            footprints=tuple((engine_name(d), c.footprint) for d, c in known.costs.items()),
-        )
+def _contexts(scenario: Scenario) -> dict[str, int]:
+    """Tokens, by deployment."""
+    made = (each for group in scenario.deployments for each in deployments_of(group))
+    return {each.spec.name: each.context_tokens_max for each in made}
 
 
 def _check(scenario: Scenario) -> None:
-    groups: tuple[NodeGroup | DeploymentGroup, ...] = (*scenario.nodes, *scenario.deployments)
-    for group in groups:
-        check_name(group.name)
-        if not 1 <= group.count <= GROUP_MAX:
-            raise InvalidInput(f"{group.name}: count is {group.count}, not from 1 to {GROUP_MAX}")
-    for kind in (scenario.nodes, scenario.deployments):
-        names = [name for group in kind for name in _names(group.name, group.count)]
+    for groups in (scenario.nodes, scenario.deployments):
+        for group in groups:
+            check_group(group)
+        names = [name for group in groups for name in names_of(group)]
         if not names or len(set(names)) < len(names):
             raise InvalidInput(f"names must be there and differ: {', '.join(names) or 'none'}")
-    for node in scenario.nodes:
-        costs = node.costs
-        rates = (node.memory_gib, costs.factor, costs.load_bytes_per_s, costs.resize_bytes_per_s)
-        _at_least(node.name, min(rates), above=True)
-        _at_least(node.name, min(costs.load_s, costs.resize_s, costs.unload_s), above=False)
-    _at_least("link_delay_s", scenario.link_delay_s, above=False)
-    work = scenario.workload
-    _at_least("workload", min(work.duration_s, work.requests_per_s), above=True)
-    for least, most in (work.input_tokens, work.output_tokens):
-        if not 1 <= least <= most:
-            raise InvalidInput(f"workload: lengths from {least} to {most} tokens cannot be meant")
-
-
-def _at_least(where: str, value: float, *, above: bool) -> None:
-    if value < 0 or (above and value == 0) or value != value:
-        raise InvalidInput(f"{where}: {value:g} must be {'above 0' if above else '0 or more'}")
+    if scenario.faults is not None:
+        check_faults(scenario.faults)
+    at_least("link_delay_s", scenario.link_delay_s, above=False)

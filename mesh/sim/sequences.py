@@ -3,35 +3,44 @@
 Decodes go first, one token each; then prompts in the order of their submission, as far as the
 budget reaches. KV blocks are counted as an engine counts them: a block is taken when the first of
 its tokens is computed, and a request that finds none starves. Token ids are a function of the
-request and the index alone. Before: `engine`, which knows times. After: nothing.
+request and the index alone. Before: `engine`. After: nothing.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
 from mesh.domain.ids import RequestId
-from mesh.domain.model import Footprint
-from mesh.domain.profile import IterationShape
+from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import SamplingParams
 from mesh.domain.steps import EngineRequest, InstanceMemory, LoadOrder, StepResult, TokenOutput
 
+Seconds = Callable[[int, int, int, int], float]
+"""Of an iteration: prompt tokens, tokens before them, decodes, mean context of those."""
 STRIDE = 7919
 """Between the ids of neighbouring tokens; prime, so that they differ in any vocabulary."""
 
 
-def seed_of(request: EngineRequest) -> int:
+def seed_of(prompt_tokens: tuple[int, ...], sampling: SamplingParams) -> int:
     """What the tokens of a request follow from: its prompt, and how it samples."""
-    sampling = request.sampling
     drawn = _samples(sampling)
     return hash(
         (
-            request.prompt_tokens,
+            prompt_tokens,
             (sampling.seed or 0) if drawn else -1,
             sampling.temperature if drawn else 0.0,
             sampling.repetition_penalty,
         )
     )
+
+
+def token_at(seed: int, index: int, model: ModelInfo) -> int:
+    """The id of an output token, wherever it is computed. No request ends by accident."""
+    token_id = (seed + index * STRIDE) % model.vocabulary_tokens
+    while token_id in model.stop_token_ids:
+        token_id = (token_id + 1) % model.vocabulary_tokens
+    return token_id
 
 
 def _samples(sampling: SamplingParams) -> bool:
@@ -70,7 +79,7 @@ class Instance:
         prompt_tokens = len(request.prompt_tokens)
         self.sequences[request.request_id] = Sequence(
             request=request,
-            seed=seed_of(request),
+            seed=seed_of(request.prompt_tokens, request.sampling),
             length=prompt_tokens + len(request.output_tokens),
             length_max=min(
                 prompt_tokens + request.sampling.max_tokens, self.order.context_tokens_max
@@ -92,76 +101,73 @@ class Instance:
             kv_held_bytes=self.kv_blocks * self.footprint.kv_block_bytes,
         )
 
-    def iterate(self, prefill_tokens_max: int) -> tuple[IterationShape, StepResult]:
-        """Compute one iteration: its shape, and its result but for the time that it takes."""
-        work, starved = self._plan(prefill_tokens_max)
-        batch = context = prefill = past = 0
-        for sequence, tokens in work:
-            if sequence.decoding:
-                batch, context = batch + 1, context + sequence.length
-            else:
-                prefill, past = prefill + tokens, past + tokens * sequence.computed
+    def iterate(self, prefill_tokens_max: int, seconds: Seconds) -> StepResult:
+        """Compute one iteration, which takes as long as `seconds` says."""
+        decoding, prompts, starved = self._plan(prefill_tokens_max)
+        context = prefill = past = 0
+        for sequence in decoding:
+            context += sequence.length
+            sequence.computed += 1
+        for sequence, tokens in prompts:
+            prefill, past = prefill + tokens, past + tokens * sequence.computed
             sequence.computed += tokens
-        shape = IterationShape(
-            prefill_tokens=prefill,
-            prefill_past_tokens=round(past / prefill) if prefill else 0,
-            decode_batch=batch,
-            decode_context_tokens=context // batch if batch else 0,
-        )
-        tokens_out = tuple(self._token(sequence) for sequence, _ in work if not sequence.left)
+        batch = len(decoding)
+        past_tokens = round(past / prefill) if prefill else 0
+        ended = [sequence for sequence, _ in prompts if not sequence.left]
+        tokens_out = tuple([self._token(sequence) for sequence in (*decoding, *ended)])
         waiting = [s for s in self.sequences.values() if not s.decoding]
-        return shape, StepResult(
+        return StepResult(
             tokens=tokens_out,
             prefill_tokens=prefill,
-            prefill_past_tokens=shape.prefill_past_tokens,
+            prefill_past_tokens=past_tokens,
             decode_batch=batch,
             context_tokens=context,
-            prefill_left=tuple((s.request.request_id, s.left) for s in waiting),
+            prefill_left=tuple([(s.request.request_id, s.left) for s in waiting]),
             starved=tuple(starved),
             kv_blocks_used=self.blocks_used,
-            elapsed_s=0.0,
+            elapsed_s=seconds(prefill, past_tokens, batch, context // batch if batch else 0),
         )
 
-    def _plan(self, prefill_tokens_max: int) -> tuple[list[tuple[Sequence, int]], list[RequestId]]:
-        """Who computes how many tokens; and who would, had it blocks."""
+    def _plan(
+        self, prefill_tokens_max: int
+    ) -> tuple[list[Sequence], list[tuple[Sequence, int]], list[RequestId]]:
+        """Who decodes a token; who computes how much of its prompt; who would, had it blocks."""
         active = list(islice(self.sequences.values(), self.order.batch_max))
-        work: list[tuple[Sequence, int]] = []
+        block_tokens = self.footprint.block_tokens
+        decoding: list[Sequence] = []
+        prompts: list[tuple[Sequence, int]] = []
         starved: list[RequestId] = []
         for sequence in active:
-            if sequence.decoding:
-                self._give(sequence, 1, work, starved)
+            if not sequence.decoding:
+                continue
+            if sequence.computed < sequence.blocks * block_tokens or self._give(sequence, 1):
+                decoding.append(sequence)
+            else:
+                starved.append(sequence.request.request_id)
         budget = prefill_tokens_max
-        for sequence in active:
-            if budget > 0 and not sequence.decoding:
-                budget -= self._give(sequence, min(budget, sequence.left), work, starved)
-        return work, starved
+        if budget > 0 and len(decoding) + len(starved) < len(active):
+            for sequence in active:
+                if budget > 0 and not sequence.decoding:
+                    tokens = self._give(sequence, min(budget, sequence.left))
+                    budget -= tokens
+                    if tokens:
+                        prompts.append((sequence, tokens))
+                    else:
+                        starved.append(sequence.request.request_id)
+        return decoding, prompts, starved
 
-    def _give(
-        self,
-        sequence: Sequence,
-        wanted: int,
-        work: list[tuple[Sequence, int]],
-        starved: list[RequestId],
-    ) -> int:
+    def _give(self, sequence: Sequence, wanted: int) -> int:
         """Blocks for so many more tokens, or for as many as there are; returns for how many."""
-        block_tokens = self.footprint.block_tokens
         missing = self.footprint.blocks_for(sequence.computed + wanted) - sequence.blocks
         taken = min(max(missing, 0), self.kv_blocks - self.blocks_used)
         sequence.blocks += taken
         self.blocks_used += taken
-        tokens = min(wanted, sequence.blocks * block_tokens - sequence.computed)
-        if tokens:
-            work.append((sequence, tokens))
-        else:
-            starved.append(sequence.request.request_id)
-        return tokens
+        return min(wanted, sequence.blocks * self.footprint.block_tokens - sequence.computed)
 
     def _token(self, sequence: Sequence) -> TokenOutput:
         request, model = sequence.request, self.order.model
         index = sequence.length - len(request.prompt_tokens)
-        token_id = (sequence.seed + index * STRIDE) % model.vocabulary_tokens
-        while token_id in model.stop_token_ids:  # no request ends by accident
-            token_id = (token_id + 1) % model.vocabulary_tokens
+        token_id = token_at(sequence.seed, index, model)
         sequence.length += 1
         sequence.decoding = True
         finish = None

@@ -1,8 +1,8 @@
 """The measured tables that ship with mesh, as models, footprints and profiles of virtual nodes.
 
-`llm_mesh_testbed.json` holds what the authors of LLM-Mesh measured of three models on a CPU and a
-GPU, with its source. A prefill was measured by its length alone and a decode for batches that fit
-the memory; what a `Grid` wants beyond that is derived here.
+`llm_mesh_testbed.json` holds what the authors of LLM-Mesh measured of four models on CPUs of 32, 16
+and 8 cores and on a GPU, with its source. A prefill was measured by its length alone and a decode
+for batches that fit the memory; what a `Grid` wants beyond that is derived here.
 """
 
 import json
@@ -20,23 +20,56 @@ from mesh.domain.profile import Grid, Profile
 from mesh.domain.reasons import DeviceKind
 from mesh.sim.costs import ModelCosts
 
-HARDWARE = {DeviceKind.CPU: "Xeon 6462C", DeviceKind.GPU: "A100-80GB"}
-CORES = {DeviceKind.CPU: 32, DeviceKind.GPU: 0}
+DEFAULT = {DeviceKind.CPU: "xeon-32", DeviceKind.GPU: "a100-80gb"}
+"""Hardware of nodes that name none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """What tables were measured on."""
+
+    key: str
+    """As scenarios call it."""
+    device: DeviceKind
+    name: str
+    cores: int
+    """0 for a GPU."""
+    block_tokens: int
+    """Of KV, as the testbed's engine on it has them."""
+
+    @property
+    def fingerprint(self) -> str:
+        return f"testbed/{self.key}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownModel:
-    """A model of the testbed, and what it costs on each of its devices."""
+    """A model of the testbed, and what it costs on the hardware that it was measured on."""
 
     info: ModelInfo
-    costs: Mapping[DeviceKind, ModelCosts]
+    costs: Mapping[str, ModelCosts]
+    """By `Hardware.key`."""
+
+
+@cache
+def known_hardware() -> dict[str, Hardware]:
+    """By key."""
+    return {
+        key: Hardware(
+            key=key,
+            device=DeviceKind(raw["device"]),
+            name=raw["name"],
+            cores=raw["cores"],
+            block_tokens=raw["block_tokens"],
+        )
+        for key, raw in _tables()["hardware"].items()
+    }
 
 
 @cache
 def known_models() -> dict[str, KnownModel]:
     """By name."""
-    text = resources.files("mesh.sim").joinpath("llm_mesh_testbed.json").read_text("utf-8")
-    return {name: _known(name, raw) for name, raw in json.loads(text)["models"].items()}
+    return {name: _known(name, raw) for name, raw in _tables()["models"].items()}
 
 
 def known_model(name: str) -> KnownModel:
@@ -52,6 +85,12 @@ def engine_name(device: DeviceKind) -> str:
     return f"cost-model-{device}"
 
 
+def _tables() -> dict[str, Any]:
+    text = resources.files("mesh.sim").joinpath("llm_mesh_testbed.json").read_text("utf-8")
+    tables: dict[str, Any] = json.loads(text)
+    return tables
+
+
 def _known(name: str, raw: Mapping[str, Any]) -> KnownModel:
     shape = {key: raw[key] for key in _SHAPE}
     info = ModelInfo(
@@ -63,10 +102,10 @@ def _known(name: str, raw: Mapping[str, Any]) -> KnownModel:
         stop_token_ids=(2,),
         **shape,
     )
-    measured = {DeviceKind(device): table for device, table in raw["hardware"].items()}
+    hardware = known_hardware()
+    measured = raw["hardware"].items()
     return KnownModel(
-        info=info,
-        costs={device: _costs(info, device, table) for device, table in measured.items()},
+        info=info, costs={key: _costs(info, hardware[key], table) for key, table in measured}
     )
 
 
@@ -82,15 +121,15 @@ _SHAPE = (
 )
 
 
-def _costs(info: ModelInfo, device: DeviceKind, table: Mapping[str, Any]) -> ModelCosts:
-    kv_bytes, block_tokens = info.kv_bytes_per_token(), table["block_tokens"]
+def _costs(info: ModelInfo, hardware: Hardware, table: Mapping[str, Any]) -> ModelCosts:
+    kv_bytes, block_tokens = info.kv_bytes_per_token(), hardware.block_tokens
     return ModelCosts(
         profile=Profile(
             model_id=info.model_id,
-            device=device,
-            fingerprint=f"testbed/{device}",
-            hardware=HARDWARE[device],
-            cores=CORES[device],
+            device=hardware.device,
+            fingerprint=hardware.fingerprint,
+            hardware=hardware.name,
+            cores=hardware.cores,
             parameters=info.parameters,
             weights_bytes=info.disk_bytes,
             kv_bytes_per_token=kv_bytes,

@@ -8,7 +8,6 @@ from bench.overcommit.judging import Judgement, Outcome
 from bench.overcommit.replaying import Audit, Replay
 from bench.overcommit.resident import Resident
 from bench.overcommit.workload import FIRST_S, KINDS, Call, calls, limit_bytes, peaks
-from bench.slo.judging import Answer
 from mesh.domain.actions import ControllerAction, SendCommand
 from mesh.domain.events import CancelRequested, ControllerEvent, KeepAliveExpired
 from mesh.domain.ids import InstanceId, RequestId
@@ -25,6 +24,7 @@ from mesh.domain.messages import (
 )
 from mesh.domain.reasons import FinishReason
 from mesh.runtime.journal import Decision
+from mesh.wire.offering import Answer
 from tests.core.cells import FOOTPRINT, MIB, CellUnderTest, commands, deployment, hello, request
 
 CALL = Call(at_s=0.0, deployment="oc-chat", burst=0, prompt_tokens=(7,) * 100, output_tokens=3)

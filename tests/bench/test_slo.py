@@ -2,9 +2,10 @@
 
 import pytest
 
-from bench.slo.judging import Answer, Judgement, Outcome, jain
+from bench.slo.judging import Judgement, Outcome, jain
 from bench.slo.workload import OUTPUT_TOKENS, PROMPT_TOKENS, SLOS, Call, Costs, calls
 from mesh.compute.times import Times
+from mesh.wire.offering import Answer
 from tests.support.profiles import PROFILE
 
 CALL = Call(at_s=0.0, deployment="slo-a", prompt_tokens=(7,) * 100, output_tokens=3)

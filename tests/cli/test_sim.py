@@ -53,11 +53,51 @@ def test_a_policy_takes_the_place_of_the_scenarios_and_the_journal_says_so(
     assert sum(1 for _ in decisions) > 10
 
 
+@pytest.fixture
+def calls(tmp_path: Path) -> str:
+    path = tmp_path / "calls.csv"
+    lines = "".join(f"{n}.5,{n % 7},{100 + n},5\n" for n in range(20))
+    path.write_text("t_s,function,input_tokens,output_tokens\n" + lines)
+    return str(path)
+
+
+def test_a_trace_takes_the_place_of_the_workload_and_its_functions_that_of_the_deployments(
+    scenario: str, calls: str, tmp_path: Path
+) -> None:
+    one = tmp_path / "one.toml"
+    text = Path(scenario).read_text()
+    second = text.index("[[deployments]]", text.index("[[deployments]]") + 1)
+    one.write_text(text[:second] + text[text.index("[workload]") :])
+    journal = tmp_path / "journal"
+    ran = mesh("sim", str(one), "--trace", calls, "--journal", str(journal), "-o", "json")
+    assert ran.code == 0, ran.err
+    made = json.loads(ran.out)
+    assert made["requests"]["requests"] == 20
+    assert made["requests"]["output_tokens"] == 100
+    start, _ = read_journal(journal)
+    assert isinstance(start, ControllerStart)
+    assert len(start.deployments) == 7
+
+
+def test_a_trace_is_cut_at_the_duration(tmp_path: Path, calls: str) -> None:
+    text = SMALL.replace("count = 3", "count = 6")
+    (tmp_path / "small.toml").write_text(text)
+    where = str(tmp_path / "small.toml")
+    ran = mesh("sim", where, "--trace", calls, "--duration", "4", "-o", "json")
+    assert json.loads(ran.out)["requests"]["requests"] == 4
+    assert "requests arrive" in ran.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "named"),
     [
         (("absent.toml",), 1, "absent.toml"),
         (("--policy", "best"), 2, "best"),
+        (("--functions", "32"), 2, "scenario has none"),
+        (("--functions", "33"), 2, "33"),
+        (("--duration", "0"), 2, "0"),
+        (("--trace", "absent.csv"), 1, "absent.csv"),
+        (("--trace", __file__), 2, "no known trace format"),
     ],
 )
 def test_failures_are_two_lines(
@@ -66,7 +106,19 @@ def test_failures_are_two_lines(
     where = arguments if arguments[0].endswith("toml") else (scenario, *arguments)
     ran = mesh("sim", *where)
     assert ran.code == code
-    assert named in ran.error_lines[0]
+    *said, error, hint = ran.err.splitlines()
+    assert error.startswith("error: ")
+    assert named in error
+    assert hint.startswith("hint: ")
+    assert all(": the trace is read" in line for line in said)
+
+
+def test_a_trace_with_more_functions_than_two_groups_have_deployments_is_refused(
+    scenario: str, calls: str
+) -> None:
+    ran = mesh("sim", scenario, "--trace", calls)
+    assert ran.code == 2
+    assert "calls 7 functions; there are 4 deployments" in ran.err
 
 
 def test_a_wrong_scenario_is_a_usage_error_that_names_the_key(tmp_path: Path) -> None:
@@ -75,3 +127,85 @@ def test_a_wrong_scenario_is_a_usage_error_that_names_the_key(tmp_path: Path) ->
     ran = mesh("sim", str(path))
     assert ran.code == 2
     assert "sead" in ran.error_lines[0]
+
+
+def test_a_journal_is_decided_again(scenario: str, tmp_path: Path) -> None:
+    journal = str(tmp_path / "journal")
+    simulated = json.loads(mesh("sim", scenario, "--journal", journal, "-o", "json").out)
+    ran = mesh("sim", "--replay", journal)
+    assert ran.code == 0, ran.err
+    assert ran.out.splitlines()[-1].split("  ")[-1] == "as recorded"
+    again = json.loads(mesh("sim", "--replay", journal, "-o", "json").out)
+    assert again["requests"] == simulated["requests"]
+    assert again["other"] is None
+
+
+def test_a_journal_that_was_tampered_with_ends_with_1_and_names_the_line(
+    scenario: str, tmp_path: Path
+) -> None:
+    journal = tmp_path / "journal"
+    mesh("sim", scenario, "--journal", str(journal))
+    lines = journal.read_text().splitlines(keepends=True)
+    number = next(n for n, line in enumerate(lines) if n and '"kv_blocks":' in line)
+    lines[number] = lines[number].replace('"kv_blocks":', '"kv_blocks":1')
+    journal.write_text("".join(lines))
+    ran = mesh("sim", "--replay", str(journal))
+    assert ran.code == 1
+    assert f"first in line {number + 1}" in ran.out
+    assert "kv_blocks  1" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "named"),
+    [
+        ((), 2, "a scenario is missing"),
+        (("x.toml", "--replay", "y"), 2, "neither a scenario"),
+        (("--seed", "3", "--replay", "y"), 2, "neither a scenario"),
+        (("--replay", "absent"), 2, "absent"),
+        (("--replay", __file__), 2, "no journal"),
+    ],
+)
+def test_what_cannot_be_replayed_is_two_lines(
+    arguments: tuple[str, ...], code: int, named: str
+) -> None:
+    ran = mesh("sim", *arguments)
+    assert ran.code == code
+    assert named in ran.error_lines[0]
+    assert ran.out == ""
+
+
+FAULTS = """
+[faults]
+until_s = 8
+per_minute = { crash = 30, kill_controller = 12, break = 30 }
+"""
+
+
+def test_a_checked_run_says_what_went_wrong_and_what_was_looked_at(
+    scenario: str, tmp_path: Path
+) -> None:
+    faulty = tmp_path / "faulty.toml"
+    faulty.write_text(SMALL + FAULTS)
+    journal = tmp_path / "made.jsonl"
+    ran = mesh("sim", str(faulty), "--check", "--journal", str(journal), "-o", "json")
+    assert ran.code == 0, ran.err
+    made = json.loads(ran.out)
+    faults, checks = dict(made["faults"]), dict(made["checks"])
+    assert faults["crash"] > 0
+    assert checks["decisions"] > 100
+    for epoch in range(2, 2 + faults["kill_controller"]):
+        start, _ = read_journal(tmp_path / f"made-{epoch}.jsonl")
+        assert isinstance(start, ControllerStart)
+        assert start.epoch == epoch
+    assert "checked, decisions" in mesh("sim", scenario, "--check").out
+
+
+def test_a_run_that_breaks_a_rule_fails_with_the_command_that_shows_it_again(
+    scenario: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mesh.sim.checking.STUCK_S", -1e6)
+    ran = mesh("sim", scenario, "--check", "--seed", "7", "--policy", "fcfs")
+    assert ran.code == 1
+    assert "RuleBroken: requests are stuck" in ran.err
+    assert f"mesh sim {scenario} --policy fcfs --check --seed 7" in ran.err
+    assert mesh("sim", scenario).code == 0

@@ -74,6 +74,15 @@ def test_a_node_that_dials_again_replaces_its_old_link() -> None:
     assert cell.core.cell.nodes[NodeId("n1")].link_id == again
 
 
+def test_a_node_whose_late_hello_takes_the_place_of_its_link_is_told() -> None:
+    """It had given that dial up. Else it would live on a link on which nothing it says counts."""
+    cell = CellUnderTest(deployment())
+    alive, _ = cell.join()
+    _, actions = cell.join()
+    close = only(actions, CloseLink)
+    assert (close.link_id, close.error) == (alive, "Unavailable")
+
+
 def test_after_a_restart_loaded_instances_are_adopted_and_serve_at_once() -> None:
     cell = CellUnderTest(deployment())
     _, actions = cell.join(hello_with(report()))

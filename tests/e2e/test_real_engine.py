@@ -2,11 +2,8 @@
 
 from pathlib import Path
 
-from mesh.core.controller import ControllerCore
-from mesh.core.node import NodeCore
 from mesh.domain.reasons import FinishReason
-from mesh.policy.registry import policy
-from mesh.runtime.journal import ControllerStart, NodeStart, read_journal, replay
+from mesh.sim.replaying import replay_journal
 from tests.e2e.live_cell import LiveCell
 
 CLIENTS = 4
@@ -32,20 +29,12 @@ def test_a_real_node_serves_and_both_journals_replay_to_the_same_decisions(
     cell.wait_for("the node to be gone", lambda: not cell.client.nodes())
     assert controller.terminate() == 0
 
-    start, decisions = read_journal(node.journal)
-    assert isinstance(start, NodeStart)
-    taken = list(decisions)
-    assert len(taken) > 24
-    assert replay(NodeCore(limits=start.limits), iter(taken)) is None
+    of_node = replay_journal(node.journal)
+    assert (of_node.core, of_node.other) == ("node", None)
+    assert of_node.events > 24
 
-    start, decisions = read_journal(controller.journal)
-    assert isinstance(start, ControllerStart)
-    core = ControllerCore(
-        epoch=start.epoch,
-        deployments=start.deployments,
-        limits=start.limits,
-        policy=policy(start.policy),
-    )
-    taken = list(decisions)
-    assert len(taken) > 24
-    assert replay(core, iter(taken)) is None
+    of_controller = replay_journal(controller.journal)
+    assert (of_controller.core, of_controller.other) == ("controller", None)
+    assert of_controller.requests is not None
+    assert of_controller.requests.finished == of_controller.requests.requests == CLIENTS + 2
+    assert of_controller.requests.output_tokens == (CLIENTS + 2) * 24

@@ -7,22 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.memory.watermark import Demand, Watermark
+from mesh.memory.watermark import Watermark, expected_tokens
 
 SHARES = st.integers(0, 16).map(lambda eighths: eighths / 8)
 """Exact in binary, so that what is compared is not rounding."""
 BLOCKS = st.integers(0, 10_000)
-DEMANDS = st.builds(
-    Demand,
-    prompt_tokens=st.integers(1, 500),
-    output_tokens=st.integers(0, 500),
-    output_tokens_max=st.integers(500, 1000),
-)
+LENGTHS = st.tuples(st.integers(1, 500), st.integers(0, 500), st.integers(500, 1000))
 MEANS = st.floats(0, 1500)
 
 
-def demand(prompt: int, output: int, output_max: int = 1000) -> Demand:
-    return Demand(prompt_tokens=prompt, output_tokens=output, output_tokens_max=output_max)
+def demand(prompt: int, output: int, output_max: int, mean: float) -> int:
+    return expected_tokens(prompt, output, output_tokens_max=output_max, output_tokens_mean=mean)
 
 
 @pytest.mark.parametrize(
@@ -40,13 +35,15 @@ def demand(prompt: int, output: int, output_max: int = 1000) -> Demand:
 def test_a_request_is_expected_to_write_the_mean_or_what_it_has_but_no_more_than_it_may(
     output: int, output_max: int, mean: float, expected: int
 ) -> None:
-    assert demand(10, output, output_max).tokens(mean) == expected
+    assert demand(10, output, output_max, mean) == expected
 
 
-@given(DEMANDS, MEANS, MEANS)
-def test_longer_answers_never_require_less(of: Demand, mean: float, other_mean: float) -> None:
+@given(LENGTHS, MEANS, MEANS)
+def test_longer_answers_never_require_less(
+    lengths: tuple[int, int, int], mean: float, other_mean: float
+) -> None:
     low, high = sorted((mean, other_mean))
-    assert of.prompt_tokens <= of.tokens(low) <= of.tokens(high)
+    assert lengths[0] <= demand(*lengths, low) <= demand(*lengths, high)
 
 
 @pytest.mark.parametrize(

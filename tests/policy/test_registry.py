@@ -3,7 +3,7 @@
 import pytest
 
 from mesh.domain.errors import InvalidInput
-from mesh.domain.reasons import TurnRule
+from mesh.domain.reasons import DeviceKind, TurnRule
 from mesh.policy.registry import DEFAULT_POLICY, policy
 
 
@@ -18,3 +18,19 @@ def test_the_default_keeps_slos_and_the_baseline_computes_in_the_order_of_arriva
     chosen, baseline = policy(DEFAULT_POLICY), policy("fcfs")
     assert (chosen.name, chosen.turns, chosen.validates) == ("llm-mesh", TurnRule.HEADROOM, True)
     assert (baseline.turns, baseline.validates) == (TurnRule.FIRST_COME, False)
+
+
+def test_the_ablations_are_the_default_policy_with_a_part_left_out() -> None:
+    assert policy("llm-mesh-no-cpu").devices == (DeviceKind.GPU,)
+    assert policy("llm-mesh-no-sharing").parts == 1
+    assert not policy("llm-mesh-no-preemption").preempts
+    without = policy("llm-mesh-no-defrag")
+    assert (without.preempts, without.consolidates) == (False, False)
+
+
+@pytest.mark.parametrize("name", ["sllm", "sllm+cpu", "sllm+cpu+share"])
+def test_serverless_llm_cuts_nodes_into_parts_and_validates_nothing(name: str) -> None:
+    chosen = policy(name)
+    assert chosen.parts == (2 if name.endswith("share") else 1)
+    assert (DeviceKind.CPU in chosen.devices) == ("cpu" in name)
+    assert not chosen.validates

@@ -34,7 +34,7 @@ class Node:
         return self.idle
 
 
-def kv_blocks(footprint: Footprint) -> tuple[int, int]:
+def kv_blocks(node: StartNode, footprint: Footprint) -> tuple[int, int]:
     """512 tokens at least, 1024 are wanted."""
     return footprint.blocks_for(512), footprint.blocks_for(1024)
 

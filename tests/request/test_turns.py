@@ -183,6 +183,17 @@ def test_first_come_first_served_is_without_regard_to_deadlines() -> None:
     assert tie.lane is a
 
 
+def test_taking_turns_goes_to_the_lane_that_has_waited_for_the_most_of_them() -> None:
+    lanes = [lane(name, 9.0, times=TIMES) for name in "cab"]
+    given = []
+    for _ in range(6):
+        grant = next_turn(lanes, 0.0, prefill_tokens_max=TOKENS_MAX, rule=TurnRule.ALTERNATE)
+        assert grant is not None
+        note_turn(grant)
+        given.append(grant.lane.instance_id)
+    assert given == ["a", "b", "c", "a", "b", "c"]
+
+
 INSTANCES = st.integers(1, 4).flatmap(
     lambda count: st.tuples(*(instances(f"i{n}", count) for n in range(count)))
 )

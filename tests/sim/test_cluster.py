@@ -11,7 +11,7 @@ from mesh.compute.times import Times
 from mesh.core.controller import ControllerCore
 from mesh.domain.errors import InvalidInput
 from mesh.domain.limits import PREFILL_TOKENS_MAX
-from mesh.domain.reasons import DeviceKind, FinishReason, RefusalReason
+from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.policy.registry import policy
 from mesh.runtime.journal import Journal, read_journal, replay
 from mesh.sim.cluster import Arrival, CellPlan, VirtualCell
@@ -83,7 +83,7 @@ def test_a_lone_request_takes_what_its_tables_say(tmp_path: Path) -> None:
     costs = NodeCosts(resize_s=0.0, resize_bytes_per_s=1e18)
     cell = VirtualCell(replace(made, nodes=(replace(made.nodes[0], costs=costs),)))
     cold, warm = cell.run([Arrival(0.0, "chat-1", 300, 20), Arrival(8.0, "chat-1", 300, 20)])
-    times = Times(known_model("llama-2-7b").costs[DeviceKind.CPU].profile)
+    times = Times(known_model("llama-2-7b").costs["xeon-32"].profile)
     rest = 300 - PREFILL_TOKENS_MAX
     first_s = times.prefill_s(PREFILL_TOKENS_MAX, 0) + times.prefill_s(rest, PREFILL_TOKENS_MAX)
     assert warm.ttft_s is not None

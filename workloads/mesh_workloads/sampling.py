@@ -55,18 +55,24 @@ class Sample:
         return tuple(taken)
 
 
+def functions_of(models: int) -> tuple[int, ...]:
+    """Numbers of the functions in the load for 32, 64 or 128 models, ascending."""
+    if models not in KEPT:
+        raise InvalidInput(f"there is no load for {models} models; there are for 32, 64 and 128")
+    return tuple(f for f in range(max(KEPT)) if f % PER_STRATUM < KEPT[models])
+
+
 def load_for(trace: Trace, models: int) -> Trace:
     """The arrivals of the paper's load for 32, 64 or 128 models; functions keep their numbers.
 
     The trace is one of 128 functions that are numbered as `Sample` does.
     """
-    if models not in KEPT:
-        raise InvalidInput(f"there is no load for {models} models; there are for 32, 64 and 128")
+    taken = frozenset(functions_of(models))
     busiest = max((a.function for a in trace.arrivals), default=0)
     if busiest >= max(KEPT):
         raise InvalidInput(
             f"trace {trace.name} has a function {busiest}; loads are cut from {max(KEPT)}, from 0",
             hint="sample 128 functions while reading it",
         )
-    kept = tuple(a for a in trace.arrivals if a.function % PER_STRATUM < KEPT[models])
+    kept = tuple(a for a in trace.arrivals if a.function in taken)
     return replace(trace, name=f"{trace.name}-{models}", arrivals=kept)

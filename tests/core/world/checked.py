@@ -40,6 +40,7 @@ class CheckedCell(RuleBasedStateMachine):
     def _check_instance(self, instance: InstanceEntry) -> None:
         assert instance.state is not InstanceState.GONE
         assert instance.node.instances[instance.instance_id] is instance
+        assert instance.tokens == sum(held.tokens for held in instance.requests.values())
         assert instance.required_blocks == sum(
             held.required_blocks for held in instance.requests.values()
         )

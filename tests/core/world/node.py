@@ -34,6 +34,7 @@ from mesh.runtime.node_actions import Lane, NodePerformer
 from tests.core.cells import FOOTPRINT, MODEL, hello
 from tests.core.world.clock import HeapClock
 from tests.core.world.engine import WorldEngine
+from tests.core.world.kept import check_kept
 from tests.core.world.lanes import QueuedLanes
 from tests.support.profiles import FINGERPRINT
 
@@ -172,6 +173,7 @@ class WorldNode:
 
     def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
         self.controller.seen["node events"] += 1
+        check_kept(self.core)
 
     # The node's ports.
 

@@ -1,17 +1,18 @@
-"""One client for all calls: it sends each at its time and notes when every message comes.
+"""One client for many calls: it sends each at its time and notes when every message comes.
 
-It runs on the cores that it measures: messages are kept as bytes, and read once their call is over.
+It may run on the cores that it measures: messages are kept as bytes, and read once their call is
+over. Before: whoever draws a workload. After: whoever judges the answers.
 """
 
 import asyncio
 import gc
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import grpc.aio
 
-from bench.slo.judging import Answer
 from mesh.domain.errors import Refused
 from mesh.v1 import inference_pb2 as pb
 from mesh.wire.errors import EndedCall, error_of
@@ -20,9 +21,32 @@ CALL_S_MAX = 60.0
 """Whoever waits longer for the last token leaves."""
 LEAD_S = 1.0
 """Until the first call."""
+WATCH_S = 0.5
 
 Invoke = Callable[..., Any]
 """A call's bytes as they come; the stubs of grpc know no such call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came of a call; times count from its sending."""
+
+    ended_s: float
+    tokens_s: tuple[float, ...]
+    sent_s: float = 0.0
+    """On the machine's monotonic clock."""
+    lag_s: float = 0.0
+    """By how much the client sent it after its time."""
+    refused: str = ""
+    """The reason."""
+    failed: str = ""
+    """The status of a call that neither finished nor was refused."""
+    finishes: int = 0
+    """Messages that say that it is over."""
+    grace_s: float = 0.0
+    """Load time that it was granted, by such a message."""
+    in_order: bool = True
+    """No token came twice, and none was left out."""
 
 
 class Sendable(Protocol):
@@ -42,13 +66,21 @@ class Sendable(Protocol):
 
 
 def offer(
-    address: str, calls: Sequence[Sendable], *, call_s_max: float = CALL_S_MAX
+    address: str,
+    calls: Sequence[Sendable],
+    *,
+    call_s_max: float = CALL_S_MAX,
+    watch: Callable[[float], None] = lambda at_s: None,
 ) -> list[Answer]:
-    """Send all calls at their times; their answers, in the same order."""
-    return asyncio.run(_offer(address, calls, call_s_max))
+    """Send all calls at their times; their answers, in the same order. `watch` is told the time
+    since the start now and then, and ends all of it by what it raises.
+    """
+    return asyncio.run(_offer(address, calls, call_s_max, watch))
 
 
-async def _offer(address: str, calls: Sequence[Sendable], call_s_max: float) -> list[Answer]:
+async def _offer(
+    address: str, calls: Sequence[Sendable], call_s_max: float, watch: Callable[[float], None]
+) -> list[Answer]:
     requests = [_request(call).SerializeToString() for call in calls]
     gc.collect()
     gc.freeze()
@@ -58,13 +90,17 @@ async def _offer(address: str, calls: Sequence[Sendable], call_s_max: float) -> 
             request_serializer=bytes,
             response_deserializer=bytes,
         )
-        start_s = time.perf_counter() + LEAD_S
-        return await asyncio.gather(
+        start_s = time.monotonic() + LEAD_S
+        answers = asyncio.gather(
             *(
                 _ask(invoke, request, start_s + call.at_s, call_s_max)
                 for call, request in zip(calls, requests, strict=True)
             )
         )
+        while not answers.done():
+            await asyncio.wait([answers], timeout=WATCH_S)
+            watch(time.monotonic() - start_s)
+        return answers.result()
 
 
 def _request(call: Sendable) -> pb.InvokeRequest:
@@ -78,20 +114,20 @@ def _request(call: Sendable) -> pb.InvokeRequest:
 
 
 async def _ask(invoke: Invoke, request: bytes, at_s: float, call_s_max: float) -> Answer:
-    await asyncio.sleep(at_s - time.perf_counter())
+    await asyncio.sleep(at_s - time.monotonic())
     came_s: list[float] = []
     came: list[bytes] = []
     refused = failed = ""
-    sent_s = time.perf_counter()
+    sent_s = time.monotonic()
     try:
         async for raw in invoke(request, timeout=call_s_max):
-            came_s.append(time.perf_counter())
+            came_s.append(time.monotonic())
             came.append(raw)
     except grpc.aio.AioRpcError as error:
         raised = error_of(cast(EndedCall, error))
         refused = str(raised.reason) if isinstance(raised, Refused) else ""
         failed = "" if refused else error.code().name.lower()
-    ended_s = time.perf_counter() - sent_s
+    ended_s = time.monotonic() - sent_s
     messages = [pb.InvokeResponse.FromString(raw) for raw in came]
     finishes = [message.finished for message in messages if message.HasField("finished")]
     numbers = [
@@ -106,6 +142,7 @@ async def _ask(invoke: Invoke, request: bytes, at_s: float, call_s_max: float) -
             for token_s, message in zip(came_s, messages, strict=True)
             for _ in message.tokens.token_ids
         ),
+        sent_s=sent_s,
         refused=refused,
         lag_s=sent_s - at_s,
         failed=failed,

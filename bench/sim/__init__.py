@@ -1,0 +1,1 @@
+"""How long the simulator takes, and how that grows with nodes and requests: `make bench-sim`."""

@@ -1,0 +1,71 @@
+"""Runs a case in a process of its own, so that what it holds at most is nobody else's."""
+
+import resource
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+
+from bench.sim.cases import Case, arrivals, scenario_of
+from mesh.sim.cluster import VirtualCell
+from mesh.sim.scenario import plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    requests: int
+    finished: int
+    tokens: int
+    decisions: int
+    """Of the controller."""
+    virtual_s: float
+    seconds: float
+    """From the making of the cell to the end of its last request."""
+    cpu_seconds: float
+    """The same without what else the machine did."""
+    rss_mb: float
+    """Of the whole process at most, in MB of 10^6 bytes."""
+
+    @property
+    def request_us(self) -> float:
+        return 1e6 * self.seconds / self.requests
+
+    @property
+    def decisions_per_s(self) -> float:
+        return self.decisions / self.seconds
+
+
+class _Counter:
+    """A recorder that counts decisions."""
+
+    def __init__(self) -> None:
+        self.decisions = 0
+
+    def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
+        self.decisions += 1
+
+
+def measure(case: Case) -> Measured:
+    """Raises the case's errors."""
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as process:
+        return process.submit(_measure, case).result()
+
+
+def _measure(case: Case) -> Measured:
+    scenario, counter = scenario_of(case), _Counter()
+    coming = arrivals(case, scenario)
+    began_s, computed_s = time.perf_counter(), time.process_time()
+    cell = VirtualCell(plan(scenario), recorders=(counter,))
+    outcomes = cell.run(coming)
+    seconds, cpu_seconds = time.perf_counter() - began_s, time.process_time() - computed_s
+    return Measured(
+        requests=len(outcomes),
+        finished=sum(outcome.finished for outcome in outcomes),
+        tokens=sum(len(outcome.tokens_s) for outcome in outcomes),
+        decisions=counter.decisions,
+        virtual_s=cell.clock.now_s() - cell.started_s,
+        seconds=seconds,
+        cpu_seconds=cpu_seconds,
+        rss_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
+    )

@@ -1,0 +1,218 @@
+"""`mesh bench paper`: the evaluation of LLM-Mesh (§8) on virtual nodes, cell by cell.
+
+Its load is a trace file of 128 functions, or without one the generator's. Every run is a virtual
+cell with the live cell's cores; docs/evaluation.md says what the figures mean.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from mesh.cli import output
+from mesh.cli.bench_paper_runs import JOBS_MAX, Done, Failed, Job, run_all
+from mesh.cli.options import format_option
+from mesh.cli.output import Column, Format
+from mesh.cli.plain import plain
+from mesh.cli.plotting import check_plotting
+from mesh.cli.progress import progress
+from mesh.domain.errors import InvalidInput, MeshError, NotFound
+from mesh.policy.registry import known_policies
+from mesh.policy.registry import policy as policy_of
+from mesh.report.charts import Chart
+from mesh.report.evaluation import EvaluatedRun, Evaluation
+from mesh.report.evaluation_charts import cell_charts, overview_charts, run_charts
+from mesh.report.evaluation_record import record
+from mesh.report.evaluation_tables import tables
+from mesh.report.page import page
+from mesh.report.paper_reference import Reference, reference
+from mesh.sim.paper import ALL_CELLS, DURATION_S, PaperCell, generated, load, paper_cell
+from mesh_workloads.asked import Asked
+from mesh_workloads.reading import read
+from mesh_workloads.trace import Trace
+
+POLICIES = ("sllm", "sllm+cpu", "sllm+cpu+share", "llm-mesh")
+"""Of the paper."""
+ABLATIONS = tuple(f"llm-mesh-no-{part}" for part in ("cpu", "sharing", "defrag", "preemption"))
+ABLATION_CELLS = (paper_cell("7B/64"),)
+"""Where the paper takes parts away."""
+
+
+@click.command()
+@click.option(
+    "--trace",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A trace of 128 functions; default: a generated one.",
+)
+@click.option(
+    "--policy",
+    "policies",
+    metavar="NAME",
+    multiple=True,
+    help="May be repeated; default: all of the paper's.",
+)
+@click.option("--cells", metavar="NAMES", help="Such as 7B/128,3B/32; default: all nine.")
+@click.option(
+    "--ablations",
+    is_flag=True,
+    help=f"Take parts away from llm-mesh, too: in {ABLATION_CELLS[0].name}, or in --cells.",
+)
+@click.option(
+    "--duration",
+    "duration_s",
+    metavar="SECONDS",
+    type=click.FloatRange(min=1, max=DURATION_S),
+    default=DURATION_S,
+    show_default=True,
+    help="Only the beginning of the load.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    help="Of the generated load; a trace is what it is.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1, max=JOBS_MAX),
+    default=lambda: min(os.cpu_count() or 1, JOBS_MAX),
+    show_default="the machine's cores",
+    help="Runs at a time.",
+)
+@format_option
+@click.option(
+    "--html",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write tables and charts as one page that needs nothing else.",
+)
+@click.option(
+    "--plots",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write the charts as PNG files; needs matplotlib.",
+)
+def paper(
+    trace: Path | None,
+    policies: tuple[str, ...],
+    cells: str | None,
+    ablations: bool,
+    duration_s: float,
+    seed: int,
+    jobs: int,
+    form: Format,
+    html: Path | None,
+    plots: Path | None,
+) -> None:
+    """The evaluation of the LLM-Mesh paper, on virtual nodes.
+
+    Nine cells: models of 3B, 7B and 13B, each with 32, 64 and 128 functions, on four CPU and four
+    GPU nodes for 30 minutes.
+    """
+    # Before minutes are spent on runs:
+    if plots is not None:
+        check_plotting("--plots")
+    if html is not None and not html.parent.is_dir():
+        raise NotFound(f"there is no folder {html.parent} for the page", hint="make it first")
+    pairs = _pairs(policies, cells, ablations)
+    source = generated(seed) if trace is None else read(trace, Asked(duration_s=duration_s))
+    work = {cell: load(source, cell.functions, duration_s) for cell, _ in pairs}
+    with progress("paper") as show:
+        planned = [Job(cell=cell, policy=name, work=work[cell]) for cell, name in pairs]
+        ends = run_all(planned, jobs, show)
+    done = [end for end in ends if isinstance(end, Done)]
+    made = Evaluation(
+        workload=_words(source, trace, seed),
+        duration_s=duration_s,
+        runs=tuple(_evaluated(one, measured=trace is not None) for one in done),
+    )
+    if done:
+        _tell(made, form, html, plots)
+    _check(ends)
+
+
+def _tell(made: Evaluation, form: Format, html: Path | None, plots: Path | None) -> None:
+    _show(made, form)
+    if html is not None:
+        html.write_text(page(made), encoding="utf-8")
+        output.message(f"written: {html}")
+    if plots is not None:
+        _draw(made, plots)
+
+
+def _pairs(
+    policies: tuple[str, ...], cells: str | None, ablations: bool
+) -> list[tuple[PaperCell, str]]:
+    """Which cell under which policy. Raises InvalidInput for what there is not."""
+    chosen = ALL_CELLS if cells is None else tuple(paper_cell(c) for c in cells.split(","))
+    names = policies or tuple(name for name in POLICIES if name in known_policies())
+    for name in names:
+        policy_of(name)
+    pairs = [(cell, name) for cell in chosen for name in names]
+    if ablations:
+        known = [name for name in ABLATIONS if name in known_policies()]
+        if not known:
+            raise InvalidInput("this mesh has no policies with a part taken away")
+        where = ABLATION_CELLS if cells is None else chosen
+        pairs += [(cell, name) for cell in where for name in known]
+    order = {cell: n for n, cell in enumerate(chosen)}
+    return sorted(dict.fromkeys(pairs), key=lambda pair: order[pair[0]])
+
+
+def _words(source: Trace, trace: Path | None, seed: int) -> str:
+    if trace is None:
+        return f"generated ({source.name}, seed {seed})"
+    return f"trace {trace.name}"
+
+
+def _evaluated(done: Done, *, measured: bool) -> EvaluatedRun:
+    """Others' figures hold for their trace, as a whole, alone."""
+    made, cell = done.run, done.job.cell
+    theirs = reference(cell.name, cell.functions, done.job.policy, made.numbers.requests)
+    return EvaluatedRun(
+        cell=cell.name,
+        policy=done.job.policy,
+        numbers=made.numbers,
+        reference=theirs if measured else Reference(),
+        nodes=made.nodes,
+        seconds=done.seconds,
+    )
+
+
+def _check(ends: Sequence[Done | Failed]) -> None:
+    """Raises MeshError when a run failed: partial success is failure."""
+    failed = [end for end in ends if isinstance(end, Failed)]
+    for end in failed[1:]:
+        output.message(f"{end.job.cell.name} {end.job.policy} failed: {end.why}")
+    if failed:
+        cell, policy = failed[0].job.cell.name, failed[0].job.policy
+        raise MeshError(
+            f"{len(failed)} of {len(ends)} runs failed; {cell} {policy}: {failed[0].why}",
+            hint=f"`mesh --traceback bench paper --cells {cell} --policy {policy}` shows where",
+        )
+
+
+def _show(made: Evaluation, form: Format) -> None:
+    if form is not Format.TABLE:
+        output.structured(plain(record(made)), form)
+        return
+    output.message(f"load: {made.workload}, {made.duration_s:g} s")
+    for number, table in enumerate(tables(made)):
+        output.text(("\n" if number else "") + table.title)
+        columns = [Column(h, right=n >= table.words) for n, h in enumerate(table.headers)]
+        output.table(columns, table.rows)
+
+
+def _draw(made: Evaluation, folder: Path) -> None:
+    from mesh.report import png
+
+    charts: list[tuple[str, Chart]] = [("", chart) for chart in overview_charts(made)]
+    for cell in made.cells:
+        charts += [(cell, chart) for chart in cell_charts(made, cell)]
+        for run in made.of_cell(cell):
+            charts += [(f"{cell} {run.policy}", chart) for chart in run_charts(run)]
+    drawn = png.draw_all(charts, folder)
+    output.message(f"drawn: {len(drawn)} files in {folder}")

@@ -1,0 +1,159 @@
+"""Proactive defragmentation (LLM-Mesh §7.1): smaller neighbours give an instance their memory.
+
+Their requests move to other nodes with their tokens so far, each only where shadow validation finds
+that every token stays in time, its own included: an instance of their deployment, or a new one on
+a node that has room. If one finds no such place, nothing moves. Before: a request, or a running
+instance, for which there is no memory. After: it has it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from mesh.core.cell import DeploymentEntry, InstanceEntry, RequestEntry
+from mesh.core.ending import abort_on_node
+from mesh.core.instances import load
+from mesh.core.memory import let_go, room_for, room_for_all
+from mesh.core.schedule import first_due_s, verdict_on
+from mesh.core.starting import find_room
+from mesh.core.submitting import submit
+from mesh.core.turn import Turn
+from mesh.domain.ids import NodeId
+from mesh.domain.lifecycle import REQUEST, InstanceState, RequestState, advance
+from mesh.request.defrag import victims
+from mesh.request.placement import Start
+from mesh.request.shadow import Verdict
+
+Enqueue = Callable[[Turn, DeploymentEntry, RequestEntry], None]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Moves:
+    """Where displaced requests are to go."""
+
+    placed: list[tuple[RequestEntry, InstanceEntry]] = field(default_factory=list)
+    started: list[tuple[RequestEntry, Start]] = field(default_factory=list)
+    """Those for whom an instance is to be loaded."""
+
+    def to(self, instance: InstanceEntry) -> list[RequestEntry]:
+        return [held for held, target in self.placed if target is instance]
+
+    def takes_more(self, instance: InstanceEntry) -> bool:
+        """Only one instance of a node grows for them, and none does where one is to be loaded."""
+        node = instance.node
+        others = [to.node for _, to in self.placed if to is not instance]
+        loading = [start.node.node_id for _, start in self.started]
+        return node not in others and node.node_id not in loading
+
+
+def preempt(turn: Turn, instance: InstanceEntry, missing_bytes: int, enqueue: Enqueue) -> bool:
+    """Have smaller neighbours of the instance give up so much memory; False when that cannot be.
+
+    It is promised at once. `enqueue` takes those whose new instance has to be loaded first.
+    """
+    if not turn.policy.preempts or missing_bytes <= 0:
+        return False
+    neighbours = [other for other in instance.node.instances.values() if _may_go(turn, other)]
+    taken = victims(neighbours, batch=instance.batch, missing_bytes=missing_bytes)
+    if not taken:
+        return False
+    moves = _plan(turn, taken)
+    if moves is None:
+        return False
+    for held, target in moves.placed:
+        _move(turn, held, target, enqueue)
+    for held, start in moves.started:
+        owner = _leave(turn, held)
+        enqueue(turn, owner, held)
+        load(turn, owner, start, held.due_s)
+    for victim in taken:
+        let_go(turn, victim)
+    return True
+
+
+def _may_go(turn: Turn, instance: InstanceEntry) -> bool:
+    """Whether an instance may be preempted: it serves, nothing wants it to stay, and none of its
+    requests has been moved too often.
+    """
+    owner = turn.cell.deployments.get(instance.deployment)
+    if instance.state is not InstanceState.READY or instance.profiling or owner is None:
+        return False
+    most = turn.limits.preempted_max
+    often = any(held.evictions >= most for held in instance.requests.values())
+    return bool(instance.requests) and not often and _above_minimum(owner)
+
+
+def _above_minimum(owner: DeploymentEntry) -> bool:
+    return owner.replicas() > owner.spec.scaling.replicas_min
+
+
+def _plan(turn: Turn, taken: Sequence[InstanceEntry]) -> _Moves | None:
+    moves = _Moves()
+    away = {victim.node.node_id for victim in taken}
+    for victim in taken:
+        owner = turn.cell.deployments[victim.deployment]
+        for held in sorted(victim.requests.values(), key=lambda r: (r.due_s, r.arrival_s)):
+            if not turn.validations_left:
+                return None
+            if _place(turn, owner, held, moves, away):
+                continue
+            if len(victim.requests) > 1 or not _start(turn, owner, held, moves, away):
+                return None
+    return moves
+
+
+def _place(
+    turn: Turn, owner: DeploymentEntry, held: RequestEntry, moves: _Moves, away: set[NodeId]
+) -> bool:
+    """Plan the move to a loaded instance on another node."""
+    for instance in owner.candidates:
+        others = moves.to(instance)
+        full = instance.batch + len(others) >= instance.batch_max
+        if full or not instance.takes_now or instance.node.node_id in away:
+            continue
+        if not moves.takes_more(instance) or not turn.validations_left:
+            continue
+        if room_for_all(turn, owner, instance, [*others, held]) is None:
+            continue
+        turn.validations_left -= 1
+        verdict = verdict_on(
+            instance,
+            held,
+            next_due_s=first_due_s(held) + held.grace_s,
+            now_s=turn.now_s,
+            limits=turn.limits,
+            beside=others,
+        )
+        if verdict is Verdict.PASSES:
+            moves.placed.append((held, instance))
+            return True
+    return False
+
+
+def _start(
+    turn: Turn, owner: DeploymentEntry, held: RequestEntry, moves: _Moves, away: set[NodeId]
+) -> bool:
+    """Plan the move to a new instance on a node that no other of them goes to."""
+    taken = [*away, *(to.node.node_id for _, to in moves.placed)]
+    taken += [start.node.node_id for _, start in moves.started]
+    nodes = [node for node in turn.cell.nodes.values() if node.node_id not in taken]
+    found = find_room(turn, owner, nodes, waiting=(held,), wanted_by=held, granted=False)
+    if not isinstance(found, Start):
+        return False
+    moves.started.append((held, found))
+    return True
+
+
+def _move(turn: Turn, held: RequestEntry, target: InstanceEntry, enqueue: Enqueue) -> None:
+    owner = _leave(turn, held)
+    room = room_for(turn, owner, target, held)
+    if room is None:  # an earlier one of them took more than it requires
+        enqueue(turn, owner, held)
+    else:
+        submit(turn, owner, held, target, room)
+
+
+def _leave(turn: Turn, held: RequestEntry) -> DeploymentEntry:
+    abort_on_node(turn, held)
+    held.evictions += 1
+    held.state = advance(REQUEST, held.state, RequestState.QUEUED)
+    return turn.cell.deployments[held.request.deployment]

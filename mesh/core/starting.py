@@ -1,0 +1,156 @@
+"""Where a new instance starts, as the controller decides it: memory, time, and its part of a node.
+
+`mesh.request.placement` chooses among the nodes; what each of them could do for the instance is
+read from the cell here. Before: `mesh.core.instances`, which starts it, or a preemption, which
+only asks.
+"""
+
+from collections.abc import Collection, Iterable
+
+from mesh.core.cell import DeploymentEntry, NodeEntry, RequestEntry
+from mesh.core.memory import blocks_for_load
+from mesh.core.schedule import decodes_share, first_due_s, verdict_on_start
+from mesh.core.turn import Turn
+from mesh.domain.deployment import Deployment
+from mesh.domain.model import Footprint
+from mesh.request.parts import Part, part_for
+from mesh.request.placement import NoRoom, NoTime, Start, StartNode, place_instance
+from mesh.request.shadow import Verdict
+
+
+def find_room(
+    turn: Turn,
+    entry: DeploymentEntry,
+    among: Iterable[NodeEntry],
+    *,
+    waiting: Iterable[RequestEntry],
+    wanted_by: RequestEntry | None,
+    granted: bool = True,
+) -> Start | NoRoom | NoTime:
+    """Where an instance for those who wait could start, and whether `wanted_by` would be in time
+    there, the load granted on top of its deadline or not. Nodes where its last load failed come
+    into question only when no other has room.
+    """
+    deployment = entry.deployment
+    assert deployment is not None
+    taken = [i.node for i in entry.instances.values()]
+    nodes = [n for n in among if turn.takes(n, entry.spec) and n not in taken]
+    fresh = [n for n in nodes if n.node_id not in entry.avoided]
+
+    def has_time(node: StartNode) -> bool:
+        if wanted_by is None or not turn.policy.validates:
+            return True
+        if not turn.validations_left:
+            entry.in_vain.pop(node.node_id, None)
+            return False
+        turn.validations_left -= 1
+        return _has_time(turn, entry, turn.cell.nodes[node.node_id], wanted_by, granted)
+
+    sizes: dict[tuple[Footprint, int], tuple[int, int]] = {}
+
+    def kv_blocks(node: StartNode, footprint: Footprint) -> tuple[int, int]:
+        kind = (footprint, node.capacity_bytes)
+        if kind not in sizes:
+            part = part_of(turn, entry, deployment, turn.cell.nodes[node.node_id])
+            sizes[kind] = (
+                blocks_for_load(turn, entry, waiting, footprint, deployment.context_tokens_max)
+                if part is None
+                else (part.kv_blocks, part.kv_blocks)
+            )
+        return sizes[kind]
+
+    def place(among: list[NodeEntry]) -> Start | NoRoom | NoTime:
+        return place_instance(
+            deployment,
+            among,
+            kv_blocks=kv_blocks,
+            policy=turn.policy,
+            has_time=has_time,
+        )
+
+    placed = place(fresh)
+    if isinstance(placed, NoRoom | NoTime) and len(fresh) < len(nodes):
+        return place(nodes)
+    return placed
+
+
+def worth_asking(
+    entry: DeploymentEntry, held: RequestEntry, nodes: Collection[NodeEntry]
+) -> list[NodeEntry]:
+    """Nodes that have not refused an instance for this request since they were last eased. They are
+    taken to refuse it, unless `find_room` finds room or a refusal that need not stand.
+    """
+    head = (held.request.request_id, entry.served)
+    if entry.head != head:
+        entry.head = head
+        entry.in_vain.clear()
+    in_vain, asked = entry.in_vain, []
+    for node in nodes:
+        eased, verdict = in_vain.get(node.node_id, (-1, None))
+        if eased != node.eased:
+            in_vain[node.node_id] = (node.eased, None)
+            asked.append(node)
+        elif verdict is not None:
+            held.turn_down(verdict)
+    return asked
+
+
+def _has_time(
+    turn: Turn, entry: DeploymentEntry, node: NodeEntry, held: RequestEntry, granted: bool
+) -> bool:
+    """Whether every SLO would be kept with a new instance on the node, its load included."""
+    deployment = entry.deployment
+    assert deployment is not None
+    needed_s = load_s(turn, deployment, node)
+    if node.node_id not in turn.decodes_shares:
+        turn.decodes_shares[node.node_id] = decodes_share(node, turn.now_s)
+    verdict = verdict_on_start(
+        node,
+        turn.cell.expectations.profile(deployment.model, node.footprint_of(deployment), node.hello),
+        needed_s,
+        held,
+        share=turn.decodes_shares[node.node_id],
+        next_due_s=first_due_s(held) + (needed_s if granted else held.grace_s),
+        now_s=turn.now_s,
+        limits=turn.limits,
+        may_be_late=granted and held.attempt > 0,
+    )
+    if verdict is Verdict.TPOT_EXCEEDED:
+        entry.in_vain[node.node_id] = (node.eased, verdict)
+    else:
+        # It may pass a little later; so may one that was not looked at.
+        entry.in_vain.pop(node.node_id, None)
+    if verdict is not Verdict.PASSES:
+        held.turn_down(verdict)
+    return verdict is Verdict.PASSES
+
+
+def load_s(turn: Turn, deployment: Deployment, node: NodeEntry) -> float:
+    weights_bytes = node.footprint_of(deployment).weights_bytes
+    fingerprint = node.hello.fingerprint
+    return turn.cell.expectations.load_s(deployment.model.model_id, fingerprint, weights_bytes)
+
+
+def part_of(
+    turn: Turn, entry: DeploymentEntry, deployment: Deployment, node: NodeEntry
+) -> Part | None:
+    """What an instance gets of the node, where the policy cuts nodes into parts."""
+    if turn.policy.parts is None:
+        return None
+    footprint = node.footprint_of(deployment)
+    return part_for(
+        turn.cell.expectations.profile(deployment.model, footprint, node.hello),
+        footprint,
+        capacity_bytes=node.capacity_bytes,
+        parts_max=turn.policy.parts,
+        context_tokens=deployment.context_tokens_max,
+        tpot_s=entry.spec.slo.tpot_s,
+    )
+
+
+def batch_max(turn: Turn, entry: DeploymentEntry, deployment: Deployment, node: NodeEntry) -> int:
+    """Validation finds out how many requests a node can serve; without it, its part says so."""
+    part = part_of(turn, entry, deployment, node)
+    if part is None or turn.policy.validates:
+        return turn.limits.batch_max
+    return min(part.batch_max, turn.limits.batch_max)

@@ -1,0 +1,40 @@
+"""A request gets its place: it is entered into the books of an instance and sent to its node."""
+
+from mesh.core.cell import DeploymentEntry, InstanceEntry, RequestEntry
+from mesh.core.memory import Room, claim
+from mesh.core.schedule import first_due_s, grace_s
+from mesh.core.turn import Turn
+from mesh.domain.actions import SendCommand
+from mesh.domain.lifecycle import REQUEST, RequestState, advance
+from mesh.domain.messages import SubmitRequest
+from mesh.domain.request import RequestOrder
+
+
+def submit(
+    turn: Turn, entry: DeploymentEntry, held: RequestEntry, instance: InstanceEntry, room: Room
+) -> None:
+    """Submit a queued request to a loaded instance that has this room for it."""
+    node = instance.node
+    if node.is_idle():
+        node.iteration_started_s = turn.now_s
+    held.state = advance(REQUEST, held.state, RequestState.RUNNING)
+    held.attempt += 1
+    held.instance = instance
+    held.grace_s = grace_s(instance, held)
+    held.due_s = first_due_s(held) + held.grace_s
+    held.submitted_s, held.prefill_left = turn.now_s, held.tokens
+    claim(turn, entry, instance, held, room)
+    instance.requests[held.request.request_id] = held
+    instance.tokens += held.tokens
+    turn.decodes_shares.pop(node.node_id, None)
+    entry.candidates.rank(instance)
+    order = RequestOrder(
+        request=held.request,
+        attempt=held.attempt,
+        output_tokens=tuple(held.output_tokens),
+        slo=held.slo,
+        age_s=turn.now_s - held.arrival_s,
+        grace_s=held.grace_s,
+    )
+    command = SubmitRequest(instance_id=instance.instance_id, order=order)
+    turn.act(SendCommand(link_id=node.link_id, command=command))

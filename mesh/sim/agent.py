@@ -1,0 +1,183 @@
+"""A virtual node's agent, from its start to its end: the node core over a cost-model engine.
+
+The same as `mesh_nodes.agent` and `mesh.wire.link` do with threads, a store and gRPC. It owns the
+heartbeat and the link: it dials, waits for the welcome, and dials again after the end. Before:
+`node`, and commands from its link. After: the link.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from mesh.core.node import NodeCore
+from mesh.domain.actions import NodeAction, StartLoad
+from mesh.domain.ids import OperationId
+from mesh.domain.limits import HEARTBEAT_S, NodeLimits
+from mesh.domain.messages import NodeCommand, NodeHello, NodeReport
+from mesh.domain.node_events import (
+    CommandReceived,
+    HeartbeatDue,
+    ImportBroke,
+    LinkClosed,
+    LinkOpened,
+    NodeEvent,
+)
+from mesh.domain.reasons import TurnRule
+from mesh.domain.steps import LoadOrder
+from mesh.runtime.clock import Clock
+from mesh.runtime.engine import Progress
+from mesh.runtime.host import Host, Recorder
+from mesh.runtime.node_actions import NodePerformer
+from mesh.sim.engine import CostEngine
+from mesh.sim.lanes import VirtualLanes
+from mesh.sim.links import VirtualLinks
+
+PAUSE_S_MIN = 0.1
+"""Before the first new try; doubled for each further one."""
+PAUSE_S_MAX = 5.0
+WELCOME_S_MAX = 5.0
+"""From dialling to the controller's welcome."""
+FATAL = ("AlreadyExists", "InvalidInput")
+"""Answers to a hello that do not heal by dialling again: the agent ends."""
+
+
+class VirtualAgent:
+    """`identity` is the hello without instances. `ended` is called when it ends by itself."""
+
+    def __init__(
+        self,
+        *,
+        identity: NodeHello,
+        limits: NodeLimits,
+        engine_of: Callable[[Callable[[float], None]], CostEngine],
+        clock: Clock,
+        links: VirtualLinks,
+        recorder: Recorder,
+        ended: Callable[[], None],
+    ) -> None:
+        self.node_id = identity.node_id
+        self._identity = identity
+        self._clock = clock
+        self._links = links
+        self._ended = ended
+        self.alive = True
+        self.link_id: int | None = None
+        self.welcomed = False
+        """The controller has taken the node on this link."""
+        self._failures = 0
+        """Dials in a row that were not welcomed."""
+        self._rng = random.Random(identity.run_id)
+        self.core = NodeCore(limits=limits)
+        self.lanes = VirtualLanes(clock)
+        self.engine = engine_of(self.lanes.spend)
+        performer = NodePerformer(engine=self.engine, lanes=self.lanes, link=self, models=self)
+        self._host: Host[NodeEvent, NodeAction] = Host(
+            core=self.core, clock=clock, perform=performer.perform, recorders=(recorder,)
+        )
+        self.lanes.post = self._tell
+
+    def start(self) -> None:
+        """Dial in, and report from then on."""
+        self._dial()
+        self._beat()
+
+    def kill(self, *, silently: bool) -> None:
+        """It ends on the spot, and what its engine held is gone."""
+        self.alive = False
+        self.engine.close()
+        self.engine.working_until_s = self._clock.now_s()
+        if self.link_id is not None:
+            self._links.leave(self.link_id, silently=silently)
+            self.link_id = None
+
+    def _tell(self, event: NodeEvent) -> None:
+        """What becomes of calls that an agent has made does not matter after its end."""
+        if self.alive:
+            self._host.post(event)
+
+    def _beat(self) -> None:
+        if not self.alive:
+            return
+        engine_bytes = sum(m.weights_bytes + m.kv_held_bytes for m in self.engine.memory())
+        base_bytes = self._identity.base_bytes
+        self._tell(HeartbeatDue(rss_bytes=base_bytes + engine_bytes, engine_bytes=engine_bytes))
+        self._clock.call_at(self._clock.now_s() + HEARTBEAT_S, self._beat)
+
+    # Its link.
+
+    def _dial(self) -> None:
+        if not self.alive:
+            return
+        hello = replace(self._identity, instances=self.core.instances())
+        self.link_id, self.welcomed = self._links.dial(self, hello), False
+        dialled = self.link_id
+        if dialled is None:
+            self._redial(opened=False)
+        else:
+            self._clock.call_at(self._clock.now_s() + WELCOME_S_MAX, lambda: self._give_up(dialled))
+
+    def _give_up(self, link_id: int) -> None:
+        if self.alive and self.link_id == link_id and not self.welcomed:
+            self._links.leave(link_id)
+            self.link_id = None
+            self._redial(opened=False)
+
+    def _redial(self, *, opened: bool) -> None:
+        """After the pause of a live link; `opened`: the link that ended was welcomed."""
+        self._failures = 0 if opened else self._failures + 1
+        pause_s = min(PAUSE_S_MAX, PAUSE_S_MIN * 2.0 ** min(self._failures, 16))
+        pause_s *= self._rng.uniform(0.5, 1.0)
+        self._clock.call_at(self._clock.now_s() + pause_s, self._dial)
+
+    def accepted(self, link_id: int, turns: TurnRule) -> None:
+        if self.alive and link_id == self.link_id:
+            self.welcomed = True
+            self._tell(LinkOpened(turns=turns))
+
+    def commanded(self, link_id: int, command: NodeCommand) -> None:
+        if self.alive and link_id == self.link_id and self.welcomed:
+            self._host.post(CommandReceived(command=command))
+
+    def closed(self, link_id: int, error: str, reason: str) -> None:
+        if not self.alive or link_id != self.link_id:
+            return
+        opened, self.link_id, self.welcomed = self.welcomed, None, False
+        if error in FATAL and not opened:
+            self.alive = False
+            self._ended()
+            return
+        if opened:
+            self._tell(LinkClosed(reason=reason))
+        self._redial(opened=opened)
+
+    # The performer's ports.
+
+    def send(self, report: NodeReport) -> None:
+        if self.link_id is not None and self.welcomed:
+            self._links.report(self.link_id, report)
+
+    def start_import(self, operation_id: OperationId, source: str) -> None:
+        """A virtual node has all the models that it will ever have."""
+        self.lanes.post_soon(
+            ImportBroke(
+                operation_id=operation_id,
+                error="UnknownSource",
+                message=f"a virtual node imports nothing, so not {source} either",
+                hint="name the model in the scenario",
+            )
+        )
+
+    def stop_import(self, operation_id: OperationId) -> None:
+        """There is none."""
+
+    def order(self, action: StartLoad, progress: Progress) -> LoadOrder:
+        return LoadOrder(
+            instance_id=action.instance_id,
+            deployment=action.deployment,
+            model=action.model,
+            model_path=Path(action.model.model_id),
+            kv_blocks=action.kv_blocks,
+            context_tokens_max=action.context_tokens_max,
+            batch_max=action.batch_max,
+        )

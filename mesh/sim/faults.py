@@ -1,0 +1,146 @@
+"""Which faults a run has, and when: drawn from the scenario's seed before anything runs.
+
+A scenario says how often each kind of fault comes and when the last of them is over; what comes of
+it is a list of occurrences, the same for the same seed. Before: `scenario`. After: `injection`,
+which makes them happen.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from mesh.domain.errors import InvalidInput
+from mesh.domain.ids import NodeId
+
+
+class FaultKind(StrEnum):
+    """What can go wrong, beyond what the workload does."""
+
+    CRASH = "crash"
+    """A node's agent dies, and is started again."""
+    VANISH = "vanish"
+    """A machine goes without a word, and comes back."""
+    BREAK = "break"
+    """A link breaks; what was on its way is lost."""
+    SILENCE = "silence"
+    """Nothing gets through a link any more, in one direction or both, and nobody is told."""
+    LATE = "late"
+    """All messages of a node are late, each way."""
+    STALL = "stall"
+    """They are so late that welcomes come after the node has given up, and leases run out."""
+    SLOW_LOADS = "slow_loads"
+    """A node loads more slowly than ever."""
+    FAILING_LOADS = "failing_loads"
+    FAILING_STEPS = "failing_steps"
+    FAILING_RESIZES = "failing_resizes"
+    WRONG_PROFILE = "wrong_profile"
+    """A node computes more slowly, or quicker, than its tables say."""
+    KILL_CONTROLLER = "kill_controller"
+    STOP_CONTROLLER = "stop_controller"
+    """It ends as asked, and is started again."""
+    CANCEL = "cancel"
+    """A client goes away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How faults of a kind turn out: uniform within these bounds."""
+
+    lasts_s: tuple[float, float] = (0.0, 0.0)
+    """Until the node or the controller is back, or all is well again."""
+    size: tuple[float, float] = (0.0, 0.0)
+    """A factor, a number of calls, or seconds: see `injection`."""
+
+
+MIX = (0.0, 0.5, 1.0, 3.0)
+"""What the rate of a kind is multiplied by, any alike, where each seed has its own mix."""
+SHAPES: Mapping[FaultKind, Shape] = {
+    FaultKind.CRASH: Shape(lasts_s=(0.1, 20.0)),
+    FaultKind.VANISH: Shape(lasts_s=(0.1, 20.0)),
+    FaultKind.BREAK: Shape(size=(0.0, 1.0)),
+    FaultKind.SILENCE: Shape(size=(5.0, 15.0)),
+    FaultKind.LATE: Shape(lasts_s=(0.5, 10.0), size=(0.01, 3.0)),
+    FaultKind.STALL: Shape(lasts_s=(5.0, 40.0), size=(3.0, 14.0)),
+    FaultKind.SLOW_LOADS: Shape(lasts_s=(5.0, 30.0), size=(2.0, 20.0)),
+    FaultKind.FAILING_LOADS: Shape(lasts_s=(1.0, 20.0), size=(1.0, 4.0)),
+    FaultKind.FAILING_STEPS: Shape(lasts_s=(1.0, 20.0), size=(1.0, 3.0)),
+    FaultKind.FAILING_RESIZES: Shape(lasts_s=(1.0, 20.0), size=(1.0, 4.0)),
+    FaultKind.WRONG_PROFILE: Shape(lasts_s=(5.0, 30.0), size=(0.5, 3.0)),
+    FaultKind.KILL_CONTROLLER: Shape(lasts_s=(0.1, 8.0)),
+    FaultKind.STOP_CONTROLLER: Shape(lasts_s=(0.1, 8.0)),
+    FaultKind.CANCEL: Shape(),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """How often things go wrong in a cell."""
+
+    until_s: float
+    """From the start of the workload; every fault is over by then."""
+    per_minute: Mapping[FaultKind, float]
+    """In the whole cell."""
+    vary: bool = False
+    """Each seed has its own mix: it leaves some kinds out, and has others more often. What many
+    seeds of a single mix never meet, some mix has all the time.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One occurrence."""
+
+    at_s: float
+    """From the start of the workload."""
+    kind: FaultKind
+    node_id: NodeId
+    """Of no meaning for faults of no node."""
+    until_s: float
+    size: float
+    chance: float
+    """From 0 to 1, for what else there is to choose when it happens."""
+
+
+def check_faults(faults: Faults) -> None:
+    """Raises InvalidInput for what cannot be meant."""
+    if not faults.until_s > 0:
+        raise InvalidInput(f"faults: until_s is {faults.until_s:g}; it must be above 0")
+    for kind, rate in faults.per_minute.items():
+        if not 0 <= rate <= 600:
+            raise InvalidInput(f"faults: {rate:g} {kind} a minute cannot be meant; 0 to 600 can")
+
+
+def occurrences(faults: Faults, node_ids: Sequence[NodeId], seed: int) -> tuple[Fault, ...]:
+    """Of each kind a Poisson process on its own, so that a further kind leaves the others alone.
+    Ordered by time.
+    """
+    found = [
+        fault
+        for kind in FaultKind
+        for fault in _of_kind(kind, faults, node_ids, random.Random(f"{seed} {kind}"))
+    ]
+    return tuple(sorted(found, key=lambda fault: fault.at_s))
+
+
+def _of_kind(
+    kind: FaultKind, faults: Faults, node_ids: Sequence[NodeId], rng: random.Random
+) -> list[Fault]:
+    mixed = rng.choice(MIX) if faults.vary else 1.0
+    rate = faults.per_minute.get(kind, 0.0) * mixed / 60
+    found: list[Fault] = []
+    at_s = rng.expovariate(rate) if rate else faults.until_s
+    while at_s < faults.until_s:
+        shape = SHAPES[kind]
+        found.append(
+            Fault(
+                at_s=at_s,
+                kind=kind,
+                node_id=rng.choice(node_ids),
+                until_s=min(at_s + rng.uniform(*shape.lasts_s), faults.until_s),
+                size=rng.uniform(*shape.size),
+                chance=rng.random(),
+            )
+        )
+        at_s += rng.expovariate(rate)
+    return found

@@ -1,0 +1,160 @@
+"""Groups of equal nodes, and of equal deployments, as a scenario's entries say them.
+
+A group checks itself and becomes node plans or deployments. Before: `scenario`. After: `cluster`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from mesh.domain.checks import check_name, check_spec
+from mesh.domain.deployment import Deployment, DeploymentSpec, Scaling
+from mesh.domain.errors import InvalidInput
+from mesh.domain.ids import DeploymentName, NodeId
+from mesh.domain.limits import NodeLimits
+from mesh.domain.messages import NodeHello
+from mesh.domain.reasons import DeviceKind
+from mesh.domain.slo import Slo
+from mesh.sim.costs import NodeCosts
+from mesh.sim.node import NodePlan
+from mesh.sim.testbed import (
+    DEFAULT,
+    Hardware,
+    engine_name,
+    known_hardware,
+    known_model,
+    known_models,
+)
+
+GIB = 1 << 30
+RATES = (
+    *("factor", "load_bytes_per_s", "resize_bytes_per_s"),
+    *("grow_copy_bytes_per_s", "shrink_copy_bytes_per_s"),
+)
+TIMES = ("load_s", "resize_s", "unload_s")
+GROUP_MAX = 1024
+"""Nodes, or deployments, of one entry."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGroup:
+    """`count` equal nodes: NAME-1 and so on."""
+
+    name: str
+    count: int = 1
+    device: DeviceKind
+    hardware: str | None = None
+    """Whose tables; None for the device's own of the testbed: xeon-32, or a100-80gb."""
+    memory_gib: float
+    costs: NodeCosts = field(default_factory=NodeCosts)
+    primed_tokens_max: int = 0
+    """As in NodeLimits; tables know no first time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentGroup:
+    """`count` equal deployments: NAME-1 and so on, NAME when there is one."""
+
+    name: str
+    count: int = 1
+    model: str
+    context_tokens_max: int | None = None
+    slo: Slo = field(default_factory=Slo)
+    scaling: Scaling = field(default_factory=Scaling)
+    devices: tuple[DeviceKind, ...] = (DeviceKind.CPU, DeviceKind.GPU)
+
+
+def names_of(group: NodeGroup | DeploymentGroup) -> list[str]:
+    if group.count == 1:
+        return [group.name]
+    return [f"{group.name}-{n}" for n in range(1, group.count + 1)]
+
+
+def hardware_of(group: NodeGroup) -> Hardware:
+    """Raises InvalidInput when there are no tables of it."""
+    key, known = group.hardware or DEFAULT[group.device], known_hardware()
+    if key not in known or known[key].device is not group.device:
+        fitting = ", ".join(k for k, hardware in known.items() if hardware.device is group.device)
+        raise InvalidInput(f"{group.name}: no {group.device} is a {key!r}; there are {fitting}")
+    return known[key]
+
+
+def node_plans(group: NodeGroup) -> Iterator[NodePlan]:
+    hardware = hardware_of(group)
+    models = {
+        known.info.model_id: known.costs[hardware.key]
+        for known in known_models().values()
+        if hardware.key in known.costs
+    }
+    for name in names_of(group):
+        yield NodePlan(
+            hello=NodeHello(
+                node_id=NodeId(name),
+                run_id="run-1",
+                device=hardware.device,
+                hardware=hardware.name,
+                cores=hardware.cores,
+                engine=engine_name(hardware.device),
+                memory_bytes=round(group.memory_gib * GIB),
+                fingerprint=hardware.fingerprint,
+            ),
+            models=models,
+            costs=group.costs,
+            limits=NodeLimits(primed_tokens_max=group.primed_tokens_max),
+        )
+
+
+def deployments_of(group: DeploymentGroup) -> Iterator[Deployment]:
+    known, hardware = known_model(group.model), known_hardware()
+    by_engine = {engine_name(hardware[k].device): c.footprint for k, c in known.costs.items()}
+    footprints = tuple(by_engine.items())
+    for name in names_of(group):
+        spec = DeploymentSpec(
+            name=DeploymentName(name),
+            source=known.info.source,
+            context_tokens_max=group.context_tokens_max,
+            slo=group.slo,
+            scaling=group.scaling,
+            devices=group.devices,
+        )
+        check_spec(spec)
+        most = known.info.context_tokens_max
+        yield Deployment(
+            spec=spec,
+            model=known.info,
+            context_tokens_max=min(group.context_tokens_max or most, most),
+            footprints=footprints,
+        )
+
+
+def check_measured(nodes: NodeGroup, deployments: DeploymentGroup) -> None:
+    """Raises InvalidInput when the deployments may use these nodes, for which no table is."""
+    hardware, known = hardware_of(nodes), known_model(deployments.model)
+    if nodes.device in deployments.devices and hardware.key not in known.costs:
+        raise InvalidInput(
+            f"{deployments.name}: {deployments.model} was not measured on {hardware.key}, "
+            f"which {nodes.name} is; it was on {', '.join(known.costs)}",
+            hint=f"leave {nodes.device} out of its devices, or choose other hardware",
+        )
+
+
+def check_group(group: NodeGroup | DeploymentGroup) -> None:
+    """Raises InvalidInput."""
+    check_name(group.name)
+    if not 1 <= group.count <= GROUP_MAX:
+        raise InvalidInput(f"{group.name}: count is {group.count}, not from 1 to {GROUP_MAX}")
+    if isinstance(group, NodeGroup):
+        hardware_of(group)
+        costs = group.costs
+        at_least(f"{group.name}: memory_gib", group.memory_gib, above=True)
+        for name in RATES:
+            at_least(f"{group.name}: {name}", getattr(costs, name), above=True)
+        for name in TIMES:
+            at_least(f"{group.name}: {name}", getattr(costs, name), above=False)
+
+
+def at_least(where: str, value: float, *, above: bool) -> None:
+    """Raises InvalidInput for what is below 0, or for 0 itself, and for what is no number."""
+    if value < 0 or (above and value == 0) or value != value:
+        raise InvalidInput(
+            f"{where} is {value:g}; it must be {'above 0' if above else '0 or more'}"
+        )

@@ -1,0 +1,130 @@
+"""`mesh bench paper`: its numbers, its files and its failures."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from mesh.cli import bench
+from mesh.domain.errors import MeshError
+from mesh.sim.paper import PaperCell, PaperRun
+from mesh.sim.paper import run as paper_run
+from mesh_workloads.formats.plain_csv import write
+from mesh_workloads.generating import LLM_MESH, generate
+from mesh_workloads.trace import Trace
+from tests.cli.running import Ran, mesh
+
+SHORT = ("--duration", "4", "--jobs", "1")
+
+
+def paper(*arguments: str) -> Ran:
+    return mesh("bench", "paper", *SHORT, *arguments)
+
+
+def test_the_group_lists_its_measurements() -> None:
+    ran = mesh("bench", "--help")
+    assert ran.code == 0
+    assert all(name in ran.out for name in bench.BENCHES)
+    assert mesh("bench", "best").code == 2
+
+
+def test_json_is_cell_then_policy_then_numbers() -> None:
+    ran = paper("--cells", "3B/32,7B/32", "--policy", "fcfs", "--policy", "llm-mesh", "-o", "json")
+    assert ran.code == 0, ran.err
+    made = json.loads(ran.out)
+    assert made["duration_s"] == 4.0
+    assert made["workload"] == "generated (llm-mesh, seed 1)"
+    assert {cell: list(policies) for cell, policies in made["cells"].items()} == {
+        "3B/32": ["fcfs", "llm-mesh"],
+        "7B/32": ["fcfs", "llm-mesh"],
+    }
+    numbers = made["cells"]["7B/32"]["llm-mesh"]
+    wanted = {"requests", "met", "met_every_token", "cpu_nodes", "gpu_nodes", "seconds", "refused"}
+    assert wanted <= set(numbers)
+    assert 0 < numbers["met"] <= numbers["requests"]
+    assert numbers["reference"]["met"] is None, "nobody measured a generated load"
+
+
+def test_a_trace_is_read_and_side_by_side_gives_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "small.csv"
+    with path.open("w") as file:
+        write(generate(LLM_MESH, 5), file)
+    asked = ["bench", "paper", "--trace", str(path), "--cells", "3B/32,3B/64", "-o", "json"]
+    asked += ["--policy", "llm-mesh", "--duration", "4", "--jobs"]
+    single, both = (json.loads(mesh(*asked, jobs).out) for jobs in ("1", "2"))
+    assert single["workload"] == "trace small.csv"
+    for made in (single, both):
+        for policies in made["cells"].values():
+            assert policies["llm-mesh"].pop("seconds") > 0
+    assert single == both
+    other = json.loads(paper("--cells", "3B/32", "--policy", "llm-mesh", "-o", "json").out)
+    assert other["cells"]["3B/32"]["llm-mesh"] != single["cells"]["3B/32"]["llm-mesh"]
+
+
+def test_tables_page_and_plots_are_written(tmp_path: Path) -> None:
+    page, plots = tmp_path / "paper.html", tmp_path / "plots"
+    ran = paper(
+        *("--cells", "7B/32", "--policy", "llm-mesh", "--ablations"),
+        *("--html", str(page), "--plots", str(plots)),
+    )
+    assert ran.code == 0, ran.err
+    for title in ("SLO met", "Nodes in use", "TTFT and TPOT", "Cold starts", "Ablations"):
+        assert title in ran.out
+    assert "llm-mesh-no-cpu" in ran.out
+    assert "load: generated" in ran.err
+    assert page.read_text().startswith("<!doctype html>")
+    assert len(list(plots.glob("*.png"))) == 6 + 6 + 5 * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "named"),
+    [
+        (("--policy", "best"), 2, "best"),
+        (("--cells", "7B/16"), 2, "7B/16"),
+        (("--trace", "absent.csv"), 1, "absent.csv"),
+        (("--duration", "0"), 2, "duration"),
+        (("--html", "absent/paper.html"), 1, "absent"),
+    ],
+)
+def test_failures_are_two_lines(arguments: tuple[str, ...], code: int, named: str) -> None:
+    ran = paper(*arguments)
+    assert ran.code == code
+    assert named in ran.error_lines[0]
+
+
+def test_plots_without_matplotlib_fail_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    ran = paper("--plots", str(tmp_path / "plots"))
+    assert (ran.code, ran.error_lines) == (
+        1,
+        ("--plots needs matplotlib, which is not installed", "pip install 'mesh-serve[plot]'"),
+    )
+
+
+def test_a_run_that_fails_leaves_the_others_and_fails_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run(cell: PaperCell, policy: str, work: Trace) -> PaperRun:
+        if cell.functions == 64:
+            raise MeshError("requests hang", hint="look at them")
+        return paper_run(cell, policy, work)
+
+    monkeypatch.setattr("mesh.cli.bench_paper_runs.run", run)
+    ran = paper("--cells", "3B/32,3B/64", "--policy", "llm-mesh", "-o", "json")
+    assert ran.code == 1
+    assert list(json.loads(ran.out)["cells"]) == ["3B/32"]
+    assert "error: 1 of 2 runs failed; 3B/64 llm-mesh: requests hang" in ran.err
+    assert "hint: `mesh --traceback bench paper --cells 3B/64 --policy llm-mesh`" in ran.err
+
+
+def test_the_only_run_fails_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: object) -> PaperRun:
+        raise MeshError("requests hang", hint="look at them")
+
+    monkeypatch.setattr("mesh.cli.bench_paper_runs.run", run)
+    ran = paper("--cells", "3B/32", "--policy", "llm-mesh")
+    assert ran.code == 1
+    assert ran.err.endswith("error: requests hang\nhint: look at them\n")

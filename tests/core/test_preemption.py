@@ -1,0 +1,140 @@
+"""Preemption (LLM-Mesh §7.1): a smaller neighbour makes room, if its requests keep their SLOs."""
+
+from dataclasses import replace
+
+from mesh.domain.actions import ControllerAction
+from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.lifecycle import InstanceState
+from mesh.domain.limits import CellLimits
+from mesh.domain.messages import (
+    AbortRequest,
+    InstanceGone,
+    KvResized,
+    LoadInstance,
+    ResizeKv,
+    SubmitRequest,
+    TokensReport,
+    UnloadInstance,
+)
+from mesh.domain.profile import Grid
+from tests.core.admission import instance, node, submitted
+from tests.core.cells import MIB, CellUnderTest, commands, deployment, only, request
+from tests.support.profiles import FINGERPRINT, PREFILL, PROFILE, profile
+
+LIMITS = CellLimits(delivery_s_max=0.02)
+TOO_SLOW = profile(
+    fingerprint="slow", decode=Grid(rows=(1,), columns=(0,), seconds=((0.3,),)), prefill=PREFILL
+)
+
+
+class FullNode(CellUnderTest):
+    """On node n1 `a` runs two requests and `b` one, of 11 KV blocks each (320 tokens and what they
+    may write). Of 44 blocks that there is memory for beside the weights, `b` has the 16 of a full
+    context and `a` the rest: a third request of `a` finds no room.
+    """
+
+    def __init__(self, *, rule: str = "llm-mesh", b_minimum: int = 0, moves_max: int = 2) -> None:
+        super().__init__(
+            deployment("a"),
+            deployment("b", replicas_min=b_minimum),
+            limits=replace(LIMITS, preempted_max=moves_max),
+            profiles=(PROFILE, TOO_SLOW),
+            rule=rule,
+        )
+        small = [replace(instance(name, name), kv_blocks=16) for name in "ab"]
+        self.link, _ = self.join(node("n1", *small, memory_bytes=(2 * 100 + 44) * MIB))
+        for name, of in (("a1", "a"), ("b1", "b"), ("a2", "a")):
+            assert submitted(self.ask(name, of)) == [(name, of)]
+            self.tokens(self.link, name, [7])
+        resized = KvResized(instance_id=InstanceId("a"), kv_blocks=28, elapsed_s=0.002)
+        self.report(self.link, resized)
+
+    def ask(self, name: str, of: str) -> list[ControllerAction]:
+        return self.invoke(request(name, of=of, prompt=(1,) * 320, max_tokens=32))
+
+    def second_node(
+        self, *names: str, memory_bytes: int = 1024 * MIB, fingerprint: str = FINGERPRINT
+    ) -> None:
+        """Node n2 with instances of these deployments."""
+        found = [instance(f"{name}2", name) for name in names]
+        n2 = node("n2", *found, memory_bytes=memory_bytes)
+        self.join(replace(n2, fingerprint=fingerprint))
+
+
+def test_a_smaller_neighbour_gives_its_memory_and_its_request_continues_elsewhere() -> None:
+    cell = FullNode()
+    cell.second_node("b")
+    decided = cell.ask("a3", "a")
+    assert only(commands(decided, AbortRequest), AbortRequest).request_id == "b1"
+    assert only(commands(decided, UnloadInstance), UnloadInstance).instance_id == "b"
+    assert submitted(decided) == [("b1", "b2"), ("a3", "a")]
+    moved = commands(decided, SubmitRequest)[0].order
+    assert (moved.attempt, moved.output_tokens) == (2, (7,))
+    assert not commands(decided, ResizeKv), "its memory has to come free first"
+    gone = cell.report(cell.link, InstanceGone(instance_id=InstanceId("b")))
+    assert only(commands(gone, ResizeKv), ResizeKv).kv_blocks == 42
+
+
+def test_where_no_instance_of_its_deployment_is_a_new_one_is_loaded_for_it() -> None:
+    cell = FullNode()
+    cell.second_node()
+    cell.core.cell.expectations.learn_load(
+        cell.core.cell.instances[InstanceId("b")].model_id, "test/2", 0.5
+    )
+    decided = cell.ask("a3", "a")
+    load = only(commands(decided, LoadInstance), LoadInstance)
+    assert load.deployment == "b"
+    assert submitted(decided) == [("a3", "a")]
+    cell.now_s += 0.5
+    assert submitted(cell.loaded(2, load.instance_id)) == [("b1", load.instance_id)]
+
+
+def nothing_moves(cell: FullNode) -> None:
+    decided = cell.ask("a3", "a")
+    assert not commands(decided, AbortRequest)
+    assert not submitted(decided)
+    assert cell.core.cell.instances[InstanceId("b")].state is InstanceState.READY
+
+
+def test_nothing_moves_where_the_displaced_request_would_be_late() -> None:
+    slow, far = FullNode(), FullNode()
+    slow.second_node("b", fingerprint="slow")
+    nothing_moves(slow)
+    far.second_node()
+    far.core.cell.expectations.learn_load(
+        far.core.cell.instances[InstanceId("b")].model_id, "test/2", 5.0
+    )
+    nothing_moves(far)
+
+
+def test_nothing_moves_where_there_is_no_room_for_it() -> None:
+    cell = FullNode()
+    cell.second_node(memory_bytes=110 * MIB)
+    nothing_moves(cell)
+
+
+def test_a_minimum_and_a_policy_that_does_not_preempt_leave_everything_where_it_is() -> None:
+    kept = FullNode(b_minimum=2)
+    kept.second_node("b")
+    nothing_moves(kept)
+    other = FullNode(rule="llm-mesh-no-preemption")
+    other.second_node("b")
+    nothing_moves(other)
+
+
+def test_a_request_is_moved_only_so_often() -> None:
+    cell = FullNode(moves_max=0)
+    cell.second_node("b")
+    nothing_moves(cell)
+
+
+def test_a_running_instance_that_starves_preempts_before_it_evicts() -> None:
+    cell = FullNode()
+    cell.second_node("b")
+    instance_a = cell.core.cell.instances[InstanceId("a")]
+    instance_a.required_blocks = 30  # its requests turned out longer
+    said = TokensReport(instance_id=InstanceId("a"), outputs=(), starved=(RequestId("a1"),))
+    decided = cell.report(cell.link, said)
+    assert only(commands(decided, AbortRequest), AbortRequest).request_id == "b1"
+    assert submitted(decided) == [("b1", "b2")]
+    assert set(instance_a.requests) == {"a1", "a2"}

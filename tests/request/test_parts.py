@@ -1,0 +1,43 @@
+"""What an instance gets where nodes are cut into equal parts."""
+
+from mesh.domain.model import Footprint
+from mesh.domain.profile import Grid
+from mesh.request.parts import Part, part_for
+from tests.support.profiles import profile
+
+FOOTPRINT = Footprint(weights_bytes=100, kv_block_bytes=1, block_tokens=10)
+ONE_MORE = profile(decode=Grid(rows=(1, 101), columns=(0,), seconds=((0.01,), (1.01,))))
+"""A decode takes 10 ms for each request."""
+
+
+def part(*, parts_max: int, capacity_bytes: int = 1000, tpot_s: float = 0.25) -> Part:
+    return part_for(
+        ONE_MORE,
+        FOOTPRINT,
+        capacity_bytes=capacity_bytes,
+        parts_max=parts_max,
+        context_tokens=100,
+        tpot_s=tpot_s,
+    )
+
+
+def test_a_whole_node_serves_what_its_time_allows() -> None:
+    assert part(parts_max=1) == Part(kv_blocks=900, batch_max=25)
+
+
+def test_or_what_its_memory_holds_in_full_contexts() -> None:
+    assert part(parts_max=1, capacity_bytes=180) == Part(kv_blocks=80, batch_max=8)
+
+
+def test_half_a_node_has_half_its_memory_and_half_its_time() -> None:
+    assert part(parts_max=2) == Part(kv_blocks=400, batch_max=12)
+
+
+def test_a_model_that_half_a_node_cannot_serve_gets_the_whole() -> None:
+    assert part(parts_max=2, tpot_s=0.015) == Part(kv_blocks=900, batch_max=1)
+    assert part(parts_max=2, capacity_bytes=210) == Part(kv_blocks=110, batch_max=11)
+
+
+def test_a_model_that_no_node_can_serve_in_time_gets_one_request_at_a_time() -> None:
+    assert part(parts_max=2, tpot_s=0.001) == Part(kv_blocks=900, batch_max=1)
+    assert part(parts_max=2, capacity_bytes=90) == Part(kv_blocks=1, batch_max=1)

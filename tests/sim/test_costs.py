@@ -1,0 +1,130 @@
+"""What virtual nodes cost beyond their profiles: pace, overhead, loads beside iterations."""
+
+from pathlib import Path
+
+import pytest
+
+from mesh.domain.ids import DeploymentName, InstanceId, ModelId, RequestId
+from mesh.domain.model import Footprint
+from mesh.domain.profile import IterationShape
+from mesh.domain.request import SamplingParams
+from mesh.domain.steps import EngineRequest, LoadOrder
+from mesh.sim.costs import Jitter, ModelCosts, NodeCosts, Pace
+from mesh.sim.engine import CostEngine
+from tests.cli.views import MODEL
+from tests.support.profiles import profile
+
+DECODE = IterationShape(decode_batch=1, decode_context_tokens=32)
+PREFILL = IterationShape(prefill_tokens=8)
+
+
+class Timed:
+    """An engine with one instance, its time, and what its calls have spent."""
+
+    def __init__(self, costs: NodeCosts) -> None:
+        self.now_s = self.spent_s = 0.0
+        footprint = Footprint(weights_bytes=1 << 20, kv_block_bytes=1 << 14, block_tokens=32)
+        known = ModelCosts(profile=profile(model_id=MODEL.model_id), footprint=footprint)
+        models = {ModelId(MODEL.model_id): known}
+        self.engine = CostEngine(
+            models=models,
+            costs=costs,
+            memory_bytes=1 << 30,
+            spend=self.spend,
+            now_s=lambda: self.now_s,
+        )
+        self.load("i-1")
+
+    def spend(self, seconds: float) -> None:
+        self.spent_s += seconds
+
+    def load(self, name: str) -> None:
+        order = LoadOrder(
+            instance_id=InstanceId(name),
+            deployment=DeploymentName("chat"),
+            model=MODEL,
+            model_path=Path(),
+            kv_blocks=64,
+            context_tokens_max=1024,
+            batch_max=8,
+        )
+        self.engine.load(order, lambda phase, share: None)
+
+    def took_s(self, shape: IterationShape, at_s: float) -> float:
+        self.now_s, self.spent_s = at_s, 0.0
+        self.engine.measure(InstanceId("i-1"), shape)
+        return self.spent_s
+
+
+def test_a_pace_repeats_and_is_even_without_factors() -> None:
+    pace = Pace(window_s=0.5, factors=(1.0, 3.0))
+    assert [pace.at(at_s) for at_s in (0.0, 0.49, 0.5, 0.99, 1.0, 1.5)] == [1, 1, 3, 3, 1, 3]
+    assert Pace().at(7.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: Pace(window_s=0.0, factors=(1.0,)),
+        lambda: Pace(factors=(1.0, 0.0)),
+        lambda: NodeCosts(load_slowdown=0.0),
+        lambda: NodeCosts(overhead_s=-0.1),
+    ],
+)
+def test_costs_that_cannot_be_meant_are_refused(wrong: object) -> None:
+    assert callable(wrong)
+    with pytest.raises(ValueError, match=r"must be|needs"):
+        wrong()
+
+
+def test_every_cost_is_added_where_it_belongs() -> None:
+    plain_s = {shape: Timed(NodeCosts()).took_s(shape, 100.0) for shape in (DECODE, PREFILL)}
+    costs = NodeCosts(
+        factor=2.0,
+        prefill_factor=1.5,
+        overhead_s=0.25,
+        priming_s=1.0,
+        load_s=5.0,
+        load_slowdown=3.0,
+        pace=Pace(window_s=10.0, factors=(1.0, 2.0)),
+    )
+    timed = Timed(costs)
+    assert timed.took_s(DECODE, 25.0) == pytest.approx(2 * plain_s[DECODE] + 1.25)
+    assert timed.took_s(PREFILL, 25.0) == pytest.approx(3 * plain_s[PREFILL] + 1.25)
+    assert timed.took_s(DECODE, 15.0) == pytest.approx(4 * plain_s[DECODE] + 1.5)
+    timed.now_s = 20.0
+    timed.load("i-2")
+    assert timed.took_s(DECODE, 24.9) == pytest.approx(6 * plain_s[DECODE] + 1.75)
+    assert timed.took_s(DECODE, 25.1) == pytest.approx(2 * plain_s[DECODE] + 1.25)
+
+
+def test_jitter_is_drawn_alike_for_the_same_seed_and_never_takes_more_than_half() -> None:
+    plain_s = Timed(NodeCosts()).took_s(DECODE, 0.0)
+
+    def drawn(seed: int) -> list[float]:
+        jitter = Jitter(decode_s=(0.0, 0.5, -1e9), seed=seed)
+        timed = Timed(NodeCosts(jitter=jitter))
+        return [timed.took_s(DECODE, 0.0) for _ in range(60)]
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+    assert sorted(set(drawn(1))) == pytest.approx([plain_s / 2, plain_s, plain_s + 0.5])
+    assert Timed(NodeCosts(jitter=Jitter(decode_s=(9.0,)))).took_s(PREFILL, 0.0) < 9.0
+
+
+def test_a_load_beside_requests_is_stretched() -> None:
+    timed = Timed(NodeCosts(load_s=2.0, load_bytes_per_s=1e18, load_stretch=1.5))
+    timed.spent_s = 0.0
+    timed.load("i-2")
+    assert timed.spent_s == pytest.approx(2.0)
+    request = EngineRequest(
+        request_id=RequestId("r-1"),
+        prompt_tokens=(1, 2, 3),
+        output_tokens=(),
+        sampling=SamplingParams(max_tokens=4),
+        stop_token_ids=(),
+    )
+    timed.engine.submit(InstanceId("i-1"), request)
+    timed.spent_s = 0.0
+    timed.load("i-3")
+    assert timed.spent_s == pytest.approx(3.0)

@@ -1,0 +1,76 @@
+"""Whole cells under seeded faults, held to everything that must hold of any cell.
+
+`MESH_FAULT_SEEDS` says how many seeds there are, `MESH_FAULT_SEED` is the first; one that fails
+prints the command that shows it again.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from mesh.runtime.journal import ControllerStart
+from mesh.sim.checking import FaultyRun
+from mesh.sim.faults import FaultKind
+from mesh.sim.scenario import arrivals, faults, plan, read_scenario
+
+SEEDS = int(os.environ.get("MESH_FAULT_SEEDS") or (20 if "CI" in os.environ else 8))
+FIRST = int(os.environ.get("MESH_FAULT_SEED") or 0)
+MANY = 20
+"""Runs in which every kind of fault has happened."""
+SCENARIO = Path(__file__).parents[2] / "workloads" / "faults.toml"
+
+
+class Journalled:
+    """A hash of all decisions."""
+
+    def __init__(self) -> None:
+        self.hash = sha256()
+
+    def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
+        self.hash.update(f"{now_s!r} {event} {actions}".encode())
+
+
+def test_a_seed_decides_the_same_each_time_faults_included() -> None:
+    scenario = replace(read_scenario(SCENARIO), seed=FIRST)
+    made = plan(scenario)
+    hashes = set()
+    for _ in range(2):
+        journal = Journalled()
+        started = partial(_with, journal)
+        FaultyRun(made, faults(scenario, made), check=False, started=started).run(
+            arrivals(scenario)
+        )
+        hashes.add(journal.hash.hexdigest())
+    assert len(hashes) == 1
+
+
+def _with(journal: Journalled, start: ControllerStart) -> tuple[Journalled, ...]:
+    return (journal,)
+
+
+@pytest.mark.timeout(7200)
+def test_nothing_is_lost_doubled_stuck_or_promised_twice() -> None:
+    read = read_scenario(SCENARIO)
+    done: Counter[str] = Counter()
+    ends: Counter[str] = Counter()
+    for seed in range(FIRST, FIRST + SEEDS):
+        scenario = replace(read, seed=seed)
+        made = plan(scenario)
+        run = FaultyRun(made, faults(scenario, made), check=True)
+        try:
+            outcomes = run.run(arrivals(scenario))
+        except Exception as error:
+            error.add_note(f"mesh sim workloads/faults.toml --check --seed {seed}")
+            raise
+        asked = sum(1 for _ in arrivals(scenario))
+        assert len({o.request_id for o in outcomes}) == len(outcomes) == asked
+        ends.update(str(o.end) for o in outcomes)
+        done.update(dict(run.counts().faults))
+    assert ends["length"] >= 50 * SEEDS, "the faults leave nothing of the work"
+    assert SEEDS < MANY or set(done) == {kind.value for kind in FaultKind}

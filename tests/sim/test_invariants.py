@@ -1,0 +1,159 @@
+"""What holds of any cell: each rule fails when a cell is made to break it, and for nothing else."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mesh.core.cell import NodeEntry
+from mesh.domain.actions import DeliverTokens, SendCommand
+from mesh.domain.lifecycle import InstanceState
+from mesh.domain.messages import LoadInstance, ResizeKv
+from mesh.domain.request import RequestTokens
+from mesh.sim.books import RuleBroken, check_books, check_engine
+from mesh.sim.checking import FaultyRun
+from mesh.sim.cluster import Arrival, VirtualCell
+from mesh.sim.faults import FaultKind
+from mesh.sim.invariants import Invariants, check_rest
+from mesh.sim.scenario import plan
+from tests.sim.scenarios import scenario
+
+LONG = Arrival(0.0, "chat-1", 200, 900)
+
+
+@pytest.fixture
+def cell(tmp_path: Path) -> VirtualCell:
+    """One that has an instance with a request on it."""
+    cell = VirtualCell(plan(scenario(tmp_path)))
+    cell._invoke(LONG)
+    while not any(node.engine.has_requests() for node in cell.nodes):
+        cell.clock.step()
+    cell.clock.run_until(cell.clock.now_s() + 2.0)
+    return cell
+
+
+def in_use(cell: VirtualCell) -> NodeEntry:
+    return next(node for node in cell.core.cell.nodes.values() if node.instances)
+
+
+def promise_more(node: NodeEntry) -> None:
+    node.station.promised_bytes += 1
+
+
+def track_less(node: NodeEntry) -> None:
+    node.station.tracked_bytes -= 1
+
+
+def forget(node: NodeEntry) -> None:
+    node.instances.clear()
+
+
+def need_more(node: NodeEntry) -> None:
+    next(iter(node.instances.values())).required_blocks += 1
+
+
+def load_for_nobody(node: NodeEntry) -> None:
+    next(iter(node.instances.values())).state = InstanceState.LOADING
+
+
+def hold_too_few(node: NodeEntry) -> None:
+    (instance,) = node.instances.values()
+    (held,) = instance.requests.values()
+    instance.required_blocks = held.required_blocks = 1
+
+
+@pytest.mark.parametrize(
+    "breaks", [promise_more, track_less, forget, need_more, load_for_nobody, hold_too_few]
+)
+def test_books_that_do_not_balance_are_found(
+    cell: VirtualCell, breaks: Callable[[NodeEntry], None]
+) -> None:
+    node = in_use(cell)
+    check_books(node)
+    breaks(node)
+    with pytest.raises(RuleBroken):
+        check_books(node)
+
+
+def test_an_engine_with_more_than_is_tracked_is_found(cell: VirtualCell) -> None:
+    node = in_use(cell)
+    (memory,) = (m for made in cell.nodes for m in made.engine.memory())
+    check_engine(node, [memory])
+    for wrong in (
+        replace(memory, kv_held_bytes=memory.kv_held_bytes + 1),
+        replace(memory, kv_blocks_used=memory.kv_blocks + 1),
+    ):
+        with pytest.raises(RuleBroken):
+            check_engine(node, [wrong])
+
+
+def test_operations_of_an_instance_that_overlap_are_found(cell: VirtualCell) -> None:
+    (instance,) = in_use(cell).instances.values()
+    assert isinstance(instance.to_load, LoadInstance)
+    load = SendCommand(link_id=1, command=instance.to_load)
+    resize = SendCommand(link_id=1, command=ResizeKv(instance_id=instance.instance_id, kv_blocks=9))
+    for overlapping in ([load, resize], [resize, resize], [load, load]):
+        with pytest.raises(RuleBroken):
+            Invariants().record(0.0, None, overlapping)
+    Invariants().record(0.0, None, [load])
+
+
+def test_a_request_that_the_controller_lost_is_found(cell: VirtualCell) -> None:
+    rules = Invariants()
+    rules.attach(cell)
+    cell.clock.run_until(cell.clock.now_s() + 1.0)
+    for instance in in_use(cell).instances.values():
+        instance.requests.clear()
+    cell.core.cell.requests.clear()
+    with pytest.raises(RuleBroken, match="requests"):
+        cell.clock.run_until(cell.clock.now_s() + 1.0)
+
+
+def test_a_request_that_nobody_waits_for_and_a_node_computes_is_found(cell: VirtualCell) -> None:
+    rules = Invariants()
+    rules.attach(cell)
+    (request_id,) = cell.callers.open_ids()
+    cell.callers.cancel(request_id)
+    (held,) = cell.core.cell.requests.values()
+    # As if the abort had never been sent.
+    instance = held.instance
+    assert instance is not None
+    instance.requests.clear()
+    instance.required_blocks = 0
+    cell.core.cell.requests.clear()
+    with pytest.raises(RuleBroken, match="for nobody"):
+        cell.clock.run_until(cell.clock.now_s() + 30.0)
+
+
+def test_a_caller_finds_wrong_and_missing_tokens(cell: VirtualCell) -> None:
+    (request_id,) = cell.callers.open_ids()
+    (held,) = cell.core.cell.requests.values()
+    told = RequestTokens(
+        request_id=request_id,
+        attempt=held.attempt,
+        first_index=len(held.output_tokens),
+        token_ids=(held.output_tokens[-1],),
+        text="",
+    )
+    with pytest.raises(AssertionError, match="another request's"):
+        cell.callers.deliver(DeliverTokens(outputs=told))
+    with pytest.raises(AssertionError, match="lost, or came twice"):
+        cell.callers.deliver(DeliverTokens(outputs=replace(told, first_index=0)))
+
+
+def test_a_cell_that_does_not_come_to_rest_is_found(tmp_path: Path) -> None:
+    run = FaultyRun(plan(scenario(tmp_path)), check=True)
+    run.run([Arrival(0.0, "chat-1", 20, 5)])
+    check_rest(run.cell)
+    run.cell.nodes[0].crash(silently=True)
+    with pytest.raises(RuleBroken, match="has not joined"):
+        check_rest(run.cell)
+
+
+def test_a_request_that_never_ends_is_found(tmp_path: Path) -> None:
+    run = FaultyRun(plan(scenario(tmp_path)), check=True)
+    for node in run.cell.nodes:
+        node.troubles.strike(FaultKind.WRONG_PROFILE, 1e6)
+    with pytest.raises(RuleBroken, match="stuck"):
+        run.run([Arrival(0.0, "chat-1", 20, 5)])
