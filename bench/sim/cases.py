@@ -1,4 +1,4 @@
-"""What is simulated: the testbed of LLM-Mesh and its load, from the generator or from a trace.
+"""What is simulated: the evaluation's cell 7B/128 and its load, from the generator or a trace.
 
 Cells are larger than the testbed by whole copies of it, deployments included, and their load grows
 with them for so much less time: the requests stay as many.
@@ -9,17 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mesh.domain.deployment import Scaling
-from mesh.domain.limits import CellLimits
 from mesh.domain.reasons import DeviceKind
 from mesh.sim.cluster import Arrival
 from mesh.sim.groups import GROUP_MAX, DeploymentGroup, NodeGroup, names_of
+from mesh.sim.paper import COSTS, LIMITS
 from mesh.sim.scenario import Scenario
 from mesh.sim.workload import Poisson, TraceFile, arrivals_of, drawn, from_file
 from mesh_workloads.generating import LLM_MESH, Workload, generate
 
 MODEL = "llama-2-7b"
-TURN_S_MAX = 0.05
-"""Of decodes in a row: one on a CPU, two to four on a GPU."""
 NODES = 8
 """Half of them with CPUs, half with GPUs."""
 MEMORY_GIB = {DeviceKind.CPU: 253.0, DeviceKind.GPU: 72.0}
@@ -43,14 +41,20 @@ class Case:
 def scenario_of(case: Case) -> Scenario:
     return Scenario(
         nodes=tuple(
-            NodeGroup(name=device.value, count=case.nodes // 2, device=device, memory_gib=memory)
+            NodeGroup(
+                name=device.value,
+                count=case.nodes // 2,
+                device=device,
+                memory_gib=memory,
+                costs=COSTS[device],
+            )
             for device, memory in MEMORY_GIB.items()
         ),
         deployments=tuple(_groups(DEPLOYMENTS * case.nodes // NODES)),
         workload=_short(case) if case.short else _NOTHING,
         seed=case.seed,
         link_delay_s=0.001,
-        limits=CellLimits(turn_s_max=TURN_S_MAX),
+        limits=LIMITS,
     )
 
 
