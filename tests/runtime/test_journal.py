@@ -122,6 +122,27 @@ def test_a_torn_last_line_ends_the_journal_and_other_damage_is_named(tmp_path: P
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        b"[]",
+        b"\xff\xfe",
+        b'{"now_s":"then","event":{},"actions":[]}',
+        b'{"now_s":1.0,"event":{"_type":"NoEvent"},"actions":[]}',
+        b'{"now_s":1.0,"event":{"_type":"InvokeRequested"},"actions":[]}',
+    ],
+)
+def test_a_line_that_is_no_decision_is_named_whatever_is_wrong_with_it(
+    line: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "journal"
+    open_journal(path, START).close()
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    with pytest.raises(InvalidInput, match=":2 is no decision") as raised:
+        list(read_journal(path)[1])
+    assert "cut the journal" in raised.value.hint
+
+
+@pytest.mark.parametrize(
     ("left_out", "start"),
     [("profiles", replace(START, profiles=())), ("histories", replace(START, histories={}))],
 )
