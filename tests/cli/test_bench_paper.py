@@ -33,7 +33,7 @@ def test_the_group_lists_its_measurements() -> None:
 
 
 def test_json_is_cell_then_policy_then_numbers() -> None:
-    ran = paper("--cells", "3B/32,7B/32", "--policy", "fcfs", "--policy", "llm-mesh", "-o", "json")
+    ran = paper("--cells", "3B/32, 7B/32", "--policy", "fcfs", "--policy", "llm-mesh", "-o", "json")
     assert ran.code == 0, ran.err
     made = json.loads(ran.out)
     assert made["duration_s"] == 4.0
