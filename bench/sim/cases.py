@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mesh.domain.deployment import Scaling
+from mesh.domain.limits import CellLimits
 from mesh.domain.reasons import DeviceKind
 from mesh.sim.cluster import Arrival
 from mesh.sim.groups import GROUP_MAX, DeploymentGroup, NodeGroup, names_of
@@ -17,6 +18,8 @@ from mesh.sim.workload import Poisson, TraceFile, arrivals_of, drawn, from_file
 from mesh_workloads.generating import LLM_MESH, Workload, generate
 
 MODEL = "llama-2-7b"
+TURN_S_MAX = 0.05
+"""Of decodes in a row: one on a CPU, two to four on a GPU."""
 NODES = 8
 """Half of them with CPUs, half with GPUs."""
 MEMORY_GIB = {DeviceKind.CPU: 253.0, DeviceKind.GPU: 72.0}
@@ -47,6 +50,7 @@ def scenario_of(case: Case) -> Scenario:
         workload=_short(case) if case.short else _NOTHING,
         seed=case.seed,
         link_delay_s=0.001,
+        limits=CellLimits(turn_s_max=TURN_S_MAX),
     )
 
 

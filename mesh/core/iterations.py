@@ -15,14 +15,14 @@ from mesh.domain.steps import StepResult, TokenOutput
 
 
 def learn(turn: NodeTurn, node: LocalNode, instance: LocalInstance, result: StepResult) -> None:
-    """Correct the instance's profile by how long the iteration took, from turn to turn.
+    """Correct the instance's profile by how long its iterations took, from turn to turn.
 
     Beside a load it says more about loads than about the model.
     """
     batch = result.decode_batch
     now_s, correction = turn.now_s, instance.correction
     measured_s = now_s - node.step_started_s
-    predicted_s = Times(instance.profile).seconds(
+    predicted_s = result.iterations * Times(instance.profile).seconds(
         result.prefill_tokens,
         result.prefill_past_tokens,
         batch,

@@ -1,9 +1,9 @@
 """The node core: which instance gets the next turn, and what the controller is told.
 
 `handle` takes commands, and what came of engine calls, and returns engine calls and reports. At
-most one iteration is under way on a node; as soon as it is done, the next turn is given, by the
-rule of `mesh.request.turns`. The core owns the node's view of its instances and requests; the
-engine owns the tokens.
+most one turn is under way on a node; as soon as it is over, the next one is given, by the rule of
+`mesh.request.turns`. The core owns the node's view of its instances and requests; the engine owns
+the tokens.
 """
 
 from typing import assert_never
@@ -94,6 +94,7 @@ class NodeCore:
             lanes,
             turn.now_s,
             prefill_tokens_max=self._limits.prefill_tokens_max,
+            turn_s_max=self._limits.turn_s_max,
             rule=node.turns,
         )
         if grant is None:
@@ -107,7 +108,11 @@ class NodeCore:
         node.steps_started += 1
         node.step_started_s, node.step_beside_load = turn.now_s, loading
         turn.engine(
-            StartStep(instance_id=grant.lane.instance_id, prefill_tokens_max=grant.prefill_tokens)
+            StartStep(
+                instance_id=grant.lane.instance_id,
+                prefill_tokens_max=grant.prefill_tokens,
+                iterations=grant.iterations,
+            )
         )
 
     def _dispatch(self, turn: NodeTurn, event: NodeEvent) -> None:

@@ -72,10 +72,13 @@ def retry(turn: Turn) -> None:
 
 def _fill(turn: Turn) -> None:
     deployments = turn.cell.deployments
-    names = list(deployments if turn.room_appeared else turn.to_fill)
+    if turn.room_appeared:
+        waiting = [entry for entry in deployments.values() if entry.queue]
+    else:
+        filled = [deployments.get(name) for name in turn.to_fill]
+        waiting = [entry for entry in filled if entry is not None and entry.queue]
     turn.room_appeared = False
     turn.to_fill.clear()
-    waiting = [entry for name in names if (entry := deployments.get(name)) and entry.queue]
     if len(waiting) > 1:
         waiting.sort(key=lambda d: (d.queue[0].arrival_s, d.spec.name))
     for entry in waiting:

@@ -14,6 +14,8 @@ from mesh.domain.lifecycle import InstanceState
 def keep_minimum(turn: Turn, entry: DeploymentEntry) -> None:
     """Load instances until `replicas_min` serve or will, as far as there is room."""
     turn.cell.below_minimum.pop(entry.spec.name, None)
+    if not entry.spec.scaling.replicas_min:
+        return
     if entry.deployment is None or turn.now_s < entry.paused_until_s:
         return
     while (before := entry.replicas()) < entry.spec.scaling.replicas_min:
@@ -37,6 +39,8 @@ def trim_to_maximum(turn: Turn, entry: DeploymentEntry) -> None:
     """Drain instances above `replicas_max`: first those that load or are parked, then the smallest
     batch.
     """
+    if len(entry.instances) <= entry.spec.scaling.replicas_max:
+        return
     serving = [i for i in entry.instances.values() if i.takes_requests]
     serving.sort(key=lambda i: (i.state is InstanceState.READY, i.batch, i.instance_id))
     for instance in serving[: max(0, len(serving) - entry.spec.scaling.replicas_max)]:

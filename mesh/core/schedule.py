@@ -196,6 +196,7 @@ def _schedule(
         lanes=list(lanes.values()),
         now_s=now_s,
         prefill_tokens_max=limits.prefill_tokens_max,
+        turn_s_max=limits.turn_s_max,
         started_s=started_s,
         joining=joining,
         slowdown=node.load_slowdown,

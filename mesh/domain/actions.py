@@ -214,10 +214,12 @@ class AbortInEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartStep:
-    """A turn: one iteration of one instance."""
+    """A turn: one iteration of one instance, or several decodes in a row."""
 
     instance_id: InstanceId
     prefill_tokens_max: int
+    iterations: int = 1
+    """As long as the batch stays as it is."""
 
 
 NodeAction = (

@@ -4,6 +4,10 @@ from dataclasses import dataclass
 
 PREFILL_TOKENS_MAX = 256
 """Prompt tokens of one iteration, so that a long prompt does not hold up what comes meanwhile."""
+TURN_S_MAX = 0.0
+"""Decodes of an instance that take no longer together are one turn, as far as nobody is late for
+it: an iteration of a GPU may take less than deciding and reporting it. 0: each is a turn by itself.
+"""
 HEARTBEAT_S = 1.0
 """A node reports at least this often."""
 
@@ -52,6 +56,8 @@ class CellLimits:
     history_store_s: float = 30.0
     """Between two writes of a deployment's output lengths to the registry."""
     prefill_tokens_max: int = PREFILL_TOKENS_MAX
+    turn_s_max: float = TURN_S_MAX
+    """As the nodes have it."""
     overtaken_max: int = 8
     """Later requests that may get a place before an earlier one that wants to compute there."""
     place_retry_s: float = 0.05
@@ -67,6 +73,7 @@ class NodeLimits:
     """The node core's bounds."""
 
     prefill_tokens_max: int = PREFILL_TOKENS_MAX
+    turn_s_max: float = TURN_S_MAX
     primed_tokens_max: int = 128
     """Iterations of up to so many tokens are computed once, when there is nothing else to do, so
     that the engine has its kernels for them. 0: none are.

@@ -1,6 +1,7 @@
 """What an engine is given and gives back: the values that cross the engine port."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
@@ -87,7 +88,7 @@ class TokenOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """One iteration of one instance."""
+    """One iteration of one instance, or several decodes of the same batch."""
 
     tokens: tuple[TokenOutput, ...]
     prefill_tokens: int
@@ -97,13 +98,35 @@ class StepResult:
     decode_batch: int
     """Requests that computed one token past their prefill."""
     context_tokens: int
-    """KV tokens that those decodes attended to, summed."""
+    """KV tokens that those decodes attended to, summed; of several iterations the mean."""
     prefill_left: tuple[tuple[RequestId, int], ...]
     """Requests with prompt tokens still to compute, and how many."""
     starved: tuple[RequestId, ...]
     """Requests that made no progress because the instance is out of KV blocks."""
     kv_blocks_used: int
     elapsed_s: float
+    iterations: int = 1
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the next iteration would be a decode of the same batch."""
+        if self.prefill_left or self.starved or not self.decode_batch:
+            return False
+        return all(token.finish is None for token in self.tokens)
+
+
+def together(results: Sequence[StepResult]) -> StepResult:
+    """What came of several decodes of the same batch, in their order, as one result."""
+    last = results[-1]
+    if len(results) == 1:
+        return last
+    return replace(
+        last,
+        tokens=tuple([token for result in results for token in result.tokens]),
+        context_tokens=sum(result.context_tokens for result in results) // len(results),
+        elapsed_s=sum(result.elapsed_s for result in results),
+        iterations=len(results),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,6 +47,8 @@ class Schedule:
     lanes: list[Lane]
     now_s: float
     prefill_tokens_max: int
+    turn_s_max: float = 0.0
+    """As the node's turn rule has it."""
     started_s: float | None = None
     """When the iteration in flight began; None when there is none."""
     joining: Sequence[tuple[Lane, Prompt]] = ()
@@ -112,7 +114,7 @@ def _finish_in_flight(schedule: Schedule) -> float:
         if lane.late_s < inf:
             # It may not have been when the iteration began.
             lane.sort_out(start_s)
-    grant = next_turn(schedule.lanes, start_s, prefill_tokens_max=schedule.prefill_tokens_max)
+    grant = _next_turn(schedule, start_s)
     if grant is None:
         return schedule.now_s
     end_s = max(schedule.now_s, start_s + _slowed_s(schedule, start_s, grant.seconds))
@@ -120,15 +122,25 @@ def _finish_in_flight(schedule: Schedule) -> float:
     return end_s
 
 
+def _next_turn(schedule: Schedule, start_s: float) -> Grant | None:
+    return next_turn(
+        schedule.lanes,
+        start_s,
+        prefill_tokens_max=schedule.prefill_tokens_max,
+        turn_s_max=schedule.turn_s_max,
+    )
+
+
 def _slowed_s(schedule: Schedule, start_s: float, seconds: float) -> float:
     return seconds * schedule.slowdown if start_s < schedule.slow_until_s else seconds
 
 
 def _advance(grant: Grant, end_s: float) -> list[Prompt]:
-    """Carry an iteration out: the prompts that it completes."""
+    """Carry a turn out: the prompts that it completes."""
     lane = grant.lane
     if lane.batch:
-        lane.decoded(end_s)
+        for _ in range(grant.iterations):
+            lane.decoded(end_s)
     done = _compute_prompts(lane, grant.prefill_tokens)
     for prompt in done:
         lane.batch += 1
@@ -242,12 +254,12 @@ class _Rollout:
             lane.due_s += decodes * lane.tpot_s
             lane.dues_s = [lane.due_s]
             self._owed_s[lane.instance_id] = lane.due_s
-        # The iteration that is in flight by then has to end first.
-        self._now_s = until_s + max(job.decode_s for job in jobs)
+        # The turn that is under way by then has to end first.
+        self._now_s = until_s + max(schedule.turn_s_max, *(job.decode_s for job in jobs))
 
     def _step(self) -> Verdict | None:
         schedule, start_s = self._schedule, self._now_s
-        grant = next_turn(schedule.lanes, start_s, prefill_tokens_max=schedule.prefill_tokens_max)
+        grant = _next_turn(schedule, start_s)
         if grant is None:
             self._now_s = self._newcomer.joins_s
             return None

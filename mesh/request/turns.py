@@ -21,12 +21,15 @@ PASSED_MAX = 8
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Grant:
-    """A turn: one iteration of the lane's instance, with so many prompt tokens at most."""
+    """A turn: one iteration of the lane's instance, with so many prompt tokens at most, or several
+    decodes in a row.
+    """
 
     lane: Lane
     prefill_tokens: int
     seconds: float
-    """Predicted."""
+    """Predicted of the whole turn. Its tokens are told at its end."""
+    iterations: int = 1
     passed: Sequence[Lane] = ()
     """Lanes that this turn passes over: those of less headroom, and its own if that has prompts of
     which none is computed.
@@ -38,20 +41,34 @@ def next_turn(
     now_s: float,
     *,
     prefill_tokens_max: int,
+    turn_s_max: float = 0.0,
     rule: TurnRule = TurnRule.HEADROOM,
 ) -> Grant | None:
-    """Who is next, by the rule; None when no lane has work. Ties go to the lesser id."""
+    """Who is next, by the rule; None when no lane has work. Ties go to the lesser id.
+
+    Where there are but decodes, a turn has as many of them as take `turn_s_max` together, if that
+    leaves everybody as much time again.
+    """
     working = [lane for lane in lanes if lane.batch or lane.prompts]
     if not working:
         return None
     if rule is not TurnRule.HEADROOM:
         lane = min(working, key=_PRECEDENCE[rule])
         passed = [other for other in working if other is not lane]
+        if not lane.prompts:
+            return _decodes(lane, turn_s_max, passed)
         return _grant(lane, min(lane.prompt_tokens, prefill_tokens_max), passed)
     for lane in working:
         if lane.due_s < now_s + lane.decode_s:
             lane.sort_out(now_s)
-    return _least_headroom(working, now_s, prefill_tokens_max)
+    first = _first_of_decodes(working)
+    if first is None:
+        return _least_headroom(working, now_s, prefill_tokens_max)
+    if turn_s_max < 2 * first.decode_s:
+        return _grant(first, 0, [])
+    # Nobody may be late for it, its own first token included, nor come close to it.
+    spare_s = slack_s(first, working, now_s) - turn_s_max
+    return _decodes(first, min(turn_s_max, spare_s))
 
 
 _PRECEDENCE: dict[TurnRule, Callable[[Lane], tuple[float, str]]] = {
@@ -73,9 +90,6 @@ def _least_headroom(working: Sequence[Lane], now_s: float, prefill_tokens_max: i
     prompt, or a late decode, only as far as it makes nobody late who is not yet, or when it has
     been passed over too often.
     """
-    first = _first_of_decodes(working)
-    if first is not None:
-        return _grant(first, 0, [])
     passed: list[Lane] = []
     for lane, has_deadline in _by_deadline(working):
         if has_deadline and not lane.prompts:
@@ -129,6 +143,13 @@ def _deadline_and_id(job: tuple[float, str, bool, Lane]) -> tuple[float, str, bo
 
 def _grant(lane: Lane, tokens: int, passed: Sequence[Lane] = ()) -> Grant:
     return Grant(lane=lane, prefill_tokens=tokens, seconds=lane.turn_s(tokens), passed=passed)
+
+
+def _decodes(lane: Lane, limit_s: float, passed: Sequence[Lane] = ()) -> Grant:
+    """As many decodes as take no longer than the limit, but one at least."""
+    iterations = max(int(limit_s / lane.decode_s), 1) if lane.decode_s > 0.0 else 1
+    seconds = iterations * lane.decode_s
+    return Grant(lane=lane, prefill_tokens=0, seconds=seconds, iterations=iterations, passed=passed)
 
 
 def _chunk_tokens(lane: Lane, now_s: float, limit_s: float, tokens_max: int) -> int:

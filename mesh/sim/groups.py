@@ -11,7 +11,7 @@ from mesh.domain.checks import check_name, check_spec
 from mesh.domain.deployment import Deployment, DeploymentSpec, Scaling
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName, NodeId
-from mesh.domain.limits import NodeLimits
+from mesh.domain.limits import CellLimits, NodeLimits
 from mesh.domain.messages import NodeHello
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import Slo
@@ -80,7 +80,8 @@ def hardware_of(group: NodeGroup) -> Hardware:
     return known[key]
 
 
-def node_plans(group: NodeGroup) -> Iterator[NodePlan]:
+def node_plans(group: NodeGroup, cell: CellLimits) -> Iterator[NodePlan]:
+    """Nodes give turns by the same limits as their controller validates with."""
     hardware = hardware_of(group)
     models = {
         known.info.model_id: known.costs[hardware.key]
@@ -101,7 +102,11 @@ def node_plans(group: NodeGroup) -> Iterator[NodePlan]:
             ),
             models=models,
             costs=group.costs,
-            limits=NodeLimits(primed_tokens_max=group.primed_tokens_max),
+            limits=NodeLimits(
+                prefill_tokens_max=cell.prefill_tokens_max,
+                turn_s_max=cell.turn_s_max,
+                primed_tokens_max=group.primed_tokens_max,
+            ),
         )
 
 

@@ -63,6 +63,7 @@ LIMITS = CellLimits(
     batch_max=256,
     prefill_tokens_max=CONTEXT_TOKENS_MAX,
     place_retry_s=0.25,
+    turn_s_max=0.05,
     delivery_s_max=0.01,
     parked_s_max=0.0,
 )
@@ -179,9 +180,8 @@ def _nodes(cell: PaperCell, device: DeviceKind) -> Iterator[NodePlan]:
         memory_gib=MEMORY_GIB[device] - PROCESS_GIB * PROCESSES[cell.model][device],
         costs=COSTS[device],
     )
-    for node in node_plans(group):
-        limits = replace(node.limits, prefill_tokens_max=LIMITS.prefill_tokens_max)
-        yield replace(node, limits=limits, kept_s=KEEP_ALIVE_S[device])
+    for node in node_plans(group, LIMITS):
+        yield replace(node, kept_s=KEEP_ALIVE_S[device])
 
 
 def _deployment(cell: PaperCell, function: int, validates: bool) -> DeploymentGroup:

@@ -100,7 +100,7 @@ def plan(scenario: Scenario) -> CellPlan:
         for group in scenario.deployments:
             check_measured(nodes_group, group)
     used = {hardware_of(group).key for group in scenario.nodes}
-    nodes = tuple(made for group in scenario.nodes for made in node_plans(group))
+    nodes = tuple(made for group in scenario.nodes for made in node_plans(group, scenario.limits))
     deployments = tuple(made for group in scenario.deployments for made in deployments_of(group))
     return CellPlan(
         nodes=nodes,

@@ -152,6 +152,12 @@ def _vllm() -> Engine:
     return VllmEngine(spawner=vllm_spawner())
 
 
+def _vllm_copying() -> Engine:
+    from mesh_nodes.engines.vllm import VllmEngine
+
+    return VllmEngine(spawner=vllm_spawner(), elastic=False)
+
+
 ENGINES = (
     EngineUnderTest(name="scripted", make=ScriptedEngine, write_model=write_tiny_model),
     EngineUnderTest(
@@ -177,6 +183,14 @@ ENGINES = (
     EngineUnderTest(
         name="vllm",
         make=_vllm,
+        write_model=partial(write_tiny_model, head_size=32),
+        needs="vllm",
+        optional=True,
+        walks=20,
+    ),
+    EngineUnderTest(
+        name="vllm-copying",
+        make=_vllm_copying,
         write_model=partial(write_tiny_model, head_size=32),
         needs="vllm",
         optional=True,

@@ -34,8 +34,9 @@ RSS_BYTES, ENGINE_BYTES = 300, 200
 
 
 class NodeUnderTest:
-    def __init__(self, turns: TurnRule = TurnRule.HEADROOM) -> None:
-        self.core = NodeCore(limits=NodeLimits(delivery_s_max=0.0, primed_tokens_max=0))
+    def __init__(self, turns: TurnRule = TurnRule.HEADROOM, *, turn_s_max: float = 0.0) -> None:
+        limits = NodeLimits(delivery_s_max=0.0, primed_tokens_max=0, turn_s_max=turn_s_max)
+        self.core = NodeCore(limits=limits)
         self.now_s = 50.0
         self.tell(LinkOpened(turns=turns))
 
@@ -78,18 +79,20 @@ class NodeUnderTest:
         starved: Sequence[str] = (),
         prefill_left: Mapping[str, int] | None = None,
         prefill_tokens: int = 0,
+        iterations: int = 1,
     ) -> list[NodeAction]:
-        """An iteration has ended: a decode of those that have tokens, beside so much of prompts."""
+        """A turn is over: decodes of those that have tokens, beside so much of prompts."""
         result = StepResult(
             tokens=tokens,
             prefill_tokens=prefill_tokens,
             prefill_past_tokens=0,
-            decode_batch=len(tokens),
+            decode_batch=len(tokens) // iterations,
             context_tokens=0,
             prefill_left=tuple((RequestId(r), left) for r, left in (prefill_left or {}).items()),
             starved=tuple(RequestId(s) for s in starved),
             kv_blocks_used=1,
             elapsed_s=0.01,
+            iterations=iterations,
         )
         return self.tell(StepFinished(instance_id=InstanceId(on), result=result))
 

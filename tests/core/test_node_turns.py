@@ -11,7 +11,7 @@ from mesh.domain.messages import TokensReport
 from mesh.domain.reasons import FinishReason, TurnRule
 from mesh.domain.slo import Slo
 from tests.core.cells import of_kind, only
-from tests.core.nodes import NodeUnderTest, load_command, reports, token
+from tests.core.nodes import NodeUnderTest, load_command, outputs, reports, token
 
 
 def running_node(headroom_s: float) -> NodeUnderTest:
@@ -95,6 +95,18 @@ def test_first_come_first_served_computes_whole_prompts_of_the_oldest_request() 
     assert granted(node.step("i1", token("old", 0))) == ("i1", 0)
     done = node.step("i1", token("old", 1, finish=FinishReason.STOP))
     assert granted(done)[0] == "i2"
+
+
+def test_several_decodes_are_one_turn_and_are_told_together() -> None:
+    """A decode takes 1 ms, reckoned as 1.1."""
+    node = NodeUnderTest(turn_s_max=0.0045)
+    node.load()
+    assert only(node.submit("a"), StartStep).iterations == 1, "its prompt is an iteration"
+    assert only(node.step("i1", token("a", 0)), StartStep).iterations == 4
+    node.now_s += 0.004
+    said = node.step("i1", token("a", 1), token("a", 2), token("a", 3), token("a", 4), iterations=4)
+    assert [(each.first_index, each.token_ids) for each in outputs(said)] == [(1, (41, 42, 43, 44))]
+    assert only(reports(said), TokensReport).correction == pytest.approx(1.0, rel=0.01)
 
 
 def test_slow_iterations_correct_the_profile_and_are_reported() -> None:

@@ -10,6 +10,7 @@ import pytest
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.reasons import FinishReason
+from mesh.domain.slo import Slo
 from tests.e2e.live_cell import LiveCell, Process
 from tests.support.tiny_model import write_tiny_llama
 
@@ -17,6 +18,8 @@ VLLM = ("--engine", "vllm", "--memory", "4GiB")
 JOIN_S_MAX = 180.0
 """vLLM's imports take ten seconds on an idle machine, and come before the node joins."""
 TOKENS = 200
+PATIENT = Slo(ttft_s=100.0, tpot_s=5.0)
+"""What is tested here is not how quick this machine is."""
 REQUESTS = CellLimits().batch_max + 8
 
 
@@ -39,7 +42,7 @@ def test_a_killed_engine_process_costs_its_requests_a_reload_and_no_token(
     """
     cell.start_controller()
     node = cell.start_real_node("n1", *VLLM, join_s_max=JOIN_S_MAX)
-    cell.deploy("chat", vllm_model)
+    cell.deploy("chat", vllm_model, slo=PATIENT)
     undisturbed = cell.invoke("chat", "to be continued", max_tokens=TOKENS)
     assert undisturbed.finished().output_tokens == TOKENS
     before = cell.node("n1")
@@ -73,7 +76,7 @@ def test_both_engines_serve_one_deployment_and_a_request_moves_between_them(
     cell.start_controller()
     openvino = cell.start_real_node("ov", "--engine", "openvino")
     cell.start_real_node("vllm", *VLLM, join_s_max=JOIN_S_MAX)
-    cell.deploy("chat", vllm_model, replicas_min=2)
+    cell.deploy("chat", vllm_model, replicas_min=2, slo=PATIENT)
 
     def batches() -> list[int]:
         """Of the instances that serve, one on each node."""

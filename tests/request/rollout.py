@@ -69,7 +69,10 @@ class Rollout:
 
     def _turn(self, now_s: float) -> tuple[Instance, Grant] | None:
         grant = next_turn(
-            self._lanes(now_s, self.grow), now_s, prefill_tokens_max=self.node.tokens_max
+            self._lanes(now_s, self.grow),
+            now_s,
+            prefill_tokens_max=self.node.tokens_max,
+            turn_s_max=self.node.turn_s_max,
         )
         if grant is None:
             return None
@@ -90,7 +93,7 @@ class Rollout:
             instance, grant = turn
             seconds = self._slowed_s(node.started_s, grant.seconds)
             self.now_s = max(node.now_s, node.started_s + seconds)
-            self._compute(instance, grant.prefill_tokens)
+            self._compute(instance, grant.prefill_tokens, grant.iterations)
         self.tokens.clear()
 
     def _excuse(self) -> None:
@@ -139,10 +142,10 @@ class Rollout:
 
     def _carry_out(self, instance: Instance, grant: Grant) -> list[str]:
         self.now_s += self._slowed_s(self.now_s, grant.seconds)
-        return self._compute(instance, grant.prefill_tokens)
+        return self._compute(instance, grant.prefill_tokens, grant.iterations)
 
-    def _compute(self, instance: Instance, prefill_tokens: int) -> list[str]:
-        """Give tokens to whom the iteration has some for, at its end; who of them is late."""
+    def _compute(self, instance: Instance, prefill_tokens: int, iterations: int) -> list[str]:
+        """Give tokens to whom the turn has some for, at its end; who of them is late."""
         having = [request for request in instance.requests if not request.left]
         for request in instance.requests:
             if request.left and prefill_tokens:
@@ -154,7 +157,7 @@ class Rollout:
                     having.append(request)
         late = []
         seen_s = self.now_s + self.node.margin_s
-        for request in having:
+        for request in having * iterations:
             if request.due_s < seen_s and id(request) not in self.excused:
                 late.append(f"{instance.name}: due {request.due_s}, seen {seen_s}")
             request.due_s = next_due_s(request.due_s, instance.tpot_s, self.now_s)

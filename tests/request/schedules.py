@@ -126,6 +126,7 @@ class Node:
     target: int = -1
     now_s: float = 0.0
     tokens_max: int = TOKENS_MAX
+    turn_s_max: float = 0.0
     started_s: float | None = None
     joining: list[tuple[int, Request]] = field(default_factory=list)
     slowdown: float = 1.0
@@ -148,6 +149,7 @@ class Node:
             lanes=known,
             now_s=self.now_s,
             prefill_tokens_max=self.tokens_max,
+            turn_s_max=self.turn_s_max,
             started_s=self.started_s,
             joining=[(lanes[index], prompt_of(request)) for index, request in self.joining],
             slowdown=self.slowdown,

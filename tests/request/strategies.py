@@ -62,6 +62,7 @@ def nodes(draw: st.DrawFn) -> Node:
         target=draw(st.integers(0, count - 1)),
         margin_s=draw(st.sampled_from([0, 5])) * MS,
         may_be_late=draw(st.booleans()) and draw(st.booleans()),
+        turn_s_max=draw(st.sampled_from([0, 0, 20, 50, 200])) * MS,
     )
     if draw(st.booleans()):
         node.started_s = -draw(st.integers(0, 40)) * MS

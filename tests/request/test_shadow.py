@@ -96,10 +96,12 @@ class TestBounds:
         asked: list[float] = []
 
         def counted(
-            lanes: list[Lane], now_s: float, *, prefill_tokens_max: int
+            lanes: list[Lane], now_s: float, *, prefill_tokens_max: int, turn_s_max: float
         ) -> turns.Grant | None:
             asked.append(now_s)
-            return turns.next_turn(lanes, now_s, prefill_tokens_max=prefill_tokens_max)
+            return turns.next_turn(
+                lanes, now_s, prefill_tokens_max=prefill_tokens_max, turn_s_max=turn_s_max
+            )
 
         monkeypatch.setattr(shadow, "next_turn", counted)
         monkeypatch.setattr(shadow, "STEPS_MAX", 5)

@@ -194,6 +194,50 @@ def test_taking_turns_goes_to_the_lane_that_has_waited_for_the_most_of_them() ->
     assert given == ["a", "b", "c", "a", "b", "c"]
 
 
+class TestSeveralDecodes:
+    """A decode takes 0.1 s."""
+
+    @staticmethod
+    def grant(*lanes: Lane, turn_s_max: float, rule: TurnRule = TurnRule.HEADROOM) -> Grant:
+        found = next_turn(
+            lanes, 0.0, prefill_tokens_max=TOKENS_MAX, turn_s_max=turn_s_max, rule=rule
+        )
+        assert found is not None
+        return found
+
+    def test_they_are_one_turn_as_far_as_that_is_not_too_long(self) -> None:
+        grant = self.grant(lane("a", 9.0, times=TIMES), turn_s_max=0.35)
+        assert grant.iterations == 3
+        assert grant.seconds == pytest.approx(0.3)
+        assert self.grant(lane("a", 9.0, times=TIMES), turn_s_max=0.0).iterations == 1
+
+    def test_their_first_token_is_in_time_at_the_end_of_the_turn(self) -> None:
+        assert self.grant(lane("a", 0.95, times=TIMES), turn_s_max=0.6).iterations == 3
+
+    def test_nobody_else_is_late_for_them(self) -> None:
+        a = lane("a", 0.85, times=TIMES)
+        assert self.grant(a, lane("b", 0.9, times=TIMES), turn_s_max=0.4).iterations == 4
+        assert (
+            self.grant(a, lane("b", 0.9, times=times(decode_s=0.25)), turn_s_max=0.4).iterations
+            == 2
+        )
+
+    def test_who_has_prompts_or_is_late_gets_one_at_a_time(self) -> None:
+        a = lane("a", 9.0, times=TIMES)
+        assert (
+            self.grant(a, lane("b", times=TIMES, prompts=[(10, 9.0)]), turn_s_max=1.0).iterations
+            == 1
+        )
+        assert self.grant(a, lane("b", -1.0, times=TIMES), turn_s_max=1.0).iterations == 1
+
+    def test_the_baselines_have_them_too(self) -> None:
+        a = lane("a", 9.0, times=TIMES)
+        for rule in (TurnRule.ALTERNATE, TurnRule.FIRST_COME):
+            assert self.grant(a, turn_s_max=0.35, rule=rule).iterations == 3
+        prompts = lane("a", 9.0, times=TIMES, prompts=[(10, 9.0)])
+        assert self.grant(prompts, turn_s_max=1.0, rule=TurnRule.ALTERNATE).iterations == 1
+
+
 INSTANCES = st.integers(1, 4).flatmap(
     lambda count: st.tuples(*(instances(f"i{n}", count) for n in range(count)))
 )

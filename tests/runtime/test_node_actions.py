@@ -12,6 +12,7 @@ from mesh.domain.actions import (
     StartLoad,
     StartMeasure,
     StartResize,
+    StartStep,
 )
 from mesh.domain.errors import MeshError
 from mesh.domain.ids import InstanceId, OperationId, RequestId
@@ -23,9 +24,11 @@ from mesh.domain.node_events import (
     NodeEvent,
     ResizeBroke,
     ResizeFinished,
+    StepFinished,
 )
 from mesh.domain.profile import IterationShape
 from mesh.domain.request import SamplingParams
+from mesh.domain.steps import StepResult
 from mesh.runtime.engine import EngineRequest, LoadOrder, Progress
 from mesh.runtime.node_actions import Lane, NodePerformer
 from tests.contract.engine_contract import StoredModel, write_tiny_model
@@ -105,6 +108,54 @@ def test_a_measure_that_fails_comes_back_with_its_cause(engine: ScriptedEngine) 
     assert isinstance(event, MeasureBroke)
     assert (event.instance_id, event.error) == (INSTANCE, "EngineError")
     assert "257 tokens" in event.message
+
+
+def submit(engine: ScriptedEngine, name: str, max_tokens: int) -> None:
+    engine.submit(
+        INSTANCE,
+        EngineRequest(
+            request_id=RequestId(name),
+            prompt_tokens=(1, 2, 3),
+            output_tokens=(),
+            sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+            stop_token_ids=(),
+        ),
+    )
+
+
+def turn(engine: ScriptedEngine, iterations: int) -> StepResult:
+    action = StartStep(instance_id=INSTANCE, prefill_tokens_max=64, iterations=iterations)
+    lane, event = perform(engine, action)
+    assert lane is Lane.COMPUTE
+    assert isinstance(event, StepFinished)
+    return event.result
+
+
+def test_a_turn_of_several_decodes_comes_back_as_one(engine: ScriptedEngine) -> None:
+    submit(engine, "a", 9)
+    assert turn(engine, 1).iterations == 1
+    result = turn(engine, 3)
+    assert (result.iterations, result.decode_batch) == (3, 1)
+    assert [token.index for token in result.tokens] == [1, 2, 3]
+    assert result.context_tokens == 5, "the mean of 4, 5 and 6"
+    assert result.elapsed_s == pytest.approx(3 * 0.02)
+
+
+def test_a_turn_ends_with_the_first_request_that_ends(engine: ScriptedEngine) -> None:
+    submit(engine, "a", 9)
+    submit(engine, "b", 3)
+    assert turn(engine, 1).tokens
+    result = turn(engine, 8)
+    assert (result.iterations, len(result.tokens)) == (2, 4)
+    assert turn(engine, 2).decode_batch == 1
+
+
+def test_a_turn_with_prompts_left_is_one_iteration(engine: ScriptedEngine) -> None:
+    submit(engine, "a", 9)
+    action = StartStep(instance_id=INSTANCE, prefill_tokens_max=2, iterations=5)
+    _, event = perform(engine, action)
+    assert isinstance(event, StepFinished)
+    assert (event.result.iterations, event.result.prefill_tokens) == (1, 2)
 
 
 def test_a_resize_comes_back_with_the_blocks_in_force_and_its_time(engine: ScriptedEngine) -> None:

@@ -36,7 +36,7 @@ from mesh.runtime.host import Host
 from tests.core.cells import request
 from tests.core.world.client import Client
 from tests.core.world.clock import HeapClock
-from tests.core.world.node import WorldNode
+from tests.core.world.node import PREFILL_TOKENS_MAX, TURN_S_MAX, WorldNode
 from tests.core.world.watch import WatchedCore
 
 SETTLE_STEP_S = 0.25
@@ -48,6 +48,8 @@ LIMITS = CellLimits(
     parked_s_max=5.0,
     queue_requests_max=8,
     place_retry_s=SETTLE_STEP_S,
+    prefill_tokens_max=PREFILL_TOKENS_MAX,
+    turn_s_max=TURN_S_MAX,
 )
 SHORT = OutputHistory(mean_tokens=4.0, count=50)
 """Answers so far, so that longer ones take everybody by surprise."""

@@ -57,6 +57,11 @@ class Controller(Protocol):
         ...
 
 
+PREFILL_TOKENS_MAX = 64
+TURN_S_MAX = 0.0035
+"""Two or three decodes of a small batch."""
+
+
 class WorldNode:
     """A node's agent: its core, engine, lanes and link."""
 
@@ -77,7 +82,8 @@ class WorldNode:
         self.up: deque[NodeReport] = deque()
         self.engine = WorldEngine(self.memory_bytes)
         self.lanes = QueuedLanes()
-        self.core = NodeCore(limits=NodeLimits(prefill_tokens_max=64))
+        limits = NodeLimits(prefill_tokens_max=PREFILL_TOKENS_MAX, turn_s_max=TURN_S_MAX)
+        self.core = NodeCore(limits=limits)
         performer = NodePerformer(engine=self.engine, lanes=self.lanes, link=self, models=self)
         host: Host[NodeEvent, NodeAction] = Host(
             core=self.core,

@@ -76,15 +76,15 @@ class VllmEngine:
         available_bytes: Callable[[], int] = _available_bytes,
     ) -> None:
         """`threads`, `gpu_index`: see `start_spawner`. `spawner`: one of the caller's own instead,
-        which this engine does not close. `dtype`: f32 on CPUs and f16 elsewhere unless given.
-        `elastic`: KV memory comes with use and goes with a shrink, where that can be had.
+        which this engine does not close. `dtype`: f32 on CPUs, elsewhere the model's, unless given.
+        `elastic`: KV memory comes with use and goes without a copy, where that can be had.
         `available_bytes` is asked before each load, which is refused when it is too little.
 
         Raises Unavailable when vLLM is not installed or not of a release that is supported.
         """
         self._release = release or installed_release()
         on_cpu = self._release.computes_on_cpu
-        self._dtype = dtype or ("float32" if on_cpu else "float16")
+        self._dtype = dtype or ("float32" if on_cpu else "auto")
         self._elastic = on_cpu and elastic
         self._block_tokens = _CPU_BLOCK_TOKENS if on_cpu else _GPU_BLOCK_TOKENS
         self._available_bytes = available_bytes
@@ -114,7 +114,7 @@ class VllmEngine:
         return EngineCapabilities(
             name="vllm",
             version=self._release.version,
-            resize_kv=self._elastic,
+            resize_kv=True,
         )
 
     def footprint(self, model: ModelInfo) -> Footprint:

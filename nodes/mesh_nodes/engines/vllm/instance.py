@@ -21,9 +21,10 @@ from mesh.domain.steps import (
 )
 from mesh.runtime.measurable import check_measurable
 from mesh_nodes.engines.refusals import check_runnable
+from mesh_nodes.engines.vllm.device import device, free_bytes
 from mesh_nodes.engines.vllm.drawing import draw_order
 from mesh_nodes.engines.vllm.internals import Core
-from mesh_nodes.engines.vllm.kv_memory import ElasticKv, FixedKv, KvMemory
+from mesh_nodes.engines.vllm.kv_memory import CopyingKv, ElasticKv, KvMemory
 from mesh_nodes.engines.vllm.messages import ProcessOptions
 from mesh_nodes.engines.vllm.turn import Plan, Sequence, plan, sequence_of
 
@@ -44,13 +45,15 @@ class Instance:
         self._keys: Callable[[], str] = map(str, count(1)).__next__
         self._sequences: dict[RequestId, Sequence] = {}
         """In the order of submission; the first `batch_max` take part in a step."""
-        self._range_blocks = self._blocks_reserved() if options.elastic else order.kv_blocks
+        self._range_blocks = self._blocks_reserved()
         self._kv_blocks = order.kv_blocks
         self._prefill_tokens_max = min(order.context_tokens_max, ITERATION_TOKENS_MAX)
         block_bytes = footprint.kv_block_bytes
-        full_context = footprint.blocks_for(order.context_tokens_max) + 2
-        asked_blocks = full_context if options.elastic else max(order.kv_blocks + 1, full_context)
-        elastic = ElasticKv(block_bytes) if options.elastic else None
+        self._kv: KvMemory = (
+            ElasticKv(block_bytes)
+            if options.elastic
+            else CopyingKv(block_bytes, order.kv_blocks, device(), free_bytes)
+        )
         self._core = Core(
             model_path=str(order.model_path),
             dtype=options.dtype,
@@ -59,12 +62,12 @@ class Instance:
             iteration_tokens_max=self._prefill_tokens_max + order.batch_max,
             kv_blocks=self._range_blocks,
             block_tokens=options.block_tokens,
-            kv_bytes=asked_blocks * block_bytes,
-            kv_buffer=None if elastic is None else elastic.allocate,
+            # It asks for a full context to fit.
+            kv_bytes=(footprint.blocks_for(order.context_tokens_max) + 2) * block_bytes,
+            kv_source=self._kv,
         )
-        if elastic is not None:
-            elastic.bind(self._core.kv_tensors())
-        self._kv: KvMemory = elastic or FixedKv(order.kv_blocks * block_bytes)
+        if self._kv.dense:
+            self._core.bound(order.kv_blocks)
         self._warm()
 
     def memory(self) -> InstanceMemory:
@@ -151,10 +154,11 @@ class Instance:
                 self._core.drop(key)
 
     def resize_kv(self, kv_blocks: int) -> int:
-        """Never above the range, which nothing of a full batch could exceed where it is elastic."""
-        self._kv_blocks = min(max(kv_blocks, self._core.blocks_used, 1), self._range_blocks)
-        self._trim()
-        return self._kv_blocks
+        """Never above the range, which nothing of a full batch could exceed."""
+        blocks = min(max(kv_blocks, self._core.blocks_used, 1), self._range_blocks)
+        self._resize(blocks)
+        self._kv_blocks = blocks
+        return blocks
 
     def _run(self, planned: Plan) -> tuple[TokenOutput, ...]:
         """Compute the plan, advance its sequences, let go of those that finish."""
@@ -181,8 +185,16 @@ class Instance:
         )
 
     def _trim(self) -> None:
+        """Blocks that came into use may be others than those that memory is held for."""
         if self._kv.held_bytes > self._kv_blocks * self._footprint.kv_block_bytes:
-            self._kv.trim(self._kv_blocks, self._core.blocks_in_use())
+            self._resize(self._kv_blocks)
+
+    def _resize(self, blocks: int) -> None:
+        """Raises OutOfMemory, and nothing has changed."""
+        self._kv.check_room(blocks)
+        moves = self._core.bound(blocks) if self._kv.dense else []
+        in_use = self._core.blocks_in_use()
+        self._kv.resize(blocks, in_use, moves, self._core.replace_kv)
 
     def _made_up(self, shape: IterationShape) -> dict[str, int]:
         """Requests that make an iteration of this shape, and the tokens that each computes in it.
@@ -212,4 +224,3 @@ class Instance:
         key = self._add_made_up(1, 1)
         self._core.iterate({key: 1})
         self._core.drop(key)
-        self._kv.trim(0, ())

@@ -6,16 +6,14 @@ names; each of the calls below is the one that a new release has to be checked f
 `instance`. After: vLLM.
 """
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.overrides import TorchFunctionMode
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
-from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
@@ -31,28 +29,16 @@ _NULL_BLOCKS = 1
 """Block 0 is vLLM's own and never a request's."""
 
 
-_ON_DEMAND = (
-    *("vllm.model_executor.models.llama", "vllm.model_executor.models.qwen2"),
-    *("vllm.model_executor.models.qwen3", "vllm.v1.watermarking", "vllm.plugins.lora_resolvers"),
-)
-"""What vLLM would import in every engine process anew: 0.6 s of a load, with the worker's."""
+class KvSource(Protocol):
+    """Where the KV cache's memory comes from."""
 
-KvBuffer = Callable[[int], torch.Tensor]
-"""So many bytes of zeros, as int8."""
+    def allocate(self, size_bytes: int) -> torch.Tensor:
+        """The buffer for all blocks, as int8."""
+        ...
 
-
-def preload() -> None:
-    """Import what the first load would. Computes nothing and starts no thread.
-
-    Raises RuntimeError when an import has begun to use the GPU: no process forked from here could.
-    """
-    worker = "cpu_worker" if current_platform.is_cpu() else "gpu_worker"
-    for name in (f"vllm.v1.worker.{worker}", *_ON_DEMAND):
-        importlib.import_module(name)
-    if torch.cuda.is_initialized():
-        raise RuntimeError(
-            "CUDA is in use already, by an import: engine processes cannot be forked"
-        )
+    def bind(self, layers: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What to use instead of vLLM's views of it, one for each layer, blocks first."""
+        ...
 
 
 class TurnScheduler(Scheduler):  # type: ignore[misc]
@@ -63,10 +49,12 @@ class TurnScheduler(Scheduler):  # type: ignore[misc]
         self.work: Mapping[str, int] = {}
         self.taken: list[int] = []
         """Blocks that the last iteration took."""
+        self.renumbered: set[str] = set()
+        """Requests whose blocks have other numbers than the model runner knows."""
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         self.kv_cache_manager.new_step_starts()
-        begun, going, blocks = [], [], {}
+        begun, going, moved, blocks = [], [], [], {}
         self.taken = []
         for key, tokens in self.work.items():
             request = self.requests[key]
@@ -81,12 +69,17 @@ class TurnScheduler(Scheduler):  # type: ignore[misc]
                 self.running.append(request)
                 held = self.kv_cache_manager.get_block_ids(key)
                 begun.append(NewRequestData.from_request(request, held))
+            elif key in self.renumbered:
+                blocks[key] = self.kv_cache_manager.get_blocks(key)
+                moved.append(request)
             else:
                 going.append(request)
+        self.renumbered.difference_update(self.work)
+        self.renumbered.intersection_update(self.requests)
         work = dict(self.work)
         output = SchedulerOutput(
             scheduled_new_reqs=begun,
-            scheduled_cached_reqs=self._make_cached_request_data(going, [], work, {}, blocks),
+            scheduled_cached_reqs=self._make_cached_request_data(going, moved, work, {}, blocks),
             num_scheduled_tokens=work,
             total_num_scheduled_tokens=sum(work.values()),
             scheduled_spec_decode_tokens={},
@@ -103,7 +96,7 @@ class TurnScheduler(Scheduler):  # type: ignore[misc]
 class _Zeros(TorchFunctionMode):  # type: ignore[misc]
     """Has `torch.zeros` of so many bytes come from elsewhere."""
 
-    def __init__(self, make: KvBuffer) -> None:
+    def __init__(self, make: Callable[[int], torch.Tensor]) -> None:
         super().__init__()
         self._make = make
 
@@ -117,18 +110,15 @@ class _Zeros(TorchFunctionMode):  # type: ignore[misc]
 
 
 @contextmanager
-def _kv_in(make: KvBuffer | None) -> Iterator[None]:
+def _kv_from(source: KvSource) -> Iterator[None]:
     """vLLM's own buffer would be written to at once, and be all there from then on."""
     allocate = gpu_model_runner.allocate_kv_cache
 
-    def allocate_elsewhere(*arguments: Any, **options: Any) -> Any:
-        assert make is not None
-        with _Zeros(make):
-            return allocate(*arguments, **options)
+    def allocate_elsewhere(*arguments: Any, **options: Any) -> dict[str, torch.Tensor]:
+        with _Zeros(source.allocate):
+            views: dict[str, torch.Tensor] = allocate(*arguments, **options)
+        return dict(zip(views, source.bind(list(views.values())), strict=True))
 
-    if make is None:
-        yield
-        return
     gpu_model_runner.allocate_kv_cache = allocate_elsewhere
     try:
         yield
@@ -150,11 +140,9 @@ class Core:
         kv_blocks: int,
         block_tokens: int,
         kv_bytes: int,
-        kv_buffer: KvBuffer | None,
+        kv_source: KvSource,
     ) -> None:
-        """`kv_bytes` is what vLLM is told that it may take, where it asks. `kv_buffer` makes the
-        memory of the KV cache, unless vLLM is to.
-        """
+        """`kv_bytes` is what vLLM is told that it may take, where it asks."""
         self._tokens_max = context_tokens_max + _TOKENS_PAST_CONTEXT
         config = EngineArgs(
             model=model_path,
@@ -177,9 +165,11 @@ class Core:
             scheduler_cls=TurnScheduler,
             logits_processors=[MeshDraw],
         ).create_engine_config()
-        with _kv_in(kv_buffer):
+        with _kv_from(kv_source):
             self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
         self._scheduler: TurnScheduler = self._core.scheduler
+        self._withheld: list[Any] = []
+        """Free blocks with numbers above the bound."""
 
     def add(self, key: str, tokens: list[int], draw: DrawOrder | None, computed: int = 0) -> None:
         """A request whose first `computed` tokens count as being in the cache."""
@@ -231,11 +221,45 @@ class Core:
     @property
     def blocks_used(self) -> int:
         pool = self._scheduler.kv_cache_manager.block_pool
-        return int(pool.num_gpu_blocks - _NULL_BLOCKS - pool.get_num_free_blocks())
+        unused = pool.get_num_free_blocks() + len(self._withheld)
+        return int(pool.num_gpu_blocks - _NULL_BLOCKS - unused)
 
-    def kv_tensors(self) -> list[torch.Tensor]:
-        """One for each layer, blocks first."""
-        return list(self._runner().kv_caches)
+    def bound(self, blocks: int) -> list[tuple[int, int]]:
+        """Use only blocks 1 to `blocks` from now on; which of those in use have another number
+        then, (from, to). There must not be more in use than that.
+        """
+        queue = self._scheduler.kv_cache_manager.block_pool.free_block_queue
+        for block in self._withheld:
+            queue.append(block)
+        low = [block for block in queue.get_all_free_blocks() if block.block_id <= blocks]
+        moves, left = [], []
+        for key, held in self._block_lists():
+            for place, block in enumerate(held):
+                if block.block_id > blocks:
+                    instead = low.pop()
+                    queue.remove(instead)
+                    instead.ref_cnt, block.ref_cnt, held[place] = block.ref_cnt, 0, instead
+                    moves.append((block.block_id, instead.block_id))
+                    left.append(block)
+                    self._scheduler.renumbered.add(key)
+        high = [block for block in queue.get_all_free_blocks() if block.block_id > blocks]
+        for block in high:
+            queue.remove(block)
+        self._withheld = high + left
+        return moves
+
+    def replace_kv(self, old: torch.Tensor, new: torch.Tensor) -> None:
+        """Have attention read and write the new one from now on."""
+        runner = self._runner()
+        for layer in runner.compilation_config.static_forward_context.values():
+            if getattr(layer, "kv_cache", None) is old:
+                layer.kv_cache = new
+        runner.kv_caches[:] = [new if tensor is old else tensor for tensor in runner.kv_caches]
+
+    def _block_lists(self) -> list[tuple[str, list[Any]]]:
+        """vLLM's own list of the blocks of each request."""
+        (manager,) = self._scheduler.kv_cache_manager.coordinator.single_type_managers
+        return list(manager.req_to_blocks.items())
 
     def _runner(self) -> Any:
         return self._core.model_executor.driver_worker.worker.model_runner

@@ -1,25 +1,45 @@
-"""The memory under an instance's KV blocks, and whether any of it can be given back.
+"""The memory under an instance's KV blocks, and the two ways of giving some of it back.
 
 On a CPU the caches lie in a reserved range of addresses: pages come under blocks as they are
-written, and a shrink gives those of free blocks back without moving a token. Elsewhere vLLM's
-tensors stay as large as they were made, and the bound on blocks is a bound on their use alone.
-Before: `instance`, between two iterations. After: the system.
+written, and a shrink gives those of free blocks back without moving a token. Elsewhere another size
+is another tensor, and what is in use is copied. Before: `instance`, between two iterations. After:
+the system.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from mesh.domain.errors import OutOfMemory
+from mesh.domain.units import format_bytes
 from mesh_nodes.engines.page_range import PageRange
+
+Moves = Sequence[tuple[int, int]]
+"""Blocks of which the tokens go elsewhere: (from, to)."""
+Replace = Callable[[torch.Tensor, torch.Tensor], None]
+"""Have attention read and write the second instead of the first, which nobody may keep."""
 
 
 class KvMemory(Protocol):
-    """Blocks are numbered as vLLM numbers them."""
+    """Blocks are numbered as vLLM numbers them; block 0 is its own and never a request's."""
+
+    dense: bool
+    """Whether `resize` needs the blocks in use to have low numbers: 1 to the size in force."""
 
     @property
     def held_bytes(self) -> int: ...
+
+    def allocate(self, size_bytes: int) -> torch.Tensor:
+        """The buffer that vLLM asks for, for all blocks that there can ever be, as int8."""
+        ...
+
+    def bind(self, layers: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What vLLM has made of the buffer, one for each layer, blocks first; what attention is to
+        read and write in their stead.
+        """
+        ...
 
     def taken(self, blocks: Iterable[int]) -> None:
         """These blocks are written from now on."""
@@ -29,16 +49,44 @@ class KvMemory(Protocol):
         """Put memory under blocks that are about to be read without having been written."""
         ...
 
-    def trim(self, kv_blocks: int, in_use: Iterable[int]) -> None:
-        """Hold no more than `kv_blocks` blocks, those in use among them."""
+    def check_room(self, blocks: int) -> None:
+        """Raises OutOfMemory when a resize to so many blocks could not be made."""
+        ...
+
+    def resize(self, blocks: int, in_use: Iterable[int], moves: Moves, replace: Replace) -> None:
+        """Hold no more than `blocks` blocks, those in use among them, after the moves have been
+        made. Attention has to use other tensors from then on: it is told of each by `replace`.
+        """
         ...
 
 
-class FixedKv:
-    """All of it, from the load to the unload."""
+class CopyingKv:
+    """Tensors as large as the size in force; another size is another tensor, layer by layer."""
 
-    def __init__(self, size_bytes: int) -> None:
-        self.held_bytes = size_bytes
+    dense = True
+
+    def __init__(
+        self, block_bytes: int, blocks: int, device: torch.device, free_bytes: Callable[[], int]
+    ) -> None:
+        """`block_bytes`: of one block in all layers together. `free_bytes`: of the device."""
+        self._block_bytes = block_bytes
+        self._blocks = blocks
+        self._free_bytes = free_bytes
+        self._device = device
+        self._tensors: list[torch.Tensor] = []
+
+    @property
+    def held_bytes(self) -> int:
+        return self._blocks * self._block_bytes
+
+    def allocate(self, size_bytes: int) -> torch.Tensor:
+        """Shapes and strides without any memory."""
+        return torch.empty(size_bytes, dtype=torch.int8, device="meta")
+
+    def bind(self, layers: list[torch.Tensor]) -> list[torch.Tensor]:
+        _check_layout(layers)
+        self._tensors = [self._zeros(layer, self._blocks) for layer in layers]
+        return list(self._tensors)
 
     def taken(self, blocks: Iterable[int]) -> None:
         pass
@@ -46,17 +94,48 @@ class FixedKv:
     def back(self, blocks: Iterable[int]) -> None:
         pass
 
-    def trim(self, kv_blocks: int, in_use: Iterable[int]) -> None:
-        pass
+    def check_room(self, blocks: int) -> None:
+        """One layer is there twice for a while."""
+        layer_bytes = max(self._blocks, blocks) * self._block_bytes // len(self._tensors)
+        wanted_bytes = (blocks - self._blocks) * self._block_bytes + layer_bytes
+        if blocks != self._blocks and wanted_bytes > self._free_bytes():
+            raise OutOfMemory(
+                f"a KV cache of {blocks} blocks wants {format_bytes(wanted_bytes)} more, "
+                f"{format_bytes(self._free_bytes())} are free"
+            )
+
+    def resize(self, blocks: int, in_use: Iterable[int], moves: Moves, replace: Replace) -> None:
+        if blocks == self._blocks:
+            return
+        came_from = {new: old for old, new in moves}
+        kept = sorted(in_use)
+        sources = [came_from.get(block, block) for block in kept]
+        for number, old in enumerate(self._tensors):
+            new = self._zeros(old, blocks)
+            new[kept] = old[sources]
+            self._tensors[number] = new
+            replace(old, new)
+            # Its memory goes at once, whoever still has the object.
+            old.untyped_storage().resize_(0)
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
+        self._blocks = blocks
+
+    def _zeros(self, like: torch.Tensor, blocks: int) -> torch.Tensor:
+        """For so many blocks and vLLM's own."""
+        shape = (blocks + 1, *like.shape[1:])
+        return torch.empty_strided(
+            shape, like.stride(), dtype=like.dtype, device=self._device
+        ).zero_()
 
 
 class ElasticKv:
     """Pages under the blocks that were written since they were last given back."""
 
+    dense = False
+
     def __init__(self, block_bytes: int) -> None:
-        """`block_bytes`: of one block in all layers together. Before anything else, vLLM calls
-        `allocate`, and `bind` tells what it made of that.
-        """
+        """`block_bytes`: of one block in all layers together."""
         self._block_bytes = block_bytes
         self._range: PageRange
         self._buffer: torch.Tensor
@@ -74,16 +153,12 @@ class ElasticKv:
         self._buffer = torch.from_numpy(plain)
         return self._buffer
 
-    def bind(self, layers: list[torch.Tensor]) -> None:
-        """Each layer's part of the buffer, blocks first. Raises RuntimeError for a layout in which
-        the blocks of a layer do not lie one after the other.
-        """
+    def bind(self, layers: list[torch.Tensor]) -> list[torch.Tensor]:
+        _check_layout(layers)
         for tensor in layers:
-            block_bytes = tensor.nbytes // tensor.shape[0]
-            if tensor.stride(0) * tensor.itemsize != block_bytes:
-                raise RuntimeError(f"KV blocks lie apart: {tensor.stride()} of {tensor.shape}")
             begin = tensor.data_ptr() - self._buffer.data_ptr()
-            self._layers.append((begin, block_bytes, tensor))
+            self._layers.append((begin, tensor.nbytes // tensor.shape[0], tensor))
+        return layers
 
     @property
     def held_bytes(self) -> int:
@@ -98,15 +173,24 @@ class ElasticKv:
             tensor[fresh] = 0
         self._held.update(fresh)
 
-    def trim(self, kv_blocks: int, in_use: Iterable[int]) -> None:
-        surplus = len(self._held) - kv_blocks
-        if surplus <= 0:
-            return
-        free = sorted(self._held.difference(in_use))[-surplus:]
+    def check_room(self, blocks: int) -> None:
+        """Addresses are there already, memory comes later."""
+
+    def resize(self, blocks: int, in_use: Iterable[int], moves: Moves, replace: Replace) -> None:
+        """Never moves or replaces anything."""
+        surplus = len(self._held) - blocks
+        free = sorted(self._held.difference(in_use))[-surplus:] if surplus > 0 else []
         for first, end in runs(free):
             for begin, block_bytes, _ in self._layers:
                 self._range.give_back(begin + first * block_bytes, begin + end * block_bytes)
         self._held.difference_update(free)
+
+
+def _check_layout(layers: list[torch.Tensor]) -> None:
+    """Raises RuntimeError where the blocks of a layer do not lie one after the other."""
+    for tensor in layers:
+        if tensor.stride(0) * tensor.itemsize != tensor.nbytes // tensor.shape[0]:
+            raise RuntimeError(f"KV blocks lie apart: {tensor.stride()} of {tensor.shape}")
 
 
 def runs(numbers: list[int]) -> Iterator[tuple[int, int]]:

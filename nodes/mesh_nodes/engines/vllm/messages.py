@@ -57,4 +57,4 @@ class ProcessOptions:
     """As vLLM names it."""
     block_tokens: int
     elastic: bool
-    """The KV cache's memory comes with use and goes with a shrink."""
+    """The KV cache's memory comes with use and goes without a copy."""

@@ -27,7 +27,7 @@ def main(descriptor: int) -> None:
     os.dup2(2, 1)
     commands = socket.socket(fileno=descriptor)
     try:
-        from mesh_nodes.engines.vllm.internals import preload
+        from mesh_nodes.engines.vllm.device import preload
         from mesh_nodes.engines.vllm.process import serve
 
         preload()

@@ -16,7 +16,6 @@ collect_ignore = (
         "test_drawing.py",
         "test_ends.py",
         "test_exactness.py",
-        "test_fixed.py",
         "test_kv_memory.py",
     ]
 )

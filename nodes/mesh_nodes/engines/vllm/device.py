@@ -1,0 +1,42 @@
+"""The device that vLLM sees, and the imports that its engine processes share.
+
+Before: `nursery`, which preloads; `instance`, which asks for room. After: vLLM and torch.
+"""
+
+import importlib
+
+import psutil
+import torch
+from vllm.platforms import current_platform
+
+_ON_DEMAND = (
+    *("vllm.model_executor.models.llama", "vllm.model_executor.models.qwen2"),
+    *("vllm.model_executor.models.qwen3", "vllm.v1.watermarking", "vllm.plugins.lora_resolvers"),
+)
+"""What vLLM would import in every engine process anew: 0.6 s of a load, with the worker's."""
+
+
+def preload() -> None:
+    """Import what the first load would. Computes nothing and starts no thread.
+
+    Raises RuntimeError when an import has begun to use the GPU: no process forked from here could.
+    """
+    worker = "cpu_worker" if current_platform.is_cpu() else "gpu_worker"
+    for name in (f"vllm.v1.worker.{worker}", *_ON_DEMAND):
+        importlib.import_module(name)
+    if torch.cuda.is_initialized():
+        raise RuntimeError(
+            "CUDA is in use already, by an import: engine processes cannot be forked"
+        )
+
+
+def device() -> torch.device:
+    """That vLLM computes on: the one that it sees."""
+    return torch.device("cpu" if current_platform.is_cpu() else "cuda:0")
+
+
+def free_bytes() -> int:
+    """Of the device's memory, now."""
+    if current_platform.is_cpu():
+        return int(psutil.virtual_memory().available)
+    return int(torch.cuda.mem_get_info()[0])

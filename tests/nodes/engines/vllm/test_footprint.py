@@ -1,0 +1,43 @@
+"""A footprint follows the model's shape and the precision, and leaves the process its share."""
+
+from dataclasses import replace
+
+from mesh.domain.ids import ModelId
+from mesh.domain.model import ModelFormat, ModelInfo
+from mesh_nodes.engines.vllm.footprint import estimate
+
+MIB = 2**20
+SMOL = ModelInfo(
+    model_id=ModelId("sha256-0000000000000000"),
+    source="like SmolLM2-135M",
+    format=ModelFormat.SAFETENSORS,
+    architecture="llama",
+    context_tokens_max=8192,
+    vocabulary_tokens=49152,
+    layers=30,
+    hidden_size=576,
+    attention_heads=9,
+    kv_heads=3,
+    head_size=64,
+    parameters=134_515_008,
+    disk_bytes=270_000_000,
+    stop_token_ids=(0,),
+)
+MEASURED_MIB = 1169
+"""Private memory of its engine process on a CPU after a prefill of 2048 tokens."""
+
+
+def test_on_a_cpu_it_covers_what_was_measured_and_not_much_more() -> None:
+    footprint = estimate(SMOL, dtype="float32", block_tokens=32, on_cpu=True)
+    assert MEASURED_MIB <= footprint.weights_bytes / MIB < 1.2 * MEASURED_MIB
+    assert footprint.kv_block_bytes == 32 * SMOL.kv_bytes_per_token(4)
+    assert footprint.block_tokens == 32
+
+
+def test_on_a_gpu_the_weights_count_once_in_16_bits() -> None:
+    small = estimate(SMOL, dtype="auto", block_tokens=16, on_cpu=False)
+    large = estimate(
+        replace(SMOL, parameters=2 * SMOL.parameters), dtype="auto", block_tokens=16, on_cpu=False
+    )
+    assert large.weights_bytes - small.weights_bytes == 2 * SMOL.parameters
+    assert small.kv_block_bytes == 16 * SMOL.kv_bytes_per_token(2)
