@@ -41,14 +41,15 @@ from mesh.sim.workload import (
 from mesh_workloads.sampling import functions_of
 from mesh_workloads.trace import Trace
 
-MAY_BE_0 = frozenset(
+NOT_0 = frozenset(
     {
-        *("queue_requests_max", "queue_wait_s_max", "load_retry_doublings_max", "parked_s_max"),
-        *("kv_watermark_share", "evictions_max", "preempted_max", "overtaken_max"),
-        "delivery_s_max",
+        *("attempts_max", "load_attempts_max", "operations_max", "batch_max", "validations_max"),
+        *("load_retry_s", "lease_check_s", "grow_retry_s", "place_retry_s", "history_store_s"),
+        *("node_lease_s", "import_s_max", "load_s_max"),
+        *("prefill_tokens_max", "kv_tokens_least", "kv_tokens_profiled"),
     }
 )
-"""Of CellLimits: without these a cell still does its work."""
+"""Of CellLimits: at 0 a cell does no work, or never has done with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +193,6 @@ def _check(scenario: Scenario) -> None:
         check_faults(scenario.faults)
     for name, value in asdict(scenario.limits).items():
         if value is not None:
-            at_least(f"limits: {name}", value, above=name not in MAY_BE_0, finite=True)
+            at_least(f"limits: {name}", value, above=name in NOT_0, finite=True)
     at_least("link_delay_s", scenario.link_delay_s, above=False, finite=True)
     at_least("seed", scenario.seed, above=False)

@@ -1,11 +1,13 @@
 """What a scenario's file may not say is refused with its place and what would do there."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from mesh.domain.errors import InvalidInput, NotFound
-from mesh.sim.scenario import read_scenario
+from mesh.domain.limits import CellLimits
+from mesh.sim.scenario import NOT_0, read_scenario
 from tests.sim.scenarios import SMALL, scenario
 
 FAULTS = "[faults]\nper_minute = { crash = 1 }\nuntil_s = "
@@ -52,6 +54,12 @@ def test_what_would_never_end_or_never_begin_is_refused(
 ) -> None:
     with pytest.raises(InvalidInput, match=said):
         scenario(tmp_path, SMALL + more)
+
+
+def test_limits_that_must_not_be_0_are_limits_of_a_cell() -> None:
+    made = asdict(CellLimits())
+    assert set(made) >= NOT_0
+    assert all(made[name] != 0 for name in NOT_0)
 
 
 @pytest.mark.parametrize(
