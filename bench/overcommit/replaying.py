@@ -33,8 +33,8 @@ from mesh.domain.messages import (
     ResizeKv,
     TokensReport,
 )
-from mesh.policy.registry import policy
 from mesh.runtime.journal import ControllerStart, Decision, read_journal
+from mesh.runtime.starting import controller_core
 
 
 @dataclass(slots=True, kw_only=True)
@@ -177,12 +177,5 @@ def audit(path: Path) -> Audit:
     """Raises InvalidInput when this is no journal of a controller."""
     start, decisions = read_journal(path)
     assert isinstance(start, ControllerStart), f"{path} is a node's journal"
-    core = ControllerCore(
-        epoch=start.epoch,
-        deployments=start.deployments,
-        profiles=start.profiles,
-        histories=start.histories,
-        limits=start.limits,
-        policy=policy(start.policy),
-    )
+    core = controller_core(start)
     return Replay(core).run(decisions)

@@ -31,6 +31,9 @@ class Benches(click.Group):
             formatter.write_dl(list(BENCHES.items()))
 
 
-@click.group(cls=Benches)
-def bench() -> None:
+@click.group(cls=Benches, invoke_without_command=True)
+@click.pass_context
+def bench(ctx: click.Context) -> None:
     """Repeat a measurement."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())

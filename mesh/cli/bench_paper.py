@@ -1,6 +1,6 @@
 """`mesh bench paper`: the evaluation of LLM-Mesh (§8) on virtual nodes, cell by cell.
 
-Its load is a trace file of 128 functions, or without one the generator's. Every run is a virtual
+Its load is a trace file, or without one the generator's. Every run is a virtual
 cell with the live cell's cores; docs/evaluation.md says what the figures mean.
 """
 
@@ -27,9 +27,7 @@ from mesh.report.evaluation_record import record
 from mesh.report.evaluation_tables import tables
 from mesh.report.page import page
 from mesh.report.paper_reference import Reference, reference
-from mesh.sim.paper import ALL_CELLS, DURATION_S, PaperCell, generated, load, paper_cell
-from mesh_workloads.asked import Asked
-from mesh_workloads.reading import read
+from mesh.sim.paper import ALL_CELLS, DURATION_S, PaperCell, from_trace, generated, load, paper_cell
 from mesh_workloads.trace import Trace
 
 POLICIES = ("sllm", "sllm+cpu", "sllm+cpu+share", "llm-mesh")
@@ -44,7 +42,7 @@ ABLATION_CELLS = (paper_cell("7B/64"),)
     "--trace",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A trace of 128 functions; default: a generated one.",
+    help="A trace in any format that mesh reads; default: a generated one.",
 )
 @click.option(
     "--policy",
@@ -73,7 +71,7 @@ ABLATION_CELLS = (paper_cell("7B/64"),)
     type=click.IntRange(min=0),
     default=1,
     show_default=True,
-    help="Of the generated load; a trace is what it is.",
+    help="Of the generated load, and of what a trace lacks.",
 )
 @click.option(
     "--jobs",
@@ -118,7 +116,7 @@ def paper(
     if html is not None and not html.parent.is_dir():
         raise NotFound(f"there is no folder {html.parent} for the page", hint="make it first")
     pairs = _pairs(policies, cells, ablations)
-    source = generated(seed) if trace is None else read(trace, Asked(duration_s=duration_s))
+    source = generated(seed) if trace is None else from_trace(trace, seed)
     work = {cell: load(source, cell.functions, duration_s) for cell, _ in pairs}
     with progress("paper") as show:
         planned = [Job(cell=cell, policy=name, work=work[cell]) for cell, name in pairs]
@@ -147,7 +145,7 @@ def _pairs(
     policies: tuple[str, ...], cells: str | None, ablations: bool
 ) -> list[tuple[PaperCell, str]]:
     """Which cell under which policy. Raises InvalidInput for what there is not."""
-    chosen = ALL_CELLS if cells is None else tuple(paper_cell(c) for c in cells.split(","))
+    chosen = ALL_CELLS if cells is None else tuple(paper_cell(c.strip()) for c in cells.split(","))
     names = policies or tuple(name for name in POLICIES if name in known_policies())
     for name in names:
         policy_of(name)

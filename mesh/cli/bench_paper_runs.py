@@ -4,16 +4,21 @@ A run shares nothing with another and follows from its load alone, so that the o
 end does not matter. Before: `mesh bench paper`. After: `mesh.sim.paper`.
 """
 
+import os
+import signal
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 
 from mesh.cli.progress import Report
 from mesh.domain.errors import MeshError
 from mesh.sim.paper import PaperCell, PaperRun, run
+from mesh_nodes.protect import die_with_parent
 from mesh_workloads.trace import Trace
 
 JOBS_MAX = 256
@@ -46,15 +51,16 @@ def run_all(jobs: Sequence[Job], processes: int, show: Report) -> list[Done | Fa
     """
     found: dict[int, Done | Failed] = {}
     show(f"runs: {len(jobs)}, {min(processes, len(jobs))} at a time", 0.0)
-    for number, end in _ended(jobs, processes):
-        found[number] = end
-        name = f"{end.job.cell.name} {end.job.policy}"
-        took = f"took {end.seconds:.0f} s" if isinstance(end, Done) else "failed"
-        show(f"{len(found)} of {len(jobs)} runs, {name} {took}", len(found) / len(jobs))
+    with closing(_ended(jobs, processes)) as ends:
+        for number, end in ends:
+            found[number] = end
+            name = f"{end.job.cell.name} {end.job.policy}"
+            took = f"took {end.seconds:.0f} s" if isinstance(end, Done) else "failed"
+            show(f"{len(found)} of {len(jobs)} runs, {name} {took}", len(found) / len(jobs))
     return [found[number] for number in range(len(jobs))]
 
 
-def _ended(jobs: Sequence[Job], processes: int) -> Iterator[tuple[int, Done | Failed]]:
+def _ended(jobs: Sequence[Job], processes: int) -> Generator[tuple[int, Done | Failed]]:
     """Jobs by number as they end, the ones with most requests begun first."""
     order = sorted(range(len(jobs)), key=lambda n: (-len(jobs[n].work.arrivals), n))
     if len(jobs) == 1:
@@ -65,7 +71,12 @@ def _ended(jobs: Sequence[Job], processes: int) -> Iterator[tuple[int, Done | Fa
             yield number, _try(jobs[number])
         return
     # A fresh interpreter each: a fork would copy the thread that draws the bar.
-    with ProcessPoolExecutor(min(processes, len(jobs)), mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(
+        min(processes, len(jobs)),
+        mp_context=get_context("spawn"),
+        initializer=_begin,
+        initargs=(os.getpid(),),
+    ) as pool:
         number_of = {pool.submit(_try, jobs[number]): number for number in order}
         try:
             for future in as_completed(number_of):
@@ -75,8 +86,20 @@ def _ended(jobs: Sequence[Job], processes: int) -> Iterator[tuple[int, Done | Fa
                 "a process of the evaluation ended before its run did",
                 hint="it may have been short of memory: try again with fewer --jobs",
             ) from error
+        except BaseException:
+            # Ctrl-C: the pool waits for its processes, and nobody for what they compute.
+            for process in active_children():
+                process.terminate()
+            raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _begin(parent_pid: int) -> None:
+    """A process of the pool: Ctrl-C is for the parent to hear, and without it nothing goes on."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        die_with_parent(parent_pid)
 
 
 def _try(job: Job) -> Done | Failed:

@@ -146,6 +146,8 @@ def _simulate(
     if isinstance(scenario.workload, TraceFile):
         show("the trace is read", 0.0)
     trace = trace_of(scenario)
+    if trace is not None and trace.left_out:
+        output.message(f"{trace.left_out} requests without a prompt or an answer are left out")
     if fit and trace is not None:
         scenario = fitted(scenario, trace)
     coming, cell_plan = arrivals(scenario, trace), plan_of(scenario)

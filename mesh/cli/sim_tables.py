@@ -1,10 +1,11 @@
 """What `mesh sim` shows of a run: its numbers one a line, its nodes one a row."""
 
 from mesh.cli.output import Column
-from mesh.domain.reasons import DeviceKind
+from mesh.domain.reasons import DeviceKind, RefusalReason
 from mesh.report.outcomes import Summary
 from mesh.sim.report import SimulationReport
 
+_REFUSALS = frozenset(reason.value for reason in RefusalReason)
 NODE_COLUMNS = (
     Column("NODE"),
     Column("DEVICE"),
@@ -40,8 +41,13 @@ def request_fields(made: Summary) -> list[tuple[str, str]]:
         ("TTFT p95", _seconds(made.ttft_s_p95)),
         ("TPOT mean", _seconds(made.tpot_s_mean)),
     ]
-    pairs += [(f"refused, {reason}", _share(n, made.requests)) for reason, n in made.refused]
+    pairs += [(_ended(end), _share(n, made.requests)) for end, n in made.refused]
     return pairs
+
+
+def _ended(end: str) -> str:
+    """Clients that went, and streams that broke, were not refused."""
+    return f"refused, {end}" if end in _REFUSALS else end
 
 
 def node_rows(report: SimulationReport) -> list[tuple[str, ...]]:

@@ -27,7 +27,6 @@ from mesh.controller.operations import Operations
 from mesh.controller.registry import SqliteRegistry
 from mesh.controller.texts import Texts
 from mesh.controller.watch import CellLog
-from mesh.core.controller import ControllerCore
 from mesh.domain.actions import ControllerAction
 from mesh.domain.events import ControllerEvent, LeaseCheckDue, ShutdownRequested
 from mesh.domain.ids import DeploymentName
@@ -38,6 +37,7 @@ from mesh.runtime.clock import LoopClock
 from mesh.runtime.controller_actions import ControllerPerformer
 from mesh.runtime.host import Host, Recorder
 from mesh.runtime.journal import ControllerStart, open_journal
+from mesh.runtime.starting import controller_core
 from mesh.text.tokenizer import TextCodec
 from mesh.v1 import control_pb2_grpc, inference_pb2_grpc, node_link_pb2_grpc
 from mesh.wire.channel import bind, server_options
@@ -141,14 +141,7 @@ class Controller:
         self._stopped = False
         start, registry = _opened_registry(config, opened)
         self._registry = registry
-        self._core = ControllerCore(
-            epoch=start.epoch,
-            deployments=start.deployments,
-            profiles=start.profiles,
-            histories=start.histories,
-            limits=start.limits,
-            policy=policy(start.policy),
-        )
+        self._core = controller_core(start)
         clock = LoopClock(asyncio.get_running_loop())
         self._log = CellLog(narrate=Narrator(), now_s=clock.now_s)
         self._texts = Texts(find=registry.text, build=TextCodec)

@@ -36,7 +36,7 @@ class CellNumbers:
     cold_requests: int
     """Whose admission started an instance: those that were granted a grace."""
     refused: tuple[tuple[str, int], ...]
-    """By reason; those that had tokens already are among them."""
+    """All that did not finish, by reason: see `outcomes.Summary`."""
     decode_tokens_per_s: tuple[tuple[str, float], ...]
     """By kind of device, of one node while it is in use; none for a kind that never was."""
     ttft: Distribution

@@ -165,7 +165,7 @@ def _in_use(runs: Sequence[EvaluatedRun], name: str, device: DeviceKind) -> Line
         x_label="minutes",
         y_label="nodes",
         lines=_lines(runs, lambda run: over_time(nodes_in_use(run.nodes, device))),
-        y_most=float(max(sum(node.device is device for node in run.nodes) for run in runs)),
+        y_most=float(max(1, *(sum(node.device is device for node in run.nodes) for run in runs))),
     )
 
 

@@ -140,10 +140,10 @@ def ablations(made: Evaluation) -> Table:
         )
     return Table(
         title="Ablations",
-        note="CHANGE: against the whole policy in the same cell.",
+        note="…_CHANGE: against the whole policy in the same cell.",
         headers=_headers(
-            *("MET", "CHANGE", "REFERENCE"),
-            *("GPU_NODES", "CHANGE", "REFERENCE_GPU"),
+            *("MET", "MET_CHANGE", "REFERENCE"),
+            *("GPU_NODES", "GPU_NODES_CHANGE", "REFERENCE_GPU"),
         ),
         rows=tuple(rows),
     )

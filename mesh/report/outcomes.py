@@ -89,7 +89,9 @@ class Summary:
     met_without_grace: int
     met_in_the_mean: int
     refused: tuple[tuple[str, int], ...]
-    """By reason; those that had tokens already are among them."""
+    """All that did not finish, by reason; those that had tokens already, that were cancelled or
+    that failed are among them.
+    """
     output_tokens: int
     ttft_s_p50: float | None
     ttft_s_p95: float | None

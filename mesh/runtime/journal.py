@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from cattrs import BaseValidationError
 from cattrs.preconf.json import make_converter
 from cattrs.strategies import configure_tagged_union
 
@@ -29,6 +30,7 @@ from mesh.domain.profile import Profile
 from mesh.runtime.host import Core
 
 FORMAT = 3
+_JOURNALS = "`mesh sim`, `mesh controller` and `mesh node` write one with --journal FILE"
 
 log = logging.getLogger(__name__)
 
@@ -130,34 +132,42 @@ def read_journal(path: Path) -> tuple[Start, Iterator[Decision]]:
     the journal. Raises InvalidInput for anything else that is no journal.
     """
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open("rb") as lines:
             start: Start = _converter.structure(json.loads(lines.readline()), _START)
     except OSError as error:
-        raise InvalidInput(f"cannot read the journal {path}: {error.strerror}") from error
+        raise InvalidInput(
+            f"cannot read the journal {path}: {error.strerror}", hint=_JOURNALS
+        ) from error
     except Exception as error:
-        raise InvalidInput(f"{path} is no journal of this version of mesh") from error
+        raise InvalidInput(
+            f"{path} is no journal of this version of mesh", hint=_JOURNALS
+        ) from error
     if start.format != FORMAT:
         raise InvalidInput(
-            f"{path} has journal format {start.format}; this version of mesh reads {FORMAT}"
+            f"{path} has journal format {start.format}; this version of mesh reads {FORMAT}",
+            hint=f"replay it with mesh {start.version}, which wrote it",
         )
     return start, _decisions(path)
 
 
 def _decisions(path: Path) -> Iterator[Decision]:
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         lines.readline()
         for number, line in enumerate(lines, start=2):
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 return
             try:
                 raw = json.loads(line)
                 yield Decision(
-                    now_s=raw["now_s"],
+                    now_s=float(raw["now_s"]),
                     event=_converter.structure(raw["event"], _EVENT),
                     actions=tuple(_converter.structure(a, _ACTION) for a in raw["actions"]),
                 )
-            except (ValueError, KeyError, TypeError) as error:
-                raise InvalidInput(f"{path}:{number} is no decision") from error
+            except (ValueError, KeyError, TypeError, BaseValidationError) as error:
+                raise InvalidInput(
+                    f"{path}:{number} is no decision",
+                    hint="the lines before it are: cut the journal there and replay them",
+                ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,10 @@ from mesh.core.controller import ControllerCore
 from mesh.domain.actions import ControllerAction
 from mesh.domain.events import ControllerEvent, LeaseCheckDue, ShutdownRequested
 from mesh.domain.limits import CellLimits
-from mesh.policy.registry import policy
 from mesh.runtime.controller_actions import ControllerPerformer
 from mesh.runtime.host import Host, Recorder
 from mesh.runtime.journal import ControllerStart
+from mesh.runtime.starting import controller_core
 from mesh.sim.callers import Callers, MemoryRegistry, Operators
 from mesh.sim.clock import HeapClock
 from mesh.sim.links import VirtualLinks
@@ -57,14 +57,7 @@ class VirtualController:
         self.epoch += 1
         self.alive = True
         start = self._start()
-        self.core = ControllerCore(
-            epoch=start.epoch,
-            deployments=start.deployments,
-            profiles=start.profiles,
-            histories=start.histories,
-            limits=start.limits,
-            policy=policy(start.policy),
-        )
+        self.core = controller_core(start)
         performer = ControllerPerformer(
             links=self._links,
             clients=self._callers,

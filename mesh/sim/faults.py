@@ -53,6 +53,8 @@ class Shape:
     """A factor, a number of calls, or seconds: see `injection`."""
 
 
+UNTIL_S_MAX = 86_400.0
+"""A day: every fault is drawn before the first of them happens."""
 MIX = (0.0, 0.5, 1.0, 3.0)
 """What the rate of a kind is multiplied by, any alike, where each seed has its own mix."""
 SHAPES: Mapping[FaultKind, Shape] = {
@@ -104,8 +106,10 @@ class Fault:
 
 def check_faults(faults: Faults) -> None:
     """Raises InvalidInput for what cannot be meant."""
-    if not faults.until_s > 0:
-        raise InvalidInput(f"faults: until_s is {faults.until_s:g}; it must be above 0")
+    if not 0 < faults.until_s <= UNTIL_S_MAX:
+        raise InvalidInput(
+            f"faults: until_s is {faults.until_s:g}; it must be above 0 and at most {UNTIL_S_MAX:g}"
+        )
     for kind, rate in faults.per_minute.items():
         if not 0 <= rate <= 600:
             raise InvalidInput(f"faults: {rate:g} {kind} a minute cannot be meant; 0 to 600 can")

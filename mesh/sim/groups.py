@@ -5,6 +5,7 @@ A group checks itself and becomes node plans or deployments. Before: `scenario`.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import inf
 
 from mesh.domain.checks import check_name, check_spec
 from mesh.domain.deployment import Deployment, DeploymentSpec, Scaling
@@ -27,10 +28,11 @@ from mesh.sim.testbed import (
 
 GIB = 1 << 30
 RATES = (
-    *("factor", "load_bytes_per_s", "resize_bytes_per_s"),
+    *("load_bytes_per_s", "resize_bytes_per_s"),
     *("grow_copy_bytes_per_s", "shrink_copy_bytes_per_s"),
 )
-TIMES = ("load_s", "resize_s", "unload_s")
+FACTORS = ("factor", "prefill_factor", "load_slowdown", "load_stretch")
+TIMES = ("load_s", "resize_s", "unload_s", "overhead_s", "priming_s")
 GROUP_MAX = 1024
 """Nodes, or deployments, of one entry."""
 
@@ -150,16 +152,17 @@ def check_group(group: NodeGroup | DeploymentGroup) -> None:
     if isinstance(group, NodeGroup):
         hardware_of(group)
         costs = group.costs
-        at_least(f"{group.name}: memory_gib", group.memory_gib, above=True)
+        at_least(f"{group.name}: memory_gib", group.memory_gib, above=True, finite=True)
         for name in RATES:
             at_least(f"{group.name}: {name}", getattr(costs, name), above=True)
+        for name in FACTORS:
+            at_least(f"{group.name}: {name}", getattr(costs, name), above=True, finite=True)
         for name in TIMES:
-            at_least(f"{group.name}: {name}", getattr(costs, name), above=False)
+            at_least(f"{group.name}: {name}", getattr(costs, name), above=False, finite=True)
 
 
-def at_least(where: str, value: float, *, above: bool) -> None:
+def at_least(where: str, value: float, *, above: bool, finite: bool = False) -> None:
     """Raises InvalidInput for what is below 0, or for 0 itself, and for what is no number."""
-    if value < 0 or (above and value == 0) or value != value:
-        raise InvalidInput(
-            f"{where} is {value:g}; it must be {'above 0' if above else '0 or more'}"
-        )
+    if value < 0 or (above and value == 0) or value != value or (finite and value == inf):
+        least = "above 0" if above else "0 or more"
+        raise InvalidInput(f"{where} is {value:g}; it must be {least}{' and finite' * finite}")

@@ -56,8 +56,11 @@ class VirtualNode:
     def crash(self, *, silently: bool) -> None:
         """All that it held is gone. Where the machine went with the agent, nobody is told."""
         if self.agent.alive:
-            self.look(self._clock.now_s())
+            now_s = self._clock.now_s()
+            self.look(now_s)
             self.agent.kill(silently=silently)
+            # The load or step that was to keep it in use has gone as well.
+            self._kept_until_s = min(self._kept_until_s, now_s)
 
     def restart(self) -> None:
         """A new agent that knows nothing of the one before it, unless that one runs."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import ceil, inf
+from pathlib import Path
 
 from mesh.domain.deployment import Scaling
 from mesh.domain.errors import InvalidInput
@@ -24,7 +25,7 @@ from mesh.sim.groups import DeploymentGroup, NodeGroup, deployments_of, node_pla
 from mesh.sim.node import NodePlan
 from mesh.sim.sampling import Sampler
 from mesh.sim.testbed import known_model
-from mesh.sim.workload import arrivals_of
+from mesh.sim.workload import TraceFile, arrivals_of, from_file
 from mesh_workloads.generating import LLM_MESH, generate
 from mesh_workloads.sampling import KEPT, functions_of, load_for
 from mesh_workloads.trace import Trace
@@ -97,6 +98,16 @@ def paper_cell(name: str) -> PaperCell:
 def generated(seed: int) -> Trace:
     """The shipped load of 128 functions."""
     return generate(LLM_MESH, seed)
+
+
+def from_trace(path: Path, seed: int) -> Trace:
+    """The first half hour of a file: of a plain one as its 128 functions are numbered, of others
+    128 are sampled, and what the file lacks is drawn.
+
+    Raises InvalidInput, NotFound or StorageError for a trace that cannot be had.
+    """
+    whole = TraceFile(file=path, functions=max(KEPT), duration_s=DURATION_S)
+    return replace(from_file(whole, seed), name=path.stem)
 
 
 def load(trace: Trace, functions: int, duration_s: float) -> Trace:

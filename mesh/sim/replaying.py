@@ -8,10 +8,7 @@ the same. Before: `mesh sim --replay`. After: `mesh.runtime.journal`, which read
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from mesh.core.controller import ControllerCore
-from mesh.core.node import NodeCore
 from mesh.domain.actions import DeliverTokens, RefuseRequest
 from mesh.domain.deployment import Deployment
 from mesh.domain.events import CancelRequested, DeployRequested, InvokeRequested
@@ -19,9 +16,7 @@ from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.request import Request
 from mesh.domain.slo import Slo
-from mesh.policy.registry import policy
 from mesh.report.outcomes import Outcome, Summary, summarize
-from mesh.runtime.host import Core
 from mesh.runtime.journal import (
     ControllerStart,
     Decision,
@@ -30,6 +25,7 @@ from mesh.runtime.journal import (
     read_journal,
     replay,
 )
+from mesh.runtime.starting import fresh_core
 from mesh.sim.differences import Difference, differences
 
 LINES_BEFORE = 1
@@ -87,20 +83,6 @@ def replay_journal(path: Path, told: Callable[[int], None] = lambda events: None
         open_requests=len(seen.open) if controllers else None,
         other=None if divergence is None else _other(divergence),
     )
-
-
-def fresh_core(start: Start) -> Core[Any, Any]:
-    """As it was when the journal began. Raises InvalidInput for an unknown policy."""
-    if isinstance(start, ControllerStart):
-        return ControllerCore(
-            epoch=start.epoch,
-            deployments=start.deployments,
-            limits=start.limits,
-            policy=policy(start.policy),
-            profiles=start.profiles,
-            histories=start.histories,
-        )
-    return NodeCore(limits=start.limits)
 
 
 def _other(divergence: Divergence) -> OtherDecision:

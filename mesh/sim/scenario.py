@@ -1,20 +1,15 @@
 """A scenario: a TOML file that says what a virtual cell is made of and what it is asked.
 
-It reads the file strictly (an unknown key is an error) and builds a `CellPlan` and the arrivals,
-which `workload` makes. Before: `mesh sim`. After: `cluster`.
+From what `scenario_file` reads of it, it builds a `CellPlan` and the arrivals, which `workload`
+makes. Before: `mesh sim`. After: `cluster`.
 """
 
-import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cattrs import BaseValidationError, transform_error
-from cattrs.preconf.json import make_converter
-from cattrs.v import format_exception
-
-from mesh.domain.errors import InvalidInput, MeshError, NotFound
+from mesh.domain.errors import InvalidInput
 from mesh.domain.limits import CellLimits
 from mesh.policy.registry import DEFAULT_POLICY
 from mesh.sim.cluster import Arrival, CellPlan
@@ -31,6 +26,7 @@ from mesh.sim.groups import (
     names_of,
     node_plans,
 )
+from mesh.sim.scenario_file import HINT, read_toml, strict_converter
 from mesh.sim.testbed import known_models
 from mesh.sim.workload import (
     KINDS,
@@ -45,6 +41,16 @@ from mesh.sim.workload import (
 from mesh_workloads.sampling import functions_of
 from mesh_workloads.trace import Trace
 
+NOT_0 = frozenset(
+    {
+        *("attempts_max", "load_attempts_max", "operations_max", "batch_max", "validations_max"),
+        *("load_retry_s", "lease_check_s", "grow_retry_s", "place_retry_s", "history_store_s"),
+        *("node_lease_s", "import_s_max", "load_s_max"),
+        *("prefill_tokens_max", "kv_tokens_least", "kv_tokens_profiled"),
+    }
+)
+"""Of CellLimits: at 0 a cell does no work, or never has done with it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
@@ -58,7 +64,7 @@ class Scenario:
     faults: Faults | None = None
 
 
-_converter = make_converter(forbid_extra_keys=True)
+_converter = strict_converter()
 
 
 def _workload(raw: Any, _: object) -> WorkloadKind:
@@ -78,33 +84,15 @@ _converter.register_structure_hook(WorkloadKind, _workload)
 
 def read_scenario(path: Path) -> Scenario:
     """Raises NotFound when the file cannot be read, InvalidInput when it is no scenario."""
+    scenario = read_toml(path, _converter, Scenario)
     try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise NotFound(f"cannot read the scenario {path}: {error}") from error
-    try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidInput(f"{path} is no TOML: {error}") from error
-    try:
-        scenario: Scenario = _converter.structure(raw, Scenario)
-    except BaseValidationError as error:
-        first = transform_error(error, format_exception=_words)[0].replace("$", path.name)
-        raise InvalidInput(f"{path} is no scenario: {first}") from error
-    except (TypeError, ValueError, KeyError) as error:
-        raise InvalidInput(f"{path} is no scenario: {error}") from error
-    _check(scenario)
+        _check(scenario)
+    except InvalidInput as error:
+        raise InvalidInput(f"{path}: {error.message}", hint=error.hint or HINT) from error
     if isinstance(scenario.workload, TraceFile):
         beside = replace(scenario.workload, file=path.parent / scenario.workload.file)
         return replace(scenario, workload=beside)
     return scenario
-
-
-def _words(error: BaseException, kind: type | None) -> str:
-    """A value error says which value it met, and errors of mesh say what they mean."""
-    if isinstance(error, MeshError):
-        return error.message
-    return str(error) if type(error) is ValueError else format_exception(error, kind)
 
 
 def plan(scenario: Scenario) -> CellPlan:
@@ -203,4 +191,8 @@ def _check(scenario: Scenario) -> None:
             raise InvalidInput(f"names must be there and differ: {', '.join(names) or 'none'}")
     if scenario.faults is not None:
         check_faults(scenario.faults)
-    at_least("link_delay_s", scenario.link_delay_s, above=False)
+    for name, value in asdict(scenario.limits).items():
+        if value is not None:
+            at_least(f"limits: {name}", value, above=name in NOT_0, finite=True)
+    at_least("link_delay_s", scenario.link_delay_s, above=False, finite=True)
+    at_least("seed", scenario.seed, above=False)

@@ -2,13 +2,15 @@
 
 import json
 import sys
+from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
 
 from mesh.cli import bench
+from mesh.cli.bench_paper_runs import Job, run_all
 from mesh.domain.errors import MeshError
-from mesh.sim.paper import PaperCell, PaperRun
+from mesh.sim.paper import PaperCell, PaperRun, generated, load, paper_cell
 from mesh.sim.paper import run as paper_run
 from mesh_workloads.formats.plain_csv import write
 from mesh_workloads.generating import LLM_MESH, generate
@@ -23,14 +25,15 @@ def paper(*arguments: str) -> Ran:
 
 
 def test_the_group_lists_its_measurements() -> None:
-    ran = mesh("bench", "--help")
-    assert ran.code == 0
-    assert all(name in ran.out for name in bench.BENCHES)
+    for ran in (mesh("bench", "--help"), mesh("bench")):
+        assert ran.code == 0
+        assert all(name in ran.out for name in bench.BENCHES)
+        assert ran.err == ""
     assert mesh("bench", "best").code == 2
 
 
 def test_json_is_cell_then_policy_then_numbers() -> None:
-    ran = paper("--cells", "3B/32,7B/32", "--policy", "fcfs", "--policy", "llm-mesh", "-o", "json")
+    ran = paper("--cells", "3B/32, 7B/32", "--policy", "fcfs", "--policy", "llm-mesh", "-o", "json")
     assert ran.code == 0, ran.err
     made = json.loads(ran.out)
     assert made["duration_s"] == 4.0
@@ -128,3 +131,22 @@ def test_the_only_run_fails_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = paper("--cells", "3B/32", "--policy", "llm-mesh")
     assert ran.code == 1
     assert ran.err.endswith("error: requests hang\nhint: look at them\n")
+
+
+@pytest.mark.timeout(60)
+def test_ctrl_c_does_not_wait_for_what_is_still_computed() -> None:
+    """The short run ends first; the other would take minutes."""
+    cell = paper_cell("7B/128")
+    trace = generated(1)
+    jobs = [
+        Job(cell=cell, policy=name, work=load(trace, cell.functions, seconds))
+        for name, seconds in (("llm-mesh", 1800.0), ("fcfs", 2.0))
+    ]
+
+    def stop(phase: str, share: float) -> None:
+        if share > 0:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_all(jobs, 2, stop)
+    assert not active_children()

@@ -121,6 +121,26 @@ def test_a_trace_with_more_functions_than_two_groups_have_deployments_is_refused
     assert "calls 7 functions; there are 4 deployments" in ran.err
 
 
+def test_requests_of_a_trace_that_cannot_be_simulated_are_counted(
+    scenario: str, calls: str
+) -> None:
+    with Path(calls).open("a") as file:
+        file.write("21.0,1,100,0\n22.0,2,0,5\n")
+    text = Path(scenario).read_text()
+    Path(scenario).write_text(text.replace("count = 3", "count = 6"))
+    ran = mesh("sim", scenario, "--trace", calls, "-o", "json")
+    assert "2 requests without a prompt or an answer are left out" in ran.err
+    assert json.loads(ran.out)["requests"]["requests"] == 20
+
+
+def test_a_client_that_went_away_was_not_refused(scenario: str, tmp_path: Path) -> None:
+    faulty = tmp_path / "faulty.toml"
+    faulty.write_text(SMALL + "[faults]\nuntil_s = 9\nper_minute = { cancel = 60 }\n")
+    shown = mesh("sim", str(faulty)).out
+    assert "\ncancelled  " in shown
+    assert "refused, cancelled" not in shown
+
+
 def test_a_wrong_scenario_is_a_usage_error_that_names_the_key(tmp_path: Path) -> None:
     path = tmp_path / "wrong.toml"
     path.write_text(SMALL.replace("seed = 3", "sead = 3"))

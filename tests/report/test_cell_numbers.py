@@ -62,7 +62,7 @@ def test_percentiles_are_nearest_ranks() -> None:
 
 def test_a_curve_ends_below_one_by_those_without_a_value() -> None:
     curve = Distribution.of([1.0, 2.0]).curve(of=4)
-    assert curve[-1] == (2.0, 0.5)
+    assert (curve[0], curve[50], curve[-1]) == ((1.0, 0.0), (1.0, 0.25), (2.0, 0.5))
     assert [share for _, share in curve] == sorted(share for _, share in curve)
 
 
@@ -74,6 +74,8 @@ def test_functions_are_ranked_by_requests_and_grouped() -> None:
         (3, 3, 1, 0),
     ]
     assert few[2].not_finished == 1
+    (late,) = by_rank([outcome("cold", ttft_s=2.5, grace_s=1.0)])
+    assert (late.met, late.cold_requests) == (0, 1), "a load is not credited"
     many = by_rank([outcome(f"f-{n:02d}") for n in range(40) for _ in range(40 - n)])
     assert len(many) == 16
     assert many[0].first_rank == 1

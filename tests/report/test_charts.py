@@ -77,6 +77,10 @@ def test_a_line_runs_from_corner_to_corner() -> None:
     ends = f"M{LEFT:.1f} {base:.1f}", f"{WIDTH - RIGHT:.1f} {TOP:.1f}"
     assert line.get("d") == f"{ends[0]}L{middle}L{ends[1]}"
     assert names(LINES) == ["a<b"]
+    levels = [grid.get("d", "") for grid in shapes(LINES, "grid")][:6]
+    heights = [float(d.split()[1].partition("H")[0]) for d in levels]
+    assert (heights[0], heights[-1]) == (base, TOP), "0 % is below, 100 % on top"
+    assert heights == sorted(heights, reverse=True)
 
 
 def test_bars_are_as_high_as_their_values_and_absent_where_there_is_none() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from mesh.core.controller import ControllerCore
 from mesh.domain.actions import DeliverTokens
 from mesh.domain.errors import InvalidInput, StorageError
 from mesh.domain.events import ControllerEvent, NodeDisconnected
@@ -18,7 +17,6 @@ from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import LoadInstance
 from mesh.domain.reasons import FinishReason
-from mesh.policy.registry import policy
 from mesh.runtime.journal import (
     FORMAT,
     ControllerStart,
@@ -27,6 +25,7 @@ from mesh.runtime.journal import (
     read_journal,
     replay,
 )
+from mesh.runtime.starting import controller_core
 from tests.core.cells import CellUnderTest, commands, deployment, hello, request
 from tests.support.profiles import PROFILE
 
@@ -44,7 +43,7 @@ START = ControllerStart(
 class JournalledCell(CellUnderTest):
     def __init__(self, journal: Journal) -> None:
         super().__init__()
-        self.core = fresh_core(START)
+        self.core = controller_core(START)
         self._journal = journal
 
     def tell(self, event: ControllerEvent):  # type: ignore[no-untyped-def]
@@ -70,31 +69,20 @@ def write_incident(path: Path) -> None:
     journal.close()
 
 
-def fresh_core(start: ControllerStart) -> ControllerCore:
-    return ControllerCore(
-        epoch=start.epoch,
-        deployments=start.deployments,
-        profiles=start.profiles,
-        histories=start.histories,
-        limits=start.limits,
-        policy=policy(start.policy),
-    )
-
-
 def test_an_incident_replays_to_the_same_decisions(tmp_path: Path) -> None:
     path = tmp_path / "incident.jsonl"
     write_incident(path)
     start, decisions = read_journal(path)
     assert start == START
     assert isinstance(start, ControllerStart)
-    assert replay(fresh_core(start), decisions) is None
+    assert replay(controller_core(start), decisions) is None
 
 
 def test_a_core_that_decides_otherwise_is_caught_at_the_first_difference(tmp_path: Path) -> None:
     path = tmp_path / "incident.jsonl"
     write_incident(path)
     _, decisions = read_journal(path)
-    divergence = replay(fresh_core(replace(START, limits=CellLimits(batch_max=1))), decisions)
+    divergence = replay(controller_core(replace(START, limits=CellLimits(batch_max=1))), decisions)
     assert divergence is not None
     assert divergence.number == 2, "the load it asks for has another batch"
 
@@ -119,6 +107,27 @@ def test_a_torn_last_line_ends_the_journal_and_other_damage_is_named(tmp_path: P
     path.write_text("hello\n")
     with pytest.raises(InvalidInput, match="no journal"):
         read_journal(path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[]",
+        b"\xff\xfe",
+        b'{"now_s":"then","event":{},"actions":[]}',
+        b'{"now_s":1.0,"event":{"_type":"NoEvent"},"actions":[]}',
+        b'{"now_s":1.0,"event":{"_type":"InvokeRequested"},"actions":[]}',
+    ],
+)
+def test_a_line_that_is_no_decision_is_named_whatever_is_wrong_with_it(
+    line: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "journal"
+    open_journal(path, START).close()
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    with pytest.raises(InvalidInput, match=":2 is no decision") as raised:
+        list(read_journal(path)[1])
+    assert "cut the journal" in raised.value.hint
 
 
 @pytest.mark.parametrize(

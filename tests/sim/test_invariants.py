@@ -14,6 +14,7 @@ from mesh.domain.request import RequestTokens
 from mesh.sim.books import RuleBroken, check_books, check_engine
 from mesh.sim.checking import FaultyRun
 from mesh.sim.cluster import Arrival, VirtualCell
+from mesh.sim.costs import NodeCosts
 from mesh.sim.faults import FaultKind
 from mesh.sim.invariants import Invariants, check_rest
 from mesh.sim.scenario import plan
@@ -124,6 +125,19 @@ def test_a_request_that_nobody_waits_for_and_a_node_computes_is_found(cell: Virt
     cell.core.cell.requests.clear()
     with pytest.raises(RuleBroken, match="for nobody"):
         cell.clock.run_until(cell.clock.now_s() + 30.0)
+
+
+def test_a_request_that_is_queued_for_too_long_is_found(tmp_path: Path) -> None:
+    made = plan(scenario(tmp_path))
+    slow = tuple(replace(node, costs=NodeCosts(load_s=20.0)) for node in made.nodes)
+    cell = VirtualCell(replace(made, nodes=slow))
+    cell._invoke(LONG)
+    cell.clock.run_until(cell.clock.now_s() + 0.1)
+    (queued,) = (held for d in cell.core.cell.deployments.values() for held in d.queue)
+    Invariants().attach(cell)
+    queued.queued_at_s -= 1000.0
+    with pytest.raises(RuleBroken, match="waits for 1000"):
+        Invariants().attach(cell)
 
 
 def test_a_caller_finds_wrong_and_missing_tokens(cell: VirtualCell) -> None:

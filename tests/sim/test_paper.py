@@ -1,10 +1,12 @@
 """The cells of the evaluation: what they are made of, and that a run follows from its load."""
 
+from pathlib import Path
+
 import pytest
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.reasons import DeviceKind
-from mesh.sim.paper import ALL_CELLS, generated, load, paper_cell, plan, run
+from mesh.sim.paper import ALL_CELLS, from_trace, generated, load, paper_cell, plan, run
 from mesh_workloads.trace import Trace
 
 
@@ -46,6 +48,18 @@ def test_loads_are_nested_and_every_request_has_its_deployment(trace: Trace) -> 
     assert all(arrival.t_s < 300.0 for arrival in whole)
     names = {d.spec.name for d in plan(paper_cell("3B/32"), "llm-mesh").deployments}
     assert {f"function-{a.function:03d}" for a in small} <= names
+
+
+def test_of_a_trace_that_numbers_no_functions_128_are_sampled(tmp_path: Path) -> None:
+    path = tmp_path / "azure.csv"
+    minutes = ",".join(str(minute) for minute in range(1, 61))
+    rows = (f"o,a,f{n},http,{',1' * 60}\n".replace(",,", ",") for n in range(150))
+    path.write_text(f"HashOwner,HashApp,HashFunction,Trigger,{minutes}\n" + "".join(rows))
+    found = from_trace(path, seed=1)
+    assert (found.name, found.duration_s) == ("azure", 1800.0)
+    assert {arrival.function for arrival in found.arrivals} == set(range(128))
+    assert from_trace(path, seed=1) == found != from_trace(path, seed=2)
+    assert len(load(found, 32, 60.0).arrivals) == 32
 
 
 def test_a_load_without_requests_cannot_be_meant(trace: Trace) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mesh.sim.cluster import Arrival, CellPlan, VirtualCell
+from mesh.sim.costs import NodeCosts
 from mesh.sim.sampling import Sampler
 from mesh.sim.scenario import plan
 from tests.sim.scenarios import SMALL, scenario
@@ -75,3 +76,14 @@ def test_a_node_that_is_kept_is_in_use_for_so_much_longer(made: CellPlan) -> Non
 
     assert used_s(1.0) == pytest.approx(used_s(0.0) + 2.0, abs=0.1)
     assert used_s(0.0) > 1.0, "a load of 13 GB counts"
+
+
+def test_a_node_that_crashes_amid_a_load_is_in_use_no_longer(made: CellPlan) -> None:
+    slow = replace(made.nodes[0], costs=NodeCosts(load_s=20.0))
+    cell = VirtualCell(replace(made, nodes=(slow,)))
+    (node,) = cell.nodes
+    cell.clock.call_at(cell.started_s + 5.0, lambda: node.crash(silently=False))
+    (outcome,) = cell.run([Arrival(0.0, "chat-1", 50, 5)])
+    assert not outcome.finished
+    node.look(cell.started_s + 40.0)
+    assert node.used_s == pytest.approx(5.0, abs=0.1)

@@ -92,8 +92,8 @@ class Collecting:
         arrivals = sorted(self._arrivals, key=lambda arrival: (arrival.t_s, arrival.function))
         if not arrivals:
             raise InvalidInput(
-                f"{self._path} has no arrivals from {self._asked.start_s:g} s to "
-                f"{self._asked.end_s:g} s"
+                f"{self._path} has no arrivals from {self._asked.start_s:g} s {self._until()}",
+                hint=f"{self._left_out} requests without a prompt or an answer were left out",
             )
         return Trace(
             name=self._path.stem,
@@ -102,3 +102,6 @@ class Collecting:
             labels=labels,
             left_out=self._left_out,
         )
+
+    def _until(self) -> str:
+        return "on" if self._asked.duration_s is None else f"to {self._asked.end_s:g} s"

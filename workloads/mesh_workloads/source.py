@@ -15,6 +15,7 @@ from mesh.domain.errors import InvalidInput, NotFound, StorageError
 
 LINE_CHARS_MAX = 1 << 20
 """A day's row of the Azure Functions 2019 trace has about 10,000."""
+HINT = "correct the file, or leave the line out"
 _SHOWN_CHARS_MAX = 40
 _DIGITS_MAX = 15
 
@@ -57,7 +58,7 @@ class Row:
         return number
 
     def wrong(self, column: str, why: str) -> InvalidInput:
-        return InvalidInput(f"{self.path}:{self.line}: column {column} {why}")
+        return InvalidInput(f"{self.path}:{self.line}: column {column} {why}", hint=HINT)
 
 
 def shown(text: str) -> str:
@@ -146,8 +147,12 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 if text.strip():
                     yield line, text.rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise InvalidInput(f"{path}:{line + 1}: not UTF-8 text: {error.reason}") from error
+        raise InvalidInput(
+            f"{path}:{line + 1}: not UTF-8 text: {error.reason}", hint=HINT
+        ) from error
     except FileNotFoundError as error:
-        raise NotFound(f"there is no file {path}") from error
+        raise NotFound(
+            f"there is no file {path}", hint="give the path of a trace, from the current folder"
+        ) from error
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error

@@ -1,0 +1,32 @@
+"""A core as it is when it begins, from what a journal's first line says of it.
+
+A live controller, a virtual one and a replay all begin here, so that none of them can begin with
+anything that the journal does not have. Before: `journal`. After: `host`, or `journal.replay`.
+"""
+
+from typing import Any
+
+from mesh.core.controller import ControllerCore
+from mesh.core.node import NodeCore
+from mesh.policy.registry import policy
+from mesh.runtime.host import Core
+from mesh.runtime.journal import ControllerStart, Start
+
+
+def controller_core(start: ControllerStart) -> ControllerCore:
+    """Raises InvalidInput for an unknown policy."""
+    return ControllerCore(
+        epoch=start.epoch,
+        deployments=start.deployments,
+        profiles=start.profiles,
+        histories=start.histories,
+        limits=start.limits,
+        policy=policy(start.policy),
+    )
+
+
+def fresh_core(start: Start) -> Core[Any, Any]:
+    """Of a controller or of a node. Raises InvalidInput for an unknown policy."""
+    if isinstance(start, ControllerStart):
+        return controller_core(start)
+    return NodeCore(limits=start.limits)
