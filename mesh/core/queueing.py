@@ -9,7 +9,6 @@ What a turn may cost is bounded: the end of a request is looked at on its node a
 validates so often at most, the next one going on from there.
 """
 
-from bisect import insort
 from collections.abc import Iterable
 from itertools import chain, islice
 
@@ -35,16 +34,6 @@ from mesh.request.shadow import Verdict
 
 TRIES_MAX = 4
 """Waiting requests of a deployment that are tried one after the other."""
-
-
-def enqueue(turn: Turn, entry: DeploymentEntry, held: RequestEntry) -> None:
-    """Queue a request by its arrival: one that has run before goes ahead of those that came later.
-
-    The queue may grow beyond its bound by such requests, of which there are no more than places.
-    """
-    held.queued_at_s = turn.now_s
-    insort(entry.queue, held, key=lambda waiting: waiting.arrival_s)
-    turn.to_fill[entry.spec.name] = None
 
 
 def settle(turn: Turn) -> None:
@@ -172,9 +161,12 @@ def _preempt(turn: Turn, entry: DeploymentEntry, held: RequestEntry) -> bool:
         lacking = missing_bytes(turn, entry, instance, held)
         if not lacking or not _in_time(turn, instance, held):
             continue
-        if preempt(turn, instance, lacking, enqueue):
+        if preempt(turn, instance, lacking):
             room = room_for(turn, entry, instance, held)
-            assert room is not None, f"{lacking} B were freed beside {instance.instance_id}"
+            if (
+                room is None
+            ):  # an idle instance beside it has to stay now; see `mesh.core.preemption`
+                return False
             submit(turn, entry, held, instance, room)
             return True
     return False

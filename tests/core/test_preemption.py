@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 from mesh.domain.actions import ControllerAction
-from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
     AbortRequest,
     InstanceGone,
+    InstanceReport,
     KvResized,
     LoadInstance,
     ResizeKv,
@@ -18,7 +19,16 @@ from mesh.domain.messages import (
 )
 from mesh.domain.profile import Grid
 from tests.core.admission import instance, node, submitted
-from tests.core.cells import MIB, CellUnderTest, commands, deployment, only, request
+from tests.core.cells import (
+    FOOTPRINT,
+    MIB,
+    MODEL,
+    CellUnderTest,
+    commands,
+    deployment,
+    only,
+    request,
+)
 from tests.support.profiles import FINGERPRINT, PREFILL, PROFILE, profile
 
 LIMITS = CellLimits(delivery_s_max=0.02)
@@ -138,3 +148,44 @@ def test_a_running_instance_that_starves_preempts_before_it_evicts() -> None:
     assert only(commands(decided, AbortRequest), AbortRequest).request_id == "b1"
     assert submitted(decided) == [("b1", "b2")]
     assert set(instance_a.requests) == {"a1", "a2"}
+
+
+def test_nothing_moves_to_a_deployment_that_pauses_after_a_failed_load() -> None:
+    cell = FullNode()
+    cell.second_node()
+    owner = cell.core.cell.deployments[DeploymentName("b")]
+    cell.core.cell.expectations.learn_load(MODEL.model_id, "test/2", 0.5)
+    owner.paused_until_s = cell.now_s + 1.0
+    nothing_moves(cell)
+
+
+def small(name: str, of: str, kv_blocks: int) -> InstanceReport:
+    """An instance with 1 MiB of weights."""
+    footprint = replace(FOOTPRINT, weights_bytes=MIB)
+    return replace(instance(name, of), footprint=footprint, kv_blocks=kv_blocks)
+
+
+def test_a_minimum_keeps_the_second_of_two_idle_instances_that_were_both_to_make_room() -> None:
+    """On n1 `a` needs 11 blocks more: all of `e` and two of `b`, whose request moves to n2. But
+    there it takes the place of the other instance of `e`, of which one has to stay.
+    """
+    cell = CellUnderTest(
+        deployment("a"),
+        deployment("b"),
+        deployment("e", replicas_min=1),
+        limits=replace(LIMITS, kv_tokens_least=32),
+    )
+    on_n1 = [replace(instance("a", "a"), kv_blocks=22), small("b", "b", 2), small("e", "e", 8)]
+    link, _ = cell.join(node("n1", *on_n1, memory_bytes=(122 + 3 + 9) * MIB))
+    cell.invoke(request("b1", of="b", prompt=(1,) * 40))
+    cell.tokens(link, "b1", [7])
+    for name in ("a1", "a2"):
+        cell.invoke(request(name, of="a", prompt=(1,) * 320, max_tokens=32))
+        cell.tokens(link, name, [7])
+    cell.join(node("n2", small("b2", "b", 1), small("e2", "e", 8), memory_bytes=(2 + 9) * MIB))
+    decided = cell.invoke(request("a3", of="a", prompt=(1,) * 320, max_tokens=32))
+    assert submitted(decided) == [("b1", "b2")]
+    gone = [unload.instance_id for unload in commands(decided, UnloadInstance)]
+    assert gone == ["e2", "b"]
+    (waiting,) = cell.core.cell.deployments[DeploymentName("a")].queue
+    assert waiting.request.request_id == "a3"
