@@ -15,6 +15,7 @@ from mesh.core.queueing import tell_waiting
 from mesh.core.replicas import keep_minimum, trim_to_maximum
 from mesh.core.resizing import resized, restore, take_over
 from mesh.core.serving import deliver, give_back, relieve, requeue
+from mesh.core.starting import ask_anew
 from mesh.core.turn import Turn
 from mesh.domain.actions import AcceptLink, CloseLink, ReplyDone, SendCommand, SetTimer
 from mesh.domain.events import DrainRequested, LeaseCheckDue, NodeConnected
@@ -78,6 +79,7 @@ def connect(turn: Turn, connected: NodeConnected) -> None:
     )
     turn.cell.nodes[hello.node_id] = node
     turn.cell.links[link_id] = node
+    ask_anew(turn)
     turn.act(AcceptLink(link_id=link_id, turns=turn.policy.turns))
     for report in hello.instances:
         adopt(turn, node, report)
@@ -96,6 +98,7 @@ def lose(turn: Turn, node: NodeEntry, reason: str) -> None:
     node.state = advance(NODE, node.state, NodeState.LOST)
     del turn.cell.nodes[node.node_id]
     del turn.cell.links[node.link_id]
+    ask_anew(turn)
     for instance in list(node.instances.values()):
         held_here = list(instance.requests.values())
         forget(turn, instance)
@@ -206,7 +209,10 @@ def _loaded(turn: Turn, node: NodeEntry, said: InstanceLoaded) -> None:
         return
     instance.footprint, instance.kv_blocks = said.footprint, said.kv_blocks
     size_bytes = said.footprint.instance_bytes(said.kv_blocks)
+    smaller = size_bytes < instance.promised_bytes
     start_operations(turn, node, node.station.done(instance.instance_id, size_bytes))
+    node.eased += 1
+    turn.room_appeared = turn.room_appeared or smaller
     if instance.state is not InstanceState.LOADING:
         return
     instance.state = advance(INSTANCE, instance.state, InstanceState.READY)

@@ -10,6 +10,7 @@ from mesh.core.cell import DeploymentEntry, InstanceEntry, NodeEntry, OperationE
 from mesh.core.instances import start_instance
 from mesh.core.memory import least_blocks, resize
 from mesh.core.operations import begin, fail_operation, release_instance, reply_error
+from mesh.core.starting import ask_anew
 from mesh.core.turn import Turn
 from mesh.domain.actions import ReplyProgress, SendCommand, StoreProfile
 from mesh.domain.events import ProfileRequested
@@ -158,10 +159,12 @@ def profile_done(turn: Turn, said: ProfileDone) -> None:
     operation.pending_profile, operation.node = profile, None
     release_instance(turn, operation)
     turn.cell.expectations.learn_profile(profile)
+    ask_anew(turn)
     for instance in turn.cell.instances.values():
         fits = instance.node.hello.fingerprint == profile.fingerprint
         if fits and instance.model_id == profile.model_id:
             instance.profile, instance.correction = profile, Correction()
+            instance.node.eased += 1
             command = UseProfile(instance_id=instance.instance_id, profile=profile)
             turn.act(SendCommand(link_id=instance.node.link_id, command=command))
     turn.act(StoreProfile(operation_id=operation.operation_id, profile=profile))
