@@ -53,14 +53,8 @@ def connect(turn: Turn, connected: NodeConnected) -> None:
     known = turn.cell.nodes.get(hello.node_id)
     if known is not None and known.hello.run_id != hello.run_id:
         message = f"a node named {hello.node_id!r} is in this cell already"
-        turn.act(
-            CloseLink(
-                link_id=link_id,
-                error="AlreadyExists",
-                message=message,
-                hint="start this one with another --name",
-            )
-        )
+        hint = "start this one with another --name"
+        turn.act(CloseLink(link_id=link_id, error="AlreadyExists", message=message, hint=hint))
         return
     draining = known is not None and known.state is NodeState.DRAINING
     if known is not None:
@@ -184,6 +178,7 @@ def _heartbeat(turn: Turn, node: NodeEntry, said: Heartbeat) -> None:
     """
     node.rss_bytes, node.engine_bytes = said.rss_bytes, said.engine_bytes
     node.load_slowdown = max(said.load_slowdown, 1.0)
+    # Time alone eases it, too: plans forget the worst of the last seconds (`Correction.planned`).
     node.eased += 1
     listed = {loaded.instance_id for loaded in said.instances}
     for instance in node.instances.values():

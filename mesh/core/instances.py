@@ -103,6 +103,7 @@ def adopt(turn: Turn, node: NodeEntry, report: InstanceReport) -> None:
     wanted = (
         owner is not None
         and owner.deployment is not None
+        and node.device in turn.policy.devices
         and owner.deployment.model.model_id == report.model_id
         and owner.deployment.context_tokens_max == report.context_tokens_max
         and report.instance_id not in turn.cell.instances

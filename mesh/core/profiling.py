@@ -15,7 +15,7 @@ from mesh.core.turn import Turn
 from mesh.domain.actions import ReplyProgress, SendCommand, StoreProfile
 from mesh.domain.events import ProfileRequested
 from mesh.domain.ids import NodeId
-from mesh.domain.lifecycle import INSTANCE, InstanceState, NodeState, advance
+from mesh.domain.lifecycle import INSTANCE, InstanceState, advance
 from mesh.domain.messages import LoadProgress, ProfileDone, ProfileInstance, UseProfile
 from mesh.domain.reasons import OperationKind
 
@@ -46,14 +46,14 @@ def _node(turn: Turn, entry: DeploymentEntry, wanted: NodeId | None) -> NodeEntr
         node = turn.cell.nodes.get(wanted)
         if node is None:
             return f"there is no node {wanted!r}"
-        if node.state is not NodeState.READY or node.device not in entry.spec.devices:
+        if not turn.takes(node, entry.spec):
             return f"{wanted} is a {node.device} node, {node.state}: it takes no {entry.spec.name}"
         return node
     loaded = [instance for instance in entry.candidates if instance.takes_requests]
     if loaded:
         idlest = min(loaded, key=lambda i: (not i.node.is_idle(), i.batch, i.instance_id))
         return idlest.node
-    nodes = [n for n in turn.cell.nodes.values() if n.takes(entry.spec.devices)]
+    nodes = [n for n in turn.cell.nodes.values() if turn.takes(n, entry.spec)]
     if not nodes:
         return f"no {' or '.join(entry.spec.devices)} node is up"
     return min(

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from mesh.domain.actions import RefuseRequest
-from mesh.domain.events import KeepAliveExpired
-from mesh.domain.ids import InstanceId
+from mesh.domain.actions import RefuseRequest, ReplyError
+from mesh.domain.events import KeepAliveExpired, ProfileRequested
+from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.messages import LoadInstance, SubmitRequest, UnloadInstance
 from mesh.domain.profile import Grid
@@ -114,3 +114,15 @@ def test_an_instance_that_a_node_brings_along_takes_no_more_than_its_part_can_se
     cell = CellUnderTest(deployment("a"), profiles=(SLOW,), rule="sllm+cpu")
     cell.join(node("n1", instance("a", "a"), memory_bytes=1024 * MIB))
     assert cell.core.cell.instances[InstanceId("a")].batch_max == 2
+
+
+def test_nodes_that_a_policy_does_not_use_keep_no_instance_and_measure_nothing() -> None:
+    cell = CellUnderTest(deployment("a"), profiles=(SLOW,), rule="sllm")
+    _, joined = cell.join(node("n1", instance("a", "a")))
+    assert only(commands(joined, UnloadInstance), UnloadInstance).instance_id == "a"
+    for on in (None, NodeId("n1")):
+        asked = ProfileRequested(
+            operation_id=OperationId("op-1"), name=DeploymentName("a"), node_id=on
+        )
+        message = only(cell.tell(asked), ReplyError).message
+        assert "room" not in message
