@@ -216,6 +216,7 @@ def _known_refusal(turn: Turn, instance: InstanceEntry, held: RequestEntry) -> V
         return Verdict.DELAYS_RUNNING
     eased, tokens = instance.exceeded
     if eased == instance.node.eased and held.tokens >= tokens:
+        # Counts as one all the same: a turn must not go through every full instance of a cell.
         turn.validations_left -= 1
         return Verdict.TPOT_EXCEEDED
     verdict, tokens = turn.refusals.get(instance.instance_id, (None, 0))
