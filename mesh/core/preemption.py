@@ -17,7 +17,7 @@ from mesh.core.schedule import first_due_s, verdict_on
 from mesh.core.starting import find_room
 from mesh.core.submitting import enqueue, submit
 from mesh.core.turn import Turn
-from mesh.domain.ids import NodeId
+from mesh.domain.ids import NodeId, RequestId
 from mesh.domain.lifecycle import REQUEST, InstanceState, RequestState, advance
 from mesh.request.defrag import victims
 from mesh.request.placement import Start
@@ -91,7 +91,7 @@ def _plan(turn: Turn, taken: Sequence[InstanceEntry], away_from: NodeId) -> _Mov
     moves = _Moves()
     for victim in taken:
         owner = turn.cell.deployments[victim.deployment]
-        for held in sorted(victim.requests.values(), key=lambda r: (r.due_s, r.arrival_s)):
+        for held in sorted(victim.requests.values(), key=_by_deadline):
             if not turn.validations_left:
                 return None
             if _place(turn, owner, held, moves, away_from):
@@ -99,6 +99,10 @@ def _plan(turn: Turn, taken: Sequence[InstanceEntry], away_from: NodeId) -> _Mov
             if len(victim.requests) > 1 or not _start(turn, owner, held, moves, away_from):
                 return None
     return moves
+
+
+def _by_deadline(held: RequestEntry) -> tuple[float, RequestId]:
+    return held.due_s, held.request.request_id
 
 
 def _place(
@@ -122,6 +126,7 @@ def _place(
             now_s=turn.now_s,
             limits=turn.limits,
             beside=others,
+            moves=True,
         )
         if verdict is Verdict.PASSES:
             moves.placed.append((held, instance))

@@ -167,6 +167,7 @@ def _preempt(turn: Turn, entry: DeploymentEntry, held: RequestEntry) -> bool:
                 room is None
             ):  # an idle instance beside it has to stay now; see `mesh.core.preemption`
                 return False
+            note_overtaken(turn, instance.node, held)
             submit(turn, entry, held, instance, room)
             return True
     return False

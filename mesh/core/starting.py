@@ -141,6 +141,7 @@ def _has_time(
         now_s=turn.now_s,
         limits=turn.limits,
         may_be_late=granted and held.attempt > 0,
+        moves=not granted,
     )
     _remember(entry, node, held, verdict)
     if verdict is not Verdict.PASSES:

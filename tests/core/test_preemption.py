@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from mesh.core.cell import RequestEntry
 from mesh.domain.actions import ControllerAction
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.lifecycle import InstanceState
@@ -18,6 +19,8 @@ from mesh.domain.messages import (
     UnloadInstance,
 )
 from mesh.domain.profile import Grid
+from mesh.domain.slo import Slo
+from mesh.request.shadow import Verdict
 from tests.core.admission import instance, node, submitted
 from tests.core.cells import (
     FOOTPRINT,
@@ -37,22 +40,30 @@ TOO_SLOW = profile(
 )
 
 
+def small(name: str, of: str, kv_blocks: int) -> InstanceReport:
+    """An instance with 1 MiB of weights."""
+    footprint = replace(FOOTPRINT, weights_bytes=MIB)
+    return replace(instance(name, of), footprint=footprint, kv_blocks=kv_blocks)
+
+
 class FullNode(CellUnderTest):
     """On node n1 `a` runs two requests and `b` one, of 11 KV blocks each (320 tokens and what they
     may write). Of 44 blocks that there is memory for beside the weights, `b` has the 16 of a full
-    context and `a` the rest: a third request of `a` finds no room.
+    context and `a` the rest: a third request of `a` finds no room. A small `c` idles, and stays.
     """
 
     def __init__(self, *, rule: str = "llm-mesh", b_minimum: int = 0, moves_max: int = 2) -> None:
         super().__init__(
             deployment("a"),
             deployment("b", replicas_min=b_minimum),
+            deployment("c", replicas_min=1),
             limits=replace(LIMITS, preempted_max=moves_max),
             profiles=(PROFILE, TOO_SLOW),
             rule=rule,
         )
-        small = [replace(instance(name, name), kv_blocks=16) for name in "ab"]
-        self.link, _ = self.join(node("n1", *small, memory_bytes=(2 * 100 + 44) * MIB))
+        found = [replace(instance(name, name), kv_blocks=16) for name in "ab"]
+        found.append(small("c", "c", 1))
+        self.link, _ = self.join(node("n1", *found, memory_bytes=(2 * 100 + 44 + 2) * MIB))
         for name, of in (("a1", "a"), ("b1", "b"), ("a2", "a")):
             assert submitted(self.ask(name, of)) == [(name, of)]
             self.tokens(self.link, name, [7])
@@ -159,10 +170,34 @@ def test_nothing_moves_to_a_deployment_that_pauses_after_a_failed_load() -> None
     nothing_moves(cell)
 
 
-def small(name: str, of: str, kv_blocks: int) -> InstanceReport:
-    """An instance with 1 MiB of weights."""
-    footprint = replace(FOOTPRINT, weights_bytes=MIB)
-    return replace(instance(name, of), footprint=footprint, kv_blocks=kv_blocks)
+def test_a_request_that_runs_well_does_not_try_out_an_estimate() -> None:
+    """A node that nobody has measured, where a load takes 5 s, or where an instance is idle that is
+    expected to take 0.3 s for a token, and more.
+    """
+    far, slow = FullNode(), FullNode()
+    far.second_node(fingerprint="unknown")
+    far.core.cell.expectations.learn_load(MODEL.model_id, "unknown", 5.0)
+    nothing_moves(far)
+    slow.second_node("b", fingerprint="unknown")
+    target = slow.core.cell.instances[InstanceId("b2")]
+    target.profile = replace(TOO_SLOW, scaled_from="elsewhere", measured_s=0.0)
+    nothing_moves(slow)
+
+
+def test_whoever_waits_for_time_there_has_been_overtaken() -> None:
+    cell = FullNode()
+    cell.second_node("b")
+    cell.now_s += 0.5
+    early = RequestEntry(
+        request=request("early", of="c"),
+        slo=Slo(),
+        arrival_s=cell.now_s - 0.1,
+        refused=Verdict.DELAYS_RUNNING,
+    )
+    cell.core.cell.requests[early.request.request_id] = early
+    cell.core.cell.deployments[DeploymentName("c")].queue.append(early)
+    assert ("a3", "a") in submitted(cell.ask("a3", "a"))
+    assert early.overtaken == 1
 
 
 def test_a_minimum_keeps_the_second_of_two_idle_instances_that_were_both_to_make_room() -> None:
