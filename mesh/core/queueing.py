@@ -59,6 +59,15 @@ def retry(turn: Turn) -> None:
     _see_to(turn, waiting)
 
 
+def offer(turn: Turn, instance: InstanceEntry) -> None:
+    """Place what waits for an instance that would give its cache up now, or go: the pause after a
+    failed grow may just be over.
+    """
+    owner = turn.cell.deployments.get(instance.deployment)
+    if owner is not None and owner.queue:
+        _place_waiting(turn, owner, only=instance)
+
+
 def _fill(turn: Turn) -> None:
     deployments = turn.cell.deployments
     names = list(deployments if turn.room_appeared else turn.to_fill)
