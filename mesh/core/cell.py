@@ -169,7 +169,7 @@ class NodeEntry:
     """When the iteration under way began, as far as reports tell; None when it has no work."""
     load_slowdown: float = 1.0
     eased: int = 0
-    """Times that it may have got less to do; what it has no room or time for stays so till then."""
+    """Times that it may have got less to do, heartbeats included; refusals are kept till then."""
     instances: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
     protected: "dict[DeploymentName, DeploymentEntry]" = field(default_factory=dict)
     """The cell's deployments: their `replicas_min` keeps instances from being reclaimed."""

@@ -173,6 +173,7 @@ def _keep_alive_expired(turn: Turn, expired: KeepAliveExpired) -> None:
     instance = turn.cell.instances.get(expired.instance_id)
     if instance is None or instance.idle_since_s != expired.idle_since_s:
         return
+    queueing.offer(turn, instance)
     parked = instance.state is InstanceState.PARKED
     owner = turn.cell.deployments.get(instance.deployment)
     if not instance.node.may_go(instance):

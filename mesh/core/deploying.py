@@ -123,6 +123,8 @@ def stored(turn: Turn, operation_id: OperationId) -> None:
             turn.to_fill[operation.name] = None
             # What the old minimum kept, or the old keep-alive, counts anew by the new ones.
             turn.released.update(entry.instances)
+            for instance in entry.instances.values():
+                instance.node.eased += 1
             message = "scaled"
         keep_minimum(turn, entry)
     turn.act(ReplyDone(operation_id=operation_id, message=message))

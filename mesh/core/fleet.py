@@ -15,6 +15,7 @@ from mesh.core.queueing import tell_waiting
 from mesh.core.replicas import keep_minimum, trim_to_maximum
 from mesh.core.resizing import resized, restore, take_over
 from mesh.core.serving import deliver, give_back, relieve, requeue
+from mesh.core.starting import ask_anew
 from mesh.core.turn import Turn
 from mesh.domain.actions import AcceptLink, CloseLink, ReplyDone, SendCommand, SetTimer
 from mesh.domain.events import DrainRequested, LeaseCheckDue, NodeConnected
@@ -52,14 +53,8 @@ def connect(turn: Turn, connected: NodeConnected) -> None:
     known = turn.cell.nodes.get(hello.node_id)
     if known is not None and known.hello.run_id != hello.run_id:
         message = f"a node named {hello.node_id!r} is in this cell already"
-        turn.act(
-            CloseLink(
-                link_id=link_id,
-                error="AlreadyExists",
-                message=message,
-                hint="start this one with another --name",
-            )
-        )
+        hint = "start this one with another --name"
+        turn.act(CloseLink(link_id=link_id, error="AlreadyExists", message=message, hint=hint))
         return
     draining = known is not None and known.state is NodeState.DRAINING
     if known is not None:
@@ -78,6 +73,7 @@ def connect(turn: Turn, connected: NodeConnected) -> None:
     )
     turn.cell.nodes[hello.node_id] = node
     turn.cell.links[link_id] = node
+    ask_anew(turn)
     turn.act(AcceptLink(link_id=link_id, turns=turn.policy.turns))
     for report in hello.instances:
         adopt(turn, node, report)
@@ -96,6 +92,7 @@ def lose(turn: Turn, node: NodeEntry, reason: str) -> None:
     node.state = advance(NODE, node.state, NodeState.LOST)
     del turn.cell.nodes[node.node_id]
     del turn.cell.links[node.link_id]
+    ask_anew(turn)
     for instance in list(node.instances.values()):
         held_here = list(instance.requests.values())
         forget(turn, instance)
@@ -181,6 +178,7 @@ def _heartbeat(turn: Turn, node: NodeEntry, said: Heartbeat) -> None:
     """
     node.rss_bytes, node.engine_bytes = said.rss_bytes, said.engine_bytes
     node.load_slowdown = max(said.load_slowdown, 1.0)
+    # Time alone eases it, too: plans forget the worst of the last seconds (`Correction.planned`).
     node.eased += 1
     listed = {loaded.instance_id for loaded in said.instances}
     for instance in node.instances.values():
@@ -206,7 +204,10 @@ def _loaded(turn: Turn, node: NodeEntry, said: InstanceLoaded) -> None:
         return
     instance.footprint, instance.kv_blocks = said.footprint, said.kv_blocks
     size_bytes = said.footprint.instance_bytes(said.kv_blocks)
+    smaller = size_bytes < instance.promised_bytes
     start_operations(turn, node, node.station.done(instance.instance_id, size_bytes))
+    node.eased += 1
+    turn.room_appeared = turn.room_appeared or smaller
     if instance.state is not InstanceState.LOADING:
         return
     instance.state = advance(INSTANCE, instance.state, InstanceState.READY)

@@ -103,6 +103,7 @@ def adopt(turn: Turn, node: NodeEntry, report: InstanceReport) -> None:
     wanted = (
         owner is not None
         and owner.deployment is not None
+        and node.device in turn.policy.devices
         and owner.deployment.model.model_id == report.model_id
         and owner.deployment.context_tokens_max == report.context_tokens_max
         and report.instance_id not in turn.cell.instances
@@ -123,7 +124,7 @@ def adopt(turn: Turn, node: NodeEntry, report: InstanceReport) -> None:
         correction=Correction(report.correction, turn.now_s),
         kv_blocks=report.kv_blocks,
         context_tokens_max=report.context_tokens_max,
-        batch_max=report.batch_max,
+        batch_max=_served_max(turn, owner, node, report),
         load_started_s=turn.now_s,
         loaded_at_s=turn.now_s,
     )
@@ -142,6 +143,15 @@ def _profile(turn: Turn, node: NodeEntry, report: InstanceReport) -> Profile:
     deployment = turn.cell.deployments[report.deployment].deployment
     assert deployment is not None
     return turn.cell.expectations.profile(deployment.model, report.footprint, node.hello)
+
+
+def _served_max(
+    turn: Turn, owner: DeploymentEntry | None, node: NodeEntry, report: InstanceReport
+) -> int:
+    """Requests that it may have at a time: it may have been loaded under another policy."""
+    if owner is None or owner.deployment is None:
+        return report.batch_max
+    return min(report.batch_max, batch_max(turn, owner, owner.deployment, node))
 
 
 def note_idle(turn: Turn, instance: InstanceEntry) -> None:

@@ -126,8 +126,8 @@ def _room(turn: Turn, instance: InstanceEntry, requested_blocks: int) -> Room | 
         if station.fits(instance.instance_id, footprint.instance_bytes(kv_blocks)):
             return Room(kv_blocks=kv_blocks)
     held_bytes = station.size_bytes(instance.instance_id)
-    missing_bytes = footprint.instance_bytes(required) - held_bytes - station.free_bytes
-    reclaim = enough(_idle_beside(turn, instance), missing_bytes)
+    lacking_bytes = footprint.instance_bytes(required) - held_bytes - station.free_bytes
+    reclaim = enough(_idle_beside(turn, instance), lacking_bytes)
     return Room(kv_blocks=required, reclaim=reclaim) if reclaim else None
 
 

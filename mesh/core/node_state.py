@@ -100,7 +100,9 @@ class LocalInstance:
     kept_lane: Lane | None = None
     """Its work as `lane` gave it last. Whoever changes its requests or its profile resets it."""
     kept_until_s: float = 0.0
+    """Until when its times are near enough, for as long as no load begins or ends."""
     kept_slowdown: float = 1.0
+    """By loads, with which its times were reckoned."""
     unbooked: bool = False
     """It was loading or leaving when a link broke: no later controller knows of its memory."""
     error: str = ""

@@ -6,7 +6,7 @@ a node that has room. If one finds no such place, nothing moves. Before: a reque
 instance, for which there is no memory. After: it has it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mesh.core.cell import DeploymentEntry, InstanceEntry, RequestEntry
@@ -15,20 +15,22 @@ from mesh.core.instances import load
 from mesh.core.memory import let_go, room_for, room_for_all
 from mesh.core.schedule import first_due_s, verdict_on
 from mesh.core.starting import find_room
-from mesh.core.submitting import submit
+from mesh.core.submitting import enqueue, submit
 from mesh.core.turn import Turn
-from mesh.domain.ids import NodeId
+from mesh.domain.ids import NodeId, RequestId
 from mesh.domain.lifecycle import REQUEST, InstanceState, RequestState, advance
 from mesh.request.defrag import victims
 from mesh.request.placement import Start
 from mesh.request.shadow import Verdict
 
-Enqueue = Callable[[Turn, DeploymentEntry, RequestEntry], None]
-
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Moves:
-    """Where displaced requests are to go."""
+    """Where displaced requests are to go.
+
+    Each was found room for by itself. Should two moves want idle instances of one deployment to go,
+    on different nodes, its minimum may forbid the second: that request is queued.
+    """
 
     placed: list[tuple[RequestEntry, InstanceEntry]] = field(default_factory=list)
     started: list[tuple[RequestEntry, Start]] = field(default_factory=list)
@@ -40,75 +42,77 @@ class _Moves:
     def takes_more(self, instance: InstanceEntry) -> bool:
         """Only one instance of a node grows for them, and none does where one is to be loaded."""
         node = instance.node
-        others = [to.node for _, to in self.placed if to is not instance]
+        others = [target.node for _, target in self.placed if target is not instance]
         loading = [start.node.node_id for _, start in self.started]
         return node not in others and node.node_id not in loading
 
 
-def preempt(turn: Turn, instance: InstanceEntry, missing_bytes: int, enqueue: Enqueue) -> bool:
-    """Have smaller neighbours of the instance give up so much memory; False when that cannot be.
-
-    It is promised at once. `enqueue` takes those whose new instance has to be loaded first.
+def preempt(turn: Turn, instance: InstanceEntry, missing_bytes: int) -> bool:
+    """Have smaller neighbours of the instance give up so much memory, which is promised at once;
+    False when that cannot be, and nothing moves. Requests whose new instance has to be loaded first
+    are queued.
     """
     if not turn.policy.preempts or missing_bytes <= 0:
         return False
-    neighbours = [other for other in instance.node.instances.values() if _may_go(turn, other)]
+    others = instance.node.instances.values()
+    neighbours = [other for other in others if _may_be_preempted(turn, other)]
     taken = victims(neighbours, batch=instance.batch, missing_bytes=missing_bytes)
     if not taken:
         return False
-    moves = _plan(turn, taken)
+    moves = _plan(turn, taken, instance.node.node_id)
     if moves is None:
         return False
     for held, target in moves.placed:
-        _move(turn, held, target, enqueue)
+        _move(turn, held, target)
     for held, start in moves.started:
-        owner = _leave(turn, held)
-        enqueue(turn, owner, held)
-        load(turn, owner, start, held.due_s)
+        _move_to_new(turn, held, start)
     for victim in taken:
         let_go(turn, victim)
     return True
 
 
-def _may_go(turn: Turn, instance: InstanceEntry) -> bool:
-    """Whether an instance may be preempted: it serves, nothing wants it to stay, and none of its
-    requests has been moved too often.
+def _may_be_preempted(turn: Turn, instance: InstanceEntry) -> bool:
+    """Whether an instance serves, nothing wants it to stay, and none of its requests has been moved
+    too often.
     """
     owner = turn.cell.deployments.get(instance.deployment)
     if instance.state is not InstanceState.READY or instance.profiling or owner is None:
         return False
     most = turn.limits.preempted_max
     often = any(held.evictions >= most for held in instance.requests.values())
-    return bool(instance.requests) and not often and _above_minimum(owner)
+    above_minimum = owner.replicas() > owner.spec.scaling.replicas_min
+    return bool(instance.requests) and not often and above_minimum
 
 
-def _above_minimum(owner: DeploymentEntry) -> bool:
-    return owner.replicas() > owner.spec.scaling.replicas_min
-
-
-def _plan(turn: Turn, taken: Sequence[InstanceEntry]) -> _Moves | None:
+def _plan(turn: Turn, taken: Sequence[InstanceEntry], away_from: NodeId) -> _Moves | None:
+    """Where all requests of the victims go, none of them on their node; None if one has no place.
+    An instance is loaded only for a victim's only request: the start of one is validated for one.
+    """
     moves = _Moves()
-    away = {victim.node.node_id for victim in taken}
     for victim in taken:
         owner = turn.cell.deployments[victim.deployment]
-        for held in sorted(victim.requests.values(), key=lambda r: (r.due_s, r.arrival_s)):
+        for held in sorted(victim.requests.values(), key=_by_deadline):
             if not turn.validations_left:
                 return None
-            if _place(turn, owner, held, moves, away):
+            if _place(turn, owner, held, moves, away_from):
                 continue
-            if len(victim.requests) > 1 or not _start(turn, owner, held, moves, away):
+            if len(victim.requests) > 1 or not _start(turn, owner, held, moves, away_from):
                 return None
     return moves
 
 
+def _by_deadline(held: RequestEntry) -> tuple[float, RequestId]:
+    return held.due_s, held.request.request_id
+
+
 def _place(
-    turn: Turn, owner: DeploymentEntry, held: RequestEntry, moves: _Moves, away: set[NodeId]
+    turn: Turn, owner: DeploymentEntry, held: RequestEntry, moves: _Moves, away_from: NodeId
 ) -> bool:
     """Plan the move to a loaded instance on another node."""
     for instance in owner.candidates:
         others = moves.to(instance)
         full = instance.batch + len(others) >= instance.batch_max
-        if full or not instance.takes_now or instance.node.node_id in away:
+        if full or not instance.takes_now or instance.node.node_id == away_from:
             continue
         if not moves.takes_more(instance) or not turn.validations_left:
             continue
@@ -122,6 +126,7 @@ def _place(
             now_s=turn.now_s,
             limits=turn.limits,
             beside=others,
+            moves=True,
         )
         if verdict is Verdict.PASSES:
             moves.placed.append((held, instance))
@@ -130,10 +135,14 @@ def _place(
 
 
 def _start(
-    turn: Turn, owner: DeploymentEntry, held: RequestEntry, moves: _Moves, away: set[NodeId]
+    turn: Turn, owner: DeploymentEntry, held: RequestEntry, moves: _Moves, away_from: NodeId
 ) -> bool:
-    """Plan the move to a new instance on a node that no other of them goes to."""
-    taken = [*away, *(to.node.node_id for _, to in moves.placed)]
+    """Plan the move to a new instance on a node that no other of them goes to; none starts in the
+    pause after a failed load.
+    """
+    if turn.now_s < owner.paused_until_s:
+        return False
+    taken = [away_from, *(target.node.node_id for _, target in moves.placed)]
     taken += [start.node.node_id for _, start in moves.started]
     nodes = [node for node in turn.cell.nodes.values() if node.node_id not in taken]
     found = find_room(turn, owner, nodes, waiting=(held,), wanted_by=held, granted=False)
@@ -143,13 +152,21 @@ def _start(
     return True
 
 
-def _move(turn: Turn, held: RequestEntry, target: InstanceEntry, enqueue: Enqueue) -> None:
+def _move(turn: Turn, held: RequestEntry, target: InstanceEntry) -> None:
     owner = _leave(turn, held)
     room = room_for(turn, owner, target, held)
-    if room is None:  # an earlier one of them took more than it requires
+    if room is None:  # an idle instance beside it has to stay now; see `_Moves`
         enqueue(turn, owner, held)
     else:
         submit(turn, owner, held, target, room)
+
+
+def _move_to_new(turn: Turn, held: RequestEntry, start: Start) -> None:
+    owner = _leave(turn, held)
+    enqueue(turn, owner, held)
+    node = turn.cell.nodes[start.node.node_id]
+    if all(node.may_go(node.instances[instance_id]) for instance_id in start.reclaim):
+        load(turn, owner, start, held.due_s)
 
 
 def _leave(turn: Turn, held: RequestEntry) -> DeploymentEntry:

@@ -10,11 +10,12 @@ from mesh.core.cell import DeploymentEntry, InstanceEntry, NodeEntry, OperationE
 from mesh.core.instances import start_instance
 from mesh.core.memory import least_blocks, resize
 from mesh.core.operations import begin, fail_operation, release_instance, reply_error
+from mesh.core.starting import ask_anew
 from mesh.core.turn import Turn
 from mesh.domain.actions import ReplyProgress, SendCommand, StoreProfile
 from mesh.domain.events import ProfileRequested
 from mesh.domain.ids import NodeId
-from mesh.domain.lifecycle import INSTANCE, InstanceState, NodeState, advance
+from mesh.domain.lifecycle import INSTANCE, InstanceState, advance
 from mesh.domain.messages import LoadProgress, ProfileDone, ProfileInstance, UseProfile
 from mesh.domain.reasons import OperationKind
 
@@ -45,14 +46,14 @@ def _node(turn: Turn, entry: DeploymentEntry, wanted: NodeId | None) -> NodeEntr
         node = turn.cell.nodes.get(wanted)
         if node is None:
             return f"there is no node {wanted!r}"
-        if node.state is not NodeState.READY or node.device not in entry.spec.devices:
+        if not turn.takes(node, entry.spec):
             return f"{wanted} is a {node.device} node, {node.state}: it takes no {entry.spec.name}"
         return node
     loaded = [instance for instance in entry.candidates if instance.takes_requests]
     if loaded:
         idlest = min(loaded, key=lambda i: (not i.node.is_idle(), i.batch, i.instance_id))
         return idlest.node
-    nodes = [n for n in turn.cell.nodes.values() if n.takes(entry.spec.devices)]
+    nodes = [n for n in turn.cell.nodes.values() if turn.takes(n, entry.spec)]
     if not nodes:
         return f"no {' or '.join(entry.spec.devices)} node is up"
     return min(
@@ -158,10 +159,12 @@ def profile_done(turn: Turn, said: ProfileDone) -> None:
     operation.pending_profile, operation.node = profile, None
     release_instance(turn, operation)
     turn.cell.expectations.learn_profile(profile)
+    ask_anew(turn)
     for instance in turn.cell.instances.values():
         fits = instance.node.hello.fingerprint == profile.fingerprint
         if fits and instance.model_id == profile.model_id:
             instance.profile, instance.correction = profile, Correction()
+            instance.node.eased += 1
             command = UseProfile(instance_id=instance.instance_id, profile=profile)
             turn.act(SendCommand(link_id=instance.node.link_id, command=command))
     turn.act(StoreProfile(operation_id=operation.operation_id, profile=profile))

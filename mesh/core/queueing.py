@@ -9,7 +9,6 @@ What a turn may cost is bounded: the end of a request is looked at on its node a
 validates so often at most, the next one going on from there.
 """
 
-from bisect import insort
 from collections.abc import Iterable
 from itertools import chain, islice
 
@@ -37,16 +36,6 @@ TRIES_MAX = 4
 """Waiting requests of a deployment that are tried one after the other."""
 
 
-def enqueue(turn: Turn, entry: DeploymentEntry, held: RequestEntry) -> None:
-    """Queue a request by its arrival: one that has run before goes ahead of those that came later.
-
-    The queue may grow beyond its bound by such requests, of which there are no more than places.
-    """
-    held.queued_at_s = turn.now_s
-    insort(entry.queue, held, key=lambda waiting: waiting.arrival_s)
-    turn.to_fill[entry.spec.name] = None
-
-
 def settle(turn: Turn) -> None:
     """The end of a turn: fill the room that appeared. What stays idle may be wanted by others."""
     while turn.room_appeared or turn.to_fill or turn.released:
@@ -68,6 +57,15 @@ def retry(turn: Turn) -> None:
             _place_waiting(turn, entry)
             cell.retried = entry.spec.name
     _see_to(turn, waiting)
+
+
+def offer(turn: Turn, instance: InstanceEntry) -> None:
+    """Place what waits for an instance that would give its cache up now, or go: the pause after a
+    failed grow may just be over.
+    """
+    owner = turn.cell.deployments.get(instance.deployment)
+    if owner is not None and owner.queue:
+        _place_waiting(turn, owner, only=instance)
 
 
 def _fill(turn: Turn) -> None:
@@ -175,9 +173,13 @@ def _preempt(turn: Turn, entry: DeploymentEntry, held: RequestEntry) -> bool:
         lacking = missing_bytes(turn, entry, instance, held)
         if not lacking or not _in_time(turn, instance, held):
             continue
-        if preempt(turn, instance, lacking, enqueue):
+        if preempt(turn, instance, lacking):
             room = room_for(turn, entry, instance, held)
-            assert room is not None, f"{lacking} B were freed beside {instance.instance_id}"
+            if (
+                room is None
+            ):  # an idle instance beside it has to stay now; see `mesh.core.preemption`
+                return False
+            note_overtaken(turn, instance.node, held)
             submit(turn, entry, held, instance, room)
             return True
     return False
@@ -227,6 +229,7 @@ def _known_refusal(turn: Turn, instance: InstanceEntry, held: RequestEntry) -> V
         return Verdict.DELAYS_RUNNING
     eased, tokens = instance.exceeded
     if eased == instance.node.eased and held.tokens >= tokens:
+        # Counts as one all the same: a turn must not go through every full instance of a cell.
         turn.validations_left -= 1
         return Verdict.TPOT_EXCEEDED
     verdict, tokens = turn.refusals.get(instance.instance_id, (None, 0))

@@ -38,12 +38,14 @@ def verdict_on(
     limits: CellLimits,
     beside: Sequence[RequestEntry] = (),
     may_be_late: bool = False,
+    moves: bool = False,
 ) -> Verdict:
     """Whether a loaded instance can take a request whose next token is due at `next_due_s`, and
-    those beside it that have been promised it already.
+    those beside it that have been promised it already. One that `moves` runs well where it is: it
+    does not try out an estimate.
     """
     node = instance.node
-    if not (instance.profile and instance.profile.measured) and node.is_idle():
+    if not moves and not (instance.profile and instance.profile.measured) and node.is_idle():
         # An estimate may be wrong by far; a single request finds out, and corrects it.
         return Verdict.PASSES
     if _decodes_share_with(instance, held, now_s) > 1.0:
@@ -73,11 +75,12 @@ def verdict_on_start(
     now_s: float,
     limits: CellLimits,
     may_be_late: bool = False,
+    moves: bool = False,
 ) -> Verdict:
     """Whether a node can take a new instance, whose load takes `load_s`, for this request, whose
-    next token is due at `next_due_s`. `share` is the node's `decodes_share`.
+    next token is due at `next_due_s`. `share` is the node's `decodes_share`. `moves` as above.
     """
-    if not profile.measured and node.is_idle():
+    if not moves and not profile.measured and node.is_idle():
         return Verdict.PASSES
     times = Times(profile, OVERESTIMATE)
     decode_s = times.decode_s(1, held.tokens + LOOKAHEAD_TOKENS)

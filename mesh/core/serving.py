@@ -5,7 +5,7 @@ from mesh.core.ending import abort_on_node, count_refusal, end, refuse
 from mesh.core.hopeless import has_node
 from mesh.core.memory import grow, missing_bytes, note_longer
 from mesh.core.preemption import preempt
-from mesh.core.queueing import enqueue
+from mesh.core.submitting import enqueue
 from mesh.core.turn import Turn
 from mesh.domain.actions import DeliverTokens, RefuseRequest, StoreHistory
 from mesh.domain.ids import RequestId
@@ -117,7 +117,7 @@ def relieve(turn: Turn, instance: InstanceEntry) -> None:
         return
     if owner is not None:
         lacking = missing_bytes(turn, owner, instance)
-        if preempt(turn, instance, lacking, enqueue) and grow(turn, instance, turn.now_s):
+        if preempt(turn, instance, lacking) and grow(turn, instance, turn.now_s):
             return
     longest.evictions += 1
     message = (

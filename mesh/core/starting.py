@@ -41,17 +41,19 @@ def find_room(
         if wanted_by is None or not turn.policy.validates:
             return True
         if not turn.validations_left:
+            # It was not looked at.
             entry.in_vain.pop(node.node_id, None)
             return False
         turn.validations_left -= 1
         return _has_time(turn, entry, turn.cell.nodes[node.node_id], wanted_by, granted)
 
-    sizes: dict[tuple[Footprint, int], tuple[int, int]] = {}
+    sizes: dict[tuple[Footprint, int, str], tuple[int, int]] = {}
 
     def kv_blocks(node: StartNode, footprint: Footprint) -> tuple[int, int]:
-        kind = (footprint, node.capacity_bytes)
+        known = turn.cell.nodes[node.node_id]
+        kind = (footprint, node.capacity_bytes, known.hello.fingerprint)
         if kind not in sizes:
-            part = part_of(turn, entry, deployment, turn.cell.nodes[node.node_id])
+            part = part_of(turn, entry, deployment, known)
             sizes[kind] = (
                 blocks_for_load(turn, entry, waiting, footprint, deployment.context_tokens_max)
                 if part is None
@@ -95,6 +97,31 @@ def worth_asking(
     return asked
 
 
+def ask_anew(turn: Turn) -> None:
+    """The nodes are not those that they were, or what is known of them: nothing that any of them
+    has refused counts, nor by when a request would have to begin.
+    """
+    for entry in turn.cell.deployments.values():
+        entry.in_vain.clear()
+        for held in entry.queue:
+            held.latest_start_s = None
+
+
+def _remember(
+    entry: DeploymentEntry, node: NodeEntry, held: RequestEntry, verdict: Verdict
+) -> None:
+    """What a node said to the request that waits stands until it is eased, if it had no time for
+    one of any length. What it said to one that a preemption would displace is nothing to that.
+    """
+    if entry.head is None or entry.head[0] != held.request.request_id:
+        return
+    if verdict is Verdict.TPOT_EXCEEDED:
+        entry.in_vain[node.node_id] = (node.eased, verdict)
+    else:
+        # It may pass a little later.
+        entry.in_vain.pop(node.node_id, None)
+
+
 def _has_time(
     turn: Turn, entry: DeploymentEntry, node: NodeEntry, held: RequestEntry, granted: bool
 ) -> bool:
@@ -114,12 +141,9 @@ def _has_time(
         now_s=turn.now_s,
         limits=turn.limits,
         may_be_late=granted and held.attempt > 0,
+        moves=not granted,
     )
-    if verdict is Verdict.TPOT_EXCEEDED:
-        entry.in_vain[node.node_id] = (node.eased, verdict)
-    else:
-        # It may pass a little later; so may one that was not looked at.
-        entry.in_vain.pop(node.node_id, None)
+    _remember(entry, node, held, verdict)
     if verdict is not Verdict.PASSES:
         held.turn_down(verdict)
     return verdict is Verdict.PASSES

@@ -1,4 +1,8 @@
-"""A request gets its place: it is entered into the books of an instance and sent to its node."""
+"""Into a queue, and out of it: a request gets its place when it is entered into the books of an
+instance and sent to its node. `mesh.core.queueing` decides which place, and when.
+"""
+
+from bisect import insort
 
 from mesh.core.cell import DeploymentEntry, InstanceEntry, RequestEntry
 from mesh.core.memory import Room, claim
@@ -8,6 +12,16 @@ from mesh.domain.actions import SendCommand
 from mesh.domain.lifecycle import REQUEST, RequestState, advance
 from mesh.domain.messages import SubmitRequest
 from mesh.domain.request import RequestOrder
+
+
+def enqueue(turn: Turn, entry: DeploymentEntry, held: RequestEntry) -> None:
+    """Queue a request by its arrival: one that has run before goes ahead of those that came later.
+
+    The queue may grow beyond its bound by such requests, of which there are no more than places.
+    """
+    held.queued_at_s = turn.now_s
+    insort(entry.queue, held, key=lambda waiting: waiting.arrival_s)
+    turn.to_fill[entry.spec.name] = None
 
 
 def submit(

@@ -27,7 +27,7 @@ def fullest_instance(instance: InstanceView) -> Rank:
 
 
 def any_instance(instance: InstanceView) -> Rank:
-    """No consolidation: the cheaper device, and there whichever was started first."""
+    """No consolidation: the cheaper device, and there the one with the least id, full or empty."""
     return cpu_first(instance), instance.instance_id
 
 

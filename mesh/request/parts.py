@@ -30,17 +30,19 @@ def part_for(
     context_tokens: int,
     tpot_s: float,
 ) -> Part:
-    """The smallest part, `1 / parts_max` of the node or more, that can serve a request; the whole
-    node where none can. A part computes as if it had its share of the node's time.
+    """The smallest part, `1 / parts_max` of the node or more, that can serve a request. Where none
+    can in time, the whole node; where that has no memory for it, more than the node has. A part
+    computes as if it had its share of the node's time.
     """
+    context_blocks = footprint.blocks_for(context_tokens)
     for parts in range(parts_max, 0, -1):
         kv_bytes = capacity_bytes // parts - footprint.weights_bytes
         kv_blocks = kv_bytes // footprint.kv_block_bytes
-        held = kv_blocks // footprint.blocks_for(context_tokens)
+        held = kv_blocks // context_blocks
         batch = min(held, _batch_in_time(profile, context_tokens, tpot_s / parts, held))
         if batch >= 1:
             return Part(kv_blocks=kv_blocks, batch_max=batch)
-    return Part(kv_blocks=max(kv_blocks, 1), batch_max=1)
+    return Part(kv_blocks=max(kv_blocks, context_blocks), batch_max=1)
 
 
 def _batch_in_time(profile: Profile, context_tokens: int, limit_s: float, most: int) -> int:

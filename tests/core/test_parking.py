@@ -1,12 +1,15 @@
 """The controller core on parked instances: which may be, and for how long."""
 
+from dataclasses import replace
+
 from mesh.core.cell import InstanceEntry
 from mesh.domain.actions import ControllerAction, SetTimer, StoreDeployment
 from mesh.domain.events import DeploymentStored, KeepAliveExpired, ScaleRequested
-from mesh.domain.ids import DeploymentName, OperationId
+from mesh.domain.ids import DeploymentName, InstanceId, OperationId
 from mesh.domain.lifecycle import InstanceState
-from mesh.domain.messages import LoadInstance, UnloadInstance
-from tests.core.cells import MIB, CellUnderTest, commands, deployment, hello, of_kind, only
+from mesh.domain.messages import LoadInstance, ResizeKv, UnloadInstance
+from tests.core import admission
+from tests.core.cells import MIB, CellUnderTest, commands, deployment, hello, of_kind, only, request
 from tests.core.test_memory import LIMITS, PATIENT, MemoryCell
 
 
@@ -56,3 +59,17 @@ def test_no_more_are_parked_than_the_minimum_can_spare() -> None:
     assert first.state is InstanceState.PARKED
     assert not of_kind(keep_alive_over(cell, second), SetTimer)
     assert second.state is InstanceState.READY
+
+
+def test_an_instance_that_a_request_can_have_at_last_is_not_parked_first() -> None:
+    cell = CellUnderTest(deployment("a"))
+    reported = replace(admission.instance("a", "a"), kv_blocks=3)
+    cell.join(admission.node("n1", reported))
+    idle = cell.core.cell.instances[InstanceId("a")]
+    idle.grow_again_s = cell.now_s + 0.97
+    assert not admission.submitted(cell.invoke(request("r1", of="a")))
+    cell.now_s += 1.0
+    expired = KeepAliveExpired(instance_id=InstanceId("a"), idle_since_s=idle.idle_since_s)
+    decided = cell.tell(expired)
+    assert only(commands(decided, ResizeKv), ResizeKv).kv_blocks == 20
+    assert admission.submitted(decided) == [("r1", "a")]

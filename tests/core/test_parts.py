@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
-from mesh.domain.actions import RefuseRequest
-from mesh.domain.events import KeepAliveExpired
+from mesh.domain.actions import RefuseRequest, ReplyError
+from mesh.domain.events import KeepAliveExpired, ProfileRequested
+from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.messages import LoadInstance, SubmitRequest, UnloadInstance
 from mesh.domain.profile import Grid
 from mesh.domain.reasons import DeviceKind, FinishReason
+from tests.core.admission import instance, node
 from tests.core.cells import (
     MIB,
     CellUnderTest,
@@ -35,9 +37,9 @@ def test_an_instance_gets_the_whole_node_and_the_next_waits_for_another() -> Non
     assert (load.kv_blocks, load.batch_max) == (924, 2)
     assert not commands(cell.invoke(request("r2", of="b")), LoadInstance)
     cell.join(hello("n2"))
-    node = cell.core.cell.instances[load.instance_id].node.node_id
+    first = cell.core.cell.instances[load.instance_id].node.node_id
     others = [i.node.node_id for i in cell.core.cell.instances.values() if i.deployment == "b"]
-    assert (node, others) == ("n1", ["n2"])
+    assert (first, others) == ("n1", ["n2"])
 
 
 def test_it_takes_no_more_requests_than_its_node_can_serve_and_more_go_to_another_node() -> None:
@@ -66,11 +68,11 @@ def test_an_idle_instance_goes_after_its_keep_alive_and_is_not_parked() -> None:
     cell.loaded(link, load.instance_id)
     done = cell.tokens(link, "r1", [7], finish=FinishReason.STOP)
     assert not commands(done, UnloadInstance)
-    instance = cell.core.cell.instances[load.instance_id]
-    expired = KeepAliveExpired(instance_id=instance.instance_id, idle_since_s=instance.idle_since_s)
+    idle = cell.core.cell.instances[load.instance_id]
+    expired = KeepAliveExpired(instance_id=idle.instance_id, idle_since_s=idle.idle_since_s)
     cell.now_s += 1.0
     assert only(commands(cell.tell(expired), UnloadInstance), UnloadInstance)
-    assert instance.state is InstanceState.UNLOADING
+    assert idle.state is InstanceState.UNLOADING
 
 
 def test_a_request_that_finds_no_place_is_refused_when_its_first_token_would_be_late() -> None:
@@ -90,3 +92,37 @@ def test_without_cpu_nodes_there_is_no_node_for_it() -> None:
     cell.core.cell.deployments[spec.name].spec = replace(spec, devices=(DeviceKind.GPU,))
     cell.join(replace(hello("g1", memory_bytes=1024 * MIB), device=DeviceKind.GPU))
     assert len(commands(cell.invoke(request("r2", of="a")), LoadInstance)) == 1
+
+
+def test_nodes_of_the_same_memory_are_cut_by_what_each_can_compute() -> None:
+    """n2 takes ten times as long, so that half of it would not do for a request."""
+    slower = Grid(rows=(1, 101), columns=(0,), seconds=((0.2,), (20.2,)))
+    slow = profile(fingerprint="slow", decode=slower)
+    cell = CellUnderTest(
+        *(deployment(name) for name in "abc"), profiles=(SLOW, slow), rule="sllm+cpu+share"
+    )
+    cell.join()
+    cell.join(hello("n2", run_id="n2", fingerprint="slow"))
+    loads = [
+        only(commands(cell.invoke(request(f"r-{of}", of=of)), LoadInstance), LoadInstance)
+        for of in "abc"
+    ]
+    assert [load.kv_blocks for load in loads] == [412, 412, 924]
+
+
+def test_an_instance_that_a_node_brings_along_takes_no_more_than_its_part_can_serve() -> None:
+    cell = CellUnderTest(deployment("a"), profiles=(SLOW,), rule="sllm+cpu")
+    cell.join(node("n1", instance("a", "a"), memory_bytes=1024 * MIB))
+    assert cell.core.cell.instances[InstanceId("a")].batch_max == 2
+
+
+def test_nodes_that_a_policy_does_not_use_keep_no_instance_and_measure_nothing() -> None:
+    cell = CellUnderTest(deployment("a"), profiles=(SLOW,), rule="sllm")
+    _, joined = cell.join(node("n1", instance("a", "a")))
+    assert only(commands(joined, UnloadInstance), UnloadInstance).instance_id == "a"
+    for on in (None, NodeId("n1")):
+        asked = ProfileRequested(
+            operation_id=OperationId("op-1"), name=DeploymentName("a"), node_id=on
+        )
+        message = only(cell.tell(asked), ReplyError).message
+        assert "room" not in message

@@ -40,4 +40,10 @@ def test_a_model_that_half_a_node_cannot_serve_gets_the_whole() -> None:
 
 def test_a_model_that_no_node_can_serve_in_time_gets_one_request_at_a_time() -> None:
     assert part(parts_max=2, tpot_s=0.001) == Part(kv_blocks=900, batch_max=1)
-    assert part(parts_max=2, capacity_bytes=90) == Part(kv_blocks=1, batch_max=1)
+
+
+def test_no_part_holds_less_than_a_full_context() -> None:
+    for capacity_bytes in (90, 100, 109):
+        too_much = part(parts_max=2, capacity_bytes=capacity_bytes)
+        assert too_much == Part(kv_blocks=10, batch_max=1)
+        assert FOOTPRINT.instance_bytes(too_much.kv_blocks) > capacity_bytes
