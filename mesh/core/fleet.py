@@ -284,6 +284,7 @@ def drain_node(turn: Turn, asked: DrainRequested) -> None:
     wanted = NodeState.READY if asked.undo else NodeState.DRAINING
     node.eased += 1
     if node.state is not wanted:
+        ask_anew(turn)
         node.state = advance(NODE, node.state, wanted)
     for instance in list(node.instances.values()):
         if asked.undo or instance.state is InstanceState.UNLOADING:

@@ -93,6 +93,8 @@ def _enter(turn: Turn, instance: InstanceEntry) -> None:
     instance.node.instances[instance.instance_id] = instance
     owner = turn.cell.deployments.get(instance.deployment)
     if owner is not None:
+        for other in owner.instances.values():
+            other.node.eased += 1  # a minimum may have kept it till now
         owner.instances[instance.instance_id] = instance
         owner.candidates.rank(instance)
 

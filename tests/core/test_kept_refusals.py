@@ -17,6 +17,7 @@ from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, Req
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import InstanceLoaded, LoadInstance, ProfileDone
+from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import Slo
 from mesh.policy.registry import policy
 from mesh.request.shadow import Verdict
@@ -97,6 +98,21 @@ def test_a_parked_instance_goes_as_soon_as_a_lower_minimum_lets_it() -> None:
     scale(cell, 0)
     assert cell.core.cell.instances[InstanceId("a1")].state is InstanceState.UNLOADING
     assert cell.core.cell.deployments[B].replicas() == 1
+
+
+def test_an_instance_that_a_minimum_kept_goes_when_another_one_comes() -> None:
+    """`a` may be on GPU nodes as well, `b` may not."""
+    either = deployment("a", replicas_min=1)
+    devices = (DeviceKind.CPU, DeviceKind.GPU)
+    either = replace(either, spec=replace(either.spec, devices=devices))
+    cell = CellUnderTest(either, deployment("b"))
+    cell.join(node("n1", replace(instance("a1", "a"), kv_blocks=20), memory_bytes=200 * MIB))
+    cell.join(replace(node("n2"), device=DeviceKind.GPU))
+    assert not commands(cell.invoke(request("b1", of="b")), LoadInstance)
+    operation_id = OperationId("op-1")
+    cell.tell(ProfileRequested(operation_id=operation_id, name=A, node_id=NodeId("n2")))
+    cell.retry()
+    assert cell.core.cell.instances[InstanceId("a1")].state is InstanceState.UNLOADING
 
 
 def test_what_was_refused_to_a_request_that_would_move_is_not_kept_for_the_one_that_waits() -> None:

@@ -1,7 +1,33 @@
-"""What a node core keeps from turn to turn, worked out anew and held against it."""
+"""What the cores keep from turn to turn, worked out anew and held against it."""
 
+from mesh.core.controller import ControllerCore
 from mesh.core.node import NodeCore
 from mesh.core.node_state import LocalInstance, LocalState
+from mesh.core.starting import find_room
+from mesh.core.turn import Turn
+from mesh.request.placement import Start
+
+
+def check_refusals(core: ControllerCore, now_s: float) -> None:
+    """A node that had no memory for a new instance, and has not been eased since, has none."""
+    turn = Turn(
+        cell=core.cell,
+        epoch=0,
+        limits=core._limits,
+        policy=core._policy,
+        now_s=now_s,
+        validations_left=0,
+    )
+    for entry in core.cell.deployments.values():
+        if not entry.queue or entry.replicas() >= entry.spec.scaling.replicas_max:
+            continue
+        if entry.head != (entry.queue[0].request.request_id, entry.served):
+            continue
+        nodes = core.cell.nodes.values()
+        full = [n for n in nodes if entry.in_vain.get(n.node_id) == (n.eased, None)]
+        found = find_room(turn, entry, full, waiting=entry.queue, wanted_by=None)
+        if isinstance(found, Start):
+            raise AssertionError(f"{found.node.node_id} could hold {entry.spec.name} by now")
 
 
 def check_kept(core: NodeCore) -> None:

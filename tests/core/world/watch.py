@@ -29,6 +29,7 @@ from mesh.domain.messages import (
 )
 from mesh.memory.station import MemoryOperation, MemoryOperationKind
 from tests.core.world.books import check_books
+from tests.core.world.kept import check_refusals
 
 Operation = LoadInstance | ResizeKv | UnloadInstance
 KINDS: dict[MemoryOperationKind, type[Operation]] = {
@@ -72,6 +73,7 @@ class WatchedCore:
             if instance.state is InstanceState.PARKED and instance_id not in self._short:
                 assert instance.promised_blocks == 1
         self._check_operations(actions, known)
+        check_refusals(self.core, now_s)
         self._count(event, states, evictions)
         return actions
 
