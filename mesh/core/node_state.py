@@ -66,8 +66,7 @@ class LocalRequest:
         self.output_tokens += count
         self.tokens += count
         self.prefill_left = 0
-        for _ in range(count):
-            self.due_s = next_due_s(self.due_s, self.order.slo.tpot_s, now_s)
+        self.due_s = next_due_s(self.due_s, self.order.slo.tpot_s, now_s, count)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

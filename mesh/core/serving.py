@@ -72,8 +72,7 @@ def deliver(turn: Turn, outputs: RequestTokens) -> None:
     held.tokens += count
     held.instance.tokens += count
     held.prefill_left = 0
-    for _ in outputs.token_ids:
-        held.due_s = next_due_s(held.due_s, held.slo.tpot_s, turn.now_s)
+    held.due_s = next_due_s(held.due_s, held.slo.tpot_s, turn.now_s, count)
     if outputs.finish is None:
         note_longer(turn, held.instance, held)
         turn.act(DeliverTokens(outputs=outputs))

@@ -29,11 +29,12 @@ def due_s(*, start_s: float, ttft_limit_s: float, tpot_s: float, output_tokens: 
     return start_s + ttft_limit_s + tpot_s * output_tokens
 
 
-def next_due_s(due_s: float, tpot_s: float, now_s: float) -> float:
-    """When the token after one that was due at `due_s`, and came now, is due for the scheduler.
+def next_due_s(due_s: float, tpot_s: float, now_s: float, tokens: int = 1) -> float:
+    """When the token after so many of which the first was due at `due_s`, and which came now, is
+    due for the scheduler.
 
     A token that came late is forgiven: the request continues at the pace of its SLO from there. Its
     SLO is lost, and were it to catch up at the expense of others, theirs would be, too (the domino
     effect of earliest deadline first under overload).
     """
-    return max(due_s, now_s) + tpot_s
+    return (due_s if due_s > now_s else now_s) + tokens * tpot_s

@@ -51,10 +51,13 @@ def _samples(sampling: SamplingParams) -> bool:
 class Sequence:
     """A running request: `length` tokens of prompt and output, `computed` of them in the cache."""
 
-    request: EngineRequest
+    request_id: RequestId
     seed: int
+    prompt_tokens: int
     length: int
     length_max: int
+    stop_token_ids: tuple[int, ...]
+    """That end it."""
     computed: int = 0
     decoding: bool = False
     blocks: int = 0
@@ -76,14 +79,14 @@ class Instance:
     """In the order of their submission."""
 
     def add(self, request: EngineRequest) -> None:
-        prompt_tokens = len(request.prompt_tokens)
+        prompt_tokens, sampling = len(request.prompt_tokens), request.sampling
         self.sequences[request.request_id] = Sequence(
-            request=request,
-            seed=seed_of(request.prompt_tokens, request.sampling),
+            request_id=request.request_id,
+            seed=seed_of(request.prompt_tokens, sampling),
+            prompt_tokens=prompt_tokens,
             length=prompt_tokens + len(request.output_tokens),
-            length_max=min(
-                prompt_tokens + request.sampling.max_tokens, self.order.context_tokens_max
-            ),
+            length_max=min(prompt_tokens + sampling.max_tokens, self.order.context_tokens_max),
+            stop_token_ids=() if sampling.ignore_eos else request.stop_token_ids,
         )
 
     def drop(self, request_id: RequestId) -> None:
@@ -114,7 +117,7 @@ class Instance:
         batch = len(decoding)
         past_tokens = round(past / prefill) if prefill else 0
         ended = [sequence for sequence, _ in prompts if not sequence.left]
-        tokens_out = tuple([self._token(sequence) for sequence in (*decoding, *ended)])
+        tokens_out = tuple(map(self._token, (*decoding, *ended)))
         waiting = [s for s in self.sequences.values() if not s.decoding]
         return StepResult(
             tokens=tokens_out,
@@ -122,7 +125,7 @@ class Instance:
             prefill_past_tokens=past_tokens,
             decode_batch=batch,
             context_tokens=context,
-            prefill_left=tuple([(s.request.request_id, s.left) for s in waiting]),
+            prefill_left=tuple([(s.request_id, s.left) for s in waiting]),
             starved=tuple(starved),
             kv_blocks_used=self.blocks_used,
             elapsed_s=seconds(prefill, past_tokens, batch, context // batch if batch else 0),
@@ -143,7 +146,7 @@ class Instance:
             if sequence.computed < sequence.blocks * block_tokens or self._give(sequence, 1):
                 decoding.append(sequence)
             else:
-                starved.append(sequence.request.request_id)
+                starved.append(sequence.request_id)
         budget = prefill_tokens_max
         if budget > 0 and len(decoding) + len(starved) < len(active):
             for sequence in active:
@@ -153,7 +156,7 @@ class Instance:
                     if tokens:
                         prompts.append((sequence, tokens))
                     else:
-                        starved.append(sequence.request.request_id)
+                        starved.append(sequence.request_id)
         return decoding, prompts, starved
 
     def _give(self, sequence: Sequence, wanted: int) -> int:
@@ -165,18 +168,15 @@ class Instance:
         return min(wanted, sequence.blocks * self.footprint.block_tokens - sequence.computed)
 
     def _token(self, sequence: Sequence) -> TokenOutput:
-        request, model = sequence.request, self.order.model
-        index = sequence.length - len(request.prompt_tokens)
-        token_id = token_at(sequence.seed, index, model)
+        request_id, index = sequence.request_id, sequence.length - sequence.prompt_tokens
+        token_id = token_at(sequence.seed, index, self.order.model)
         sequence.length += 1
         sequence.decoding = True
         finish = None
-        if not request.sampling.ignore_eos and token_id in request.stop_token_ids:
-            finish = FinishReason.STOP
-        elif sequence.length >= sequence.length_max:
+        if sequence.length >= sequence.length_max:
             finish = FinishReason.LENGTH
+        if token_id in sequence.stop_token_ids:
+            finish = FinishReason.STOP
         if finish is not None:
-            self.drop(request.request_id)
-        return TokenOutput(
-            request_id=request.request_id, index=index, token_id=token_id, finish=finish
-        )
+            self.drop(request_id)
+        return TokenOutput(request_id=request_id, index=index, token_id=token_id, finish=finish)
