@@ -67,7 +67,9 @@ LIMITS = CellLimits(
     delivery_s_max=0.01,
     parked_s_max=0.0,
 )
-"""A prompt is computed at once if nobody is late for it; what is idle goes after its keep-alive."""
+"""A prompt is computed at once if nobody is late for it; a GPU decodes two to four times in a turn;
+what is idle goes after its keep-alive.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
