@@ -1,6 +1,6 @@
 """What an engine is given and gives back: the values that cross the engine port."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -106,26 +106,34 @@ class StepResult:
     kv_blocks_used: int
     elapsed_s: float
     iterations: int = 1
+    """That computed anything; all of them decodes where there are several."""
 
     @property
     def goes_on(self) -> bool:
         """Whether the next iteration would be a decode of the same batch."""
-        if self.prefill_left or self.starved or not self.decode_batch:
+        if self.prefill_tokens or self.prefill_left or self.starved or not self.decode_batch:
             return False
         return all(token.finish is None for token in self.tokens)
 
 
-def together(results: Sequence[StepResult]) -> StepResult:
-    """What came of several decodes of the same batch, in their order, as one result."""
+def repeated(
+    step: Callable[[int], StepResult], prefill_tokens_max: int, iterations: int
+) -> StepResult:
+    """An engine's `step` of so many iterations by one that computes a single one."""
+    results = [step(prefill_tokens_max)]
+    while len(results) < iterations and results[-1].goes_on:
+        results.append(step(0))
     last = results[-1]
     if len(results) == 1:
         return last
+    decodes = sum(result.decode_batch > 0 for result in results)
     return replace(
         last,
         tokens=tuple([token for result in results for token in result.tokens]),
-        context_tokens=sum(result.context_tokens for result in results) // len(results),
+        decode_batch=results[0].decode_batch,
+        context_tokens=sum(result.context_tokens for result in results) // decodes,
         elapsed_s=sum(result.elapsed_s for result in results),
-        iterations=len(results),
+        iterations=decodes,
     )
 
 

@@ -79,12 +79,18 @@ class Engine(Protocol):
         """Drop a request and free its blocks. Unknown ids are ignored: it may just have ended."""
         ...
 
-    def step(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
+    def step(
+        self, instance_id: InstanceId, prefill_tokens_max: int, iterations: int = 1
+    ) -> StepResult:
         """Compute one iteration: one token for every request past its prefill, and up to
         `prefill_tokens_max` prompt tokens of waiting requests, in the order they were submitted.
 
         A prompt longer than what is left of the budget is computed in chunks over several steps;
         the chunk that completes it yields its first token. With nothing to do, the result is empty.
+
+        Of more `iterations` each further one is a decode of the same batch; the result has all of
+        them. They end early when a request does or lacks a block, and with the first that computes
+        prompt tokens.
         """
         ...
 

@@ -40,7 +40,7 @@ from mesh.domain.node_events import (
     SubmitBroke,
     UnloadFinished,
 )
-from mesh.domain.steps import LoadedInstance, LoadOrder, StepResult, together
+from mesh.domain.steps import LoadedInstance, LoadOrder
 from mesh.runtime.engine import Engine, Progress
 
 R = TypeVar("R")
@@ -130,7 +130,9 @@ class NodePerformer:
     def _step(self, action: StartStep) -> None:
         self._lanes.run(
             Lane.COMPUTE,
-            lambda: self._turn(action),
+            lambda: self._engine.step(
+                action.instance_id, action.prefill_tokens_max, action.iterations
+            ),
             lambda result: (
                 StepBroke(
                     instance_id=action.instance_id,
@@ -141,13 +143,6 @@ class NodePerformer:
                 else StepFinished(instance_id=action.instance_id, result=result)
             ),
         )
-
-    def _turn(self, action: StartStep) -> StepResult:
-        """Its iterations; a turn ends early when a request does, or lacks room."""
-        results = [self._engine.step(action.instance_id, action.prefill_tokens_max)]
-        while len(results) < action.iterations and results[-1].goes_on:
-            results.append(self._engine.step(action.instance_id, 0))
-        return together(results)
 
     def _measure(self, action: StartMeasure) -> None:
         self._lanes.run(

@@ -8,6 +8,7 @@ for as long. Before: `NodePerformer`. After: `sequences`, which computes what an
 import math
 import random
 from collections.abc import Callable, Mapping
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from mesh.domain.errors import EngineError, OutOfMemory, UnsupportedModel
 from mesh.domain.ids import InstanceId, ModelId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
+from mesh.domain.steps import repeated
 from mesh.runtime.engine import (
     EngineCapabilities,
     EngineRequest,
@@ -126,8 +128,13 @@ class CostEngine:
         if instance is not None:
             instance.drop(request_id)
 
-    def step(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
+    def step(
+        self, instance_id: InstanceId, prefill_tokens_max: int, iterations: int = 1
+    ) -> StepResult:
         instance = self._instance(instance_id)
+        return repeated(partial(self._iterate, instance), prefill_tokens_max, iterations)
+
+    def _iterate(self, instance: Instance, prefill_tokens_max: int) -> StepResult:
         slower, model_id = self._slower(), instance.order.model.model_id
         result = instance.iterate(prefill_tokens_max, self._seconds(model_id, slower))
         took_s = self._turn_s(result.elapsed_s, slower, prefill=result.prefill_tokens > 0)

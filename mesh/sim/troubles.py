@@ -101,12 +101,14 @@ class TroubledEngine(CostEngine):
         super().unload(instance_id)
         self._leave(before_bytes - self.held_bytes(), self._costs.unload_s)
 
-    def step(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
+    def step(
+        self, instance_id: InstanceId, prefill_tokens_max: int, iterations: int = 1
+    ) -> StepResult:
         troubles = self._troubles
         if troubles.steps_failing:
             troubles.steps_failing -= 1
             raise EngineError(f"instance {instance_id} does not compute: the node is in trouble")
-        return super().step(instance_id, prefill_tokens_max)
+        return super().step(instance_id, prefill_tokens_max, iterations)
 
     def _slower(self) -> float:
         return super()._slower() * self._troubles.step_factor

@@ -1,9 +1,10 @@
 """Gives any engine text: detokenises what it yields and ends requests at their stop strings.
 
 It wraps an engine and is one, so that stopping means the same with every engine, and a stop string
-ends its request before the next iteration. Text runs in the compute thread, between iterations.
+ends its request before the next step. Text runs in the compute thread, between steps.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,28 +101,42 @@ class TextEngine:
         self._inner.abort(instance_id, request_id)
         self._texts.get(instance_id, {}).pop(request_id, None)
 
-    def step(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
-        result = self._inner.step(instance_id, prefill_tokens_max)
+    def step(
+        self, instance_id: InstanceId, prefill_tokens_max: int, iterations: int = 1
+    ) -> StepResult:
+        result = self._inner.step(instance_id, prefill_tokens_max, iterations)
         if not result.tokens:
             return result
         ended = sum(token.finish is not None for token in result.tokens)
-        tokens = tuple(self._worded(instance_id, token) for token in result.tokens)
+        tokens = tuple(self._worded(instance_id, result.tokens))
         if sum(token.finish is not None for token in tokens) == ended:
             return replace(result, tokens=tokens)
         (books,) = (m for m in self._inner.memory() if m.instance_id == instance_id)
         return replace(result, tokens=tokens, kv_blocks_used=books.kv_blocks_used)
 
-    def _worded(self, instance_id: InstanceId, token: TokenOutput) -> TokenOutput:
-        """The token with its text, and the last one if that brings a stop string."""
+    def _worded(
+        self, instance_id: InstanceId, tokens: Iterable[TokenOutput]
+    ) -> Iterator[TokenOutput]:
+        """The tokens with their text. Those of further iterations after a stop string are not
+        reported: only here is it known that the request had ended.
+        """
         texts = self._texts[instance_id]
-        request = texts[token.request_id]
+        for token in tokens:
+            request = texts.get(token.request_id)
+            if request is not None:
+                yield self._pushed(instance_id, request, token)
+
+    def _pushed(
+        self, instance_id: InstanceId, request: _RequestText, token: TokenOutput
+    ) -> TokenOutput:
+        """The token with its text, and the last one if that brings a stop string."""
         text, finish = request.push(token), token.finish
         if request.stops.stopped and finish is None:
             self._inner.abort(instance_id, token.request_id)
         if request.stops.stopped:
             finish = FinishReason.STOP
         if finish is not None:
-            del texts[token.request_id]
+            del self._texts[instance_id][token.request_id]
         return TokenOutput(
             request_id=token.request_id,
             index=token.index,

@@ -117,6 +117,24 @@ def test_a_stop_string_ends_the_request_before_the_next_step(engine: TextEngine)
     assert engine.step(INSTANCE, 64).tokens == ()
 
 
+def test_what_further_iterations_compute_after_a_stop_string_is_not_told(
+    engine: TextEngine,
+) -> None:
+    submit(engine, "free")
+    free = text(run(engine))
+    submit(engine, "single", stop=(free[20:24],))
+    single = run(engine)
+    submit(engine, "r", stop=(free[20:24],))
+    submit(engine, "other")
+    engine.step(INSTANCE, 64)
+    result = engine.step(INSTANCE, 64, len(single) + 9)
+    assert [t.token_id for t in result.tokens if t.request_id == "r"] == [
+        token.token_id for token in single[1:]
+    ]
+    assert sum(t.request_id == "other" for t in result.tokens) == len(single) + 9
+    assert engine.step(INSTANCE, 64).decode_batch == 1
+
+
 def test_others_go_on_when_one_stops(engine: TextEngine) -> None:
     submit(engine, "free")
     free = run(engine)

@@ -68,9 +68,11 @@ class LoggingEngine(ScriptedEngine):
         self.log.append(f"abort {request_id}")
         super().abort(instance_id, request_id)
 
-    def step(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
+    def step(
+        self, instance_id: InstanceId, prefill_tokens_max: int, iterations: int = 1
+    ) -> StepResult:
         self.log.append("step")
-        return super().step(instance_id, prefill_tokens_max)
+        return super().step(instance_id, prefill_tokens_max, iterations)
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
         self.log.append(f"resize {kv_blocks}")

@@ -8,6 +8,7 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import SamplingParams
+from mesh.domain.steps import repeated
 from mesh.runtime.engine import (
     EngineCapabilities,
     EngineRequest,
@@ -234,8 +236,14 @@ class ScriptedEngine:
         if instance is not None:
             instance.sequences.pop(request_id, None)
 
-    def step(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
+    def step(
+        self, instance_id: InstanceId, prefill_tokens_max: int, iterations: int = 1
+    ) -> StepResult:
         instance = self._instance(instance_id)
+        return repeated(partial(self._iterate, instance), prefill_tokens_max, iterations)
+
+    def _iterate(self, instance: _Instance, prefill_tokens_max: int) -> StepResult:
+        instance_id = instance.order.instance_id
         self._sleep(self.script.step_s)
         if self.script.fail_steps:
             self.script.fail_steps -= 1

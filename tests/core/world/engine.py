@@ -101,7 +101,10 @@ class WorldEngine:
             self._blocks.pop(request_id, None)
             self._stuck.discard(instance_id)
 
-    def step(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
+    def step(
+        self, instance_id: InstanceId, prefill_tokens_max: int, iterations: int = 1
+    ) -> StepResult:
+        assert iterations == 1, "nobody here grants more"
         assert self._running.get(instance_id), "a step of an instance without work"
         if self.fail_steps:
             self.fail_steps -= 1

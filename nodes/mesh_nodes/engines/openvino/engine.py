@@ -20,6 +20,7 @@ from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
+from mesh.domain.steps import repeated
 from mesh.domain.units import format_bytes
 from mesh.runtime.engine import (
     EngineCapabilities,
@@ -118,8 +119,10 @@ class OpenVinoEngine:
         if instance is not None:
             instance.abort(request_id)
 
-    def step(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
-        return self._instance(instance_id).step(prefill_tokens_max)
+    def step(
+        self, instance_id: InstanceId, prefill_tokens_max: int, iterations: int = 1
+    ) -> StepResult:
+        return repeated(self._instance(instance_id).step, prefill_tokens_max, iterations)
 
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
         return self._instance(instance_id).measure(shape)

@@ -172,8 +172,11 @@ class VllmEngine:
             with suppress(EngineError):
                 remote.call(Verb.ABORT, request_id)
 
-    def step(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
-        return cast(StepResult, self._instance(instance_id).call(Verb.STEP, prefill_tokens_max))
+    def step(
+        self, instance_id: InstanceId, prefill_tokens_max: int, iterations: int = 1
+    ) -> StepResult:
+        remote = self._instance(instance_id)
+        return cast(StepResult, remote.call(Verb.STEP, prefill_tokens_max, iterations))
 
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
         return cast(float, self._instance(instance_id).call(Verb.MEASURE, shape))

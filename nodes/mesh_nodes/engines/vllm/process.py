@@ -9,13 +9,14 @@ import gc
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 import torch
 
 from mesh.domain.errors import EngineError, MeshError, OutOfMemory
-from mesh.domain.steps import InstanceMemory
+from mesh.domain.steps import InstanceMemory, repeated
 from mesh_nodes.engines.vllm.instance import Instance
 from mesh_nodes.engines.vllm.messages import Answer, Call, Failure, Progressed, Verb
 
@@ -60,7 +61,7 @@ class _Server:
         performers: dict[Verb, Callable[..., object]] = {
             Verb.SUBMIT: instance.submit,
             Verb.ABORT: instance.abort,
-            Verb.STEP: instance.step,
+            Verb.STEP: partial(repeated, instance.step),
             Verb.MEASURE: instance.measure,
             Verb.RESIZE: instance.resize_kv,
         }
