@@ -132,15 +132,21 @@ class CostEngine:
         self, instance_id: InstanceId, prefill_tokens_max: int, iterations: int = 1
     ) -> StepResult:
         instance = self._instance(instance_id)
-        return repeated(partial(self._iterate, instance), prefill_tokens_max, iterations)
-
-    def _iterate(self, instance: Instance, prefill_tokens_max: int) -> StepResult:
-        slower, model_id = self._slower(), instance.order.model.model_id
-        result = instance.iterate(prefill_tokens_max, self._seconds(model_id, slower))
-        took_s = self._turn_s(result.elapsed_s, slower, prefill=result.prefill_tokens > 0)
+        took: list[float] = []
+        result = repeated(partial(self._iterate, instance, took), prefill_tokens_max, iterations)
+        took_s = sum(took)
         self._spend(took_s)
         self._stepping_until_s = self._now_s() + took_s
         self._works(took_s)
+        return result
+
+    def _iterate(
+        self, instance: Instance, took: list[float], prefill_tokens_max: int
+    ) -> StepResult:
+        """Appends what it took, from turn to turn, to `took`."""
+        slower, model_id = self._slower(), instance.order.model.model_id
+        result = instance.iterate(prefill_tokens_max, self._seconds(model_id, slower))
+        took.append(self._turn_s(result.elapsed_s, slower, prefill=result.prefill_tokens > 0))
         self.prefilled_tokens += result.prefill_tokens
         self.decoded_tokens += result.decode_batch
         return result
