@@ -125,7 +125,7 @@ def test_a_run_that_fails_leaves_the_others_and_fails_the_whole(
 
 
 def test_the_only_run_fails_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(*_: object) -> PaperRun:
+    def run(*_: object, resize: Resizing) -> PaperRun:
         raise MeshError("requests hang", hint="look at them")
 
     monkeypatch.setattr("mesh.cli.bench_paper_runs.run", run)
