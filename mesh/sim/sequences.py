@@ -24,7 +24,24 @@ STRIDE = 7919
 """Between the ids of neighbouring tokens; prime, so that they differ in any vocabulary."""
 
 
-def seed_of(prompt_tokens: tuple[int, ...], sampling: SamplingParams) -> int:
+def answer_of(
+    prompt_tokens: tuple[int, ...], sampling: SamplingParams, tokens: int, model: ModelInfo
+) -> tuple[int, ...]:
+    """The ids of so many output tokens, wherever they are computed. No request ends by accident."""
+    seed, vocabulary_tokens = _seed_of(prompt_tokens, sampling), model.vocabulary_tokens
+    answer = tuple([(seed + index * STRIDE) % vocabulary_tokens for index in range(tokens)])
+    if any(stop_id in answer for stop_id in model.stop_token_ids):
+        return tuple([_beside_stops(token_id, model) for token_id in answer])
+    return answer
+
+
+def _beside_stops(token_id: int, model: ModelInfo) -> int:
+    while token_id in model.stop_token_ids:
+        token_id = (token_id + 1) % model.vocabulary_tokens
+    return token_id
+
+
+def _seed_of(prompt_tokens: tuple[int, ...], sampling: SamplingParams) -> int:
     """What the tokens of a request follow from: its prompt, and how it samples."""
     drawn = _samples(sampling)
     return hash(
@@ -37,22 +54,6 @@ def seed_of(prompt_tokens: tuple[int, ...], sampling: SamplingParams) -> int:
     )
 
 
-def tokens_at(seed: int, first_index: int, count: int, model: ModelInfo) -> tuple[int, ...]:
-    """The ids of output tokens, wherever they are computed. No request ends by accident."""
-    vocabulary_tokens, indices = model.vocabulary_tokens, range(first_index, first_index + count)
-    token_ids = tuple([(seed + index * STRIDE) % vocabulary_tokens for index in indices])
-    for stop_id in model.stop_token_ids:
-        if stop_id in token_ids:
-            return tuple([_beside_stops(token_id, model) for token_id in token_ids])
-    return token_ids
-
-
-def _beside_stops(token_id: int, model: ModelInfo) -> int:
-    while token_id in model.stop_token_ids:
-        token_id = (token_id + 1) % model.vocabulary_tokens
-    return token_id
-
-
 def _samples(sampling: SamplingParams) -> bool:
     return sampling.temperature > 0 and sampling.top_k != 1
 
@@ -63,7 +64,8 @@ class Sequence:
 
     request_id: RequestId
     attempt: int
-    seed: int
+    answer: tuple[int, ...]
+    """All of its output."""
     prompt_tokens: int
     length: int
     length_max: int
@@ -91,13 +93,16 @@ class Instance:
 
     def add(self, request: EngineRequest) -> None:
         prompt_tokens, sampling = len(request.prompt_tokens), request.sampling
+        length_max = min(prompt_tokens + sampling.max_tokens, self.order.context_tokens_max)
         self.sequences[request.request_id] = Sequence(
             request_id=request.request_id,
             attempt=request.attempt,
-            seed=seed_of(request.prompt_tokens, sampling),
+            answer=answer_of(
+                request.prompt_tokens, sampling, length_max - prompt_tokens, self.order.model
+            ),
             prompt_tokens=prompt_tokens,
             length=prompt_tokens + len(request.output_tokens),
-            length_max=min(prompt_tokens + sampling.max_tokens, self.order.context_tokens_max),
+            length_max=length_max,
             stop_token_ids=() if sampling.ignore_eos else request.stop_token_ids,
         )
 
@@ -128,19 +133,15 @@ class Instance:
         takes a look at each: there are prompts, stop tokens or more requests than a batch has, or
         too few blocks for all.
         """
-        sequences = self.sequences.values()
-        if not sequences or len(sequences) > self.order.batch_max:
+        if len(self.sequences) > self.order.batch_max:
             return 0
-        count = iterations
-        for sequence in sequences:
+        count, missing = iterations, 0
+        for sequence in self.sequences.values():
             if not sequence.decoding or sequence.stop_token_ids:
                 return 0
             count = min(count, sequence.length_max - sequence.length)
-        missing = 0
-        for sequence in sequences:
-            blocks = self.footprint.blocks_for(sequence.computed + count)
-            missing += max(blocks - sequence.blocks, 0)
-        return count if missing <= self.kv_blocks - self.blocks_used else 0
+            missing += self._missing(sequence, iterations)
+        return count if self.sequences and missing <= self.kv_blocks - self.blocks_used else 0
 
     def _decode(self, count: int, seconds: Seconds) -> StepResult:
         sequences = list(self.sequences.values())
@@ -218,10 +219,13 @@ class Instance:
                         starved.append(sequence.request_id)
         return decoding, prompts, starved
 
+    def _missing(self, sequence: Sequence, wanted: int) -> int:
+        """Blocks that so many more tokens need."""
+        return max(self.footprint.blocks_for(sequence.computed + wanted) - sequence.blocks, 0)
+
     def _give(self, sequence: Sequence, wanted: int) -> int:
         """Blocks for so many more tokens, or for as many as there are; returns for how many."""
-        missing = self.footprint.blocks_for(sequence.computed + wanted) - sequence.blocks
-        taken = min(max(missing, 0), self.kv_blocks - self.blocks_used)
+        taken = min(self._missing(sequence, wanted), self.kv_blocks - self.blocks_used)
         sequence.blocks += taken
         self.blocks_used += taken
         return min(wanted, sequence.blocks * self.footprint.block_tokens - sequence.computed)
@@ -229,7 +233,7 @@ class Instance:
     def _tokens(self, sequence: Sequence, count: int) -> RequestTokens:
         """So many new ones, the last of which may end the request."""
         index = sequence.length - sequence.prompt_tokens
-        token_ids = tokens_at(sequence.seed, index, count, self.order.model)
+        token_ids = sequence.answer[index : index + count]
         sequence.length += count
         sequence.decoding = True
         finish = None
