@@ -18,8 +18,10 @@ from mesh.domain.reasons import FinishReason
 from mesh.domain.request import RequestTokens, SamplingParams
 from mesh.domain.steps import EngineRequest, InstanceMemory, LoadOrder, StepResult, repeated
 
-Seconds = Callable[[int, int, int, int], float]
-"""Of an iteration: prompt tokens, tokens before them, decodes, mean context of those."""
+Seconds = Callable[[int, int, int, int, int], float]
+"""Of iterations: prompt tokens, tokens before them, decodes, mean context of those, and how many
+iterations, the context of each longer by one than that of the one before.
+"""
 STRIDE = 7919
 """Between the ids of neighbouring tokens; prime, so that they differ in any vocabulary."""
 
@@ -73,7 +75,8 @@ class Sequence:
     """That end it."""
     computed: int = 0
     decoding: bool = False
-    blocks: int = 0
+    room: int = 0
+    """Tokens that its blocks hold."""
 
     @property
     def left(self) -> int:
@@ -109,7 +112,7 @@ class Instance:
     def drop(self, request_id: RequestId) -> None:
         sequence = self.sequences.pop(request_id, None)
         if sequence is not None:
-            self.blocks_used -= sequence.blocks
+            self.blocks_used -= sequence.room // self.footprint.block_tokens
 
     def memory(self) -> InstanceMemory:
         return InstanceMemory(
@@ -122,7 +125,7 @@ class Instance:
         )
 
     def step(self, prefill_tokens_max: int, iterations: int, seconds: Seconds) -> StepResult:
-        """Compute so many iterations; see the engine port. `seconds` is asked once for each."""
+        """Compute so many iterations; see the engine port."""
         count = self._decodes_at_once(iterations)
         if count:
             return self._decode(count, seconds)
@@ -140,7 +143,8 @@ class Instance:
             if not sequence.decoding or sequence.stop_token_ids:
                 return 0
             count = min(count, sequence.length_max - sequence.length)
-            missing += self._missing(sequence, iterations)
+            if sequence.computed + iterations > sequence.room:
+                missing += self._missing(sequence, iterations)
         return count if self.sequences and missing <= self.kv_blocks - self.blocks_used else 0
 
     def _decode(self, count: int, seconds: Seconds) -> StepResult:
@@ -148,9 +152,9 @@ class Instance:
         batch, context = len(sequences), 0
         for sequence in sequences:
             context += sequence.length
-            self._give(sequence, count)
+            if sequence.computed + count > sequence.room:
+                self._give(sequence, count)
             sequence.computed += count
-        mean = context // batch
         return StepResult(
             outputs=tuple([self._tokens(sequence, count) for sequence in sequences]),
             prefill_tokens=0,
@@ -161,7 +165,7 @@ class Instance:
             prefill_left=(),
             starved=(),
             kv_blocks_used=self.blocks_used,
-            elapsed_s=sum([seconds(0, 0, batch, mean + n) for n in range(count)]),
+            elapsed_s=seconds(0, 0, batch, context // batch, count),
             iterations=count,
         )
 
@@ -188,7 +192,7 @@ class Instance:
             prefill_left=tuple([(s.request_id, s.left) for s in waiting]),
             starved=tuple(starved),
             kv_blocks_used=self.blocks_used,
-            elapsed_s=seconds(prefill, past_tokens, batch, context // batch if batch else 0),
+            elapsed_s=seconds(prefill, past_tokens, batch, context // batch if batch else 0, 1),
         )
 
     def _plan(
@@ -196,14 +200,13 @@ class Instance:
     ) -> tuple[list[Sequence], list[tuple[Sequence, int]], list[RequestId]]:
         """Who decodes a token; who computes how much of its prompt; who would, had it blocks."""
         active = list(islice(self.sequences.values(), self.order.batch_max))
-        block_tokens = self.footprint.block_tokens
         decoding: list[Sequence] = []
         prompts: list[tuple[Sequence, int]] = []
         starved: list[RequestId] = []
         for sequence in active:
             if not sequence.decoding:
                 continue
-            if sequence.computed < sequence.blocks * block_tokens or self._give(sequence, 1):
+            if sequence.computed < sequence.room or self._give(sequence, 1):
                 decoding.append(sequence)
             else:
                 starved.append(sequence.request_id)
@@ -221,14 +224,14 @@ class Instance:
 
     def _missing(self, sequence: Sequence, wanted: int) -> int:
         """Blocks that so many more tokens need."""
-        return max(self.footprint.blocks_for(sequence.computed + wanted) - sequence.blocks, 0)
+        return max(self.footprint.blocks_for(sequence.computed + wanted - sequence.room), 0)
 
     def _give(self, sequence: Sequence, wanted: int) -> int:
         """Blocks for so many more tokens, or for as many as there are; returns for how many."""
         taken = min(self._missing(sequence, wanted), self.kv_blocks - self.blocks_used)
-        sequence.blocks += taken
+        sequence.room += taken * self.footprint.block_tokens
         self.blocks_used += taken
-        return min(wanted, sequence.blocks * self.footprint.block_tokens - sequence.computed)
+        return min(wanted, sequence.room - sequence.computed)
 
     def _tokens(self, sequence: Sequence, count: int) -> RequestTokens:
         """So many new ones, the last of which may end the request."""
