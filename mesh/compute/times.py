@@ -59,5 +59,5 @@ class Times:
         """The same of a shape in its parts."""
         if not batch:
             return self.prefill_s(tokens, past_tokens) if tokens else 0.0
-        decode_s = self.decode_s(batch, context_tokens)
+        decode_s = self._decode.at(batch, context_tokens) * self.factor
         return decode_s + self.chunk_s(tokens, past_tokens, batch) if tokens else decode_s

@@ -131,6 +131,7 @@ class CostEngine:
     ) -> StepResult:
         instance = self._instance(instance_id)
         times, slower = self._times[instance.order.model.model_id], self._slower()
+        prompts_slower = slower * self._costs.prefill_factor
         took_s = 0.0
 
         def seconds(prefill: int, past: int, batch: int, context: int, count: int) -> float:
@@ -139,7 +140,8 @@ class CostEngine:
             self.decoded_tokens += batch * count
             engine_s = 0.0
             for longer in range(count):
-                one_s = self._engine_s(times, slower, prefill, past, batch, context + longer)
+                one_s = times.seconds(prefill, past, batch, context + longer)
+                one_s *= prompts_slower if prefill else slower
                 engine_s += one_s
                 took_s += self._turn_s(one_s, slower, prefill=prefill > 0)
             return engine_s
@@ -161,14 +163,8 @@ class CostEngine:
             blocks_free=instance.kv_blocks - instance.blocks_used,
         )
         slower = self._slower()
-        seconds = self._engine_s(
-            self._times[instance.order.model.model_id],
-            slower,
-            shape.prefill_tokens,
-            shape.prefill_past_tokens,
-            shape.decode_batch,
-            shape.decode_context_tokens,
-        )
+        seconds = self._times[instance.order.model.model_id].iteration_s(shape)
+        seconds *= slower * self._costs.prefill_factor if shape.prefill_tokens else slower
         took_s = self._turn_s(seconds, slower, prefill=shape.prefill_tokens > 0)
         self._spend(took_s + self._costs.priming_s)
         return seconds
@@ -203,13 +199,6 @@ class CostEngine:
         now_s = self._now_s()
         beside_load = self._costs.load_slowdown if now_s < self._loading_until_s else 1.0
         return self._costs.pace.at(now_s) * beside_load
-
-    def _engine_s(
-        self, times: Times, slower: float, prefill: int, past: int, batch: int, context: int
-    ) -> float:
-        """The engine's part of an iteration."""
-        took_s = times.seconds(prefill, past, batch, context)
-        return took_s * (slower * self._costs.prefill_factor if prefill else slower)
 
     def _turn_s(self, engine_s: float, slower: float, *, prefill: bool) -> float:
         """From one turn to the next, when so much of it is the engine's part."""
