@@ -23,7 +23,7 @@ from mesh.domain.steps import (
     StepResult,
     TokenOutput,
 )
-from mesh.runtime.engine import Engine, Progress
+from mesh.runtime.engine import Ended, Engine, Progress
 from mesh.text.assets import read_assets
 from mesh.text.detokenize import Detokenizer
 from mesh.text.stops import StopMatcher
@@ -69,6 +69,9 @@ class TextEngine:
     @property
     def capabilities(self) -> EngineCapabilities:
         return self._inner.capabilities
+
+    def watch(self, ended: Ended) -> None:
+        self._inner.watch(ended)
 
     def footprint(self, model: ModelInfo) -> Footprint:
         return self._inner.footprint(model)
