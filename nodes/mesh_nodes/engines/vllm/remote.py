@@ -23,7 +23,8 @@ from mesh_nodes.engines.vllm.messages import Answer, Call, Failure, Progressed, 
 from mesh_nodes.engines.vllm.spawner import Spawner
 
 CALL_S_MAX = 120.0
-"""For an iteration or anything smaller: far beyond the slowest that has been measured."""
+"""For an iteration or anything smaller: far beyond the slowest that has been measured. A turn of
+several may take longer; its process says in between that it lives."""
 LOAD_S_MAX = 600.0
 """As long as a controller waits for a load."""
 END_S_MAX = 10.0
@@ -68,14 +69,14 @@ class Remote:
         self,
         verb: Verb,
         *arguments: object,
-        timeout_s: float = CALL_S_MAX,
+        timeout_s: float | None = None,
         progress: Progress | None = None,
     ) -> object:
-        """What the process answers. Raises what it refused with; EngineError when it is gone, and
-        then everything of it is.
+        """What the process answers, within CALL_S_MAX of the last that it said unless given. Raises
+        what it refused with; EngineError when it is gone, and then everything of it is.
         """
         with self._calling:
-            return self._call(verb, arguments, timeout_s, progress)
+            return self._call(verb, arguments, timeout_s or CALL_S_MAX, progress)
 
     def end(self) -> None:
         """Kill the process if need be, and wait until its memory is the system's. Idempotent."""
