@@ -160,7 +160,7 @@ def give_up(instance: InstanceEntry, held: RequestEntry) -> None:
 
 
 def note_longer(turn: Turn, instance: InstanceEntry, held: RequestEntry) -> None:
-    """A request has become longer than expected: its demand grows with it, and so does the cache."""
+    """A request is longer than expected: its demand grows with it, and so does the cache."""
     tokens = min(held.tokens + 1, held.request.tokens_max, instance.context_tokens_max)
     blocks = instance.footprint.blocks_for(tokens)
     if blocks > held.required_blocks:
