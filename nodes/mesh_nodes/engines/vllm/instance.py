@@ -20,9 +20,9 @@ from mesh_nodes.engines.vllm.device import device, free_bytes
 from mesh_nodes.engines.vllm.drawing import draw_order
 from mesh_nodes.engines.vllm.internals import Core
 from mesh_nodes.engines.vllm.kv_memory import CopyingKv, ElasticKv, KvMemory
+from mesh_nodes.engines.vllm.loader import read_ahead
 from mesh_nodes.engines.vllm.messages import ProcessOptions
 from mesh_nodes.engines.vllm.turn import Plan, Sequence, plan, sequence_of
-from mesh_nodes.engines.vllm.weights import read_ahead
 
 ITERATION_TOKENS_MAX = 2048
 """Prompt tokens that one iteration can carry; vLLM sets its buffers by it."""

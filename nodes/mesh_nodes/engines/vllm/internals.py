@@ -23,7 +23,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.worker import gpu_model_runner
 
 from mesh_nodes.engines.vllm.drawing import EXTRA, DrawOrder, MeshDraw
-from mesh_nodes.engines.vllm.weights import FORMAT
+from mesh_nodes.engines.vllm.loader import FORMAT
 
 _TOKENS_PAST_CONTEXT = 1
 """vLLM keeps the token that a full context yields, too."""

@@ -19,7 +19,7 @@ collect_ignore = (
         "test_kv_memory.py",
         "test_turns.py",
         "test_watch.py",
-        "test_weights.py",
+        "test_loader.py",
     ]
 )
 
