@@ -19,6 +19,7 @@ collect_ignore = (
         "test_kv_memory.py",
         "test_turns.py",
         "test_watch.py",
+        "test_loader.py",
     ]
 )
 
