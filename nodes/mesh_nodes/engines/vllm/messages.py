@@ -18,6 +18,8 @@ class Verb(StrEnum):
     STEP = "step"
     MEASURE = "measure"
     RESIZE = "resize"
+    SLEEP = "sleep"
+    WAKE = "wake"
     END = "end"
 
 
@@ -58,3 +60,5 @@ class ProcessOptions:
     block_tokens: int
     elastic: bool
     """The KV cache's memory comes with use and goes without a copy."""
+    movable: bool
+    """Weights stay in tensors, which a sleep can take off the device."""

@@ -20,6 +20,9 @@ from mesh.domain.steps import InstanceMemory, repeated
 from mesh_nodes.engines.vllm.instance import Instance
 from mesh_nodes.engines.vllm.messages import Answer, Call, Failure, Progressed, Verb
 
+_ENDING = (Verb.LOAD, Verb.SLEEP, Verb.WAKE)
+"""What these refuse leaves nothing that could go on."""
+
 log = logging.getLogger(__name__)
 
 
@@ -55,8 +58,7 @@ class _Server:
 
     def _perform(self, call: Call) -> object:
         if call.verb is Verb.LOAD:
-            self._load(*call.arguments)
-            return None
+            return self._load(*call.arguments)
         instance = self._instance
         performers: dict[Verb, Callable[..., object]] = {
             Verb.SUBMIT: instance.submit,
@@ -64,15 +66,19 @@ class _Server:
             Verb.STEP: partial(repeated, instance.step),
             Verb.MEASURE: instance.measure,
             Verb.RESIZE: instance.resize_kv,
+            Verb.SLEEP: instance.sleep,
+            Verb.WAKE: instance.wake,
         }
         return performers[call.verb](*call.arguments)
 
-    def _load(self, *arguments: Any) -> None:
+    def _load(self, *arguments: Any) -> int:
+        """What a sleep would take of the host's memory."""
         self._connection.send(Progressed("load", 0.1))
         self._instance = Instance(*arguments)
         # Nothing of the model is garbage: no collection amid an iteration need look at it.
         gc.collect()
         gc.freeze()
+        return self._instance.weights.device_bytes
 
     def _books(self) -> InstanceMemory:
         return self._instance.memory()
@@ -81,7 +87,7 @@ class _Server:
 def _failure(call: Call, error: BaseException) -> Failure:
     """What was refused leaves the instance as it was; what broke does not."""
     if isinstance(error, MeshError):
-        fatal = call.verb is Verb.LOAD
+        fatal = call.verb in _ENDING
         return Failure(type(error).__name__, error.message, error.hint, fatal)
     log.error("%s failed in an engine process", call.verb, exc_info=error)
     out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
