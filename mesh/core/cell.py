@@ -27,6 +27,7 @@ from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind, OperationKind, RefusalReason
 from mesh.domain.request import Request
 from mesh.domain.slo import Slo
+from mesh.domain.steps import LoadTier, SleepingModel
 from mesh.memory.demand import estimate_footprint
 from mesh.memory.station import ReservationStation
 from mesh.request.candidates import Candidates
@@ -110,6 +111,8 @@ class InstanceEntry:
     """What its load was decided with; None for one that a node brought along."""
     load_s: float = 0.0
     """Expected of its load."""
+    tier: LoadTier | None = None
+    """From where it was loaded; None until then, and for one that a node brought along."""
     load_started_s: float = 0.0
     loaded_at_s: float = 0.0
     idle_since_s: float = 0.0
@@ -168,6 +171,8 @@ class NodeEntry:
     iteration_started_s: float | None = None
     """When the iteration under way began, as far as reports tell; None when it has no work."""
     load_slowdown: float = 1.0
+    asleep: tuple[SleepingModel, ...] = ()
+    """As of its last heartbeat, without those that have been woken since."""
     eased: int = 0
     """Times that it may have got less to do, heartbeats included; refusals are kept till then."""
     instances: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
@@ -201,6 +206,21 @@ class NodeEntry:
     def footprint_of(self, deployment: Deployment) -> Footprint:
         stated = dict(deployment.footprints)
         return stated.get(self.hello.engine) or estimate_footprint(deployment.model)
+
+    def tier_of(self, deployment: Deployment) -> LoadTier:
+        """From where it would load the deployment's model."""
+        if not self.asleep:
+            return LoadTier.DISK
+        wanted = SleepingModel(
+            model_id=deployment.model.model_id, context_tokens_max=deployment.context_tokens_max
+        )
+        return LoadTier.HOST if wanted in self.asleep else LoadTier.DISK
+
+    def woken(self, model: SleepingModel) -> None:
+        """One less of these sleeps."""
+        if model in self.asleep:
+            place = self.asleep.index(model)
+            self.asleep = self.asleep[:place] + self.asleep[place + 1 :]
 
     def reclaimable(self) -> Sequence[tuple[InstanceId, int]]:
         idle = [i for i in self.instances.values() if self.may_go(i)]

@@ -41,6 +41,7 @@ from mesh.domain.messages import (
     UnloadInstance,
 )
 from mesh.domain.reasons import RefusalReason
+from mesh.domain.steps import LoadTier, SleepingModel
 from mesh.memory.station import ReservationStation
 
 EASED_SHARE = 0.95
@@ -177,6 +178,7 @@ def _heartbeat(turn: Turn, node: NodeEntry, said: Heartbeat) -> None:
     no more: it broke. The node gives its requests back, and says when its memory is free.
     """
     node.rss_bytes, node.engine_bytes = said.rss_bytes, said.engine_bytes
+    node.asleep = said.asleep
     node.load_slowdown = max(said.load_slowdown, 1.0)
     # Time alone eases it, too: plans forget the worst of the last seconds (`Correction.planned`).
     node.eased += 1
@@ -198,6 +200,11 @@ def _heartbeat(turn: Turn, node: NodeEntry, said: Heartbeat) -> None:
 
 def _loaded(turn: Turn, node: NodeEntry, said: InstanceLoaded) -> None:
     instance = turn.cell.instances.get(said.instance_id)
+    if instance is not None and said.tier is LoadTier.HOST:
+        woken = SleepingModel(
+            model_id=instance.model_id, context_tokens_max=instance.context_tokens_max
+        )
+        node.woken(woken)
     if instance is None:
         command = UnloadInstance(instance_id=said.instance_id)
         turn.act(SendCommand(link_id=node.link_id, command=command))
@@ -213,8 +220,10 @@ def _loaded(turn: Turn, node: NodeEntry, said: InstanceLoaded) -> None:
     instance.state = advance(INSTANCE, instance.state, InstanceState.READY)
     instance.loaded_at_s = turn.now_s
     instance.phase, instance.share = "", 1.0
-    fingerprint = node.hello.fingerprint
-    turn.cell.expectations.learn_load(instance.model_id, fingerprint, said.elapsed_s)
+    instance.tier = said.tier
+    turn.cell.expectations.learn_load(
+        instance.model_id, node.hello.fingerprint, said.elapsed_s, said.tier
+    )
     owner = turn.cell.deployments.get(instance.deployment)
     if owner is not None:
         owner.load_failures, owner.load_error, owner.paused_until_s = 0, "", 0.0
