@@ -4,6 +4,7 @@ A node is the truth of what is loaded on it; the controller takes its report ove
 lost node held is forgotten at once, and its requests go elsewhere with their tokens so far.
 """
 
+from mesh.core.asleep import note_loaded
 from mesh.core.cell import InstanceEntry, NodeEntry
 from mesh.core.deploying import import_done
 from mesh.core.ending import refuse_all_queued
@@ -41,7 +42,6 @@ from mesh.domain.messages import (
     UnloadInstance,
 )
 from mesh.domain.reasons import RefusalReason
-from mesh.domain.steps import LoadTier, SleepingModel
 from mesh.memory.station import ReservationStation
 
 EASED_SHARE = 0.95
@@ -200,11 +200,6 @@ def _heartbeat(turn: Turn, node: NodeEntry, said: Heartbeat) -> None:
 
 def _loaded(turn: Turn, node: NodeEntry, said: InstanceLoaded) -> None:
     instance = turn.cell.instances.get(said.instance_id)
-    if instance is not None and said.tier is LoadTier.HOST:
-        woken = SleepingModel(
-            model_id=instance.model_id, context_tokens_max=instance.context_tokens_max
-        )
-        node.woken(woken)
     if instance is None:
         command = UnloadInstance(instance_id=said.instance_id)
         turn.act(SendCommand(link_id=node.link_id, command=command))
@@ -220,10 +215,7 @@ def _loaded(turn: Turn, node: NodeEntry, said: InstanceLoaded) -> None:
     instance.state = advance(INSTANCE, instance.state, InstanceState.READY)
     instance.loaded_at_s = turn.now_s
     instance.phase, instance.share = "", 1.0
-    instance.tier = said.tier
-    turn.cell.expectations.learn_load(
-        instance.model_id, node.hello.fingerprint, said.elapsed_s, said.tier
-    )
+    note_loaded(turn, instance, said)
     owner = turn.cell.deployments.get(instance.deployment)
     if owner is not None:
         owner.load_failures, owner.load_error, owner.paused_until_s = 0, "", 0.0

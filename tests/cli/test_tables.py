@@ -64,8 +64,8 @@ def test_how_instances_keep_up(capsys: pytest.CaptureFixture[str]) -> None:
 def test_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     output.table(tables.NODES, tables.node_rows([NODE]))
     assert capsys.readouterr().out == (
-        "NODE  STATE  DEVICE  CORES  INSTANCES  SILENT_S  ENGINE    HARDWARE\n"
-        "cpu0  ready  cpu         2          1       0.4  openvino  AMD EPYC, avx2\n"
+        "NODE  STATE  DEVICE  CORES  INSTANCES  ASLEEP  SILENT_S  ENGINE    HARDWARE\n"
+        "cpu0  ready  cpu         2          1       1       0.4  openvino  AMD EPYC, avx2\n"
     )
 
 

@@ -97,7 +97,7 @@ def test_a_cpu_node_may_compute_with_vllm() -> None:
         (["--threads", "two"], "invalid int value: 'two'"),
         (["--asleep", "2"], "--asleep 2: on a CPU the device's memory is the host's"),
         (["--device", "gpu", "--asleep", "-1"], "--asleep -1 is not from 0 to 64"),
-        (["--device", "gpu", "--asleep-memory", "10GB"], "--asleep-memory 10GB is 9.3 GiB"),
+        (["--device", "gpu", "--asleep-memory", "11GB"], "--asleep-memory 11GB is 10.2 GiB"),
         (["--jion", "a:1"], "unrecognized arguments: --jion"),
     ],
 )
