@@ -177,6 +177,8 @@ class Instance:
         self._kv_blocks = 0
         self._resize(0)
         self.weights.to_host()
+        if self.weights.device_bytes:
+            raise EngineError(f"{self.weights.device_bytes} bytes are still on the device")
 
     def wake(self, order: LoadOrder) -> None:
         """Go on as another instance of the same model and limits, with a KV cache of its own."""
