@@ -1,9 +1,11 @@
 """Engine processes of unloaded instances, kept with their weights in the host's memory.
 
 Decides who sleeps, who wakes and who has to go: the one asleep the longest goes when a place or the
-host's memory is wanted. One sleep or wake is under way at a time, since they share the bus to the
-device. Whatever fails in one ends the process, and the instance goes or comes as if there were no
-sleep. Before: `engine`, at an unload or a load. After: `remote`.
+host's memory is wanted. What has slept keeps its copy there while it is awake, so that it falls
+asleep again in no time; that counts, too, and is not taken from it. One sleep or wake is under way
+at a time, since they share the bus to the device. Whatever fails in one ends the process, and the
+instance goes or comes as if there were no sleep. Before: `engine`, at an unload or a load. After:
+`remote`.
 """
 
 import logging
@@ -69,6 +71,8 @@ class Sleepers:
         """Guards what follows, never a call."""
         self._asleep: list[Bed] = []
         """The one asleep the longest first."""
+        self._awake: list[Bed] = []
+        """Those that were woken, and have their copies still."""
         self._moved: Remote | None = None
         self._closed = False
 
@@ -77,7 +81,7 @@ class Sleepers:
         if not self.count_max or not bed.remote.alive:
             return False
         with self._moving:
-            if not self._make_room(bed.host_bytes) or not self._call(bed.remote, Verb.SLEEP):
+            if not self._make_room(bed) or not self._call(bed.remote, Verb.SLEEP):
                 return False
             with self._table:
                 if not self._closed:
@@ -95,6 +99,8 @@ class Sleepers:
                 return None
             bed.remote.instance_id = order.instance_id
             if self._call(bed.remote, Verb.WAKE, order):
+                with self._table:
+                    self._awake.append(bed)
                 return bed
             bed.remote.end()
             return None
@@ -159,18 +165,26 @@ class Sleepers:
             bed.remote.end()
         return found
 
-    def _make_room(self, host_bytes: int) -> bool:
+    def _make_room(self, bed: Bed) -> bool:
         """For one more, in the place of others if need be. False when it cannot be had."""
-        if host_bytes > self._bytes_max:
+        with self._table:
+            self._awake = [other for other in self._awake if other.remote.alive]
+            has_copy = bed in self._awake
+            if has_copy:
+                self._awake.remove(bed)
+            left_bytes = self._bytes_max - sum(other.host_bytes for other in self._awake)
+        if bed.host_bytes > left_bytes:
             return False
-        while not self._has_room(host_bytes):
+        wanted_bytes = 0 if has_copy else bed.host_bytes
+        while not self._has_room(left_bytes - bed.host_bytes, wanted_bytes):
             if not self.evict():
                 return False
         return True
 
-    def _has_room(self, host_bytes: int) -> bool:
+    def _has_room(self, others_bytes_max: int, wanted_bytes: int) -> bool:
+        """`wanted_bytes` is what has not been taken of the host yet."""
         with self._table:
-            held_bytes = sum(bed.host_bytes for bed in self._asleep)
-            if len(self._asleep) >= self.count_max or held_bytes + host_bytes > self._bytes_max:
+            asleep_bytes = sum(bed.host_bytes for bed in self._asleep)
+            if len(self._asleep) >= self.count_max or asleep_bytes > others_bytes_max:
                 return False
-        return host_bytes <= self._available_bytes()
+        return wanted_bytes <= self._available_bytes()

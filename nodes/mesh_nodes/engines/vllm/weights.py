@@ -5,21 +5,25 @@ whoever holds it, at whatever address the memory comes back. No CUDA graph may h
 one, so it needs `enforce_eager`. Before: `instance`, which sleeps and wakes. After: torch.
 """
 
-from collections.abc import Iterator
 from itertools import chain
 
 import torch
 
 
 class Weights:
-    """Of one model on one device, its buffers with them. Storages that tensors share count once."""
+    """Of one model on one device, its buffers with them. Storages that tensors share count once.
+
+    The host's copy stays when they go back to the device: nothing changes parameters, so the next
+    sleep need only copy the buffers.
+    """
 
     def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
         self._model = model
         self._device = device
         self._away: list[torch.UntypedStorage] = []
-        """Emptied, in the order in which their bytes stand in the host's copy."""
+        """Those that have been emptied."""
         self._sizes: list[int] = []
+        """Of what stands in the host's copy, one after the other."""
         self._host: torch.Tensor | None = None
 
     @property
@@ -28,14 +32,19 @@ class Weights:
         return sum(storage.nbytes() for storage in self._storages())
 
     def to_host(self) -> None:
-        """Copy all of them to the host and give their memory on the device back.
+        """See that the host has all of them, and give their memory on the device back.
 
         Raises RuntimeError, MemoryError when it cannot be done; they are in no known state then.
         """
         self._away = self._storages()
-        self._sizes = [storage.nbytes() for storage in self._away]
-        self._host = self._host_memory(sum(self._sizes))
-        for storage, part in self._pairs(self._host):
+        sizes = [storage.nbytes() for storage in self._away]
+        changed = len(self._away)
+        if sizes == self._sizes:
+            changed = len(self._storages(parameters=False))
+        else:
+            self._release()
+            self._host, self._sizes = self._host_memory(sum(sizes)), sizes
+        for storage, part in self._pairs()[-changed:] if changed else ():
             part.copy_(_as_bytes(storage), non_blocking=True)
         self._wait()
         for storage in self._away:
@@ -45,26 +54,28 @@ class Weights:
 
     def to_device(self) -> None:
         """The way back. Raises torch.OutOfMemoryError, and what `to_host` raises."""
-        assert self._host is not None
-        for storage, part in self._pairs(self._host):
+        for storage, part in self._pairs():
             storage.resize_(part.nbytes)
             _as_bytes(storage).copy_(part, non_blocking=True)
         self._wait()
-        if self._device.type == "cuda":
-            _check(torch.cuda.cudart().cudaHostUnregister(self._host.data_ptr()))
-        self._away, self._sizes, self._host = [], [], None
+        self._away = []
 
-    def _storages(self) -> list[torch.UntypedStorage]:
+    def _storages(self, parameters: bool = True) -> list[torch.UntypedStorage]:
+        """Those of parameters first; without these, such as only buffers have."""
         found: dict[int, torch.UntypedStorage] = {}
         for tensor in chain(self._model.parameters(), self._model.buffers()):
             storage = tensor.untyped_storage()
             if storage.device.type == self._device.type and storage.nbytes():
                 found.setdefault(storage.data_ptr(), storage)
+        if not parameters:
+            for tensor in self._model.parameters():
+                found.pop(tensor.untyped_storage().data_ptr(), None)
         return list(found.values())
 
-    def _pairs(self, host: torch.Tensor) -> Iterator[tuple[torch.UntypedStorage, torch.Tensor]]:
-        """Each storage with its part of the host's copy."""
-        return zip(self._away, host.split(self._sizes), strict=True)
+    def _pairs(self) -> list[tuple[torch.UntypedStorage, torch.Tensor]]:
+        """Each storage that is away with its part of the host's copy."""
+        assert self._host is not None
+        return list(zip(self._away, self._host.split(self._sizes), strict=True))
 
     def _host_memory(self, size_bytes: int) -> torch.Tensor:
         """Locked to its pages where there is CUDA, so that copies go at the speed of the bus. Not
@@ -74,6 +85,12 @@ class Weights:
         if self._device.type == "cuda":
             _check(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), size_bytes, 0))
         return memory
+
+    def _release(self) -> None:
+        """The host's copy, which is not what is wanted any more."""
+        if self._host is not None and self._device.type == "cuda":
+            _check(torch.cuda.cudart().cudaHostUnregister(self._host.data_ptr()))
+        self._host = None
 
     def _wait(self) -> None:
         if self._device.type == "cuda":

@@ -139,6 +139,28 @@ def test_the_hosts_memory_is_a_bound(
     assert [alive(pid) for pid in pids] == [asleep == 2, asleep > 0]
 
 
+def test_copies_of_what_is_awake_count(make: Make, model: StoredModel) -> None:
+    """They are not taken from it: it sleeps again in their place, and nothing else does."""
+    probe = make()
+    probe.load(model.order(ONE), no_progress)
+    engine = make(asleep_bytes_max=int(1.5 * probe._beds[ONE].host_bytes))
+    probe.close()
+    one, two = (started(engine, model, name) for name in (ONE, TWO))
+    engine.unload(ONE)
+    assert engine.load(model.order(ONE), no_progress).tier is LoadTier.HOST
+    engine.unload(TWO)
+    assert (engine.asleep(), alive(two)) == ((), False)
+    engine.unload(ONE)
+    assert (len(engine.asleep()), alive(one)) == (1, True)
+    assert engine.load(model.order(ONE), no_progress).tier is LoadTier.HOST
+    os.kill(one, signal.SIGKILL)
+    wait_until(lambda: not alive(one))
+    engine.unload(ONE)
+    engine.load(model.order(TWO), no_progress)
+    engine.unload(TWO)
+    assert len(engine.asleep()) == 1, "the copy has gone with its process"
+
+
 def test_what_sleeps_goes_before_a_load_lacks_memory(make: Make, model: StoredModel) -> None:
     held: list[int] = []
     engine = make(available_bytes=lambda: 1 << 50 if not any(map(alive, held)) else 0)

@@ -53,6 +53,28 @@ def test_a_model_that_was_made_for_inference_sleeps_as_well() -> None:
         assert torch.equal(parameter, old)
 
 
+def test_a_second_sleep_copies_only_what_may_have_changed() -> None:
+    model = Tied()
+    weights = Weights(model, CPU)
+    weights.to_host()
+    weights.to_device()
+    copy, before = weights._host, model.rows.clone()
+    with torch.no_grad():
+        model.scale.fill_(5.0)
+        # No engine does that; it shows that nothing is copied.
+        model.rows.fill_(7.0)
+    weights.to_host()
+    assert weights._host is copy
+    weights.to_device()
+    assert torch.equal(model.scale, torch.full((8,), 5.0))
+    assert torch.equal(model.rows, before)
+    model.register_buffer("more", torch.ones(4))
+    weights.to_host()
+    assert weights._host is not copy, "it has no room for what is new"
+    weights.to_device()
+    assert torch.equal(model.more, torch.ones(4))
+
+
 def test_what_is_not_on_the_device_stays() -> None:
     model = Tied()
     weights = Weights(model, torch.device("meta"))
