@@ -32,7 +32,7 @@ from mesh_nodes.protect import die_with_parent
 
 DONE, FAILED, USAGE = 0, 1, 2
 
-EngineOf = Callable[[NodeOptions], Engine]
+EngineOf = Callable[[NodeOptions], Engine | BuiltEngine]
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,11 @@ def _serve(agent: Agent) -> int:
 
 
 def _built_by(engine_of: EngineOf) -> Callable[[NodeOptions], BuiltEngine]:
-    return lambda options: BuiltEngine(engine_of(options), own_resident_bytes)
+    def build(options: NodeOptions) -> BuiltEngine:
+        made = engine_of(options)
+        return made if isinstance(made, BuiltEngine) else BuiltEngine(made, own_resident_bytes)
+
+    return build
 
 
 def _identity(options: NodeOptions, built: BuiltEngine) -> NodeHello:
