@@ -69,7 +69,7 @@ class Switched:
         tokens: list[int] = []
         while len(tokens) < OUTPUT_TOKENS:
             result = self._engine.step(self._instance, CONTEXT_TOKENS)
-            tokens += [token.token_id for token in result.tokens]
+            tokens += [token for given in result.outputs for token in given.token_ids]
         return tuple(tokens)
 
     def unload_s(self) -> float:

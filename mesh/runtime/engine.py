@@ -23,7 +23,6 @@ from mesh.domain.steps import (
     LoadOrder,
     ResizedKv,
     StepResult,
-    TokenOutput,
 )
 
 __all__ = [
@@ -36,7 +35,6 @@ __all__ = [
     "Progress",
     "ResizedKv",
     "StepResult",
-    "TokenOutput",
 ]
 
 Progress = Callable[[str, float], None]
