@@ -127,7 +127,7 @@ def _identity(options: NodeOptions, built: BuiltEngine) -> NodeHello:
         cores=options.threads,
         engine=engine_is.name,
         memory_bytes=options.memory_bytes,
-        base_bytes=_base_bytes(options.memory_bytes, built.resident_bytes() + built.asleep_bytes),
+        base_bytes=_base_bytes(options.memory_bytes, built.resident_bytes() + built.kept_bytes),
         fingerprint=fingerprint(
             hardware, device=options.device, threads=options.threads, engine=engine_is
         ),
@@ -137,7 +137,7 @@ def _identity(options: NodeOptions, built: BuiltEngine) -> NodeHello:
 
 def _base_bytes(limit_bytes: int, base_bytes: int) -> int:
     """What this node takes without any instance: now that its modules and its engine are there, and
-    nothing has been loaded; and what instances that sleep will hold.
+    nothing has been loaded; and what processes without an instance will hold.
 
     What an engine allocates with its first load and keeps is not in it, since only a load shows it
     (of OpenVINO 20 MiB: code of its graph passes, and the allocator's slack).

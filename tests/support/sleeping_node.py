@@ -19,7 +19,7 @@ def build(options: NodeOptions) -> BuiltEngine:
         TextEngine(engine),
         lambda: own_resident_bytes() + engine.resident_bytes(),
         asleep=engine.asleep,
-        asleep_bytes=1 << 20,
+        kept_bytes=1 << 20,
     )
 
 

@@ -16,6 +16,9 @@ from mesh_nodes.gpus import Gpu, Gpus
 from mesh_nodes.options import EngineName, NodeOptions
 from mesh_nodes.text_engine import TextEngine
 
+_AHEAD = 1
+"""Processes that wait on a GPU for a load."""
+
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
@@ -24,8 +27,9 @@ class BuiltEngine:
     """What the node takes of its device's memory now, by the system's account."""
     asleep: Callable[[], tuple[SleepingModel, ...]] = tuple
     """What a load would find in the host's memory."""
-    asleep_bytes: int = 0
-    """What as many as may sleep hold of the device's memory all the same."""
+    kept_bytes: int = 0
+    """Of the device's memory, for processes without an instance: those that sleep, or wait for one.
+    """
 
 
 def own_resident_bytes() -> int:
@@ -78,11 +82,12 @@ def _vllm_on(gpu: Gpu, gpus: Gpus, options: NodeOptions) -> BuiltEngine:
         available_bytes=lambda: gpus.free_bytes(gpu),
         asleep_max=options.asleep_max,
         asleep_bytes_max=options.asleep_bytes_max,
+        ahead_max=_AHEAD,
     )
     engine.await_ready()
     return BuiltEngine(
         TextEngine(engine),
         lambda: max(gpus.used_bytes(gpu) - before_bytes, 0),
         asleep=engine.asleep,
-        asleep_bytes=options.asleep_max * GPU_PROCESS_BYTES,
+        kept_bytes=(options.asleep_max + _AHEAD) * GPU_PROCESS_BYTES,
     )

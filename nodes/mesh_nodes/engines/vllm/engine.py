@@ -31,6 +31,7 @@ from mesh.runtime.engine import (
     ResizedKv,
     StepResult,
 )
+from mesh_nodes.engines.vllm.ahead import Ahead
 from mesh_nodes.engines.vllm.checks import check_format, check_order, covers_pages
 from mesh_nodes.engines.vllm.footprint import estimate
 from mesh_nodes.engines.vllm.messages import ProcessOptions, Verb
@@ -71,13 +72,15 @@ class VllmEngine:
         available_bytes: Callable[[], int] = _available_bytes,
         asleep_max: int = 0,
         asleep_bytes_max: int = sys.maxsize,
+        ahead_max: int = 0,
     ) -> None:
         """`threads`, `gpu_index`: see `start_spawner`. `spawner`: one of the caller's own instead,
         which this engine does not close. `dtype`: f32 on CPUs, elsewhere the model's, unless given.
         `elastic`: KV memory comes with use and goes without a copy, where that can be had.
         `available_bytes` is asked before each load, which is refused when it is too little.
         `asleep_max`: unloaded instances that stay with their weights in the host's memory, of
-        which they take `asleep_bytes_max` together at most.
+        which they take `asleep_bytes_max` together at most. `ahead_max`: processes that wait on the
+        device for a load.
 
         Raises Unavailable when vLLM is not installed or not of a release that is supported.
         """
@@ -100,10 +103,12 @@ class VllmEngine:
         self._closed = False
         self._owns_spawner = spawner is None
         self._spawner = spawner or start_spawner(threads, gpu_index)
+        self._ahead = Ahead(self._spawner, count_max=ahead_max)
 
     def await_ready(self) -> None:
         """Wait until vLLM is imported, so that no load need. Raises EngineError when it fails."""
         self._spawner.await_ready()
+        self._ahead.fill()
 
     def resident_bytes(self) -> int:
         """Of the processes that this engine has started. Pages that an engine process shares with
@@ -111,7 +116,7 @@ class VllmEngine:
         """
         with self._lock:
             pids = [remote.pid for remote in self._instances.values()]
-        pids += self._sleepers.pids()
+        pids += self._sleepers.pids() + self._ahead.pids()
         nursery_bytes = rss_bytes(self._spawner.pid)
         return nursery_bytes + sum(max(rss_bytes(pid) - nursery_bytes, 0) for pid in pids)
 
@@ -149,6 +154,7 @@ class VllmEngine:
         finally:
             with self._lock:
                 del self._loading[order.instance_id]
+        self._ahead.fill()
         progress("loaded", 1.0)
         return LoadedInstance(
             footprint=self.footprint(order.model),
@@ -211,6 +217,7 @@ class VllmEngine:
             self._instances.clear()
             self._beds.clear()
         self._sleepers.close()
+        self._ahead.close()
         for remote in remotes:
             remote.end()
         if self._owns_spawner:
@@ -231,7 +238,7 @@ class VllmEngine:
     def _start(self, order: LoadOrder, kind: Kind, progress: Progress) -> Bed:
         self._check_room(order)
         progress("start an engine process", 0.0)
-        remote = Remote(order.instance_id, self._spawner)
+        remote = self._ahead.take(order.instance_id)
         try:
             self._put(self._loading, order.instance_id, remote)
             host_bytes = remote.call(

@@ -12,6 +12,7 @@ from mesh.domain.steps import InstanceMemory
 
 
 class Verb(StrEnum):
+    PREPARE = "prepare"
     LOAD = "load"
     SUBMIT = "submit"
     ABORT = "abort"
@@ -38,7 +39,8 @@ class Progressed:
 @dataclass(frozen=True, slots=True)
 class Answer:
     value: object
-    books: InstanceMemory
+    books: InstanceMemory | None
+    """None before the load."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import torch
 
 from mesh.domain.errors import EngineError, MeshError, OutOfMemory
 from mesh.domain.steps import InstanceMemory, repeated
+from mesh_nodes.engines.vllm.device import touch
 from mesh_nodes.engines.vllm.instance import Instance
 from mesh_nodes.engines.vllm.messages import Answer, Call, Failure, Progressed, Verb
 
@@ -41,7 +42,7 @@ def serve(connection: Connection) -> NoReturn:
 class _Server:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._instance: Instance
+        self._instance: Instance | None = None
 
     def answer(self, call: Call) -> bool:
         """Whether there is anything left to do."""
@@ -59,7 +60,11 @@ class _Server:
     def _perform(self, call: Call) -> object:
         if call.verb is Verb.LOAD:
             return self._load(*call.arguments)
+        if call.verb is Verb.PREPARE:
+            touch()
+            return None
         instance = self._instance
+        assert instance is not None, f"a {call.verb} before the load"
         performers: dict[Verb, Callable[..., object]] = {
             Verb.SUBMIT: instance.submit,
             Verb.ABORT: instance.abort,
@@ -80,8 +85,8 @@ class _Server:
         gc.freeze()
         return self._instance.weights.device_bytes
 
-    def _books(self) -> InstanceMemory:
-        return self._instance.memory()
+    def _books(self) -> InstanceMemory | None:
+        return None if self._instance is None else self._instance.memory()
 
 
 def _failure(call: Call, error: BaseException) -> Failure:

@@ -12,6 +12,7 @@ collect_ignore = (
     []
     if importlib.util.find_spec("vllm")
     else [
+        "test_ahead.py",
         "test_alike.py",
         "test_drawing.py",
         "test_ends.py",
