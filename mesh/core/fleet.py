@@ -177,8 +177,7 @@ def _heartbeat(turn: Turn, node: NodeEntry, said: Heartbeat) -> None:
     """Bring the books in line with what is loaded. An instance that the node does not list serves
     no more: it broke. The node gives its requests back, and says when its memory is free.
     """
-    node.rss_bytes, node.engine_bytes = said.rss_bytes, said.engine_bytes
-    node.asleep = said.asleep
+    node.rss_bytes, node.engine_bytes, node.asleep = said.rss_bytes, said.engine_bytes, said.asleep
     node.load_slowdown = max(said.load_slowdown, 1.0)
     # Time alone eases it, too: plans forget the worst of the last seconds (`Correction.planned`).
     node.eased += 1
@@ -213,8 +212,7 @@ def _loaded(turn: Turn, node: NodeEntry, said: InstanceLoaded) -> None:
     if instance.state is not InstanceState.LOADING:
         return
     instance.state = advance(INSTANCE, instance.state, InstanceState.READY)
-    instance.loaded_at_s = turn.now_s
-    instance.phase, instance.share = "", 1.0
+    instance.loaded_at_s, instance.phase, instance.share = turn.now_s, "", 1.0
     note_loaded(turn, instance, said)
     owner = turn.cell.deployments.get(instance.deployment)
     if owner is not None:
@@ -258,10 +256,12 @@ def _gone(turn: Turn, said: InstanceGone) -> None:
     instance = turn.cell.instances.get(said.instance_id)
     if instance is None:
         return
-    held_here = list(instance.requests.values())
+    held_here, loading = list(instance.requests.values()), instance.state is InstanceState.LOADING
     forget(turn, instance)
     for held in held_here:
         requeue(turn, held, RefusalReason.ENGINE_FAILED, said.message or "its instance is gone")
+    if loading and said.error:
+        _note_failure(turn, instance, said.message, "see `mesh logs`")
     _room_changed(turn)
 
 

@@ -25,6 +25,8 @@ class EngineCapabilities:
     unloads_beside: bool = False
     """`unload` may be called beside steps of other instances, from a thread of its own: it takes
     as long as moving the weights does."""
+    tensor_parallel_max: int = 1
+    """Devices that one instance can span."""
 
 
 class LoadTier(StrEnum):

@@ -13,8 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-import psutil
-
 from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
@@ -22,6 +20,7 @@ from mesh.domain.profile import IterationShape
 from mesh.domain.steps import LoadTier, SleepingModel
 from mesh.domain.units import format_bytes
 from mesh.runtime.engine import (
+    Ended,
     EngineCapabilities,
     EngineRequest,
     InstanceMemory,
@@ -31,6 +30,7 @@ from mesh.runtime.engine import (
     ResizedKv,
     StepResult,
 )
+from mesh_nodes.engines.vllm import host
 from mesh_nodes.engines.vllm.ahead import Ahead
 from mesh_nodes.engines.vllm.checks import check_format, check_order, covers_pages
 from mesh_nodes.engines.vllm.footprint import estimate
@@ -39,22 +39,11 @@ from mesh_nodes.engines.vllm.releases import VllmRelease, installed_release
 from mesh_nodes.engines.vllm.remote import LOAD_S_MAX, Remote
 from mesh_nodes.engines.vllm.sleeping import Bed, Kind, Sleepers, kind_of
 from mesh_nodes.engines.vllm.spawner import Spawner, start_spawner
+from mesh_nodes.engines.vllm.watch import Watch
 
 _CPU_BLOCK_TOKENS = 32
 """The least that vLLM's CPU kernels like."""
 _GPU_BLOCK_TOKENS = 16
-
-
-def _available_bytes() -> int:
-    return int(psutil.virtual_memory().available)
-
-
-def rss_bytes(pid: int | None) -> int:
-    """0 for a process that is not there."""
-    try:
-        return 0 if pid is None else int(psutil.Process(pid).memory_info().rss)
-    except psutil.NoSuchProcess:
-        return 0
 
 
 class VllmEngine:
@@ -69,7 +58,7 @@ class VllmEngine:
         elastic: bool = True,
         release: VllmRelease | None = None,
         spawner: Spawner | None = None,
-        available_bytes: Callable[[], int] = _available_bytes,
+        available_bytes: Callable[[], int] = host.available_bytes,
         asleep_max: int = 0,
         asleep_bytes_max: int = sys.maxsize,
         ahead_max: int = 0,
@@ -98,9 +87,11 @@ class VllmEngine:
         self._sleepers = Sleepers(
             count_max=asleep_max,
             bytes_max=asleep_bytes_max,
-            host_available_bytes=_available_bytes,
+            host_available_bytes=host.available_bytes,
         )
         self._closed = False
+        self._told: Ended = lambda instance_id, error: None
+        self._watch = Watch(self._process_ended)
         self._owns_spawner = spawner is None
         self._spawner = spawner or start_spawner(threads, gpu_index)
         self._ahead = Ahead(self._spawner, count_max=ahead_max)
@@ -111,14 +102,11 @@ class VllmEngine:
         self._ahead.fill()
 
     def resident_bytes(self) -> int:
-        """Of the processes that this engine has started. Pages that an engine process shares with
-        the nursery count once, and those that it has copied of them meanwhile, not at all.
-        """
+        """Of the processes that this engine has started."""
         with self._lock:
             pids = [remote.pid for remote in self._instances.values()]
         pids += self._sleepers.pids() + self._ahead.pids()
-        nursery_bytes = rss_bytes(self._spawner.pid)
-        return nursery_bytes + sum(max(rss_bytes(pid) - nursery_bytes, 0) for pid in pids)
+        return host.resident_bytes(self._spawner.pid, pids)
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -128,6 +116,9 @@ class VllmEngine:
             resize_kv=True,
             unloads_beside=True,
         )
+
+    def watch(self, ended: Ended) -> None:
+        self._told = ended
 
     def footprint(self, model: ModelInfo) -> Footprint:
         return estimate(
@@ -216,6 +207,7 @@ class VllmEngine:
             remotes = [*self._instances.values(), *filter(None, self._loading.values())]
             self._instances.clear()
             self._beds.clear()
+        self._watch.close()
         self._sleepers.close()
         self._ahead.close()
         for remote in remotes:
@@ -230,6 +222,11 @@ class VllmEngine:
         try:
             self._put(self._beds, order.instance_id, bed)
             self._put(self._instances, order.instance_id, bed.remote)
+            if woken is None:
+                self._watch.add(bed.remote)
+            elif not bed.remote.alive:
+                # The watch saw it when it was nobody's.
+                self._process_ended(bed.remote)
         except BaseException:
             bed.remote.end()
             raise
@@ -261,6 +258,11 @@ class VllmEngine:
             elastic=self._elastic and covers_pages(model, self.footprint(model)),
             movable=self._sleepers.count_max > 0,
         )
+
+    def _process_ended(self, remote: Remote) -> None:
+        """Tell of it, unless it was unloaded; a call may have found out, too."""
+        if self._instances.get(remote.instance_id) is remote:
+            self._told(remote.instance_id, remote.why_gone())
 
     def _put(
         self, table: MutableMapping[InstanceId, Any], instance_id: InstanceId, entry: Remote | Bed

@@ -20,6 +20,8 @@ collect_ignore = (
         "test_kv_memory.py",
         "test_sleeping.py",
         "test_weights.py",
+        "test_turns.py",
+        "test_watch.py",
     ]
 )
 
