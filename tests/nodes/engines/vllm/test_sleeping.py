@@ -1,6 +1,7 @@
 """Unloaded instances sleep and wake with the same tokens; what fails on the way leaves no trace."""
 
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -315,3 +316,24 @@ def test_what_sleeps_does_not_outlive_an_agent_that_is_killed(tmp_path: object) 
         assert len(below) == 2, "the nursery and the process that sleeps"
         agent.kill()
     wait_until(lambda: not any(alive(process.pid) for process in below))
+
+
+def test_the_end_of_one_that_was_woken_is_told_and_of_one_that_sleeps_is_not(
+    engine: VllmEngine, model: StoredModel
+) -> None:
+    ends: queue.SimpleQueue[InstanceId] = queue.SimpleQueue()
+    engine.watch(lambda instance_id, error: ends.put(instance_id))
+    for sleeps in (False, True):
+        pid = started(engine, model, ONE)
+        engine.unload(ONE)
+        engine.load(model.order(TWO, kv_blocks=16), no_progress)
+        if sleeps:
+            engine.unload(TWO)
+        os.kill(pid, signal.SIGKILL)
+        if sleeps:
+            wait_until(lambda: engine.asleep() == ())
+        else:
+            assert ends.get(timeout=WAIT_S_MAX) == TWO
+            engine.unload(TWO)
+    started(engine, model, THREE)
+    assert ends.empty()
