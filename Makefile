@@ -16,10 +16,10 @@ PIP := pip install --quiet --disable-pip-version-check
 
 .PHONY: help demo test test-vllm check lint types imports proto format faults soak clean
 .PHONY: bench-admission bench-engine bench-fidelity bench-kv-resize bench-overcommit
-.PHONY: bench-overhead bench-paper bench-profile bench-sim bench-slo bench-vllm-step
+.PHONY: bench-overhead bench-paper bench-profile bench-sim bench-slo bench-vllm-step bench-vllm-switch
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
 # Relative paths only: make cannot quote a folder with a space in its name.
 $(VENV)/.installed-demo: pyproject.toml
@@ -114,6 +114,9 @@ bench-slo: $(VENV)/.installed-dev ## who is served in time when there is too muc
 
 bench-vllm-step: .venv-vllm/.installed ## what stepping vLLM from the node agent adds to its own loop
 	@$(HOME_HERE) $(VLLM_BIN)/python -m bench.vllm_step
+
+bench-vllm-switch: .venv-vllm/.installed ## what it costs to load, put to sleep and wake a model of vLLM's
+	@$(HOME_HERE) $(VLLM_BIN)/python -m bench.vllm_switch
 
 faults: $(VENV)/.installed-dev ## a thousand seeds of two simulated minutes of faults; nothing may break
 	@$(BIN)/python -m bench.faults

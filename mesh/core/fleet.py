@@ -4,6 +4,7 @@ A node is the truth of what is loaded on it; the controller takes its report ove
 lost node held is forgotten at once, and its requests go elsewhere with their tokens so far.
 """
 
+from mesh.core.asleep import note_loaded
 from mesh.core.cell import InstanceEntry, NodeEntry
 from mesh.core.deploying import import_done
 from mesh.core.ending import refuse_all_queued
@@ -176,7 +177,7 @@ def _heartbeat(turn: Turn, node: NodeEntry, said: Heartbeat) -> None:
     """Bring the books in line with what is loaded. An instance that the node does not list serves
     no more: it broke. The node gives its requests back, and says when its memory is free.
     """
-    node.rss_bytes, node.engine_bytes = said.rss_bytes, said.engine_bytes
+    node.rss_bytes, node.engine_bytes, node.asleep = said.rss_bytes, said.engine_bytes, said.asleep
     node.load_slowdown = max(said.load_slowdown, 1.0)
     # Time alone eases it, too: plans forget the worst of the last seconds (`Correction.planned`).
     node.eased += 1
@@ -211,9 +212,8 @@ def _loaded(turn: Turn, node: NodeEntry, said: InstanceLoaded) -> None:
     if instance.state is not InstanceState.LOADING:
         return
     instance.state = advance(INSTANCE, instance.state, InstanceState.READY)
-    instance.loaded_at_s = turn.now_s
-    instance.phase, instance.share = "", 1.0
-    turn.cell.expectations.learn_load(instance.model_id, node.hello.fingerprint, said.elapsed_s)
+    instance.loaded_at_s, instance.phase, instance.share = turn.now_s, "", 1.0
+    note_loaded(turn, instance, said)
     owner = turn.cell.deployments.get(instance.deployment)
     if owner is not None:
         owner.load_failures, owner.load_error, owner.paused_until_s = 0, "", 0.0

@@ -67,6 +67,7 @@ def _node(node: NodeEntry, now_s: float) -> NodeSnapshot:
         instances=tuple(_instance(node.instances[i], now_s) for i in sorted(node.instances)),
         fingerprint=node.hello.fingerprint,
         load_slowdown=node.load_slowdown,
+        asleep=tuple(model.model_id for model in node.asleep),
     )
 
 
@@ -119,6 +120,7 @@ def _instance(instance: InstanceEntry, now_s: float) -> InstanceSnapshot:
         iteration_s=_iteration_s(instance, now_s),
         correction=instance.correction.factor(now_s),
         profile=(profile.scaled_from or "measured") if profile else "",
+        tier=instance.tier,
     )
 
 

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -143,6 +144,18 @@ def test_a_start_that_leaves_out_what_it_knew_is_read_as_one_that_knew_nothing(
     del line[left_out]
     path.write_text(json.dumps(line) + "\n")
     assert read_journal(path)[0] == start
+
+
+def test_a_journal_from_before_anything_slept_replays(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    write_incident(path)
+    text = path.read_text()
+    before = re.sub(r',"tier":"disk"', "", text)
+    assert before != text
+    path.write_text(before)
+    start, decisions = read_journal(path)
+    assert isinstance(start, ControllerStart)
+    assert replay(controller_core(start), decisions) is None
 
 
 def test_a_journal_of_before_tensor_parallel_replays(tmp_path: Path) -> None:
