@@ -27,6 +27,7 @@ from mesh.report.evaluation_record import record
 from mesh.report.evaluation_tables import tables
 from mesh.report.page import page
 from mesh.report.paper_reference import Reference, reference
+from mesh.sim.costs import Resizing
 from mesh.sim.paper import ALL_CELLS, DURATION_S, PaperCell, from_trace, generated, load, paper_cell
 from mesh_workloads.trace import Trace
 
@@ -56,6 +57,13 @@ ABLATION_CELLS = (paper_cell("7B/64"),)
     "--ablations",
     is_flag=True,
     help=f"Take parts away from llm-mesh, too: in {ABLATION_CELLS[0].name}, or in --cells.",
+)
+@click.option(
+    "--kv-resize",
+    type=click.Choice([way.value for way in Resizing]),
+    default=Resizing.MAPS.value,
+    show_default=True,
+    help="How engines resize KV caches; those of the paper copy them.",
 )
 @click.option(
     "--duration",
@@ -98,6 +106,7 @@ def paper(
     policies: tuple[str, ...],
     cells: str | None,
     ablations: bool,
+    kv_resize: str,
     duration_s: float,
     seed: int,
     jobs: int,
@@ -118,12 +127,15 @@ def paper(
     pairs = _pairs(policies, cells, ablations)
     source = generated(seed) if trace is None else from_trace(trace, seed)
     work = {cell: load(source, cell.functions, duration_s) for cell, _ in pairs}
+    resize = Resizing(kv_resize)
     with progress("paper") as show:
-        planned = [Job(cell=cell, policy=name, work=work[cell]) for cell, name in pairs]
+        planned = [
+            Job(cell=cell, policy=name, work=work[cell], resize=resize) for cell, name in pairs
+        ]
         ends = run_all(planned, jobs, show)
     done = [end for end in ends if isinstance(end, Done)]
     made = Evaluation(
-        workload=_words(source, trace, seed),
+        workload=_words(source, trace, seed, resize),
         duration_s=duration_s,
         runs=tuple(_evaluated(one, measured=trace is not None) for one in done),
     )
@@ -160,10 +172,11 @@ def _pairs(
     return sorted(dict.fromkeys(pairs), key=lambda pair: order[pair[0]])
 
 
-def _words(source: Trace, trace: Path | None, seed: int) -> str:
+def _words(source: Trace, trace: Path | None, seed: int, resize: Resizing) -> str:
+    copies = ", KV caches copied" if resize is Resizing.COPIES else ""
     if trace is None:
-        return f"generated ({source.name}, seed {seed})"
-    return f"trace {trace.name}"
+        return f"generated ({source.name}, seed {seed}){copies}"
+    return f"trace {trace.name}{copies}"
 
 
 def _evaluated(done: Done, *, measured: bool) -> EvaluatedRun:

@@ -17,6 +17,7 @@ from multiprocessing import active_children, get_context
 
 from mesh.cli.progress import Report
 from mesh.domain.errors import MeshError
+from mesh.sim.costs import Resizing
 from mesh.sim.paper import PaperCell, PaperRun, run
 from mesh_nodes.protect import die_with_parent
 from mesh_workloads.trace import Trace
@@ -29,6 +30,7 @@ class Job:
     cell: PaperCell
     policy: str
     work: Trace
+    resize: Resizing = Resizing.MAPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,5 +115,5 @@ def _try(job: Job) -> Done | Failed:
 
 def _run(job: Job) -> Done:
     began_s = time.perf_counter()
-    made = run(job.cell, job.policy, job.work)
+    made = run(job.cell, job.policy, job.work, resize=job.resize)
     return Done(job=job, run=made, seconds=time.perf_counter() - began_s)

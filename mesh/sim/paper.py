@@ -20,7 +20,7 @@ from mesh.policy.registry import policy as policy_of
 from mesh.report.cell_numbers import CellNumbers, cell_numbers
 from mesh.report.series import NodeSeries
 from mesh.sim.cluster import CellPlan, VirtualCell
-from mesh.sim.costs import NodeCosts
+from mesh.sim.costs import NodeCosts, Resizing
 from mesh.sim.groups import DeploymentGroup, NodeGroup, deployments_of, node_plans
 from mesh.sim.node import NodePlan
 from mesh.sim.sampling import Sampler
@@ -56,7 +56,7 @@ COSTS = {
     DeviceKind.GPU: NodeCosts(load_s=0.2, load_bytes_per_s=20e9, unload_s=0.0),
 }
 """Weights stay in the hosts' memory: a CPU computes with them where they lie, a GPU copies them.
-Resizes of a KV cache cost what `NodeCosts` assumes of engines that map memory.
+What resizes of a KV cache cost is `NodeCosts`' own.
 """
 LINK_DELAY_S = 0.001
 LIMITS = CellLimits(
@@ -124,12 +124,15 @@ def load(trace: Trace, functions: int, duration_s: float) -> Trace:
     return replace(kept, arrivals=arrivals, duration_s=duration_s)
 
 
-def plan(cell: PaperCell, policy: str) -> CellPlan:
-    """Raises InvalidInput for a policy that there is not."""
+def plan(cell: PaperCell, policy: str, resize: Resizing = Resizing.MAPS) -> CellPlan:
+    """mesh's engines map the memory of KV caches; those of the paper copy caches.
+
+    Raises InvalidInput for a policy that there is not.
+    """
     validates = policy_of(policy).validates
     profiles = (costs.profile for costs in known_model(MODELS[cell.model]).costs.values())
     return CellPlan(
-        nodes=tuple(node for device in DeviceKind for node in _nodes(cell, device)),
+        nodes=tuple(node for device in DeviceKind for node in _nodes(cell, device, resize)),
         deployments=tuple(
             made
             for function in functions_of(cell.functions)
@@ -156,10 +159,12 @@ def run(
     cell: PaperCell,
     policy: str,
     work: Trace,
+    *,
+    resize: Resizing = Resizing.MAPS,
     told: Callable[[float], None] = lambda at_s: None,
 ) -> PaperRun:
     """`work` is what `load` made for the cell; `told` hears the time of each arrival."""
-    virtual = VirtualCell(plan(cell, policy))
+    virtual = VirtualCell(plan(cell, policy, resize))
     sampler = Sampler(virtual, ceil(work.duration_s))
     functions = functions_of(cell.functions)
     names = [_name(function) for function in functions]
@@ -174,13 +179,13 @@ def _name(function: int) -> str:
     return f"function-{function:03d}"
 
 
-def _nodes(cell: PaperCell, device: DeviceKind) -> Iterator[NodePlan]:
+def _nodes(cell: PaperCell, device: DeviceKind, resize: Resizing) -> Iterator[NodePlan]:
     group = NodeGroup(
         name=device.value,
         count=NODES_EACH,
         device=device,
         memory_gib=MEMORY_GIB[device] - PROCESS_GIB * PROCESSES[cell.model][device],
-        costs=COSTS[device],
+        costs=replace(COSTS[device], resize=resize),
     )
     for node in node_plans(group, LIMITS):
         yield replace(node, kept_s=KEEP_ALIVE_S[device])

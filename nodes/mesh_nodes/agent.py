@@ -18,6 +18,7 @@ from pathlib import Path
 
 from mesh.core.node import NodeCore
 from mesh.domain.actions import NodeAction
+from mesh.domain.errors import EngineError
 from mesh.domain.limits import HEARTBEAT_S, NodeLimits
 from mesh.domain.messages import NodeHello, NodeReport
 from mesh.domain.node_events import CommandReceived, HeartbeatDue, LinkClosed, LinkOpened, NodeEvent
@@ -38,6 +39,10 @@ STOP_S_MAX = 4.0
 """From the wish to stop to the end of `run`. Below the grace that `mesh up` and systemd give."""
 
 MESSENGER_S_MAX = 0.5
+
+ENGINE_CALL_S_MAX = 300.0
+"""For an iteration, or any other call beside loads: far beyond the slowest, and beyond what an
+engine grants the processes of its own."""
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +130,7 @@ class Agent:
             recorders=self._recorders,
         )
         linking = asyncio.create_task(self._keep(link.run))
-        beating = asyncio.create_task(self._keep(self._beat))
+        beating = asyncio.create_task(self._keep(partial(self._beat, lanes)))
         await self._ended.wait()
         beating.cancel()
         link.stop()
@@ -176,8 +181,16 @@ class Agent:
         except Exception as error:
             self._fail(error)
 
-    async def _beat(self) -> None:
+    async def _beat(self, lanes: ThreadLanes) -> None:
+        """Raises EngineError when the engine hangs. No call within this process can be broken off,
+        so the node ends, and its requests are placed elsewhere.
+        """
         while True:
+            if lanes.computing_s() > ENGINE_CALL_S_MAX:
+                raise EngineError(
+                    f"the engine has not returned from a call for {ENGINE_CALL_S_MAX:.0f} s",
+                    hint="the node ends, so that its requests can go on elsewhere; start it again",
+                )
             books = self._engine.memory()
             due = HeartbeatDue(
                 rss_bytes=self._resident_bytes(),

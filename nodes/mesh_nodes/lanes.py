@@ -51,6 +51,7 @@ class ThreadLanes:
         self._loop_thread = threading.get_ident()
         self._count = threading.Lock()
         self._pending = dict.fromkeys(Lane, 0)
+        self._computing_since_s: float | None = None
         self._handing_over = False
         self._threads = {lane: LaneThread(f"mesh-{lane.value}") for lane in Lane}
 
@@ -71,7 +72,11 @@ class ThreadLanes:
             return
 
         def work() -> None:
+            if lane is Lane.COMPUTE:
+                self._computing_since_s = time.monotonic()
             result = _outcome(call)
+            if lane is Lane.COMPUTE:
+                self._computing_since_s = None
             with self._count:
                 self._pending[lane] -= 1
             if lane is Lane.COMPUTE:
@@ -88,6 +93,11 @@ class ThreadLanes:
 
     def post_soon(self, event: NodeEvent) -> None:
         call_on(self._loop, self._post_open, event)
+
+    def computing_s(self) -> float:
+        """How long the compute lane has been in its present call; 0 when it is in none."""
+        since_s = self._computing_since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
 
     def close(self, timeout_s: float, last: Callable[[], None]) -> bool:
         """Drop what waits, let the threads end, then `last`, on the compute lane's thread.

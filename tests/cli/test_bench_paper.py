@@ -10,6 +10,7 @@ import pytest
 from mesh.cli import bench
 from mesh.cli.bench_paper_runs import Job, run_all
 from mesh.domain.errors import MeshError
+from mesh.sim.costs import Resizing
 from mesh.sim.paper import PaperCell, PaperRun, generated, load, paper_cell
 from mesh.sim.paper import run as paper_run
 from mesh_workloads.formats.plain_csv import write
@@ -110,10 +111,10 @@ def test_plots_without_matplotlib_fail_before_anything_runs(
 def test_a_run_that_fails_leaves_the_others_and_fails_the_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def run(cell: PaperCell, policy: str, work: Trace) -> PaperRun:
+    def run(cell: PaperCell, policy: str, work: Trace, *, resize: Resizing) -> PaperRun:
         if cell.functions == 64:
             raise MeshError("requests hang", hint="look at them")
-        return paper_run(cell, policy, work)
+        return paper_run(cell, policy, work, resize=resize)
 
     monkeypatch.setattr("mesh.cli.bench_paper_runs.run", run)
     ran = paper("--cells", "3B/32,3B/64", "--policy", "llm-mesh", "-o", "json")
@@ -124,7 +125,7 @@ def test_a_run_that_fails_leaves_the_others_and_fails_the_whole(
 
 
 def test_the_only_run_fails_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(*_: object) -> PaperRun:
+    def run(*_: object, resize: Resizing) -> PaperRun:
         raise MeshError("requests hang", hint="look at them")
 
     monkeypatch.setattr("mesh.cli.bench_paper_runs.run", run)

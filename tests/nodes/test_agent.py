@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import psutil
 import pytest
 
 from mesh.core.node import NodeCore
-from mesh.domain.actions import NodeAction
+from mesh.domain.actions import NodeAction, StartUnload
+from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId, NodeId
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import NodeHello
@@ -80,6 +82,22 @@ async def test_a_core_that_fails_ends_the_agent_with_its_error(
     with pytest.raises(KeyError, match="no such instance"):
         await asyncio.wait_for(_agent(tmp_path).run(), 2 * STOP_S_MAX)
     assert len(told) == 1, "nothing more is asked of it"
+
+
+async def test_an_engine_that_does_not_return_ends_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mesh_nodes.agent.HEARTBEAT_S", 0.01)
+    monkeypatch.setattr("mesh_nodes.agent.ENGINE_CALL_S_MAX", 0.1)
+    release = threading.Event()
+    monkeypatch.setattr(NodeCore, "handle", lambda *_: [StartUnload(instance_id=InstanceId("i1"))])
+    engine = ScriptedEngine()
+    monkeypatch.setattr(engine, "unload", lambda _: release.wait(60))
+    agent = _agent(tmp_path, engine)
+    with pytest.raises(EngineError, match="has not returned from a call for 0 s"):
+        await asyncio.wait_for(agent.run(), 2 * STOP_S_MAX)
+    assert not agent.clean
+    release.set()
 
 
 class FirstBeat:

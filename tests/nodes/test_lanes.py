@@ -67,6 +67,28 @@ async def test_calls_of_a_lane_run_in_order_and_steps_post_from_their_own_thread
     assert lanes.close(timeout_s=5, last=_nothing)
 
 
+async def test_it_is_known_for_how_long_a_call_has_been_computing() -> None:
+    posted = Posted()
+    lanes = ThreadLanes(loop=asyncio.get_running_loop(), post=posted.post)
+    began, release = threading.Event(), threading.Event()
+
+    def call() -> str:
+        began.set()
+        release.wait(5)
+        return "step"
+
+    assert lanes.computing_s() == 0.0
+    lanes.run(Lane.COMPUTE, call, _say)
+    assert await asyncio.to_thread(began.wait, 5)
+    first_s = lanes.computing_s()
+    await asyncio.sleep(0.01)
+    assert lanes.computing_s() >= first_s + 0.01
+    release.set()
+    assert await posted.wait_for(1) == ["step"]
+    assert lanes.computing_s() == 0.0
+    assert lanes.close(timeout_s=5, last=_nothing)
+
+
 async def test_a_long_load_does_not_hold_up_computing() -> None:
     posted = Posted()
     lanes = ThreadLanes(loop=asyncio.get_running_loop(), post=posted.post)

@@ -6,6 +6,7 @@ import pytest
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.reasons import DeviceKind
+from mesh.sim.costs import Resizing
 from mesh.sim.paper import ALL_CELLS, from_trace, generated, load, paper_cell, plan, run
 from mesh_workloads.trace import Trace
 
@@ -40,6 +41,15 @@ def test_a_model_is_resident_on_a_cpu_and_copied_to_a_gpu() -> None:
     cpu, *_, gpu = plan(paper_cell("7B/32"), "llm-mesh").nodes
     assert cpu.costs.load_time_s(13_000_000_000) == 0.0
     assert gpu.costs.load_time_s(13_000_000_000) == pytest.approx(0.2 + 0.65)
+
+
+def test_a_cache_that_is_copied_costs_more_to_grow_than_one_that_is_mapped() -> None:
+    cell = paper_cell("13B/32")
+    mapped, copied = (
+        {node.costs.resize_time_s(8 * 2**30, 9 * 2**30) for node in made.nodes}
+        for made in (plan(cell, "llm-mesh"), plan(cell, "llm-mesh", Resizing.COPIES))
+    )
+    assert max(mapped) < 0.05 < 0.25 < min(copied)
 
 
 def test_loads_are_nested_and_every_request_has_its_deployment(trace: Trace) -> None:
