@@ -163,7 +163,7 @@ def _note_iteration(turn: Turn, node: NodeEntry, said: TokensReport) -> None:
         return
     if said.correction < instance.correction.latest * EASED_SHARE:
         node.eased += 1
-    instance.correction.told(said.correction, turn.now_s)
+    instance.correction.reported(said.correction, turn.now_s)
     for request_id, tokens in said.prefill_left:
         held = instance.requests.get(request_id)
         if held is not None:

@@ -64,6 +64,7 @@ def load(turn: Turn, entry: DeploymentEntry, start: Start, needed_s: float) -> N
         kv_blocks=start.kv_blocks,
         context_tokens_max=deployment.context_tokens_max,
         batch_max=served_max,
+        correction=Correction.of(profile),
         load_s=load_s(turn, deployment, node),
         load_started_s=turn.now_s,
         phase="load",
@@ -115,6 +116,7 @@ def adopt(turn: Turn, node: NodeEntry, report: InstanceReport) -> None:
         twice = UnloadInstance(instance_id=report.instance_id)
         turn.act(SendCommand(link_id=node.link_id, command=twice))
         return
+    profile = _profile(turn, node, report) if wanted else None
     instance = InstanceEntry(
         instance_id=report.instance_id,
         deployment=report.deployment,
@@ -122,8 +124,10 @@ def adopt(turn: Turn, node: NodeEntry, report: InstanceReport) -> None:
         node=node,
         state=InstanceState.READY,
         footprint=report.footprint,
-        profile=_profile(turn, node, report) if wanted else None,
-        correction=Correction(report.correction, turn.now_s),
+        profile=profile,
+        correction=(
+            Correction.of(profile, report.correction, turn.now_s) if profile else Correction()
+        ),
         kv_blocks=report.kv_blocks,
         context_tokens_max=report.context_tokens_max,
         batch_max=_served_max(turn, owner, node, report),
@@ -205,6 +209,8 @@ def forget(turn: Turn, instance: InstanceEntry) -> None:
     """The instance is gone: give its memory back and take it out of every book."""
     instance.state = advance(INSTANCE, instance.state, InstanceState.GONE)
     instance.node.eased += 1
+    if instance.profile is not None and not instance.correction.trial_left:
+        turn.cell.expectations.learn_estimate(instance.profile, instance.correction.latest)
     started = instance.node.station.forget(instance.instance_id)
     instance.node.instances.pop(instance.instance_id, None)
     start_operations(turn, instance.node, started)
