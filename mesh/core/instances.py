@@ -7,6 +7,7 @@ from mesh.core.cell import DeploymentEntry, InstanceEntry, NodeEntry, RequestEnt
 from mesh.core.memory import issue, let_go, reclaim
 from mesh.core.memory import start as start_operations
 from mesh.core.schedule import first_due_s
+from mesh.core.sizes import state_footprint
 from mesh.core.starting import batch_max, find_room, load_s, worth_asking
 from mesh.core.turn import Turn
 from mesh.domain.actions import SendCommand, SetTimer
@@ -134,6 +135,8 @@ def adopt(turn: Turn, node: NodeEntry, report: InstanceReport) -> None:
         load_started_s=turn.now_s,
         loaded_at_s=turn.now_s,
     )
+    if owner is not None and instance.profile is not None:
+        state_footprint(owner, node.hello.engine, report.footprint)
     _enter(turn, instance)
     size_bytes = report.footprint.instance_bytes(report.kv_blocks)
     start_operations(turn, node, node.station.record(instance.instance_id, size_bytes))
