@@ -71,9 +71,9 @@ class Mesh:
         made, running = 0, len(prompts)
         budget = NodeLimits().prefill_tokens_max
         while running:
-            tokens = self._engine.step(self._instance_id, budget).tokens
-            made += len(tokens)
-            running -= sum(token.finish is not None for token in tokens)
+            outputs = self._engine.step(self._instance_id, budget).outputs
+            made += len(outputs)
+            running -= sum(output.finish is not None for output in outputs)
         return made
 
 

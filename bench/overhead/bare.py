@@ -66,7 +66,7 @@ def first_tokens(engine: Engine, numbers: Iterator[int]) -> list[float]:
     for _ in range(TTFT_REPEATS):
         start_s = time.perf_counter()
         submit(engine, f"r{next(numbers)}", 1)
-        while not engine.step(INSTANCE, PREFILL_TOKENS).tokens:
+        while not engine.step(INSTANCE, PREFILL_TOKENS).outputs:
             pass
         taken.append(1e3 * (time.perf_counter() - start_s))
     return taken
@@ -77,10 +77,10 @@ def batch(engine: Engine, numbers: Iterator[int]) -> tuple[float, ...]:
     times_s: dict[RequestId, list[float]] = {
         submit(engine, f"r{next(numbers)}", BATCH_TOKENS): [] for _ in range(BATCH)
     }
-    while tokens := engine.step(INSTANCE, PREFILL_TOKENS).tokens:
+    while outputs := engine.step(INSTANCE, PREFILL_TOKENS).outputs:
         now_s = time.perf_counter()
-        for token in tokens:
-            times_s[token.request_id].append(now_s)
+        for output in outputs:
+            times_s[output.request_id].append(now_s)
     return steady(list(times_s.values()))
 
 

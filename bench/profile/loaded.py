@@ -74,9 +74,9 @@ class LoadedModel:
 
     def step(self) -> StepResult:
         result = self._engine.step(INSTANCE, PREFILL_TOKENS_MAX)
-        for token in result.tokens:
-            if token.finish is not None:
-                self.running.remove(token.request_id)
+        for output in result.outputs:
+            if output.finish is not None:
+                self.running.remove(output.request_id)
         return result
 
     def shrink(self, batch: int) -> None:

@@ -105,7 +105,7 @@ class Adapter:
             start_s = time.perf_counter()
             result = self._engine.step(INSTANCE, PREFILL_TOKENS_MAX)
             elapsed_s = time.perf_counter() - start_s
-            running -= sum(token.finish is not None for token in result.tokens)
+            running -= sum(output.finish is not None for output in result.outputs)
             if result.decode_batch == BATCH:
                 taken_ms.append(1e3 * elapsed_s)
                 agent_ms.append(1e3 * (elapsed_s - result.elapsed_s))

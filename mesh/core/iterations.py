@@ -1,7 +1,5 @@
 """What the node core makes of an iteration: tokens to report, requests that ended or starve."""
 
-from collections.abc import Sequence
-
 from mesh.compute.times import Times
 from mesh.core import measuring
 from mesh.core.node_state import LocalInstance, LocalNode, LocalRequest, LocalState
@@ -10,8 +8,7 @@ from mesh.domain.actions import StartUnload
 from mesh.domain.ids import RequestId
 from mesh.domain.messages import RequestReturned, TokensReport
 from mesh.domain.node_events import StepBroke, SubmitBroke
-from mesh.domain.request import RequestTokens
-from mesh.domain.steps import StepResult, TokenOutput
+from mesh.domain.steps import StepResult
 
 
 def learn(turn: NodeTurn, node: LocalNode, instance: LocalInstance, result: StepResult) -> None:
@@ -44,16 +41,15 @@ def step_finished(turn: NodeTurn, instance: LocalInstance, result: StepResult, s
         held = requests.get(request_id)
         return held is not None and held.first_step <= step
 
-    prefill_left = [of for of in result.prefill_left if took_part(of[0])]
     outputs = []
-    for request_id, tokens in _by_request(result.tokens).items():
-        if took_part(request_id):
-            held = requests[request_id]
-            output = _outputs(held, tokens)
+    for output in result.outputs:
+        held = requests.get(output.request_id)
+        if held is not None and held.order.attempt == output.attempt:
             outputs.append(output)
-            held.note_tokens(len(tokens), now_s)
+            held.note_tokens(len(output.token_ids), now_s)
             if output.finish is not None:
-                del requests[request_id]
+                del requests[output.request_id]
+    prefill_left = [of for of in result.prefill_left if took_part(of[0])]
     for request_id, left in prefill_left:
         requests[request_id].prefill_left = left
     starved = tuple(request_id for request_id in result.starved if took_part(request_id))
@@ -67,33 +63,6 @@ def step_finished(turn: NodeTurn, instance: LocalInstance, result: StepResult, s
             starved=starved,
             correction=instance.correction.factor(now_s),
         )
-    )
-
-
-def _by_request(tokens: Sequence[TokenOutput]) -> dict[RequestId, list[TokenOutput]]:
-    """In the order of their first ones; nearly always one of each."""
-    by_request = {token.request_id: [token] for token in tokens}
-    if len(by_request) < len(tokens):
-        by_request = {request_id: [] for request_id in by_request}
-        for token in tokens:
-            by_request[token.request_id].append(token)
-    return by_request
-
-
-def _outputs(held: LocalRequest, tokens: Sequence[TokenOutput]) -> RequestTokens:
-    first = tokens[0]
-    token_ids: tuple[int, ...] = (first.token_id,)
-    text = first.text
-    if len(tokens) > 1:
-        token_ids = tuple([token.token_id for token in tokens])
-        text = "".join([token.text for token in tokens])
-    return RequestTokens(
-        request_id=first.request_id,
-        attempt=held.order.attempt,
-        first_index=first.index,
-        token_ids=token_ids,
-        text=text,
-        finish=tokens[-1].finish,
     )
 
 

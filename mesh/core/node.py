@@ -226,6 +226,7 @@ class NodeCore:
                 attempt=order.attempt,
                 request=EngineRequest(
                     request_id=request.request_id,
+                    attempt=order.attempt,
                     prompt_tokens=request.prompt_tokens,
                     output_tokens=order.output_tokens,
                     sampling=request.sampling,

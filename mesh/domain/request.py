@@ -69,5 +69,5 @@ class RequestTokens:
     attempt: int
     first_index: int
     token_ids: tuple[int, ...]
-    text: str
+    text: str = ""
     finish: FinishReason | None = None

@@ -1,13 +1,12 @@
 """What an engine is given and gives back: the values that cross the engine port."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
-from mesh.domain.reasons import FinishReason
-from mesh.domain.request import SamplingParams
+from mesh.domain.request import RequestTokens, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +60,12 @@ class EngineRequest:
 
     `output_tokens` were generated earlier (perhaps on another node): the engine recomputes their KV
     with the prompt's and continues after them. The n-th output token depends on (seed, n), not on
-    which engine or attempt draws it.
+    which engine or attempt draws it. `attempt` is for whoever gets the tokens: they say which
+    submission they are of.
     """
 
     request_id: RequestId
+    attempt: int = 1
     prompt_tokens: tuple[int, ...]
     output_tokens: tuple[int, ...]
     sampling: SamplingParams
@@ -72,25 +73,14 @@ class EngineRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenOutput:
-    """One new token of one request.
-
-    `index` is its output index. `finish` is set on the last one: STOP for a stop token (whose id is
-    reported and whose text is empty) or a stop string, LENGTH at max_tokens or a full context.
-    """
-
-    request_id: RequestId
-    index: int
-    token_id: int
-    text: str = ""
-    finish: FinishReason | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """One iteration of one instance, or several decodes of the same batch."""
 
-    tokens: tuple[TokenOutput, ...]
+    outputs: tuple[RequestTokens, ...]
+    """One for each request that has new tokens: one token of each iteration. `finish` is STOP for a
+    stop token (whose id is told and whose text is empty) or a stop string, LENGTH at max_tokens or
+    a full context.
+    """
     prefill_tokens: int
     """Prompt tokens computed in this iteration."""
     prefill_past_tokens: int
@@ -113,7 +103,7 @@ class StepResult:
         """Whether the next iteration would be a decode of the same batch."""
         if self.prefill_tokens or self.prefill_left or self.starved or not self.decode_batch:
             return False
-        return all(token.finish is None for token in self.tokens)
+        return all(output.finish is None for output in self.outputs)
 
 
 def repeated(
@@ -129,11 +119,28 @@ def repeated(
     decodes = sum(result.decode_batch > 0 for result in results)
     return replace(
         last,
-        tokens=tuple([token for result in results for token in result.tokens]),
+        outputs=_joined(results),
         decode_batch=results[0].decode_batch,
         context_tokens=sum(result.context_tokens for result in results) // decodes,
         elapsed_s=sum(result.elapsed_s for result in results),
         iterations=decodes,
+    )
+
+
+def _joined(results: Sequence[StepResult]) -> tuple[RequestTokens, ...]:
+    """In the order of the first iteration, in which all of the batch have a token."""
+    runs: dict[RequestId, list[RequestTokens]] = {}
+    for result in results:
+        for output in result.outputs:
+            runs.setdefault(output.request_id, []).append(output)
+    return tuple(
+        replace(
+            run[-1],
+            first_index=run[0].first_index,
+            token_ids=tuple([token_id for output in run for token_id in output.token_ids]),
+            text="".join([output.text for output in run]),
+        )
+        for run in runs.values()
     )
 
 

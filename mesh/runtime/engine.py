@@ -22,7 +22,6 @@ from mesh.domain.steps import (
     LoadOrder,
     ResizedKv,
     StepResult,
-    TokenOutput,
 )
 
 __all__ = [
@@ -35,7 +34,6 @@ __all__ = [
     "Progress",
     "ResizedKv",
     "StepResult",
-    "TokenOutput",
 ]
 
 Progress = Callable[[str, float], None]

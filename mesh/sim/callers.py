@@ -25,7 +25,7 @@ from mesh.domain.request import Request
 from mesh.domain.text import TextAssets
 from mesh.report.outcomes import Outcome
 from mesh.runtime.clock import Clock
-from mesh.sim.sequences import seed_of, token_at
+from mesh.sim.sequences import seed_of, tokens_at
 
 
 @dataclass(slots=True)
@@ -96,10 +96,10 @@ class Callers:
         held = self._waiting.get(outputs.request_id)
         assert held is not None, f"tokens of {outputs.request_id} after its end"
         assert outputs.first_index == len(held.tokens_s), "a token was lost, or came twice"
-        for index, token_id in enumerate(outputs.token_ids, start=outputs.first_index):
-            due = token_at(held.seed, index, held.deployment.model)
-            assert token_id == due, f"token {index} of {outputs.request_id} is another request's"
-        held.tokens_s += [self._clock.now_s()] * len(outputs.token_ids)
+        first, count = outputs.first_index, len(outputs.token_ids)
+        due = tokens_at(held.seed, first, count, held.deployment.model)
+        assert outputs.token_ids == due, f"tokens of {outputs.request_id} are another request's"
+        held.tokens_s += [self._clock.now_s()] * count
         if outputs.finish is not None:
             missing = held.answer_tokens - len(held.tokens_s)
             assert not missing, f"{outputs.request_id} lacks {missing} tokens at its end"

@@ -8,7 +8,6 @@ for as long. Before: `NodePerformer`. After: `sequences`, which computes what an
 import math
 import random
 from collections.abc import Callable, Mapping
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from mesh.domain.errors import EngineError, OutOfMemory, UnsupportedModel
 from mesh.domain.ids import InstanceId, ModelId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
-from mesh.domain.steps import repeated
 from mesh.runtime.engine import (
     EngineCapabilities,
     EngineRequest,
@@ -132,17 +130,21 @@ class CostEngine:
         self, instance_id: InstanceId, prefill_tokens_max: int, iterations: int = 1
     ) -> StepResult:
         instance = self._instance(instance_id)
-        return repeated(partial(self._iterate, instance), prefill_tokens_max, iterations)
+        slower, took = self._slower(), list[float]()
+        engine_s_of = self._seconds(instance.order.model.model_id, slower)
 
-    def _iterate(self, instance: Instance, prefill_tokens_max: int) -> StepResult:
-        slower, model_id = self._slower(), instance.order.model.model_id
-        result = instance.iterate(prefill_tokens_max, self._seconds(model_id, slower))
-        took_s = self._turn_s(result.elapsed_s, slower, prefill=result.prefill_tokens > 0)
+        def seconds(prefill: int, past: int, batch: int, context: int) -> float:
+            engine_s = engine_s_of(prefill, past, batch, context)
+            took.append(self._turn_s(engine_s, slower, prefill=prefill > 0))
+            self.prefilled_tokens += prefill
+            self.decoded_tokens += batch
+            return engine_s
+
+        result = instance.step(prefill_tokens_max, iterations, seconds)
+        took_s = sum(took)
         self._spend(took_s)
         self._stepping_until_s = self._now_s() + took_s
         self._works(took_s)
-        self.prefilled_tokens += result.prefill_tokens
-        self.decoded_tokens += result.decode_batch
         return result
 
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:

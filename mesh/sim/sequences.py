@@ -1,20 +1,22 @@
 """The requests of one virtual instance: what each iteration computes for them, and their blocks.
 
 Decodes go first, one token each; then prompts in the order of their submission, as far as the
-budget reaches. KV blocks are counted as an engine counts them: a block is taken when the first of
-its tokens is computed, and a request that finds none starves. Token ids are a function of the
-request and the index alone. Before: `engine`. After: nothing.
+budget reaches. Several decodes of the same batch are computed at once. KV blocks are counted as an
+engine counts them: a block is taken when the first of its tokens is computed, and a request that
+finds none starves. Token ids are a function of the request and the index alone. Before: `engine`.
+After: nothing.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
 from mesh.domain.ids import RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.reasons import FinishReason
-from mesh.domain.request import SamplingParams
-from mesh.domain.steps import EngineRequest, InstanceMemory, LoadOrder, StepResult, TokenOutput
+from mesh.domain.request import RequestTokens, SamplingParams
+from mesh.domain.steps import EngineRequest, InstanceMemory, LoadOrder, StepResult, repeated
 
 Seconds = Callable[[int, int, int, int], float]
 """Of an iteration: prompt tokens, tokens before them, decodes, mean context of those."""
@@ -35,9 +37,17 @@ def seed_of(prompt_tokens: tuple[int, ...], sampling: SamplingParams) -> int:
     )
 
 
-def token_at(seed: int, index: int, model: ModelInfo) -> int:
-    """The id of an output token, wherever it is computed. No request ends by accident."""
-    token_id = (seed + index * STRIDE) % model.vocabulary_tokens
+def tokens_at(seed: int, first_index: int, count: int, model: ModelInfo) -> tuple[int, ...]:
+    """The ids of output tokens, wherever they are computed. No request ends by accident."""
+    vocabulary_tokens, indices = model.vocabulary_tokens, range(first_index, first_index + count)
+    token_ids = tuple([(seed + index * STRIDE) % vocabulary_tokens for index in indices])
+    for stop_id in model.stop_token_ids:
+        if stop_id in token_ids:
+            return tuple([_beside_stops(token_id, model) for token_id in token_ids])
+    return token_ids
+
+
+def _beside_stops(token_id: int, model: ModelInfo) -> int:
     while token_id in model.stop_token_ids:
         token_id = (token_id + 1) % model.vocabulary_tokens
     return token_id
@@ -52,6 +62,7 @@ class Sequence:
     """A running request: `length` tokens of prompt and output, `computed` of them in the cache."""
 
     request_id: RequestId
+    attempt: int
     seed: int
     prompt_tokens: int
     length: int
@@ -82,6 +93,7 @@ class Instance:
         prompt_tokens, sampling = len(request.prompt_tokens), request.sampling
         self.sequences[request.request_id] = Sequence(
             request_id=request.request_id,
+            attempt=request.attempt,
             seed=seed_of(request.prompt_tokens, sampling),
             prompt_tokens=prompt_tokens,
             length=prompt_tokens + len(request.output_tokens),
@@ -104,8 +116,55 @@ class Instance:
             kv_held_bytes=self.kv_blocks * self.footprint.kv_block_bytes,
         )
 
-    def iterate(self, prefill_tokens_max: int, seconds: Seconds) -> StepResult:
-        """Compute one iteration, which takes as long as `seconds` says."""
+    def step(self, prefill_tokens_max: int, iterations: int, seconds: Seconds) -> StepResult:
+        """Compute so many iterations; see the engine port. `seconds` is asked once for each."""
+        count = self._decodes_at_once(iterations)
+        if count:
+            return self._decode(count, seconds)
+        return repeated(partial(self._iterate, seconds), prefill_tokens_max, iterations)
+
+    def _decodes_at_once(self, iterations: int) -> int:
+        """How many decodes are the same batch's, the last of which may end a request. 0 where that
+        takes a look at each: there are prompts, stop tokens or more requests than a batch has, or
+        too few blocks for all.
+        """
+        sequences = self.sequences.values()
+        if not sequences or len(sequences) > self.order.batch_max:
+            return 0
+        count = iterations
+        for sequence in sequences:
+            if not sequence.decoding or sequence.stop_token_ids:
+                return 0
+            count = min(count, sequence.length_max - sequence.length)
+        missing = 0
+        for sequence in sequences:
+            blocks = self.footprint.blocks_for(sequence.computed + count)
+            missing += max(blocks - sequence.blocks, 0)
+        return count if missing <= self.kv_blocks - self.blocks_used else 0
+
+    def _decode(self, count: int, seconds: Seconds) -> StepResult:
+        sequences = list(self.sequences.values())
+        batch, context = len(sequences), 0
+        for sequence in sequences:
+            context += sequence.length
+            self._give(sequence, count)
+            sequence.computed += count
+        mean = context // batch
+        return StepResult(
+            outputs=tuple([self._tokens(sequence, count) for sequence in sequences]),
+            prefill_tokens=0,
+            prefill_past_tokens=0,
+            decode_batch=batch,
+            # Each has one token more in each of them.
+            context_tokens=(context * count + batch * count * (count - 1) // 2) // count,
+            prefill_left=(),
+            starved=(),
+            kv_blocks_used=self.blocks_used,
+            elapsed_s=sum([seconds(0, 0, batch, mean + n) for n in range(count)]),
+            iterations=count,
+        )
+
+    def _iterate(self, seconds: Seconds, prefill_tokens_max: int) -> StepResult:
         decoding, prompts, starved = self._plan(prefill_tokens_max)
         context = prefill = past = 0
         for sequence in decoding:
@@ -117,10 +176,10 @@ class Instance:
         batch = len(decoding)
         past_tokens = round(past / prefill) if prefill else 0
         ended = [sequence for sequence, _ in prompts if not sequence.left]
-        tokens_out = tuple(map(self._token, (*decoding, *ended)))
+        outputs = tuple([self._tokens(sequence, 1) for sequence in (*decoding, *ended)])
         waiting = [s for s in self.sequences.values() if not s.decoding]
         return StepResult(
-            tokens=tokens_out,
+            outputs=outputs,
             prefill_tokens=prefill,
             prefill_past_tokens=past_tokens,
             decode_batch=batch,
@@ -167,16 +226,23 @@ class Instance:
         self.blocks_used += taken
         return min(wanted, sequence.blocks * self.footprint.block_tokens - sequence.computed)
 
-    def _token(self, sequence: Sequence) -> TokenOutput:
-        request_id, index = sequence.request_id, sequence.length - sequence.prompt_tokens
-        token_id = token_at(sequence.seed, index, self.order.model)
-        sequence.length += 1
+    def _tokens(self, sequence: Sequence, count: int) -> RequestTokens:
+        """So many new ones, the last of which may end the request."""
+        index = sequence.length - sequence.prompt_tokens
+        token_ids = tokens_at(sequence.seed, index, count, self.order.model)
+        sequence.length += count
         sequence.decoding = True
         finish = None
         if sequence.length >= sequence.length_max:
             finish = FinishReason.LENGTH
-        if token_id in sequence.stop_token_ids:
+        if token_ids[-1] in sequence.stop_token_ids:
             finish = FinishReason.STOP
         if finish is not None:
-            self.drop(request_id)
-        return TokenOutput(request_id=request_id, index=index, token_id=token_id, finish=finish)
+            self.drop(sequence.request_id)
+        return RequestTokens(
+            request_id=sequence.request_id,
+            attempt=sequence.attempt,
+            first_index=index,
+            token_ids=token_ids,
+            finish=finish,
+        )

@@ -4,7 +4,6 @@ It wraps an engine and is one, so that stopping means the same with every engine
 ends its request before the next step. Text runs in the compute thread, between steps.
 """
 
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.domain.reasons import FinishReason
+from mesh.domain.request import RequestTokens
 from mesh.domain.steps import (
     EngineCapabilities,
     EngineRequest,
@@ -21,7 +21,6 @@ from mesh.domain.steps import (
     LoadOrder,
     ResizedKv,
     StepResult,
-    TokenOutput,
 )
 from mesh.runtime.engine import Engine, Progress
 from mesh.text.assets import read_assets
@@ -44,14 +43,27 @@ class _RequestText:
         for token_id in request.output_tokens:
             self.stops.push(self._detokenizer.push(token_id))
 
-    def push(self, token: TokenOutput) -> str:
-        """The text that this token makes it safe to give out, all that is left with the last."""
-        ends = token.finish is FinishReason.STOP and token.token_id in self._stop_ids
-        text = "" if ends else self._detokenizer.push(token.token_id)
-        if token.finish is not None:
+    def push(self, output: RequestTokens) -> RequestTokens:
+        """The tokens with the text that they make it safe to give out, all that is left with the
+        last. After one that brings a stop string there are no more: it is only known here that the
+        request had ended.
+        """
+        text, last = "", len(output.token_ids) - 1
+        for n, token_id in enumerate(output.token_ids):
+            finish = output.finish if n == last else None
+            text += self._pushed(token_id, finish)
+            if self.stops.stopped:
+                token_ids = output.token_ids[: n + 1]
+                return replace(output, token_ids=token_ids, text=text, finish=FinishReason.STOP)
+        return replace(output, text=text)
+
+    def _pushed(self, token_id: int, finish: FinishReason | None) -> str:
+        ends = finish is FinishReason.STOP and token_id in self._stop_ids
+        text = "" if ends else self._detokenizer.push(token_id)
+        if finish is not None:
             text += self._detokenizer.flush()
         text = self.stops.push(text)
-        if token.finish is not None and not self.stops.stopped:
+        if finish is not None and not self.stops.stopped:
             text += self.stops.flush()
         return text
 
@@ -105,45 +117,23 @@ class TextEngine:
         self, instance_id: InstanceId, prefill_tokens_max: int, iterations: int = 1
     ) -> StepResult:
         result = self._inner.step(instance_id, prefill_tokens_max, iterations)
-        if not result.tokens:
+        if not result.outputs:
             return result
-        ended = sum(token.finish is not None for token in result.tokens)
-        tokens = tuple(self._worded(instance_id, result.tokens))
-        if sum(token.finish is not None for token in tokens) == ended:
-            return replace(result, tokens=tokens)
+        outputs = tuple([self._worded(instance_id, output) for output in result.outputs])
+        if all(a.finish is b.finish for a, b in zip(result.outputs, outputs, strict=True)):
+            return replace(result, outputs=outputs)
         (books,) = (m for m in self._inner.memory() if m.instance_id == instance_id)
-        return replace(result, tokens=tokens, kv_blocks_used=books.kv_blocks_used)
+        return replace(result, outputs=outputs, kv_blocks_used=books.kv_blocks_used)
 
-    def _worded(
-        self, instance_id: InstanceId, tokens: Iterable[TokenOutput]
-    ) -> Iterator[TokenOutput]:
-        """The tokens with their text. Those of further iterations after a stop string are not
-        reported: only here is it known that the request had ended.
-        """
+    def _worded(self, instance_id: InstanceId, output: RequestTokens) -> RequestTokens:
+        """The tokens with their text, up to the one that brings a stop string."""
         texts = self._texts[instance_id]
-        for token in tokens:
-            request = texts.get(token.request_id)
-            if request is not None:
-                yield self._pushed(instance_id, request, token)
-
-    def _pushed(
-        self, instance_id: InstanceId, request: _RequestText, token: TokenOutput
-    ) -> TokenOutput:
-        """The token with its text, and the last one if that brings a stop string."""
-        text, finish = request.push(token), token.finish
-        if request.stops.stopped and finish is None:
-            self._inner.abort(instance_id, token.request_id)
-        if request.stops.stopped:
-            finish = FinishReason.STOP
-        if finish is not None:
-            del self._texts[instance_id][token.request_id]
-        return TokenOutput(
-            request_id=token.request_id,
-            index=token.index,
-            token_id=token.token_id,
-            text=text,
-            finish=finish,
-        )
+        worded = texts[output.request_id].push(output)
+        if worded.finish is not None:
+            del texts[output.request_id]
+            if output.finish is None:
+                self._inner.abort(instance_id, output.request_id)
+        return worded
 
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
         return self._inner.measure(instance_id, shape)

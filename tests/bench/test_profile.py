@@ -20,7 +20,7 @@ def iteration(measured_s: float, predicted_s: float, at_s: float = 0.0) -> Itera
 
 def decode(batch: int, context_tokens: int, elapsed_s: float) -> StepResult:
     return StepResult(
-        tokens=(),
+        outputs=(),
         prefill_tokens=0,
         prefill_past_tokens=0,
         decode_batch=batch,

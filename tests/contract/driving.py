@@ -83,6 +83,7 @@ class Driver:
     ) -> Running:
         request = EngineRequest(
             request_id=RequestId(name),
+            attempt=1 + len(self.ended),
             prompt_tokens=tuple(prompt),
             output_tokens=tuple(output),
             sampling=sampling or greedy(),
@@ -110,7 +111,7 @@ class Driver:
         self._check_progress(result, prefill_tokens_max)
         decodes = [r for r in self.running.values() if r.decoding]
         attended = {r.request.request_id: r.total for r in decodes}
-        yielding = [token.request_id for token in result.tokens]
+        yielding = [output.request_id for output in result.outputs]
         decoded = [request_id for request_id in yielding if request_id in attended]
         assert result.decode_batch == len(decoded)
         assert result.context_tokens == sum(attended[request_id] for request_id in decoded)
@@ -187,19 +188,21 @@ class Driver:
         )
         assert result.prefill_past_tokens == round(past / max(computed, 1))
         completed = {i for i in waiting if i not in left}
-        assert completed == {t.request_id for t in result.tokens} & set(waiting)
+        assert completed == {o.request_id for o in result.outputs} & set(waiting)
         for request_id, count in left.items():
             self.running[request_id].left = count
 
     def _take(self, result: StepResult) -> None:
         """Each request has at most one new token, numbered without a gap, none after its end."""
-        assert len({token.request_id for token in result.tokens}) == len(result.tokens)
-        for token in result.tokens:
-            running = self.running[token.request_id]
-            assert token.index == len(running.request.output_tokens) + len(running.tokens)
-            assert 0 <= token.token_id < self.order.model.vocabulary_tokens
+        assert len({output.request_id for output in result.outputs}) == len(result.outputs)
+        for output in result.outputs:
+            running = self.running[output.request_id]
+            assert output.attempt == running.request.attempt
+            assert output.first_index == len(running.request.output_tokens) + len(running.tokens)
+            (token_id,) = output.token_ids
+            assert 0 <= token_id < self.order.model.vocabulary_tokens
             running.left = 0
-            running.tokens.append(token.token_id)
-            running.finish = token.finish
-            if token.finish is not None:
-                self.ended[token.request_id] = self.running.pop(token.request_id)
+            running.tokens.append(token_id)
+            running.finish = output.finish
+            if output.finish is not None:
+                self.ended[output.request_id] = self.running.pop(output.request_id)

@@ -12,7 +12,7 @@ LONG = tuple(5 + n % 80 for n in range(200))
 
 def test_a_step_with_nothing_to_do_is_empty(driver: Driver) -> None:
     result = driver.step()
-    assert result.tokens == ()
+    assert result.outputs == ()
     assert (result.prefill_tokens, result.decode_batch, result.context_tokens) == (0, 0, 0)
     assert (result.prefill_left, result.starved, result.kv_blocks_used) == ((), (), 0)
 
@@ -20,7 +20,7 @@ def test_a_step_with_nothing_to_do_is_empty(driver: Driver) -> None:
 def test_a_prompt_within_the_budget_yields_its_first_token_at_once(driver: Driver) -> None:
     driver.submit("r", SHORT)
     first = driver.step(64)
-    assert [(token.request_id, token.index) for token in first.tokens] == [("r", 0)]
+    assert [(output.request_id, output.first_index) for output in first.outputs] == [("r", 0)]
     assert (first.prefill_tokens, first.decode_batch) == (10, 0)
     second = driver.step(64)
     assert (second.prefill_tokens, second.decode_batch, second.context_tokens) == (0, 1, 11)
@@ -29,7 +29,7 @@ def test_a_prompt_within_the_budget_yields_its_first_token_at_once(driver: Drive
 def test_a_long_prompt_is_computed_in_chunks_of_the_budget(driver: Driver) -> None:
     driver.submit("r", LONG)
     seen = []
-    while not (result := driver.step(64)).tokens:
+    while not (result := driver.step(64)).outputs:
         seen.append((result.prefill_tokens, result.prefill_left))
     assert seen == [(64, (("r", 136),)), (64, (("r", 72),)), (64, (("r", 8),))]
     assert (result.prefill_tokens, result.prefill_left) == (8, ())
@@ -56,10 +56,10 @@ def test_prompts_are_prefilled_in_the_order_they_were_submitted(driver: Driver) 
         driver.submit(name, LONG[:count])
     assert driver.step(40).prefill_left == (("a", 10), ("b", 30), ("c", 30))
     result = driver.step(30)
-    assert [token.request_id for token in result.tokens] == ["a"]
+    assert [output.request_id for output in result.outputs] == ["a"]
     assert result.prefill_left == (("b", 10), ("c", 30))
     result = driver.step(40)
-    assert {token.request_id for token in result.tokens} == {"a", "b", "c"}
+    assert {output.request_id for output in result.outputs} == {"a", "b", "c"}
 
 
 def test_decodes_go_on_while_a_long_prompt_is_prefilled(driver: Driver) -> None:
@@ -71,7 +71,7 @@ def test_decodes_go_on_while_a_long_prompt_is_prefilled(driver: Driver) -> None:
     while not long.tokens:
         result = driver.step(16)
         steps += 1
-        assert RequestId("short") in {token.request_id for token in result.tokens}
+        assert RequestId("short") in {output.request_id for output in result.outputs}
     assert steps == 13, "200 tokens in chunks of 16"
     driver.finish()
     assert short.tokens == alone
@@ -82,7 +82,7 @@ def test_a_budget_of_nothing_still_decodes(driver: Driver) -> None:
     driver.step()
     driver.submit("waiting", SHORT)
     result = driver.step(0)
-    assert [token.request_id for token in result.tokens] == ["decoding"]
+    assert [output.request_id for output in result.outputs] == ["decoding"]
     assert result.prefill_left == (("waiting", 10),)
 
 
@@ -123,5 +123,5 @@ def test_a_batch_has_its_bound_and_the_rest_waits_its_turn(load: LoadInstance) -
         driver.submit(name, SHORT, greedy(3))
     seen = []
     while driver.running:
-        seen.append({token.request_id for token in driver.step(64).tokens})
+        seen.append({output.request_id for output in driver.step(64).outputs})
     assert seen == [{"a", "b"}] * 3 + [{"c"}] * 3

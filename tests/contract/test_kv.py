@@ -61,7 +61,7 @@ def test_out_of_blocks_requests_starve_and_a_grow_feeds_them(load: LoadInstance)
         if set(result.starved) == set(names):
             break
     assert set(result.starved) == set(names), "both need a third block"
-    assert result.tokens == ()
+    assert result.outputs == ()
     assert driver.step(256).starved == result.starved, "nothing comes of itself"
     driver.resize(6)
     driver.finish()

@@ -41,7 +41,7 @@ def test_every_shape_that_requests_could_have_is_timed(
 def test_nothing_is_left_to_compute_after_a_measure(driver: Driver) -> None:
     driver.measure(prefill_tokens=64, prefill_past_tokens=64)
     result = driver.step()
-    assert (result.tokens, result.prefill_left, result.prefill_tokens) == ((), (), 0)
+    assert (result.outputs, result.prefill_left, result.prefill_tokens) == ((), (), 0)
 
 
 def test_measures_between_steps_change_no_token_of_running_requests(driver: Driver) -> None:

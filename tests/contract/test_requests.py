@@ -101,7 +101,7 @@ def test_an_abort_frees_the_blocks_before_the_next_step(driver: Driver) -> None:
     driver.step(64)
     driver.abort("decoding")
     assert driver.books.kv_blocks_used == 0
-    assert driver.step().tokens == ()
+    assert driver.step().outputs == ()
 
 
 def test_an_abort_before_the_first_step_drops_the_request(driver: Driver) -> None:
@@ -148,4 +148,4 @@ def test_a_resumed_requests_output_is_computed_as_prompt(driver: Driver) -> None
     whole = driver.run("whole", PROMPT, greedy(24))
     driver.submit("resumed", PROMPT, greedy(24), output=whole[:10])
     assert driver.step(45).prefill_left == (("resumed", 5),)
-    assert [token.index for token in driver.step(45).tokens] == [10]
+    assert [output.first_index for output in driver.step(45).outputs] == [10]

@@ -1,7 +1,8 @@
 """Contract: a step of several iterations is as many steps of one, as long as the batch stays."""
 
 from mesh.domain.ids import RequestId
-from mesh.runtime.engine import StepResult, TokenOutput
+from mesh.domain.request import RequestTokens
+from mesh.runtime.engine import StepResult
 from tests.contract.driving import Driver, greedy
 
 A, B = tuple(range(5, 15)), tuple(range(30, 55))
@@ -12,8 +13,10 @@ def turn(driver: Driver, iterations: int, prefill_tokens_max: int = 64) -> StepR
     return driver.engine.step(driver.instance_id, prefill_tokens_max, iterations)
 
 
-def of(name: str, tokens: tuple[TokenOutput, ...]) -> list[int]:
-    return [token.token_id for token in tokens if token.request_id == name]
+def of(name: str, result: StepResult) -> RequestTokens:
+    """Its output, of which there is one."""
+    (found,) = [output for output in result.outputs if output.request_id == name]
+    return found
 
 
 def test_its_tokens_are_those_of_single_iterations(driver: Driver) -> None:
@@ -22,12 +25,12 @@ def test_its_tokens_are_those_of_single_iterations(driver: Driver) -> None:
     driver.submit("b", B, greedy(9))
     driver.step()
     result = turn(driver, 5)
-    assert [of("a", result.tokens), of("b", result.tokens)] == [one[1:6] for one in alone]
+    a, b = of("a", result), of("b", result)
+    assert [list(a.token_ids), list(b.token_ids)] == [one[1:6] for one in alone]
     assert (result.iterations, result.decode_batch) == (5, 2)
-    indices = [token.index for token in result.tokens if token.request_id == "a"]
-    assert indices == [1, 2, 3, 4, 5]
+    assert (a.first_index, b.first_index, a.finish) == (1, 1, None)
     last = turn(driver, 99)
-    assert [of("a", last.tokens), of("b", last.tokens)] == [one[6:] for one in alone]
+    assert [list(of(name, last).token_ids) for name in "ab"] == [one[6:] for one in alone]
 
 
 def test_it_says_how_much_context_its_decodes_had_on_the_average(driver: Driver) -> None:
@@ -42,7 +45,7 @@ def test_it_ends_with_the_first_request_that_ends(driver: Driver) -> None:
     driver.step()
     result = turn(driver, 8)
     assert result.iterations == 2
-    assert [t.request_id for t in result.tokens if t.finish is not None] == ["b"]
+    assert [o.request_id for o in result.outputs if o.finish is not None] == ["b"]
     driver.engine.abort(driver.instance_id, RequestId("a"))
     assert driver.books.kv_blocks_used == 0
 
@@ -55,10 +58,10 @@ def test_it_ends_where_a_request_lacks_a_block(driver: Driver) -> None:
     while driver.running[RequestId("a")].left:
         driver.step()
     result = turn(driver, 8)
-    assert (len(result.tokens), result.iterations, result.decode_batch) == (2, 2, 1)
+    assert (len(of("a", result).token_ids), result.iterations, result.decode_batch) == (2, 2, 1)
     assert result.starved == ("a",)
     driver.engine.resize_kv(driver.instance_id, 4)
-    assert len(turn(driver, 3).tokens) == 3
+    assert len(of("a", turn(driver, 3)).token_ids) == 3
 
 
 def test_an_iteration_that_computes_a_prompt_is_alone(driver: Driver) -> None:
@@ -66,7 +69,7 @@ def test_an_iteration_that_computes_a_prompt_is_alone(driver: Driver) -> None:
     driver.step()
     driver.submit("b", B, greedy(9))
     result = turn(driver, 5)
-    assert (result.iterations, result.prefill_tokens, len(result.tokens)) == (1, 25, 2)
+    assert (result.iterations, result.prefill_tokens, len(result.outputs)) == (1, 25, 2)
 
 
 def test_with_prompts_left_it_is_one_iteration(driver: Driver) -> None:
@@ -74,10 +77,10 @@ def test_with_prompts_left_it_is_one_iteration(driver: Driver) -> None:
     driver.step()
     driver.submit("b", B, greedy(9))
     result = turn(driver, 5, prefill_tokens_max=8)
-    assert (result.iterations, result.prefill_tokens, len(result.tokens)) == (1, 8, 1)
+    assert (result.iterations, result.prefill_tokens, len(result.outputs)) == (1, 8, 1)
     assert result.prefill_left == (("b", 17),)
 
 
 def test_with_nothing_to_do_it_is_empty(driver: Driver) -> None:
     result = turn(driver, 5)
-    assert (result.tokens, result.iterations, result.decode_batch) == ((), 1, 0)
+    assert (result.outputs, result.iterations, result.decode_batch) == ((), 1, 0)

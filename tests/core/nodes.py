@@ -25,7 +25,7 @@ from mesh.domain.node_events import (
 from mesh.domain.reasons import FinishReason, TurnRule
 from mesh.domain.request import RequestOrder, RequestTokens
 from mesh.domain.slo import Slo
-from mesh.domain.steps import LoadedInstance, StepResult, TokenOutput
+from mesh.domain.steps import LoadedInstance, StepResult
 from tests.core.cells import FOOTPRINT, MODEL, only, request
 from tests.support.profiles import PROFILE
 
@@ -75,7 +75,7 @@ class NodeUnderTest:
     def step(
         self,
         on: str,
-        *tokens: TokenOutput,
+        *outputs: RequestTokens,
         starved: Sequence[str] = (),
         prefill_left: Mapping[str, int] | None = None,
         prefill_tokens: int = 0,
@@ -83,10 +83,10 @@ class NodeUnderTest:
     ) -> list[NodeAction]:
         """A turn is over: decodes of those that have tokens, beside so much of prompts."""
         result = StepResult(
-            tokens=tokens,
+            outputs=outputs,
             prefill_tokens=prefill_tokens,
             prefill_past_tokens=0,
-            decode_batch=len(tokens) // iterations,
+            decode_batch=len(outputs),
             context_tokens=0,
             prefill_left=tuple((RequestId(r), left) for r, left in (prefill_left or {}).items()),
             starved=tuple(RequestId(s) for s in starved),
@@ -113,9 +113,22 @@ def load_command(name: str = "i1") -> LoadInstance:
     )
 
 
-def token(name: str, index: int, *, finish: FinishReason | None = None) -> TokenOutput:
-    return TokenOutput(
-        request_id=RequestId(name), index=index, token_id=40 + index, text="x", finish=finish
+def token(
+    name: str,
+    index: int,
+    *,
+    count: int = 1,
+    attempt: int = 1,
+    finish: FinishReason | None = None,
+) -> RequestTokens:
+    """One token, or so many from this index on."""
+    return RequestTokens(
+        request_id=RequestId(name),
+        attempt=attempt,
+        first_index=index,
+        token_ids=tuple(range(40 + index, 40 + index + count)),
+        text="x" * count,
+        finish=finish,
     )
 
 

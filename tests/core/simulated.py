@@ -37,8 +37,9 @@ from mesh.domain.node_events import (
 )
 from mesh.domain.profile import IterationShape, Profile
 from mesh.domain.reasons import FinishReason, RefusalReason
+from mesh.domain.request import RequestTokens
 from mesh.domain.slo import Slo
-from mesh.domain.steps import EngineRequest, LoadedInstance, StepResult, TokenOutput
+from mesh.domain.steps import EngineRequest, LoadedInstance, StepResult
 from mesh.policy.registry import policy
 from tests.core.cells import FOOTPRINT, hello, request
 from tests.core.world.clock import HeapClock
@@ -194,7 +195,7 @@ class SimulatedCell:
         seconds = self.times.iteration_s(shape)
         assert seconds > 0.0, "an iteration of nothing"
         result = StepResult(
-            tokens=tuple(self._token(running, held) for held in done),
+            outputs=tuple(self._token(running, held) for held in done),
             prefill_tokens=shape.prefill_tokens,
             prefill_past_tokens=shape.prefill_past_tokens,
             decode_batch=shape.decode_batch,
@@ -206,15 +207,16 @@ class SimulatedCell:
         )
         self._soon(seconds, StepFinished(instance_id=step.instance_id, result=result))
 
-    def _token(self, running: dict[RequestId, Running], held: Running) -> TokenOutput:
+    def _token(self, running: dict[RequestId, Running], held: Running) -> RequestTokens:
         request_id = held.request.request_id
         held.tokens += 1
         last = held.tokens == held.request.sampling.max_tokens
         if last:
             del running[request_id]
-        return TokenOutput(
+        return RequestTokens(
             request_id=request_id,
-            index=held.tokens - 1,
-            token_id=7,
+            attempt=held.request.attempt,
+            first_index=held.tokens - 1,
+            token_ids=(7,),
             finish=FinishReason.LENGTH if last else None,
         )

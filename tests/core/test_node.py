@@ -102,7 +102,7 @@ def test_tokens_of_an_earlier_attempt_are_not_taken_for_the_new_ones() -> None:
     node.command(AbortRequest(request_id=RequestId("a"), attempt=1))
     node.submit("a", attempt=2)
     assert outputs(node.step("i1", token("a", 0))) == ()
-    assert [output.attempt for output in outputs(node.step("i1", token("a", 0)))] == [2]
+    assert [output.attempt for output in outputs(node.step("i1", token("a", 0, attempt=2)))] == [2]
 
 
 def test_an_abort_of_another_attempt_is_ignored() -> None:

@@ -104,7 +104,7 @@ def test_several_decodes_are_one_turn_and_are_told_together() -> None:
     assert only(node.submit("a"), StartStep).iterations == 1, "its prompt is an iteration"
     assert only(node.step("i1", token("a", 0)), StartStep).iterations == 4
     node.now_s += 0.004
-    said = node.step("i1", token("a", 1), token("a", 2), token("a", 3), token("a", 4), iterations=4)
+    said = node.step("i1", token("a", 1, count=4), iterations=4)
     assert [(each.first_index, each.token_ids) for each in outputs(said)] == [(1, (41, 42, 43, 44))]
     assert only(reports(said), TokensReport).correction == pytest.approx(1.0, rel=0.01)
 

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.model import ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.domain.reasons import FinishReason
-from mesh.domain.request import SamplingParams
-from mesh.runtime.engine import EngineRequest, LoadOrder, TokenOutput
+from mesh.domain.request import RequestTokens, SamplingParams
+from mesh.runtime.engine import EngineRequest, LoadOrder
 from mesh.text.assets import read_assets
 from mesh.text.tokenizer import TextCodec
 from mesh_nodes.text_engine import CODECS_MAX, TextEngine
@@ -74,15 +75,19 @@ def submit(
     engine.submit(INSTANCE, request)
 
 
-def run(engine: TextEngine) -> list[TokenOutput]:
-    """The tokens of the one request that is running."""
-    tokens: list[TokenOutput] = []
+def run(engine: TextEngine) -> list[RequestTokens]:
+    """The tokens of the one request that is running, from steps of one iteration."""
+    tokens: list[RequestTokens] = []
     while not tokens or tokens[-1].finish is None:
-        tokens += engine.step(INSTANCE, 64).tokens
+        tokens += engine.step(INSTANCE, 64).outputs
     return tokens
 
 
-def text(tokens: Iterable[TokenOutput]) -> str:
+def ids(tokens: Iterable[RequestTokens]) -> tuple[int, ...]:
+    return tuple(token_id for token in tokens for token_id in token.token_ids)
+
+
+def text(tokens: Iterable[RequestTokens]) -> str:
     return "".join(token.text for token in tokens)
 
 
@@ -92,7 +97,7 @@ def test_text_is_that_of_the_tokens_and_comes_with_them(
     """The scripted tokens are random bytes, so hardly any is a character of its own."""
     submit(engine, "r")
     tokens = run(engine)
-    whole = codec.decode([token.token_id for token in tokens])
+    whole = codec.decode(ids(tokens))
     assert len(tokens) == 60
     assert text(tokens).rstrip(REPLACEMENT) == whole.rstrip(REPLACEMENT)
     assert any(token.text for token in tokens[:30])
@@ -103,10 +108,10 @@ def test_a_stop_string_ends_the_request_before_the_next_step(engine: TextEngine)
     free = text(run(engine))
     stop = free[20:24]
     submit(engine, "r", stop=("never there", stop))
-    tokens: list[TokenOutput] = []
+    tokens: list[RequestTokens] = []
     while True:
         result = engine.step(INSTANCE, 64)
-        tokens += result.tokens
+        tokens += result.outputs
         if tokens[-1].finish is not None:
             break
     assert text(tokens) == free[: free.index(stop)]
@@ -114,7 +119,7 @@ def test_a_stop_string_ends_the_request_before_the_next_step(engine: TextEngine)
     assert len(tokens) < 60
     assert result.kv_blocks_used == 0, "the result knows that the blocks came free"
     assert engine.memory()[0].kv_blocks_used == 0
-    assert engine.step(INSTANCE, 64).tokens == ()
+    assert engine.step(INSTANCE, 64).outputs == ()
 
 
 def test_what_further_iterations_compute_after_a_stop_string_is_not_told(
@@ -128,10 +133,11 @@ def test_what_further_iterations_compute_after_a_stop_string_is_not_told(
     submit(engine, "other")
     engine.step(INSTANCE, 64)
     result = engine.step(INSTANCE, 64, len(single) + 9)
-    assert [t.token_id for t in result.tokens if t.request_id == "r"] == [
-        token.token_id for token in single[1:]
-    ]
-    assert sum(t.request_id == "other" for t in result.tokens) == len(single) + 9
+    stopped, other = result.outputs
+    assert stopped.token_ids == ids(single[1:])
+    assert stopped.text == text(single[1:])
+    assert stopped.finish is FinishReason.STOP
+    assert len(other.token_ids) == len(single) + 9
     assert engine.step(INSTANCE, 64).decode_batch == 1
 
 
@@ -140,11 +146,11 @@ def test_others_go_on_when_one_stops(engine: TextEngine) -> None:
     free = run(engine)
     submit(engine, "other")
     submit(engine, "stopping", stop=(text(free)[10:13],))
-    tokens: list[TokenOutput] = []
+    tokens: list[RequestTokens] = []
     while not any(token.request_id == "other" and token.finish for token in tokens):
-        tokens += engine.step(INSTANCE, 64).tokens
+        tokens += engine.step(INSTANCE, 64).outputs
     other = [token for token in tokens if token.request_id == "other"]
-    assert [token.token_id for token in other] == [token.token_id for token in free]
+    assert ids(other) == ids(free)
     assert text(other) == text(free)
 
 
@@ -166,21 +172,19 @@ def test_a_request_that_moves_goes_on_with_its_text(engine: TextEngine, cut: int
     submit(engine, "whole", stop=stop)
     whole = run(engine)
     cut = min(cut, len(whole) - 1)
-    submit(engine, "moved", stop=stop, output=[token.token_id for token in whole[:cut]])
+    submit(engine, "moved", stop=stop, output=ids(whole[:cut]))
     moved = run(engine)
-    assert [(t.index, t.token_id, t.text, t.finish) for t in moved] == [
-        (t.index, t.token_id, t.text, t.finish) for t in whole[cut:]
-    ]
+    assert [replace(output, request_id=RequestId("whole")) for output in moved] == whole[cut:]
 
 
 def test_a_stop_token_has_no_text(engine: TextEngine) -> None:
     submit(engine, "free")
     free = run(engine)
-    stop_id = free[20].token_id
-    first = next(n for n, token in enumerate(free) if token.token_id == stop_id)
+    stop_id = ids(free)[20]
+    first = ids(free).index(stop_id)
     submit(engine, "r", stop_ids=(stop_id,))
     tokens = run(engine)
-    assert [token.token_id for token in tokens] == [t.token_id for t in free[: first + 1]]
+    assert ids(tokens) == ids(free[: first + 1])
     assert tokens[-1].finish is FinishReason.STOP
     assert text(tokens) == text(free[:first]) + tokens[-1].text
     assert tokens[-1].text.strip(REPLACEMENT) == "", "what was held back, no more"
@@ -190,14 +194,14 @@ def test_an_aborted_request_leaves_nothing(engine: TextEngine) -> None:
     submit(engine, "r")
     engine.step(INSTANCE, 64)
     engine.abort(INSTANCE, RequestId("r"))
-    assert engine.step(INSTANCE, 64).tokens == ()
+    assert engine.step(INSTANCE, 64).outputs == ()
     submit(engine, "r")
-    assert run(engine)[0].index == 0
+    assert run(engine)[0].first_index == 0
 
 
 def test_a_refused_request_leaves_the_one_of_its_name_alone(engine: TextEngine) -> None:
     submit(engine, "r")
-    first = engine.step(INSTANCE, 64).tokens
+    first = engine.step(INSTANCE, 64).outputs
     with pytest.raises(EngineError):
         submit(engine, "r")
     tokens = [*first, *run(engine)]
@@ -256,7 +260,7 @@ def test_a_stop_string_that_comes_with_the_last_token_is_why_it_ends(engine: Tex
     submit(engine, "free", max_tokens=12)
     free = run(engine)
     last = next(token.text for token in reversed(free) if token.text)
-    length = max(token.index for token in free if token.text) + 1
+    length = max(token.first_index for token in free if token.text) + 1
     submit(engine, "r", max_tokens=length, stop=(last,))
     tokens = run(engine)
     assert tokens[-1].finish is FinishReason.STOP
@@ -269,9 +273,9 @@ def test_a_moved_request_that_has_its_stop_string_already_ends_without_more_text
     submit(engine, "free")
     free = run(engine)
     stop = "".join(token.text for token in free)[3:6]
-    submit(engine, "r", stop=(stop,), output=[token.token_id for token in free[:40]])
+    submit(engine, "r", stop=(stop,), output=ids(free[:40]))
     (token,) = run(engine)
-    assert (token.index, token.text, token.finish) == (40, "", FinishReason.STOP)
+    assert (token.first_index, token.text, token.finish) == (40, "", FinishReason.STOP)
 
 
 def test_a_measure_is_the_inner_engines(engine: TextEngine) -> None:

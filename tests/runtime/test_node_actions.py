@@ -136,7 +136,8 @@ def test_a_turn_of_several_decodes_comes_back_as_one(engine: ScriptedEngine) -> 
     assert turn(engine, 1).iterations == 1
     result = turn(engine, 3)
     assert (result.iterations, result.decode_batch) == (3, 1)
-    assert [token.index for token in result.tokens] == [1, 2, 3]
+    (output,) = result.outputs
+    assert (output.first_index, len(output.token_ids)) == (1, 3)
     assert result.context_tokens == 5, "the mean of 4, 5 and 6"
     assert result.elapsed_s == pytest.approx(3 * 0.02)
 
@@ -144,9 +145,9 @@ def test_a_turn_of_several_decodes_comes_back_as_one(engine: ScriptedEngine) -> 
 def test_a_turn_ends_with_the_first_request_that_ends(engine: ScriptedEngine) -> None:
     submit(engine, "a", 9)
     submit(engine, "b", 3)
-    assert turn(engine, 1).tokens
+    assert turn(engine, 1).outputs
     result = turn(engine, 8)
-    assert (result.iterations, len(result.tokens)) == (2, 4)
+    assert (result.iterations, [len(o.token_ids) for o in result.outputs]) == (2, [2, 2])
     assert turn(engine, 2).decode_batch == 1
 
 

@@ -128,3 +128,21 @@ def test_a_load_beside_requests_is_stretched() -> None:
     timed.spent_s = 0.0
     timed.load("i-3")
     assert timed.spent_s == pytest.approx(3.0)
+
+
+def test_a_turn_of_several_decodes_lasts_until_the_last_of_them() -> None:
+    timed = Timed(NodeCosts(overhead_s=0.5))
+    timed.now_s = 100.0
+    request = EngineRequest(
+        request_id=RequestId("r-1"),
+        prompt_tokens=(1, 2, 3),
+        output_tokens=(),
+        sampling=SamplingParams(max_tokens=4, ignore_eos=True),
+        stop_token_ids=(),
+    )
+    timed.engine.submit(InstanceId("i-1"), request)
+    timed.engine.step(InstanceId("i-1"), 64)
+    timed.spent_s = 0.0
+    assert timed.engine.step(InstanceId("i-1"), 0, 3).iterations == 3
+    assert timed.spent_s > 1.5
+    assert timed.engine.working_until_s == pytest.approx(100.0 + timed.spent_s)

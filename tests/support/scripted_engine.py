@@ -17,7 +17,7 @@ from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.domain.reasons import FinishReason
-from mesh.domain.request import SamplingParams
+from mesh.domain.request import RequestTokens, SamplingParams
 from mesh.domain.steps import repeated
 from mesh.runtime.engine import (
     EngineCapabilities,
@@ -28,7 +28,6 @@ from mesh.runtime.engine import (
     Progress,
     ResizedKv,
     StepResult,
-    TokenOutput,
 )
 from mesh.runtime.measurable import check_measurable
 
@@ -137,7 +136,7 @@ class _Instance:
             budget -= 0 if sequence.decoding else tokens
         return work, starved
 
-    def yield_token(self, sequence: _Sequence) -> TokenOutput:
+    def yield_token(self, sequence: _Sequence) -> RequestTokens:
         request = sequence.request
         prompt_tokens = len(request.prompt_tokens)
         index = sequence.length - prompt_tokens
@@ -153,8 +152,12 @@ class _Instance:
             finish = FinishReason.LENGTH
         if finish is not None:
             del self.sequences[request.request_id]
-        return TokenOutput(
-            request_id=request.request_id, index=index, token_id=token_id, finish=finish
+        return RequestTokens(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            first_index=index,
+            token_ids=(token_id,),
+            finish=finish,
         )
 
 
@@ -257,7 +260,7 @@ class ScriptedEngine:
         for sequence, tokens in work:
             sequence.computed += tokens
         return StepResult(
-            tokens=tuple(
+            outputs=tuple(
                 instance.yield_token(sequence) for sequence, _ in work if sequence.left == 0
             ),
             prefill_tokens=prefill_tokens,

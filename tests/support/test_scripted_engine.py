@@ -53,7 +53,7 @@ def test_failures_are_spent_one_by_one_and_leave_the_engine_usable(tmp_path: Pat
     for _ in range(2):
         with pytest.raises(EngineError, match="in a step"):
             engine.step(INSTANCE, 64)
-    assert [token.index for token in engine.step(INSTANCE, 64).tokens] == [0]
+    assert [output.first_index for output in engine.step(INSTANCE, 64).outputs] == [0]
 
 
 def test_slow_calls_sleep_and_say_how_long(tmp_path: Path) -> None:
@@ -95,7 +95,10 @@ def test_tokens_can_be_foretold(tmp_path: Path) -> None:
     engine = ScriptedEngine()
     load(engine, tmp_path)
     engine.submit(INSTANCE, REQUEST)
-    tokens = [token.token_id for _ in range(4) for token in engine.step(INSTANCE, 64).tokens]
+    tokens: list[int] = []
+    for _ in range(4):
+        (output,) = engine.step(INSTANCE, 64).outputs
+        tokens += output.token_ids
     vocabulary = [n for n in range(MODEL.vocabulary_tokens) if n not in MODEL.stop_token_ids]
     assert tokens == [
         scripted_token(REQUEST.prompt_tokens, REQUEST.sampling, index, vocabulary)

@@ -5,6 +5,7 @@ It holds the node to what it may ask for: what a real engine would bear or refus
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from mesh.domain.errors import EngineError, OutOfMemory
@@ -12,6 +13,7 @@ from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.domain.reasons import FinishReason
+from mesh.domain.request import RequestTokens
 from mesh.domain.steps import (
     EngineCapabilities,
     EngineRequest,
@@ -20,7 +22,7 @@ from mesh.domain.steps import (
     LoadOrder,
     ResizedKv,
     StepResult,
-    TokenOutput,
+    repeated,
 )
 from mesh.runtime.engine import Progress
 from tests.core.cells import FOOTPRINT, MODEL
@@ -104,13 +106,15 @@ class WorldEngine:
     def step(
         self, instance_id: InstanceId, prefill_tokens_max: int, iterations: int = 1
     ) -> StepResult:
-        assert iterations == 1, "nobody here grants more"
+        return repeated(partial(self._iterate, instance_id), prefill_tokens_max, iterations)
+
+    def _iterate(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
         assert self._running.get(instance_id), "a step of an instance without work"
         if self.fail_steps:
             self.fail_steps -= 1
             raise EngineError("as told")
         self.steps += 1
-        tokens, starved = [], []
+        outputs, starved = [], []
         for request_id, so_far in list(self._running[instance_id].items()):
             asked = self._asked[request_id]
             if not self._reserve(instance_id, asked, len(so_far)):
@@ -118,23 +122,24 @@ class WorldEngine:
                 continue
             so_far.append(token_at(asked.prompt_tokens, len(so_far)))
             ended = len(so_far) >= answer_tokens(asked.prompt_tokens, asked.sampling.max_tokens)
-            tokens.append(
-                TokenOutput(
+            outputs.append(
+                RequestTokens(
                     request_id=request_id,
-                    index=len(so_far) - 1,
-                    token_id=so_far[-1],
+                    attempt=asked.attempt,
+                    first_index=len(so_far) - 1,
+                    token_ids=(so_far[-1],),
                     finish=FinishReason.LENGTH if ended else None,
                 )
             )
             if ended:
                 self.abort(instance_id, request_id)
-        if not tokens:
+        if not outputs:
             self._stuck.add(instance_id)
         return StepResult(
-            tokens=tuple(tokens),
+            outputs=tuple(outputs),
             prefill_tokens=0,
             prefill_past_tokens=0,
-            decode_batch=len(tokens),
+            decode_batch=len(outputs),
             context_tokens=0,
             prefill_left=(),
             starved=tuple(starved),

@@ -69,14 +69,14 @@ class Outputs:
         self._first: dict[str, int] = {}
 
     def take(self, result: StepResult) -> None:
-        for token in result.tokens:
-            assert token.request_id not in self.finished
-            got = self.tokens.setdefault(token.request_id, [])
-            first = self._first.setdefault(token.request_id, token.index)
-            assert token.index == first + len(got)
-            got.append(token.token_id)
-            if token.finish is not None:
-                self.finished[token.request_id] = token.finish
+        for output in result.outputs:
+            assert output.request_id not in self.finished
+            got = self.tokens.setdefault(output.request_id, [])
+            first = self._first.setdefault(output.request_id, output.first_index)
+            assert output.first_index == first + len(got)
+            got += output.token_ids
+            if output.finish is not None:
+                self.finished[output.request_id] = output.finish
 
 
 def run(

@@ -33,7 +33,7 @@ def beat(rss_bytes: int = 0, engine_bytes: int = 0) -> HeartbeatDue:
 
 def stepped(elapsed_s: float, batch: int = 2) -> StepFinished:
     result = StepResult(
-        tokens=(),
+        outputs=(),
         prefill_tokens=0,
         prefill_past_tokens=0,
         decode_batch=batch,

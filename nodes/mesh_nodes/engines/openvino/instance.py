@@ -13,14 +13,8 @@ import numpy as np
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint
 from mesh.domain.profile import IterationShape
-from mesh.domain.request import SamplingParams
-from mesh.runtime.engine import (
-    EngineRequest,
-    InstanceMemory,
-    LoadOrder,
-    StepResult,
-    TokenOutput,
-)
+from mesh.domain.request import RequestTokens, SamplingParams
+from mesh.runtime.engine import EngineRequest, InstanceMemory, LoadOrder, StepResult
 from mesh.runtime.measurable import check_measurable
 from mesh_nodes.engines.openvino.batch import BatchInputs, Plan, Work, plan
 from mesh_nodes.engines.openvino.blocks import BlockPool
@@ -122,7 +116,7 @@ class Instance:
         outputs = self._run(planned)
         self._books = self._count()
         return StepResult(
-            tokens=outputs,
+            outputs=outputs,
             prefill_tokens=prefill_tokens,
             prefill_past_tokens=round(past_tokens / max(prefill_tokens, 1)),
             decode_batch=len(decodes),
@@ -193,7 +187,7 @@ class Instance:
             kv_held_bytes=self._cache.held_bytes,
         )
 
-    def _run(self, planned: Plan) -> tuple[TokenOutput, ...]:
+    def _run(self, planned: Plan) -> tuple[RequestTokens, ...]:
         """Compute the plan, advance its sequences, let go of those that finish."""
         if not planned.work:
             return ()
@@ -212,14 +206,18 @@ class Instance:
             for work, token_id in zip(yielding, token_ids, strict=True)
         )
 
-    def _advance(self, work: Work, token_id: int) -> TokenOutput:
+    def _advance(self, work: Work, token_id: int) -> RequestTokens:
         sequence = work.sequence
         sequence.decoding = True
         index, finish = sequence.append(token_id)
         if finish is not None:
             self.abort(sequence.request_id)
-        return TokenOutput(
-            request_id=sequence.request_id, index=index, token_id=token_id, finish=finish
+        return RequestTokens(
+            request_id=sequence.request_id,
+            attempt=sequence.attempt,
+            first_index=index,
+            token_ids=(token_id,),
+            finish=finish,
         )
 
     def _sequence(self, request: EngineRequest) -> Sequence:

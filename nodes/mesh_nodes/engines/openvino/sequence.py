@@ -21,6 +21,7 @@ class Sequence:
         self, request: EngineRequest, *, context_tokens_max: int, vocabulary_tokens: int
     ) -> None:
         self.request_id = request.request_id
+        self.attempt = request.attempt
         self._sampling = request.sampling
         self._stops = () if request.sampling.ignore_eos else request.stop_token_ids
         self._prompt_tokens = len(request.prompt_tokens)

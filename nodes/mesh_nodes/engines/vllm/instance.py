@@ -12,13 +12,8 @@ from itertools import count, islice
 from mesh.domain.ids import RequestId
 from mesh.domain.model import Footprint
 from mesh.domain.profile import IterationShape
-from mesh.domain.steps import (
-    EngineRequest,
-    InstanceMemory,
-    LoadOrder,
-    StepResult,
-    TokenOutput,
-)
+from mesh.domain.request import RequestTokens
+from mesh.domain.steps import EngineRequest, InstanceMemory, LoadOrder, StepResult
 from mesh.runtime.measurable import check_measurable
 from mesh_nodes.engines.refusals import check_runnable
 from mesh_nodes.engines.vllm.device import device, free_bytes
@@ -114,9 +109,9 @@ class Instance:
         prefills = [work for work in planned.work if not work.sequence.decoding]
         prefill_tokens = sum(work.tokens for work in prefills)
         past_tokens = sum(work.tokens * work.sequence.computed for work in prefills)
-        tokens = self._run(planned)
+        outputs = self._run(planned)
         return StepResult(
-            tokens=tokens,
+            outputs=outputs,
             prefill_tokens=prefill_tokens,
             prefill_past_tokens=round(past_tokens / max(prefill_tokens, 1)),
             decode_batch=len(decodes),
@@ -160,7 +155,7 @@ class Instance:
         self._kv_blocks = blocks
         return blocks
 
-    def _run(self, planned: Plan) -> tuple[TokenOutput, ...]:
+    def _run(self, planned: Plan) -> tuple[RequestTokens, ...]:
         """Compute the plan, advance its sequences, let go of those that finish."""
         if not planned.work:
             return ()
@@ -174,14 +169,18 @@ class Instance:
                 outputs.append(self._advance(work.sequence, drawn[work.sequence.key]))
         return tuple(outputs)
 
-    def _advance(self, sequence: Sequence, token_id: int) -> TokenOutput:
+    def _advance(self, sequence: Sequence, token_id: int) -> RequestTokens:
         request = sequence.request
         index = sequence.length - len(request.prompt_tokens)
         finish = sequence.append(token_id)
         if finish is not None:
             self.abort(request.request_id)
-        return TokenOutput(
-            request_id=request.request_id, index=index, token_id=token_id, finish=finish
+        return RequestTokens(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            first_index=index,
+            token_ids=(token_id,),
+            finish=finish,
         )
 
     def _trim(self) -> None:

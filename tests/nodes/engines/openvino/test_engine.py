@@ -61,7 +61,7 @@ def test_a_step_counts_what_it_computed(loaded: OpenVinoEngine) -> None:
     second = loaded.step(INSTANCE, 51)
     assert (second.prefill_tokens, second.decode_batch, second.context_tokens) == (51, 1, 41)
     assert second.prefill_left == ((RequestId("c"), 29),)
-    assert [token.request_id for token in second.tokens] == ["a", "b"]
+    assert [output.request_id for output in second.outputs] == ["a", "b"]
     third = loaded.step(INSTANCE, 0)
     assert (third.prefill_tokens, third.decode_batch, third.context_tokens) == (0, 2, 83)
     assert third.prefill_left == ((RequestId("c"), 29),)
@@ -72,12 +72,12 @@ def test_the_batch_is_bounded_and_the_rest_waits(engine: OpenVinoEngine, tiny: T
     for name in "abc":
         engine.submit(INSTANCE, request(name, PROMPT, greedy(2)))
     result = engine.step(INSTANCE, 200)
-    assert [token.request_id for token in result.tokens] == ["a", "b"]
+    assert [output.request_id for output in result.outputs] == ["a", "b"]
     assert result.prefill_left == ((RequestId("c"), 40),)
-    assert [token.finish for token in engine.step(INSTANCE, 200).tokens] == [
+    assert [output.finish for output in engine.step(INSTANCE, 200).outputs] == [
         FinishReason.LENGTH
     ] * 2
-    assert [token.request_id for token in engine.step(INSTANCE, 200).tokens] == ["c"]
+    assert [output.request_id for output in engine.step(INSTANCE, 200).outputs] == ["c"]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -128,14 +128,14 @@ def test_out_of_blocks_starves_and_a_grow_feeds(engine: OpenVinoEngine, tiny: Ti
     assert first.prefill_left == ((RequestId("b"), 8),)
     second = engine.step(INSTANCE, 200)
     assert second.starved == (RequestId("b"),)
-    assert [token.request_id for token in second.tokens] == ["a"]
+    assert [output.request_id for output in second.outputs] == ["a"]
     assert engine.resize_kv(INSTANCE, 4).kv_blocks == 4
-    assert [token.request_id for token in engine.step(INSTANCE, 200).tokens] == ["a", "b"]
+    assert [output.request_id for output in engine.step(INSTANCE, 200).outputs] == ["a", "b"]
     while len((result := engine.step(INSTANCE, 200)).starved) < 2:
-        assert result.tokens
-    assert not result.tokens
+        assert result.outputs
+    assert not result.outputs
     engine.abort(INSTANCE, RequestId("b"))
-    assert [token.request_id for token in engine.step(INSTANCE, 200).tokens] == ["a"]
+    assert [output.request_id for output in engine.step(INSTANCE, 200).outputs] == ["a"]
 
 
 def test_blocks_are_taken_as_tokens_come(loaded: OpenVinoEngine) -> None:
@@ -159,7 +159,7 @@ def test_an_aborted_request_frees_its_blocks(loaded: OpenVinoEngine) -> None:
     loaded.abort(INSTANCE, RequestId("r"))
     loaded.abort(INSTANCE, RequestId("r"))
     assert loaded.memory()[0].kv_blocks_used == 0
-    assert not loaded.step(INSTANCE, 64).tokens
+    assert not loaded.step(INSTANCE, 64).outputs
 
 
 @pytest.mark.parametrize(
