@@ -47,11 +47,6 @@ class Outcome:
         complete = len(answer.tokens_s) == self.call.output_tokens and answer.in_order
         return complete and answer.finishes == 1
 
-    @property
-    def refused_in_time(self) -> bool:
-        """With a reason, and before its first token was due."""
-        return bool(self.answer.refused) and self.answer.ended_s <= self.due_s
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
