@@ -8,11 +8,21 @@ from mesh.compute.correction import TRIAL_ITERATIONS
 from mesh.core.expectations import Expectations
 from mesh.domain.actions import RefuseRequest
 from mesh.domain.ids import InstanceId, ModelId
+from mesh.domain.limits import CellLimits
 from mesh.domain.messages import InstanceGone, LoadInstance
 from mesh.domain.reasons import FinishReason
 from mesh.domain.slo import Slo
 from tests.core.admission import BusyCell, node, submitted
-from tests.core.cells import FOOTPRINT, MODEL, commands, deployment, hello, of_kind
+from tests.core.cells import (
+    FOOTPRINT,
+    MODEL,
+    CellUnderTest,
+    commands,
+    deployment,
+    hello,
+    of_kind,
+    request,
+)
 from tests.support.profiles import profile
 
 PATIENT = Slo(ttft_s=20.0, ttft_tokens_per_s=1e6, tpot_s=10.0)
@@ -66,6 +76,17 @@ def test_no_other_instance_is_loaded_for_those_who_wait_for_a_trial() -> None:
     cell.ask("r1", "a")
     assert commands(cell.ask("r2", "a"), LoadInstance) == []
     assert commands(cell.retry(), LoadInstance) == []
+
+
+@pytest.mark.parametrize("rule", ["llm-mesh", "fcfs"])
+def test_those_who_lack_a_place_do_not_wait_for_a_trial(rule: str) -> None:
+    limits = CellLimits(batch_max=1)
+    cell = CellUnderTest(deployment("a", slo=PATIENT), profiles=(), limits=limits, rule=rule)
+    link, _ = cell.join(node("n1"))
+    cell.join(node("n2"))
+    (load,) = commands(cell.invoke(request("r1", of="a")), LoadInstance)
+    assert submitted(cell.loaded(link, load.instance_id)) == [("r1", load.instance_id)]
+    assert len(commands(cell.invoke(request("r2", of="a")), LoadInstance)) == 1
 
 
 def test_a_request_that_is_late_already_does_not_try_an_estimate_out() -> None:
