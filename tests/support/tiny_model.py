@@ -16,6 +16,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 BOS, EOS = "<s>", "</s>"
 CONTEXT_TOKENS_MAX = 512
+HEAD_SIZE = 8
+"""Of the tiny one."""
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -29,10 +31,10 @@ class LlamaShape:
     layers: int = 2
     heads: int = 4
     kv_heads: int = 2
-    head_size: int = 8
+    head_size: int = HEAD_SIZE
 
 
-def write_tiny_llama(folder: Path, *, seed: int = 0, head_size: int = LlamaShape.head_size) -> Path:
+def write_tiny_llama(folder: Path, *, seed: int = 0, head_size: int = HEAD_SIZE) -> Path:
     """Write a tiny model into `folder`, which is created; returns it."""
     return write_llama(folder, LlamaShape(head_size=head_size), seed=seed)
 
