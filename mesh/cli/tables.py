@@ -160,6 +160,7 @@ def deployment_fields(deployment: DeploymentSnapshot) -> list[tuple[str, str]]:
         ("state", str(deployment.state)),
         ("source", spec.source),
         ("devices", ", ".join(spec.devices)),
+        ("tensor_parallel", str(spec.tensor_parallel)),
         ("context_tokens_max", str(deployment.context_tokens_max or "")),
         ("ttft_slo_s", ttft),
         ("tpot_slo_s", seconds(spec.slo.tpot_s)),

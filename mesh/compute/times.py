@@ -23,6 +23,10 @@ class Times:
         """Seconds of one decode of `batch` requests that attend to `context_tokens` each."""
         return self._decode.at(batch, context_tokens) * self.factor
 
+    def profiled_decode_s(self, batch: int, context_tokens: float) -> float:
+        """The same by the profile alone."""
+        return self._decode.at(batch, context_tokens)
+
     def prefill_s(self, tokens: int, past_tokens: float) -> float:
         """Seconds of `tokens` prompt tokens in an iteration of their own."""
         return self._prefill.at(tokens, past_tokens) * self.factor
@@ -55,5 +59,5 @@ class Times:
         """The same of a shape in its parts."""
         if not batch:
             return self.prefill_s(tokens, past_tokens) if tokens else 0.0
-        decode_s = self.decode_s(batch, context_tokens)
+        decode_s = self._decode.at(batch, context_tokens) * self.factor
         return decode_s + self.chunk_s(tokens, past_tokens, batch) if tokens else decode_s

@@ -12,14 +12,7 @@ from mesh.compute.correction import Correction
 from mesh.core.expectations import Expectations
 from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.history import OutputHistory
-from mesh.domain.ids import (
-    DeploymentName,
-    InstanceId,
-    ModelId,
-    NodeId,
-    OperationId,
-    RequestId,
-)
+from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, OperationId, RequestId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState, RequestState
 from mesh.domain.messages import LoadInstance, NodeHello
 from mesh.domain.model import Footprint
@@ -194,9 +187,10 @@ class NodeEntry:
         """Whether no request is on it."""
         return not any(instance.requests for instance in self.instances.values())
 
-    def takes(self, devices: Sequence[DeviceKind]) -> bool:
-        """Whether it takes new instances of a deployment for these devices."""
-        return self.state is NodeState.READY and self.device in devices
+    def takes(self, spec: DeploymentSpec) -> bool:
+        """Whether it takes new instances of a deployment: up, its kind of device, enough of it."""
+        up = self.state is NodeState.READY and self.device in spec.devices
+        return up and spec.tensor_parallel <= self.hello.tensor_parallel_max
 
     def footprint_of(self, deployment: Deployment) -> Footprint:
         stated = dict(deployment.footprints)

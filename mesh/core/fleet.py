@@ -209,8 +209,7 @@ def _loaded(turn: Turn, node: NodeEntry, said: InstanceLoaded) -> None:
     instance.state = advance(INSTANCE, instance.state, InstanceState.READY)
     instance.loaded_at_s = turn.now_s
     instance.phase, instance.share = "", 1.0
-    fingerprint = node.hello.fingerprint
-    turn.cell.expectations.learn_load(instance.model_id, fingerprint, said.elapsed_s)
+    turn.cell.expectations.learn_load(instance.model_id, node.hello.fingerprint, said.elapsed_s)
     owner = turn.cell.deployments.get(instance.deployment)
     if owner is not None:
         owner.load_failures, owner.load_error, owner.paused_until_s = 0, "", 0.0
@@ -256,10 +255,12 @@ def _gone(turn: Turn, said: InstanceGone) -> None:
     instance = turn.cell.instances.get(said.instance_id)
     if instance is None:
         return
-    held_here = list(instance.requests.values())
+    held_here, loading = list(instance.requests.values()), instance.state is InstanceState.LOADING
     forget(turn, instance)
     for held in held_here:
         requeue(turn, held, RefusalReason.ENGINE_FAILED, said.message or "its instance is gone")
+    if loading and said.error:
+        _note_failure(turn, instance, said.message, "see `mesh logs`")
     _room_changed(turn)
 
 

@@ -133,9 +133,9 @@ class LocalInstance:
         if lane is None:
             lane = self.kept_lane = self._filled_lane(now_s, delivery_s, factor)
         elif lane.times.factor != factor:
-            lane.times = Times(self.profile, factor)
-            lane.predict()
-            lane.sort_dues(now_s)
+            lane.slow_down(factor)
+            if lane.late_s < inf or lane.due_s < now_s:
+                lane.sort_dues(now_s)
         self.kept_until_s, self.kept_slowdown = now_s + FACTOR_KEPT_S, slowdown
         return lane
 

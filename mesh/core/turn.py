@@ -36,7 +36,7 @@ class Turn:
 
     def takes(self, node: NodeEntry, spec: DeploymentSpec) -> bool:
         """Whether the node takes new instances of a deployment, and the policy uses such nodes."""
-        return node.device in self.policy.devices and node.takes(spec.devices)
+        return node.device in self.policy.devices and node.takes(spec)
 
     def act(self, action: ControllerAction) -> None:
         self.actions.append(action)

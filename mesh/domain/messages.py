@@ -139,6 +139,8 @@ class NodeHello:
     """Of it, what the process takes without any instance."""
     fingerprint: str = ""
     """Equal on nodes of equal hardware, cores and engine: they share profiles."""
+    tensor_parallel_max: int = 1
+    """Devices that an instance of its engine can span."""
     version: str = ""
     """Of mesh on the node."""
     instances: tuple[InstanceReport, ...] = ()

@@ -110,6 +110,15 @@ class StepBroke:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceBroke:
+    """An instance has ended by itself, whether or not a call of it is under way."""
+
+    instance_id: InstanceId
+    error: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureFinished:
     """An iteration of the shape that was asked for took so long."""
 
@@ -168,6 +177,7 @@ NodeEvent = (
     | ResizeBroke
     | StepFinished
     | StepBroke
+    | InstanceBroke
     | MeasureFinished
     | MeasureBroke
     | SubmitBroke

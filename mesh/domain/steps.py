@@ -21,6 +21,8 @@ class EngineCapabilities:
     """swap_out and swap_in: weights leave the device while the KV cache stays."""
     migrate_kv: bool = False
     """export_kv and import_kv: a request moves to another node with its KV cache."""
+    tensor_parallel_max: int = 1
+    """Devices that one instance can span."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

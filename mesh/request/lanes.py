@@ -53,14 +53,22 @@ class Lane:
     """Turns in a row that went to a lane of more headroom."""
     decode_s: float = field(default=0.0, init=False)
     """Of the batch as it is; set by `predict`."""
+    _profiled_s: float = field(default=0.0, init=False)
+    """The same by the profile alone."""
 
     def predict(self, lookahead_tokens: int = 0) -> None:
         """Set `decode_s`, for contexts longer by `lookahead_tokens`; after a change of batch."""
         if self.batch:
             context = self.context_tokens / self.batch + lookahead_tokens
-            self.decode_s = self.times.decode_s(self.batch, context)
+            self._profiled_s = self.times.profiled_decode_s(self.batch, context)
         else:
-            self.decode_s = 0.0
+            self._profiled_s = 0.0
+        self.decode_s = self._profiled_s * self.times.factor
+
+    def slow_down(self, factor: float) -> None:
+        """Iterations take so many times as long as their profile says, from now on."""
+        self.times.factor = factor
+        self.decode_s = self._profiled_s * factor
 
     def add(self, due_s: float, now_s: float) -> None:
         """Count a request of the batch, by the deadline of its next token."""

@@ -22,11 +22,12 @@ from mesh.domain.actions import (
     StopImport,
     SubmitToEngine,
 )
-from mesh.domain.errors import MeshError
-from mesh.domain.ids import OperationId
+from mesh.domain.errors import EngineError, MeshError
+from mesh.domain.ids import InstanceId, OperationId
 from mesh.domain.messages import NodeReport
 from mesh.domain.node_events import (
     AbortFinished,
+    InstanceBroke,
     LoadBroke,
     LoadFinished,
     LoadProgressed,
@@ -64,7 +65,7 @@ class Lanes(Protocol):
         ...
 
     def post_soon(self, event: NodeEvent) -> None:
-        """Post an event from within a call, that is from any thread."""
+        """Post an event from any thread, within a call or beside them."""
         ...
 
 
@@ -97,6 +98,7 @@ class NodePerformer:
         self._lanes = lanes
         self._link = link
         self._models = models
+        engine.watch(self._ended)
 
     def perform(self, action: NodeAction) -> None:
         match action:
@@ -126,6 +128,13 @@ class NodePerformer:
                 self._models.stop_import(action.operation_id)
             case _:
                 assert_never(action)
+
+    def _ended(self, instance_id: InstanceId, error: EngineError) -> None:
+        self._lanes.post_soon(
+            InstanceBroke(
+                instance_id=instance_id, error=type(error).__name__, message=error.message
+            )
+        )
 
     def _step(self, action: StartStep) -> None:
         self._lanes.run(

@@ -25,24 +25,17 @@ from mesh.domain.request import Request
 from mesh.domain.text import TextAssets
 from mesh.report.outcomes import Outcome
 from mesh.runtime.clock import Clock
-from mesh.sim.sequences import seed_of, tokens_at
+from mesh.sim.sequences import answer_of
 
 
 @dataclass(slots=True)
 class _Waiting:
     request: Request
     deployment: Deployment
-    seed: int
-    """That its tokens follow from."""
     arrival_s: float
+    answer: tuple[int, ...]
+    """What it has to be told."""
     tokens_s: list[float] = field(default_factory=list)
-
-    @property
-    def answer_tokens(self) -> int:
-        """How long its answer is: it ends with the context at the latest."""
-        prompt_tokens = len(self.request.prompt_tokens)
-        most = self.deployment.context_tokens_max - prompt_tokens
-        return min(self.request.sampling.max_tokens, most)
 
 
 class Callers:
@@ -56,8 +49,14 @@ class Callers:
 
     def call(self, request: Request, deployment: Deployment) -> None:
         """A caller begins to wait."""
-        seed = seed_of(request.prompt_tokens, request.sampling)
-        self._waiting[request.request_id] = _Waiting(request, deployment, seed, self._clock.now_s())
+        # It ends with the context at the latest; a prompt that fills that has no answer.
+        prompt_tokens, sampling = request.prompt_tokens, request.sampling
+        most = max(deployment.context_tokens_max - len(prompt_tokens), 0)
+        tokens = min(sampling.max_tokens, most)
+        answer = answer_of(prompt_tokens, sampling, tokens, deployment.model)
+        self._waiting[request.request_id] = _Waiting(
+            request, deployment, self._clock.now_s(), answer
+        )
 
     def cancel(self, request_id: RequestId) -> None:
         """A caller goes; it must not be told anything any more."""
@@ -81,7 +80,7 @@ class Callers:
             request_id
             for request_id, held in self._waiting.items()
             if now_s - max(held.arrival_s, since_s)
-            > wait_s_max + held.answer_tokens * held.deployment.spec.slo.tpot_s
+            > wait_s_max + len(held.answer) * held.deployment.spec.slo.tpot_s
         )
 
     def __len__(self) -> int:
@@ -97,11 +96,11 @@ class Callers:
         assert held is not None, f"tokens of {outputs.request_id} after its end"
         assert outputs.first_index == len(held.tokens_s), "a token was lost, or came twice"
         first, count = outputs.first_index, len(outputs.token_ids)
-        due = tokens_at(held.seed, first, count, held.deployment.model)
+        due = held.answer[first : first + count]
         assert outputs.token_ids == due, f"tokens of {outputs.request_id} are another request's"
         held.tokens_s += [self._clock.now_s()] * count
         if outputs.finish is not None:
-            missing = held.answer_tokens - len(held.tokens_s)
+            missing = len(held.answer) - len(held.tokens_s)
             assert not missing, f"{outputs.request_id} lacks {missing} tokens at its end"
             self._end(outputs.request_id, outputs.finish, tokens.grace_s)
 

@@ -17,6 +17,7 @@ from mesh.domain.ids import InstanceId, ModelId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.runtime.engine import (
+    Ended,
     EngineCapabilities,
     EngineRequest,
     InstanceMemory,
@@ -28,7 +29,7 @@ from mesh.runtime.engine import (
 )
 from mesh.runtime.measurable import check_measurable
 from mesh.sim.costs import ModelCosts, NodeCosts
-from mesh.sim.sequences import Instance, Seconds
+from mesh.sim.sequences import Instance
 
 NAME = "cost-model"
 SHARE_MIN = 0.5
@@ -66,10 +67,14 @@ class CostEngine:
         """When the latest of all loads and steps ends."""
         self._times = {m: Times(known.profile, costs.factor) for m, known in models.items()}
         self._instances: dict[InstanceId, Instance] = {}
+        self._ended: Ended = lambda instance_id, error: None
         self.loads = 0
         self.prefilled_tokens = 0
         self.decoded_tokens = 0
         """Of all steps so far; a prompt's first token is not decoded."""
+
+    def watch(self, ended: Ended) -> None:
+        self._ended = ended
 
     def footprint(self, model: ModelInfo) -> Footprint:
         """Raises UnsupportedModel when nothing is known of what the model costs."""
@@ -105,6 +110,13 @@ class CostEngine:
         if self._instances.pop(instance_id, None) is not None:
             self._spend(self._costs.unload_s)
 
+    def lose(self, instance_id: InstanceId) -> None:
+        """The instance ends by itself, as an engine process that is killed, and its memory is free
+        at once.
+        """
+        del self._instances[instance_id]
+        self._ended(instance_id, EngineError(f"instance {instance_id} has ended: it was killed"))
+
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> None:
         instance = self._instance(instance_id)
         given = len(request.prompt_tokens) + len(request.output_tokens)
@@ -130,18 +142,23 @@ class CostEngine:
         self, instance_id: InstanceId, prefill_tokens_max: int, iterations: int = 1
     ) -> StepResult:
         instance = self._instance(instance_id)
-        slower, took = self._slower(), list[float]()
-        engine_s_of = self._seconds(instance.order.model.model_id, slower)
+        times, slower = self._times[instance.order.model.model_id], self._slower()
+        prompts_slower = slower * self._costs.prefill_factor
+        took_s = 0.0
 
-        def seconds(prefill: int, past: int, batch: int, context: int) -> float:
-            engine_s = engine_s_of(prefill, past, batch, context)
-            took.append(self._turn_s(engine_s, slower, prefill=prefill > 0))
+        def seconds(prefill: int, past: int, batch: int, context: int, count: int) -> float:
+            nonlocal took_s
             self.prefilled_tokens += prefill
-            self.decoded_tokens += batch
+            self.decoded_tokens += batch * count
+            engine_s = 0.0
+            for longer in range(count):
+                one_s = times.seconds(prefill, past, batch, context + longer)
+                one_s *= prompts_slower if prefill else slower
+                engine_s += one_s
+                took_s += self._turn_s(one_s, slower, prefill=prefill > 0)
             return engine_s
 
         result = instance.step(prefill_tokens_max, iterations, seconds)
-        took_s = sum(took)
         self._spend(took_s)
         self._stepping_until_s = self._now_s() + took_s
         self._works(took_s)
@@ -158,12 +175,8 @@ class CostEngine:
             blocks_free=instance.kv_blocks - instance.blocks_used,
         )
         slower = self._slower()
-        seconds = self._seconds(instance.order.model.model_id, slower)(
-            shape.prefill_tokens,
-            shape.prefill_past_tokens,
-            shape.decode_batch,
-            shape.decode_context_tokens,
-        )
+        seconds = self._times[instance.order.model.model_id].iteration_s(shape)
+        seconds *= slower * self._costs.prefill_factor if shape.prefill_tokens else slower
         took_s = self._turn_s(seconds, slower, prefill=shape.prefill_tokens > 0)
         self._spend(took_s + self._costs.priming_s)
         return seconds
@@ -198,16 +211,6 @@ class CostEngine:
         now_s = self._now_s()
         beside_load = self._costs.load_slowdown if now_s < self._loading_until_s else 1.0
         return self._costs.pace.at(now_s) * beside_load
-
-    def _seconds(self, model_id: ModelId, slower: float) -> Seconds:
-        """The engine's part of iterations."""
-        times, prompts_slower = self._times[model_id], slower * self._costs.prefill_factor
-
-        def seconds(prefill: int, past: int, batch: int, context: int) -> float:
-            took_s = times.seconds(prefill, past, batch, context)
-            return took_s * (prompts_slower if prefill else slower)
-
-        return seconds
 
     def _turn_s(self, engine_s: float, slower: float, *, prefill: bool) -> float:
         """From one turn to the next, when so much of it is the engine's part."""

@@ -18,13 +18,32 @@ from mesh.domain.reasons import FinishReason
 from mesh.domain.request import RequestTokens, SamplingParams
 from mesh.domain.steps import EngineRequest, InstanceMemory, LoadOrder, StepResult, repeated
 
-Seconds = Callable[[int, int, int, int], float]
-"""Of an iteration: prompt tokens, tokens before them, decodes, mean context of those."""
+Seconds = Callable[[int, int, int, int, int], float]
+"""Of iterations: prompt tokens, tokens before them, decodes, mean context of those, and how many
+iterations, the context of each longer by one than that of the one before.
+"""
 STRIDE = 7919
 """Between the ids of neighbouring tokens; prime, so that they differ in any vocabulary."""
 
 
-def seed_of(prompt_tokens: tuple[int, ...], sampling: SamplingParams) -> int:
+def answer_of(
+    prompt_tokens: tuple[int, ...], sampling: SamplingParams, tokens: int, model: ModelInfo
+) -> tuple[int, ...]:
+    """The ids of so many output tokens, wherever they are computed. No request ends by accident."""
+    seed, vocabulary_tokens = _seed_of(prompt_tokens, sampling), model.vocabulary_tokens
+    answer = tuple([(seed + index * STRIDE) % vocabulary_tokens for index in range(tokens)])
+    if any(stop_id in answer for stop_id in model.stop_token_ids):
+        return tuple([_beside_stops(token_id, model) for token_id in answer])
+    return answer
+
+
+def _beside_stops(token_id: int, model: ModelInfo) -> int:
+    while token_id in model.stop_token_ids:
+        token_id = (token_id + 1) % model.vocabulary_tokens
+    return token_id
+
+
+def _seed_of(prompt_tokens: tuple[int, ...], sampling: SamplingParams) -> int:
     """What the tokens of a request follow from: its prompt, and how it samples."""
     drawn = _samples(sampling)
     return hash(
@@ -37,22 +56,6 @@ def seed_of(prompt_tokens: tuple[int, ...], sampling: SamplingParams) -> int:
     )
 
 
-def tokens_at(seed: int, first_index: int, count: int, model: ModelInfo) -> tuple[int, ...]:
-    """The ids of output tokens, wherever they are computed. No request ends by accident."""
-    vocabulary_tokens, indices = model.vocabulary_tokens, range(first_index, first_index + count)
-    token_ids = tuple([(seed + index * STRIDE) % vocabulary_tokens for index in indices])
-    for stop_id in model.stop_token_ids:
-        if stop_id in token_ids:
-            return tuple([_beside_stops(token_id, model) for token_id in token_ids])
-    return token_ids
-
-
-def _beside_stops(token_id: int, model: ModelInfo) -> int:
-    while token_id in model.stop_token_ids:
-        token_id = (token_id + 1) % model.vocabulary_tokens
-    return token_id
-
-
 def _samples(sampling: SamplingParams) -> bool:
     return sampling.temperature > 0 and sampling.top_k != 1
 
@@ -63,7 +66,8 @@ class Sequence:
 
     request_id: RequestId
     attempt: int
-    seed: int
+    answer: tuple[int, ...]
+    """All of its output."""
     prompt_tokens: int
     length: int
     length_max: int
@@ -71,7 +75,8 @@ class Sequence:
     """That end it."""
     computed: int = 0
     decoding: bool = False
-    blocks: int = 0
+    room: int = 0
+    """Tokens that its blocks hold."""
 
     @property
     def left(self) -> int:
@@ -91,20 +96,23 @@ class Instance:
 
     def add(self, request: EngineRequest) -> None:
         prompt_tokens, sampling = len(request.prompt_tokens), request.sampling
+        length_max = min(prompt_tokens + sampling.max_tokens, self.order.context_tokens_max)
         self.sequences[request.request_id] = Sequence(
             request_id=request.request_id,
             attempt=request.attempt,
-            seed=seed_of(request.prompt_tokens, sampling),
+            answer=answer_of(
+                request.prompt_tokens, sampling, length_max - prompt_tokens, self.order.model
+            ),
             prompt_tokens=prompt_tokens,
             length=prompt_tokens + len(request.output_tokens),
-            length_max=min(prompt_tokens + sampling.max_tokens, self.order.context_tokens_max),
+            length_max=length_max,
             stop_token_ids=() if sampling.ignore_eos else request.stop_token_ids,
         )
 
     def drop(self, request_id: RequestId) -> None:
         sequence = self.sequences.pop(request_id, None)
         if sequence is not None:
-            self.blocks_used -= sequence.blocks
+            self.blocks_used -= sequence.room // self.footprint.block_tokens
 
     def memory(self) -> InstanceMemory:
         return InstanceMemory(
@@ -117,7 +125,7 @@ class Instance:
         )
 
     def step(self, prefill_tokens_max: int, iterations: int, seconds: Seconds) -> StepResult:
-        """Compute so many iterations; see the engine port. `seconds` is asked once for each."""
+        """Compute so many iterations; see the engine port."""
         count = self._decodes_at_once(iterations)
         if count:
             return self._decode(count, seconds)
@@ -128,28 +136,25 @@ class Instance:
         takes a look at each: there are prompts, stop tokens or more requests than a batch has, or
         too few blocks for all.
         """
-        sequences = self.sequences.values()
-        if not sequences or len(sequences) > self.order.batch_max:
+        if len(self.sequences) > self.order.batch_max:
             return 0
-        count = iterations
-        for sequence in sequences:
+        count, missing = iterations, 0
+        for sequence in self.sequences.values():
             if not sequence.decoding or sequence.stop_token_ids:
                 return 0
             count = min(count, sequence.length_max - sequence.length)
-        missing = 0
-        for sequence in sequences:
-            blocks = self.footprint.blocks_for(sequence.computed + count)
-            missing += max(blocks - sequence.blocks, 0)
-        return count if missing <= self.kv_blocks - self.blocks_used else 0
+            if sequence.computed + iterations > sequence.room:
+                missing += self._missing(sequence, iterations)
+        return count if self.sequences and missing <= self.kv_blocks - self.blocks_used else 0
 
     def _decode(self, count: int, seconds: Seconds) -> StepResult:
         sequences = list(self.sequences.values())
         batch, context = len(sequences), 0
         for sequence in sequences:
             context += sequence.length
-            self._give(sequence, count)
+            if sequence.computed + count > sequence.room:
+                self._give(sequence, count)
             sequence.computed += count
-        mean = context // batch
         return StepResult(
             outputs=tuple([self._tokens(sequence, count) for sequence in sequences]),
             prefill_tokens=0,
@@ -160,7 +165,7 @@ class Instance:
             prefill_left=(),
             starved=(),
             kv_blocks_used=self.blocks_used,
-            elapsed_s=sum([seconds(0, 0, batch, mean + n) for n in range(count)]),
+            elapsed_s=seconds(0, 0, batch, context // batch, count),
             iterations=count,
         )
 
@@ -187,7 +192,7 @@ class Instance:
             prefill_left=tuple([(s.request_id, s.left) for s in waiting]),
             starved=tuple(starved),
             kv_blocks_used=self.blocks_used,
-            elapsed_s=seconds(prefill, past_tokens, batch, context // batch if batch else 0),
+            elapsed_s=seconds(prefill, past_tokens, batch, context // batch if batch else 0, 1),
         )
 
     def _plan(
@@ -195,14 +200,13 @@ class Instance:
     ) -> tuple[list[Sequence], list[tuple[Sequence, int]], list[RequestId]]:
         """Who decodes a token; who computes how much of its prompt; who would, had it blocks."""
         active = list(islice(self.sequences.values(), self.order.batch_max))
-        block_tokens = self.footprint.block_tokens
         decoding: list[Sequence] = []
         prompts: list[tuple[Sequence, int]] = []
         starved: list[RequestId] = []
         for sequence in active:
             if not sequence.decoding:
                 continue
-            if sequence.computed < sequence.blocks * block_tokens or self._give(sequence, 1):
+            if sequence.computed < sequence.room or self._give(sequence, 1):
                 decoding.append(sequence)
             else:
                 starved.append(sequence.request_id)
@@ -218,18 +222,21 @@ class Instance:
                         starved.append(sequence.request_id)
         return decoding, prompts, starved
 
+    def _missing(self, sequence: Sequence, wanted: int) -> int:
+        """Blocks that so many more tokens need."""
+        return max(self.footprint.blocks_for(sequence.computed + wanted - sequence.room), 0)
+
     def _give(self, sequence: Sequence, wanted: int) -> int:
         """Blocks for so many more tokens, or for as many as there are; returns for how many."""
-        missing = self.footprint.blocks_for(sequence.computed + wanted) - sequence.blocks
-        taken = min(max(missing, 0), self.kv_blocks - self.blocks_used)
-        sequence.blocks += taken
+        taken = min(self._missing(sequence, wanted), self.kv_blocks - self.blocks_used)
+        sequence.room += taken * self.footprint.block_tokens
         self.blocks_used += taken
-        return min(wanted, sequence.blocks * self.footprint.block_tokens - sequence.computed)
+        return min(wanted, sequence.room - sequence.computed)
 
     def _tokens(self, sequence: Sequence, count: int) -> RequestTokens:
         """So many new ones, the last of which may end the request."""
         index = sequence.length - sequence.prompt_tokens
-        token_ids = tokens_at(sequence.seed, index, count, self.order.model)
+        token_ids = sequence.answer[index : index + count]
         sequence.length += count
         sequence.decoding = True
         finish = None

@@ -113,6 +113,7 @@ def _hello_to_wire(hello: NodeHello) -> pb.NodeHello:
         instances=map(_instance_to_wire, hello.instances),
         version=hello.version,
         fingerprint=hello.fingerprint,
+        tensor_parallel_max=hello.tensor_parallel_max,
     )
 
 
@@ -134,6 +135,7 @@ def _hello_from_wire(message: pb.NodeHello) -> NodeHello:
         base_bytes=message.base_bytes,
         version=message.version,
         fingerprint=message.fingerprint,
+        tensor_parallel_max=message.tensor_parallel_max or 1,
         instances=tuple(_instance_from_wire(i) for i in message.instances),
     )
 

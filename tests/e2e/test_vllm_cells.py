@@ -17,6 +17,8 @@ from tests.support.tiny_model import write_tiny_llama
 VLLM = ("--engine", "vllm", "--memory", "4GiB")
 JOIN_S_MAX = 180.0
 """vLLM's imports take ten seconds on an idle machine, and come before the node joins."""
+UNLISTED_S_MAX = 1.0
+"""From a kill until the cell knows: a node is told by the kernel, and tells at once."""
 TOKENS = 200
 PATIENT = Slo(ttft_s=100.0, tpot_s=5.0)
 """What is tested here is not how quick this machine is."""
@@ -67,6 +69,30 @@ def test_a_killed_engine_process_costs_its_requests_a_reload_and_no_token(
     assert after is not None
     assert len(after.instances) == len(before.instances) == 1
     assert after.instances[0].weights_bytes == before.instances[0].weights_bytes
+
+
+def test_an_idle_instance_whose_process_is_killed_is_missed_at_once(
+    cell: LiveCell, vllm_model: Path
+) -> None:
+    """And another one loaded, where the deployment wants one at any time."""
+    cell.start_controller()
+    node = cell.start_real_node("n1", *VLLM, join_s_max=JOIN_S_MAX)
+    cell.deploy("chat", vllm_model, replicas_min=1, slo=PATIENT)
+
+    def ready() -> list[str]:
+        found = cell.node("n1")
+        held = found.instances if found is not None else ()
+        return [i.instance_id for i in held if i.state is InstanceState.READY]
+
+    (first,) = cell.wait_for("the first instance", ready, JOIN_S_MAX)
+    (pid,) = engine_processes(node)
+    os.kill(pid, signal.SIGKILL)
+    cell.wait_for("it to be unlisted", lambda: first not in ready(), UNLISTED_S_MAX)
+    (second,) = cell.wait_for("another one", ready, JOIN_S_MAX)
+    assert second != first
+    answer = cell.invoke("chat", "still there?", max_tokens=5)
+    assert answer.finished().output_tokens == 5
+    (_,) = engine_processes(node)
 
 
 def test_both_engines_serve_one_deployment_and_a_request_moves_between_them(

@@ -145,6 +145,21 @@ def test_a_start_that_leaves_out_what_it_knew_is_read_as_one_that_knew_nothing(
     assert read_journal(path)[0] == start
 
 
+def test_a_journal_of_before_tensor_parallel_replays(tmp_path: Path) -> None:
+    """What it leaves out is 1."""
+    path = tmp_path / "incident.jsonl"
+    write_incident(path)
+    text = path.read_text()
+    for field in ('"tensor_parallel":1', '"tensor_parallel_max":1'):
+        assert field in text
+        text = text.replace("," + field, "")
+    assert "tensor_parallel" not in text
+    path.write_text(text)
+    start, decisions = read_journal(path)
+    assert start == START
+    assert replay(controller_core(START), decisions) is None
+
+
 def test_a_journal_of_another_format_and_what_is_none_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     open_journal(path, replace(START, format=FORMAT + 1)).close()

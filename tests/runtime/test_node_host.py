@@ -14,9 +14,12 @@ from mesh.domain.ids import InstanceId, OperationId, RequestId
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import (
     AbortRequest,
+    Heartbeat,
+    InstanceGone,
     KvResized,
     NodeCommand,
     NodeReport,
+    RequestReturned,
     ResizeKv,
     SubmitRequest,
     TokensReport,
@@ -215,3 +218,22 @@ def test_what_a_node_decides_about_memory_replays(node: HostedNode) -> None:
     assert {ResizeFinished, ResizeBroke} <= set(events)
     resizes = [a for d in kept for a in d.actions if isinstance(a, StartResize)]
     assert [resize.kv_blocks for resize in resizes] == [1, BLOCKS_MAX + 1, BLOCKS_MAX]
+
+
+def test_an_instance_that_ends_by_itself_is_missed_and_its_journal_replays(
+    node: HostedNode,
+) -> None:
+    """Its requests come back, and the engine forgets it."""
+    node.submit("a")
+    before = len(node.reports)
+    node.engine.lose(I1)
+    beat, returned = node.reports[before:]
+    assert isinstance(beat, Heartbeat)
+    assert beat.instances == ()
+    assert isinstance(returned, RequestReturned)
+    assert "the test wants it so" in returned.message
+    (gone,) = of_kind(node.compute(), InstanceGone)
+    assert (gone.instance_id, gone.error) == (I1, "EngineError")
+    node.journal.close()
+    _, decisions = read_journal(node.journal_path)
+    assert replay(NodeCore(limits=START.limits), decisions) is None

@@ -84,6 +84,15 @@ def test_a_client_that_goes_away_frees_its_place(made: CellPlan) -> None:
     assert not faulty.cell.core.cell.requests
 
 
+def test_an_instance_that_is_killed_is_loaded_again_for_its_requests(made: CellPlan) -> None:
+    """Amid its answer; and idle, for its minimum."""
+    faulty, (outcome,) = run(made, fault(FaultKind.LOSE))
+    assert (outcome.end, len(outcome.tokens_s)) == (FinishReason.LENGTH, 200)
+    before = [at for at in outcome.tokens_s if at < faulty.cell.started_s + AT_S]
+    assert 10 < len(before) < 190
+    assert sum(loads(faulty).values()) == 2
+
+
 def test_an_agent_whose_name_is_still_taken_is_started_until_it_is_taken_in(
     made: CellPlan,
 ) -> None:

@@ -49,6 +49,14 @@ def test_calls_of_a_lane_follow_each_other_and_lanes_go_beside_each_other(watche
     assert watched.lanes.busy_s == {Lane.COMPUTE: 3.0, Lane.LOADING: 1.5}
 
 
+def test_what_is_posted_beside_calls_is_posted_at_once(watched: Watched) -> None:
+    watched.run(Lane.COMPUTE, "a", 1.0)
+    watched.clock.call_at(
+        0.5, lambda: watched.lanes.post_soon(UnloadFinished(instance_id=InstanceId("lost")))
+    )
+    assert watched.finish() == [(0.5, "lost"), (1.0, "a")]
+
+
 def test_many_calls_without_cost_wait_for_the_one_before_them(watched: Watched) -> None:
     """More than Python would nest."""
     watched.run(Lane.COMPUTE, "step", 1.0)

@@ -21,6 +21,7 @@ from mesh.domain.model import Footprint, ModelFormat, ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.domain.units import format_bytes
 from mesh.runtime.engine import (
+    Ended,
     EngineCapabilities,
     EngineRequest,
     InstanceMemory,
@@ -37,6 +38,7 @@ from mesh_nodes.engines.vllm.messages import ProcessOptions, Verb
 from mesh_nodes.engines.vllm.releases import VllmRelease, installed_release
 from mesh_nodes.engines.vllm.remote import LOAD_S_MAX, Remote
 from mesh_nodes.engines.vllm.spawner import Spawner
+from mesh_nodes.engines.vllm.watch import Watch
 
 _CPU_BLOCK_TOKENS = 32
 """The least that vLLM's CPU kernels like."""
@@ -93,6 +95,8 @@ class VllmEngine:
         self._instances: dict[InstanceId, Remote] = {}
         self._loading: dict[InstanceId, Remote | None] = {}
         self._closed = False
+        self._told: Ended = lambda instance_id, error: None
+        self._watch = Watch(self._process_ended)
         self._owns_spawner = spawner is None
         self._spawner = spawner or start_spawner(threads, gpu_index)
 
@@ -116,6 +120,9 @@ class VllmEngine:
             version=self._release.version,
             resize_kv=True,
         )
+
+    def watch(self, ended: Ended) -> None:
+        self._told = ended
 
     def footprint(self, model: ModelInfo) -> Footprint:
         return estimate(
@@ -196,6 +203,7 @@ class VllmEngine:
             self._closed = True
             remotes = [*self._instances.values(), *filter(None, self._loading.values())]
             self._instances.clear()
+        self._watch.close()
         for remote in remotes:
             remote.end()
         if self._owns_spawner:
@@ -216,9 +224,15 @@ class VllmEngine:
                 Verb.LOAD, order, footprint, options, timeout_s=LOAD_S_MAX, progress=progress
             )
             self._put(self._instances, order.instance_id, remote)
+            self._watch.add(remote)
         except BaseException:
             remote.end()
             raise
+
+    def _process_ended(self, remote: Remote) -> None:
+        """Tell of it, unless it was unloaded; a call may have found out, too."""
+        if self._instances.get(remote.instance_id) is remote:
+            self._told(remote.instance_id, remote.why_gone())
 
     def _put(
         self, table: MutableMapping[InstanceId, Any], instance_id: InstanceId, remote: Remote

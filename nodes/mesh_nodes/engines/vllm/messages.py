@@ -1,8 +1,9 @@
 """What crosses the socket between the agent and an engine process, in both directions.
 
-The agent sends a `Call` and waits; the process answers with as many `Progressed` as it likes and
-then one `Answer` or one `Failure`. Both ends are the same code on the same machine, so values are
-pickled. Before: `remote` in the agent. After: `process` in the engine's process, and back.
+The agent sends a `Call` and waits; the process answers with as many `Progressed` as it likes, after
+each of which the agent waits anew, and then one `Answer` or one `Failure`. Both ends are the same
+code on the same machine, so values are pickled. Before: `remote` in the agent. After: `process` in
+the engine's process, and back.
 """
 
 from dataclasses import dataclass

@@ -8,17 +8,20 @@ agent then places the requests anew. Before: `remote`, in the agent. After: `ins
 import gc
 import logging
 import os
+import time
 from collections.abc import Callable
-from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 import torch
 
 from mesh.domain.errors import EngineError, MeshError, OutOfMemory
-from mesh.domain.steps import InstanceMemory, repeated
+from mesh.domain.steps import InstanceMemory, StepResult, repeated
 from mesh_nodes.engines.vllm.instance import Instance
 from mesh_nodes.engines.vllm.messages import Answer, Call, Failure, Progressed, Verb
+
+SIGN_OF_LIFE_S = 0.5
+"""Between two messages of a long turn: next to nothing of it."""
 
 log = logging.getLogger(__name__)
 
@@ -61,11 +64,26 @@ class _Server:
         performers: dict[Verb, Callable[..., object]] = {
             Verb.SUBMIT: instance.submit,
             Verb.ABORT: instance.abort,
-            Verb.STEP: partial(repeated, instance.step),
+            Verb.STEP: self._turn,
             Verb.MEASURE: instance.measure,
             Verb.RESIZE: instance.resize_kv,
         }
         return performers[call.verb](*call.arguments)
+
+    def _turn(self, prefill_tokens_max: int, iterations: int) -> StepResult:
+        """As many iterations. Between them it says now and then that it lives: the agent's bound on
+        a call is for one of them.
+        """
+        said_s = time.monotonic()
+
+        def step(tokens_max: int) -> StepResult:
+            nonlocal said_s
+            if time.monotonic() >= said_s + SIGN_OF_LIFE_S:
+                said_s = time.monotonic()
+                self._connection.send(Progressed("compute", 0.0))
+            return self._instance.step(tokens_max)
+
+        return repeated(step, prefill_tokens_max, iterations)
 
     def _load(self, *arguments: Any) -> None:
         self._connection.send(Progressed("load", 0.1))

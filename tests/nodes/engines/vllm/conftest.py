@@ -17,6 +17,8 @@ collect_ignore = (
         "test_ends.py",
         "test_exactness.py",
         "test_kv_memory.py",
+        "test_turns.py",
+        "test_watch.py",
     ]
 )
 

@@ -92,6 +92,8 @@ def test_killed_amid_an_iteration(
     engine: VllmEngine, model: StoredModel, pair: tuple[Driver, Driver, int]
 ) -> None:
     bystander, victim, pid = pair
+    told: list[InstanceId] = []
+    engine.watch(lambda instance_id, error: told.append(instance_id))
     os.kill(pid, signal.SIGSTOP)
     thread, outcomes = outcome_of(lambda: engine.step(victim.instance_id, 64))
     time.sleep(0.2)
@@ -101,6 +103,7 @@ def test_killed_amid_an_iteration(
     (error,) = outcomes
     assert isinstance(error, EngineError)
     assert "victim ended amid a step (signal 9)" in error.message
+    wait_until(lambda: told == ["victim"])
     check_gone(engine, bystander, pid, model)
 
 
