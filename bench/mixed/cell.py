@@ -31,7 +31,7 @@ PATIENT = Slo(ttft_s=60.0, tpot_s=5.0)
 """Until there is a profile to promise by."""
 JOIN_S_MAX = 120.0
 """vLLM's imports take ten seconds on an idle machine, and come before the node joins."""
-VERB_S_MAX = 240.0
+VERB_S_MAX = 360.0
 """Of one command. To measure a profile takes half a minute on an idle machine."""
 STOP_S_MAX = 10.0
 POLL_S = 0.1

@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 from bench.mixed.cell import FIRST, SECOND, MixedCell
 from bench.mixed.report import TARGET, report
 from bench.mixed.running import BURST, QUIET_AFTER, QUIET_BEFORE, model_in, promise, run
@@ -18,9 +20,11 @@ def note(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
+@pytest.mark.timeout(900)
 def test_a_burst_spills_over_to_the_vllm_node_in_time_and_the_quiet_after_it_comes_back(
     tmp_path: Path,
 ) -> None:
+    """A minute on an idle machine, most of it for the profiles; several on a busy one."""
     with MixedCell(tmp_path) as cell:
         sized = promise(cell, model_in(tmp_path), REQUESTS, note)
         made = run(
