@@ -19,7 +19,7 @@ from bench.status_line import show_status
 from mesh.domain.errors import MeshError
 
 ROUNDS, QUIET_REQUESTS = 6, 6
-REQUESTS = Requests(prompt_tokens=64, output_tokens=96, ttft_s=8.0)
+REQUESTS = Requests(prompt_tokens=64, served_s=4.0, ttft_s=8.0)
 
 
 def main() -> None:
@@ -33,7 +33,6 @@ def main() -> None:
             made = run(
                 cell,
                 sized,
-                REQUESTS,
                 rounds=options.rounds,
                 quiet_requests=QUIET_REQUESTS,
                 seed=options.seed,

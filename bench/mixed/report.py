@@ -19,7 +19,7 @@ def report(made: Run) -> None:
     console.print(
         f"TTFT {sizes.slo.ttft_s:g} s, TPOT {sizes.slo.tpot_s:.3f} s: by its profile {FIRST} keeps "
         f"that for {sizes.first_batch} requests at once, {SECOND} for {sizes.second_batch}; "
-        f"{sizes.burst} in a burst"
+        f"{sizes.burst} in a burst, of {sizes.prompt_tokens} and {sizes.output_tokens} tokens"
     )
     table = Table(box=None)
     for heading in ("PHASE", "NODE"):

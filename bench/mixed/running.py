@@ -59,7 +59,6 @@ def promise(cell: MixedCell, source: str, requests: Requests, note: Callable[[st
 def run(
     cell: MixedCell,
     sized: Sizes,
-    requests: Requests,
     *,
     rounds: int,
     quiet_requests: int,
@@ -79,10 +78,10 @@ def run(
             for call, answer in zip(calls, answers, strict=True)
         )
 
-    phase(QUIET_BEFORE, quiet(NAME, requests, quiet_requests, draw))
+    phase(QUIET_BEFORE, quiet(NAME, sized, quiet_requests, draw))
     for _ in range(rounds):
-        phase(BURST, burst(NAME, requests, sized.burst, draw))
-        phase(QUIET_AFTER, quiet(NAME, requests, quiet_requests, draw))
+        phase(BURST, burst(NAME, sized, draw))
+        phase(QUIET_AFTER, quiet(NAME, sized, quiet_requests, draw))
         note("wait until the second node is idle")
         cell.wait_for("the second node to be idle", cell.second_is_idle, PARKED_S_MAX)
     return Run(sizes=sized, judged=Judgement(outcomes=tuple(outcomes)))

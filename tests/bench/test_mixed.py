@@ -1,6 +1,7 @@
 """How large a burst is, which SLO it meets, and which tokens count as in time."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -22,7 +23,7 @@ from mesh.request.shadow import OVERESTIMATE
 from mesh.wire.offering import Answer
 from tests.support.profiles import profile
 
-REQUESTS = Requests(prompt_tokens=64, output_tokens=32, ttft_s=10.0)
+REQUESTS = Requests(prompt_tokens=64, served_s=3.84, ttft_s=10.0)
 
 
 def decodes(one_s: float, further_s: float) -> Grid:
@@ -69,16 +70,24 @@ def test_the_slo_is_one_that_the_second_node_can_keep_at_half_its_speed() -> Non
     assert (found.first_batch, found.burst) == (18, 36)
 
 
+def test_answers_are_so_long_that_the_first_node_is_busy_while_the_second_loads() -> None:
+    """A decode of twelve takes 0.12 s."""
+    assert sizes(FIRST, SECOND, REQUESTS).output_tokens == 32
+    assert sizes(FIRST, SECOND, replace(REQUESTS, served_s=0.1)).output_tokens == 24
+    assert sizes(FIRST, SECOND, replace(REQUESTS, served_s=100.0)).output_tokens == 160
+
+
 def test_a_first_node_that_nothing_is_too_much_for_is_an_error() -> None:
     with pytest.raises(CannotSpill, match="32 requests"):
         sizes(FIRST, profile(decode=decodes(0.500, 0.020)), REQUESTS)
 
 
 def test_quiet_requests_come_one_by_one_and_a_burst_at_once() -> None:
-    alone = quiet("chat", REQUESTS, 3, random.Random(1))
+    sized = sizes(FIRST, SECOND, REQUESTS)
+    alone = quiet("chat", sized, 3, random.Random(1))
     assert [call.at_s for call in alone] == [0.0, QUIET_GAP_S, 2 * QUIET_GAP_S]
-    together = burst("chat", REQUESTS, 24, random.Random(1))
-    assert together == burst("chat", REQUESTS, 24, random.Random(1)), "drawn from the seed"
+    together = burst("chat", sized, random.Random(1))
+    assert together == burst("chat", sized, random.Random(1)), "drawn from the seed"
     times_s = [call.at_s for call in together]
     assert (times_s, len(times_s)) == (sorted(times_s), 24)
     assert 0.0 <= times_s[0] <= times_s[-1] <= BURST_S

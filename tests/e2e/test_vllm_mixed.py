@@ -10,7 +10,7 @@ from bench.mixed.report import TARGET, report
 from bench.mixed.running import BURST, QUIET_AFTER, QUIET_BEFORE, model_in, promise, run
 from bench.mixed.workload import Requests
 
-REQUESTS = Requests(prompt_tokens=64, output_tokens=48, ttft_s=15.0)
+REQUESTS = Requests(prompt_tokens=64, served_s=3.5, ttft_s=20.0)
 """The TPOT SLO is what a burst is too much for; the TTFT SLO is what a busy machine may take."""
 QUIET_REQUESTS = 4
 REFUSED_SHARE_MAX = 0.1
@@ -27,9 +27,7 @@ def test_a_burst_spills_over_to_the_vllm_node_in_time_and_the_quiet_after_it_com
     """A minute on an idle machine, most of it for the profiles; several on a busy one."""
     with MixedCell(tmp_path) as cell:
         sized = promise(cell, model_in(tmp_path), REQUESTS, note)
-        made = run(
-            cell, sized, REQUESTS, rounds=1, quiet_requests=QUIET_REQUESTS, seed=1, note=note
-        )
+        made = run(cell, sized, rounds=1, quiet_requests=QUIET_REQUESTS, seed=1, note=note)
     judged = made.judged
     report(made)
     assert judged.of(QUIET_BEFORE).served_by(FIRST) == QUIET_REQUESTS
