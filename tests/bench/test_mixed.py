@@ -74,7 +74,7 @@ def test_answers_are_so_long_that_the_first_node_is_busy_while_the_second_loads(
     """A decode of twelve takes 0.12 s."""
     assert sizes(FIRST, SECOND, REQUESTS).output_tokens == 32
     assert sizes(FIRST, SECOND, replace(REQUESTS, served_s=0.1)).output_tokens == 24
-    assert sizes(FIRST, SECOND, replace(REQUESTS, served_s=100.0)).output_tokens == 160
+    assert sizes(FIRST, SECOND, replace(REQUESTS, served_s=100.0)).output_tokens == 112
 
 
 def test_a_first_node_that_nothing_is_too_much_for_is_an_error() -> None:
