@@ -82,7 +82,7 @@ def deliver(turn: Turn, outputs: RequestTokens) -> None:
             note_longer(turn, instance, held)
         turn.act(DeliverTokens(outputs=outputs))
         return
-    node_id = held.instance.node.node_id
+    node_id = instance.node.node_id
     turn.act(DeliverTokens(outputs=outputs, grace_s=held.grace_s, node_id=node_id))
     if outputs.finish in (FinishReason.STOP, FinishReason.LENGTH):
         turn.cell.served += 1
