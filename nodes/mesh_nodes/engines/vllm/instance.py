@@ -21,6 +21,7 @@ from mesh_nodes.engines.vllm.device import device, free_bytes
 from mesh_nodes.engines.vllm.drawing import draw_order
 from mesh_nodes.engines.vllm.internals import Core, keep_weights_in_tensors
 from mesh_nodes.engines.vllm.kv_memory import CopyingKv, ElasticKv, KvMemory
+from mesh_nodes.engines.vllm.loader import read_ahead
 from mesh_nodes.engines.vllm.messages import ProcessOptions
 from mesh_nodes.engines.vllm.turn import Plan, Sequence, plan, sequence_of
 from mesh_nodes.engines.vllm.weights import Weights
@@ -37,6 +38,7 @@ class Instance:
     """What each call does is said at the engine port."""
 
     def __init__(self, order: LoadOrder, footprint: Footprint, options: ProcessOptions) -> None:
+        read_ahead(order.model_path)
         self._order = order
         self._footprint = footprint
         self._keys: Callable[[], str] = map(str, count(1)).__next__

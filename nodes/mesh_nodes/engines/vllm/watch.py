@@ -33,9 +33,11 @@ class Watch:
         self._thread.start()
 
     def add(self, remote: Remote) -> None:
-        """May be called from any thread. Of a process that has ended already, it tells at once."""
+        """May be called from any thread, and again: it is watched once. Of a process that has ended
+        already it tells at once, unless it has.
+        """
         with self._lock:
-            if not self._closed:
+            if not self._closed and remote.pidfd not in self._watched:
                 self._watched[remote.pidfd] = remote
                 self._poll.register(remote.pidfd, select.EPOLLIN)
 

@@ -22,6 +22,7 @@ collect_ignore = (
         "test_weights.py",
         "test_turns.py",
         "test_watch.py",
+        "test_loader.py",
     ]
 )
 

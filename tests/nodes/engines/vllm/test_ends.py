@@ -160,9 +160,12 @@ def test_a_killed_nursery_takes_every_instance_and_the_next_load_brings_another(
 ) -> None:
     driver = Driver(engine, model.order(InstanceId("i"), kv_blocks=16))
     tokens = driver.run("alone", PROMPT, greedy(4))
+    told: list[InstanceId] = []
+    engine.watch(lambda instance_id, error: told.append(instance_id))
     (nursery,) = (p for p in psutil.Process().children() if p.children())
     nursery.kill()
     wait_until(lambda: engine.memory() == ())
+    wait_until(lambda: told == ["i"])
     with pytest.raises(EngineError, match="the engine process of i"):
         engine.step(driver.instance_id, 64)
     engine.unload(driver.instance_id)

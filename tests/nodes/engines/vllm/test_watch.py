@@ -80,16 +80,6 @@ def test_one_that_breaks_by_itself_says_why(
     assert "vLLM failed: TypeError" in message
 
 
-def test_a_killed_nursery_ends_all_of_them(
-    engine: VllmEngine, model: StoredModel, told: Told
-) -> None:
-    for instance_id in (A, B):
-        process_of_load(engine, model, instance_id)
-    (nursery,) = (p for p in psutil.Process().children() if p.children())
-    nursery.kill()
-    assert {told.next()[0], told.next()[0]} == {A, B}
-
-
 def test_what_the_engine_ends_is_told_to_nobody(
     engine: VllmEngine, model: StoredModel, told: Told
 ) -> None:
