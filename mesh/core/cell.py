@@ -146,9 +146,13 @@ class NodeEntry:
         return not any(instance.requests for instance in self.instances.values())
 
     def takes(self, spec: DeploymentSpec) -> bool:
-        """Whether it takes new instances of a deployment: up, its kind of device, enough of it."""
-        up = self.state is NodeState.READY and self.device in spec.devices
-        return up and spec.tensor_parallel <= self.hello.tensor_parallel_max
+        """Whether it takes new instances of a deployment now."""
+        return self.state is NodeState.READY and self.suits(spec)
+
+    def suits(self, spec: DeploymentSpec) -> bool:
+        """Whether it has the kind of device for a deployment, and enough for an instance."""
+        enough = spec.tensor_parallel <= self.hello.tensor_parallel_max
+        return enough and self.device in spec.devices
 
     def footprint_of(self, deployment: Deployment) -> Footprint:
         stated = dict(deployment.footprints)

@@ -45,8 +45,8 @@ class LocalRequest:
     """When it arrived at the cell, on this node's clock."""
     output_tokens: int
     first_step: int
-    """The first iteration that it can have a part in: tokens of an earlier one under this id are
-    of an earlier attempt.
+    """The first iteration that it can have a part in: what an earlier one leaves to compute under
+    this id is an earlier attempt's. Tokens say themselves which attempt they are of.
     """
     due_s: float
     """When its next token is due."""

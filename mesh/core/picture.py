@@ -142,7 +142,7 @@ def profile_views(cell: Cell, deployment: Deployment) -> tuple[ProfileView, ...]
     nodes: dict[str, list[NodeId]] = {}
     for node_id in sorted(cell.nodes):
         node = cell.nodes[node_id]
-        if node.device in deployment.spec.devices:
+        if node.suits(deployment.spec):
             footprint = node.footprint_of(deployment)
             known = cell.expectations.profile(deployment.model, footprint, node.hello)
             found[known.fingerprint] = known

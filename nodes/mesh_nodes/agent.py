@@ -188,8 +188,11 @@ class Agent:
         """Raises EngineError when the engine hangs. No call within this process can be broken off,
         so the node ends, and its requests are placed elsewhere.
         """
+        beats_late = 0
         while True:
-            if lanes.computing_s() > ENGINE_CALL_S_MAX:
+            beats_late = beats_late + 1 if lanes.computing_s() > ENGINE_CALL_S_MAX else 0
+            if beats_late > 1:
+                # Not with the first: this process itself may have been stopped for as long.
                 raise EngineError(
                     f"the engine has not returned from a call for {ENGINE_CALL_S_MAX:.0f} s",
                     hint="the node ends, so that its requests can go on elsewhere; start it again",

@@ -19,8 +19,9 @@ from mesh.domain.node_events import HeartbeatDue, NodeEvent
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.steps import SleepingModel
 from mesh.runtime.host import Recorder
-from mesh_nodes.agent import STOP_S_MAX, Agent
+from mesh_nodes.agent import ENGINE_CALL_S_MAX, STOP_S_MAX, Agent
 from mesh_nodes.engines.choosing import own_resident_bytes
+from mesh_nodes.lanes import ThreadLanes
 from tests.contract.engine_contract import StoredModel, write_tiny_model
 from tests.support.scripted_engine import KV_BLOCK_BYTES, WEIGHTS_BYTES, ScriptedEngine
 
@@ -103,6 +104,21 @@ async def test_an_engine_that_does_not_return_ends_the_agent(
         await asyncio.wait_for(agent.run(), 2 * STOP_S_MAX)
     assert not agent.clean
     release.set()
+
+
+async def test_an_agent_that_was_stopped_amid_a_call_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as the stop lasted, the call seems to have; it ends before the next beat."""
+    seen_s = [0.0, 2 * ENGINE_CALL_S_MAX]
+    monkeypatch.setattr("mesh_nodes.agent.HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(ThreadLanes, "computing_s", lambda _: seen_s.pop() if seen_s else 0.0)
+    agent = _agent(tmp_path)
+    running = asyncio.create_task(agent.run())
+    await asyncio.sleep(0.2)
+    assert (seen_s, running.done()) == ([], False)
+    agent.stop()
+    await asyncio.wait_for(running, 2 * STOP_S_MAX)
 
 
 class FirstBeat:
