@@ -1,5 +1,5 @@
 # Everything sets up what it needs in .venv by itself. `make demo` is the main job, `make test` the
-# tests, `make check` what CI runs.
+# tests, `make check` all that is checked; CI runs that, the demo and `make test-vllm`.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .ONESHELL:
@@ -15,11 +15,11 @@ HOME_HERE := MESH_HOME="$${MESH_HOME:-$$PWD/.mesh}"
 PIP := pip install --quiet --disable-pip-version-check
 
 .PHONY: help demo test test-vllm check lint types imports proto format faults soak clean
-.PHONY: bench-admission bench-engine bench-fidelity bench-kv-resize bench-overcommit
-.PHONY: bench-overhead bench-paper bench-profile bench-sim bench-slo bench-vllm-step
+.PHONY: bench-admission bench-engine bench-fidelity bench-kv-resize bench-mixed bench-overcommit
+.PHONY: bench-overhead bench-paper bench-profile bench-sim bench-slo bench-vllm-step bench-vllm-switch
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
 # Relative paths only: make cannot quote a folder with a space in its name.
 $(VENV)/.installed-demo: pyproject.toml
@@ -60,7 +60,7 @@ test: $(VENV)/.installed-dev ## the tests
 	@$(BIN)/python -m pytest
 
 test-vllm: .venv-vllm/.installed ## the vLLM engine, against real vLLM on the CPU
-	@$(HOME_HERE) $(VLLM_BIN)/python -m pytest --timeout 300 -k vllm tests/contract tests/nodes/engines/vllm tests/e2e/test_vllm_cells.py
+	@$(HOME_HERE) $(VLLM_BIN)/python -m pytest --timeout 300 -k vllm tests/contract tests/nodes/engines/vllm tests/e2e
 
 check: $(VENV)/.installed-dev lint proto types imports test ## everything that CI checks
 
@@ -93,6 +93,9 @@ bench-fidelity: $(VENV)/.installed-dev ## how true the simulator is: a live cell
 bench-kv-resize: $(VENV)/.installed-dev ## what resizing a KV cache costs, with and without a copy
 	@$(HOME_HERE) $(BIN)/python -m bench.kv_resize
 
+bench-mixed: .venv-vllm/.installed ## bursts on an OpenVINO node spill over to a vLLM node, and come back
+	@$(VLLM_BIN)/python -m bench.mixed
+
 bench-overcommit: $(VENV)/.installed-dev ## twice as much memory wanted as a node has; the books must hold
 	@$(HOME_HERE) $(BIN)/python -m bench.overcommit
 
@@ -114,6 +117,9 @@ bench-slo: $(VENV)/.installed-dev ## who is served in time when there is too muc
 
 bench-vllm-step: .venv-vllm/.installed ## what stepping vLLM from the node agent adds to its own loop
 	@$(HOME_HERE) $(VLLM_BIN)/python -m bench.vllm_step
+
+bench-vllm-switch: .venv-vllm/.installed ## what it costs to load, put to sleep and wake a model of vLLM's
+	@$(HOME_HERE) $(VLLM_BIN)/python -m bench.vllm_switch
 
 faults: $(VENV)/.installed-dev ## a thousand seeds of two simulated minutes of faults; nothing may break
 	@$(BIN)/python -m bench.faults

@@ -49,17 +49,17 @@ def step_finished(turn: NodeTurn, instance: LocalInstance, result: StepResult, s
             held.note_tokens(len(output.token_ids), now_s)
             if output.finish is not None:
                 del requests[output.request_id]
-    prefill_left = [of for of in result.prefill_left if took_part(of[0])]
+    prefill_left = tuple([of for of in result.prefill_left if took_part(of[0])])
     for request_id, left in prefill_left:
         requests[request_id].prefill_left = left
-    starved = tuple(request_id for request_id in result.starved if took_part(request_id))
+    starved = tuple([request_id for request_id in result.starved if took_part(request_id)])
     if result.decode_batch or result.prefill_tokens or not starved:
         instance.promising = True
     turn.report(
         TokensReport(
             instance_id=instance.instance_id,
             outputs=tuple(outputs),
-            prefill_left=tuple(prefill_left),
+            prefill_left=prefill_left,
             starved=starved,
             correction=instance.correction.factor(now_s),
         )

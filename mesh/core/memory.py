@@ -160,14 +160,9 @@ def give_up(instance: InstanceEntry, held: RequestEntry) -> None:
 
 
 def note_longer(turn: Turn, instance: InstanceEntry, held: RequestEntry) -> None:
-    """A request has more tokens. Once it is longer than expected, its demand grows with it, and so
-    does the cache.
-    """
-    footprint = instance.footprint
-    if held.tokens < held.required_blocks * footprint.block_tokens:
-        return
+    """A request is longer than expected: its demand grows with it, and so does the cache."""
     tokens = min(held.tokens + 1, held.request.tokens_max, instance.context_tokens_max)
-    blocks = footprint.blocks_for(tokens)
+    blocks = instance.footprint.blocks_for(tokens)
     if blocks > held.required_blocks:
         instance.required_blocks += blocks - held.required_blocks
         held.required_blocks = blocks

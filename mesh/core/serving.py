@@ -62,7 +62,10 @@ def deliver(turn: Turn, outputs: RequestTokens) -> None:
     for anyone; a gap means that the node lost track, and the request starts anew from its tokens.
     """
     held = turn.cell.requests.get(outputs.request_id)
-    if held is None or held.instance is None or held.attempt != outputs.attempt:
+    if held is None or held.attempt != outputs.attempt:
+        return
+    instance = held.instance
+    if instance is None:
         return
     if outputs.first_index != len(held.output_tokens):
         message = f"token {len(held.output_tokens)} was due, {outputs.first_index} came"
@@ -71,14 +74,16 @@ def deliver(turn: Turn, outputs: RequestTokens) -> None:
     count = len(outputs.token_ids)
     held.output_tokens += outputs.token_ids
     held.tokens += count
-    held.instance.tokens += count
+    instance.tokens += count
     held.prefill_left = 0
     held.due_s = next_due_s(held.due_s, held.slo.tpot_s, turn.now_s, count)
     if outputs.finish is None:
-        note_longer(turn, held.instance, held)
+        if held.tokens >= held.required_blocks * instance.footprint.block_tokens:
+            note_longer(turn, instance, held)
         turn.act(DeliverTokens(outputs=outputs))
         return
-    turn.act(DeliverTokens(outputs=outputs, grace_s=held.grace_s))
+    node_id = instance.node.node_id
+    turn.act(DeliverTokens(outputs=outputs, grace_s=held.grace_s, node_id=node_id))
     if outputs.finish in (FinishReason.STOP, FinishReason.LENGTH):
         turn.cell.served += 1
         owner = turn.cell.deployments.get(held.request.deployment)

@@ -167,9 +167,13 @@ def _has_time(
 
 
 def load_s(turn: Turn, deployment: Deployment, node: NodeEntry) -> float:
-    weights_bytes = node.footprint_of(deployment).weights_bytes
-    fingerprint = node.hello.fingerprint
-    return turn.cell.expectations.load_s(deployment.model.model_id, fingerprint, weights_bytes)
+    """Seconds that a load on the node is expected to take, from where it would come."""
+    return turn.cell.expectations.load_s(
+        deployment.model.model_id,
+        node.hello.fingerprint,
+        node.footprint_of(deployment).weights_bytes,
+        node.tier_of(deployment),
+    )
 
 
 def part_of(

@@ -11,6 +11,7 @@ from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.request import RequestOrder, RequestTokens
+from mesh.domain.steps import LoadTier, SleepingModel
 from mesh.domain.text import TextAssets
 
 # Commands: controller to node.
@@ -156,6 +157,8 @@ class Heartbeat:
     instances: tuple[InstanceReport, ...] = ()
     load_slowdown: float = 1.0
     """By which a load beside them lengthens iterations, as learned; 1 on a node that knows none."""
+    asleep: tuple[SleepingModel, ...] = ()
+    """What the node need not load from its disk, for as long as it sleeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +199,7 @@ class InstanceLoaded:
     footprint: Footprint
     kv_blocks: int
     elapsed_s: float
+    tier: LoadTier = LoadTier.DISK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from mesh.domain.ids import InstanceId, OperationId, RequestId
 from mesh.domain.messages import NodeCommand
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.reasons import TurnRule
-from mesh.domain.steps import LoadedInstance, StepResult
+from mesh.domain.steps import LoadedInstance, SleepingModel, StepResult
 from mesh.domain.text import TextAssets
 
 
@@ -155,11 +155,12 @@ class AbortFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatDue:
-    """Time to tell the controller that the node lives. Both are read when it fires."""
+    """Time to tell the controller that the node lives. All of it is read when it fires."""
 
     rss_bytes: int
     engine_bytes: int = 0
     """Weights and KV caches by the engine's books."""
+    asleep: tuple[SleepingModel, ...] = ()
 
 
 NodeEvent = (

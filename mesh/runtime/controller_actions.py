@@ -99,10 +99,10 @@ class ControllerPerformer:
 
     def perform(self, action: ControllerAction) -> None:
         match action:
-            case SendCommand():
-                self._links.send(action.link_id, action.command)
             case DeliverTokens():
                 self._clients.deliver(action)
+            case SendCommand():
+                self._links.send(action.link_id, action.command)
             case TellWaiting():
                 self._clients.waiting(action)
             case RefuseRequest():

@@ -2,9 +2,10 @@
 
 The node's agent is the only caller. Calls are blocking; the agent makes `submit`, `abort`, `step`,
 `measure`, `resize_kv` and `unload` of one engine from a single compute thread, one after the other,
-and `prepare` and `load` from another thread beside them, so a load must not disturb a step. The
-simulator's cost model implements the same protocol and says in `elapsed_s` how long a call took on
-its own clock.
+and `prepare` and `load` from another thread beside them, so a load must not disturb a step. An
+engine may allow `unload` beside them, too (`EngineCapabilities.unloads_beside`): it comes from a
+third thread then, after all calls for its instance. The simulator's cost model implements the same
+protocol and says in `elapsed_s` how long a call took on its own clock.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,9 @@
 """Carries out what the node core decides, through three ports: the link, the store, the engine.
 
-One performer for the live agent and the simulator. Engine calls run on two lanes, each in order:
-COMPUTE (submit, abort, step, measure, resize, unload) and LOADING (load), beside it. The live lanes
-are threads; the simulator's run the call at once and post what came of it after its `elapsed_s`.
+One performer for the live agent and the simulator. Engine calls run on lanes, each in order:
+COMPUTE (submit, abort, step, measure, resize, unload) and, beside it, LOADING (load) and, for
+engines that allow it, UNLOADING (unload). The live lanes are threads; the simulator's run the call
+at once and post what came of it after its `elapsed_s`.
 """
 
 from collections.abc import Callable
@@ -50,6 +51,7 @@ R = TypeVar("R")
 class Lane(StrEnum):
     COMPUTE = "compute"
     LOADING = "loading"
+    UNLOADING = "unloading"
 
 
 class Lanes(Protocol):
@@ -117,11 +119,7 @@ class NodePerformer:
             case StartLoad():
                 self._load(action)
             case StartUnload():
-                self._lanes.run(
-                    Lane.COMPUTE,
-                    lambda: self._engine.unload(action.instance_id),
-                    lambda _: UnloadFinished(instance_id=action.instance_id),
-                )
+                self._unload(action)
             case StartImport():
                 self._models.start_import(action.operation_id, action.source)
             case StopImport():
@@ -217,6 +215,25 @@ class NodePerformer:
             return AbortFinished(instance_id=action.instance_id, kv_blocks_used=used)
 
         self._lanes.run(Lane.COMPUTE, call, done)
+
+    def _unload(self, action: StartUnload) -> None:
+        """After all calls for the instance. Where it may take long, the compute lane only says that
+        those are over.
+        """
+
+        def call() -> None:
+            self._engine.unload(action.instance_id)
+
+        def done(_: MeshError | None) -> NodeEvent:
+            return UnloadFinished(instance_id=action.instance_id)
+
+        def go_on(_: MeshError | None) -> None:
+            self._lanes.run(Lane.UNLOADING, call, done)
+
+        if self._engine.capabilities.unloads_beside:
+            self._lanes.run(Lane.COMPUTE, lambda: None, go_on)
+        else:
+            self._lanes.run(Lane.COMPUTE, call, done)
 
     def _load(self, action: StartLoad) -> None:
         def progress(phase: str, share: float) -> None:

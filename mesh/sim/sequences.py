@@ -30,8 +30,10 @@ def answer_of(
     prompt_tokens: tuple[int, ...], sampling: SamplingParams, tokens: int, model: ModelInfo
 ) -> tuple[int, ...]:
     """The ids of so many output tokens, wherever they are computed. No request ends by accident."""
-    seed, vocabulary_tokens = _seed_of(prompt_tokens, sampling), model.vocabulary_tokens
-    answer = tuple([(seed + index * STRIDE) % vocabulary_tokens for index in range(tokens)])
+    vocabulary_tokens = model.vocabulary_tokens
+    first = _seed_of(prompt_tokens, sampling) % vocabulary_tokens
+    walked = range(first, first + tokens * STRIDE, STRIDE)
+    answer = tuple([walk % vocabulary_tokens for walk in walked])
     if any(stop_id in answer for stop_id in model.stop_token_ids):
         return tuple([_beside_stops(token_id, model) for token_id in answer])
     return answer
@@ -154,7 +156,6 @@ class Instance:
             context += sequence.length
             if sequence.computed + count > sequence.room:
                 self._give(sequence, count)
-            sequence.computed += count
         return StepResult(
             outputs=tuple([self._tokens(sequence, count) for sequence in sequences]),
             prefill_tokens=0,
@@ -174,7 +175,6 @@ class Instance:
         context = prefill = past = 0
         for sequence in decoding:
             context += sequence.length
-            sequence.computed += 1
         for sequence, tokens in prompts:
             prefill, past = prefill + tokens, past + tokens * sequence.computed
             sequence.computed += tokens
@@ -237,10 +237,11 @@ class Instance:
         """So many new ones, the last of which may end the request."""
         index = sequence.length - sequence.prompt_tokens
         token_ids = sequence.answer[index : index + count]
-        sequence.length += count
-        sequence.decoding = True
+        sequence.length = length = sequence.length + count
+        # All but the newest, which the next iteration computes.
+        sequence.computed, sequence.decoding = length - 1, True
         finish = None
-        if sequence.length >= sequence.length_max:
+        if length >= sequence.length_max:
             finish = FinishReason.LENGTH
         if token_ids[-1] in sequence.stop_token_ids:
             finish = FinishReason.STOP

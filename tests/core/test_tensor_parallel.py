@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from mesh.core.picture import profile_views
 from mesh.domain.actions import RefuseRequest, ReplyError
 from mesh.domain.deployment import Deployment
 from mesh.domain.events import DeployRequested, ProfileRequested
@@ -68,3 +69,11 @@ def test_it_is_not_profiled_there_either() -> None:
     asked = ProfileRequested(operation_id=OP, name=wide().spec.name, node_id=None)
     reply = only(cell.tell(asked), ReplyError)
     assert "span 2 devices" in reply.message
+
+
+def test_what_is_expected_of_nodes_that_cannot_is_not_told() -> None:
+    cell = CellUnderTest(wide())
+    cell.join()
+    cell.join(hello("n2", tensor_parallel_max=2, fingerprint="other"))
+    told = profile_views(cell.core.cell, wide())
+    assert {node for view in told for node in view.nodes} == {"n2"}

@@ -10,7 +10,7 @@ import pytest
 
 from mesh.core.node import NodeCore
 from mesh.domain.actions import NodeAction, StartLoad, StartResize
-from mesh.domain.ids import InstanceId, OperationId, RequestId
+from mesh.domain.ids import InstanceId, ModelId, OperationId, RequestId
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import (
     AbortRequest,
@@ -34,6 +34,7 @@ from mesh.domain.node_events import (
 )
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import Slo
+from mesh.domain.steps import SleepingModel
 from mesh.runtime.engine import EngineRequest, LoadOrder, Progress, ResizedKv, StepResult
 from mesh.runtime.host import Host
 from mesh.runtime.journal import NodeStart, open_journal, read_journal, replay
@@ -208,10 +209,13 @@ def test_what_a_node_decides_about_memory_replays(node: HostedNode) -> None:
     node.resize(BLOCKS_MAX + 1)
     node.resize(BLOCKS_MAX)
     node.compute()
-    node.tell(HeartbeatDue(rss_bytes=300, engine_bytes=200))
+    asleep = (SleepingModel(model_id=ModelId("m"), context_tokens_max=64),)
+    node.tell(HeartbeatDue(rss_bytes=300, engine_bytes=200, asleep=asleep))
     node.journal.close()
     start, decisions = read_journal(node.journal_path)
     kept = list(decisions)
+    (beat,) = (d.event for d in kept if isinstance(d.event, HeartbeatDue))
+    assert beat.asleep == asleep
     assert start == START
     assert replay(NodeCore(limits=START.limits), iter(kept)) is None
     events = [type(decision.event) for decision in kept]

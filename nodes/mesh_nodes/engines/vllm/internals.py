@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 from torch.overrides import TorchFunctionMode
-from vllm import SamplingParams
+from vllm import SamplingParams, _custom_ops
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
@@ -137,6 +137,13 @@ def _kv_from(source: KvSource) -> Iterator[None]:
         gpu_model_runner.allocate_kv_cache = allocate
 
 
+def keep_weights_in_tensors() -> None:
+    """On CPUs vLLM would hand matrices to oneDNN, which packs them out of anybody's reach. Only
+    what is loaded afterwards is concerned.
+    """
+    _custom_ops._supports_onednn = False
+
+
 class Core:
     """One engine. `kv_blocks` is the most that it can ever use; requests go by `key`."""
 
@@ -182,6 +189,10 @@ class Core:
         self._scheduler: TurnScheduler = self._core.scheduler
         self._withheld: list[Any] = []
         """Free blocks with numbers above the bound."""
+
+    @property
+    def model(self) -> torch.nn.Module:
+        return self._runner().model
 
     def add(self, key: str, tokens: list[int], draw: DrawOrder | None, computed: int = 0) -> None:
         """A request whose first `computed` tokens count as being in the cache."""

@@ -13,12 +13,15 @@ from mesh.domain.steps import InstanceMemory
 
 
 class Verb(StrEnum):
+    PREPARE = "prepare"
     LOAD = "load"
     SUBMIT = "submit"
     ABORT = "abort"
     STEP = "step"
     MEASURE = "measure"
     RESIZE = "resize"
+    SLEEP = "sleep"
+    WAKE = "wake"
     END = "end"
 
 
@@ -37,7 +40,8 @@ class Progressed:
 @dataclass(frozen=True, slots=True)
 class Answer:
     value: object
-    books: InstanceMemory
+    books: InstanceMemory | None
+    """None before the load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +63,5 @@ class ProcessOptions:
     block_tokens: int
     elastic: bool
     """The KV cache's memory comes with use and goes without a copy."""
+    movable: bool
+    """Weights stay in tensors, which a sleep can take off the device."""

@@ -106,7 +106,8 @@ class Node:
             )
 
     def compute(self) -> None:
-        while self.lanes.run_one(Lane.COMPUTE):
+        """And unload, which has a lane of its own."""
+        while self.lanes.run_one(Lane.COMPUTE) or self.lanes.run_one(Lane.UNLOADING):
             pass
 
     def tokens(self, attempt: int) -> dict[str, tuple[int, ...]]:
