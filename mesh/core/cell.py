@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mesh.compute.correction import Correction
-from mesh.core.expectations import Expectations
 from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import (
@@ -24,7 +23,7 @@ from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState, Req
 from mesh.domain.messages import LoadInstance, NodeHello
 from mesh.domain.model import Footprint
 from mesh.domain.profile import Profile
-from mesh.domain.reasons import DeviceKind, OperationKind, RefusalReason
+from mesh.domain.reasons import DeviceKind, OperationKind
 from mesh.domain.request import Request
 from mesh.domain.slo import Slo
 from mesh.memory.demand import estimate_footprint
@@ -236,8 +235,8 @@ class DeploymentEntry:
     paused_until_s: float = 0.0
     resume_at: int = 0
     """The candidate at which the last turn had to stop, for it had validated often enough."""
-    head: tuple[RequestId, int] | None = None
-    """Who waits for an instance, and `served` when that was tried."""
+    head: tuple[RequestId, int, int] | None = None
+    """Who waits for an instance, and `served` and `fleet_changes` when that was tried."""
     in_vain: dict[NodeId, tuple[int, Verdict | None]] = field(default_factory=dict)
     """`NodeEntry.eased` of nodes that had no room (None) or no time for it."""
     avoided: dict[NodeId, str] = field(default_factory=dict)
@@ -270,31 +269,3 @@ class OperationEntry:
     measuring: bool = False
     """The node has been asked to."""
     pending_profile: Profile | None = None
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Cell:
-    """All entries, by id. Dicts keep insertion order, so iteration is deterministic."""
-
-    nodes: dict[NodeId, NodeEntry] = field(default_factory=dict)
-    links: dict[int, NodeEntry] = field(default_factory=dict)
-    deployments: dict[DeploymentName, DeploymentEntry] = field(default_factory=dict)
-    instances: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
-    requests: dict[RequestId, RequestEntry] = field(default_factory=dict)
-    operations: dict[OperationId, OperationEntry] = field(default_factory=dict)
-    expectations: Expectations = field(default_factory=Expectations)
-    below_minimum: dict[DeploymentName, None] = field(default_factory=dict)
-    """Deployments that had no room for all of their `replicas_min` when that was last tried."""
-    refused: dict[RefusalReason, int] = field(default_factory=dict)
-    served: int = 0
-    instances_started: int = 0
-    retry_at_s: float | None = None
-    """When those that wait are tried again; None when no such timer is set."""
-    retried: str = ""
-    """The last deployment whose turn that was."""
-
-    def queued(self) -> int:
-        return sum(len(d.queue) for d in self.deployments.values())
-
-    def running(self) -> int:
-        return sum(len(i.requests) for i in self.instances.values())

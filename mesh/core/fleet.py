@@ -84,7 +84,8 @@ def _room_changed(turn: Turn) -> None:
     turn.room_appeared = True
     for entry in turn.cell.deployments.values():
         trim_to_maximum(turn, entry)
-        keep_minimum(turn, entry)
+        if entry.spec.scaling.replicas_min:
+            keep_minimum(turn, entry)
 
 
 def lose(turn: Turn, node: NodeEntry, reason: str) -> None:

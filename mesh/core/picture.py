@@ -3,7 +3,8 @@
 from statistics import median
 
 from mesh.compute.times import Times
-from mesh.core.cell import Cell, DeploymentEntry, InstanceEntry, NodeEntry
+from mesh.core.cell import DeploymentEntry, InstanceEntry, NodeEntry
+from mesh.core.whole import Cell
 from mesh.domain.deployment import Deployment
 from mesh.domain.ids import NodeId
 from mesh.domain.lifecycle import InstanceState

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from mesh.core.cell import Cell, InstanceEntry, NodeEntry
+from mesh.core.cell import InstanceEntry, NodeEntry
+from mesh.core.whole import Cell
 from mesh.domain.actions import ControllerAction
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId

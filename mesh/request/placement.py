@@ -60,11 +60,12 @@ def place_instance(
     *,
     kv_blocks: Callable[[StartNode, Footprint], tuple[int, int]],
     policy: Policy,
-    has_time: Callable[[StartNode], bool],
+    has_time: Callable[[StartNode], bool | None],
 ) -> Start | NoRoom | NoTime:
     """Where a new instance goes: the first node with room, else the first that idle instances can
     make room on. `kv_blocks` says how many it needs there at least and how many are wanted.
-    `has_time` says whether a node could compute for it; it is asked only of nodes that have room.
+    `has_time` says whether a node could compute for it; it is asked only of nodes that have room,
+    until it says None: no more of them can be looked at.
     """
     ordered = sorted(nodes, key=policy.node_rank)
     full: list[tuple[StartNode, Footprint, int]] = []
@@ -75,18 +76,24 @@ def place_instance(
         blocks = kv_blocks_within(footprint, least=least, wanted=wanted, free_bytes=node.free_bytes)
         if blocks is None:
             full.append((node, footprint, least))
-        elif has_time(node):
+            continue
+        in_time = has_time(node)
+        if in_time:
             return Start(node=node, footprint=footprint, kv_blocks=blocks)
-        else:
-            busy = True
+        if in_time is None:
+            return NoTime()
+        busy = True
     for node, footprint, least in full:
         if node.device not in policy.reclaims:
             continue
         victims = enough(node.reclaimable(), footprint.instance_bytes(least) - node.free_bytes)
         if not victims:
             continue
-        if has_time(node):
+        in_time = has_time(node)
+        if in_time:
             return Start(node=node, footprint=footprint, kv_blocks=least, reclaim=victims)
+        if in_time is None:
+            return NoTime()
         busy = True
     if busy:
         return NoTime()
