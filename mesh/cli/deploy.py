@@ -37,6 +37,7 @@ A manifest:
     slo: {ttft_s: 2.0, ttft_tokens_per_s: 512, tpot_s: 0.25}
     scaling: {replicas_min: 0, replicas_max: 4, keep_alive_s: 1.0}
     devices: [cpu, gpu]
+    tensor_parallel: 1
 """
 )
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)

@@ -22,6 +22,7 @@ from mesh.domain.checks import (
     SLO_S_MAX,
     SLO_TOKENS_PER_S_MAX,
     SOURCE_CHARS_MAX,
+    TENSOR_PARALLEL_MAX,
     check_spec,
 )
 from mesh.domain.deployment import DeploymentSpec, Scaling
@@ -75,6 +76,7 @@ class _Spec(_Part):
     slo: _Slo = _Slo()
     scaling: _Scaling = _Scaling()
     devices: Annotated[list[Literal["cpu", "gpu"]], Field(min_length=1)] = ["cpu", "gpu"]
+    tensor_parallel: Annotated[int, Field(ge=1, le=TENSOR_PARALLEL_MAX)] = 1
 
     @field_validator("devices")
     @classmethod
@@ -144,6 +146,7 @@ def _spec(document: Document, origin: str) -> DeploymentSpec:
         slo=Slo(**spec.slo.model_dump()),
         scaling=Scaling(**spec.scaling.model_dump()),
         devices=tuple(DeviceKind(device) for device in spec.devices),
+        tensor_parallel=spec.tensor_parallel,
     )
     # The schema's bounds are the domain's, so that this passes; the controller checks it again.
     check_spec(deployment)

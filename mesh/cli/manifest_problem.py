@@ -42,6 +42,7 @@ _EXAMPLES = {
     "spec.slo": "write slo: {ttft_s: 2.0, tpot_s: 0.25}",
     "spec.scaling.replicas_min": "write a number of instances that stay loaded, such as 0",
     "spec.scaling.replicas_max": "write a number of instances, such as 4",
+    "spec.tensor_parallel": "write how many devices an instance spans, such as 1",
     "spec.slo.ttft_tokens_per_s": "write a number of tokens per second, such as 512",
 }
 

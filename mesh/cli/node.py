@@ -31,6 +31,8 @@ from mesh_nodes.main import main as run_node
 @click.option("--engine", metavar="NAME", help="openvino or vllm; default: the device's own.")
 @click.option("--memory", metavar="SIZE", help="Limit of its process; default: 70 % of what is.")
 @click.option("--threads", type=int, help="Threads to compute with; default: the usable cores.")
+@click.option("--asleep", type=int, metavar="N", help="Unloaded models kept in host memory (GPU).")
+@click.option("--asleep-memory", metavar="SIZE", help="Host memory for them; default: half.")
 @click.option("--journal", metavar="FILE", help="Write every decision of this node there.")
 @home_option
 @click.pass_context
@@ -43,13 +45,19 @@ def node(
     engine: str | None,
     memory: str | None,
     threads: int | None,
+    asleep: int | None,
+    asleep_memory: str | None,
     journal: str | None,
     home: Path,
 ) -> None:
     """Run a node agent in the foreground: this machine computes for a cell."""
     arguments = ["--join", join, "--device", device, "--home", str(home)]
-    optional = (("--name", name), ("--gpu", gpu), ("--engine", engine), ("--memory", memory))
-    for option, value in (*optional, ("--threads", threads), ("--journal", journal)):
+    optional = (
+        *(("--name", name), ("--gpu", gpu), ("--engine", engine), ("--memory", memory)),
+        *(("--threads", threads), ("--asleep", asleep), ("--asleep-memory", asleep_memory)),
+        ("--journal", journal),
+    )
+    for option, value in optional:
         if value is not None:
             arguments += [option, str(value)]
     ctx.exit(run_node(arguments))

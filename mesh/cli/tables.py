@@ -33,6 +33,7 @@ INSTANCES = (
     Column("BATCH", right=True),
     Column("BATCH_MAX", right=True),
     Column("LOAD_S", right=True),
+    Column("FROM"),
     Column("PHASE"),
 )
 PACE = (
@@ -53,6 +54,7 @@ NODES = (
     Column("DEVICE"),
     Column("CORES", right=True),
     Column("INSTANCES", right=True),
+    Column("ASLEEP", right=True),
     Column("SILENT_S", right=True),
     Column("ENGINE"),
     Column("HARDWARE"),
@@ -96,6 +98,7 @@ def instance_rows(instances: Sequence[InstanceSnapshot]) -> list[Row]:
             str(instance.batch),
             str(instance.batch_max),
             f"{instance.load_s:.2f}",
+            instance.tier or "",
             _phase(instance),
         )
         for instance in instances
@@ -127,6 +130,7 @@ def node_rows(nodes: Sequence[NodeSnapshot]) -> list[Row]:
             node.device,
             str(node.cores),
             str(len(node.instances)),
+            str(len(node.asleep)),
             f"{node.silent_s:.1f}",
             node.engine,
             node.hardware,
@@ -160,6 +164,7 @@ def deployment_fields(deployment: DeploymentSnapshot) -> list[tuple[str, str]]:
         ("state", str(deployment.state)),
         ("source", spec.source),
         ("devices", ", ".join(spec.devices)),
+        ("tensor_parallel", str(spec.tensor_parallel)),
         ("context_tokens_max", str(deployment.context_tokens_max or "")),
         ("ttft_slo_s", ttft),
         ("tpot_slo_s", seconds(spec.slo.tpot_s)),

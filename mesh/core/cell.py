@@ -9,73 +9,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mesh.compute.correction import Correction
+from mesh.core.expectations import Expectations
+from mesh.core.request_entry import RequestEntry as RequestEntry
 from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.history import OutputHistory
-from mesh.domain.ids import (
-    DeploymentName,
-    InstanceId,
-    ModelId,
-    NodeId,
-    OperationId,
-    RequestId,
-)
-from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState, RequestState
+from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, OperationId, RequestId
+from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
 from mesh.domain.messages import LoadInstance, NodeHello
 from mesh.domain.model import Footprint
 from mesh.domain.profile import Profile
-from mesh.domain.reasons import DeviceKind, OperationKind
-from mesh.domain.request import Request
-from mesh.domain.slo import Slo
+from mesh.domain.reasons import DeviceKind, OperationKind, RefusalReason
+from mesh.domain.steps import LoadTier, SleepingModel
 from mesh.memory.demand import estimate_footprint
 from mesh.memory.station import ReservationStation
 from mesh.request.candidates import Candidates
 from mesh.request.shadow import Verdict
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class RequestEntry:
-    request: Request
-    slo: Slo
-    arrival_s: float
-    state: RequestState = RequestState.QUEUED
-    queued_at_s: float = 0.0
-    attempt: int = 0
-    """Submissions to nodes so far."""
-    output_tokens: list[int] = field(default_factory=list)
-    instance: "InstanceEntry | None" = None
-    required_blocks: int = 0
-    """KV blocks that it is expected to need where it runs (LLM-Mesh eq. 2)."""
-    evictions: int = 0
-    grace_s: float = 0.0
-    due_s: float = 0.0
-    """When its next token is due, while it runs."""
-    submitted_s: float = 0.0
-    prefill_left: int = 0
-    """Tokens that its node has still to compute before its next one."""
-    refused: Verdict | None = None
-    """Why the last node that was asked could not compute it in time, on an instance or on one to be
-    loaded for it. None: none was asked.
-    """
-    held_up: Verdict | None = None
-    """Why it waits: the first verdict that was not about its own first token, if there was one.
-    Waiting makes every first token late in the end."""
-    latest_start_s: float | None = None
-    """Waiting for longer than this would make its first token late. None: not worked out yet."""
-    short_of_memory: bool = False
-    """An instance that it was last tried on had no room for its KV cache."""
-    overtaken: int = 0
-    """Later requests that got a place on a node that could not take this one in time."""
-    tokens: int = field(init=False)
-    """Of prompt and output."""
-
-    def __post_init__(self) -> None:
-        self.tokens = len(self.request.prompt_tokens) + len(self.output_tokens)
-
-    def turn_down(self, verdict: Verdict) -> None:
-        """A node cannot compute it in time."""
-        self.refused = verdict
-        if self.held_up in (None, Verdict.FIRST_TOKEN_LATE):
-            self.held_up = verdict
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -109,6 +57,8 @@ class InstanceEntry:
     """What its load was decided with; None for one that a node brought along."""
     load_s: float = 0.0
     """Expected of its load."""
+    tier: LoadTier | None = None
+    """From where it was loaded; None until then, and for one that a node brought along."""
     load_started_s: float = 0.0
     loaded_at_s: float = 0.0
     idle_since_s: float = 0.0
@@ -167,6 +117,8 @@ class NodeEntry:
     iteration_started_s: float | None = None
     """When the iteration under way began, as far as reports tell; None when it has no work."""
     load_slowdown: float = 1.0
+    asleep: tuple[SleepingModel, ...] = ()
+    """As of its last heartbeat, without those that have been woken since."""
     eased: int = 0
     """Times that it may have got less to do, heartbeats included; refusals are kept till then."""
     instances: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
@@ -193,13 +145,27 @@ class NodeEntry:
         """Whether no request is on it."""
         return not any(instance.requests for instance in self.instances.values())
 
-    def takes(self, devices: Sequence[DeviceKind]) -> bool:
-        """Whether it takes new instances of a deployment for these devices."""
-        return self.state is NodeState.READY and self.device in devices
+    def takes(self, spec: DeploymentSpec) -> bool:
+        """Whether it takes new instances of a deployment now."""
+        return self.state is NodeState.READY and self.suits(spec)
+
+    def suits(self, spec: DeploymentSpec) -> bool:
+        """Whether it has the kind of device for a deployment, and enough for an instance."""
+        enough = spec.tensor_parallel <= self.hello.tensor_parallel_max
+        return enough and self.device in spec.devices
 
     def footprint_of(self, deployment: Deployment) -> Footprint:
         stated = dict(deployment.footprints)
         return stated.get(self.hello.engine) or estimate_footprint(deployment.model)
+
+    def tier_of(self, deployment: Deployment) -> LoadTier:
+        """From where it would load the deployment's model."""
+        if not self.asleep:
+            return LoadTier.DISK
+        wanted = SleepingModel(
+            model_id=deployment.model.model_id, context_tokens_max=deployment.context_tokens_max
+        )
+        return LoadTier.HOST if wanted in self.asleep else LoadTier.DISK
 
     def reclaimable(self) -> Sequence[tuple[InstanceId, int]]:
         idle = [i for i in self.instances.values() if self.may_go(i)]
@@ -236,7 +202,7 @@ class DeploymentEntry:
     resume_at: int = 0
     """The candidate at which the last turn had to stop, for it had validated often enough."""
     head: tuple[RequestId, int, int] | None = None
-    """Who waits for an instance, and `served` and `fleet_changes` when that was tried."""
+    """Who waits for an instance, and `served` and `Cell.fleet_changes` when that was tried."""
     in_vain: dict[NodeId, tuple[int, Verdict | None]] = field(default_factory=dict)
     """`NodeEntry.eased` of nodes that had no room (None) or no time for it."""
     avoided: dict[NodeId, str] = field(default_factory=dict)
@@ -269,3 +235,44 @@ class OperationEntry:
     measuring: bool = False
     """The node has been asked to."""
     pending_profile: Profile | None = None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Cell:
+    """All entries, by id. Dicts keep insertion order, so iteration is deterministic."""
+
+    nodes: dict[NodeId, NodeEntry] = field(default_factory=dict)
+    links: dict[int, NodeEntry] = field(default_factory=dict)
+    deployments: dict[DeploymentName, DeploymentEntry] = field(default_factory=dict)
+    instances: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
+    requests: dict[RequestId, RequestEntry] = field(default_factory=dict)
+    operations: dict[OperationId, OperationEntry] = field(default_factory=dict)
+    expectations: Expectations = field(default_factory=Expectations)
+    waiting: dict[DeploymentName, None] = field(default_factory=dict)
+    """Deployments that have had a queue since `with_queues` was asked last, and perhaps have it."""
+    fleet_changes: int = 0
+    """Times that nodes came, went or were drained, or that something new was learned of them."""
+    below_minimum: dict[DeploymentName, None] = field(default_factory=dict)
+    """Deployments that had no room for all of their `replicas_min` when that was last tried."""
+    refused: dict[RefusalReason, int] = field(default_factory=dict)
+    served: int = 0
+    instances_started: int = 0
+    retry_at_s: float | None = None
+    """When those that wait are tried again; None when no such timer is set."""
+    retried: str = ""
+    """The last deployment whose turn that was."""
+
+    def with_queues(self) -> list[DeploymentEntry]:
+        """Deployments for which requests wait. A look at all would be one at thousands that have
+        none, whenever something ends.
+        """
+        found = [self.deployments[name] for name in self.waiting if name in self.deployments]
+        waiting = [entry for entry in found if entry.queue]
+        self.waiting = {entry.spec.name: None for entry in waiting}
+        return waiting
+
+    def queued(self) -> int:
+        return sum(len(d.queue) for d in self.deployments.values())
+
+    def running(self) -> int:
+        return sum(len(i.requests) for i in self.instances.values())

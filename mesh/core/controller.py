@@ -10,14 +10,13 @@ from dataclasses import replace
 from typing import assert_never
 
 from mesh.core import deploying, fleet, instances, profiling, queueing, replicas, serving
-from mesh.core.cell import DeploymentEntry
+from mesh.core.cell import Cell, DeploymentEntry
 from mesh.core.ending import refuse
 from mesh.core.expectations import Expectations
 from mesh.core.memory import park
 from mesh.core.operations import fail_operation, reply_error
 from mesh.core.picture import picture, profile_views
 from mesh.core.turn import Turn
-from mesh.core.whole import Cell
 from mesh.domain.actions import ControllerAction, SetTimer
 from mesh.domain.deployment import Deployment
 from mesh.domain.events import (

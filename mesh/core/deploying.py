@@ -11,6 +11,7 @@ from mesh.core.ending import refuse, refuse_all_queued
 from mesh.core.instances import drain
 from mesh.core.operations import begin, fail_operation, reply_error
 from mesh.core.replicas import keep_minimum, trim_to_maximum
+from mesh.core.starting import why_no_node
 from mesh.core.turn import Turn
 from mesh.domain.actions import (
     RemoveDeployment,
@@ -42,12 +43,10 @@ def deploy(turn: Turn, asked: DeployRequested) -> None:
             hint = "wait for that to end"
         reply_error(turn, operation_id, "AlreadyExists", message, hint)
         return
-    nodes = [n for n in turn.cell.nodes.values() if n.takes(spec.devices)]
+    nodes = [n for n in turn.cell.nodes.values() if n.takes(spec)]
     if not nodes:
-        message = f"no {' or '.join(spec.devices)} node is up to import {spec.source}"
-        reply_error(
-            turn, operation_id, "Unavailable", message, "start one with `mesh node --join …`"
-        )
+        message, hint = why_no_node(turn, spec, f" to import {spec.source}")
+        reply_error(turn, operation_id, "Unavailable", message, hint)
         return
     node = min(nodes, key=turn.policy.node_rank)
     turn.cell.deployments[spec.name] = DeploymentEntry(

@@ -7,10 +7,14 @@ from mesh.domain.ids import ModelId
 from mesh.domain.messages import NodeHello
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import Profile
+from mesh.domain.steps import LoadTier
 
 LOAD_S_LEAST = 0.5
 LOAD_BYTES_PER_S = 0.5e9
 """Expected of a load until one has been seen: what it costs anyway, and for its weights."""
+WAKE_S_LEAST = 0.2
+WAKE_BYTES_PER_S = 4e9
+"""The same for weights that are in the host's memory: half of what its bus does, and less."""
 LEARNED_SHARE = 0.5
 """Of the last load in the mean of a model's loads."""
 
@@ -21,7 +25,7 @@ class Expectations:
     def __init__(self, profiles: Iterable[Profile] = ()) -> None:
         self._measured = {(p.model_id, p.fingerprint): p for p in profiles}
         self._best: dict[Target, Profile] = {}
-        self._load_s: dict[tuple[ModelId, str], float] = {}
+        self._load_s: dict[tuple[ModelId, str, LoadTier], float] = {}
 
     def learn_profile(self, profile: Profile) -> None:
         """A profile has been measured; estimates may now be scaled from it."""
@@ -50,12 +54,29 @@ class Expectations:
             known = self._best[target] = best_profile(self._measured.values(), target)
         return known
 
-    def learn_load(self, model_id: ModelId, fingerprint: str, elapsed_s: float) -> None:
-        key = (model_id, fingerprint)
+    def learn_load(
+        self,
+        model_id: ModelId,
+        fingerprint: str,
+        elapsed_s: float,
+        tier: LoadTier = LoadTier.DISK,
+    ) -> None:
+        key = (model_id, fingerprint, tier)
         before_s = self._load_s.get(key, elapsed_s)
         self._load_s[key] = before_s + (elapsed_s - before_s) * LEARNED_SHARE
 
-    def load_s(self, model_id: ModelId, fingerprint: str, weights_bytes: int) -> float:
-        """Seconds that a load is expected to take."""
-        guess_s = LOAD_S_LEAST + weights_bytes / LOAD_BYTES_PER_S
-        return self._load_s.get((model_id, fingerprint), guess_s)
+    def load_s(
+        self,
+        model_id: ModelId,
+        fingerprint: str,
+        weights_bytes: int,
+        tier: LoadTier = LoadTier.DISK,
+    ) -> float:
+        """Seconds that a load from there is expected to take."""
+        known_s = self._load_s.get((model_id, fingerprint, tier))
+        if known_s is not None:
+            return known_s
+        if tier is LoadTier.DISK:
+            return LOAD_S_LEAST + weights_bytes / LOAD_BYTES_PER_S
+        guess_s = WAKE_S_LEAST + weights_bytes / WAKE_BYTES_PER_S
+        return min(guess_s, self.load_s(model_id, fingerprint, weights_bytes))

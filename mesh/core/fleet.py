@@ -4,6 +4,7 @@ A node is the truth of what is loaded on it; the controller takes its report ove
 lost node held is forgotten at once, and its requests go elsewhere with their tokens so far.
 """
 
+from mesh.core.asleep import note_loaded
 from mesh.core.cell import InstanceEntry, NodeEntry
 from mesh.core.deploying import import_done
 from mesh.core.ending import refuse_all_queued
@@ -12,7 +13,7 @@ from mesh.core.memory import start as start_operations
 from mesh.core.operations import fail_operation, failed_on_node, progress, reply_error
 from mesh.core.profiling import profile_done, tell_of_load
 from mesh.core.queueing import tell_waiting
-from mesh.core.replicas import keep_minimum, trim_to_maximum
+from mesh.core.replicas import keep_bounds
 from mesh.core.resizing import resized, restore, take_over
 from mesh.core.serving import deliver, give_back, relieve, requeue
 from mesh.core.starting import ask_anew
@@ -82,10 +83,7 @@ def connect(turn: Turn, connected: NodeConnected) -> None:
 
 def _room_changed(turn: Turn) -> None:
     turn.room_appeared = True
-    for entry in turn.cell.deployments.values():
-        trim_to_maximum(turn, entry)
-        if entry.spec.scaling.replicas_min:
-            keep_minimum(turn, entry)
+    keep_bounds(turn)
 
 
 def lose(turn: Turn, node: NodeEntry, reason: str) -> None:
@@ -177,7 +175,7 @@ def _heartbeat(turn: Turn, node: NodeEntry, said: Heartbeat) -> None:
     """Bring the books in line with what is loaded. An instance that the node does not list serves
     no more: it broke. The node gives its requests back, and says when its memory is free.
     """
-    node.rss_bytes, node.engine_bytes = said.rss_bytes, said.engine_bytes
+    node.rss_bytes, node.engine_bytes, node.asleep = said.rss_bytes, said.engine_bytes, said.asleep
     node.load_slowdown = max(said.load_slowdown, 1.0)
     # Time alone eases it, too: plans forget the worst of the last seconds (`Correction.planned`).
     node.eased += 1
@@ -212,10 +210,8 @@ def _loaded(turn: Turn, node: NodeEntry, said: InstanceLoaded) -> None:
     if instance.state is not InstanceState.LOADING:
         return
     instance.state = advance(INSTANCE, instance.state, InstanceState.READY)
-    instance.loaded_at_s = turn.now_s
-    instance.phase, instance.share = "", 1.0
-    fingerprint = node.hello.fingerprint
-    turn.cell.expectations.learn_load(instance.model_id, fingerprint, said.elapsed_s)
+    instance.loaded_at_s, instance.phase, instance.share = turn.now_s, "", 1.0
+    note_loaded(turn, instance, said)
     owner = turn.cell.deployments.get(instance.deployment)
     if owner is not None:
         owner.load_failures, owner.load_error, owner.paused_until_s = 0, "", 0.0
@@ -258,10 +254,12 @@ def _gone(turn: Turn, said: InstanceGone) -> None:
     instance = turn.cell.instances.get(said.instance_id)
     if instance is None:
         return
-    held_here = list(instance.requests.values())
+    held_here, loading = list(instance.requests.values()), instance.state is InstanceState.LOADING
     forget(turn, instance)
     for held in held_here:
         requeue(turn, held, RefusalReason.ENGINE_FAILED, said.message or "its instance is gone")
+    if loading and said.error:
+        _note_failure(turn, instance, said.message, "see `mesh logs`")
     _room_changed(turn)
 
 

@@ -7,7 +7,7 @@ from mesh.core.node_turn import NodeTurn
 from mesh.domain.actions import StartUnload
 from mesh.domain.ids import RequestId
 from mesh.domain.messages import RequestReturned, TokensReport
-from mesh.domain.node_events import StepBroke, SubmitBroke
+from mesh.domain.node_events import InstanceBroke, StepBroke, SubmitBroke
 from mesh.domain.steps import StepResult
 
 
@@ -66,11 +66,18 @@ def step_finished(turn: NodeTurn, instance: LocalInstance, result: StepResult, s
     )
 
 
-def step_broke(turn: NodeTurn, node: LocalNode, instance: LocalInstance, broke: StepBroke) -> None:
-    """The engine failed in an iteration: the instance cannot be trusted any more.
+def broken(
+    turn: NodeTurn, node: LocalNode, instance: LocalInstance, broke: StepBroke | InstanceBroke
+) -> None:
+    """The engine failed in an iteration, so that the instance cannot be trusted any more, or has
+    lost it. Both may be told of the same end, and in any order.
 
     The heartbeat says that it serves no more, so that what it gives back does not come again.
     """
+    if instance.state is LocalState.LOADING:
+        # It was loaded, and broke before that could be told: it goes as soon as it has been.
+        instance.state = LocalState.ABANDONED
+        instance.error, instance.message = broke.error, broke.message
     if instance.state is not LocalState.READY:
         return
     instance.state = LocalState.UNLOADING

@@ -9,7 +9,7 @@ the tokens.
 from typing import assert_never
 
 from mesh.core import measuring, node_lifecycle
-from mesh.core.iterations import learn, step_broke, step_finished, submit_broke
+from mesh.core.iterations import broken, learn, step_finished, submit_broke
 from mesh.core.node_lifecycle import drop
 from mesh.core.node_state import LocalNode, LocalRequest, LocalState
 from mesh.core.node_turn import NodeTurn
@@ -38,6 +38,7 @@ from mesh.domain.node_events import (
     ImportBroke,
     ImportFinished,
     ImportProgressed,
+    InstanceBroke,
     LinkClosed,
     LinkOpened,
     LoadBroke,
@@ -131,11 +132,12 @@ class NodeCore:
             case MeasureFinished() | MeasureBroke():
                 self._node.stepping = None
                 measuring.measured(turn, self._node, event)
-            case StepBroke():
-                self._node.stepping = None
+            case StepBroke() | InstanceBroke():
+                if isinstance(event, StepBroke):
+                    self._node.stepping = None
                 instance = self._node.instances.get(event.instance_id)
                 if instance is not None:
-                    step_broke(turn, self._node, instance, event)
+                    broken(turn, self._node, instance, event)
             case SubmitBroke():
                 for instance in self._node.instances.values():
                     submit_broke(turn, instance, event)

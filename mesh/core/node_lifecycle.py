@@ -184,6 +184,7 @@ def loading(
                     footprint=loaded.footprint,
                     kv_blocks=loaded.kv_blocks,
                     elapsed_s=loaded.elapsed_s,
+                    tier=loaded.tier,
                 )
             )
         case LoadBroke():

@@ -16,6 +16,7 @@ from mesh.domain.profile import IterationShape, Profile
 from mesh.domain.reasons import TurnRule
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import next_due_s
+from mesh.domain.steps import SleepingModel
 from mesh.request.lanes import Lane, Prompt
 from mesh.request.shadow import OVERESTIMATE
 
@@ -44,8 +45,8 @@ class LocalRequest:
     """When it arrived at the cell, on this node's clock."""
     output_tokens: int
     first_step: int
-    """The first iteration that it can have a part in: tokens of an earlier one under this id are
-    of an earlier attempt.
+    """The first iteration that it can have a part in: what an earlier one leaves to compute under
+    this id is an earlier attempt's. Tokens say themselves which attempt they are of.
     """
     due_s: float
     """When its next token is due."""
@@ -217,7 +218,8 @@ class LocalNode:
     linked: bool = False
     rss_bytes: int = 0
     engine_bytes: int = 0
-    """Both at the last heartbeat."""
+    asleep: tuple[SleepingModel, ...] = ()
+    """All three at the last heartbeat."""
 
     def loading(self) -> bool:
         """Whether a load takes part of the machine."""
@@ -230,6 +232,7 @@ class LocalNode:
     def beat(self, due: HeartbeatDue) -> None:
         """What the process and its engine say of themselves; starved instances may try again."""
         self.rss_bytes, self.engine_bytes = due.rss_bytes, due.engine_bytes
+        self.asleep = due.asleep
         for instance in self.instances.values():
             instance.promising = True
 
@@ -239,6 +242,7 @@ class LocalNode:
             engine_bytes=self.engine_bytes,
             instances=self.reports(now_s),
             load_slowdown=self.load_slowdown.latest,
+            asleep=self.asleep,
         )
 
     def reports(self, now_s: float) -> tuple[InstanceReport, ...]:

@@ -3,8 +3,7 @@
 from statistics import median
 
 from mesh.compute.times import Times
-from mesh.core.cell import DeploymentEntry, InstanceEntry, NodeEntry
-from mesh.core.whole import Cell
+from mesh.core.cell import Cell, DeploymentEntry, InstanceEntry, NodeEntry
 from mesh.domain.deployment import Deployment
 from mesh.domain.ids import NodeId
 from mesh.domain.lifecycle import InstanceState
@@ -68,6 +67,7 @@ def _node(node: NodeEntry, now_s: float) -> NodeSnapshot:
         instances=tuple(_instance(node.instances[i], now_s) for i in sorted(node.instances)),
         fingerprint=node.hello.fingerprint,
         load_slowdown=node.load_slowdown,
+        asleep=tuple(model.model_id for model in node.asleep),
     )
 
 
@@ -120,6 +120,7 @@ def _instance(instance: InstanceEntry, now_s: float) -> InstanceSnapshot:
         iteration_s=_iteration_s(instance, now_s),
         correction=instance.correction.factor(now_s),
         profile=(profile.scaled_from or "measured") if profile else "",
+        tier=instance.tier,
     )
 
 
@@ -141,7 +142,7 @@ def profile_views(cell: Cell, deployment: Deployment) -> tuple[ProfileView, ...]
     nodes: dict[str, list[NodeId]] = {}
     for node_id in sorted(cell.nodes):
         node = cell.nodes[node_id]
-        if node.device in deployment.spec.devices:
+        if node.suits(deployment.spec):
             footprint = node.footprint_of(deployment)
             known = cell.expectations.profile(deployment.model, footprint, node.hello)
             found[known.fingerprint] = known

@@ -10,7 +10,7 @@ from mesh.core.cell import DeploymentEntry, InstanceEntry, NodeEntry, OperationE
 from mesh.core.instances import start_instance
 from mesh.core.memory import least_blocks, resize
 from mesh.core.operations import begin, fail_operation, release_instance, reply_error
-from mesh.core.starting import ask_anew
+from mesh.core.starting import ask_anew, why_no_node
 from mesh.core.turn import Turn
 from mesh.domain.actions import ReplyProgress, SendCommand, StoreProfile
 from mesh.domain.events import ProfileRequested
@@ -55,7 +55,7 @@ def _node(turn: Turn, entry: DeploymentEntry, wanted: NodeId | None) -> NodeEntr
         return idlest.node
     nodes = [n for n in turn.cell.nodes.values() if turn.takes(n, entry.spec)]
     if not nodes:
-        return f"no {' or '.join(entry.spec.devices)} node is up"
+        return why_no_node(turn, entry.spec)[0]
     return min(
         nodes, key=lambda node: (*_lacks_room(turn, entry, node), *turn.policy.node_rank(node))
     )

@@ -5,6 +5,7 @@ from mesh.core.ending import abort_on_node, count_refusal, end, refuse
 from mesh.core.hopeless import has_node
 from mesh.core.memory import grow, missing_bytes, note_longer
 from mesh.core.preemption import preempt
+from mesh.core.starting import why_no_node
 from mesh.core.submitting import enqueue
 from mesh.core.turn import Turn
 from mesh.domain.actions import DeliverTokens, RefuseRequest, StoreHistory
@@ -39,7 +40,7 @@ def invoke(turn: Turn, request: Request) -> None:
         message = f"the prompt has {prompt} tokens; the context of {name!r} holds {context}"
         refuse(turn, held, RefusalReason.PROMPT_TOO_LONG, message)
     elif not has_node(turn, entry):
-        message = f"no {' or '.join(entry.spec.devices)} node is up"
+        message, _ = why_no_node(turn, entry.spec)
         refuse(turn, held, RefusalReason.NO_NODE, message, retry=True)
     elif _cannot_load(turn, entry):
         refuse(turn, held, RefusalReason.LOAD_FAILED, entry.load_error, retry=True)

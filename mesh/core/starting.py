@@ -11,7 +11,8 @@ from mesh.core.cell import DeploymentEntry, NodeEntry, RequestEntry
 from mesh.core.memory import blocks_for_load
 from mesh.core.schedule import decodes_share, first_due_s, verdict_on_start
 from mesh.core.turn import Turn
-from mesh.domain.deployment import Deployment
+from mesh.domain.deployment import Deployment, DeploymentSpec
+from mesh.domain.lifecycle import NodeState
 from mesh.domain.model import Footprint
 from mesh.request.parts import Part, part_for
 from mesh.request.placement import NoRoom, NoTime, Start, StartNode, place_instance
@@ -73,6 +74,22 @@ def find_room(
     if isinstance(placed, NoRoom | NoTime) and len(fresh) < len(nodes):
         return place(nodes)
     return placed
+
+
+def why_no_node(turn: Turn, spec: DeploymentSpec, purpose: str = "") -> tuple[str, str]:
+    """Where no node takes instances of a deployment: what is missing, and what to do about it."""
+    usable = [d for d in spec.devices if d in turn.policy.devices]
+    nodes = [n for n in turn.cell.nodes.values() if n.device in usable]
+    spans = [n.hello.tensor_parallel_max for n in nodes if n.state is NodeState.READY]
+    widest = max(spans, default=0)
+    if not 0 < widest < spec.tensor_parallel:
+        devices = " or ".join(spec.devices)
+        return f"no {devices} node is up{purpose}", "start one with `mesh node --join …`"
+    message = (
+        f"instances of {spec.name!r} are to span {spec.tensor_parallel} devices "
+        f"(tensor_parallel); those of the nodes that are up can span {widest}"
+    )
+    return message, f"deploy it with tensor_parallel: {widest}, or start a node whose engine can"
 
 
 def worth_asking(
@@ -154,9 +171,13 @@ def _has_time(
 
 
 def load_s(turn: Turn, deployment: Deployment, node: NodeEntry) -> float:
-    weights_bytes = node.footprint_of(deployment).weights_bytes
-    fingerprint = node.hello.fingerprint
-    return turn.cell.expectations.load_s(deployment.model.model_id, fingerprint, weights_bytes)
+    """Seconds that a load on the node is expected to take, from where it would come."""
+    return turn.cell.expectations.load_s(
+        deployment.model.model_id,
+        node.hello.fingerprint,
+        node.footprint_of(deployment).weights_bytes,
+        node.tier_of(deployment),
+    )
 
 
 def part_of(

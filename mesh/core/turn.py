@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from mesh.core.cell import InstanceEntry, NodeEntry
-from mesh.core.whole import Cell
+from mesh.core.cell import Cell, InstanceEntry, NodeEntry
 from mesh.domain.actions import ControllerAction
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId
@@ -37,7 +36,7 @@ class Turn:
 
     def takes(self, node: NodeEntry, spec: DeploymentSpec) -> bool:
         """Whether the node takes new instances of a deployment, and the policy uses such nodes."""
-        return node.device in self.policy.devices and node.takes(spec.devices)
+        return node.device in self.policy.devices and node.takes(spec)
 
     def act(self, action: ControllerAction) -> None:
         self.actions.append(action)

@@ -16,6 +16,8 @@ NAME_CHARS_MAX = 63
 SOURCE_CHARS_MAX = 2048
 CONTEXT_TOKENS_MAX = 1 << 24
 REPLICAS_MAX = 1024
+TENSOR_PARALLEL_MAX = 8
+"""Devices of one machine."""
 KEEP_ALIVE_S_MAX = 7 * 24 * 3600.0
 SLO_S_MAX = 24 * 3600.0
 SLO_TOKENS_PER_S_MAX = 1e9
@@ -43,6 +45,10 @@ def check_spec(spec: DeploymentSpec) -> None:
         raise InvalidInput("devices is empty", hint="name at least one of cpu, gpu")
     if len(set(spec.devices)) != len(spec.devices):
         raise InvalidInput(f"devices names one twice: {', '.join(spec.devices)}")
+    if not 1 <= spec.tensor_parallel <= TENSOR_PARALLEL_MAX:
+        raise InvalidInput(
+            f"tensor_parallel is {spec.tensor_parallel}; it must be from 1 to {TENSOR_PARALLEL_MAX}"
+        )
 
 
 def check_name(name: str, noun: str = "name") -> None:

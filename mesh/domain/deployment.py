@@ -28,6 +28,8 @@ class DeploymentSpec:
     slo: Slo = field(default_factory=Slo)
     scaling: Scaling = field(default_factory=Scaling)
     devices: tuple[DeviceKind, ...] = (DeviceKind.CPU, DeviceKind.GPU)
+    tensor_parallel: int = 1
+    """Devices that an instance spans, each with a part of every layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.request import RequestOrder, RequestTokens
+from mesh.domain.steps import LoadTier, SleepingModel
 from mesh.domain.text import TextAssets
 
 # Commands: controller to node.
@@ -139,6 +140,8 @@ class NodeHello:
     """Of it, what the process takes without any instance."""
     fingerprint: str = ""
     """Equal on nodes of equal hardware, cores and engine: they share profiles."""
+    tensor_parallel_max: int = 1
+    """Devices that an instance of its engine can span."""
     version: str = ""
     """Of mesh on the node."""
     instances: tuple[InstanceReport, ...] = ()
@@ -154,6 +157,8 @@ class Heartbeat:
     instances: tuple[InstanceReport, ...] = ()
     load_slowdown: float = 1.0
     """By which a load beside them lengthens iterations, as learned; 1 on a node that knows none."""
+    asleep: tuple[SleepingModel, ...] = ()
+    """What the node need not load from its disk, for as long as it sleeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +199,7 @@ class InstanceLoaded:
     footprint: Footprint
     kv_blocks: int
     elapsed_s: float
+    tier: LoadTier = LoadTier.DISK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from mesh.domain.ids import InstanceId, OperationId, RequestId
 from mesh.domain.messages import NodeCommand
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.reasons import TurnRule
-from mesh.domain.steps import LoadedInstance, StepResult
+from mesh.domain.steps import LoadedInstance, SleepingModel, StepResult
 from mesh.domain.text import TextAssets
 
 
@@ -110,6 +110,15 @@ class StepBroke:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceBroke:
+    """An instance has ended by itself, whether or not a call of it is under way."""
+
+    instance_id: InstanceId
+    error: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureFinished:
     """An iteration of the shape that was asked for took so long."""
 
@@ -146,11 +155,12 @@ class AbortFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatDue:
-    """Time to tell the controller that the node lives. Both are read when it fires."""
+    """Time to tell the controller that the node lives. All of it is read when it fires."""
 
     rss_bytes: int
     engine_bytes: int = 0
     """Weights and KV caches by the engine's books."""
+    asleep: tuple[SleepingModel, ...] = ()
 
 
 NodeEvent = (
@@ -168,6 +178,7 @@ NodeEvent = (
     | ResizeBroke
     | StepFinished
     | StepBroke
+    | InstanceBroke
     | MeasureFinished
     | MeasureBroke
     | SubmitBroke

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 
-from mesh.domain.ids import DeploymentName, InstanceId, RequestId
+from mesh.domain.ids import DeploymentName, InstanceId, ModelId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.request import RequestTokens, SamplingParams
 
@@ -21,6 +22,29 @@ class EngineCapabilities:
     """swap_out and swap_in: weights leave the device while the KV cache stays."""
     migrate_kv: bool = False
     """export_kv and import_kv: a request moves to another node with its KV cache."""
+    unloads_beside: bool = False
+    """`unload` may be called beside steps of other instances, from a thread of its own: it takes
+    as long as moving the weights does."""
+    tensor_parallel_max: int = 1
+    """Devices that one instance can span."""
+
+
+class LoadTier(StrEnum):
+    """From where the weights of a load came."""
+
+    DISK = "disk"
+    HOST = "host"
+    """The host's memory: an instance that slept was woken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SleepingModel:
+    """An unloaded instance whose weights a load of the same model and limit finds in the host's
+    memory.
+    """
+
+    model_id: ModelId
+    context_tokens_max: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +68,7 @@ class LoadedInstance:
     footprint: Footprint
     kv_blocks: int
     elapsed_s: float
+    tier: LoadTier = LoadTier.DISK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

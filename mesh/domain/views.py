@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 
 from mesh.domain.deployment import DeploymentSpec
-from mesh.domain.ids import DeploymentName, InstanceId, NodeId
+from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
 from mesh.domain.model import ModelInfo
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind, RefusalReason
+from mesh.domain.steps import LoadTier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,8 @@ class InstanceSnapshot:
     """Measured over predicted iteration time, lately."""
     profile: str = ""
     """`measured`, or what its iteration times are scaled from."""
+    tier: LoadTier | None = None
+    """From where its weights came; None while it loads, and where nobody knows any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +100,8 @@ class NodeSnapshot:
     fingerprint: str = ""
     load_slowdown: float = 1.0
     """By which a load lengthens the iterations beside it."""
+    asleep: tuple[ModelId, ...] = ()
+    """Unloaded models whose weights are in its host's memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,9 @@ from typing import Protocol
 from mesh.domain.deployment import Deployment
 from mesh.domain.ids import InstanceId
 from mesh.domain.model import Footprint
+from mesh.domain.steps import LoadTier
 from mesh.memory.demand import kv_blocks_within
-from mesh.policy.interface import NodeView, Policy
+from mesh.policy.interface import NodeView, Policy, Rank
 
 
 class StartNode(NodeView, Protocol):
@@ -18,6 +19,10 @@ class StartNode(NodeView, Protocol):
     def capacity_bytes(self) -> int: ...
     def footprint_of(self, deployment: Deployment) -> Footprint:
         """What the deployment's model takes on this node's engine, stated or estimated."""
+        ...
+
+    def tier_of(self, deployment: Deployment) -> LoadTier:
+        """From where this node would load the deployment's model."""
         ...
 
     def reclaimable(self) -> Sequence[tuple[InstanceId, int]]:
@@ -65,9 +70,10 @@ def place_instance(
     """Where a new instance goes: the first node with room, else the first that idle instances can
     make room on. `kv_blocks` says how many it needs there at least and how many are wanted.
     `has_time` says whether a node could compute for it; it is asked only of nodes that have room,
-    until it says None: no more of them can be looked at.
+    until it says None: no more of them can be looked at. Of nodes that the policy would tell apart
+    by their ids alone, those where the model sleeps come first.
     """
-    ordered = sorted(nodes, key=policy.node_rank)
+    ordered = _ordered(deployment, nodes, policy)
     full: list[tuple[StartNode, Footprint, int]] = []
     busy = False
     for node in ordered:
@@ -102,6 +108,15 @@ def place_instance(
         return NoRoom(needed_bytes=0, largest_bytes=0)
     nearest, need = min(needs, key=lambda of: of[1] - of[0].capacity_bytes)
     return NoRoom(needed_bytes=need, largest_bytes=nearest.capacity_bytes)
+
+
+def _ordered(deployment: Deployment, nodes: Sequence[StartNode], policy: Policy) -> list[StartNode]:
+    def woken_first(node: StartNode) -> Rank:
+        *alike, node_id = policy.node_rank(node)
+        return *alike, node.tier_of(deployment) is not LoadTier.HOST, node_id
+
+    sleeps = any(node.tier_of(deployment) is LoadTier.HOST for node in nodes)
+    return sorted(nodes, key=woken_first if sleeps else policy.node_rank)
 
 
 def enough(idle: Sequence[tuple[InstanceId, int]], missing_bytes: int) -> tuple[InstanceId, ...]:

@@ -2,15 +2,17 @@
 
 The node's agent is the only caller. Calls are blocking; the agent makes `submit`, `abort`, `step`,
 `measure`, `resize_kv` and `unload` of one engine from a single compute thread, one after the other,
-and `prepare` and `load` from another thread beside them, so a load must not disturb a step. The
-simulator's cost model implements the same protocol and says in `elapsed_s` how long a call took on
-its own clock.
+and `prepare` and `load` from another thread beside them, so a load must not disturb a step. An
+engine may allow `unload` beside them, too (`EngineCapabilities.unloads_beside`): it comes from a
+third thread then, after all calls for its instance. The simulator's cost model implements the same
+protocol and says in `elapsed_s` how long a call took on its own clock.
 """
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
@@ -25,6 +27,7 @@ from mesh.domain.steps import (
 )
 
 __all__ = [
+    "Ended",
     "Engine",
     "EngineCapabilities",
     "EngineRequest",
@@ -38,6 +41,8 @@ __all__ = [
 
 Progress = Callable[[str, float], None]
 """Called with a phase in words and the share done, 0 to 1."""
+Ended = Callable[[InstanceId, EngineError], None]
+"""Called when a loaded instance has ended by itself, and why."""
 
 
 class Engine(Protocol):
@@ -49,6 +54,13 @@ class Engine(Protocol):
 
     @property
     def capabilities(self) -> EngineCapabilities: ...
+
+    def watch(self, ended: Ended) -> None:
+        """From now on, tell of every loaded instance that ends by itself, from any thread, at once,
+        whether a call of it is under way or not. It holds no memory any more; its calls raise
+        EngineError until it is unloaded. An instance in the agent's own process never ends so.
+        """
+        ...
 
     def footprint(self, model: ModelInfo) -> Footprint:
         """What an instance of the model would take, before it is loaded."""

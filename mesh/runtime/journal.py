@@ -29,7 +29,7 @@ from mesh.domain.node_events import NodeEvent
 from mesh.domain.profile import Profile
 from mesh.runtime.host import Core
 
-FORMAT = 3
+CONTROLLER_FORMAT, NODE_FORMAT = 3, 4
 _JOURNALS = "`mesh sim`, `mesh controller` and `mesh node` write one with --journal FILE"
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 class ControllerStart:
     """What a controller core was built from."""
 
-    format: int = FORMAT
+    format: int = CONTROLLER_FORMAT
     version: str
     epoch: int
     policy: str
@@ -53,7 +53,7 @@ class ControllerStart:
 class NodeStart:
     """What a node core was built from."""
 
-    format: int = FORMAT
+    format: int = NODE_FORMAT
     version: str
     limits: NodeLimits
 
@@ -142,9 +142,12 @@ def read_journal(path: Path) -> tuple[Start, Iterator[Decision]]:
         raise InvalidInput(
             f"{path} is no journal of this version of mesh", hint=_JOURNALS
         ) from error
-    if start.format != FORMAT:
+    core, read = "controller", CONTROLLER_FORMAT
+    if isinstance(start, NodeStart):
+        core, read = "node", NODE_FORMAT
+    if start.format != read:
         raise InvalidInput(
-            f"{path} has journal format {start.format}; this version of mesh reads {FORMAT}",
+            f"{path} has {core} journal format {start.format}; this version of mesh reads {read}",
             hint=f"replay it with mesh {start.version}, which wrote it",
         )
     return start, _decisions(path)

@@ -1,8 +1,9 @@
 """Carries out what the node core decides, through three ports: the link, the store, the engine.
 
-One performer for the live agent and the simulator. Engine calls run on two lanes, each in order:
-COMPUTE (submit, abort, step, measure, resize, unload) and LOADING (load), beside it. The live lanes
-are threads; the simulator's run the call at once and post what came of it after its `elapsed_s`.
+One performer for the live agent and the simulator. Engine calls run on lanes, each in order:
+COMPUTE (submit, abort, step, measure, resize, unload) and, beside it, LOADING (load) and, for
+engines that allow it, UNLOADING (unload). The live lanes are threads; the simulator's run the call
+at once and post what came of it after its `elapsed_s`.
 """
 
 from collections.abc import Callable
@@ -22,11 +23,12 @@ from mesh.domain.actions import (
     StopImport,
     SubmitToEngine,
 )
-from mesh.domain.errors import MeshError
-from mesh.domain.ids import OperationId
+from mesh.domain.errors import EngineError, MeshError
+from mesh.domain.ids import InstanceId, OperationId
 from mesh.domain.messages import NodeReport
 from mesh.domain.node_events import (
     AbortFinished,
+    InstanceBroke,
     LoadBroke,
     LoadFinished,
     LoadProgressed,
@@ -49,6 +51,7 @@ R = TypeVar("R")
 class Lane(StrEnum):
     COMPUTE = "compute"
     LOADING = "loading"
+    UNLOADING = "unloading"
 
 
 class Lanes(Protocol):
@@ -64,7 +67,7 @@ class Lanes(Protocol):
         ...
 
     def post_soon(self, event: NodeEvent) -> None:
-        """Post an event from within a call, that is from any thread."""
+        """Post an event from any thread, within a call or beside them."""
         ...
 
 
@@ -97,6 +100,7 @@ class NodePerformer:
         self._lanes = lanes
         self._link = link
         self._models = models
+        engine.watch(self._ended)
 
     def perform(self, action: NodeAction) -> None:
         match action:
@@ -115,17 +119,20 @@ class NodePerformer:
             case StartLoad():
                 self._load(action)
             case StartUnload():
-                self._lanes.run(
-                    Lane.COMPUTE,
-                    lambda: self._engine.unload(action.instance_id),
-                    lambda _: UnloadFinished(instance_id=action.instance_id),
-                )
+                self._unload(action)
             case StartImport():
                 self._models.start_import(action.operation_id, action.source)
             case StopImport():
                 self._models.stop_import(action.operation_id)
             case _:
                 assert_never(action)
+
+    def _ended(self, instance_id: InstanceId, error: EngineError) -> None:
+        self._lanes.post_soon(
+            InstanceBroke(
+                instance_id=instance_id, error=type(error).__name__, message=error.message
+            )
+        )
 
     def _step(self, action: StartStep) -> None:
         self._lanes.run(
@@ -208,6 +215,25 @@ class NodePerformer:
             return AbortFinished(instance_id=action.instance_id, kv_blocks_used=used)
 
         self._lanes.run(Lane.COMPUTE, call, done)
+
+    def _unload(self, action: StartUnload) -> None:
+        """After all calls for the instance. Where it may take long, the compute lane only says that
+        those are over.
+        """
+
+        def call() -> None:
+            self._engine.unload(action.instance_id)
+
+        def done(_: MeshError | None) -> NodeEvent:
+            return UnloadFinished(instance_id=action.instance_id)
+
+        def go_on(_: MeshError | None) -> None:
+            self._lanes.run(Lane.UNLOADING, call, done)
+
+        if self._engine.capabilities.unloads_beside:
+            self._lanes.run(Lane.COMPUTE, lambda: None, go_on)
+        else:
+            self._lanes.run(Lane.COMPUTE, call, done)
 
     def _load(self, action: StartLoad) -> None:
         def progress(phase: str, share: float) -> None:

@@ -17,6 +17,7 @@ from mesh.domain.ids import InstanceId, ModelId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.runtime.engine import (
+    Ended,
     EngineCapabilities,
     EngineRequest,
     InstanceMemory,
@@ -66,10 +67,14 @@ class CostEngine:
         """When the latest of all loads and steps ends."""
         self._times = {m: Times(known.profile, costs.factor) for m, known in models.items()}
         self._instances: dict[InstanceId, Instance] = {}
+        self._ended: Ended = lambda instance_id, error: None
         self.loads = 0
         self.prefilled_tokens = 0
         self.decoded_tokens = 0
         """Of all steps so far; a prompt's first token is not decoded."""
+
+    def watch(self, ended: Ended) -> None:
+        self._ended = ended
 
     def footprint(self, model: ModelInfo) -> Footprint:
         """Raises UnsupportedModel when nothing is known of what the model costs."""
@@ -104,6 +109,13 @@ class CostEngine:
     def unload(self, instance_id: InstanceId) -> None:
         if self._instances.pop(instance_id, None) is not None:
             self._spend(self._costs.unload_s)
+
+    def lose(self, instance_id: InstanceId) -> None:
+        """The instance ends by itself, as an engine process that is killed, and its memory is free
+        at once.
+        """
+        del self._instances[instance_id]
+        self._ended(instance_id, EngineError(f"instance {instance_id} has ended: it was killed"))
 
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> None:
         instance = self._instance(instance_id)

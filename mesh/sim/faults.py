@@ -41,6 +41,8 @@ class FaultKind(StrEnum):
     """It ends as asked, and is started again."""
     CANCEL = "cancel"
     """A client goes away."""
+    LOSE = "lose"
+    """An instance ends by itself, busy or idle: its engine process is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,7 @@ SHAPES: Mapping[FaultKind, Shape] = {
     FaultKind.KILL_CONTROLLER: Shape(lasts_s=(0.1, 8.0)),
     FaultKind.STOP_CONTROLLER: Shape(lasts_s=(0.1, 8.0)),
     FaultKind.CANCEL: Shape(),
+    FaultKind.LOSE: Shape(),
 }
 
 

@@ -36,6 +36,8 @@ class Injection:
                 did = self._end_controller(fault)
             case FaultKind.CANCEL:
                 did = self._cancel(fault)
+            case FaultKind.LOSE:
+                did = self._lose(fault, node)
             case _:
                 did = self._ail(fault, node)
         self.done[fault.kind] += did
@@ -76,6 +78,12 @@ class Injection:
         if waiting:
             self._cell.cancel(waiting[int(fault.chance * len(waiting))])
         return bool(waiting)
+
+    def _lose(self, fault: Fault, node: VirtualNode) -> bool:
+        loaded = node.engine.memory()
+        if loaded:
+            node.engine.lose(loaded[int(fault.chance * len(loaded))].instance_id)
+        return bool(loaded)
 
     def _ail(self, fault: Fault, node: VirtualNode) -> bool:
         node.troubles.strike(fault.kind, fault.size)

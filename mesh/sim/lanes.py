@@ -51,7 +51,7 @@ class VirtualLanes:
             self._make(lane, call, done)
 
     def post_soon(self, event: NodeEvent) -> None:
-        """Post it when the call that is being made has come as far as that."""
+        """Post it when the call that is being made, if one is, has come as far as that."""
         self._clock.call_at(self._clock.now_s() + self._spent_s, lambda: self.post(event))
 
     def _next(self, lane: Lane) -> None:
@@ -72,6 +72,7 @@ class VirtualLanes:
             result = call()
         except MeshError as error:
             result = error
+        spent_s, self._spent_s = self._spent_s, 0.0
 
         def end() -> None:
             self._busy[lane] = False
@@ -83,9 +84,9 @@ class VirtualLanes:
             end()
             self._next(lane)
 
-        if self._spent_s > 0.0:
-            self.busy_s[lane] += self._spent_s
-            self._clock.call_at(self._clock.now_s() + self._spent_s, end_late)
+        if spent_s > 0.0:
+            self.busy_s[lane] += spent_s
+            self._clock.call_at(self._clock.now_s() + spent_s, end_late)
         else:
             end()
 

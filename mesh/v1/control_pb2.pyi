@@ -336,6 +336,7 @@ class Instance(_message.Message):
     PROFILE_FIELD_NUMBER: _builtins.int
     KV_USED_BYTES_FIELD_NUMBER: _builtins.int
     KV_REQUIRED_BYTES_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     deployment: _builtins.str
     node_id: _builtins.str
@@ -362,6 +363,8 @@ class Instance(_message.Message):
     kv_used_bytes: _builtins.int
     kv_required_bytes: _builtins.int
     """What its requests are expected to need."""
+    tier: _builtins.str
+    """A LoadTier: from where its weights came. Empty: not known, or not yet."""
     def __init__(
         self,
         *,
@@ -385,10 +388,11 @@ class Instance(_message.Message):
         profile: _builtins.str = ...,
         kv_used_bytes: _builtins.int = ...,
         kv_required_bytes: _builtins.int = ...,
+        tier: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_headroom_least_s", b"_headroom_least_s", "_headroom_p50_s", b"_headroom_p50_s", "headroom_least_s", b"headroom_least_s", "headroom_p50_s", b"headroom_p50_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_headroom_least_s", b"_headroom_least_s", "_headroom_p50_s", b"_headroom_p50_s", "batch", b"batch", "batch_max", b"batch_max", "correction", b"correction", "deployment", b"deployment", "headroom_least_s", b"headroom_least_s", "headroom_p50_s", b"headroom_p50_s", "instance_id", b"instance_id", "iteration_s", b"iteration_s", "kv_blocks", b"kv_blocks", "kv_blocks_used", b"kv_blocks_used", "kv_bytes", b"kv_bytes", "kv_required_bytes", b"kv_required_bytes", "kv_used_bytes", b"kv_used_bytes", "load_s", b"load_s", "node_id", b"node_id", "phase", b"phase", "profile", b"profile", "share", b"share", "state", b"state", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_headroom_least_s", b"_headroom_least_s", "_headroom_p50_s", b"_headroom_p50_s", "batch", b"batch", "batch_max", b"batch_max", "correction", b"correction", "deployment", b"deployment", "headroom_least_s", b"headroom_least_s", "headroom_p50_s", b"headroom_p50_s", "instance_id", b"instance_id", "iteration_s", b"iteration_s", "kv_blocks", b"kv_blocks", "kv_blocks_used", b"kv_blocks_used", "kv_bytes", b"kv_bytes", "kv_required_bytes", b"kv_required_bytes", "kv_used_bytes", b"kv_used_bytes", "load_s", b"load_s", "node_id", b"node_id", "phase", b"phase", "profile", b"profile", "share", b"share", "state", b"state", "tier", b"tier", "weights_bytes", b"weights_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__headroom_least_s: _TypeAlias = _typing.Literal["headroom_least_s"]  # noqa: Y015
     _WhichOneofArgType__headroom_least_s: _TypeAlias = _typing.Literal["_headroom_least_s", b"_headroom_least_s"]  # noqa: Y015
@@ -492,6 +496,7 @@ class Node(_message.Message):
     TRACKED_BYTES_FIELD_NUMBER: _builtins.int
     UNACCOUNTED_BYTES_FIELD_NUMBER: _builtins.int
     OPERATIONS_FIELD_NUMBER: _builtins.int
+    ASLEEP_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     state: _builtins.str
     device: _builtins.str
@@ -519,6 +524,10 @@ class Node(_message.Message):
     def operations(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemoryOperation]:
         """The running ones first, then by deadline."""
 
+    @_builtins.property
+    def asleep(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Unloaded models that it would load from the host's memory."""
+
     def __init__(
         self,
         *,
@@ -539,10 +548,11 @@ class Node(_message.Message):
         tracked_bytes: _builtins.int = ...,
         unaccounted_bytes: _builtins.int = ...,
         operations: _abc.Iterable[Global___MemoryOperation] | None = ...,
+        asleep: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "load_slowdown", b"load_slowdown", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "operations", b"operations", "promised_bytes", b"promised_bytes", "rss_bytes", b"rss_bytes", "silent_s", b"silent_s", "state", b"state", "tracked_bytes", b"tracked_bytes", "unaccounted_bytes", b"unaccounted_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "base_bytes", b"base_bytes", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "load_slowdown", b"load_slowdown", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "operations", b"operations", "promised_bytes", b"promised_bytes", "rss_bytes", b"rss_bytes", "silent_s", b"silent_s", "state", b"state", "tracked_bytes", b"tracked_bytes", "unaccounted_bytes", b"unaccounted_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -506,6 +506,7 @@ class NodeHello(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     BASE_BYTES_FIELD_NUMBER: _builtins.int
+    TENSOR_PARALLEL_MAX_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     run_id: _builtins.str
     device: _builtins.str
@@ -519,6 +520,8 @@ class NodeHello(_message.Message):
     """Equal on nodes of equal hardware, cores and engine."""
     base_bytes: _builtins.int
     """Of memory_bytes, what the process takes without any instance."""
+    tensor_parallel_max: _builtins.int
+    """Devices that an instance can span. 0 means 1."""
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___InstanceReport]: ...
     def __init__(
@@ -535,10 +538,11 @@ class NodeHello(_message.Message):
         version: _builtins.str = ...,
         fingerprint: _builtins.str = ...,
         base_bytes: _builtins.int = ...,
+        tensor_parallel_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "run_id", b"run_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "run_id", b"run_id", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -552,6 +556,7 @@ class Heartbeat(_message.Message):
     INSTANCES_FIELD_NUMBER: _builtins.int
     LOAD_SLOWDOWN_FIELD_NUMBER: _builtins.int
     ENGINE_BYTES_FIELD_NUMBER: _builtins.int
+    ASLEEP_FIELD_NUMBER: _builtins.int
     rss_bytes: _builtins.int
     load_slowdown: _builtins.float
     """By which a load lengthens the iterations beside it. 0 means 1."""
@@ -559,6 +564,10 @@ class Heartbeat(_message.Message):
     """Weights and KV caches by the engine's books."""
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___InstanceReport]: ...
+    @_builtins.property
+    def asleep(self) -> _containers.RepeatedCompositeFieldContainer[Global___SleepingModel]:
+        """What a load would find in the host's memory."""
+
     def __init__(
         self,
         *,
@@ -566,14 +575,37 @@ class Heartbeat(_message.Message):
         instances: _abc.Iterable[Global___InstanceReport] | None = ...,
         load_slowdown: _builtins.float = ...,
         engine_bytes: _builtins.int = ...,
+        asleep: _abc.Iterable[Global___SleepingModel] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_bytes", b"engine_bytes", "instances", b"instances", "load_slowdown", b"load_slowdown", "rss_bytes", b"rss_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "engine_bytes", b"engine_bytes", "instances", b"instances", "load_slowdown", b"load_slowdown", "rss_bytes", b"rss_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
+
+@_typing.final
+class SleepingModel(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_ID_FIELD_NUMBER: _builtins.int
+    CONTEXT_TOKENS_MAX_FIELD_NUMBER: _builtins.int
+    model_id: _builtins.str
+    context_tokens_max: _builtins.int
+    def __init__(
+        self,
+        *,
+        model_id: _builtins.str = ...,
+        context_tokens_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_tokens_max", b"context_tokens_max", "model_id", b"model_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SleepingModel: _TypeAlias = SleepingModel  # noqa: Y015
 
 @_typing.final
 class ImportProgress(_message.Message):
@@ -692,9 +724,12 @@ class InstanceLoaded(_message.Message):
     FOOTPRINT_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_FIELD_NUMBER: _builtins.int
     ELAPSED_S_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     kv_blocks: _builtins.int
     elapsed_s: _builtins.float
+    tier: _builtins.str
+    """A LoadTier: from where the weights came. Empty: disk."""
     @_builtins.property
     def footprint(self) -> _model_pb2.Footprint: ...
     def __init__(
@@ -704,10 +739,11 @@ class InstanceLoaded(_message.Message):
         footprint: _model_pb2.Footprint | None = ...,
         kv_blocks: _builtins.int = ...,
         elapsed_s: _builtins.float = ...,
+        tier: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["footprint", b"footprint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["elapsed_s", b"elapsed_s", "footprint", b"footprint", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["elapsed_s", b"elapsed_s", "footprint", b"footprint", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,9 +10,10 @@ from mesh.domain.messages import (
     LoadFailed,
     LoadProgress,
 )
+from mesh.domain.steps import LoadTier
 from mesh.v1 import node_link_pb2 as pb
 from mesh.wire.codec_model import footprint_from_wire, footprint_to_wire
-from mesh.wire.malformed import duration_s, identifier, require
+from mesh.wire.malformed import duration_s, identifier, member, require
 
 LoadReport = InstanceLoaded | InstanceGone | KvResized | LoadProgress | LoadFailed
 
@@ -26,6 +27,7 @@ def load_report_to_wire(report: LoadReport) -> pb.NodeReport:
                 footprint=footprint_to_wire(report.footprint),
                 kv_blocks=report.kv_blocks,
                 elapsed_s=report.elapsed_s,
+                tier=report.tier,
             )
             return pb.NodeReport(instance_loaded=loaded)
         case InstanceGone():
@@ -69,6 +71,7 @@ def load_report_from_wire(message: pb.NodeReport) -> LoadReport:
                 footprint=footprint_from_wire(loaded.footprint),
                 kv_blocks=loaded.kv_blocks,
                 elapsed_s=loaded.elapsed_s,
+                tier=member(LoadTier, loaded.tier or LoadTier.DISK, loaded, "tier"),
             )
         case "instance_gone":
             gone = message.instance_gone

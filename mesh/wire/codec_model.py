@@ -116,6 +116,7 @@ def spec_to_wire(spec: DeploymentSpec) -> pb.DeploymentSpec:
             keep_alive_s=spec.scaling.keep_alive_s,
         ),
         devices=spec.devices,
+        tensor_parallel=spec.tensor_parallel,
     )
 
 
@@ -134,4 +135,5 @@ def spec_from_wire(message: pb.DeploymentSpec) -> DeploymentSpec:
             keep_alive_s=message.scaling.keep_alive_s,
         ),
         devices=tuple(member(DeviceKind, d, message, "devices") for d in message.devices),
+        tensor_parallel=message.tensor_parallel or 1,
     )

@@ -24,6 +24,7 @@ from mesh.domain.messages import (
     TokensReport,
 )
 from mesh.domain.reasons import DeviceKind
+from mesh.domain.steps import SleepingModel
 from mesh.v1 import node_link_pb2 as pb
 from mesh.wire.codec_import import import_report_from_wire, import_report_to_wire
 from mesh.wire.codec_load import load_report_from_wire, load_report_to_wire
@@ -44,6 +45,12 @@ def report_to_wire(report: NodeReport) -> pb.NodeReport:
                 engine_bytes=report.engine_bytes,
                 instances=map(_instance_to_wire, report.instances),
                 load_slowdown=report.load_slowdown,
+                asleep=[
+                    pb.SleepingModel(
+                        model_id=model.model_id, context_tokens_max=model.context_tokens_max
+                    )
+                    for model in report.asleep
+                ],
             )
             return pb.NodeReport(heartbeat=beat)
         case RequestReturned():
@@ -79,6 +86,13 @@ def report_from_wire(message: pb.NodeReport) -> NodeReport:
                 engine_bytes=beat.engine_bytes,
                 instances=tuple(_instance_from_wire(i) for i in beat.instances),
                 load_slowdown=factor_from_wire(beat.load_slowdown, beat, "load_slowdown"),
+                asleep=tuple(
+                    SleepingModel(
+                        model_id=ModelId(model.model_id),
+                        context_tokens_max=model.context_tokens_max,
+                    )
+                    for model in beat.asleep
+                ),
             )
         case "request_returned":
             returned = message.request_returned
@@ -113,6 +127,7 @@ def _hello_to_wire(hello: NodeHello) -> pb.NodeHello:
         instances=map(_instance_to_wire, hello.instances),
         version=hello.version,
         fingerprint=hello.fingerprint,
+        tensor_parallel_max=hello.tensor_parallel_max,
     )
 
 
@@ -134,6 +149,7 @@ def _hello_from_wire(message: pb.NodeHello) -> NodeHello:
         base_bytes=message.base_bytes,
         version=message.version,
         fingerprint=message.fingerprint,
+        tensor_parallel_max=message.tensor_parallel_max or 1,
         instances=tuple(_instance_from_wire(i) for i in message.instances),
     )
 

@@ -3,9 +3,10 @@
 import math
 
 from mesh.domain.errors import InvalidInput
-from mesh.domain.ids import DeploymentName, InstanceId, NodeId
+from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
 from mesh.domain.reasons import DeviceKind, RefusalReason
+from mesh.domain.steps import LoadTier
 from mesh.domain.views import (
     CellEvent,
     CellLine,
@@ -44,6 +45,7 @@ def instance_to_wire(instance: InstanceSnapshot) -> pb.Instance:
         iteration_s=instance.iteration_s,
         correction=instance.correction,
         profile=instance.profile,
+        tier=instance.tier or "",
     )
 
 
@@ -70,6 +72,7 @@ def instance_from_wire(message: pb.Instance) -> InstanceSnapshot:
         iteration_s=message.iteration_s,
         correction=factor_from_wire(message.correction, message, "correction"),
         profile=message.profile,
+        tier=member(LoadTier, message.tier, message, "tier") if message.tier else None,
     )
 
 
@@ -143,6 +146,7 @@ def node_to_wire(node: NodeSnapshot) -> pb.Node:
         instances=map(instance_to_wire, node.instances),
         fingerprint=node.fingerprint,
         load_slowdown=node.load_slowdown,
+        asleep=node.asleep,
     )
 
 
@@ -165,6 +169,7 @@ def node_from_wire(message: pb.Node) -> NodeSnapshot:
         instances=tuple(instance_from_wire(i) for i in message.instances),
         fingerprint=message.fingerprint,
         load_slowdown=factor_from_wire(message.load_slowdown, message, "load_slowdown"),
+        asleep=tuple(map(ModelId, message.asleep)),
     )
 
 

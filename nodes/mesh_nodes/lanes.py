@@ -1,9 +1,9 @@
-"""The live lanes: two daemon threads that make the engine's blocking calls, in order.
+"""The live lanes: three daemon threads that make the engine's blocking calls, in order.
 
 Between the end of a step and the start of the next lies the node core's decision, which every
 token of the node pays for. So the compute thread posts its own event and finds its next call in its
 queue: no other thread has to wake up in between, which cost 0.5 ms on two busy cores. What comes of
-a load is posted from the loop. Before: `NodePerformer`. After: the host, by `post`.
+the others' calls is posted from the loop. Before: `NodePerformer`. After: the host, by `post`.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from mesh_nodes.messenger import call_on
 
 R = TypeVar("R")
 
-PENDING_CALLS_MAX = {Lane.COMPUTE: 8192, Lane.LOADING: 256}
+PENDING_CALLS_MAX = {Lane.COMPUTE: 8192, Lane.LOADING: 256, Lane.UNLOADING: 256}
 """Calls that may wait or run on a lane. The core keeps one step under way and the controller bounds
 batches and loads, so a full lane means that something is stuck; further calls then fail at once."""
 
@@ -108,10 +108,13 @@ class ThreadLanes:
         self._closed = True
         give_up_s = time.monotonic() + timeout_s
         compute, loading = self._threads[Lane.COMPUTE], self._threads[Lane.LOADING]
+        unloading = self._threads[Lane.UNLOADING]
+        unloading.end()
         loading.end()
         loading_ended = loading.ended(give_up_s)
         compute.end((lambda: _guarded(last)) if loading_ended else None)
-        return compute.ended(give_up_s) and loading_ended
+        # `last` cuts an unload short: it takes from the engine what is being unloaded.
+        return compute.ended(give_up_s) and unloading.ended(give_up_s) and loading_ended
 
     def _hand_over(self) -> None:
         self._handing_over = False

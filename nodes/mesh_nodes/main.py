@@ -32,7 +32,7 @@ from mesh_nodes.protect import die_with_parent
 
 DONE, FAILED, USAGE = 0, 1, 2
 
-EngineOf = Callable[[NodeOptions], Engine]
+EngineOf = Callable[[NodeOptions], Engine | BuiltEngine]
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +78,7 @@ def _run(options: NodeOptions, build: Callable[[NodeOptions], BuiltEngine]) -> i
             store_path=store_path,
             controller=options.join,
             resident_bytes=built.resident_bytes,
+            asleep=built.asleep,
             recorders=recorders,
         )
         # Modules and engine stay as they are: no collection amid an iteration need look at them.
@@ -109,7 +110,11 @@ def _serve(agent: Agent) -> int:
 
 
 def _built_by(engine_of: EngineOf) -> Callable[[NodeOptions], BuiltEngine]:
-    return lambda options: BuiltEngine(engine_of(options), own_resident_bytes)
+    def build(options: NodeOptions) -> BuiltEngine:
+        made = engine_of(options)
+        return made if isinstance(made, BuiltEngine) else BuiltEngine(made, own_resident_bytes)
+
+    return build
 
 
 def _identity(options: NodeOptions, built: BuiltEngine) -> NodeHello:
@@ -122,17 +127,18 @@ def _identity(options: NodeOptions, built: BuiltEngine) -> NodeHello:
         cores=options.threads,
         engine=engine_is.name,
         memory_bytes=options.memory_bytes,
-        base_bytes=_base_bytes(options.memory_bytes, built.resident_bytes()),
+        base_bytes=_base_bytes(options.memory_bytes, built.resident_bytes() + built.kept_bytes),
         fingerprint=fingerprint(
             hardware, device=options.device, threads=options.threads, engine=engine_is
         ),
+        tensor_parallel_max=engine_is.tensor_parallel_max,
         version=__version__,
     )
 
 
 def _base_bytes(limit_bytes: int, base_bytes: int) -> int:
     """What this node takes without any instance: now that its modules and its engine are there, and
-    nothing has been loaded.
+    nothing has been loaded; and what processes without an instance will hold.
 
     What an engine allocates with its first load and keeps is not in it, since only a load shows it
     (of OpenVINO 20 MiB: code of its graph passes, and the allocator's slack).

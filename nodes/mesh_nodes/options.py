@@ -23,6 +23,9 @@ from mesh_nodes.hardware import Hardware, default_node_id
 
 DEFAULT_ADDRESS = "127.0.0.1:7070"
 THREADS_MAX = 1024
+ASLEEP = 2
+"""On a GPU, unless told otherwise."""
+ASLEEP_MAX = 64
 
 
 class EngineName(StrEnum):
@@ -54,6 +57,10 @@ class NodeOptions:
     """Limit of the node's process: weights, KV caches and what the process takes by itself."""
     threads: int
     """That one iteration computes with."""
+    asleep_max: int
+    """Unloaded instances that stay with their weights in the host's memory; 0 on a CPU."""
+    asleep_bytes_max: int
+    """Of the host's memory, for all of them."""
     home: Path
     journal: Path | None
     parent_pid: int | None
@@ -84,6 +91,8 @@ def read_options(
         gpu=gpu,
         memory_bytes=_memory_bytes(given.memory, hardware),
         threads=_threads(given.threads, hardware),
+        asleep_max=_asleep(given.asleep, device),
+        asleep_bytes_max=_asleep_bytes(given.asleep_memory, machine),
         home=Path(given.home).expanduser().absolute(),
         journal=None if given.journal is None else Path(given.journal),
         parent_pid=given.parent_pid,
@@ -135,6 +144,18 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     add("--threads", type=int, metavar="N", help="to compute with (default: the usable cores)")
     add(
+        "--asleep",
+        type=int,
+        metavar="N",
+        help="with --device gpu: unloaded instances that stay with their weights in the host's "
+        f"memory, to be woken by their next load (default: {ASLEEP})",
+    )
+    add(
+        "--asleep-memory",
+        metavar="SIZE",
+        help="of the host's memory for them, like 16GiB (default: half of what there is)",
+    )
+    add(
         "--home",
         metavar="DIR",
         default=environ.get("MESH_HOME") or platformdirs.user_data_dir("mesh"),
@@ -174,3 +195,32 @@ def _threads(number: int | None, hardware: Hardware) -> int:
     if not 1 <= number <= THREADS_MAX:
         raise InvalidInput(f"--threads {number} is not from 1 to {THREADS_MAX}")
     return number
+
+
+def _asleep(number: int | None, device: DeviceKind) -> int:
+    if device is DeviceKind.CPU:
+        if number:
+            raise InvalidInput(
+                f"--asleep {number}: on a CPU the device's memory is the host's; weights that "
+                "sleep there would free nothing",
+                hint="leave it out, or start a node with --device gpu",
+            )
+        return 0
+    if number is None:
+        return ASLEEP
+    if not 0 <= number <= ASLEEP_MAX:
+        raise InvalidInput(f"--asleep {number} is not from 0 to {ASLEEP_MAX}")
+    return number
+
+
+def _asleep_bytes(text: str | None, machine: Hardware) -> int:
+    if text is None:
+        return machine.memory_bytes // 2
+    size_bytes = parse_bytes(text)
+    if not 0 < size_bytes <= machine.memory_bytes:
+        raise InvalidInput(
+            f"--asleep-memory {text} is {format_bytes(size_bytes)}; this process may use "
+            f"{format_bytes(machine.memory_bytes)}",
+            hint="give less than that, or --asleep 0 for none",
+        )
+    return size_bytes

@@ -22,7 +22,7 @@ from mesh.domain.steps import (
     ResizedKv,
     StepResult,
 )
-from mesh.runtime.engine import Engine, Progress
+from mesh.runtime.engine import Ended, Engine, Progress
 from mesh.text.assets import read_assets
 from mesh.text.detokenize import Detokenizer
 from mesh.text.stops import StopMatcher
@@ -81,6 +81,9 @@ class TextEngine:
     @property
     def capabilities(self) -> EngineCapabilities:
         return self._inner.capabilities
+
+    def watch(self, ended: Ended) -> None:
+        self._inner.watch(ended)
 
     def footprint(self, model: ModelInfo) -> Footprint:
         return self._inner.footprint(model)

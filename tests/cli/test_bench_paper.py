@@ -108,6 +108,32 @@ def test_plots_without_matplotlib_fail_before_anything_runs(
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "way", "words"),
+    [
+        ((), Resizing.MAPS, "generated (llm-mesh, seed 1)"),
+        (
+            ("--kv-resize", "copies"),
+            Resizing.COPIES,
+            "generated (llm-mesh, seed 1), KV caches copied",
+        ),
+    ],
+)
+def test_the_way_of_resizing_reaches_the_run_and_is_told(
+    arguments: tuple[str, ...], way: Resizing, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways: list[Resizing] = []
+
+    def run(cell: PaperCell, policy: str, work: Trace, *, resize: Resizing) -> PaperRun:
+        ways.append(resize)
+        return paper_run(cell, policy, work, resize=resize)
+
+    monkeypatch.setattr("mesh.cli.bench_paper_runs.run", run)
+    ran = paper("--cells", "3B/32", "--policy", "llm-mesh", "-o", "json", *arguments)
+    assert ways == [way]
+    assert json.loads(ran.out)["workload"] == words
+
+
 def test_a_run_that_fails_leaves_the_others_and_fails_the_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

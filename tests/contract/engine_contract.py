@@ -158,6 +158,12 @@ def _vllm_copying() -> Engine:
     return VllmEngine(spawner=vllm_spawner(), elastic=False)
 
 
+def _vllm_sleeping() -> Engine:
+    from mesh_nodes.engines.vllm import VllmEngine
+
+    return VllmEngine(spawner=vllm_spawner(), elastic=False, asleep_max=2)
+
+
 ENGINES = (
     EngineUnderTest(name="scripted", make=ScriptedEngine, write_model=write_tiny_model),
     EngineUnderTest(
@@ -195,5 +201,13 @@ ENGINES = (
         needs="vllm",
         optional=True,
         walks=20,
+    ),
+    EngineUnderTest(
+        name="vllm-sleeping",
+        make=_vllm_sleeping,
+        write_model=partial(write_tiny_model, head_size=32),
+        needs="vllm",
+        optional=True,
+        walks=5,
     ),
 )

@@ -39,6 +39,17 @@ def test_a_loaded_instance_is_ready_and_in_the_books(engine: Engine, load: LoadI
     assert len(driver.run("r", PROMPT, greedy(4))) == 4
 
 
+def test_of_what_the_caller_does_no_end_is_told(engine: Engine, load: LoadInstance) -> None:
+    ends: list[InstanceId] = []
+    engine.watch(lambda instance_id, error: ends.append(instance_id))
+    driver = load()
+    driver.run("r", PROMPT, greedy(2))
+    engine.unload(driver.instance_id)
+    load()
+    engine.close()
+    assert ends == []
+
+
 def test_the_footprint_before_a_load_is_that_of_the_load(
     engine: Engine, model: StoredModel, load: LoadInstance
 ) -> None:

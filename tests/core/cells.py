@@ -74,6 +74,7 @@ def hello(
     run_id: str = "run-1",
     memory_bytes: int = 1024 * MIB,
     fingerprint: str = FINGERPRINT,
+    tensor_parallel_max: int = 1,
 ) -> NodeHello:
     """Of a node for which `PROFILE` holds, unless another fingerprint is given."""
     return NodeHello(
@@ -85,6 +86,7 @@ def hello(
         engine="scripted",
         memory_bytes=memory_bytes,
         fingerprint=fingerprint,
+        tensor_parallel_max=tensor_parallel_max,
     )
 
 

@@ -25,7 +25,7 @@ from mesh.domain.node_events import (
 from mesh.domain.reasons import FinishReason, TurnRule
 from mesh.domain.request import RequestOrder, RequestTokens
 from mesh.domain.slo import Slo
-from mesh.domain.steps import LoadedInstance, StepResult
+from mesh.domain.steps import LoadedInstance, LoadTier, StepResult
 from tests.core.cells import FOOTPRINT, MODEL, only, request
 from tests.support.profiles import PROFILE
 
@@ -46,10 +46,10 @@ class NodeUnderTest:
     def command(self, command: NodeCommand) -> list[NodeAction]:
         return self.tell(CommandReceived(command=command))
 
-    def load(self, name: str = "i1") -> list[NodeAction]:
+    def load(self, name: str = "i1", tier: LoadTier = LoadTier.DISK) -> list[NodeAction]:
         """Commanded and done."""
         self.command(load_command(name))
-        loaded = LoadedInstance(footprint=FOOTPRINT, kv_blocks=16, elapsed_s=0.1)
+        loaded = LoadedInstance(footprint=FOOTPRINT, kv_blocks=16, elapsed_s=0.1, tier=tier)
         return self.tell(LoadFinished(instance_id=InstanceId(name), loaded=loaded))
 
     def submit(

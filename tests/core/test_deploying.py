@@ -182,6 +182,20 @@ def test_a_minimum_of_replicas_is_loaded_at_once_and_kept() -> None:
     assert len(commands(gone, LoadInstance)) == 1
 
 
+def test_an_instance_that_breaks_before_its_load_was_told_counts_as_a_failed_load() -> None:
+    """The next one waits as after any other."""
+    cell = CellUnderTest(deployment(replicas_min=1))
+    link, _ = cell.join()
+    (instance_id,) = cell.core.cell.instances
+    broke = InstanceGone(instance_id=instance_id, error="EngineError", message="killed")
+    gone = cell.report(link, broke)
+    assert commands(gone, LoadInstance) == []
+    assert cell.core.cell.deployments[CHAT].load_error == "killed"
+    (due,) = of_kind(gone, SetTimer)
+    cell.now_s = due.at_s
+    assert len(commands(cell.tell(due.timer), LoadInstance)) == 1
+
+
 def test_scaling_down_drains_the_smallest_batch_first() -> None:
     cell = CellUnderTest(deployment(), limits=CellLimits(batch_max=1))
     first_link, _ = cell.join()

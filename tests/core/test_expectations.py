@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from mesh.core.expectations import LOAD_S_LEAST, Expectations
+from mesh.core.expectations import LOAD_S_LEAST, WAKE_S_LEAST, Expectations
 from mesh.domain.ids import ModelId
+from mesh.domain.steps import LoadTier
 from tests.core.cells import FOOTPRINT, MODEL, hello
 from tests.support.profiles import FINGERPRINT, PROFILE, profile
 
@@ -38,3 +39,20 @@ def test_a_load_is_expected_to_take_what_it_took_lately() -> None:
     known.learn_load(MODEL.model_id, FINGERPRINT, 2.0)
     assert known.load_s(MODEL.model_id, FINGERPRINT, 1 << 30) == 3.0
     assert known.load_s(MODEL.model_id, "another", 0) == small
+
+
+def test_a_wake_is_learned_apart_from_a_load_and_expected_to_be_no_longer() -> None:
+    known = Expectations()
+    size = 1 << 30
+
+    def expected(tier: LoadTier) -> float:
+        return known.load_s(MODEL.model_id, FINGERPRINT, size, tier)
+
+    assert WAKE_S_LEAST < expected(LoadTier.HOST) < expected(LoadTier.DISK)
+    known.learn_load(MODEL.model_id, FINGERPRINT, 0.05)
+    assert expected(LoadTier.HOST) == expected(LoadTier.DISK) == 0.05, "no wake has been seen"
+    known.learn_load(MODEL.model_id, FINGERPRINT, 4.0)
+    known.learn_load(MODEL.model_id, FINGERPRINT, 0.25, LoadTier.HOST)
+    known.learn_load(MODEL.model_id, FINGERPRINT, 0.75, LoadTier.HOST)
+    assert expected(LoadTier.HOST) == 0.5
+    assert expected(LoadTier.DISK) == (0.05 + 4.0) / 2

@@ -1,5 +1,7 @@
 """The node core: turns by least headroom, tokens reported, aborts, unloads, lost links."""
 
+import pytest
+
 from mesh.domain.actions import (
     AbortInEngine,
     SendReport,
@@ -23,10 +25,12 @@ from mesh.domain.messages import (
 )
 from mesh.domain.node_events import (
     AbortFinished,
+    InstanceBroke,
     LinkClosed,
     LinkOpened,
     LoadBroke,
     LoadFinished,
+    NodeEvent,
     StepBroke,
     SubmitBroke,
     UnloadFinished,
@@ -142,6 +146,53 @@ def test_a_broken_iteration_returns_every_request_and_drops_the_instance() -> No
     gone = reports(node.tell(UnloadFinished(instance_id=InstanceId("i1"))))[0]
     assert isinstance(gone, InstanceGone)
     assert gone.message == "boom"
+
+
+I1 = InstanceId("i1")
+LOST = InstanceBroke(instance_id=I1, error="EngineError", message="killed")
+LOST_AMID_A_STEP = StepBroke(instance_id=I1, error="EngineError", message="killed amid a step")
+
+
+def test_an_idle_instance_that_ends_is_unlisted_at_once_and_gone_with_the_reason() -> None:
+    node = NodeUnderTest()
+    node.load()
+    told = node.tell(LOST)
+    (beat,) = reports(told)
+    assert isinstance(beat, Heartbeat)
+    assert beat.instances == ()
+    only(told, StartUnload)
+    gone = InstanceGone(instance_id=I1, error="EngineError", message="killed")
+    assert reports(node.tell(UnloadFinished(instance_id=I1))) == [gone]
+    assert node.tell(LOST) == [], "told late, of what is gone"
+    assert isinstance(reports(node.load())[0], InstanceLoaded), "the node is well"
+
+
+@pytest.mark.parametrize("told", [(LOST, LOST_AMID_A_STEP), (LOST_AMID_A_STEP, LOST)])
+def test_an_instance_that_ends_amid_a_step_ends_once_and_the_next_turn_is_anothers(
+    told: tuple[NodeEvent, NodeEvent],
+) -> None:
+    """Both the step and the watch over its process tell of it."""
+    node = NodeUnderTest()
+    node.load("i1")
+    node.load("i2")
+    node.submit("a", "i1")
+    node.submit("b", "i2")
+    actions = [action for event in told for action in node.tell(event)]
+    assert [r.request_id for r in reports(actions) if isinstance(r, RequestReturned)] == ["a"]
+    only(actions, StartUnload)
+    assert only(actions, StartStep).instance_id == "i2"
+
+
+def test_an_instance_that_ends_before_its_load_is_told_is_never_listed() -> None:
+    node = NodeUnderTest()
+    node.command(load_command())
+    assert node.tell(LOST) == []
+    loaded = LoadedInstance(footprint=FOOTPRINT, kv_blocks=16, elapsed_s=0.1)
+    actions = node.tell(LoadFinished(instance_id=I1, loaded=loaded))
+    only(actions, StartUnload)
+    assert reports(actions) == []
+    gone = InstanceGone(instance_id=I1, error="EngineError", message="killed")
+    assert reports(node.tell(UnloadFinished(instance_id=I1))) == [gone]
 
 
 def test_a_request_that_the_engine_will_not_take_is_returned() -> None:

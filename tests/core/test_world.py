@@ -135,6 +135,16 @@ class CellMachine(CheckedCell):
         self.world.nodes[node].engine.fail_steps += 1
 
     @precondition(is_calm)
+    @rule(node=NODES, pick=st.integers(0, 7))
+    def lose_an_instance(self, node: int, pick: int) -> None:
+        """Whatever it does: its process is killed."""
+        engine = self.world.nodes[node].engine
+        held = sorted(engine.held())
+        if held:
+            self.faults += 1
+            engine.lose(held[pick % len(held)])
+
+    @precondition(is_calm)
     @rule(node=NODES)
     def fail_a_measurement(self, node: int) -> None:
         self.faults += 1

@@ -46,6 +46,7 @@ WEIGHTS = {
     "fail_a_step": 1,
     "fail_a_measurement": 1,
     "fail_a_resize": 3,
+    "lose_an_instance": 1,
     "restart_controller": 0.3,
 }
 OFTEN = {
@@ -97,6 +98,7 @@ def draw(random: Random) -> Call:
         "delete": {"name": which},
         "drain": {"node": node, "undo": False},
         "undrain": {"node": node},
+        "lose_an_instance": {"node": node, "pick": random.randrange(8)},
         "crash": {"node": node, "noticed": random.random() < 0.5},
         "restart_controller": {},
     }

@@ -146,12 +146,14 @@ class LiveCell:
             self.wait_for(f"node {name} to join", lambda: self.node(name))
         return process
 
-    def start_real_node(self, name: str, *options: str, join_s_max: float = 0.0) -> Process:
+    def start_real_node(
+        self, name: str, *options: str, join_s_max: float = 0.0, module: str = "mesh_nodes"
+    ) -> Process:
         """The node agent as it is, with the engine of its device unless `options` say otherwise;
         waits until the cell has it, for WAIT_S_MAX unless given.
         """
         arguments = self._node_arguments(name, self._store_home)
-        process = self._start(f"node-{name}", "mesh_nodes", *arguments, *options)
+        process = self._start(f"node-{name}", module, *arguments, *options)
         self.wait_for(f"node {name} to join", lambda: self.node(name), join_s_max)
         return process
 

@@ -11,12 +11,15 @@ from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.reasons import FinishReason
 from mesh.domain.slo import Slo
+from mesh.domain.steps import LoadTier
 from tests.e2e.live_cell import LiveCell, Process
 from tests.support.tiny_model import write_tiny_llama
 
 VLLM = ("--engine", "vllm", "--memory", "4GiB")
 JOIN_S_MAX = 180.0
 """vLLM's imports take ten seconds on an idle machine, and come before the node joins."""
+UNLISTED_S_MAX = 1.0
+"""From a kill until the cell knows: a node is told by the kernel, and tells at once."""
 TOKENS = 200
 PATIENT = Slo(ttft_s=100.0, tpot_s=5.0)
 """What is tested here is not how quick this machine is."""
@@ -69,6 +72,30 @@ def test_a_killed_engine_process_costs_its_requests_a_reload_and_no_token(
     assert after.instances[0].weights_bytes == before.instances[0].weights_bytes
 
 
+def test_an_idle_instance_whose_process_is_killed_is_missed_at_once(
+    cell: LiveCell, vllm_model: Path
+) -> None:
+    """And another one loaded, where the deployment wants one at any time."""
+    cell.start_controller()
+    node = cell.start_real_node("n1", *VLLM, join_s_max=JOIN_S_MAX)
+    cell.deploy("chat", vllm_model, replicas_min=1, slo=PATIENT)
+
+    def ready() -> list[str]:
+        found = cell.node("n1")
+        held = found.instances if found is not None else ()
+        return [i.instance_id for i in held if i.state is InstanceState.READY]
+
+    (first,) = cell.wait_for("the first instance", ready, JOIN_S_MAX)
+    (pid,) = engine_processes(node)
+    os.kill(pid, signal.SIGKILL)
+    cell.wait_for("it to be unlisted", lambda: first not in ready(), UNLISTED_S_MAX)
+    (second,) = cell.wait_for("another one", ready, JOIN_S_MAX)
+    assert second != first
+    answer = cell.invoke("chat", "still there?", max_tokens=5)
+    assert answer.finished().output_tokens == 5
+    (_,) = engine_processes(node)
+
+
 def test_both_engines_serve_one_deployment_and_a_request_moves_between_them(
     cell: LiveCell, vllm_model: Path
 ) -> None:
@@ -92,3 +119,40 @@ def test_both_engines_serve_one_deployment_and_a_request_moves_between_them(
         finished = answer.finished()
         assert (finished.reason, finished.output_tokens) == (FinishReason.LENGTH, TOKENS)
     assert cell.node("ov") is None
+
+
+def test_an_idle_model_sleeps_and_the_next_request_wakes_it(
+    cell: LiveCell, vllm_model: Path
+) -> None:
+    """As often as it likes; and if it was killed in its sleep, it is loaded."""
+    cell.start_controller()
+    node = cell.start_real_node(
+        "n1", *VLLM, join_s_max=JOIN_S_MAX, module="tests.support.sleeping_node"
+    )
+    cell.deploy("chat", vllm_model, slo=PATIENT, keep_alive_s=0.2)
+    answers = []
+    for tier in (LoadTier.DISK, LoadTier.HOST, LoadTier.HOST, LoadTier.DISK):
+        answers.append(cell.invoke("chat", "to be continued", max_tokens=TOKENS))
+        cell.wait_tokens(answers[-1], 1)
+        found = cell.deployment("chat")
+        assert found is not None
+        assert [instance.tier for instance in found.instances] == [tier]
+        assert answers[-1].finished().output_tokens == TOKENS
+        cell.wait_for("the model to sleep", lambda: asleep(cell))
+        assert cell.instance_count("chat") == 0
+        if len(answers) == 3:
+            (pid,) = engine_processes(node)
+            os.kill(pid, signal.SIGKILL)
+            cell.wait_for("the cell to know", lambda: not asleep(cell))
+    assert len({tuple(answer.token_ids) for answer in answers}) == 1
+    assert len({answer.text for answer in answers}) == 1
+    left = cell.node("n1")
+    assert left is not None
+    assert left.promised_bytes == left.tracked_bytes == 0
+
+
+def asleep(cell: LiveCell) -> int:
+    """Models that sleep on the node, as the cell knows it."""
+    node = cell.node("n1")
+    assert node is not None
+    return len(node.asleep)

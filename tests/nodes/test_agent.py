@@ -12,14 +12,16 @@ import pytest
 from mesh.core.node import NodeCore
 from mesh.domain.actions import NodeAction, StartUnload
 from mesh.domain.errors import EngineError
-from mesh.domain.ids import InstanceId, NodeId
+from mesh.domain.ids import InstanceId, ModelId, NodeId
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import NodeHello
 from mesh.domain.node_events import HeartbeatDue, NodeEvent
 from mesh.domain.reasons import DeviceKind
+from mesh.domain.steps import SleepingModel
 from mesh.runtime.host import Recorder
-from mesh_nodes.agent import STOP_S_MAX, Agent
+from mesh_nodes.agent import ENGINE_CALL_S_MAX, STOP_S_MAX, Agent
 from mesh_nodes.engines.choosing import own_resident_bytes
+from mesh_nodes.lanes import ThreadLanes
 from tests.contract.engine_contract import StoredModel, write_tiny_model
 from tests.support.scripted_engine import KV_BLOCK_BYTES, WEIGHTS_BYTES, ScriptedEngine
 
@@ -35,7 +37,10 @@ HELLO = NodeHello(
 
 
 def _agent(
-    tmp_path: Path, engine: ScriptedEngine | None = None, recorders: Sequence[Recorder] = ()
+    tmp_path: Path,
+    engine: ScriptedEngine | None = None,
+    recorders: Sequence[Recorder] = (),
+    asleep: tuple[SleepingModel, ...] = (),
 ) -> Agent:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -48,6 +53,7 @@ def _agent(
         controller=f"127.0.0.1:{port}",
         resident_bytes=own_resident_bytes,
         recorders=recorders,
+        asleep=lambda: asleep,
     )
 
 
@@ -100,6 +106,21 @@ async def test_an_engine_that_does_not_return_ends_the_agent(
     release.set()
 
 
+async def test_an_agent_that_was_stopped_amid_a_call_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as the stop lasted, the call seems to have; it ends before the next beat."""
+    seen_s = [0.0, 2 * ENGINE_CALL_S_MAX]
+    monkeypatch.setattr("mesh_nodes.agent.HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(ThreadLanes, "computing_s", lambda _: seen_s.pop() if seen_s else 0.0)
+    agent = _agent(tmp_path)
+    running = asyncio.create_task(agent.run())
+    await asyncio.sleep(0.2)
+    assert (seen_s, running.done()) == ([], False)
+    agent.stop()
+    await asyncio.wait_for(running, 2 * STOP_S_MAX)
+
+
 class FirstBeat:
     """A recorder that keeps the first heartbeat."""
 
@@ -118,9 +139,11 @@ async def test_a_heartbeat_has_what_the_process_and_the_engines_books_say(tmp_pa
     engine.load(order, lambda phase, share: None)
     engine.resize_kv(InstanceId("i1"), 7)
     beat = FirstBeat()
-    agent = _agent(tmp_path, engine, recorders=[beat])
+    asleep = (SleepingModel(model_id=ModelId("m"), context_tokens_max=64),)
+    agent = _agent(tmp_path, engine, recorders=[beat], asleep=asleep)
     running = asyncio.create_task(agent.run())
     due = await asyncio.wait_for(beat.came, 5)
+    assert due.asleep == asleep
     assert due.engine_bytes == WEIGHTS_BYTES + 7 * KV_BLOCK_BYTES
     rss_bytes = psutil.Process().memory_info().rss
     assert rss_bytes / 2 < due.rss_bytes < rss_bytes * 2

@@ -204,3 +204,23 @@ async def test_progress_from_within_a_call_is_posted_before_its_outcome() -> Non
     lanes.run(Lane.LOADING, call, _say)
     assert await posted.wait_for(2) == ["half", "done"]
     assert lanes.close(timeout_s=5, last=_nothing)
+
+
+async def test_an_unload_beside_holds_up_neither_steps_nor_loads_and_the_last_call_ends_it() -> (
+    None
+):
+    posted = Posted()
+    lanes = ThreadLanes(loop=asyncio.get_running_loop(), post=posted.post)
+    unloading, closed = threading.Event(), threading.Event()
+
+    def unload() -> None:
+        unloading.set()
+        closed.wait(5)
+
+    lanes.run(Lane.COMPUTE, _nothing, lambda _: lanes.run(Lane.UNLOADING, unload, _say))
+    assert await asyncio.to_thread(unloading.wait, 5)
+    lanes.run(Lane.LOADING, lambda: "loaded", _say)
+    lanes.run(Lane.COMPUTE, lambda: "step", _say)
+    assert sorted(await posted.wait_for(2)) == ["loaded", "step"]
+    assert await asyncio.to_thread(lanes.close, 5, closed.set)
+    assert len(posted.texts) == 2

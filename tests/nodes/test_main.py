@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from mesh.domain.messages import NodeHello
+from mesh_nodes.engines.choosing import BuiltEngine
 from mesh_nodes.engines.vllm import installed_release
 from mesh_nodes.main import main
 from mesh_nodes.options import NodeOptions
@@ -131,6 +132,16 @@ def test_a_node_tells_its_limit_and_what_its_process_takes_of_it(
     (hello,) = told
     assert hello.memory_bytes == 2 << 30
     assert ENGINE_BYTES * 0.9 < hello.base_bytes - before_bytes < ENGINE_BYTES * 2
+
+
+def test_what_processes_without_an_instance_hold_is_no_memory_for_others(
+    told: list[NodeHello], tmp_path: Path
+) -> None:
+    for kept_bytes in (0, 1 << 29):
+        built = BuiltEngine(ScriptedEngine(), lambda: 1 << 20, kept_bytes=kept_bytes)
+        arguments = ["--home", str(tmp_path), "--memory", "2GiB"]
+        assert main(arguments, lambda options, built=built: built) == 0  # type: ignore[misc]
+        assert told[-1].base_bytes == (1 << 20) + kept_bytes
 
 
 def test_a_limit_that_leaves_nothing_for_models_is_refused_with_both_figures(

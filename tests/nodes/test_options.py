@@ -64,6 +64,15 @@ def test_a_gpu_node_is_its_gpu(tmp_path: Path) -> None:
     assert options.threads == 6
 
 
+def test_models_sleep_on_gpu_nodes_in_half_of_the_hosts_memory() -> None:
+    options = _read("--device", "gpu")
+    assert (options.asleep_max, options.asleep_bytes_max) == (2, 5_000_000_000)
+    options = _read("--device", "gpu", "--asleep", "5", "--asleep-memory", "6GB")
+    assert (options.asleep_max, options.asleep_bytes_max) == (5, 6_000_000_000)
+    for arguments in (["--device", "gpu", "--asleep", "0"], ["--asleep", "0"], []):
+        assert _read(*arguments).asleep_max == 0
+
+
 def test_a_cpu_node_may_compute_with_vllm() -> None:
     assert _read("--engine", "vllm").engine is EngineName.VLLM
 
@@ -86,6 +95,9 @@ def test_a_cpu_node_may_compute_with_vllm() -> None:
         (["--memory", "64GiB"], "this process may use 9.3 GiB"),
         (["--threads", "0"], "--threads 0"),
         (["--threads", "two"], "invalid int value: 'two'"),
+        (["--asleep", "2"], "--asleep 2: on a CPU the device's memory is the host's"),
+        (["--device", "gpu", "--asleep", "-1"], "--asleep -1 is not from 0 to 64"),
+        (["--device", "gpu", "--asleep-memory", "11GB"], "--asleep-memory 11GB is 10.2 GiB"),
         (["--jion", "a:1"], "unrecognized arguments: --jion"),
     ],
 )

@@ -6,6 +6,7 @@ from mesh.domain.deployment import Deployment
 from mesh.domain.ids import InstanceId, NodeId
 from mesh.domain.model import Footprint
 from mesh.domain.reasons import DeviceKind
+from mesh.domain.steps import LoadTier
 from mesh.policy.registry import policy
 from mesh.request.placement import (
     NoRoom,
@@ -26,9 +27,13 @@ class Node:
     device: DeviceKind = DeviceKind.CPU
     capacity_bytes: int = 1000 * MIB
     idle: tuple[tuple[InstanceId, int], ...] = ()
+    tier: LoadTier = LoadTier.DISK
 
     def footprint_of(self, deployment: Deployment) -> Footprint:
         return FOOTPRINT
+
+    def tier_of(self, deployment: Deployment) -> LoadTier:
+        return self.tier
 
     def reclaimable(self) -> tuple[tuple[InstanceId, int], ...]:
         return self.idle
@@ -116,6 +121,16 @@ def test_idle_instances_go_on_another_node_when_the_one_with_room_has_no_time() 
     placed = place(busy, full, busy="a")
     assert isinstance(placed, Start)
     assert (placed.node.node_id, placed.reclaim) == ("b", ("y",))
+
+
+def test_where_the_model_sleeps_comes_first_of_nodes_that_rank_alike() -> None:
+    awake = [Node(node_id=NodeId(name), free_bytes=900 * MIB) for name in "ab"]
+    asleep = Node(node_id=NodeId("c"), free_bytes=900 * MIB, tier=LoadTier.HOST)
+    tight = Node(node_id=NodeId("d"), free_bytes=120 * MIB)
+    for nodes, chosen in (((*awake, asleep), "c"), (awake, "a"), ((*awake, asleep, tight), "d")):
+        placed = place(*nodes)
+        assert isinstance(placed, Start)
+        assert placed.node.node_id == chosen
 
 
 def test_time_is_asked_for_only_where_there_is_room() -> None:

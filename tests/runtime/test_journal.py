@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +15,16 @@ from mesh.domain.errors import InvalidInput, StorageError
 from mesh.domain.events import ControllerEvent, NodeDisconnected
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName
-from mesh.domain.limits import CellLimits
+from mesh.domain.limits import CellLimits, NodeLimits
 from mesh.domain.messages import LoadInstance
 from mesh.domain.reasons import FinishReason
 from mesh.runtime.journal import (
-    FORMAT,
+    CONTROLLER_FORMAT,
+    NODE_FORMAT,
     ControllerStart,
     Journal,
+    NodeStart,
+    Start,
     open_journal,
     read_journal,
     replay,
@@ -145,11 +149,54 @@ def test_a_start_that_leaves_out_what_it_knew_is_read_as_one_that_knew_nothing(
     assert read_journal(path)[0] == start
 
 
-def test_a_journal_of_another_format_and_what_is_none_are_refused(tmp_path: Path) -> None:
+def test_a_journal_from_before_anything_slept_replays(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    open_journal(path, replace(START, format=FORMAT + 1)).close()
-    with pytest.raises(InvalidInput, match=f"format {FORMAT + 1}"):
+    write_incident(path)
+    text = path.read_text()
+    before = re.sub(r',"tier":"disk"', "", text)
+    assert before != text
+    path.write_text(before)
+    start, decisions = read_journal(path)
+    assert isinstance(start, ControllerStart)
+    assert replay(controller_core(start), decisions) is None
+
+
+def test_a_journal_of_before_tensor_parallel_replays(tmp_path: Path) -> None:
+    """What it leaves out is 1."""
+    path = tmp_path / "incident.jsonl"
+    write_incident(path)
+    text = path.read_text()
+    for field in ('"tensor_parallel":1', '"tensor_parallel_max":1'):
+        assert field in text
+        text = text.replace("," + field, "")
+    assert "tensor_parallel" not in text
+    path.write_text(text)
+    start, decisions = read_journal(path)
+    assert start == START
+    assert replay(controller_core(START), decisions) is None
+
+
+@pytest.mark.parametrize(
+    ("start", "core", "read"),
+    [
+        (replace(START, format=CONTROLLER_FORMAT + 1), "controller", CONTROLLER_FORMAT),
+        (NodeStart(format=3, version="test", limits=NodeLimits()), "node", NODE_FORMAT),
+    ],
+)
+def test_a_journal_of_another_format_is_refused(
+    start: Start, core: str, read: int, tmp_path: Path
+) -> None:
+    """Of a node's, 3 has a step's tokens one by one, and not which attempt they are of."""
+    path = tmp_path / "journal"
+    open_journal(path, start).close()
+    words = f"{core} journal format {start.format}; this version of mesh reads {read}"
+    with pytest.raises(InvalidInput, match=words) as raised:
         read_journal(path)
+    assert raised.value.hint == "replay it with mesh test, which wrote it"
+
+
+def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
     path.write_bytes(b"\xff\xfe\n")
     with pytest.raises(InvalidInput, match="no journal"):
         read_journal(path)

@@ -1,6 +1,7 @@
 """What the node core decides reaches the engine on its lane, and what came of it comes back."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,6 +14,7 @@ from mesh.domain.actions import (
     StartMeasure,
     StartResize,
     StartStep,
+    StartUnload,
 )
 from mesh.domain.errors import MeshError
 from mesh.domain.ids import InstanceId, OperationId, RequestId
@@ -25,10 +27,11 @@ from mesh.domain.node_events import (
     ResizeBroke,
     ResizeFinished,
     StepFinished,
+    UnloadFinished,
 )
 from mesh.domain.profile import IterationShape
 from mesh.domain.request import SamplingParams
-from mesh.domain.steps import StepResult
+from mesh.domain.steps import EngineCapabilities, StepResult
 from mesh.runtime.engine import EngineRequest, LoadOrder, Progress
 from mesh.runtime.node_actions import Lane, NodePerformer
 from tests.contract.engine_contract import StoredModel, write_tiny_model
@@ -196,3 +199,27 @@ def test_an_abort_comes_back_with_the_blocks_that_are_left_in_use(engine: Script
             Lane.COMPUTE,
             AbortFinished(instance_id=INSTANCE, kv_blocks_used=used),
         )
+
+
+class BesideEngine(ScriptedEngine):
+    """Its unloads may be made beside steps."""
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return replace(super().capabilities, unloads_beside=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lanes"),
+    [(ScriptedEngine, [Lane.COMPUTE]), (BesideEngine, [Lane.UNLOADING, Lane.COMPUTE])],
+)
+def test_an_unload_comes_after_the_calls_before_it_and_where_it_may_be_beside_steps(
+    kind: type[ScriptedEngine], lanes: list[Lane]
+) -> None:
+    """The inner of two calls is listed first: it is made of what came of the outer one."""
+    around = Around()
+    performer = NodePerformer(engine=kind(), lanes=around, link=around, models=around)
+    performer.perform(StartUnload(instance_id=INSTANCE))
+    assert [lane for lane, _ in around.events] == lanes
+    events = [event for _, event in around.events if event is not None]
+    assert events == [UnloadFinished(instance_id=INSTANCE)]

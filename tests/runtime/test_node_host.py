@@ -10,13 +10,16 @@ import pytest
 
 from mesh.core.node import NodeCore
 from mesh.domain.actions import NodeAction, StartLoad, StartResize
-from mesh.domain.ids import InstanceId, OperationId, RequestId
+from mesh.domain.ids import InstanceId, ModelId, OperationId, RequestId
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import (
     AbortRequest,
+    Heartbeat,
+    InstanceGone,
     KvResized,
     NodeCommand,
     NodeReport,
+    RequestReturned,
     ResizeKv,
     SubmitRequest,
     TokensReport,
@@ -31,6 +34,7 @@ from mesh.domain.node_events import (
 )
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import Slo
+from mesh.domain.steps import SleepingModel
 from mesh.runtime.engine import EngineRequest, LoadOrder, Progress, ResizedKv, StepResult
 from mesh.runtime.host import Host
 from mesh.runtime.journal import NodeStart, open_journal, read_journal, replay
@@ -205,13 +209,35 @@ def test_what_a_node_decides_about_memory_replays(node: HostedNode) -> None:
     node.resize(BLOCKS_MAX + 1)
     node.resize(BLOCKS_MAX)
     node.compute()
-    node.tell(HeartbeatDue(rss_bytes=300, engine_bytes=200))
+    asleep = (SleepingModel(model_id=ModelId("m"), context_tokens_max=64),)
+    node.tell(HeartbeatDue(rss_bytes=300, engine_bytes=200, asleep=asleep))
     node.journal.close()
     start, decisions = read_journal(node.journal_path)
     kept = list(decisions)
+    (beat,) = (d.event for d in kept if isinstance(d.event, HeartbeatDue))
+    assert beat.asleep == asleep
     assert start == START
     assert replay(NodeCore(limits=START.limits), iter(kept)) is None
     events = [type(decision.event) for decision in kept]
     assert {ResizeFinished, ResizeBroke} <= set(events)
     resizes = [a for d in kept for a in d.actions if isinstance(a, StartResize)]
     assert [resize.kv_blocks for resize in resizes] == [1, BLOCKS_MAX + 1, BLOCKS_MAX]
+
+
+def test_an_instance_that_ends_by_itself_is_missed_and_its_journal_replays(
+    node: HostedNode,
+) -> None:
+    """Its requests come back, and the engine forgets it."""
+    node.submit("a")
+    before = len(node.reports)
+    node.engine.lose(I1)
+    beat, returned = node.reports[before:]
+    assert isinstance(beat, Heartbeat)
+    assert beat.instances == ()
+    assert isinstance(returned, RequestReturned)
+    assert "the test wants it so" in returned.message
+    (gone,) = of_kind(node.compute(), InstanceGone)
+    assert (gone.instance_id, gone.error) == (I1, "EngineError")
+    node.journal.close()
+    _, decisions = read_journal(node.journal_path)
+    assert replay(NodeCore(limits=START.limits), decisions) is None

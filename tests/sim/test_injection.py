@@ -11,7 +11,7 @@ from mesh.sim.checking import FaultyRun
 from mesh.sim.cluster import Arrival, CellPlan
 from mesh.sim.faults import Fault, FaultKind
 from mesh.sim.scenario import plan
-from tests.sim.scenarios import scenario
+from tests.sim.scenarios import SMALL, scenario
 
 LONG = Arrival(0.0, "chat-1", 100, 200)
 AT_S = 5.0
@@ -82,6 +82,24 @@ def test_a_client_that_goes_away_frees_its_place(made: CellPlan) -> None:
     faulty, (outcome,) = run(made, fault(FaultKind.CANCEL))
     assert outcome.end is FinishReason.CANCELLED
     assert not faulty.cell.core.cell.requests
+
+
+def test_an_instance_that_is_killed_is_loaded_again_for_its_requests(made: CellPlan) -> None:
+    faulty, (outcome,) = run(made, fault(FaultKind.LOSE))
+    assert (outcome.end, len(outcome.tokens_s)) == (FinishReason.LENGTH, 200)
+    before = [at for at in outcome.tokens_s if at < faulty.cell.started_s + AT_S]
+    assert 10 < len(before) < 190
+    assert sum(loads(faulty).values()) == 2
+
+
+def test_an_idle_instance_that_is_killed_is_loaded_again_for_its_minimum(tmp_path: Path) -> None:
+    """And the request of its neighbour goes on."""
+    small = 'name = "small"\n'
+    text = SMALL.replace(small, small + "scaling = { replicas_min = 1 }\n")
+    faulty, (outcome,) = run(plan(scenario(tmp_path, text)), fault(FaultKind.LOSE, chance=0.9))
+    assert (outcome.end, len(outcome.tokens_s)) == (FinishReason.LENGTH, 200)
+    assert loads(faulty) == {"cpu": 3}, "the neighbour, the first, and the one in its place"
+    assert "small" in {i.deployment for i in faulty.cell.core.cell.instances.values()}
 
 
 def test_an_agent_whose_name_is_still_taken_is_started_until_it_is_taken_in(

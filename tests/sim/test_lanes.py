@@ -46,7 +46,16 @@ def test_calls_of_a_lane_follow_each_other_and_lanes_go_beside_each_other(watche
     watched.run(Lane.COMPUTE, "c", 2.0)
     watched.run(Lane.LOADING, "load", 1.5)
     assert watched.finish() == [(1.0, "a"), (1.0, "b"), (1.5, "load"), (3.0, "c")]
-    assert watched.lanes.busy_s == {Lane.COMPUTE: 3.0, Lane.LOADING: 1.5}
+    busy_s = watched.lanes.busy_s
+    assert (busy_s[Lane.COMPUTE], busy_s[Lane.LOADING]) == (3.0, 1.5)
+
+
+def test_what_is_posted_beside_calls_is_posted_at_once(watched: Watched) -> None:
+    watched.run(Lane.COMPUTE, "a", 1.0)
+    watched.clock.call_at(
+        0.5, lambda: watched.lanes.post_soon(UnloadFinished(instance_id=InstanceId("lost")))
+    )
+    assert watched.finish() == [(0.5, "lost"), (1.0, "a")]
 
 
 def test_many_calls_without_cost_wait_for_the_one_before_them(watched: Watched) -> None:

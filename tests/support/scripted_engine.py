@@ -20,6 +20,7 @@ from mesh.domain.reasons import FinishReason
 from mesh.domain.request import RequestTokens, SamplingParams
 from mesh.domain.steps import repeated
 from mesh.runtime.engine import (
+    Ended,
     EngineCapabilities,
     EngineRequest,
     InstanceMemory,
@@ -176,10 +177,14 @@ class ScriptedEngine:
         self._memory_bytes = memory_bytes
         self._sleep = sleep
         self._instances: dict[InstanceId, _Instance] = {}
+        self._ended: Ended = lambda instance_id, error: None
 
     @property
     def capabilities(self) -> EngineCapabilities:
         return EngineCapabilities(name="scripted", version="1", resize_kv=True)
+
+    def watch(self, ended: Ended) -> None:
+        self._ended = ended
 
     def footprint(self, model: ModelInfo) -> Footprint:
         return Footprint(
@@ -217,6 +222,11 @@ class ScriptedEngine:
 
     def unload(self, instance_id: InstanceId) -> None:
         self._instances.pop(instance_id, None)
+
+    def lose(self, instance_id: InstanceId) -> None:
+        """The instance ends by itself, as one in a process of its own can."""
+        self.unload(instance_id)
+        self._ended(instance_id, EngineError(f"{instance_id} has ended: the test wants it so"))
 
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> None:
         instance = self._instance(instance_id)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput
 from mesh.domain.invocation import Invocation, InvocationEvent
-from mesh.domain.messages import NodeCommand, NodeReport
+from mesh.domain.messages import NodeCommand, NodeHello, NodeReport
 from mesh.domain.views import (
     CellEvent,
     CellStatus,
@@ -153,3 +153,15 @@ def test_numbers_that_others_divide_by_are_never_0() -> None:
         codec_model.footprint_from_wire(model_pb2.Footprint(weights_bytes=1, kv_block_bytes=1))
     with pytest.raises(InvalidInput, match="ttft_tokens_per_s is 0"):
         codec_model.slo_from_wire(model_pb2.Slo(ttft_s=1.0, tpot_s=1.0))
+
+
+def test_who_knows_nothing_of_tensor_parallelism_has_one_device() -> None:
+    spec = model_pb2.DeploymentSpec(
+        slo=model_pb2.Slo(ttft_s=1.0, ttft_tokens_per_s=1.0, tpot_s=1.0),
+        scaling=model_pb2.Scaling(),
+    )
+    assert codec_model.spec_from_wire(spec).tensor_parallel == 1
+    said = node_link_pb2.NodeHello(node_id="n1", run_id="r", device="cpu")
+    hello = codec_node.report_from_wire(node_link_pb2.NodeReport(hello=said))
+    assert isinstance(hello, NodeHello)
+    assert hello.tensor_parallel_max == 1

@@ -10,10 +10,14 @@ from dataclasses import dataclass
 import psutil
 
 from mesh.domain.errors import Unavailable
+from mesh.domain.steps import SleepingModel
 from mesh.runtime.engine import Engine
 from mesh_nodes.gpus import Gpu, Gpus
 from mesh_nodes.options import EngineName, NodeOptions
 from mesh_nodes.text_engine import TextEngine
+
+_AHEAD = 1
+"""Processes that wait on a GPU for a load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,11 @@ class BuiltEngine:
     engine: Engine
     resident_bytes: Callable[[], int]
     """What the node takes of its device's memory now, by the system's account."""
+    asleep: Callable[[], tuple[SleepingModel, ...]] = tuple
+    """What a load would find in the host's memory."""
+    kept_bytes: int = 0
+    """Of the device's memory, for processes without an instance: those that sleep, or wait for one.
+    """
 
 
 def own_resident_bytes() -> int:
@@ -59,16 +68,26 @@ def _vllm(options: NodeOptions) -> BuiltEngine:
         return BuiltEngine(
             TextEngine(engine), lambda: own_resident_bytes() + engine.resident_bytes()
         )
-    return _vllm_on(options.gpu, Gpus(), options.threads)
+    return _vllm_on(options.gpu, Gpus(), options)
 
 
-def _vllm_on(gpu: Gpu, gpus: Gpus, threads: int) -> BuiltEngine:
+def _vllm_on(gpu: Gpu, gpus: Gpus, options: NodeOptions) -> BuiltEngine:
     """Others' memory on the device is not this node's."""
-    from mesh_nodes.engines.vllm import VllmEngine
+    from mesh_nodes.engines.vllm import GPU_PROCESS_BYTES, VllmEngine
 
     before_bytes = gpus.used_bytes(gpu)
     engine = VllmEngine(
-        threads=threads, gpu_index=gpu.index, available_bytes=lambda: gpus.free_bytes(gpu)
+        threads=options.threads,
+        gpu_index=gpu.index,
+        available_bytes=lambda: gpus.free_bytes(gpu),
+        asleep_max=options.asleep_max,
+        asleep_bytes_max=options.asleep_bytes_max,
+        ahead_max=_AHEAD,
     )
     engine.await_ready()
-    return BuiltEngine(TextEngine(engine), lambda: max(gpus.used_bytes(gpu) - before_bytes, 0))
+    return BuiltEngine(
+        TextEngine(engine),
+        lambda: max(gpus.used_bytes(gpu) - before_bytes, 0),
+        asleep=engine.asleep,
+        kept_bytes=(options.asleep_max + _AHEAD) * GPU_PROCESS_BYTES,
+    )

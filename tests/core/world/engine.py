@@ -24,7 +24,7 @@ from mesh.domain.steps import (
     StepResult,
     repeated,
 )
-from mesh.runtime.engine import Progress
+from mesh.runtime.engine import Ended, Progress
 from tests.core.cells import FOOTPRINT, MODEL
 
 STEP_S = 0.01
@@ -62,8 +62,13 @@ class WorldEngine:
         self._asked: dict[RequestId, EngineRequest] = {}
         self._blocks: dict[RequestId, int] = {}
         """KV blocks that requests hold."""
+        self._lost: set[InstanceId] = set()
+        self._ended: Ended = lambda instance_id, error: None
         self._stuck: set[InstanceId] = set()
         """Out of blocks for all of their requests, and nothing has changed since."""
+
+    def watch(self, ended: Ended) -> None:
+        self._ended = ended
 
     def footprint(self, model: ModelInfo) -> Footprint:
         return FOOTPRINT
@@ -87,6 +92,12 @@ class WorldEngine:
             self._asked.pop(request_id, None)
             self._blocks.pop(request_id, None)
 
+    def lose(self, instance_id: InstanceId) -> None:
+        """The instance ends by itself, with all that it held."""
+        self.unload(instance_id)
+        self._lost.add(instance_id)
+        self._ended(instance_id, EngineError("as told"))
+
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> None:
         if instance_id not in self._orders:
             raise EngineError(f"{instance_id} is not loaded")
@@ -109,6 +120,8 @@ class WorldEngine:
         return repeated(partial(self._iterate, instance_id), prefill_tokens_max, iterations)
 
     def _iterate(self, instance_id: InstanceId, prefill_tokens_max: int) -> StepResult:
+        if instance_id in self._lost:
+            raise EngineError(f"{instance_id} has ended")
         assert self._running.get(instance_id), "a step of an instance without work"
         if self.fail_steps:
             self.fail_steps -= 1

@@ -23,6 +23,7 @@ from mesh.domain.profile import IterationShape
 from mesh.domain.steps import repeated
 from mesh.domain.units import format_bytes
 from mesh.runtime.engine import (
+    Ended,
     EngineCapabilities,
     EngineRequest,
     InstanceMemory,
@@ -78,6 +79,9 @@ class OpenVinoEngine:
     def capabilities(self) -> EngineCapabilities:
         version = ov.get_version().split("-")[0]
         return EngineCapabilities(name="openvino", version=version, resize_kv=True)
+
+    def watch(self, ended: Ended) -> None:
+        """Instances end with the agent, and never before it."""
 
     def footprint(self, model: ModelInfo) -> Footprint:
         return estimate(model, weights=self._weights, kv=self._kv)

@@ -5,7 +5,9 @@ there, `nursery` imports vLLM once and forks engine processes, `process` and `in
 What of vLLM is private and touched all the same stands in `internals` alone.
 """
 
-from mesh_nodes.engines.vllm.engine import VllmEngine, start_spawner
+from mesh_nodes.engines.vllm.engine import VllmEngine
+from mesh_nodes.engines.vllm.footprint import GPU_PROCESS_BYTES
 from mesh_nodes.engines.vllm.releases import VllmRelease, installed_release
+from mesh_nodes.engines.vllm.spawner import start_spawner
 
-__all__ = ["VllmEngine", "VllmRelease", "installed_release", "start_spawner"]
+__all__ = ["GPU_PROCESS_BYTES", "VllmEngine", "VllmRelease", "installed_release", "start_spawner"]

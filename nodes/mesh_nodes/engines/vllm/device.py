@@ -35,6 +35,12 @@ def device() -> torch.device:
     return torch.device("cpu" if current_platform.is_cpu() else "cuda:0")
 
 
+def touch() -> None:
+    """Compute something on it: on a GPU that makes this process's context and loads kernels."""
+    ones = torch.ones(64, 64, device=device())
+    float((ones @ ones).sum())
+
+
 def free_bytes() -> int:
     """Of the device's memory, now."""
     if current_platform.is_cpu():

@@ -17,8 +17,8 @@ _CPU_WEIGHTS_FACTOR = 1.6
 """oneDNN packs matrices beside what was loaded, and the allocator keeps some of what it had."""
 _CPU_HEAD_FACTOR = 1.65
 """The output head once more, packed, with its logits; tied or not."""
-_GPU_PROCESS_BYTES = 640 * 2**20
-"""On the device: the CUDA context, kernels, workspaces."""
+GPU_PROCESS_BYTES = 640 * 2**20
+"""On the device: the CUDA context, kernels, workspaces; held by an instance that sleeps, too."""
 _GPU_ACTIVATION_TOKENS = 2048
 _GPU_ACTIVATIONS_PER_HIDDEN = 10
 """Per token: activations that live at once, the gate and up product foremost."""
@@ -43,4 +43,4 @@ def _cpu_bytes(model: ModelInfo, element_bytes: int) -> int:
 def _gpu_bytes(model: ModelInfo, element_bytes: int) -> int:
     tokens = min(_GPU_ACTIVATION_TOKENS, model.context_tokens_max)
     activations = tokens * _GPU_ACTIVATIONS_PER_HIDDEN * model.hidden_size
-    return _GPU_PROCESS_BYTES + (model.parameters + activations) * element_bytes
+    return GPU_PROCESS_BYTES + (model.parameters + activations) * element_bytes

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from itertools import count, islice
 
+from mesh.domain.errors import EngineError
 from mesh.domain.ids import RequestId
 from mesh.domain.model import Footprint
 from mesh.domain.profile import IterationShape
@@ -18,10 +19,12 @@ from mesh.runtime.measurable import check_measurable
 from mesh_nodes.engines.refusals import check_runnable
 from mesh_nodes.engines.vllm.device import device, free_bytes
 from mesh_nodes.engines.vllm.drawing import draw_order
-from mesh_nodes.engines.vllm.internals import Core
+from mesh_nodes.engines.vllm.internals import Core, keep_weights_in_tensors
 from mesh_nodes.engines.vllm.kv_memory import CopyingKv, ElasticKv, KvMemory
+from mesh_nodes.engines.vllm.loader import read_ahead
 from mesh_nodes.engines.vllm.messages import ProcessOptions
 from mesh_nodes.engines.vllm.turn import Plan, Sequence, plan, sequence_of
+from mesh_nodes.engines.vllm.weights import Weights
 
 ITERATION_TOKENS_MAX = 2048
 """Prompt tokens that one iteration can carry; vLLM sets its buffers by it."""
@@ -35,6 +38,7 @@ class Instance:
     """What each call does is said at the engine port."""
 
     def __init__(self, order: LoadOrder, footprint: Footprint, options: ProcessOptions) -> None:
+        read_ahead(order.model_path)
         self._order = order
         self._footprint = footprint
         self._keys: Callable[[], str] = map(str, count(1)).__next__
@@ -49,6 +53,8 @@ class Instance:
             if options.elastic
             else CopyingKv(block_bytes, order.kv_blocks, device(), free_bytes)
         )
+        if options.movable:
+            keep_weights_in_tensors()
         self._core = Core(
             model_path=str(order.model_path),
             dtype=options.dtype,
@@ -61,6 +67,7 @@ class Instance:
             kv_bytes=(footprint.blocks_for(order.context_tokens_max) + 2) * block_bytes,
             kv_source=self._kv,
         )
+        self.weights = Weights(self._core.model, device())
         if self._kv.dense:
             self._core.bound(order.kv_blocks)
         self._warm()
@@ -154,6 +161,33 @@ class Instance:
         self._resize(blocks)
         self._kv_blocks = blocks
         return blocks
+
+    def sleep(self) -> None:
+        """Drop all requests, give the KV cache back, and hold the weights in the host's memory.
+
+        Whatever it raises, the instance is of no use any more; the same goes for `wake`.
+        """
+        for request_id in list(self._sequences):
+            self.abort(request_id)
+        if self._core.blocks_used:
+            raise EngineError(f"{self._core.blocks_used} KV blocks are still in use")
+        self._kv_blocks = 0
+        self._resize(0)
+        self.weights.to_host()
+        if self.weights.device_bytes:
+            raise EngineError(f"{self.weights.device_bytes} bytes are still on the device")
+
+    def wake(self, order: LoadOrder) -> None:
+        """Go on as another instance of the same model and limits, with a KV cache of its own."""
+        if order.kv_blocks > self._range_blocks:
+            raise EngineError(
+                f"{order.instance_id} asks for {order.kv_blocks} KV blocks; what sleeps has "
+                f"addresses for {self._range_blocks}"
+            )
+        self._order = order
+        self.weights.to_device()
+        self._resize(order.kv_blocks)
+        self._kv_blocks = order.kv_blocks
 
     def _run(self, planned: Plan) -> tuple[RequestTokens, ...]:
         """Compute the plan, advance its sequences, let go of those that finish."""

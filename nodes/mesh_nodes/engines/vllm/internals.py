@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 import torch
 from torch.overrides import TorchFunctionMode
-from vllm import SamplingParams
+from vllm import SamplingParams, _custom_ops
 from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
@@ -22,11 +23,21 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.worker import gpu_model_runner
 
 from mesh_nodes.engines.vllm.drawing import EXTRA, DrawOrder, MeshDraw
+from mesh_nodes.engines.vllm.loader import FORMAT
 
 _TOKENS_PAST_CONTEXT = 1
 """vLLM keeps the token that a full context yields, too."""
 _NULL_BLOCKS = 1
 """Block 0 is vLLM's own and never a request's."""
+
+
+def register_kernels() -> None:
+    """Do now what vLLM does in every worker: go through all modules for kernels that others take
+    the place of on this platform. What is forked from here has it, and need not do it again.
+    """
+    platform = type(current_platform)
+    platform.register_triton_kernel_overrides()
+    platform.register_triton_kernel_overrides = classmethod(lambda cls: None)
 
 
 class KvSource(Protocol):
@@ -126,6 +137,13 @@ def _kv_from(source: KvSource) -> Iterator[None]:
         gpu_model_runner.allocate_kv_cache = allocate
 
 
+def keep_weights_in_tensors() -> None:
+    """On CPUs vLLM would hand matrices to oneDNN, which packs them out of anybody's reach. Only
+    what is loaded afterwards is concerned.
+    """
+    _custom_ops._supports_onednn = False
+
+
 class Core:
     """One engine. `kv_blocks` is the most that it can ever use; requests go by `key`."""
 
@@ -146,6 +164,7 @@ class Core:
         self._tokens_max = context_tokens_max + _TOKENS_PAST_CONTEXT
         config = EngineArgs(
             model=model_path,
+            load_format=FORMAT,
             skip_tokenizer_init=True,
             dtype=dtype,
             enforce_eager=True,
@@ -170,6 +189,10 @@ class Core:
         self._scheduler: TurnScheduler = self._core.scheduler
         self._withheld: list[Any] = []
         """Free blocks with numbers above the bound."""
+
+    @property
+    def model(self) -> torch.nn.Module:
+        return self._runner().model
 
     def add(self, key: str, tokens: list[int], draw: DrawOrder | None, computed: int = 0) -> None:
         """A request whose first `computed` tokens count as being in the cache."""

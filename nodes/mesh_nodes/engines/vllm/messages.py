@@ -1,8 +1,9 @@
 """What crosses the socket between the agent and an engine process, in both directions.
 
-The agent sends a `Call` and waits; the process answers with as many `Progressed` as it likes and
-then one `Answer` or one `Failure`. Both ends are the same code on the same machine, so values are
-pickled. Before: `remote` in the agent. After: `process` in the engine's process, and back.
+The agent sends a `Call` and waits; the process answers with as many `Progressed` as it likes, after
+each of which the agent waits anew, and then one `Answer` or one `Failure`. Both ends are the same
+code on the same machine, so values are pickled. Before: `remote` in the agent. After: `process` in
+the engine's process, and back.
 """
 
 from dataclasses import dataclass
@@ -12,12 +13,15 @@ from mesh.domain.steps import InstanceMemory
 
 
 class Verb(StrEnum):
+    PREPARE = "prepare"
     LOAD = "load"
     SUBMIT = "submit"
     ABORT = "abort"
     STEP = "step"
     MEASURE = "measure"
     RESIZE = "resize"
+    SLEEP = "sleep"
+    WAKE = "wake"
     END = "end"
 
 
@@ -36,7 +40,8 @@ class Progressed:
 @dataclass(frozen=True, slots=True)
 class Answer:
     value: object
-    books: InstanceMemory
+    books: InstanceMemory | None
+    """None before the load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +63,5 @@ class ProcessOptions:
     block_tokens: int
     elastic: bool
     """The KV cache's memory comes with use and goes without a copy."""
+    movable: bool
+    """Weights stay in tensors, which a sleep can take off the device."""

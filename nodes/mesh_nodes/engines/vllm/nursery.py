@@ -28,9 +28,11 @@ def main(descriptor: int) -> None:
     commands = socket.socket(fileno=descriptor)
     try:
         from mesh_nodes.engines.vllm.device import preload
+        from mesh_nodes.engines.vllm.internals import register_kernels
         from mesh_nodes.engines.vllm.process import serve
 
         preload()
+        register_kernels()
     except Exception as error:
         words = f"{type(error).__name__}: {error}".encode()
         commands.send(FAILED + words[: MESSAGE_BYTES_MAX - len(FAILED)])

@@ -8,6 +8,7 @@ agent then places the requests anew. Before: `remote`, in the agent. After: `ins
 import gc
 import logging
 import os
+import time
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
@@ -16,9 +17,16 @@ from typing import Any, NoReturn
 import torch
 
 from mesh.domain.errors import EngineError, MeshError, OutOfMemory
-from mesh.domain.steps import InstanceMemory, repeated
+from mesh.domain.steps import InstanceMemory, StepResult, repeated
+from mesh_nodes.engines.vllm.device import touch
 from mesh_nodes.engines.vllm.instance import Instance
 from mesh_nodes.engines.vllm.messages import Answer, Call, Failure, Progressed, Verb
+
+_ENDING = (Verb.LOAD, Verb.SLEEP, Verb.WAKE)
+"""What these refuse leaves nothing that could go on."""
+
+SIGN_OF_LIFE_S = 0.5
+"""Between two messages of a long turn: next to nothing of it."""
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +46,7 @@ def serve(connection: Connection) -> NoReturn:
 class _Server:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._instance: Instance
+        self._instance: Instance | None = None
 
     def answer(self, call: Call) -> bool:
         """Whether there is anything left to do."""
@@ -55,33 +63,55 @@ class _Server:
 
     def _perform(self, call: Call) -> object:
         if call.verb is Verb.LOAD:
-            self._load(*call.arguments)
+            return self._load(*call.arguments)
+        if call.verb is Verb.PREPARE:
+            touch()
             return None
         instance = self._instance
+        assert instance is not None, f"a {call.verb} before the load"
         performers: dict[Verb, Callable[..., object]] = {
             Verb.SUBMIT: instance.submit,
             Verb.ABORT: instance.abort,
-            Verb.STEP: partial(repeated, instance.step),
+            Verb.STEP: partial(self._turn, instance),
             Verb.MEASURE: instance.measure,
             Verb.RESIZE: instance.resize_kv,
+            Verb.SLEEP: instance.sleep,
+            Verb.WAKE: instance.wake,
         }
         return performers[call.verb](*call.arguments)
 
-    def _load(self, *arguments: Any) -> None:
+    def _turn(self, instance: Instance, prefill_tokens_max: int, iterations: int) -> StepResult:
+        """As many iterations. Between them it says now and then that it lives: the agent's bound on
+        a call is for one of them.
+        """
+        said_s = time.monotonic()
+
+        def step(tokens_max: int) -> StepResult:
+            nonlocal said_s
+            if time.monotonic() >= said_s + SIGN_OF_LIFE_S:
+                said_s = time.monotonic()
+                self._connection.send(Progressed("compute", 0.0))
+            return instance.step(tokens_max)
+
+        return repeated(step, prefill_tokens_max, iterations)
+
+    def _load(self, *arguments: Any) -> int:
+        """What a sleep would take of the host's memory."""
         self._connection.send(Progressed("load", 0.1))
         self._instance = Instance(*arguments)
         # Nothing of the model is garbage: no collection amid an iteration need look at it.
         gc.collect()
         gc.freeze()
+        return self._instance.weights.device_bytes
 
-    def _books(self) -> InstanceMemory:
-        return self._instance.memory()
+    def _books(self) -> InstanceMemory | None:
+        return None if self._instance is None else self._instance.memory()
 
 
 def _failure(call: Call, error: BaseException) -> Failure:
     """What was refused leaves the instance as it was; what broke does not."""
     if isinstance(error, MeshError):
-        fatal = call.verb is Verb.LOAD
+        fatal = call.verb in _ENDING
         return Failure(type(error).__name__, error.message, error.hint, fatal)
     log.error("%s failed in an engine process", call.verb, exc_info=error)
     out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)

@@ -23,7 +23,8 @@ from mesh_nodes.engines.vllm.messages import Answer, Call, Failure, Progressed, 
 from mesh_nodes.engines.vllm.spawner import Spawner
 
 CALL_S_MAX = 120.0
-"""For an iteration or anything smaller: far beyond the slowest that has been measured."""
+"""For an iteration or anything smaller: far beyond the slowest that has been measured. A turn of
+several may take longer; its process says in between that it lives."""
 LOAD_S_MAX = 600.0
 """As long as a controller waits for a load."""
 END_S_MAX = 10.0
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class Remote:
-    """Calls come one after the other; `end`, `books` and `alive` are for any thread."""
+    """Calls come one after the other; all else is for any thread."""
 
     def __init__(self, instance_id: InstanceId, spawner: Spawner) -> None:
         """Raises EngineError when no process can be started."""
@@ -42,12 +43,13 @@ class Remote:
         self._connection: Connection
         self.pid, self._connection = spawner.spawn()
         try:
-            self._pidfd = os.pidfd_open(self.pid)
+            self.pidfd = os.pidfd_open(self.pid)
         except OSError as error:
             raise EngineError(f"the engine process of {instance_id} ended at once") from error
         # Not by `end`: another thread may be looking at it, or waiting at the socket.
-        weakref.finalize(self, os.close, self._pidfd)
+        weakref.finalize(self, os.close, self.pidfd)
         self._books: InstanceMemory | None = None
+        self._calling = threading.Lock()
         self._ending = threading.Lock()
         self._ended = False
         self._exit_code: int | None = None
@@ -67,12 +69,39 @@ class Remote:
         self,
         verb: Verb,
         *arguments: object,
-        timeout_s: float = CALL_S_MAX,
+        timeout_s: float | None = None,
         progress: Progress | None = None,
     ) -> object:
-        """What the process answers. Raises what it refused with; EngineError when it is gone, and
-        then everything of it is.
+        """What the process answers, within CALL_S_MAX of the last that it said unless given. Raises
+        what it refused with; EngineError when it is gone, and then everything of it is.
         """
+        with self._calling:
+            return self._call(verb, arguments, timeout_s or CALL_S_MAX, progress)
+
+    def end(self) -> None:
+        """Kill the process if need be, and wait until its memory is the system's. Idempotent."""
+        with self._ending:
+            if self._ended:
+                return
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            if not self._ends_within(END_S_MAX):
+                log.error("engine process %d does not end", self.pid)
+            self._exit_code = self._spawner.reap(self.pid)
+            self._ended = True
+
+    def why_gone(self) -> EngineError:
+        """Of a process that has ended. A call that it left unanswered may know why."""
+        with self._calling:
+            return self._gone("has ended")
+
+    def _call(
+        self,
+        verb: Verb,
+        arguments: tuple[object, ...],
+        timeout_s: float,
+        progress: Progress | None,
+    ) -> object:
         if self._ended:
             raise self._gone("has ended")
         try:
@@ -98,21 +127,9 @@ class Remote:
             self.end()
             raise
 
-    def end(self) -> None:
-        """Kill the process if need be, and wait until its memory is the system's. Idempotent."""
-        with self._ending:
-            if self._ended:
-                return
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            if not self._ends_within(END_S_MAX):
-                log.error("engine process %d does not end", self.pid)
-            self._exit_code = self._spawner.reap(self.pid)
-            self._ended = True
-
     def _ends_within(self, timeout_s: float) -> bool:
         waiting = select.poll()
-        waiting.register(self._pidfd, select.POLLIN)
+        waiting.register(self.pidfd, select.POLLIN)
         return bool(waiting.poll(1e3 * timeout_s))
 
     def _failed(self, failure: Failure) -> MeshError:

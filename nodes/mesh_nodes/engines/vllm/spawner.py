@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 
 from mesh.domain.errors import EngineError
+from mesh_nodes.engines.vllm.environment import ENVIRONMENT
 from mesh_nodes.engines.vllm.nursery import FAILED, MESSAGE_BYTES_MAX, READY
 
 START_S_MAX = 180.0
@@ -25,6 +26,20 @@ REAP_WAIT_S_MAX = 1.0
 END_S_MAX = 5.0
 
 _MODULE = "mesh_nodes.engines.vllm.nursery"
+
+
+def start_spawner(threads: int | None = None, gpu_index: int | None = None) -> "Spawner":
+    """What starts engine processes that compute on so many cores, all usable ones unless given; and
+    on that GPU, in the order of the PCI bus.
+    """
+    threads = threads or len(os.sched_getaffinity(0))
+    environment = {**ENVIRONMENT, "OMP_NUM_THREADS": str(threads)}
+    if gpu_index is not None:
+        environment |= {
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "CUDA_VISIBLE_DEVICES": str(gpu_index),
+        }
+    return Spawner(environment)
 
 
 class Spawner:

@@ -12,11 +12,17 @@ collect_ignore = (
     []
     if importlib.util.find_spec("vllm")
     else [
+        "test_ahead.py",
         "test_alike.py",
         "test_drawing.py",
         "test_ends.py",
         "test_exactness.py",
         "test_kv_memory.py",
+        "test_sleeping.py",
+        "test_weights.py",
+        "test_turns.py",
+        "test_watch.py",
+        "test_loader.py",
     ]
 )
 

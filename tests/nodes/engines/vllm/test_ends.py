@@ -92,6 +92,8 @@ def test_killed_amid_an_iteration(
     engine: VllmEngine, model: StoredModel, pair: tuple[Driver, Driver, int]
 ) -> None:
     bystander, victim, pid = pair
+    told: list[InstanceId] = []
+    engine.watch(lambda instance_id, error: told.append(instance_id))
     os.kill(pid, signal.SIGSTOP)
     thread, outcomes = outcome_of(lambda: engine.step(victim.instance_id, 64))
     time.sleep(0.2)
@@ -101,6 +103,7 @@ def test_killed_amid_an_iteration(
     (error,) = outcomes
     assert isinstance(error, EngineError)
     assert "victim ended amid a step (signal 9)" in error.message
+    wait_until(lambda: told == ["victim"])
     check_gone(engine, bystander, pid, model)
 
 
@@ -157,9 +160,12 @@ def test_a_killed_nursery_takes_every_instance_and_the_next_load_brings_another(
 ) -> None:
     driver = Driver(engine, model.order(InstanceId("i"), kv_blocks=16))
     tokens = driver.run("alone", PROMPT, greedy(4))
+    told: list[InstanceId] = []
+    engine.watch(lambda instance_id, error: told.append(instance_id))
     (nursery,) = (p for p in psutil.Process().children() if p.children())
     nursery.kill()
     wait_until(lambda: engine.memory() == ())
+    wait_until(lambda: told == ["i"])
     with pytest.raises(EngineError, match="the engine process of i"):
         engine.step(driver.instance_id, 64)
     engine.unload(driver.instance_id)

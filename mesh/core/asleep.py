@@ -1,0 +1,22 @@
+"""What a completed load tells of the next one: how long it took from where it came.
+
+Before: `mesh.core.fleet`, which takes the report. After: `Expectations`, and the node's list of
+what sleeps on it, which its heartbeats set right.
+"""
+
+from mesh.core.cell import InstanceEntry
+from mesh.core.turn import Turn
+from mesh.domain.messages import InstanceLoaded
+from mesh.domain.steps import LoadTier, SleepingModel
+
+
+def note_loaded(turn: Turn, instance: InstanceEntry, said: InstanceLoaded) -> None:
+    node, model_id = instance.node, instance.model_id
+    instance.tier = said.tier
+    turn.cell.expectations.learn_load(model_id, node.hello.fingerprint, said.elapsed_s, said.tier)
+    if said.tier is LoadTier.HOST:
+        woken = SleepingModel(model_id=model_id, context_tokens_max=instance.context_tokens_max)
+        left = list(node.asleep)
+        if woken in left:
+            left.remove(woken)
+        node.asleep = tuple(left)

@@ -1,0 +1,28 @@
+"""What the host says of its memory, and of what the engine's processes take of it.
+
+Before: `engine`, which checks loads by the first and tells the second.
+"""
+
+from collections.abc import Iterable
+
+import psutil
+
+
+def available_bytes() -> int:
+    return int(psutil.virtual_memory().available)
+
+
+def resident_bytes(nursery: int | None, pids: Iterable[int]) -> int:
+    """Of the nursery and what it has forked. Pages that an engine process shares with the nursery
+    count once, and those that it has copied of them meanwhile, not at all.
+    """
+    nursery_bytes = _rss_bytes(nursery)
+    return nursery_bytes + sum(max(_rss_bytes(pid) - nursery_bytes, 0) for pid in pids)
+
+
+def _rss_bytes(pid: int | None) -> int:
+    """0 for a process that is not there."""
+    try:
+        return 0 if pid is None else int(psutil.Process(pid).memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0
