@@ -15,7 +15,7 @@ HOME_HERE := MESH_HOME="$${MESH_HOME:-$$PWD/.mesh}"
 PIP := pip install --quiet --disable-pip-version-check
 
 .PHONY: help demo test test-vllm check lint types imports proto format faults soak clean
-.PHONY: bench-admission bench-engine bench-fidelity bench-kv-resize bench-overcommit
+.PHONY: bench-admission bench-engine bench-fidelity bench-kv-resize bench-mixed bench-overcommit
 .PHONY: bench-overhead bench-paper bench-profile bench-sim bench-slo bench-vllm-step bench-vllm-switch
 
 help: ## this list
@@ -60,7 +60,7 @@ test: $(VENV)/.installed-dev ## the tests
 	@$(BIN)/python -m pytest
 
 test-vllm: .venv-vllm/.installed ## the vLLM engine, against real vLLM on the CPU
-	@$(HOME_HERE) $(VLLM_BIN)/python -m pytest --timeout 300 -k vllm tests/contract tests/nodes/engines/vllm tests/e2e/test_vllm_cells.py
+	@$(HOME_HERE) $(VLLM_BIN)/python -m pytest --timeout 300 -k vllm tests/contract tests/nodes/engines/vllm tests/e2e
 
 check: $(VENV)/.installed-dev lint proto types imports test ## everything that CI checks
 
@@ -92,6 +92,9 @@ bench-fidelity: $(VENV)/.installed-dev ## how true the simulator is: a live cell
 
 bench-kv-resize: $(VENV)/.installed-dev ## what resizing a KV cache costs, with and without a copy
 	@$(HOME_HERE) $(BIN)/python -m bench.kv_resize
+
+bench-mixed: .venv-vllm/.installed ## bursts on an OpenVINO node spill over to a vLLM node, and come back
+	@$(VLLM_BIN)/python -m bench.mixed
 
 bench-overcommit: $(VENV)/.installed-dev ## twice as much memory wanted as a node has; the books must hold
 	@$(HOME_HERE) $(BIN)/python -m bench.overcommit

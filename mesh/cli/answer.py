@@ -73,6 +73,7 @@ class Answer:
             "tpot_s": finished.tpot_s,
             "tpot_limit_s": accepted.tpot_limit_s,
             "grace_s": finished.grace_s,
+            "node_id": finished.node_id,
             "slo_met": self.slo_met(with_grace=True),
             "slo_met_without_grace": self.slo_met(with_grace=False),
         }

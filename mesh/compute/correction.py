@@ -8,9 +8,15 @@ more, and a node that is thought too slow to be used would never be found to be 
 What is promised is planned with the worst of the last seconds (`planned`): neighbours of a virtual
 machine come and go within seconds and take up to a third of its speed, and a request that is let in
 between two of them runs on into the next.
+
+Where the profile is an estimate, nothing speaks for the 1 to begin with: the first iterations count
+as if there were no past, and what they tell is not forgotten. Until some have been seen, the
+estimate is on trial.
 """
 
-from math import exp
+from math import exp, inf
+
+from mesh.domain.profile import Profile
 
 RATIO_MIN, RATIO_MAX = 0.25, 8.0
 """Of a single iteration; hence of the factor, too."""
@@ -20,21 +26,37 @@ FORGETTING_S = 10.0
 """Idle time after which 37 % of the deviation from 1 is left."""
 CAUTION_S = 20.0
 """Time after which 37 % is left of what the factor was above what it is now."""
+TRIAL_ITERATIONS = 8
+"""After which an estimate is taken to be corrected: a prompt, and some decodes."""
 
 
 class Correction:
     """Belongs to one model on one node, or to whatever else lengthens iterations."""
 
-    __slots__ = ("_at_s", "_factor", "_forgetting_s", "_peak")
+    __slots__ = ("_at_s", "_factor", "_forgetting_s", "_peak", "_seen_s", "trial_left")
 
     def __init__(
-        self, factor: float = 1.0, at_s: float = 0.0, forgetting_s: float = FORGETTING_S
+        self,
+        factor: float = 1.0,
+        at_s: float = 0.0,
+        forgetting_s: float = FORGETTING_S,
+        *,
+        guessed: bool = False,
     ) -> None:
-        self._forgetting_s = forgetting_s
+        """`guessed`: what is corrected is no more than an estimate."""
+        self.trial_left = TRIAL_ITERATIONS if guessed else 0
+        """Iterations until an estimate is taken to be corrected; 0 for what was measured."""
+        self._seen_s = 0.0 if guessed else inf
+        """Predicted compute time that the factor is the mean of, where there was none before."""
+        self._forgetting_s = inf if guessed else forgetting_s
         self._factor = min(max(factor, RATIO_MIN), RATIO_MAX)
         self._peak = 0.0
         """Of factors that were observed, or told."""
         self._at_s = at_s
+
+    @classmethod
+    def of(cls, profile: Profile, factor: float = 1.0, at_s: float = 0.0) -> "Correction":
+        return cls(factor, at_s, guessed=not profile.measured)
 
     @property
     def latest(self) -> float:
@@ -57,8 +79,18 @@ class Correction:
             return
         ratio = min(max(measured_s / predicted_s, RATIO_MIN), RATIO_MAX)
         before = self._faded(now_s - self._at_s - measured_s)
-        weight = 1.0 - exp(-predicted_s / LEARNING_S)
+        self._seen_s += predicted_s
+        weight = max(1.0 - exp(-predicted_s / LEARNING_S), predicted_s / self._seen_s)
         self.told(before + (ratio - before) * weight, now_s)
+
+    def reported(self, factor: float, now_s: float) -> None:
+        """The node that sees the iterations tells the factor after one of them. What it was while
+        an estimate was on trial says nothing about neighbours.
+        """
+        if self.trial_left:
+            self.trial_left -= 1
+            self._peak = 0.0
+        self.told(factor, now_s)
 
     def told(self, factor: float, now_s: float) -> None:
         """The factor is known from elsewhere: whoever sees the iterations has reported it."""

@@ -8,7 +8,7 @@ cores say nothing of instruction sets.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 
 from mesh.compute.references import REFERENCES
@@ -85,6 +85,20 @@ def scaled(profile: Profile, target: Target) -> Profile:
         decode=_scaled_grid(profile.decode, weights, parameters, kv),
         scaled_from=f"{profile.model_id} on {profile.hardware}",
     )
+
+
+def lengthened(profile: Profile, factor: float) -> Profile:
+    """All of its times, so many times as long."""
+    return replace(
+        profile,
+        prefill=_lengthened(profile.prefill, factor),
+        decode=_lengthened(profile.decode, factor),
+    )
+
+
+def _lengthened(grid: Grid, factor: float) -> Grid:
+    seconds = tuple(tuple(value * factor for value in row) for row in grid.seconds)
+    return replace(grid, seconds=seconds)
 
 
 def _scaled_grid(grid: Grid, weights: float, parameters: float, kv: float) -> Grid:

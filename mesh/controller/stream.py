@@ -84,7 +84,7 @@ class ClientStream:
                     if outputs.finish is not None:
                         self.finished = True
                         yield pb.InvokeResponse(tokens=tokens)
-                        yield self._finished(outputs.finish, one.grace_s)
+                        yield self._finished(outputs.finish, one)
                         return
                 case TellWaiting():
                     if tokens is not None:
@@ -101,7 +101,7 @@ class ClientStream:
         if tokens is not None:
             yield pb.InvokeResponse(tokens=tokens)
 
-    def _finished(self, reason: FinishReason, grace_s: float) -> pb.InvokeResponse:
+    def _finished(self, reason: FinishReason, last: DeliverTokens) -> pb.InvokeResponse:
         first_s = self._last_s if self._first_s is None else self._first_s
         gaps = self._output_tokens - 1
         return event_to_wire(
@@ -111,6 +111,7 @@ class ClientStream:
                 output_tokens=self._output_tokens,
                 ttft_s=first_s - self._arrived_s,
                 tpot_s=(self._last_s - first_s) / gaps if gaps > 0 else 0.0,
-                grace_s=grace_s,
+                grace_s=last.grace_s,
+                node_id=last.node_id,
             )
         )

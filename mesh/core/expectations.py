@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from mesh.compute.scaling import Target, best_profile
+from mesh.compute.scaling import Target, best_profile, lengthened
 from mesh.domain.ids import ModelId
 from mesh.domain.messages import NodeHello
 from mesh.domain.model import Footprint, ModelInfo
@@ -25,12 +25,22 @@ class Expectations:
     def __init__(self, profiles: Iterable[Profile] = ()) -> None:
         self._measured = {(p.model_id, p.fingerprint): p for p in profiles}
         self._best: dict[Target, Profile] = {}
+        self._tried: dict[tuple[ModelId, str], Profile] = {}
+        """Estimates as iterations have corrected them."""
         self._load_s: dict[tuple[ModelId, str, LoadTier], float] = {}
 
     def learn_profile(self, profile: Profile) -> None:
         """A profile has been measured; estimates may now be scaled from it."""
         self._measured[profile.model_id, profile.fingerprint] = profile
         self._best.clear()
+        self._tried.clear()
+
+    def learn_estimate(self, profile: Profile, factor: float) -> None:
+        """Iterations took `factor` times what an estimate said: the next instance need not find out
+        again. What was measured stays as it is.
+        """
+        if not profile.measured:
+            self._tried[profile.model_id, profile.fingerprint] = lengthened(profile, factor)
 
     def measured(self, model_id: ModelId) -> list[Profile]:
         """All measured profiles of a model, by fingerprint."""
@@ -38,7 +48,9 @@ class Expectations:
         return sorted(found, key=lambda profile: profile.fingerprint)
 
     def profile(self, model: ModelInfo, footprint: Footprint, node: NodeHello) -> Profile:
-        """The measured profile of a model on a node's device, or one that is scaled to it."""
+        """The measured profile of a model on a node's device; else an estimate, as iterations have
+        corrected it there, or scaled from what is known elsewhere.
+        """
         target = Target(
             model_id=model.model_id,
             device=node.device,
@@ -52,7 +64,9 @@ class Expectations:
         known = self._best.get(target)
         if known is None:
             known = self._best[target] = best_profile(self._measured.values(), target)
-        return known
+        if known.measured:
+            return known
+        return self._tried.get((target.model_id, target.fingerprint), known)
 
     def learn_load(
         self,

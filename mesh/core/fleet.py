@@ -9,13 +9,13 @@ from mesh.core.cell import InstanceEntry, NodeEntry
 from mesh.core.deploying import import_done
 from mesh.core.ending import refuse_all_queued
 from mesh.core.instances import adopt, forget, note_idle, note_load_failure, unload
-from mesh.core.memory import start as start_operations
 from mesh.core.operations import fail_operation, failed_on_node, progress, reply_error
 from mesh.core.profiling import profile_done, tell_of_load
 from mesh.core.queueing import tell_waiting
 from mesh.core.replicas import keep_bounds
 from mesh.core.resizing import resized, restore, take_over
 from mesh.core.serving import deliver, give_back, relieve, requeue
+from mesh.core.sizes import take_over_size
 from mesh.core.starting import ask_anew
 from mesh.core.turn import Turn
 from mesh.domain.actions import AcceptLink, CloseLink, ReplyDone, SendCommand, SetTimer
@@ -162,7 +162,7 @@ def _note_iteration(turn: Turn, node: NodeEntry, said: TokensReport) -> None:
         return
     if said.correction < instance.correction.latest * EASED_SHARE:
         node.eased += 1
-    instance.correction.told(said.correction, turn.now_s)
+    instance.correction.reported(said.correction, turn.now_s)
     for request_id, tokens in said.prefill_left:
         held = instance.requests.get(request_id)
         if held is not None:
@@ -201,12 +201,8 @@ def _loaded(turn: Turn, node: NodeEntry, said: InstanceLoaded) -> None:
         command = UnloadInstance(instance_id=said.instance_id)
         turn.act(SendCommand(link_id=node.link_id, command=command))
         return
-    instance.footprint, instance.kv_blocks = said.footprint, said.kv_blocks
-    size_bytes = said.footprint.instance_bytes(said.kv_blocks)
-    smaller = size_bytes < instance.promised_bytes
-    start_operations(turn, node, node.station.done(instance.instance_id, size_bytes))
+    fits = take_over_size(turn, instance, said)
     node.eased += 1
-    turn.room_appeared = turn.room_appeared or smaller
     if instance.state is not InstanceState.LOADING:
         return
     instance.state = advance(INSTANCE, instance.state, InstanceState.READY)
@@ -217,7 +213,10 @@ def _loaded(turn: Turn, node: NodeEntry, said: InstanceLoaded) -> None:
         owner.load_failures, owner.load_error, owner.paused_until_s = 0, "", 0.0
         owner.avoided.clear()
     turn.to_fill[instance.deployment] = None
-    turn.released[instance.instance_id] = instance
+    if fits:
+        turn.released[instance.instance_id] = instance
+    else:
+        unload(turn, instance)
 
 
 def _load_progress(turn: Turn, said: LoadProgress) -> None:

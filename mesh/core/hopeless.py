@@ -19,11 +19,15 @@ from mesh.request.shadow import Verdict
 def refuse_hopeless(turn: Turn, entry: DeploymentEntry) -> None:
     """Refuse those of the deployment's queue for whom it is too late."""
     loading = any(i.state is InstanceState.LOADING for i in entry.instances.values())
+    # Those behind one that there was no time for were not tried: there is none for them, either.
+    no_time = bool(entry.queue) and entry.queue[0].refused is Verdict.TPOT_EXCEEDED
     for held in list(entry.queue):
         waited_out = turn.now_s - held.queued_at_s >= turn.limits.queue_wait_s_max
         promised = held.attempt > 0 or not turn.policy.refuses_late
         if not waited_out and (promised or not _too_late(turn, entry, held, loading)):
             continue
+        if no_time and held.refused is None:
+            held.turn_down(Verdict.TPOT_EXCEEDED)
         reason, message = _why(turn, entry, held)
         if _too_long(held):
             too_slow = held.latest_start_s == -inf

@@ -7,6 +7,7 @@ from mesh.core.cell import DeploymentEntry, InstanceEntry, NodeEntry, RequestEnt
 from mesh.core.memory import issue, let_go, reclaim
 from mesh.core.memory import start as start_operations
 from mesh.core.schedule import first_due_s
+from mesh.core.sizes import state_footprint
 from mesh.core.starting import batch_max, find_room, load_s, worth_asking
 from mesh.core.turn import Turn
 from mesh.domain.actions import SendCommand, SetTimer
@@ -64,6 +65,7 @@ def load(turn: Turn, entry: DeploymentEntry, start: Start, needed_s: float) -> N
         kv_blocks=start.kv_blocks,
         context_tokens_max=deployment.context_tokens_max,
         batch_max=served_max,
+        correction=Correction.of(profile),
         load_s=load_s(turn, deployment, node),
         load_started_s=turn.now_s,
         phase="load",
@@ -115,6 +117,7 @@ def adopt(turn: Turn, node: NodeEntry, report: InstanceReport) -> None:
         twice = UnloadInstance(instance_id=report.instance_id)
         turn.act(SendCommand(link_id=node.link_id, command=twice))
         return
+    profile = _profile(turn, node, report) if wanted else None
     instance = InstanceEntry(
         instance_id=report.instance_id,
         deployment=report.deployment,
@@ -122,14 +125,18 @@ def adopt(turn: Turn, node: NodeEntry, report: InstanceReport) -> None:
         node=node,
         state=InstanceState.READY,
         footprint=report.footprint,
-        profile=_profile(turn, node, report) if wanted else None,
-        correction=Correction(report.correction, turn.now_s),
+        profile=profile,
+        correction=(
+            Correction.of(profile, report.correction, turn.now_s) if profile else Correction()
+        ),
         kv_blocks=report.kv_blocks,
         context_tokens_max=report.context_tokens_max,
         batch_max=_served_max(turn, owner, node, report),
         load_started_s=turn.now_s,
         loaded_at_s=turn.now_s,
     )
+    if owner is not None and instance.profile is not None:
+        state_footprint(owner, node.hello.engine, report.footprint)
     _enter(turn, instance)
     size_bytes = report.footprint.instance_bytes(report.kv_blocks)
     start_operations(turn, node, node.station.record(instance.instance_id, size_bytes))
@@ -205,6 +212,8 @@ def forget(turn: Turn, instance: InstanceEntry) -> None:
     """The instance is gone: give its memory back and take it out of every book."""
     instance.state = advance(INSTANCE, instance.state, InstanceState.GONE)
     instance.node.eased += 1
+    if instance.profile is not None and not instance.correction.trial_left:
+        turn.cell.expectations.learn_estimate(instance.profile, instance.correction.latest)
     started = instance.node.station.forget(instance.instance_id)
     instance.node.instances.pop(instance.instance_id, None)
     start_operations(turn, instance.node, started)

@@ -105,7 +105,7 @@ def use(node: LocalNode, command: UseProfile) -> None:
     instance = node.instances.get(command.instance_id)
     if instance is not None and instance.profile != command.profile:
         instance.profile, instance.kept_lane = command.profile, None
-        instance.correction = Correction()
+        instance.correction = Correction.of(command.profile)
 
 
 def _finish(turn: NodeTurn, running: LocalSurvey) -> None:

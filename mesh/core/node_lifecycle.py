@@ -1,5 +1,6 @@
 """Models and instances on a node: imports, loads, resizes, unloads, and what a lost link leaves."""
 
+from mesh.compute.correction import Correction
 from mesh.core import measuring
 from mesh.core.node_state import LocalInstance, LocalNode, LocalRequest, LocalState
 from mesh.core.node_turn import NodeTurn
@@ -46,7 +47,9 @@ def load(turn: NodeTurn, node: LocalNode, command: LoadInstance) -> None:
         failed = LoadFailed(instance_id=command.instance_id, error="AlreadyExists", message=message)
         turn.report(failed)
         return
-    instance = LocalInstance(command=command, profile=command.profile)
+    instance = LocalInstance(
+        command=command, profile=command.profile, correction=Correction.of(command.profile)
+    )
     node.instances[command.instance_id] = instance
     if node.has_unbooked():
         instance.state = LocalState.WAITING

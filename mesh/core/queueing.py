@@ -237,8 +237,11 @@ def _known_refusal(turn: Turn, instance: InstanceEntry, held: RequestEntry) -> V
 
 
 def _scale_out(turn: Turn, entry: DeploymentEntry) -> None:
-    """Requests wait: load another instance, unless one is coming that will hold them all."""
-    coming = sum(i.batch_max for i in entry.instances.values() if i.state is InstanceState.LOADING)
+    """Requests wait: load another instance, unless one is coming that will hold them all, or is
+    about to show how many it can.
+    """
+    no_time = entry.queue[0].refused is not None
+    coming = sum(i.batch_max for i in entry.instances.values() if _is_coming(i, no_time))
     full = entry.replicas() >= entry.spec.scaling.replicas_max
     if full or coming >= len(entry.queue) or turn.now_s < entry.paused_until_s:
         return
@@ -252,6 +255,14 @@ def _scale_out(turn: Turn, entry: DeploymentEntry) -> None:
         )
         hint = "lower spec.context_tokens_max, or start a node with more --memory"
         refuse_all_queued(turn, entry, RefusalReason.MEMORY_FULL, message, hint)
+
+
+def _is_coming(instance: InstanceEntry, no_time: bool) -> bool:
+    """Whether it loads; or whether, where it is time that is lacking, the first request on it tries
+    out the estimate of its times.
+    """
+    tries = instance.takes_now and instance.requests and instance.correction.trial_left
+    return instance.state is InstanceState.LOADING or (no_time and bool(tries))
 
 
 def tell_waiting(turn: Turn, entry: DeploymentEntry, phase: str, share: float) -> None:

@@ -45,8 +45,10 @@ def verdict_on(
     does not try out an estimate.
     """
     node = instance.node
-    if not moves and not (instance.profile and instance.profile.measured) and node.is_idle():
-        # An estimate may be wrong by far; a single request finds out, and corrects it.
+    if instance.requests and instance.correction.trial_left:
+        return Verdict.DELAYS_RUNNING
+    estimated = not (instance.profile and instance.profile.measured)
+    if estimated and not moves and _finds_out(node, next_due_s, now_s, may_be_late):
         return Verdict.PASSES
     if _decodes_share_with(instance, held, now_s) > 1.0:
         return Verdict.TPOT_EXCEEDED
@@ -80,7 +82,7 @@ def verdict_on_start(
     """Whether a node can take a new instance, whose load takes `load_s`, for this request, whose
     next token is due at `next_due_s`. `share` is the node's `decodes_share`. `moves` as above.
     """
-    if not moves and not profile.measured and node.is_idle():
+    if not profile.measured and not moves and _finds_out(node, next_due_s, now_s, may_be_late):
         return Verdict.PASSES
     times = Times(profile, OVERESTIMATE)
     decode_s = times.decode_s(1, held.tokens + LOOKAHEAD_TOKENS)
@@ -96,6 +98,13 @@ def verdict_on_start(
         may_be_late=may_be_late,
     )
     return validate(schedule, newcomer)
+
+
+def _finds_out(node: NodeEntry, next_due_s: float, now_s: float, may_be_late: bool) -> bool:
+    """An estimate may be wrong by far: a single request finds out, and corrects it. But for one
+    whose token is late already, that is no promise to be made.
+    """
+    return node.is_idle() and (may_be_late or next_due_s > now_s)
 
 
 def first_due_s(held: RequestEntry) -> float:

@@ -82,7 +82,8 @@ def deliver(turn: Turn, outputs: RequestTokens) -> None:
             note_longer(turn, instance, held)
         turn.act(DeliverTokens(outputs=outputs))
         return
-    turn.act(DeliverTokens(outputs=outputs, grace_s=held.grace_s))
+    node_id = instance.node.node_id
+    turn.act(DeliverTokens(outputs=outputs, grace_s=held.grace_s, node_id=node_id))
     if outputs.finish in (FinishReason.STOP, FinishReason.LENGTH):
         turn.cell.served += 1
         owner = turn.cell.deployments.get(held.request.deployment)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from mesh.domain.deployment import Deployment
 from mesh.domain.events import ControllerTimer
 from mesh.domain.history import OutputHistory
-from mesh.domain.ids import DeploymentName, InstanceId, OperationId, RequestId
+from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
 from mesh.domain.messages import NodeCommand, NodeReport
 from mesh.domain.model import ModelInfo
 from mesh.domain.profile import IterationShape, Profile
@@ -109,6 +109,8 @@ class DeliverTokens:
     outputs: RequestTokens
     grace_s: float = 0.0
     """With the last: load time that the request was granted on top of its TTFT deadline."""
+    node_id: NodeId | None = None
+    """With the last: where it was computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ number), Tokens (any number), Finished. An answer that ends otherwise raises an 
 
 from dataclasses import dataclass
 
-from mesh.domain.ids import DeploymentName, RequestId
+from mesh.domain.ids import DeploymentName, NodeId, RequestId
 from mesh.domain.reasons import FinishReason
 from mesh.domain.text import ChatMessage
 
@@ -92,6 +92,8 @@ class Finished:
     tpot_s: float
     grace_s: float = 0.0
     """Load time granted on top of the TTFT deadline, if this request had an instance started."""
+    node_id: NodeId | None = None
+    """The node that computed the last token; None when none was computed."""
 
 
 InvocationEvent = Accepted | Waiting | Tokens | Finished

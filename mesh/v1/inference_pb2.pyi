@@ -291,6 +291,7 @@ class Finished(_message.Message):
     TTFT_S_FIELD_NUMBER: _builtins.int
     TPOT_S_FIELD_NUMBER: _builtins.int
     GRACE_S_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """stop, length, cancelled or failed."""
     prompt_tokens: _builtins.int
@@ -300,6 +301,8 @@ class Finished(_message.Message):
     tpot_s: _builtins.float
     grace_s: _builtins.float
     """Load time granted on top of the TTFT deadline, if this request had an instance started."""
+    node: _builtins.str
+    """The node that computed the last token."""
     def __init__(
         self,
         *,
@@ -309,10 +312,11 @@ class Finished(_message.Message):
         ttft_s: _builtins.float = ...,
         tpot_s: _builtins.float = ...,
         grace_s: _builtins.float = ...,
+        node: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grace_s", b"grace_s", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grace_s", b"grace_s", "node", b"node", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,7 +3,7 @@
 from typing import assert_never
 
 from mesh.domain.errors import InvalidInput
-from mesh.domain.ids import DeploymentName, RequestId
+from mesh.domain.ids import DeploymentName, NodeId, RequestId
 from mesh.domain.invocation import (
     Accepted,
     ChatPrompt,
@@ -109,6 +109,7 @@ def event_to_wire(event: InvocationEvent) -> pb.InvokeResponse:
                 ttft_s=event.ttft_s,
                 tpot_s=event.tpot_s,
                 grace_s=event.grace_s,
+                node=event.node_id or "",
             )
             return pb.InvokeResponse(finished=finished)
         case _:
@@ -144,6 +145,7 @@ def event_from_wire(message: pb.InvokeResponse) -> InvocationEvent:
                 ttft_s=finished.ttft_s,
                 tpot_s=finished.tpot_s,
                 grace_s=finished.grace_s,
+                node_id=NodeId(finished.node) if finished.node else None,
             )
         case _:
             raise nothing_known(message)

@@ -45,6 +45,8 @@ class Answer:
     """Messages that say that it is over."""
     grace_s: float = 0.0
     """Load time that it was granted, by such a message."""
+    node_id: str = ""
+    """Where its last token was computed, by such a message."""
     in_order: bool = True
     """No token came twice, and none was left out."""
 
@@ -148,5 +150,6 @@ async def _ask(invoke: Invoke, request: bytes, at_s: float, call_s_max: float) -
         failed=failed,
         finishes=len(finishes),
         grace_s=finishes[0].grace_s if finishes else 0.0,
+        node_id=finishes[0].node if finishes else "",
         in_order=numbers == list(range(len(numbers))),
     )

@@ -1,13 +1,14 @@
 """Answers: how one is put together, how it ends, and when its SLO counts as met."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from mesh.cli.answer import Answer, receive
 from mesh.cli.demo_screen import TABLE, Screen, Talk, rows
 from mesh.domain.errors import Cancelled, EngineError, Refused
-from mesh.domain.ids import DeploymentName, RequestId
+from mesh.domain.ids import DeploymentName, NodeId, RequestId
 from mesh.domain.invocation import Accepted, Finished, InvocationEvent, Tokens, Waiting
 from mesh.domain.reasons import FinishReason, RefusalReason
 
@@ -79,6 +80,11 @@ def test_the_load_grace_is_on_top_of_the_ttft_limit_only(
     assert answer.slo_met(with_grace=False) is without
     assert answer.plain()["slo_met"] is with_grace
     assert answer.plain()["slo_met_without_grace"] is without
+
+
+def test_scripts_learn_which_node_computed_the_answer() -> None:
+    assert answered(replace(finished(), node_id=NodeId("cpu0"))).plain()["node_id"] == "cpu0"
+    assert answered(finished()).plain()["node_id"] is None
 
 
 def test_the_stats_line_compares_both_numbers_with_their_limits() -> None:

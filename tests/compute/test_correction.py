@@ -127,3 +127,29 @@ def test_the_latest_factor_does_not_fade() -> None:
     correction = Correction(2.0)
     assert correction.factor(1000.0) == pytest.approx(1.0)
     assert correction.latest == 2.0
+
+
+def test_the_first_iterations_of_an_estimate_count_as_if_there_were_no_past() -> None:
+    correction = Correction(guessed=True)
+    correction.observe(0.2, 0.1, 100.2)
+    assert correction.factor(100.2) == pytest.approx(2.0)
+    correction.observe(0.4, 0.1, 100.6)
+    assert correction.factor(100.6) == pytest.approx(3.0), "their mean"
+    measured = Correction()
+    measured.observe(0.2, 0.1, 100.2)
+    assert measured.factor(100.2) < 1.25
+
+
+def test_what_was_learned_of_an_estimate_is_kept_while_the_node_is_idle() -> None:
+    correction = Correction(guessed=True)
+    correction.observe(0.2, 0.1, 100.2)
+    assert correction.factor(1000.0) == pytest.approx(2.0)
+
+
+@given(ITERATION_S)
+def test_an_estimate_is_corrected_on_and_on(predicted_s: float) -> None:
+    node = Node()
+    node.correction = Correction(guessed=True)
+    node.compute(4.0, predicted_s=predicted_s, slowdown=2.0)
+    node.compute(4.0, predicted_s=predicted_s, slowdown=1.0)
+    assert node.factor == pytest.approx(1.0, abs=0.02)

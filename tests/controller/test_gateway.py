@@ -109,6 +109,7 @@ async def test_a_waiting_client_is_told_what_it_waits_for(cell: LiveCell) -> Non
     assert Waiting(phase="weights", share=0.5) in events
     assert isinstance(events[-1], Finished)
     assert events[-1].grace_s > 0
+    assert events[-1].node_id == "n1", "a client can tell who computed its answer"
 
 
 GOOD = Invocation(deployment=SPEC.name, prompt=TextPrompt(text="hi"))

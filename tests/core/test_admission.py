@@ -81,6 +81,21 @@ def test_a_request_is_refused_when_one_decode_of_every_instance_exceeds_the_tpot
     assert "0.25 s" in refused.message
 
 
+def test_those_behind_one_that_there_was_no_time_for_are_refused_for_the_same_reason() -> None:
+    """They were never tried: where there is no time for a further one, none is."""
+    cell = abc()
+    cell.ask("r1", "a")
+    cell.ask("r2", "b")
+    cell.ask("r3", "c")
+    cell.ask("r4", "c")
+    cell.now_s += 2.1
+    refused = of_kind(cell.retry(), RefuseRequest)
+    assert [(r.request_id, r.reason) for r in refused] == [
+        ("r3", RefusalReason.TPOT_EXCEEDED),
+        ("r4", RefusalReason.TPOT_EXCEEDED),
+    ]
+
+
 def test_instances_with_a_batch_already_take_more_where_a_further_instance_would_not_fit() -> None:
     cell = abc()
     cell.ask("r1", "a")

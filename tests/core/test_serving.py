@@ -72,6 +72,7 @@ def test_tokens_reach_the_client_in_order_and_the_last_one_ends_the_request() ->
     assert only(cell.tokens(link, "r1", [7, 8]), DeliverTokens).outputs.token_ids == (7, 8)
     last = cell.tokens(link, "r1", [9], first=2, finish=FinishReason.STOP)
     assert only(last, DeliverTokens).outputs.finish is FinishReason.STOP
+    assert only(last, DeliverTokens).node_id == "n1"
     assert cell.tokens(link, "r1", [10], first=3) == [], "an ended request gets no more"
     assert cell.core.cell.served == 1
 

@@ -9,7 +9,8 @@ import pytest
 from tests.e2e.live_cell import LiveCell
 from tests.support.tiny_model import write_tiny_llama
 
-collect_ignore = [] if importlib.util.find_spec("vllm") else ["test_vllm_cells.py"]
+NEED_VLLM = ["test_vllm_cells.py", "test_vllm_mixed.py"]
+collect_ignore = [] if importlib.util.find_spec("vllm") else NEED_VLLM
 
 
 @pytest.fixture(scope="session")
