@@ -12,7 +12,7 @@ from mesh.core.instances import adopt, forget, note_idle, note_load_failure, unl
 from mesh.core.operations import fail_operation, failed_on_node, progress, reply_error
 from mesh.core.profiling import profile_done, tell_of_load
 from mesh.core.queueing import tell_waiting
-from mesh.core.replicas import keep_minimum, trim_to_maximum
+from mesh.core.replicas import keep_bounds
 from mesh.core.resizing import resized, restore, take_over
 from mesh.core.serving import deliver, give_back, relieve, requeue
 from mesh.core.sizes import take_over_size
@@ -83,9 +83,7 @@ def connect(turn: Turn, connected: NodeConnected) -> None:
 
 def _room_changed(turn: Turn) -> None:
     turn.room_appeared = True
-    for entry in turn.cell.deployments.values():
-        trim_to_maximum(turn, entry)
-        keep_minimum(turn, entry)
+    keep_bounds(turn)
 
 
 def lose(turn: Turn, node: NodeEntry, reason: str) -> None:
