@@ -162,9 +162,7 @@ def test_copies_of_what_is_awake_count(make: Make, model: StoredModel) -> None:
     assert len(engine.asleep()) == 1, "the copy has gone with its process"
 
 
-def test_what_is_loaded_takes_half_of_host_memory_ahead(
-    make: Make, model: StoredModel
-) -> None:
+def test_what_is_loaded_takes_half_of_host_memory_ahead(make: Make, model: StoredModel) -> None:
     probe = make()
     probe.load(model.order(ONE), no_progress)
     engine = make(asleep_bytes_max=int(2.1 * probe._beds[ONE].host_bytes))
