@@ -61,6 +61,8 @@ class InstanceEntry:
     """From where it was loaded; None until then, and for one that a node brought along."""
     load_started_s: float = 0.0
     loaded_at_s: float = 0.0
+    has_served: bool = False
+    """A token has come from it."""
     idle_since_s: float = 0.0
     phase: str = ""
     share: float = 0.0
@@ -196,7 +198,7 @@ class DeploymentEntry:
     served: int = 0
     refused: int = 0
     load_failures: int = 0
-    """In a row; a completed load resets it."""
+    """In a row, of instances that ended by themselves before their first token, too."""
     load_error: str = ""
     paused_until_s: float = 0.0
     resume_at: int = 0
@@ -211,6 +213,10 @@ class DeploymentEntry:
     def replicas(self) -> int:
         """Instances that take new requests or will."""
         return sum(i.takes_requests for i in self.instances.values())
+
+    def forgive_loads(self) -> None:
+        """An instance has served, or lived until it was let go."""
+        self.load_failures, self.load_error = 0, ""
 
     def may_park(self) -> bool:
         """Whether more than its minimum keep their KV caches: then one need not."""

@@ -184,6 +184,9 @@ def _heartbeat(turn: Turn, node: NodeEntry, said: Heartbeat) -> None:
         serves = instance.is_loaded or instance.state is InstanceState.DRAINING
         if serves and instance.instance_id not in listed:
             unload(turn, instance)
+            if not instance.has_served:
+                message = f"{instance.instance_id} ended by itself before its first token"
+                _note_failure(turn, instance, message, "see `mesh logs`")
     for loaded in said.instances:
         known = turn.cell.instances.get(loaded.instance_id)
         if known is None:
@@ -210,7 +213,7 @@ def _loaded(turn: Turn, node: NodeEntry, said: InstanceLoaded) -> None:
     note_loaded(turn, instance, said)
     owner = turn.cell.deployments.get(instance.deployment)
     if owner is not None:
-        owner.load_failures, owner.load_error, owner.paused_until_s = 0, "", 0.0
+        owner.paused_until_s = 0.0
         owner.avoided.clear()
     turn.to_fill[instance.deployment] = None
     if fits:
@@ -259,6 +262,8 @@ def _gone(turn: Turn, said: InstanceGone) -> None:
         requeue(turn, held, RefusalReason.ENGINE_FAILED, said.message or "its instance is gone")
     if loading and said.error:
         _note_failure(turn, instance, said.message, "see `mesh logs`")
+    elif not said.error and instance.deployment in turn.cell.deployments:
+        turn.cell.deployments[instance.deployment].forgive_loads()
     _room_changed(turn)
 
 
