@@ -1,4 +1,5 @@
-"""What a completed load tells of the next one: how long it took from where it came.
+"""What a completed load tells of the next one: how long it took from where it came, and that its
+deployment can be loaded.
 
 Before: `mesh.core.fleet`, which takes the report. After: `Expectations`, and the node's list of
 what sleeps on it, which its heartbeats set right.
@@ -14,6 +15,10 @@ def note_loaded(turn: Turn, instance: InstanceEntry, said: InstanceLoaded) -> No
     node, model_id = instance.node, instance.model_id
     instance.tier = said.tier
     turn.cell.expectations.learn_load(model_id, node.hello.fingerprint, said.elapsed_s, said.tier)
+    owner = turn.cell.deployments.get(instance.deployment)
+    if owner is not None:
+        owner.paused_until_s = 0.0
+        owner.avoided.clear()
     if said.tier is LoadTier.HOST:
         woken = SleepingModel(model_id=model_id, context_tokens_max=instance.context_tokens_max)
         left = list(node.asleep)

@@ -211,10 +211,6 @@ def _loaded(turn: Turn, node: NodeEntry, said: InstanceLoaded) -> None:
     instance.state = advance(INSTANCE, instance.state, InstanceState.READY)
     instance.loaded_at_s, instance.phase, instance.share = turn.now_s, "", 1.0
     note_loaded(turn, instance, said)
-    owner = turn.cell.deployments.get(instance.deployment)
-    if owner is not None:
-        owner.paused_until_s = 0.0
-        owner.avoided.clear()
     turn.to_fill[instance.deployment] = None
     if fits:
         turn.released[instance.instance_id] = instance
