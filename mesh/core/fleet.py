@@ -12,7 +12,7 @@ from mesh.core.instances import adopt, forget, note_idle, note_load_failure, unl
 from mesh.core.operations import fail_operation, failed_on_node, progress, reply_error
 from mesh.core.profiling import profile_done, tell_of_load
 from mesh.core.queueing import tell_waiting
-from mesh.core.replicas import keep_bounds
+from mesh.core.replicas import room_changed
 from mesh.core.resizing import resized, restore, take_over
 from mesh.core.serving import deliver, give_back, relieve, requeue
 from mesh.core.sizes import take_over_size
@@ -78,12 +78,7 @@ def connect(turn: Turn, connected: NodeConnected) -> None:
     turn.act(AcceptLink(link_id=link_id, turns=turn.policy.turns))
     for report in hello.instances:
         adopt(turn, node, report)
-    _room_changed(turn)
-
-
-def _room_changed(turn: Turn) -> None:
-    turn.room_appeared = True
-    keep_bounds(turn)
+    room_changed(turn)
 
 
 def lose(turn: Turn, node: NodeEntry, reason: str) -> None:
@@ -102,7 +97,7 @@ def lose(turn: Turn, node: NodeEntry, reason: str) -> None:
         if operation.node is node:
             message = f"node {node.node_id!r} was lost while it worked on that ({reason})"
             fail_operation(turn, operation, "Unavailable", message, "try again")
-    _room_changed(turn)
+    room_changed(turn)
 
 
 def check_leases(turn: Turn) -> None:
@@ -235,7 +230,7 @@ def _load_failed(turn: Turn, said: LoadFailed) -> None:
         forget(turn, instance)
         if not given_up:
             _note_failure(turn, instance, said.message, said.hint)
-        _room_changed(turn)
+        room_changed(turn)
 
 
 def _note_failure(turn: Turn, instance: InstanceEntry, message: str, hint: str) -> None:
@@ -260,7 +255,7 @@ def _gone(turn: Turn, said: InstanceGone) -> None:
         _note_failure(turn, instance, said.message, "see `mesh logs`")
     elif not said.error and instance.deployment in turn.cell.deployments:
         turn.cell.deployments[instance.deployment].forgive_loads()
-    _room_changed(turn)
+    room_changed(turn)
 
 
 def load_expired(turn: Turn, instance_id: InstanceId) -> None:
@@ -292,7 +287,7 @@ def drain_node(turn: Turn, asked: DrainRequested) -> None:
             unload(turn, instance)
         elif not instance.requests:
             note_idle(turn, instance)
-    _room_changed(turn)
+    room_changed(turn)
     turn.act(
         ReplyDone(operation_id=asked.operation_id, message="ready" if asked.undo else "draining")
     )

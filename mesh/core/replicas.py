@@ -53,3 +53,9 @@ def trim_to_maximum(turn: Turn, entry: DeploymentEntry) -> None:
     serving.sort(key=lambda i: (i.state is InstanceState.READY, i.batch, i.instance_id))
     for instance in serving[: max(0, len(serving) - entry.spec.scaling.replicas_max)]:
         drain(turn, instance)
+
+
+def room_changed(turn: Turn) -> None:
+    """A node, or memory of one, came or went."""
+    turn.room_appeared = True
+    keep_bounds(turn)
