@@ -4,7 +4,7 @@ The load is the generator's, with the figures of LLM-Mesh's own; `--trace FILE` 
 from a file. `--growth` simulates larger cells as well (the same load on each eight nodes, so many
 times shorter), and then more and more short requests on eight nodes. The last line is one JSON
 object: `seconds`, `cpu_seconds`, `rss_mb`, `requests`, `tokens`, `decisions_per_s`; with `--growth`
-also `request_us` and `rss_mb` by nodes and by requests.
+also `request_us` (of CPU time) and `rss_mb` by nodes and by requests, and `growth`: its rows.
 """
 
 import argparse
@@ -27,7 +27,7 @@ HEADINGS = (
     ("tokens", 10),
     ("seconds", 8),
     ("CPU s", 7),
-    ("µs/request", 11),
+    ("CPU µs/request", 15),
     ("decisions/s", 12),
     ("RSS MB", 7),
 )
@@ -80,7 +80,23 @@ def figures(measured: list[tuple[str, Case, Measured]]) -> dict[str, object]:
             of = [(NODES, first), *of] if kind == "nodes" else of
             found[f"request_us_by_{kind}"] = {str(n): round(m.request_us, 1) for n, m in of}
             found[f"rss_mb_by_{kind}"] = {str(n): round(m.rss_mb, 1) for n, m in of}
+    if len(measured) > 1:
+        found["growth"] = [row(case, m) for _, case, m in measured]
     return found
+
+
+def row(case: Case, found: Measured) -> dict[str, object]:
+    return {
+        "nodes": case.nodes,
+        "short": case.short is not None,
+        "requests": found.requests,
+        "finished": found.finished,
+        "tokens": found.tokens,
+        "seconds": round(found.seconds, 2),
+        "cpu_seconds": round(found.cpu_seconds, 2),
+        "request_us": round(found.request_us, 1),
+        "rss_mb": round(found.rss_mb, 1),
+    }
 
 
 def main() -> None:

@@ -30,7 +30,8 @@ class Measured:
 
     @property
     def request_us(self) -> float:
-        return 1e6 * self.seconds / self.requests
+        """Of CPU time."""
+        return 1e6 * self.cpu_seconds / self.requests
 
     @property
     def decisions_per_s(self) -> float:

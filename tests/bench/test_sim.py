@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.sim.__main__ import figures
+from bench.sim.__main__ import figures, row
 from bench.sim.cases import DEPLOYMENTS, NODES, Case, arrivals, scenario_of
 from bench.sim.measuring import measure
 from mesh.domain.reasons import DeviceKind
@@ -52,3 +52,5 @@ def test_what_is_measured_ends_in_the_figures() -> None:
     result = figures([("", Case(), found), ("requests", case, found)])
     assert result["seconds"] == round(found.seconds, 2)
     assert result["request_us_by_requests"] == {"20": round(found.request_us, 1)}
+    assert result["growth"] == [row(Case(), found), row(case, found)]
+    assert row(case, found)["requests"] == found.requests
