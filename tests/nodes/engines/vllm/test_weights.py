@@ -85,6 +85,24 @@ def test_a_second_sleep_copies_only_what_may_have_changed(device: torch.device) 
     assert torch.equal(model.more, torch.ones(4, device=device))
 
 
+def test_memory_that_was_reserved_is_what_the_first_sleep_copies_into(device: torch.device) -> None:
+    model = made_on(device)
+    weights = Weights(model, device)
+    before = model.rows.clone()
+    weights.reserve()
+    with torch.no_grad():
+        model.scale.fill_(5.0)
+    assert weights._reserving is not None
+    weights._reserving.join()
+    reserved = weights._host
+    assert reserved is not None
+    weights.to_host()
+    assert weights._host is reserved
+    weights.to_device()
+    assert torch.equal(model.rows, before)
+    assert torch.equal(model.scale, torch.full((8,), 5.0, device=device))
+
+
 def test_what_is_not_on_the_device_stays() -> None:
     model = Tied()
     weights = Weights(model, torch.device("meta"))
