@@ -13,6 +13,8 @@ VLLM_BIN := .venv-vllm/bin
 # The demo and the benchmarks keep the model store in the clone, unless MESH_HOME says otherwise.
 HOME_HERE := MESH_HOME="$${MESH_HOME:-$$PWD/.mesh}"
 PIP := pip install --quiet --disable-pip-version-check
+# What triton, which vLLM imports, says of itself when the tests are over: pytest's closing line is to be the last.
+NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 
 .PHONY: help demo test test-vllm check lint types imports proto format faults soak clean
 .PHONY: bench-admission bench-engine bench-fidelity bench-kv-resize bench-mixed bench-overcommit
@@ -60,7 +62,7 @@ test: $(VENV)/.installed-dev ## the tests
 	@$(BIN)/python -m pytest
 
 test-vllm: .venv-vllm/.installed ## the vLLM engine, against real vLLM on the CPU
-	@$(HOME_HERE) $(VLLM_BIN)/python -m pytest --timeout 300 -k vllm tests/contract tests/nodes/engines/vllm tests/e2e
+	@$(HOME_HERE) $(VLLM_BIN)/python -m pytest --timeout 300 -k vllm tests/contract tests/nodes/engines/vllm tests/e2e 2> >(grep -vE "$(NANOBIND)" >&2)
 
 check: $(VENV)/.installed-dev lint proto types imports test ## everything that CI checks
 

@@ -288,6 +288,4 @@ def drain_node(turn: Turn, asked: DrainRequested) -> None:
         elif not instance.requests:
             note_idle(turn, instance)
     room_changed(turn)
-    turn.act(
-        ReplyDone(operation_id=asked.operation_id, message="ready" if asked.undo else "draining")
-    )
+    turn.act(ReplyDone(operation_id=asked.operation_id, message=wanted.value))
