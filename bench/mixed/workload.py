@@ -22,7 +22,7 @@ BURST_OVER_FIRST = 2.0
 BURST_S = 1.0
 QUIET_GAP_S = 1.0
 SECOND_SLOWER = 2.0
-OUTPUT_TOKENS = (24, 112)
+OUTPUT_TOKENS = (64, 112)
 """The least and the most."""
 TOKEN_IDS = range(2, 250)
 

@@ -12,9 +12,6 @@ import json
 import sys
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from bench.sim.cases import NODES, Case
 from bench.sim.measuring import Measured, measure
 from bench.status_line import show_status
@@ -23,7 +20,18 @@ from mesh.domain.errors import MeshError
 SECONDS_MAX, RSS_MB_MAX = 20.0, 500.0
 GROWTH_NODES = (80, 1000)
 GROWTH_REQUESTS = (10_000, 100_000, 1_000_000)
-HEADINGS = ("nodes", "requests", "finished", "tokens", "seconds", "CPU s", "µs/request")
+HEADINGS = (
+    ("nodes", 6),
+    ("requests", 16),
+    ("finished", 10),
+    ("tokens", 10),
+    ("seconds", 8),
+    ("CPU s", 7),
+    ("µs/request", 11),
+    ("decisions/s", 12),
+    ("RSS MB", 7),
+)
+"""Of the table's columns, and how wide they are."""
 
 
 def cases(options: argparse.Namespace) -> list[tuple[str, Case]]:
@@ -35,30 +43,25 @@ def cases(options: argparse.Namespace) -> list[tuple[str, Case]]:
     return made
 
 
-def report(measured: list[tuple[str, Case, Measured]]) -> None:
-    table = Table(title="simulated", title_justify="left", box=None)
-    for heading in (*HEADINGS, "decisions/s", "RSS MB"):
-        table.add_column(heading, justify="right")
-    for _, case, found in measured:
-        table.add_row(
-            f"{case.nodes:,}",
-            f"{found.requests:,}{' short' if case.short else ''}",
-            f"{found.finished:,}",
-            f"{found.tokens:,}",
-            f"{found.seconds:.1f}",
-            f"{found.cpu_seconds:.1f}",
-            f"{found.request_us:,.0f}",
-            f"{found.decisions_per_s:,.0f}",
-            f"{found.rss_mb:.0f}",
-        )
-    console = Console(width=100)
-    console.print(table)
-    first = measured[0][2]
-    console.print(
-        f"{first.virtual_s / 60:.0f} minutes in {first.seconds:.1f} s (≤ {SECONDS_MAX:.0f}) and "
-        f"{first.rss_mb:.0f} MB (≤ {RSS_MB_MAX:.0f})"
+def print_row(*cells: str) -> None:
+    """As soon as it is known: a run takes minutes."""
+    show_status("")
+    print("".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, HEADINGS, strict=True)))
+    sys.stdout.flush()
+
+
+def print_measured(case: Case, found: Measured) -> None:
+    print_row(
+        f"{case.nodes:,}",
+        f"{found.requests:,}{' short' if case.short else ''}",
+        f"{found.finished:,}",
+        f"{found.tokens:,}",
+        f"{found.seconds:.1f}",
+        f"{found.cpu_seconds:.1f}",
+        f"{found.request_us:,.0f}",
+        f"{found.decisions_per_s:,.0f}",
+        f"{found.rss_mb:.0f}",
     )
-    print(json.dumps(figures(measured)))
 
 
 def figures(measured: list[tuple[str, Case, Measured]]) -> dict[str, object]:
@@ -91,15 +94,22 @@ def main() -> None:
     if any(count % NODES for count in options.nodes):
         parser.error(f"cells grow by {NODES} nodes: give --nodes multiples of {NODES}")
     measured = []
+    print_row(*(heading for heading, _ in HEADINGS))
     try:
         for kind, case in cases(options):
             load = f"{case.short:,} short requests" if case.short else "the load"
             show_status(f"{load} on {case.nodes} nodes")
-            measured.append((kind, case, measure(case)))
+            found = measure(case)
+            measured.append((kind, case, found))
+            print_measured(case, found)
     except MeshError as error:
         sys.exit(f"error: {error}")
-    show_status("")
-    report(measured)
+    first = measured[0][2]
+    print(
+        f"{first.virtual_s / 60:.0f} minutes in {first.seconds:.1f} s (≤ {SECONDS_MAX:.0f}) and "
+        f"{first.rss_mb:.0f} MB (≤ {RSS_MB_MAX:.0f})"
+    )
+    print(json.dumps(figures(measured)))
 
 
 if __name__ == "__main__":

@@ -23,9 +23,11 @@ NODES = 8
 MEMORY_GIB = {DeviceKind.CPU: 253.0, DeviceKind.GPU: 72.0}
 DEPLOYMENTS = 128
 """For `NODES` nodes."""
-SHORT_INPUT_TOKENS, SHORT_OUTPUT_TOKENS = (16, 64), (1, 8)
-SHORT_PER_S = 20.0
-"""Short requests that eight nodes take without a queue worth speaking of."""
+SHORT_INPUT_TOKENS, SHORT_OUTPUT_TOKENS = (16, 64), (1, 2)
+SHORT_PER_S, SHORT_DEPLOYMENTS = 80.0, 16
+"""Short requests, and to how many deployments, that eight nodes take without a queue worth speaking
+of: each has an instance all the time.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,7 @@ class Case:
 
 
 def scenario_of(case: Case) -> Scenario:
+    copies = case.nodes // NODES
     return Scenario(
         nodes=tuple(
             NodeGroup(
@@ -50,7 +53,7 @@ def scenario_of(case: Case) -> Scenario:
             )
             for device, memory in MEMORY_GIB.items()
         ),
-        deployments=tuple(_groups(DEPLOYMENTS * case.nodes // NODES)),
+        deployments=tuple(_groups((SHORT_DEPLOYMENTS if case.short else DEPLOYMENTS) * copies)),
         workload=_short(case) if case.short else _NOTHING,
         seed=case.seed,
         link_delay_s=0.001,

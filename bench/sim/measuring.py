@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 
 from bench.sim.cases import Case, arrivals, scenario_of
+from mesh.report.outcomes import Outcome
 from mesh.sim.cluster import VirtualCell
 from mesh.sim.scenario import plan
 
@@ -37,13 +38,18 @@ class Measured:
 
 
 class _Counter:
-    """A recorder that counts decisions."""
+    """A recorder that counts decisions, and outcomes: a million of them are not kept."""
 
     def __init__(self) -> None:
-        self.decisions = 0
+        self.decisions = self.requests = self.finished = self.tokens = 0
 
     def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
         self.decisions += 1
+
+    def ended(self, outcome: Outcome) -> None:
+        self.requests += 1
+        self.finished += outcome.finished
+        self.tokens += len(outcome.tokens_s)
 
 
 def measure(case: Case) -> Measured:
@@ -56,13 +62,13 @@ def _measure(case: Case) -> Measured:
     scenario, counter = scenario_of(case), _Counter()
     coming = arrivals(case, scenario)
     began_s, computed_s = time.perf_counter(), time.process_time()
-    cell = VirtualCell(plan(scenario), recorders=(counter,))
-    outcomes = cell.run(coming)
+    cell = VirtualCell(plan(scenario), recorders=(counter,), ended=counter.ended)
+    cell.run(coming)
     seconds, cpu_seconds = time.perf_counter() - began_s, time.process_time() - computed_s
     return Measured(
-        requests=len(outcomes),
-        finished=sum(outcome.finished for outcome in outcomes),
-        tokens=sum(len(outcome.tokens_s) for outcome in outcomes),
+        requests=counter.requests,
+        finished=counter.finished,
+        tokens=counter.tokens,
         decisions=counter.decisions,
         virtual_s=cell.clock.now_s() - cell.started_s,
         seconds=seconds,

@@ -61,6 +61,8 @@ class InstanceEntry:
     """From where it was loaded; None until then, and for one that a node brought along."""
     load_started_s: float = 0.0
     loaded_at_s: float = 0.0
+    has_served: bool = False
+    """A token has come from it."""
     idle_since_s: float = 0.0
     phase: str = ""
     share: float = 0.0
@@ -201,13 +203,13 @@ class DeploymentEntry:
     served: int = 0
     refused: int = 0
     load_failures: int = 0
-    """In a row; a completed load resets it."""
+    """In a row, of instances that ended by themselves before their first token, too."""
     load_error: str = ""
     paused_until_s: float = 0.0
     resume_at: int = 0
     """The candidate at which the last turn had to stop, for it had validated often enough."""
-    head: tuple[RequestId, int] | None = None
-    """Who waits for an instance, and `served` when that was tried."""
+    head: tuple[RequestId, int, int] | None = None
+    """Who waits for an instance, and `served` and `Cell.fleet_changes` when that was tried."""
     in_vain: dict[NodeId, tuple[int, Verdict | None]] = field(default_factory=dict)
     """`NodeEntry.eased` of nodes that had no room (None) or no time for it."""
     avoided: dict[NodeId, str] = field(default_factory=dict)
@@ -216,6 +218,10 @@ class DeploymentEntry:
     def replicas(self) -> int:
         """Instances that take new requests or will."""
         return sum(i.takes_requests for i in self.instances.values())
+
+    def forgive_loads(self) -> None:
+        """An instance has served, or lived until it was let go."""
+        self.load_failures, self.load_error = 0, ""
 
     def may_park(self) -> bool:
         """Whether more than its minimum keep their KV caches: then one need not."""
@@ -253,6 +259,10 @@ class Cell:
     requests: dict[RequestId, RequestEntry] = field(default_factory=dict)
     operations: dict[OperationId, OperationEntry] = field(default_factory=dict)
     expectations: Expectations = field(default_factory=Expectations)
+    waiting: dict[DeploymentName, None] = field(default_factory=dict)
+    """Deployments that have had a queue since `with_queues` was asked last, and perhaps have it."""
+    fleet_changes: int = 0
+    """Times that nodes came, went or were drained, or that something new was learned of them."""
     below_minimum: dict[DeploymentName, None] = field(default_factory=dict)
     """Deployments that had no room for all of their `replicas_min` when that was last tried."""
     refused: dict[RefusalReason, int] = field(default_factory=dict)
@@ -262,6 +272,15 @@ class Cell:
     """When those that wait are tried again; None when no such timer is set."""
     retried: str = ""
     """The last deployment whose turn that was."""
+
+    def with_queues(self) -> list[DeploymentEntry]:
+        """Deployments for which requests wait. A look at all would be one at thousands that have
+        none, whenever something ends.
+        """
+        found = [self.deployments[name] for name in self.waiting if name in self.deployments]
+        waiting = [entry for entry in found if entry.queue]
+        self.waiting = {entry.spec.name: None for entry in waiting}
+        return waiting
 
     def queued(self) -> int:
         return sum(len(d.queue) for d in self.deployments.values())

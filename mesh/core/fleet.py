@@ -12,7 +12,7 @@ from mesh.core.instances import adopt, forget, note_idle, note_load_failure, unl
 from mesh.core.operations import fail_operation, failed_on_node, progress, reply_error
 from mesh.core.profiling import profile_done, tell_of_load
 from mesh.core.queueing import tell_waiting
-from mesh.core.replicas import keep_minimum, trim_to_maximum
+from mesh.core.replicas import keep_bounds
 from mesh.core.resizing import resized, restore, take_over
 from mesh.core.serving import deliver, give_back, relieve, requeue
 from mesh.core.sizes import take_over_size
@@ -83,9 +83,7 @@ def connect(turn: Turn, connected: NodeConnected) -> None:
 
 def _room_changed(turn: Turn) -> None:
     turn.room_appeared = True
-    for entry in turn.cell.deployments.values():
-        trim_to_maximum(turn, entry)
-        keep_minimum(turn, entry)
+    keep_bounds(turn)
 
 
 def lose(turn: Turn, node: NodeEntry, reason: str) -> None:
@@ -187,6 +185,9 @@ def _heartbeat(turn: Turn, node: NodeEntry, said: Heartbeat) -> None:
         serves = instance.is_loaded or instance.state is InstanceState.DRAINING
         if serves and instance.instance_id not in listed:
             unload(turn, instance)
+            if not instance.has_served:
+                message = f"{instance.instance_id} ended by itself before its first token"
+                _note_failure(turn, instance, message, "see `mesh logs`")
     for loaded in said.instances:
         known = turn.cell.instances.get(loaded.instance_id)
         if known is None:
@@ -213,7 +214,7 @@ def _loaded(turn: Turn, node: NodeEntry, said: InstanceLoaded) -> None:
     note_loaded(turn, instance, said)
     owner = turn.cell.deployments.get(instance.deployment)
     if owner is not None:
-        owner.load_failures, owner.load_error, owner.paused_until_s = 0, "", 0.0
+        owner.paused_until_s = 0.0
         owner.avoided.clear()
     turn.to_fill[instance.deployment] = None
     if fits:
@@ -262,6 +263,8 @@ def _gone(turn: Turn, said: InstanceGone) -> None:
         requeue(turn, held, RefusalReason.ENGINE_FAILED, said.message or "its instance is gone")
     if loading and said.error:
         _note_failure(turn, instance, said.message, "see `mesh logs`")
+    elif not said.error and instance.deployment in turn.cell.deployments:
+        turn.cell.deployments[instance.deployment].forgive_loads()
     _room_changed(turn)
 
 

@@ -36,7 +36,7 @@ def start_instance(
     if wanted_by and turn.policy.validates and not turn.validations_left:
         return NoTime()
     nodes: Collection[NodeEntry] = turn.cell.nodes.values() if only is None else (only,)
-    asked = worth_asking(entry, wanted_by, nodes) if wanted_by else nodes
+    asked = worth_asking(entry, wanted_by, nodes, turn.cell.fleet_changes) if wanted_by else nodes
     placed = find_room(turn, entry, asked, waiting=entry.queue, wanted_by=wanted_by)
     if not isinstance(placed, Start):
         return placed if len(asked) == len(nodes) else NoTime()

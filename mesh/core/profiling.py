@@ -46,9 +46,13 @@ def _node(turn: Turn, entry: DeploymentEntry, wanted: NodeId | None) -> NodeEntr
         node = turn.cell.nodes.get(wanted)
         if node is None:
             return f"there is no node {wanted!r}"
-        if not turn.takes(node, entry.spec):
-            return f"{wanted} is a {node.device} node, {node.state}: it takes no {entry.spec.name}"
-        return node
+        if turn.takes(node, entry.spec):
+            return node
+        spec, span = entry.spec, node.hello.tensor_parallel_max
+        if node.device in spec.devices and span < spec.tensor_parallel:
+            wide = f"instances of {spec.name!r} are to span {spec.tensor_parallel} devices"
+            return f"{wide} (tensor_parallel); those of {wanted} can span {span}"
+        return f"{wanted} is a {node.device} node, {node.state}: it takes no {spec.name}"
     loaded = [instance for instance in entry.candidates if instance.takes_requests]
     if loaded:
         idlest = min(loaded, key=lambda i: (not i.node.is_idle(), i.batch, i.instance_id))

@@ -50,7 +50,7 @@ def retry(turn: Turn) -> None:
     """Some time has passed for those who wait: try them, in turns if they are too many for one."""
     cell = turn.cell
     cell.retry_at_s = None
-    waiting = [entry for entry in cell.deployments.values() if entry.queue]
+    waiting = cell.with_queues()
     waiting.sort(key=lambda entry: (entry.spec.name <= cell.retried, entry.spec.name))
     for entry in waiting:
         if turn.validations_left > 0:
@@ -71,7 +71,7 @@ def offer(turn: Turn, instance: InstanceEntry) -> None:
 def _fill(turn: Turn) -> None:
     deployments = turn.cell.deployments
     if turn.room_appeared:
-        waiting = [entry for entry in deployments.values() if entry.queue]
+        waiting = turn.cell.with_queues()
     else:
         filled = [deployments.get(name) for name in turn.to_fill]
         waiting = [entry for entry in filled if entry is not None and entry.queue]

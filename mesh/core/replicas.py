@@ -25,6 +25,14 @@ def keep_minimum(turn: Turn, entry: DeploymentEntry) -> None:
             return
 
 
+def keep_bounds(turn: Turn) -> None:
+    """Instances came or went, or may start where they could not: of any deployment."""
+    for entry in turn.cell.deployments.values():
+        trim_to_maximum(turn, entry)
+        if entry.spec.scaling.replicas_min:
+            keep_minimum(turn, entry)
+
+
 def keep_minima(turn: Turn) -> None:
     """An instance became idle: its memory may be what a deployment below its minimum lacks."""
     for name in list(turn.cell.below_minimum):

@@ -75,6 +75,7 @@ def deliver(turn: Turn, outputs: RequestTokens) -> None:
     held.output_tokens += outputs.token_ids
     held.tokens += count
     instance.tokens += count
+    instance.has_served = True
     held.prefill_left = 0
     held.due_s = next_due_s(held.due_s, held.slo.tpot_s, turn.now_s, count)
     if outputs.finish is None:
@@ -89,6 +90,7 @@ def deliver(turn: Turn, outputs: RequestTokens) -> None:
         owner = turn.cell.deployments.get(held.request.deployment)
         if owner is not None:
             owner.served += 1
+            owner.forgive_loads()
             _learn_length(turn, owner, len(held.output_tokens))
     end(turn, held)
 

@@ -38,13 +38,12 @@ def find_room(
     nodes = [n for n in among if turn.takes(n, entry.spec) and n not in taken]
     fresh = [n for n in nodes if n.node_id not in entry.avoided]
 
-    def has_time(node: StartNode) -> bool:
+    def has_time(node: StartNode) -> bool | None:
         if wanted_by is None or not turn.policy.validates:
             return True
         if not turn.validations_left:
-            # It was not looked at.
-            entry.in_vain.pop(node.node_id, None)
-            return False
+            _forget_unasked(entry)
+            return None
         turn.validations_left -= 1
         return _has_time(turn, entry, turn.cell.nodes[node.node_id], wanted_by, granted)
 
@@ -94,12 +93,12 @@ def why_no_node(turn: Turn, spec: DeploymentSpec, purpose: str = "") -> tuple[st
 
 
 def worth_asking(
-    entry: DeploymentEntry, held: RequestEntry, nodes: Collection[NodeEntry]
+    entry: DeploymentEntry, held: RequestEntry, nodes: Collection[NodeEntry], fleet_changes: int
 ) -> list[NodeEntry]:
     """Nodes that have not refused an instance for this request since they were last eased. They are
     taken to refuse it, unless `find_room` finds room or a refusal that need not stand.
     """
-    head = (held.request.request_id, entry.served)
+    head = (held.request.request_id, entry.served, fleet_changes)
     if entry.head != head:
         entry.head = head
         entry.in_vain.clear()
@@ -114,12 +113,17 @@ def worth_asking(
     return asked
 
 
+def _forget_unasked(entry: DeploymentEntry) -> None:
+    """Not all nodes were looked at. Those that had no room will say so again, at no great cost."""
+    entry.in_vain = {name: of for name, of in entry.in_vain.items() if of[1] is not None}
+
+
 def ask_anew(turn: Turn) -> None:
     """The nodes are not those that they were, or what is known of them: nothing that any of them
     has refused counts, nor by when a request would have to begin.
     """
-    for entry in turn.cell.deployments.values():
-        entry.in_vain.clear()
+    turn.cell.fleet_changes += 1
+    for entry in turn.cell.with_queues():
         for held in entry.queue:
             held.latest_start_s = None
 

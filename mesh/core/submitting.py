@@ -21,6 +21,7 @@ def enqueue(turn: Turn, entry: DeploymentEntry, held: RequestEntry) -> None:
     """
     held.queued_at_s = turn.now_s
     insort(entry.queue, held, key=lambda waiting: waiting.arrival_s)
+    turn.cell.waiting[entry.spec.name] = None
     turn.to_fill[entry.spec.name] = None
 
 

@@ -65,13 +65,13 @@ def place_instance(
     *,
     kv_blocks: Callable[[StartNode, Footprint], tuple[int, int]],
     policy: Policy,
-    has_time: Callable[[StartNode], bool],
+    has_time: Callable[[StartNode], bool | None],
 ) -> Start | NoRoom | NoTime:
     """Where a new instance goes: the first node with room, else the first that idle instances can
     make room on. `kv_blocks` says how many it needs there at least and how many are wanted.
-    `has_time` says whether a node could compute for it; it is asked only of nodes that have room.
-    Of nodes that the policy would tell apart by their ids alone, those where the model sleeps come
-    first.
+    `has_time` says whether a node could compute for it; it is asked only of nodes that have room,
+    until it says None: no more of them can be looked at. Of nodes that the policy would tell apart
+    by their ids alone, those where the model sleeps come first.
     """
     ordered = _ordered(deployment, nodes, policy)
     full: list[tuple[StartNode, Footprint, int]] = []
@@ -82,18 +82,24 @@ def place_instance(
         blocks = kv_blocks_within(footprint, least=least, wanted=wanted, free_bytes=node.free_bytes)
         if blocks is None:
             full.append((node, footprint, least))
-        elif has_time(node):
+            continue
+        in_time = has_time(node)
+        if in_time:
             return Start(node=node, footprint=footprint, kv_blocks=blocks)
-        else:
-            busy = True
+        if in_time is None:
+            return NoTime()
+        busy = True
     for node, footprint, least in full:
         if node.device not in policy.reclaims:
             continue
         victims = enough(node.reclaimable(), footprint.instance_bytes(least) - node.free_bytes)
         if not victims:
             continue
-        if has_time(node):
+        in_time = has_time(node)
+        if in_time:
             return Start(node=node, footprint=footprint, kv_blocks=least, reclaim=victims)
+        if in_time is None:
+            return NoTime()
         busy = True
     if busy:
         return NoTime()

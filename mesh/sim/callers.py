@@ -5,7 +5,7 @@ when it ends; a token that is lost, wrong, comes twice or comes after the end is
 raises AssertionError. Before: `ControllerPerformer`. After: `mesh.report.outcomes`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mesh.domain.actions import (
@@ -41,11 +41,12 @@ class _Waiting:
 class Callers:
     """See `mesh.runtime.controller_actions.Clients`."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, ended: Callable[[Outcome], None] | None = None) -> None:
         self._clock = clock
         self._waiting: dict[RequestId, _Waiting] = {}
         self.outcomes: list[Outcome] = []
-        """In the order of their ends."""
+        """In the order of their ends; none where `ended` is told them instead."""
+        self._ended = ended or self.outcomes.append
 
     def call(self, request: Request, deployment: Deployment) -> None:
         """A caller begins to wait."""
@@ -112,7 +113,7 @@ class Callers:
         self, request_id: RequestId, end: FinishReason | RefusalReason, grace_s: float
     ) -> None:
         held = self._waiting.pop(request_id)
-        self.outcomes.append(
+        self._ended(
             Outcome(
                 request_id=request_id,
                 deployment=held.request.deployment,

@@ -71,7 +71,8 @@ class CellPlan:
 
 class VirtualCell:
     """`recorders` see every decision of its controllers; `started` is told what each of them goes
-    out from, and may add recorders of that one alone.
+    out from, and may add recorders of that one alone. `ended` is told each outcome; where there is
+    none, they are kept.
     """
 
     def __init__(
@@ -80,10 +81,11 @@ class VirtualCell:
         *,
         recorders: Sequence[Recorder] = (),
         started: Callable[[ControllerStart], Sequence[Recorder]] = lambda start: (),
+        ended: Callable[[Outcome], None] | None = None,
     ) -> None:
         self.plan = plan
         self.clock = HeapClock()
-        self.callers = Callers(self.clock)
+        self.callers = Callers(self.clock, ended)
         self.links = VirtualLinks(self.clock, plan.link_delay_s)
         self.controller = VirtualController(
             clock=self.clock,
@@ -122,7 +124,8 @@ class VirtualCell:
     def run(
         self, workload: Iterable[Arrival], told: Callable[[float], None] = lambda at_s: None
     ) -> tuple[Outcome, ...]:
-        """All outcomes, in the order of their ends. `told` hears the time of each arrival.
+        """All outcomes that are kept, in the order of their ends. `told` hears the time of each
+        arrival.
 
         Raises InvalidInput for a workload that cannot be meant, EngineError when requests hang.
         """

@@ -23,7 +23,7 @@ from mesh.request.shadow import OVERESTIMATE
 from mesh.wire.offering import Answer
 from tests.support.profiles import profile
 
-REQUESTS = Requests(prompt_tokens=64, served_s=3.84, ttft_s=10.0)
+REQUESTS = Requests(prompt_tokens=64, served_s=9.6, ttft_s=10.0)
 
 
 def decodes(one_s: float, further_s: float) -> Grid:
@@ -72,8 +72,8 @@ def test_the_slo_is_one_that_the_second_node_can_keep_at_half_its_speed() -> Non
 
 def test_answers_are_so_long_that_the_first_node_is_busy_while_the_second_loads() -> None:
     """A decode of twelve takes 0.12 s."""
-    assert sizes(FIRST, SECOND, REQUESTS).output_tokens == 32
-    assert sizes(FIRST, SECOND, replace(REQUESTS, served_s=0.1)).output_tokens == 24
+    assert sizes(FIRST, SECOND, REQUESTS).output_tokens == 80
+    assert sizes(FIRST, SECOND, replace(REQUESTS, served_s=0.1)).output_tokens == 64
     assert sizes(FIRST, SECOND, replace(REQUESTS, served_s=100.0)).output_tokens == 112
 
 
@@ -91,7 +91,7 @@ def test_quiet_requests_come_one_by_one_and_a_burst_at_once() -> None:
     times_s = [call.at_s for call in together]
     assert (times_s, len(times_s)) == (sorted(times_s), 24)
     assert 0.0 <= times_s[0] <= times_s[-1] <= BURST_S
-    assert {(len(c.prompt_tokens), c.output_tokens) for c in together} == {(64, 32)}
+    assert {(len(c.prompt_tokens), c.output_tokens) for c in together} == {(64, 80)}
 
 
 def test_each_token_has_a_deadline_of_its_own_and_the_load_is_granted() -> None:

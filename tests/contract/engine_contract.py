@@ -153,12 +153,7 @@ def _vllm() -> Engine:
 
 
 def _vllm_copying() -> Engine:
-    from mesh_nodes.engines.vllm import VllmEngine
-
-    return VllmEngine(spawner=vllm_spawner(), elastic=False)
-
-
-def _vllm_sleeping() -> Engine:
+    """As on GPUs: instances sleep, too."""
     from mesh_nodes.engines.vllm import VllmEngine
 
     return VllmEngine(spawner=vllm_spawner(), elastic=False, asleep_max=2)
@@ -201,13 +196,5 @@ ENGINES = (
         needs="vllm",
         optional=True,
         walks=20,
-    ),
-    EngineUnderTest(
-        name="vllm-sleeping",
-        make=_vllm_sleeping,
-        write_model=partial(write_tiny_model, head_size=32),
-        needs="vllm",
-        optional=True,
-        walks=5,
     ),
 )

@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
+
 from mesh.core.picture import profile_views
 from mesh.domain.actions import RefuseRequest, ReplyError
 from mesh.domain.deployment import Deployment
 from mesh.domain.events import DeployRequested, ProfileRequested
-from mesh.domain.ids import DeploymentName, OperationId
+from mesh.domain.ids import DeploymentName, NodeId, OperationId
 from mesh.domain.messages import ImportModel, LoadInstance
 from mesh.domain.reasons import RefusalReason
 from tests.core.cells import CellUnderTest, commands, deployment, hello, only
@@ -63,12 +65,14 @@ def test_a_request_is_refused_at_once_and_its_minimum_is_not_loaded() -> None:
     assert "can span 2" in refused.message
 
 
-def test_it_is_not_profiled_there_either() -> None:
+@pytest.mark.parametrize("node_id", [None, NodeId("n1")])
+def test_it_is_not_profiled_there_either(node_id: NodeId | None) -> None:
     cell = CellUnderTest(wide())
     cell.join()
-    asked = ProfileRequested(operation_id=OP, name=wide().spec.name, node_id=None)
+    asked = ProfileRequested(operation_id=OP, name=wide().spec.name, node_id=node_id)
     reply = only(cell.tell(asked), ReplyError)
     assert "span 2 devices" in reply.message
+    assert "can span 1" in reply.message
 
 
 def test_what_is_expected_of_nodes_that_cannot_is_not_told() -> None:

@@ -98,7 +98,7 @@ def test_an_idle_instance_that_is_killed_is_loaded_again_for_its_minimum(tmp_pat
     text = SMALL.replace(small, small + "scaling = { replicas_min = 1 }\n")
     faulty, (outcome,) = run(plan(scenario(tmp_path, text)), fault(FaultKind.LOSE, chance=0.9))
     assert (outcome.end, len(outcome.tokens_s)) == (FinishReason.LENGTH, 200)
-    assert loads(faulty) == {"cpu": 3}, "the neighbour, the first, and the one in its place"
+    assert loads(faulty) == {"cpu": 2, "gpu-1": 1}, "the next one goes where none has broken"
     assert "small" in {i.deployment for i in faulty.cell.core.cell.instances.values()}
 
 

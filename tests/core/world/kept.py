@@ -19,9 +19,10 @@ def check_refusals(core: ControllerCore, now_s: float) -> None:
         validations_left=0,
     )
     for entry in core.cell.deployments.values():
+        assert not entry.queue or entry.spec.name in core.cell.waiting
         if not entry.queue or entry.replicas() >= entry.spec.scaling.replicas_max:
             continue
-        if entry.head != (entry.queue[0].request.request_id, entry.served):
+        if entry.head != (entry.queue[0].request.request_id, entry.served, core.cell.fleet_changes):
             continue
         nodes = core.cell.nodes.values()
         full = [n for n in nodes if entry.in_vain.get(n.node_id) == (n.eased, None)]

@@ -246,10 +246,12 @@ class VllmEngine:
                 timeout_s=LOAD_S_MAX,
                 progress=progress,
             )
+            bed = Bed(kind=kind, host_bytes=cast(int, host_bytes), remote=remote)
+            self._sleepers.reserve(bed)
         except BaseException:
             remote.end()
             raise
-        return Bed(kind=kind, host_bytes=cast(int, host_bytes), remote=remote)
+        return bed
 
     def _options(self, model: ModelInfo) -> ProcessOptions:
         return ProcessOptions(

@@ -75,6 +75,7 @@ class _Server:
             Verb.STEP: partial(self._turn, instance),
             Verb.MEASURE: instance.measure,
             Verb.RESIZE: instance.resize_kv,
+            Verb.RESERVE: instance.weights.reserve,
             Verb.SLEEP: instance.sleep,
             Verb.WAKE: instance.wake,
         }

@@ -72,11 +72,28 @@ class Sleepers:
         self._asleep: list[Bed] = []
         """The one asleep the longest first."""
         self._awake: list[Bed] = []
-        """Those that were woken, and have their copies still."""
+        """Those that hold some of the host: reserved, or the copy that they were woken from."""
         self._falling: list[Bed] = []
         """Those that will be asleep soon, or gone."""
         self._moved: Remote | None = None
         self._closed = False
+
+    def reserve(self, bed: Bed) -> None:
+        """Have one that has just been loaded take the host's memory for its first sleep already, if
+        there is plenty: no more than half for all that are awake.
+        """
+        if not self.count_max:
+            return
+        with self._table:
+            self._awake = [other for other in self._awake if other.remote.alive]
+            held_bytes = sum(other.host_bytes for other in (*self._awake, *self._asleep))
+            awake_bytes = sum(other.host_bytes for other in self._awake)
+            plenty = awake_bytes + bed.host_bytes <= self._bytes_max // 2
+            fits = held_bytes + bed.host_bytes <= self._bytes_max
+            if not plenty or not fits or bed.host_bytes > self._available_bytes():
+                return
+            self._awake.append(bed)
+        bed.remote.call(Verb.RESERVE)
 
     def sleep(self, bed: Bed) -> bool:
         """Whether it sleeps now: then it is found by a `wake`. Else it is the caller's to end."""

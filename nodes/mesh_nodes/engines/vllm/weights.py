@@ -5,9 +5,13 @@ whoever holds it, at whatever address the memory comes back. No CUDA graph may h
 one, so it needs `enforce_eager`. Before: `instance`, which sleeps and wakes. After: torch.
 """
 
+import logging
+import threading
 from itertools import chain
 
 import torch
+
+log = logging.getLogger(__name__)
 
 
 class Weights:
@@ -25,28 +29,50 @@ class Weights:
         self._sizes: list[int] = []
         """Of what stands in the host's copy, one after the other."""
         self._host: torch.Tensor | None = None
+        self._copied = False
+        self._reserving: threading.Thread | None = None
 
     @property
     def device_bytes(self) -> int:
         """What they hold of the device now; as much as a copy of them takes of the host."""
         return sum(storage.nbytes() for storage in self._storages())
 
+    def reserve(self) -> None:
+        """Take the host's memory for a copy now, beside whatever follows: to have its pages takes
+        several times as long as to copy into them.
+        """
+        sizes = [storage.nbytes() for storage in self._storages()]
+
+        def take() -> None:
+            try:
+                self._host = self._host_memory(sum(sizes))
+                self._sizes = sizes
+            except (RuntimeError, MemoryError):
+                log.exception("no host memory for weights that are to sleep later")
+
+        self._reserving = threading.Thread(target=take, name="mesh-reserve", daemon=True)
+        self._reserving.start()
+
     def to_host(self) -> None:
         """See that the host has all of them, and give their memory on the device back.
 
         Raises RuntimeError, MemoryError when it cannot be done; they are in no known state then.
         """
+        if self._reserving is not None:
+            self._reserving.join()
+            self._reserving = None
         self._away = self._storages()
         sizes = [storage.nbytes() for storage in self._away]
         changed = len(self._away)
-        if sizes == self._sizes:
+        if sizes == self._sizes and self._copied:
             changed = len(self._storages(parameters=False))
-        else:
+        elif sizes != self._sizes:
             self._release()
             self._host, self._sizes = self._host_memory(sum(sizes)), sizes
         for storage, part in self._pairs()[-changed:] if changed else ():
             part.copy_(_as_bytes(storage), non_blocking=True)
         self._wait()
+        self._copied = True
         for storage in self._away:
             storage.resize_(0)
         if self._device.type == "cuda":
@@ -84,6 +110,8 @@ class Weights:
         memory = torch.empty(size_bytes, dtype=torch.uint8)
         if self._device.type == "cuda":
             _check(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), size_bytes, 0))
+        else:
+            memory.zero_()
         return memory
 
     def _release(self) -> None:

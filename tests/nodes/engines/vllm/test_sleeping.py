@@ -162,6 +162,25 @@ def test_copies_of_what_is_awake_count(make: Make, model: StoredModel) -> None:
     assert len(engine.asleep()) == 1, "the copy has gone with its process"
 
 
+def test_what_is_loaded_takes_half_of_host_memory_ahead(
+    make: Make, model: StoredModel
+) -> None:
+    probe = make()
+    probe.load(model.order(ONE), no_progress)
+    engine = make(asleep_bytes_max=int(2.1 * probe._beds[ONE].host_bytes))
+    probe.close()
+    started(engine, model, ONE)
+    two = started(engine, model, TWO)
+    assert engine._sleepers._awake == [engine._beds[ONE]]
+    engine.unload(TWO)
+    assert len(engine.asleep()) == 1, "the other half is its"
+    three = started(engine, model, THREE, batch_max=3)
+    assert engine._sleepers._awake == [engine._beds[ONE]]
+    engine.unload(ONE)
+    assert engine._sleepers._awake == []
+    assert (len(engine.asleep()), alive(two), alive(three)) == (2, True, True)
+
+
 def test_what_sleeps_goes_before_a_load_lacks_memory(make: Make, model: StoredModel) -> None:
     held: list[int] = []
     engine = make(available_bytes=lambda: 1 << 50 if not any(map(alive, held)) else 0)
