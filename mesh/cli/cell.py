@@ -74,6 +74,10 @@ class LocalCell:
         alike = [other for other in nodes if other.device is node.device]
         if node.device is DeviceKind.GPU:
             arguments += ["--gpu", str(alike.index(node))]
+            if len(nodes) > 1:
+                # A node that is told nothing lets models sleep in half of the host's memory.
+                share_bytes = hardware.probe().memory_bytes // 2 // len(nodes)
+                arguments += ["--asleep-memory", str(share_bytes)]
         if len(nodes) > 1 and (memory_bytes is None or threads is None):
             machine = hardware.probe()
             if node.device is DeviceKind.CPU:

@@ -83,11 +83,12 @@ class Correction:
         weight = max(1.0 - exp(-predicted_s / LEARNING_S), predicted_s / self._seen_s)
         self.told(before + (ratio - before) * weight, now_s)
 
-    def reported(self, factor: float, now_s: float) -> None:
+    def reported(self, factor: float, now_s: float, *, beside_load: bool = False) -> None:
         """The node that sees the iterations tells the factor after one of them. What it was while
-        an estimate was on trial says nothing about neighbours.
+        an estimate was on trial says nothing about neighbours. An iteration beside a load tells its
+        node what loads cost and corrects no estimate, so it is none of the trial's.
         """
-        if self.trial_left:
+        if self.trial_left and not beside_load:
             self.trial_left -= 1
             self._peak = 0.0
         self.told(factor, now_s)

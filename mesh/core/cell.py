@@ -147,6 +147,11 @@ class NodeEntry:
         """Whether no request is on it."""
         return not any(instance.requests for instance in self.instances.values())
 
+    def is_loading(self) -> bool:
+        """Whether a load takes part of it."""
+        loading = [i for i in self.instances.values() if i.state is InstanceState.LOADING]
+        return any(self.station.running(i.instance_id) for i in loading)
+
     def takes(self, spec: DeploymentSpec) -> bool:
         """Whether it takes new instances of a deployment now."""
         return self.state is NodeState.READY and self.suits(spec)

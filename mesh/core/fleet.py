@@ -157,7 +157,8 @@ def _note_iteration(turn: Turn, node: NodeEntry, said: TokensReport) -> None:
         return
     if said.correction < instance.correction.latest * EASED_SHARE:
         node.eased += 1
-    instance.correction.reported(said.correction, turn.now_s)
+    beside_load = instance.correction.trial_left > 0 and node.is_loading()
+    instance.correction.reported(said.correction, turn.now_s, beside_load=beside_load)
     for request_id, tokens in said.prefill_left:
         held = instance.requests.get(request_id)
         if held is not None:

@@ -45,7 +45,7 @@ def verdict_on(
     does not try out an estimate.
     """
     node = instance.node
-    if instance.requests and instance.correction.trial_left:
+    if instance.correction.trial_left and (instance.requests or beside):
         return Verdict.DELAYS_RUNNING
     estimated = not (instance.profile and instance.profile.measured)
     if estimated and not moves and _finds_out(node, next_due_s, now_s, may_be_late):

@@ -92,7 +92,7 @@ def read_options(
         memory_bytes=_memory_bytes(given.memory, hardware),
         threads=_threads(given.threads, hardware),
         asleep_max=_asleep(given.asleep, device),
-        asleep_bytes_max=_asleep_bytes(given.asleep_memory, machine),
+        asleep_bytes_max=_asleep_bytes(given.asleep_memory, device, machine),
         home=Path(given.home).expanduser().absolute(),
         journal=None if given.journal is None else Path(given.journal),
         parent_pid=given.parent_pid,
@@ -200,11 +200,7 @@ def _threads(number: int | None, hardware: Hardware) -> int:
 def _asleep(number: int | None, device: DeviceKind) -> int:
     if device is DeviceKind.CPU:
         if number:
-            raise InvalidInput(
-                f"--asleep {number}: on a CPU the device's memory is the host's; weights that "
-                "sleep there would free nothing",
-                hint="leave it out, or start a node with --device gpu",
-            )
+            raise _sleeps_in_vain(f"--asleep {number}")
         return 0
     if number is None:
         return ASLEEP
@@ -213,9 +209,11 @@ def _asleep(number: int | None, device: DeviceKind) -> int:
     return number
 
 
-def _asleep_bytes(text: str | None, machine: Hardware) -> int:
+def _asleep_bytes(text: str | None, device: DeviceKind, machine: Hardware) -> int:
     if text is None:
         return machine.memory_bytes // 2
+    if device is DeviceKind.CPU:
+        raise _sleeps_in_vain(f"--asleep-memory {text}")
     size_bytes = parse_bytes(text)
     if not 0 < size_bytes <= machine.memory_bytes:
         raise InvalidInput(
@@ -224,3 +222,11 @@ def _asleep_bytes(text: str | None, machine: Hardware) -> int:
             hint="give less than that, or --asleep 0 for none",
         )
     return size_bytes
+
+
+def _sleeps_in_vain(given: str) -> InvalidInput:
+    return InvalidInput(
+        f"{given}: on a CPU the device's memory is the host's; weights that sleep there would "
+        "free nothing",
+        hint="leave it out, or start a node with --device gpu",
+    )

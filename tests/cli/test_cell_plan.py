@@ -105,9 +105,19 @@ def test_gpu_nodes_are_numbered_and_take_no_share_of_the_machines_memory(
         told = started[f"node {name}"]
         assert told[told.index("--gpu") + 1] == number
         assert "--memory" not in told
+        assert told[told.index("--asleep-memory") + 1] == "1666", "a third of half"
     told = started["node cpu0"]
     assert told[told.index("--memory") + 1] == "7000"
     assert "--gpu" not in told
+    assert "--asleep-memory" not in told
+
+
+def test_on_a_lone_gpu_node_models_sleep_in_what_the_agent_takes_by_itself(
+    started: dict[str, list[str]],
+) -> None:
+    nodes = plan_nodes(["gpu"])
+    LocalCell(CellPlan(listen="127.0.0.1:0", home=Path("/h"), nodes=nodes)).start()
+    assert started["node gpu0"][-4:] == ["--gpu", "0", "--home", "/h"]
 
 
 def test_what_is_given_for_a_node_holds_for_each(started: dict[str, list[str]]) -> None:

@@ -6,13 +6,16 @@ import pytest
 
 from mesh.compute.correction import TRIAL_ITERATIONS
 from mesh.core.expectations import Expectations
+from mesh.core.request_entry import RequestEntry
+from mesh.core.schedule import verdict_on
 from mesh.domain.actions import RefuseRequest
 from mesh.domain.ids import InstanceId, ModelId
 from mesh.domain.limits import CellLimits
-from mesh.domain.messages import InstanceGone, LoadInstance
+from mesh.domain.messages import InstanceGone, LoadInstance, TokensReport
 from mesh.domain.reasons import FinishReason
 from mesh.domain.slo import Slo
-from tests.core.admission import BusyCell, node, submitted
+from mesh.request.shadow import Verdict
+from tests.core.admission import BusyCell, instance, node, submitted
 from tests.core.cells import (
     FOOTPRINT,
     MODEL,
@@ -68,6 +71,48 @@ def test_what_the_first_iterations_took_does_not_count_as_a_neighbour_that_may_c
     for _ in range(TRIAL_ITERATIONS - 1):
         cell.iterated("a", correction=1.0)
     assert submitted(cell.retry()) == [("r2", "a")]
+
+
+def test_iterations_beside_a_load_are_no_trial() -> None:
+    """Their node learns from them what a load costs, and nothing of the estimate."""
+    names = ("a", "b")
+    cell = CellUnderTest(*(deployment(name, slo=PATIENT) for name in names), profiles=())
+    link, _ = cell.join(node("n1", instance("a", "a")))
+    assert submitted(cell.invoke(request("r1", of="a"))) == [("r1", "a")]
+    (load,) = commands(cell.invoke(request("r2", of="b")), LoadInstance)
+    assert submitted(cell.invoke(request("r3", of="a"))) == []
+    said = TokensReport(instance_id=InstanceId("a"), outputs=(), correction=1.0)
+    for _ in range(TRIAL_ITERATIONS):
+        cell.report(link, said)
+    assert submitted(cell.retry()) == [], "nothing has corrected it"
+    cell.loaded(link, load.instance_id)
+    for _ in range(TRIAL_ITERATIONS):
+        assert submitted(cell.retry()) == []
+        cell.report(link, said)
+    assert submitted(cell.retry()) == [("r3", "a")]
+
+
+def test_a_trial_is_not_for_several_that_move_at_once() -> None:
+    cell = unmeasured()
+    idle = cell.core.cell.instances[InstanceId("a")]
+    first, second = (
+        RequestEntry(request=request(name, of="a"), slo=PATIENT, arrival_s=cell.now_s)
+        for name in ("r1", "r2")
+    )
+
+    def verdict(*beside: RequestEntry) -> Verdict:
+        return verdict_on(
+            idle,
+            second,
+            next_due_s=cell.now_s + 20.0,
+            now_s=cell.now_s,
+            limits=CellLimits(),
+            beside=beside,
+            moves=True,
+        )
+
+    assert verdict() is Verdict.PASSES
+    assert verdict(first) is Verdict.DELAYS_RUNNING
 
 
 def test_no_other_instance_is_loaded_for_those_who_wait_for_a_trial() -> None:

@@ -73,6 +73,19 @@ def test_it_goes_to_another_node_that_has_room_for_it() -> None:
     assert [order.instance_id for order in submitted] == [again.instance_id]
 
 
+def test_so_does_one_that_was_loading_when_another_said_what_it_takes() -> None:
+    """Both were promised what the estimate says."""
+    cell = CellUnderTest(deployment(replicas_min=2))
+    links = [cell.join(other(name, room=ESTIMATE))[0] for name in ("n1", "n2")]
+    entries = list(cell.core.cell.instances.values())
+    assert [entry.node.node_id for entry in entries] == ["n1", "n2"]
+    for link, entry in zip(links, entries, strict=True):
+        assert entry.to_load is not None
+        (unload,) = commands(loaded(cell, link, entry.to_load), UnloadInstance)
+        assert unload.instance_id == entry.instance_id
+        assert entry.node.free_bytes >= 0
+
+
 def test_with_room_for_what_it_came_to_it_stays_and_the_next_load_is_promised_as_much() -> None:
     cell = CellUnderTest(deployment())
     link, _ = cell.join(other(room=LARGE, memory_bytes=LARGE.instance_bytes(40)))

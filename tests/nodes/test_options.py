@@ -96,6 +96,7 @@ def test_a_cpu_node_may_compute_with_vllm() -> None:
         (["--threads", "0"], "--threads 0"),
         (["--threads", "two"], "invalid int value: 'two'"),
         (["--asleep", "2"], "--asleep 2: on a CPU the device's memory is the host's"),
+        (["--asleep-memory", "1GB"], "--asleep-memory 1GB: on a CPU the device's memory is the"),
         (["--device", "gpu", "--asleep", "-1"], "--asleep -1 is not from 0 to 64"),
         (["--device", "gpu", "--asleep-memory", "11GB"], "--asleep-memory 11GB is 10.2 GiB"),
         (["--jion", "a:1"], "unrecognized arguments: --jion"),

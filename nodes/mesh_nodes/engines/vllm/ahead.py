@@ -88,6 +88,9 @@ class Ahead:
             # Ended by `close` if that comes first: then this call says so.
             if not self._closed:
                 remote.call(Verb.PREPARE)
+                if not remote.alive:
+                    # Not tried again at once: the next one may end the same way.
+                    raise remote.why_gone()
         except MeshError:
             remote.end()
             raise

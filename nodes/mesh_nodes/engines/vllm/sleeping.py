@@ -73,6 +73,8 @@ class Sleepers:
         """The one asleep the longest first."""
         self._awake: list[Bed] = []
         """Those that hold some of the host: reserved, or the copy that they were woken from."""
+        self._falling: list[Bed] = []
+        """Those that will be asleep soon, or gone."""
         self._moved: Remote | None = None
         self._closed = False
 
@@ -97,17 +99,26 @@ class Sleepers:
         """Whether it sleeps now: then it is found by a `wake`. Else it is the caller's to end."""
         if not self.count_max or not bed.remote.alive:
             return False
-        with self._moving:
-            if not self._make_room(bed) or not self._call(bed.remote, Verb.SLEEP):
-                return False
+        with self._table:
+            self._falling.append(bed)
+        try:
+            with self._moving:
+                if not self._make_room(bed) or not self._call(bed.remote, Verb.SLEEP):
+                    return False
+                with self._table:
+                    if not self._closed:
+                        self._asleep.append(bed)
+                    return not self._closed
+        finally:
             with self._table:
-                if not self._closed:
-                    self._asleep.append(bed)
-                return not self._closed
+                self._falling.remove(bed)
 
     def wake(self, order: LoadOrder, kind: Kind) -> Bed | None:
         """One that slept, as the instance of the order. None: load it the ordinary way."""
-        if not self.count_max:
+        with self._table:
+            found = any(bed.kind == kind for bed in (*self._asleep, *self._falling))
+        if not found:
+            # A load from disk need not wait for what moves.
             return None
         with self._moving:
             # Not before the lock is had: it may just be falling asleep.
@@ -171,28 +182,37 @@ class Sleepers:
         return True
 
     def _take(self, kind: Kind) -> Bed | None:
-        """The one of this kind that fell asleep last; those that died in their sleep are let go."""
+        """The one of this kind that fell asleep last."""
+        self._let_dead_go()
         with self._table:
-            dead = [bed for bed in self._asleep if not bed.remote.alive]
-            self._asleep = [bed for bed in self._asleep if bed not in dead]
             found = next((bed for bed in reversed(self._asleep) if bed.kind == kind), None)
             if found is not None:
                 self._asleep.remove(found)
-        for bed in dead:
-            bed.remote.end()
         return found
 
+    def _let_dead_go(self) -> None:
+        """Those that died in their sleep take nobody's place."""
+        with self._table:
+            dead = [bed for bed in self._asleep if not bed.remote.alive]
+            self._asleep = [bed for bed in self._asleep if bed not in dead]
+        for bed in dead:
+            bed.remote.end()
+
     def _make_room(self, bed: Bed) -> bool:
-        """For one more, in the place of others if need be. False when it cannot be had."""
+        """For one more, in the place of others if need be. False when it cannot be had, and then
+        others sleep on, unless the host's memory goes meanwhile.
+        """
+        self._let_dead_go()
         with self._table:
             self._awake = [other for other in self._awake if other.remote.alive]
             has_copy = bed in self._awake
             if has_copy:
                 self._awake.remove(bed)
             left_bytes = self._bytes_max - sum(other.host_bytes for other in self._awake)
-        if bed.host_bytes > left_bytes:
-            return False
+            asleep_bytes = sum(other.host_bytes for other in self._asleep)
         wanted_bytes = 0 if has_copy else bed.host_bytes
+        if bed.host_bytes > left_bytes or wanted_bytes > asleep_bytes + self._available_bytes():
+            return False
         while not self._has_room(left_bytes - bed.host_bytes, wanted_bytes):
             if not self.evict():
                 return False
