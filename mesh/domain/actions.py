@@ -1,7 +1,5 @@
 """What the two cores decide. A core's action list is its log; the shells only carry it out."""
 
-from dataclasses import dataclass
-
 from mesh.domain.deployment import Deployment
 from mesh.domain.events import ControllerTimer
 from mesh.domain.history import OutputHistory
@@ -13,6 +11,7 @@ from mesh.domain.reasons import RefusalReason, TurnRule
 from mesh.domain.request import RequestTokens
 from mesh.domain.steps import EngineRequest
 from mesh.domain.text import TextAssets
+from mesh.domain.values import dataclass
 
 # The controller's.
 

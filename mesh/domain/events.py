@@ -2,12 +2,11 @@
 `mesh.domain.node_events`.
 """
 
-from dataclasses import dataclass
-
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
 from mesh.domain.messages import NodeHello, NodeReport
 from mesh.domain.request import Request
+from mesh.domain.values import dataclass
 
 # The controller's: administrative calls.
 

@@ -4,8 +4,6 @@ Both cores speak in these values; the codecs of `mesh.wire` turn them into proto
 simulator's links carry them as they are. No field is a point in time: ages and spans only.
 """
 
-from dataclasses import dataclass
-
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, OperationId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import Profile
@@ -13,6 +11,7 @@ from mesh.domain.reasons import DeviceKind
 from mesh.domain.request import RequestOrder, RequestTokens
 from mesh.domain.steps import LoadTier, SleepingModel
 from mesh.domain.text import TextAssets
+from mesh.domain.values import dataclass
 
 # Commands: controller to node.
 

@@ -2,14 +2,13 @@
 `mesh.domain.events`.
 """
 
-from dataclasses import dataclass
-
 from mesh.domain.ids import InstanceId, OperationId, RequestId
 from mesh.domain.messages import NodeCommand
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.reasons import TurnRule
 from mesh.domain.steps import LoadedInstance, SleepingModel, StepResult
 from mesh.domain.text import TextAssets
+from mesh.domain.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,11 @@
 """A request: one invocation of a deployment, from its prompt tokens to its last token."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.reasons import FinishReason
 from mesh.domain.slo import Slo
+from mesh.domain.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
