@@ -182,9 +182,11 @@ class WatchedCore:
 
 def _check_shrink(node: NodeEntry, operation: MemoryOperation) -> None:
     """A cache does not shrink below what its requests need. One that has waited may: for want of
-    room they could not take its promise back meanwhile.
+    room they could not take its promise back meanwhile. And one may be let in once a shrink has
+    begun: then the grow for it waits behind.
     """
     instance = node.instances[operation.instance_id]
     footprint = instance.footprint
     if operation.size_bytes < footprint.instance_bytes(instance.kv_blocks):
-        assert operation.size_bytes >= footprint.instance_bytes(max(instance.required_blocks, 1))
+        needed_bytes = footprint.instance_bytes(max(instance.required_blocks, 1))
+        assert max(operation.size_bytes, instance.promised_bytes) >= needed_bytes
