@@ -17,15 +17,26 @@ from mesh.controller.main import main as run_controller
     help="Where clients and nodes reach it.",
 )
 @policy_option
+@click.option(
+    "--turn",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0, max=1),
+    help="Decodes of an instance that take no longer together are one turn; default: each is one.",
+)
 @click.option("--journal", metavar="FILE", help="Write every decision of the cell there.")
 @home_option
 @click.pass_context
 def controller(
-    ctx: click.Context, listen: str, policy: str | None, journal: str | None, home: Path
+    ctx: click.Context,
+    listen: str,
+    policy: str | None,
+    turn: float | None,
+    journal: str | None,
+    home: Path,
 ) -> None:
     """Run a cell's controller in the foreground: gateway, admission, placement."""
     arguments = ["--listen", listen, "--home", str(home)]
-    for option, value in (("--policy", policy), ("--journal", journal)):
+    for option, value in (("--policy", policy), ("--turn", turn), ("--journal", journal)):
         if value is not None:
-            arguments += [option, value]
+            arguments += [option, str(value)]
     ctx.exit(run_controller(arguments))

@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import gc
 import logging
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -16,9 +17,12 @@ from platformdirs import user_data_dir
 
 from mesh.controller.server import ControllerConfig, serve
 from mesh.domain.errors import InvalidInput, MeshError
+from mesh.domain.limits import TURN_S_MAX, CellLimits
 from mesh.policy.registry import DEFAULT_POLICY
 
 DONE, FAILED, USAGE = 0, 1, 2
+TURN_S_LARGEST = 1.0
+"""Of --turn: nobody is looked at before a turn ends."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,13 +32,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         level=logging.DEBUG if options.verbose else logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
-    config = ControllerConfig(
-        listen=options.listen,
-        home=options.home,
-        journal=options.journal,
-        policy=options.policy,
-    )
     try:
+        config = ControllerConfig(
+            listen=options.listen,
+            home=options.home,
+            journal=options.journal,
+            policy=options.policy,
+            limits=CellLimits(turn_s_max=_turn_s(options.turn)),
+        )
         asyncio.run(serve(config, ready=_settle))
     except MeshError as error:
         sys.stderr.write(f"error: {error.message}\n")
@@ -57,6 +62,20 @@ def _settle(address: str) -> None:
     gc.freeze()
 
 
+def _turn_s(text: str) -> float:
+    """Raises InvalidInput for what is none."""
+    try:
+        turn_s = float(text)
+    except ValueError:
+        turn_s = math.nan
+    if not 0.0 <= turn_s <= TURN_S_LARGEST:
+        raise InvalidInput(
+            f"--turn: {text!r} is no number of seconds from 0 to {TURN_S_LARGEST:g}",
+            hint="0.02 makes a turn of the decodes that take 20 ms together",
+        )
+    return turn_s
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m mesh.controller", description="Run the controller of a cell."
@@ -66,5 +85,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--home", type=Path, default=Path(home), metavar="DIR")
     parser.add_argument("--journal", type=Path, metavar="FILE")
     parser.add_argument("--policy", default=DEFAULT_POLICY, metavar="NAME")
+    parser.add_argument("--turn", default=str(TURN_S_MAX), metavar="SECONDS")
     parser.add_argument("--verbose", action="store_true")
     return parser

@@ -52,10 +52,10 @@ class NodeLinks(NodeLinkServicer):
         self._made = 0
         self._stopping = False
 
-    def accept(self, link_id: int, turns: TurnRule) -> None:
+    def accept(self, link_id: int, turns: TurnRule, turn_s_max: float) -> None:
         link = self._links.get(link_id)
         if link is not None:
-            link.commands.put(welcome(HEARTBEAT_S, turns))
+            link.commands.put(welcome(HEARTBEAT_S, turns, turn_s_max))
 
     def send(self, link_id: int, command: NodeCommand) -> None:
         link = self._links.get(link_id)

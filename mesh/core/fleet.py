@@ -75,7 +75,8 @@ def connect(turn: Turn, connected: NodeConnected) -> None:
     turn.cell.nodes[hello.node_id] = node
     turn.cell.links[link_id] = node
     ask_anew(turn)
-    turn.act(AcceptLink(link_id=link_id, turns=turn.policy.turns))
+    rule, turn_s_max = turn.policy.turns, turn.limits.turn_s_max
+    turn.act(AcceptLink(link_id=link_id, turns=rule, turn_s_max=turn_s_max))
     for report in hello.instances:
         adopt(turn, node, report)
     room_changed(turn)

@@ -95,7 +95,7 @@ class NodeCore:
             lanes,
             turn.now_s,
             prefill_tokens_max=self._limits.prefill_tokens_max,
-            turn_s_max=self._limits.turn_s_max,
+            turn_s_max=node.turn_s_max,
             rule=node.turns,
         )
         if grant is None:
@@ -160,7 +160,7 @@ class NodeCore:
                     instance.kv_blocks_used = event.kv_blocks_used
             case LinkOpened():
                 self._node.linked = turn.linked = True
-                self._node.turns = event.turns
+                self._node.turns, self._node.turn_s_max = event.turns, event.turn_s_max
                 # An instance may have broken since the hello.
                 turn.report(self._node.heartbeat(turn.now_s))
             case LinkClosed():

@@ -9,6 +9,7 @@ from mesh.compute.correction import Correction
 from mesh.compute.survey import Survey
 from mesh.compute.times import Times
 from mesh.domain.ids import InstanceId, OperationId, RequestId
+from mesh.domain.limits import TURN_S_MAX
 from mesh.domain.messages import Heartbeat, InstanceReport, LoadInstance
 from mesh.domain.model import Footprint
 from mesh.domain.node_events import HeartbeatDue
@@ -205,6 +206,8 @@ class LocalNode:
     """Sources being imported."""
     survey: LocalSurvey | None = None
     turns: TurnRule = TurnRule.HEADROOM
+    turn_s_max: float = TURN_S_MAX
+    """Both as the controller said last."""
     loads: int = 0
     """Under way in the engine."""
     steps_started: int = 0

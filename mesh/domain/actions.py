@@ -4,6 +4,7 @@ from mesh.domain.deployment import Deployment
 from mesh.domain.events import ControllerTimer
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
+from mesh.domain.limits import TURN_S_MAX
 from mesh.domain.messages import NodeCommand, NodeReport
 from mesh.domain.model import ModelInfo
 from mesh.domain.profile import IterationShape, Profile
@@ -24,10 +25,13 @@ class SendCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptLink:
-    """The node behind this link belongs to the cell now, and gives turns by this rule."""
+    """The node behind this link belongs to the cell now, and gives turns by this rule, of several
+    decodes where they take no longer than `turn_s_max` together.
+    """
 
     link_id: int
     turns: TurnRule = TurnRule.HEADROOM
+    turn_s_max: float = TURN_S_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

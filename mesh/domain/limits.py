@@ -57,7 +57,7 @@ class CellLimits:
     """Between two writes of a deployment's output lengths to the registry."""
     prefill_tokens_max: int = PREFILL_TOKENS_MAX
     turn_s_max: float = TURN_S_MAX
-    """As the nodes have it."""
+    """The nodes are told."""
     overtaken_max: int = 8
     """Later requests that may get a place before an earlier one that wants to compute there."""
     place_retry_s: float = 0.05
@@ -73,7 +73,6 @@ class NodeLimits:
     """The node core's bounds."""
 
     prefill_tokens_max: int = PREFILL_TOKENS_MAX
-    turn_s_max: float = TURN_S_MAX
     primed_tokens_max: int = 128
     """Iterations of up to so many tokens are computed once, when there is nothing else to do, so
     that the engine has its kernels for them. 0: none are.

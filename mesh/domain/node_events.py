@@ -3,6 +3,7 @@
 """
 
 from mesh.domain.ids import InstanceId, OperationId, RequestId
+from mesh.domain.limits import TURN_S_MAX
 from mesh.domain.messages import NodeCommand
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.reasons import TurnRule
@@ -13,9 +14,10 @@ from mesh.domain.values import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkOpened:
-    """The controller accepted the link, and says who is to compute next."""
+    """The controller accepted the link, and says who is to compute next, and for how long."""
 
     turns: TurnRule = TurnRule.HEADROOM
+    turn_s_max: float = TURN_S_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 class NodeLinks(Protocol):
     """The controller's ends of the links. A link that has closed meanwhile is ignored."""
 
-    def accept(self, link_id: int, turns: TurnRule) -> None: ...
+    def accept(self, link_id: int, turns: TurnRule, turn_s_max: float) -> None: ...
 
     def send(self, link_id: int, command: NodeCommand) -> None: ...
 
@@ -111,7 +111,7 @@ class ControllerPerformer:
                 timer = action.timer
                 self._clock.call_at(action.at_s, lambda: self.post(timer))
             case AcceptLink():
-                self._links.accept(action.link_id, action.turns)
+                self._links.accept(action.link_id, action.turns, action.turn_s_max)
             case CloseLink():
                 self._links.close(
                     action.link_id, error=action.error, message=action.message, hint=action.hint

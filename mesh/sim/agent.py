@@ -130,10 +130,10 @@ class VirtualAgent:
         pause_s *= self._rng.uniform(0.5, 1.0)
         self._clock.call_at(self._clock.now_s() + pause_s, self._dial)
 
-    def accepted(self, link_id: int, turns: TurnRule) -> None:
+    def accepted(self, link_id: int, turns: TurnRule, turn_s_max: float) -> None:
         if self.alive and link_id == self.link_id:
             self.welcomed = True
-            self._tell(LinkOpened(turns=turns))
+            self._tell(LinkOpened(turns=turns, turn_s_max=turn_s_max))
 
     def commanded(self, link_id: int, command: NodeCommand) -> None:
         if self.alive and link_id == self.link_id and self.welcomed:

@@ -104,7 +104,6 @@ def node_plans(group: NodeGroup, cell: CellLimits) -> Iterator[NodePlan]:
             costs=group.costs,
             limits=NodeLimits(
                 prefill_tokens_max=cell.prefill_tokens_max,
-                turn_s_max=cell.turn_s_max,
                 primed_tokens_max=group.primed_tokens_max,
             ),
         )

@@ -22,7 +22,7 @@ class NodeEnd(Protocol):
 
     node_id: NodeId
 
-    def accepted(self, link_id: int, turns: TurnRule) -> None: ...
+    def accepted(self, link_id: int, turns: TurnRule, turn_s_max: float) -> None: ...
 
     def commanded(self, link_id: int, command: NodeCommand) -> None: ...
 
@@ -98,10 +98,10 @@ class VirtualLinks:
 
     # The controller's port.
 
-    def accept(self, link_id: int, turns: TurnRule) -> None:
+    def accept(self, link_id: int, turns: TurnRule, turn_s_max: float) -> None:
         link = self._links.get(link_id)
         if link is not None and link.at_controller:
-            self._down(link, lambda: link.node.accepted(link_id, turns))
+            self._down(link, lambda: link.node.accepted(link_id, turns, turn_s_max))
 
     def send(self, link_id: int, command: NodeCommand) -> None:
         link = self._links.get(link_id)

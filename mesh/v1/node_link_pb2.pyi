@@ -90,18 +90,22 @@ class Welcome(_message.Message):
 
     HEARTBEAT_S_FIELD_NUMBER: _builtins.int
     TURNS_FIELD_NUMBER: _builtins.int
+    TURN_S_MAX_FIELD_NUMBER: _builtins.int
     heartbeat_s: _builtins.float
     turns: _builtins.str
     """A TurnRule: which instance computes next. Empty: headroom."""
+    turn_s_max: _builtins.float
+    """Decodes of one instance that take no longer together are one turn. 0: each is one."""
     def __init__(
         self,
         *,
         heartbeat_s: _builtins.float = ...,
         turns: _builtins.str = ...,
+        turn_s_max: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_s", b"heartbeat_s", "turns", b"turns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_s", b"heartbeat_s", "turn_s_max", b"turn_s_max", "turns", b"turns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,14 +24,18 @@ from mesh.wire.codec_request import submit_from_wire, submit_to_wire
 from mesh.wire.malformed import at_least_one, identifier, member, nothing_known, require
 
 
-def welcome(heartbeat_s: float, turns: TurnRule) -> pb.NodeCommand:
+def welcome(heartbeat_s: float, turns: TurnRule, turn_s_max: float) -> pb.NodeCommand:
     """The first message of an accepted link."""
-    return pb.NodeCommand(welcome=pb.Welcome(heartbeat_s=heartbeat_s, turns=turns))
+    greeting = pb.Welcome(heartbeat_s=heartbeat_s, turns=turns, turn_s_max=turn_s_max)
+    return pb.NodeCommand(welcome=greeting)
 
 
-def turns_of(message: pb.Welcome) -> TurnRule:
-    """The rule of a welcome; a controller whose version knows none means headroom."""
-    return member(TurnRule, message.turns or TurnRule.HEADROOM, message, "turns")
+def turns_of(message: pb.Welcome) -> tuple[TurnRule, float]:
+    """The rule of a welcome, and how long a turn may be; a controller whose version knows neither
+    means headroom, and single decodes.
+    """
+    rule = member(TurnRule, message.turns or TurnRule.HEADROOM, message, "turns")
+    return rule, message.turn_s_max
 
 
 def command_to_wire(command: NodeCommand) -> pb.NodeCommand:

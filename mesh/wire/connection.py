@@ -54,9 +54,10 @@ class Connection:
         self._call.cancel()
         await self._channel.close(None)
 
-    async def open(self, hello: NodeHello) -> TurnRule:
-        """Say hello and wait for the welcome, which has the rule of turns. Raises what the
-        controller answers instead, or Unavailable when it does not answer in time.
+    async def open(self, hello: NodeHello) -> tuple[TurnRule, float]:
+        """Say hello and wait for the welcome, which has the rule of turns and their bound in
+        seconds. Raises what the controller answers instead, or Unavailable when it does not answer
+        in time.
         """
         greeting = asyncio.ensure_future(self._greet(hello))
         ends: list[asyncio.Future[Any]] = [greeting, self._given_up]
@@ -105,7 +106,7 @@ class Connection:
         if not self._given_up.done():
             self._given_up.set_result(reason)
 
-    async def _greet(self, hello: NodeHello) -> TurnRule:
+    async def _greet(self, hello: NodeHello) -> tuple[TurnRule, float]:
         try:
             await self._call.write(report_to_wire(hello))
             answer = await anext(self._commands, None)

@@ -33,8 +33,8 @@ class LinkLimits:
 
 class NodeLink:
     """`hello` is asked anew for every connection. The callbacks run on the loop of `run`:
-    `on_open` when the controller has taken the node, with its rule of turns, and `on_close` once
-    after each `on_open`.
+    `on_open` when the controller has taken the node, with its rule of turns and how many seconds
+    one may take, and `on_close` once after each `on_open`.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class NodeLink:
         address: str,
         hello: Callable[[], NodeHello],
         rng: random.Random,
-        on_open: Callable[[TurnRule], None],
+        on_open: Callable[[TurnRule, float], None],
         on_command: Callable[[NodeCommand], None],
         on_close: Callable[[str], None],
         limits: LinkLimits | None = None,
@@ -94,8 +94,8 @@ class NodeLink:
         reason = "the link was cancelled"
         try:
             async with connection:
-                turns = await connection.open(self._hello())
-                self._on_open(turns)
+                turns, turn_s_max = await connection.open(self._hello())
+                self._on_open(turns, turn_s_max)
                 await connection.serve(self._on_command)
         except (AlreadyExists, InvalidInput) as error:
             reason = error.message

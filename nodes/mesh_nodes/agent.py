@@ -157,9 +157,9 @@ class Agent:
         with self._deciding:
             return replace(self._identity, instances=self._core.instances())
 
-    def _opened(self, turns: TurnRule) -> None:
+    def _opened(self, turns: TurnRule, turn_s_max: float) -> None:
         log.info("%s joined the cell at %s", self._identity.node_id, self._controller)
-        self._post(LinkOpened(turns=turns))
+        self._post(LinkOpened(turns=turns, turn_s_max=turn_s_max))
 
     def _post(self, event: NodeEvent) -> None:
         """Into the core. A core that fails is in no known state: the node ends, and the controller

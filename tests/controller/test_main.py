@@ -136,6 +136,8 @@ def test_a_port_in_use_is_two_lines(tmp_path: Path) -> None:
     [
         (["--listen", "nowhere"], 2, "error: 'nowhere' is no address"),
         (["--policy", "dice"], 2, "error: there is no policy 'dice'"),
+        (["--turn", "2"], 2, "error: --turn: '2' is no number of seconds from 0 to 1"),
+        (["--turn", "soon"], 2, "error: --turn: 'soon' is no number of seconds from 0 to 1"),
         (["--home", os.devnull], 1, "error: cannot make the state folder"),
         (["--journal", "/"], 1, "error: cannot write the journal"),
     ],

@@ -35,10 +35,10 @@ RSS_BYTES, ENGINE_BYTES = 300, 200
 
 class NodeUnderTest:
     def __init__(self, turns: TurnRule = TurnRule.HEADROOM, *, turn_s_max: float = 0.0) -> None:
-        limits = NodeLimits(delivery_s_max=0.0, primed_tokens_max=0, turn_s_max=turn_s_max)
+        limits = NodeLimits(delivery_s_max=0.0, primed_tokens_max=0)
         self.core = NodeCore(limits=limits)
         self.now_s = 50.0
-        self.tell(LinkOpened(turns=turns))
+        self.tell(LinkOpened(turns=turns, turn_s_max=turn_s_max))
 
     def tell(self, event: NodeEvent) -> list[NodeAction]:
         return self.core.handle(event, self.now_s)

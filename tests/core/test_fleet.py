@@ -183,3 +183,9 @@ def test_what_a_process_keeps_after_its_last_unload_is_unaccounted() -> None:
         cell.report(link, told)
         (seen,) = cell.core.snapshot(cell.now_s).nodes
         assert seen.unaccounted_bytes == 60 - 10 - engine_bytes
+
+
+def test_nodes_are_told_how_long_a_turn_may_be() -> None:
+    cell = CellUnderTest(deployment(), limits=CellLimits(turn_s_max=0.25))
+    _, joined = cell.join()
+    assert only(joined, AcceptLink).turn_s_max == 0.25

@@ -34,8 +34,8 @@ class Told:
             raise StorageError("no space left")
         self.log.append((name, history))
 
-    def accept(self, link_id: int, turns: TurnRule) -> None:
-        self.log.append((link_id, turns))
+    def accept(self, link_id: int, turns: TurnRule, turn_s_max: float) -> None:
+        self.log.append((link_id, turns, turn_s_max))
 
     def post(self, event: ControllerEvent) -> None:
         self.log.append(event)
@@ -82,5 +82,5 @@ def test_a_history_that_cannot_be_written_is_logged(caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize("turns", TurnRule)
 def test_a_node_is_welcomed_with_the_rule_that_the_core_chose(turns: TurnRule) -> None:
     told = Told()
-    performer(told).perform(AcceptLink(link_id=3, turns=turns))
-    assert told.log == [(3, turns)]
+    performer(told).perform(AcceptLink(link_id=3, turns=turns, turn_s_max=0.25))
+    assert told.log == [(3, turns, 0.25)]

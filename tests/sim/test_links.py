@@ -53,7 +53,7 @@ class Ends:
             case _:
                 raise AssertionError(event)
 
-    def accepted(self, link_id: int, turns: TurnRule) -> None:
+    def accepted(self, link_id: int, turns: TurnRule, turn_s_max: float) -> None:
         self.at_node.append((self.clock.now_s(), "accepted"))
 
     def commanded(self, link_id: int, command: NodeCommand) -> None:

@@ -68,7 +68,7 @@ class Controller(NodeLinkServicer):
 async def take(self: Controller, reports: Any, context: Any) -> None:
     """Take the node, command once, then listen to it."""
     await self.hear(reports, 1)
-    await context.write(welcome(1.0, TurnRule.FIRST_COME))
+    await context.write(welcome(1.0, TurnRule.FIRST_COME, 0.25))
     await context.write(command_to_wire(UNLOAD))
     async for report in reports:
         self.reports.append(report_from_wire(report))
@@ -76,7 +76,7 @@ async def take(self: Controller, reports: Any, context: Any) -> None:
 
 async def take_and_close(self: Controller, reports: Any, context: Any) -> None:
     await self.hear(reports, 1)
-    await context.write(welcome(1.0, TurnRule.FIRST_COME))
+    await context.write(welcome(1.0, TurnRule.FIRST_COME, 0.25))
 
 
 async def take_of_old(self: Controller, reports: Any, context: Any) -> None:
@@ -104,7 +104,7 @@ async def refuse_hello(self: Controller, reports: Any, context: Any) -> None:
 
 async def command_nonsense(self: Controller, reports: Any, context: Any) -> None:
     await self.hear(reports, 1)
-    await context.write(welcome(1.0, TurnRule.FIRST_COME))
+    await context.write(welcome(1.0, TurnRule.FIRST_COME, 0.25))
     await context.write(pb.NodeCommand())
     await asyncio.sleep(5)
 
@@ -114,7 +114,7 @@ class Ends:
 
     def __init__(self, address: str, limits: LinkLimits = QUICK) -> None:
         self.opened = 0
-        self.turns: list[TurnRule] = []
+        self.turns: list[tuple[TurnRule, float]] = []
         self.commands: list[NodeCommand] = []
         self.closed: list[str] = []
         self._changed = asyncio.Event()
@@ -140,9 +140,9 @@ class Ends:
         async with asyncio.timeout(2):
             await self.running
 
-    def _on_open(self, turns: TurnRule) -> None:
+    def _on_open(self, turns: TurnRule, turn_s_max: float) -> None:
         self.opened += 1
-        self.turns.append(turns)
+        self.turns.append((turns, turn_s_max))
         self._changed.set()
 
     def _on_command(self, command: NodeCommand) -> None:
@@ -189,7 +189,7 @@ async def test_the_welcome_says_who_computes_next_and_an_old_one_means_headroom(
         ends = Ends(controller.address)
         await ends.until(lambda: ends.opened == 2)
         await ends.stop()
-    assert ends.turns[:2] == [TurnRule.FIRST_COME, TurnRule.HEADROOM]
+    assert ends.turns[:2] == [(TurnRule.FIRST_COME, 0.25), (TurnRule.HEADROOM, 0.0)]
 
 
 async def test_a_controller_that_comes_back_is_found_again() -> None:

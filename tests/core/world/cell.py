@@ -162,7 +162,8 @@ class World:
 
     # The controller's ports.
 
-    def accept(self, link_id: int, turns: TurnRule) -> None:
+    def accept(self, link_id: int, turns: TurnRule, turn_s_max: float) -> None:
+        assert turn_s_max == TURN_S_MAX
         if link_id in self.links:
             self.links[link_id].accepted, self.links[link_id].turns = True, turns
 

@@ -82,7 +82,7 @@ class WorldNode:
         self.up: deque[NodeReport] = deque()
         self.engine = WorldEngine(self.memory_bytes)
         self.lanes = QueuedLanes()
-        limits = NodeLimits(prefill_tokens_max=PREFILL_TOKENS_MAX, turn_s_max=TURN_S_MAX)
+        limits = NodeLimits(prefill_tokens_max=PREFILL_TOKENS_MAX)
         self.core = NodeCore(limits=limits)
         performer = NodePerformer(engine=self.engine, lanes=self.lanes, link=self, models=self)
         host: Host[NodeEvent, NodeAction] = Host(
@@ -122,7 +122,7 @@ class WorldNode:
         """The welcome arrives, before any command."""
         if self.link_id is not None and self.accepted and not self.welcomed:
             self.welcomed = True
-            self.tell(LinkOpened(turns=self.turns))
+            self.tell(LinkOpened(turns=self.turns, turn_s_max=TURN_S_MAX))
 
     def break_link(self) -> None:
         """Both ends notice; what was on its way is lost."""

@@ -62,13 +62,13 @@ class Node:
         self._model = model
         port: Any = self
         performer = NodePerformer(engine=engine, lanes=self.lanes, link=port, models=port)
-        limits = NodeLimits(primed_tokens_max=0, delivery_s_max=0.0, turn_s_max=60.0)
+        limits = NodeLimits(primed_tokens_max=0, delivery_s_max=0.0)
         self._host: Host[NodeEvent, NodeAction] = Host(
             core=NodeCore(limits=limits), clock=HeapClock(), perform=performer.perform
         )
         self._deciding = threading.Lock()
         self.lanes.post = self.tell
-        self.tell(LinkOpened())
+        self.tell(LinkOpened(turn_s_max=60.0))
 
     def tell(self, event: NodeEvent) -> None:
         """From the test, or from the thread that watches the processes."""
