@@ -38,8 +38,10 @@ def find_room(
     nodes = [n for n in among if turn.takes(n, entry.spec) and n not in taken]
     fresh = [n for n in nodes if n.node_id not in entry.avoided]
 
+    validates = wanted_by is not None and turn.policy.validates
+
     def has_time(node: StartNode) -> bool | None:
-        if wanted_by is None or not turn.policy.validates:
+        if wanted_by is None or not validates:
             return True
         if not turn.validations_left:
             _forget_unasked(entry)
@@ -68,6 +70,7 @@ def find_room(
             kv_blocks=kv_blocks,
             policy=turn.policy,
             has_time=has_time,
+            looks_max=turn.validations_left if validates else len(among),
         )
 
     placed = place(fresh)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from mesh.domain.deployment import Deployment
 from mesh.domain.ids import InstanceId
@@ -10,6 +10,8 @@ from mesh.domain.model import Footprint
 from mesh.domain.steps import LoadTier
 from mesh.memory.demand import kv_blocks_within
 from mesh.policy.interface import NodeView, Policy, Rank
+
+R = TypeVar("R")
 
 
 class StartNode(NodeView, Protocol):
@@ -66,23 +68,28 @@ def place_instance(
     kv_blocks: Callable[[StartNode, Footprint], tuple[int, int]],
     policy: Policy,
     has_time: Callable[[StartNode], bool | None],
+    looks_max: int,
 ) -> Start | NoRoom | NoTime:
     """Where a new instance goes: the first node with room, else the first that idle instances can
     make room on. `kv_blocks` says how many it needs there at least and how many are wanted.
     `has_time` says whether a node could compute for it; it is asked only of nodes that have room,
-    until it says None: no more of them can be looked at. Of nodes that the policy would tell apart
-    by their ids alone, those where the model sleeps come first.
+    until it says None: no more of them can be looked at. If more than `looks_max` have room, half
+    of the looks go to the first of them, and half to the last: they have the least to do. Of nodes
+    that the policy would tell apart by their ids alone, those where the model sleeps come first.
     """
     ordered = _ordered(deployment, nodes, policy)
     full: list[tuple[StartNode, Footprint, int]] = []
-    busy = False
+    roomy: list[tuple[StartNode, Footprint, int]] = []
     for node in ordered:
         footprint = node.footprint_of(deployment)
         least, wanted = kv_blocks(node, footprint)
         blocks = kv_blocks_within(footprint, least=least, wanted=wanted, free_bytes=node.free_bytes)
         if blocks is None:
             full.append((node, footprint, least))
-            continue
+        else:
+            roomy.append((node, footprint, blocks))
+    busy = False
+    for node, footprint, blocks in _ends(roomy, looks_max):
         in_time = has_time(node)
         if in_time:
             return Start(node=node, footprint=footprint, kv_blocks=blocks)
@@ -108,6 +115,17 @@ def place_instance(
         return NoRoom(needed_bytes=0, largest_bytes=0)
     nearest, need = min(needs, key=lambda of: of[1] - of[0].capacity_bytes)
     return NoRoom(needed_bytes=need, largest_bytes=nearest.capacity_bytes)
+
+
+def _ends(roomy: list[R], looks_max: int) -> list[R]:
+    """Of more than may be looked at the first half and the last, that one first; and one more, at
+    which it shows that there were others.
+    """
+    if len(roomy) <= looks_max:
+        return roomy
+    last = looks_max // 2
+    first = looks_max - last
+    return [*roomy[:first], *roomy[: -last - 1 : -1], roomy[first]]
 
 
 def _ordered(deployment: Deployment, nodes: Sequence[StartNode], policy: Policy) -> list[StartNode]:

@@ -51,7 +51,12 @@ def place(*nodes: Node, busy: str = "") -> Start | NoRoom | NoTime:
         return node.node_id not in busy
 
     return place_instance(
-        deployment(), nodes, kv_blocks=kv_blocks, policy=LLM_MESH, has_time=has_time
+        deployment(),
+        nodes,
+        kv_blocks=kv_blocks,
+        policy=LLM_MESH,
+        has_time=has_time,
+        looks_max=len(nodes),
     )
 
 
@@ -144,5 +149,42 @@ def test_time_is_asked_for_only_where_there_is_room() -> None:
         Node(node_id=NodeId("a"), free_bytes=0),
         Node(node_id=NodeId("b"), free_bytes=120 * MIB),
     ]
-    place_instance(deployment(), nodes, kv_blocks=kv_blocks, policy=LLM_MESH, has_time=has_time)
+    place_instance(
+        deployment(),
+        nodes,
+        kv_blocks=kv_blocks,
+        policy=LLM_MESH,
+        has_time=has_time,
+        looks_max=len(nodes),
+    )
     assert asked == ["b"]
+
+
+def looked_at(looks_max: int) -> tuple[str, Start | NoRoom | NoTime]:
+    """Of nodes a to i, the fullest first, all of which are busy."""
+    nodes = [Node(node_id=NodeId(n), free_bytes=(500 + k) * MIB) for k, n in enumerate("abcdefghi")]
+    asked: list[str] = []
+
+    def has_time(node: StartNode) -> bool | None:
+        if len(asked) == looks_max:
+            return None
+        asked.append(node.node_id)
+        return False
+
+    placed = place_instance(
+        deployment(),
+        nodes,
+        kv_blocks=kv_blocks,
+        policy=LLM_MESH,
+        has_time=has_time,
+        looks_max=looks_max,
+    )
+    return "".join(asked), placed
+
+
+def test_where_not_all_can_be_looked_at_the_fullest_and_the_emptiest_are() -> None:
+    assert looked_at(5) == ("abcih", NoTime())
+    assert looked_at(4) == ("abih", NoTime())
+    assert looked_at(1) == ("a", NoTime())
+    assert looked_at(0) == ("", NoTime())
+    assert looked_at(9) == ("abcdefghi", NoTime())
