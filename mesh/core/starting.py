@@ -70,7 +70,7 @@ def find_room(
             kv_blocks=kv_blocks,
             policy=turn.policy,
             has_time=has_time,
-            looks_max=turn.validations_left if validates else len(among),
+            looks_max=turn.limits.validations_max if validates else len(among),
         )
 
     placed = place(fresh)
