@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE_FOLDERS = ("mesh", "nodes", "loader", "workloads", "bench", "scripts", "tests")
-FILE_LINES_MAX = 300
+FILE_LINES_MAX = 450
 FUNCTION_LINES_MAX = 60
 RATCHET: dict[str, int] = {}
 FUNCTION_RATCHET: dict[str, int] = {}

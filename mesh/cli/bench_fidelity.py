@@ -11,12 +11,12 @@ import click
 
 from mesh.cli import fidelity_tables as tables
 from mesh.cli import output
-from mesh.cli.demo import SOURCE
 from mesh.cli.fidelity_live import LiveSide, Wanted
 from mesh.cli.options import format_option, home_option
 from mesh.cli.output import Format
 from mesh.cli.progress import progress
 from mesh.cli.stopping import Stopping
+from mesh.cli.verbs.demo import SOURCE
 from mesh.domain.units import parse_bytes
 from mesh.sim.fidelity.report import SIMULATIONS, report_on
 

@@ -55,7 +55,7 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command = getattr(importlib.import_module(f"mesh.cli.{cmd_name}"), cmd_name)
+        command = getattr(importlib.import_module(f"mesh.cli.verbs.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mesh.cli import bench
 from mesh.cli.bench_paper_runs import Job, run_all
+from mesh.cli.verbs import bench
 from mesh.domain.errors import MeshError
 from mesh.sim.costs import Resizing
 from mesh.sim.paper import PaperCell, PaperRun, generated, load, paper_cell

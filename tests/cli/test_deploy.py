@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from mesh.cli.deploy import wait_ready
+from mesh.cli.verbs.deploy import wait_ready
 from mesh.domain.deployment import Scaling
 from mesh.domain.errors import Cancelled
 from mesh.wire.client import MeshClient

@@ -40,7 +40,7 @@ def nobody_at_the_default_address() -> Iterator[None]:
 
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_every_verb_exists_and_says_what_it_does(verb: str) -> None:
-    command = getattr(importlib.import_module(f"mesh.cli.{verb}"), verb)
+    command = getattr(importlib.import_module(f"mesh.cli.verbs.{verb}"), verb)
     assert isinstance(command, click.Command)
     assert command.name == verb
     ran = mesh(verb, "--help")
@@ -172,7 +172,7 @@ def test_a_fault_of_mesh_is_two_lines_and_its_trace_is_shown_when_asked(
     def broken(address: str) -> None:
         raise KeyError("oh")
 
-    monkeypatch.setattr("mesh.cli.status.MeshClient", broken)
+    monkeypatch.setattr("mesh.cli.verbs.status.MeshClient", broken)
     ran = mesh("status")
     assert ran.code == 1
     assert ran.error_lines[0] == "unexpected KeyError: 'oh'"
@@ -195,7 +195,7 @@ def test_each_way_to_fail_has_its_code(
     def broken(address: str) -> None:
         raise raised
 
-    monkeypatch.setattr("mesh.cli.status.MeshClient", broken)
+    monkeypatch.setattr("mesh.cli.verbs.status.MeshClient", broken)
     monkeypatch.setattr(cli, "_forget_stdout", lambda: None)
     ran = mesh("status")
     assert ran.code == code
@@ -205,7 +205,7 @@ def test_each_way_to_fail_has_its_code(
 def test_a_reader_that_goes_away_is_no_news() -> None:
     """More output than a pipe holds, and nobody who reads it."""
     code = (
-        "import sys; from mesh.cli import main, version, output\n"
+        "import sys; from mesh.cli import main, output; from mesh.cli.verbs import version\n"
         "version.__version__ = 'x' * 1_000_000; main.main()"
     )
     with subprocess.Popen(

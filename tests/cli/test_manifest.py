@@ -8,8 +8,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mesh.cli.demo import CHAT_FAST, CHAT_SMALL
 from mesh.cli.manifest import read_file, read_manifests
+from mesh.cli.verbs.demo import CHAT_FAST, CHAT_SMALL
 from mesh.cli.yaml_documents import MANIFEST_BYTES_MAX
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.errors import InvalidInput

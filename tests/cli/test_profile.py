@@ -76,7 +76,7 @@ class Client:
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Client:
     one = Client()
-    monkeypatch.setattr("mesh.cli.profile.MeshClient", lambda address: one)
+    monkeypatch.setattr("mesh.cli.verbs.profile.MeshClient", lambda address: one)
     return one
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mesh.cli import top
 from mesh.cli.main import run
+from mesh.cli.verbs import top
 from mesh.domain.errors import Unavailable
 from mesh.domain.views import CellStatus, DeploymentSnapshot, NodeSnapshot
 from tests.cli.conftest import RunningCell
@@ -62,8 +62,8 @@ def watched(monkeypatch: pytest.MonkeyPatch, *looks: str) -> tuple[int, str, str
     monkeypatch.setenv("LINES", "40")
     monkeypatch.setattr(sys, "stderr", errors)
     monkeypatch.setattr(top, "MeshClient", lambda address: controller)
-    monkeypatch.setattr("mesh.cli.top.time.sleep", sleep)
-    monkeypatch.setattr("mesh.cli.top.time.monotonic", lambda: controller.now_s)
+    monkeypatch.setattr("mesh.cli.verbs.top.time.sleep", sleep)
+    monkeypatch.setattr("mesh.cli.verbs.top.time.monotonic", lambda: controller.now_s)
     return run(["top"]), screen.getvalue(), errors.getvalue()
 
 

@@ -21,10 +21,10 @@ from mesh.cli.answer import receive
 from mesh.cli.cell import LocalCell
 from mesh.cli.cell_plan import CellPlan, plan_nodes
 from mesh.cli.demo_screen import TABLE, Screen, Talk, rows
-from mesh.cli.deploy import wait_ready
 from mesh.cli.options import home_option
 from mesh.cli.progress import progress
 from mesh.cli.stopping import Stopping
+from mesh.cli.verbs.deploy import wait_ready
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.errors import MeshError, StorageError
 from mesh.domain.ids import DeploymentName
