@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
-from mesh.core.controller import deployments, nodes, profiling
+from mesh.core.controller import deployments, nodes, profiling, reports
 from mesh.core.controller.instances import lifecycle, replicas
 from mesh.core.controller.instances.kv_cache import park
 from mesh.core.controller.operations import fail_operation, reply_error
@@ -110,13 +110,13 @@ class ControllerCore:
             validations_left=self._limits.validations_max,
         )
         self._dispatch(turn, event)
-        queueing.settle(turn)
+        _settle(turn)
         return turn.actions
 
     def _dispatch(self, turn: Turn, event: ControllerEvent) -> None:
         match event:
             case NodeReported():
-                nodes.report(turn, event.link_id, event.report)
+                reports.report(turn, event.link_id, event.report)
             case InvokeRequested():
                 serving.invoke(turn, event.request)
             case CancelRequested():
@@ -128,7 +128,7 @@ class ControllerCore:
             case LeaseCheckDue():
                 nodes.check_leases(turn)
             case LoadExpired():
-                nodes.load_expired(turn, event.instance_id)
+                reports.load_expired(turn, event.instance_id)
             case RetryLoadDue():
                 _retry_load(turn, event.name)
             case NodeConnected():
@@ -160,6 +160,16 @@ class ControllerCore:
                 _shut_down(turn)
             case _:
                 assert_never(event)
+
+
+def _settle(turn: Turn) -> None:
+    """The end of a turn: fill the room that appeared. What stays idle may be wanted by others."""
+    while turn.room_appeared or turn.to_fill or turn.released:
+        queueing.fill(turn)
+        queueing.fill_released(turn)
+        if turn.cell.operations:
+            profiling.advance_profiles(turn)
+        queueing.note_released(turn)
 
 
 def _fail(turn: Turn, operation_id: OperationId, error: str, message: str) -> None:

@@ -13,12 +13,7 @@ from mesh.core.controller.operations import begin, fail_operation, reply_error
 from mesh.core.controller.requests.ending import refuse, refuse_all_queued
 from mesh.core.controller.state.cell import DeploymentEntry, OperationEntry
 from mesh.core.controller.state.context import Turn
-from mesh.domain.actions import (
-    RemoveDeployment,
-    ReplyDone,
-    SendCommand,
-    StoreDeployment,
-)
+from mesh.domain.actions import RemoveDeployment, ReplyDone, SendCommand, StoreDeployment
 from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.events import DeleteRequested, DeployRequested, ScaleRequested
 from mesh.domain.ids import OperationId

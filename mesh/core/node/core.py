@@ -8,7 +8,7 @@ the tokens.
 
 from typing import assert_never
 
-from mesh.core.node import instances, measuring
+from mesh.core.node import imports, instances, measuring
 from mesh.core.node.context import NodeTurn
 from mesh.core.node.instances import drop
 from mesh.core.node.iterations import broken, learn, step_finished, submit_broke
@@ -153,7 +153,7 @@ class NodeCore:
             case ResizeFinished() | ResizeBroke():
                 instances.resized(turn, self._node, event)
             case ImportProgressed() | ImportFinished() | ImportBroke():
-                instances.importing(turn, self._node, event)
+                imports.importing(turn, self._node, event)
             case AbortFinished():
                 instance = self._node.instances.get(event.instance_id)
                 if instance is not None:
@@ -182,9 +182,9 @@ class NodeCore:
             case ResizeKv():
                 instances.resize(turn, self._node, command)
             case ImportModel():
-                instances.start_import(turn, self._node, command)
+                imports.start_import(turn, self._node, command)
             case CancelImport():
-                instances.cancel_import(turn, self._node, command)
+                imports.cancel_import(turn, self._node, command)
             case ProfileInstance():
                 measuring.start(turn, self._node, command, self._limits.prefill_tokens_max)
             case CancelProfile():

@@ -1,4 +1,4 @@
-"""Models and instances on a node: imports, loads, resizes, unloads, and what a lost link leaves."""
+"""Instances on a node: loads, resizes, unloads, and what a lost link leaves."""
 
 from mesh.compute.correction import Correction
 from mesh.core.node import measuring
@@ -6,7 +6,6 @@ from mesh.core.node.context import NodeTurn
 from mesh.core.node.state import LocalInstance, LocalNode, LocalRequest, LocalState
 from mesh.domain.actions import (
     AbortInEngine,
-    StartImport,
     StartLoad,
     StartResize,
     StartUnload,
@@ -14,11 +13,6 @@ from mesh.domain.actions import (
 )
 from mesh.domain.ids import InstanceId
 from mesh.domain.messages import (
-    CancelImport,
-    ImportDone,
-    ImportFailed,
-    ImportModel,
-    ImportProgress,
     InstanceGone,
     InstanceLoaded,
     KvResized,
@@ -29,9 +23,6 @@ from mesh.domain.messages import (
     ResizeKv,
 )
 from mesh.domain.node_events import (
-    ImportBroke,
-    ImportFinished,
-    ImportProgressed,
     LoadBroke,
     LoadFinished,
     LoadProgressed,
@@ -205,49 +196,6 @@ def loading(
             turn.report(
                 InstanceGone(
                     instance_id=instance_id, error=instance.error, message=instance.message
-                )
-            )
-
-
-def start_import(turn: NodeTurn, node: LocalNode, command: ImportModel) -> None:
-    node.imports[command.operation_id] = command.source
-    turn.engine(StartImport(operation_id=command.operation_id, source=command.source))
-
-
-def cancel_import(turn: NodeTurn, node: LocalNode, command: CancelImport) -> None:
-    if node.imports.pop(command.operation_id, None) is not None:
-        turn.engine(StopImport(operation_id=command.operation_id))
-
-
-def importing(
-    turn: NodeTurn, node: LocalNode, event: ImportProgressed | ImportFinished | ImportBroke
-) -> None:
-    operation_id = event.operation_id
-    if operation_id not in node.imports:
-        return
-    match event:
-        case ImportProgressed():
-            turn.report(
-                ImportProgress(operation_id=operation_id, phase=event.phase, share=event.share)
-            )
-        case ImportFinished():
-            del node.imports[operation_id]
-            turn.report(
-                ImportDone(
-                    operation_id=operation_id,
-                    model=event.model,
-                    footprint=event.footprint,
-                    text=event.text,
-                )
-            )
-        case ImportBroke():
-            del node.imports[operation_id]
-            turn.report(
-                ImportFailed(
-                    operation_id=operation_id,
-                    error=event.error,
-                    message=event.message,
-                    hint=event.hint,
                 )
             )
 

@@ -1,24 +1,22 @@
-"""The memory path as the controller decides it: who gets how much of a node, and when.
+"""How much KV cache each instance has: grown for requests, shrunk late, given back when parked.
 
-Every load, resize and unload is issued to the node's reservation station, and what the station says
-may start is sent to the node. Admission asks `room_for` a request and takes it with `claim`;
-requests that turn out longer than expected make their cache `grow`; what ends lets it `shrink`,
-late. Sizes follow LLM-Mesh §6: demand by eq. 2, the watermark, M_require where M_recommend does not
-fit.
+Admission asks `room_for` a request and takes it with `claim`; requests that turn out longer than
+expected make their cache `grow`; what ends lets it `shrink`, late. Sizes follow LLM-Mesh §6: demand
+by eq. 2, the watermark, M_require where M_recommend does not fit. Before: `requests`. After:
+`reservations`, which promises the resizes and sends them.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry, NodeEntry, RequestEntry
+from mesh.core.controller.instances.reservations import issue, reclaim
+from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry, RequestEntry
 from mesh.core.controller.state.context import Turn
-from mesh.domain.actions import SendCommand
 from mesh.domain.ids import InstanceId
-from mesh.domain.lifecycle import INSTANCE, InstanceState, NodeState, advance
+from mesh.domain.lifecycle import INSTANCE, InstanceState, advance
 from mesh.domain.limits import CellLimits
-from mesh.domain.messages import LoadInstance, ResizeKv, UnloadInstance
 from mesh.domain.model import Footprint
-from mesh.memory.station import MemoryOperation, MemoryOperationKind
+from mesh.memory.station import MemoryOperationKind
 from mesh.memory.watermark import Watermark, expected_tokens
 from mesh.request.placement import enough
 
@@ -212,63 +210,7 @@ def resize(turn: Turn, instance: InstanceEntry, kv_blocks: int, needed_s: float)
     issue(turn, instance, MemoryOperationKind.RESIZE, size_bytes, needed_s)
 
 
-def issue(
-    turn: Turn,
-    instance: InstanceEntry,
-    kind: MemoryOperationKind,
-    size_bytes: int,
-    needed_s: float,
-) -> None:
-    """Promise an operation that fits, and start what may start."""
-    node = instance.node
-    started = node.station.issue(kind, instance.instance_id, size_bytes, needed_s)
-    assert started is not None, f"{kind} of {instance.instance_id} to {size_bytes} B does not fit"
-    start(turn, node, started)
-
-
-def start(turn: Turn, node: NodeEntry, operations: Iterable[MemoryOperation]) -> None:
-    """Send what the station has started to the node. A lost one is told nothing any more."""
-    if node.state is NodeState.LOST:
-        return
-    for operation in operations:
-        instance = node.instances[operation.instance_id]
-        command = _command(instance, operation)
-        turn.act(SendCommand(link_id=node.link_id, command=command))
-
-
-def _command(
-    instance: InstanceEntry, operation: MemoryOperation
-) -> LoadInstance | ResizeKv | UnloadInstance:
-    footprint = instance.footprint
-    kv_bytes = operation.size_bytes - footprint.weights_bytes
-    kv_blocks = kv_bytes // footprint.kv_block_bytes
-    match operation.kind:
-        case MemoryOperationKind.LOAD:
-            assert instance.to_load is not None
-            return replace(instance.to_load, kv_blocks=kv_blocks)
-        case MemoryOperationKind.RESIZE:
-            return ResizeKv(instance_id=operation.instance_id, kv_blocks=kv_blocks)
-        case MemoryOperationKind.UNLOAD:
-            return UnloadInstance(instance_id=operation.instance_id)
-
-
 def _take(turn: Turn, instance: InstanceEntry, room: Room, needed_s: float) -> None:
     reclaim(turn, instance.node, room.reclaim)
     if room.kv_blocks > instance.promised_blocks:
         resize(turn, instance, room.kv_blocks, needed_s)
-
-
-def reclaim(turn: Turn, node: NodeEntry, instance_ids: Sequence[InstanceId]) -> None:
-    """Unload idle instances of the node: their memory is wanted."""
-    for instance_id in instance_ids:
-        let_go(turn, node.instances[instance_id])
-
-
-def let_go(turn: Turn, instance: InstanceEntry) -> None:
-    """Unload a loaded instance; what it holds is promised to others at once, and theirs when its
-    node says that it is gone.
-    """
-    instance.state = advance(INSTANCE, instance.state, InstanceState.UNLOADING)
-    instance.node.eased += 1
-    issue(turn, instance, MemoryOperationKind.UNLOAD, 0, turn.now_s)
-    turn.room_appeared = True

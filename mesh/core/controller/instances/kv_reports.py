@@ -6,9 +6,9 @@ heartbeat of such a node whatever is too large is asked to shrink again; if that
 instances go, and then what waits is taken back, the least urgent first.
 """
 
-from mesh.core.controller.instances.kv_cache import let_go, park_cache, shrink
-from mesh.core.controller.instances.kv_cache import start as start_operations
+from mesh.core.controller.instances.kv_cache import park_cache, shrink
 from mesh.core.controller.instances.lifecycle import unload
+from mesh.core.controller.instances.reservations import let_go, send_started
 from mesh.core.controller.state.cell import InstanceEntry, NodeEntry
 from mesh.core.controller.state.context import Turn
 from mesh.domain.messages import KvResized
@@ -27,7 +27,7 @@ def resized(turn: Turn, node: NodeEntry, said: KvResized) -> None:
     asked = node.station.running(instance.instance_id)
     if asked is not None and size_bytes < asked.size_bytes:
         instance.grow_again_s = turn.now_s + turn.limits.grow_retry_s
-    start_operations(turn, node, node.station.done(instance.instance_id, size_bytes))
+    send_started(turn, node, node.station.done(instance.instance_id, size_bytes))
     node.eased += 1
     turn.room_appeared = True
 
@@ -40,7 +40,7 @@ def take_over(turn: Turn, instance: InstanceEntry, kv_blocks: int) -> None:
     if kv_blocks != instance.kv_blocks and not station.running(instance.instance_id):
         instance.kv_blocks = kv_blocks
         size_bytes = instance.footprint.instance_bytes(kv_blocks)
-        start_operations(turn, instance.node, station.record(instance.instance_id, size_bytes))
+        send_started(turn, instance.node, station.record(instance.instance_id, size_bytes))
         instance.node.eased += 1
         turn.room_appeared = True
 
@@ -71,6 +71,6 @@ def restore(turn: Turn, node: NodeEntry) -> None:
                     # It may have been one of a minimum, which nobody else would see to.
                     turn.cell.below_minimum[instance.deployment] = None
             case MemoryOperationKind.RESIZE if station.takes_memory(operation):
-                start_operations(turn, node, station.cancel(instance.instance_id))
+                send_started(turn, node, station.cancel(instance.instance_id))
             case MemoryOperationKind.RESIZE | MemoryOperationKind.UNLOAD:
                 pass

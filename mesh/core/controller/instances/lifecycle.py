@@ -3,15 +3,14 @@
 from collections.abc import Collection
 
 from mesh.compute.correction import Correction
-from mesh.core.controller.instances.footprints import state_footprint
-from mesh.core.controller.instances.kv_cache import issue, let_go, reclaim
-from mesh.core.controller.instances.kv_cache import start as start_operations
+from mesh.core.controller.instances.load_reports import state_footprint
 from mesh.core.controller.instances.node_schedule import first_due_s
 from mesh.core.controller.instances.placement import batch_max, find_room, load_s, worth_asking
+from mesh.core.controller.instances.reservations import issue, let_go, reclaim, send_started
 from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry, NodeEntry, RequestEntry
 from mesh.core.controller.state.context import Turn
 from mesh.domain.actions import SendCommand, SetTimer
-from mesh.domain.events import KeepAliveExpired, LoadExpired, RetryLoadDue
+from mesh.domain.events import KeepAliveExpired, LoadExpired
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import INSTANCE, InstanceState, NodeState, advance
 from mesh.domain.messages import InstanceReport, LoadInstance, UnloadInstance, UseProfile
@@ -139,7 +138,7 @@ def adopt(turn: Turn, node: NodeEntry, report: InstanceReport) -> None:
         state_footprint(owner, node.hello.engine, report.footprint)
     _enter(turn, instance)
     size_bytes = report.footprint.instance_bytes(report.kv_blocks)
-    start_operations(turn, node, node.station.record(instance.instance_id, size_bytes))
+    send_started(turn, node, node.station.record(instance.instance_id, size_bytes))
     if instance.profile is None:
         let_go(turn, instance)
         return
@@ -216,19 +215,9 @@ def forget(turn: Turn, instance: InstanceEntry) -> None:
         turn.cell.expectations.learn_estimate(instance.profile, instance.correction.latest)
     started = instance.node.station.forget(instance.instance_id)
     instance.node.instances.pop(instance.instance_id, None)
-    start_operations(turn, instance.node, started)
+    send_started(turn, instance.node, started)
     turn.cell.instances.pop(instance.instance_id, None)
     owner = turn.cell.deployments.get(instance.deployment)
     if owner is not None:
         owner.instances.pop(instance.instance_id, None)
         owner.candidates.discard(instance)
-
-
-def note_load_failure(turn: Turn, entry: DeploymentEntry, node: NodeEntry, message: str) -> None:
-    """Remember a failed load, and pause before the next: longer after each, up to a bound."""
-    entry.load_failures += 1
-    entry.load_error = message
-    entry.avoided[node.node_id] = message
-    doublings = min(entry.load_failures - 1, turn.limits.load_retry_doublings_max)
-    entry.paused_until_s = turn.now_s + turn.limits.load_retry_s * 2**doublings
-    turn.act(SetTimer(at_s=entry.paused_until_s, timer=RetryLoadDue(name=entry.spec.name)))

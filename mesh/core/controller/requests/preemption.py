@@ -9,10 +9,11 @@ instance, for which there is no memory. After: it has it.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mesh.core.controller.instances.kv_cache import let_go, room_for, room_for_all
+from mesh.core.controller.instances.kv_cache import room_for, room_for_all
 from mesh.core.controller.instances.lifecycle import load
 from mesh.core.controller.instances.node_schedule import first_due_s, verdict_on
 from mesh.core.controller.instances.placement import find_room
+from mesh.core.controller.instances.reservations import let_go
 from mesh.core.controller.requests.ending import abort_on_node
 from mesh.core.controller.requests.submitting import enqueue, submit
 from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry, RequestEntry

@@ -16,7 +16,6 @@ from mesh.core.controller.instances.kv_cache import missing_bytes, room_for, shr
 from mesh.core.controller.instances.lifecycle import note_idle, start_instance
 from mesh.core.controller.instances.node_schedule import first_due_s, grace_s, verdict_on
 from mesh.core.controller.instances.replicas import keep_minima
-from mesh.core.controller.profiling import advance_profiles
 from mesh.core.controller.requests.deadlines import refuse_hopeless
 from mesh.core.controller.requests.ending import refuse_all_queued
 from mesh.core.controller.requests.fairness import must_give_way, note_overtaken
@@ -34,16 +33,6 @@ from mesh.request.shadow import Verdict
 
 TRIES_MAX = 4
 """Waiting requests of a deployment that are tried one after the other."""
-
-
-def settle(turn: Turn) -> None:
-    """The end of a turn: fill the room that appeared. What stays idle may be wanted by others."""
-    while turn.room_appeared or turn.to_fill or turn.released:
-        _fill(turn)
-        _fill_released(turn)
-        if turn.cell.operations:
-            advance_profiles(turn)
-        _note_released(turn)
 
 
 def retry(turn: Turn) -> None:
@@ -68,7 +57,8 @@ def offer(turn: Turn, instance: InstanceEntry) -> None:
         _place_waiting(turn, owner, only=instance)
 
 
-def _fill(turn: Turn) -> None:
+def fill(turn: Turn) -> None:
+    """Place what waits, where memory or a node came free, or the queue itself may find a place."""
     deployments = turn.cell.deployments
     if turn.room_appeared:
         waiting = turn.cell.with_queues()
@@ -96,7 +86,7 @@ def _see_to(turn: Turn, waiting: list[DeploymentEntry]) -> None:
             turn.act(SetTimer(at_s=turn.cell.retry_at_s, timer=PlaceRetryDue()))
 
 
-def _fill_released(turn: Turn) -> None:
+def fill_released(turn: Turn) -> None:
     """Place what waits for instances that lost a request, or for others on their nodes."""
     nodes = {instance.node.node_id: instance.node for instance in turn.released.values()}
     found = [
@@ -110,7 +100,8 @@ def _fill_released(turn: Turn) -> None:
         _place_waiting(turn, owner, only=instance)
 
 
-def _note_released(turn: Turn) -> None:
+def note_released(turn: Turn) -> None:
+    """What the queues did not refill shrinks, and idles if it has no request."""
     released, turn.released = turn.released, {}
     for instance in released.values():
         shrink(turn, instance)
