@@ -27,7 +27,7 @@ from bench.admission.setting import (
     deployment,
     profile,
 )
-from mesh.core.controller import ControllerCore
+from mesh.core.controller.core import ControllerCore
 from mesh.domain.actions import ControllerAction, SendCommand
 from mesh.domain.events import (
     CancelRequested,

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mesh.core.controller import ControllerCore
-from mesh.core.memory import PARKED_BLOCKS
+from mesh.core.controller.core import ControllerCore
+from mesh.core.controller.instances.kv_cache import PARKED_BLOCKS
 from mesh.domain.actions import ControllerAction, DeliverTokens, RefuseRequest, SendCommand
 from mesh.domain.events import (
     CancelRequested,

@@ -6,7 +6,7 @@ from itertools import count
 
 from bench.demo_model import stored_model
 from bench.profile.workloads import BATCH_MAX
-from mesh.core.priming import to_prime
+from mesh.core.node.priming import to_prime
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.limits import PREFILL_TOKENS_MAX, NodeLimits
 from mesh.domain.profile import IterationShape

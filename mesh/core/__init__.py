@@ -1,1 +1,1 @@
-"""The two decision machines: `handle(event, now_s)` returns actions, and reads nothing else."""
+"""The two decision machines, which share no import: see README.md for what is decided where."""

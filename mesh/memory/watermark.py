@@ -2,7 +2,7 @@
 
 A request's term of eq. 2 of LLM-Mesh (§6.1) with one refinement: none is expected to write more
 than it may. A cache grows early and by more than is needed, and shrinks late (§6.2).
-`mesh.core.memory` adds the terms up in KV blocks, of which each request begins its own.
+The controller core adds the terms up in KV blocks, of which each request begins its own.
 """
 
 from dataclasses import dataclass

@@ -6,7 +6,7 @@ Whether an instance is parked does not show in one decision, so the story rememb
 
 from collections.abc import Iterator
 
-from mesh.core.memory import PARKED_BLOCKS
+from mesh.core.controller.instances.kv_cache import PARKED_BLOCKS
 from mesh.domain.actions import SendCommand
 from mesh.domain.events import NodeConnected, NodeReported
 from mesh.domain.ids import InstanceId

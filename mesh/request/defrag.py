@@ -3,7 +3,7 @@
 An instance that cannot grow takes the memory of instances with a smaller batch on its node, the
 smallest first, so that many requests never wait for a few, and two instances never preempt each
 other in turn. Whether the displaced requests find a place where they keep their SLOs is validated
-after. Before: `mesh.core.preemption`, which found no room. After: the moves.
+after. Before: `mesh.core.controller.requests.preemption`, which found no room. After: the moves.
 """
 
 from collections.abc import Iterable, Sequence

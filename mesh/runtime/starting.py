@@ -6,8 +6,8 @@ anything that the journal does not have. Before: `journal`. After: `host`, or `j
 
 from typing import Any
 
-from mesh.core.controller import ControllerCore
-from mesh.core.node import NodeCore
+from mesh.core.controller.core import ControllerCore
+from mesh.core.node.core import NodeCore
 from mesh.policy.registry import policy
 from mesh.runtime.host import Core
 from mesh.runtime.journal import ControllerStart, Start

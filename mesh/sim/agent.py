@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from mesh.core.node import NodeCore
+from mesh.core.node.core import NodeCore
 from mesh.domain.actions import NodeAction, StartLoad
 from mesh.domain.ids import OperationId
 from mesh.domain.limits import HEARTBEAT_S, NodeLimits

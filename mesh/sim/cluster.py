@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mesh import __version__
-from mesh.core.controller import ControllerCore
+from mesh.core.controller.core import ControllerCore
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import EngineError, InvalidInput
 from mesh.domain.events import CancelRequested, InvokeRequested

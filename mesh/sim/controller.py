@@ -7,7 +7,7 @@ timers were those of the one before it. Before: `cluster`. After: the links and 
 from collections.abc import Callable, Sequence
 
 from mesh import __version__
-from mesh.core.controller import ControllerCore
+from mesh.core.controller.core import ControllerCore
 from mesh.domain.actions import ControllerAction
 from mesh.domain.events import ControllerEvent, LeaseCheckDue, ShutdownRequested
 from mesh.domain.limits import CellLimits

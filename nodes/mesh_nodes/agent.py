@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from mesh.core.node import NodeCore
+from mesh.core.node.core import NodeCore
 from mesh.domain.actions import NodeAction
 from mesh.domain.errors import EngineError
 from mesh.domain.limits import HEARTBEAT_S, NodeLimits

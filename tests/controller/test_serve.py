@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mesh.controller.server import ControllerConfig, serve
-from mesh.core.controller import ControllerCore
+from mesh.core.controller.core import ControllerCore
 from mesh.domain.errors import MeshError, Unavailable
 from mesh.domain.messages import SubmitRequest
 from tests.controller.live import LiveCell, asking, live_cell

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TypeVar
 
-from mesh.core.controller import ControllerCore
+from mesh.core.controller.core import ControllerCore
 from mesh.domain.actions import ControllerAction, SendCommand
 from mesh.domain.deployment import Deployment, DeploymentSpec, Scaling
 from mesh.domain.events import (

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from mesh.core.node import NodeCore
+from mesh.core.node.core import NodeCore
 from mesh.domain.actions import NodeAction, SendReport
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.limits import NodeLimits

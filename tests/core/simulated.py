@@ -5,8 +5,8 @@ jumps: one node, a link without delay, loads of a second.
 from dataclasses import dataclass, field, replace
 
 from mesh.compute.times import Times
-from mesh.core.controller import ControllerCore
-from mesh.core.node import NodeCore
+from mesh.core.controller.core import ControllerCore
+from mesh.core.node.core import NodeCore
 from mesh.domain.actions import (
     ControllerAction,
     DeliverTokens,

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mesh.core.node import NodeCore
+from mesh.core.node.core import NodeCore
 from mesh.domain.actions import NodeAction, StartUnload
 from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId, ModelId, NodeId

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mesh.core.node import NodeCore
+from mesh.core.node.core import NodeCore
 from mesh.domain.actions import NodeAction, StartLoad, StartResize
 from mesh.domain.ids import InstanceId, ModelId, OperationId, RequestId
 from mesh.domain.limits import NodeLimits

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mesh.compute.times import Times
-from mesh.core.controller import ControllerCore
+from mesh.core.controller.core import ControllerCore
 from mesh.domain.errors import InvalidInput
 from mesh.domain.limits import PREFILL_TOKENS_MAX
 from mesh.domain.reasons import FinishReason, RefusalReason

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mesh.core.node import NodeCore
+from mesh.core.node.core import NodeCore
 from mesh.domain.errors import InvalidInput
 from mesh.domain.limits import NodeLimits
 from mesh.domain.node_events import HeartbeatDue, LinkOpened

@@ -13,7 +13,7 @@ from math import ceil, inf
 from statistics import fmean, median
 
 from mesh.compute.times import Times
-from mesh.core.node_state import LOAD_SLOWDOWN
+from mesh.core.node.state import LOAD_SLOWDOWN
 from mesh.domain.errors import InvalidInput
 from mesh.sim.costs import Jitter, NodeCosts, Pace
 from mesh.sim.fidelity.observing import Iteration, Observed, Spent

@@ -5,7 +5,7 @@ that deliver when told to. All that can go wrong is a method.
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from mesh.core.controller import ControllerCore
+from mesh.core.controller.core import ControllerCore
 from mesh.domain.actions import (
     ControllerAction,
     DeliverTokens,

@@ -2,7 +2,7 @@
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from mesh.core.cell import DeploymentEntry, InstanceEntry
+from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry
 from mesh.domain.ids import RequestId
 from mesh.domain.lifecycle import InstanceState, NodeState, RequestState
 from tests.core.cells import FOOTPRINT, MODEL

@@ -1,10 +1,10 @@
 """What the cores keep from turn to turn, worked out anew and held against it."""
 
-from mesh.core.controller import ControllerCore
-from mesh.core.node import NodeCore
-from mesh.core.node_state import LocalInstance, LocalState
-from mesh.core.starting import find_room
-from mesh.core.turn import Turn
+from mesh.core.controller.core import ControllerCore
+from mesh.core.controller.instances.placement import find_room
+from mesh.core.controller.state.context import Turn
+from mesh.core.node.core import NodeCore
+from mesh.core.node.state import LocalInstance, LocalState
 from mesh.request.placement import Start
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from mesh.core.node import NodeCore
+from mesh.core.node.core import NodeCore
 from mesh.domain.actions import NodeAction, StartLoad
 from mesh.domain.errors import MeshError
 from mesh.domain.events import ControllerEvent, NodeConnected, NodeDisconnected, NodeReported

@@ -5,8 +5,8 @@ to their rules after every event, and what happened is counted.
 from collections import Counter
 from collections.abc import Sequence
 
-from mesh.core.cell import NodeEntry
-from mesh.core.controller import ControllerCore
+from mesh.core.controller.core import ControllerCore
+from mesh.core.controller.state.cell import NodeEntry
 from mesh.domain.actions import ControllerAction, SendCommand
 from mesh.domain.events import (
     ControllerEvent,

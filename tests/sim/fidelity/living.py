@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from unittest import mock
 
-from mesh.core.node import NodeCore
+from mesh.core.node.core import NodeCore
 from mesh.domain.actions import NodeAction
 from mesh.domain.limits import NodeLimits
 from mesh.domain.node_events import NodeEvent

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mesh.core.node import NodeCore
+from mesh.core.node.core import NodeCore
 from mesh.domain.actions import NodeAction, StartLoad
 from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId, RequestId

@@ -1,0 +1,224 @@
+"""The controller core: one writer of all budgets of its cell.
+
+`handle` takes what happened and returns what to do: commands to nodes, tokens and refusals to
+clients, writes to the registry, answers to operators, timers. It owns the cell's state and nothing
+else; `mesh.runtime.host` calls it, live and simulated.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import assert_never
+
+from mesh.core.controller import deployments, nodes, profiling, reports
+from mesh.core.controller.instances import lifecycle, replicas
+from mesh.core.controller.instances.kv_cache import park
+from mesh.core.controller.operations import fail_operation, reply_error
+from mesh.core.controller.requests import queueing, serving
+from mesh.core.controller.requests.ending import refuse
+from mesh.core.controller.snapshot import picture, profile_views
+from mesh.core.controller.state.cell import Cell, DeploymentEntry
+from mesh.core.controller.state.context import Turn
+from mesh.core.controller.state.expectations import Expectations
+from mesh.domain.actions import ControllerAction, SetTimer
+from mesh.domain.deployment import Deployment
+from mesh.domain.events import (
+    CancelRequested,
+    ControllerEvent,
+    DeleteRequested,
+    DeploymentStored,
+    DeployRequested,
+    DrainRequested,
+    InvokeRequested,
+    KeepAliveExpired,
+    LeaseCheckDue,
+    LoadExpired,
+    NodeConnected,
+    NodeDisconnected,
+    NodeReported,
+    OperationCancelled,
+    OperationExpired,
+    PlaceRetryDue,
+    ProfileRequested,
+    RetryLoadDue,
+    ScaleRequested,
+    ShutdownRequested,
+    StoreFailed,
+)
+from mesh.domain.history import OutputHistory
+from mesh.domain.ids import DeploymentName, OperationId
+from mesh.domain.lifecycle import DeploymentState, InstanceState
+from mesh.domain.limits import CellLimits
+from mesh.domain.profile import Profile
+from mesh.domain.reasons import RefusalReason
+from mesh.domain.views import CellSnapshot, ProfileView
+from mesh.policy.interface import Policy
+from mesh.request.candidates import Candidates
+
+
+class ControllerCore:
+    """`epoch` counts the starts of this controller; `deployments`, `profiles` and `histories` are
+    those in its registry.
+    """
+
+    def __init__(
+        self,
+        *,
+        epoch: int,
+        deployments: Sequence[Deployment],
+        limits: CellLimits,
+        policy: Policy,
+        profiles: Sequence[Profile] = (),
+        histories: Mapping[DeploymentName, OutputHistory] | None = None,
+    ) -> None:
+        self.cell = Cell(expectations=Expectations(profiles))
+        self._epoch = epoch
+        self._limits = limits
+        self._policy = policy
+        for deployment in deployments:
+            self.cell.deployments[deployment.spec.name] = DeploymentEntry(
+                spec=deployment.spec,
+                state=DeploymentState.READY,
+                candidates=Candidates(policy),
+                deployment=deployment,
+                history=(histories or {}).get(deployment.spec.name, OutputHistory()),
+            )
+
+    def deployment(self, name: DeploymentName) -> Deployment | None:
+        """The acknowledged deployment of this name."""
+        entry = self.cell.deployments.get(name)
+        ready = entry is not None and entry.state is DeploymentState.READY
+        return entry.deployment if entry is not None and ready else None
+
+    def snapshot(self, now_s: float) -> CellSnapshot:
+        """A picture of the cell for people and APIs."""
+        return picture(self.cell, now_s)
+
+    def profiles(self, name: DeploymentName) -> tuple[ProfileView, ...] | None:
+        """The profiles of a deployment's model that hold for a node or have been measured, by
+        fingerprint; None when there is no such deployment.
+        """
+        deployment = self.deployment(name)
+        return profile_views(self.cell, deployment) if deployment is not None else None
+
+    def handle(self, event: ControllerEvent, now_s: float) -> list[ControllerAction]:
+        turn = Turn(
+            cell=self.cell,
+            epoch=self._epoch,
+            limits=self._limits,
+            policy=self._policy,
+            now_s=now_s,
+            validations_left=self._limits.validations_max,
+        )
+        self._dispatch(turn, event)
+        _settle(turn)
+        return turn.actions
+
+    def _dispatch(self, turn: Turn, event: ControllerEvent) -> None:
+        match event:
+            case NodeReported():
+                reports.report(turn, event.link_id, event.report)
+            case InvokeRequested():
+                serving.invoke(turn, event.request)
+            case CancelRequested():
+                serving.cancel(turn, event.request_id)
+            case PlaceRetryDue():
+                queueing.retry(turn)
+            case KeepAliveExpired():
+                _keep_alive_expired(turn, event)
+            case LeaseCheckDue():
+                nodes.check_leases(turn)
+            case LoadExpired():
+                reports.load_expired(turn, event.instance_id)
+            case RetryLoadDue():
+                _retry_load(turn, event.name)
+            case NodeConnected():
+                nodes.connect(turn, event)
+            case NodeDisconnected():
+                node = turn.cell.links.get(event.link_id)
+                if node is not None:
+                    nodes.lose(turn, node, event.reason)
+            case DeployRequested():
+                deployments.deploy(turn, event)
+            case DeleteRequested():
+                deployments.delete(turn, event)
+            case ScaleRequested():
+                deployments.scale(turn, event)
+            case DrainRequested():
+                nodes.drain_node(turn, event)
+            case ProfileRequested():
+                profiling.request_profile(turn, event)
+            case DeploymentStored():
+                deployments.stored(turn, event.operation_id)
+            case StoreFailed():
+                _fail(turn, event.operation_id, "StorageError", event.message)
+            case OperationCancelled():
+                _fail(turn, event.operation_id, "Cancelled", "the caller went away")
+            case OperationExpired():
+                message = f"not done within {turn.limits.import_s_max:.0f} s"
+                _fail(turn, event.operation_id, "Unavailable", message)
+            case ShutdownRequested():
+                _shut_down(turn)
+            case _:
+                assert_never(event)
+
+
+def _settle(turn: Turn) -> None:
+    """The end of a turn: fill the room that appeared. What stays idle may be wanted by others."""
+    while turn.room_appeared or turn.to_fill or turn.released:
+        queueing.fill(turn)
+        queueing.fill_released(turn)
+        if turn.cell.operations:
+            profiling.advance_profiles(turn)
+        queueing.note_released(turn)
+
+
+def _fail(turn: Turn, operation_id: OperationId, error: str, message: str) -> None:
+    operation = turn.cell.operations.get(operation_id)
+    if operation is not None:
+        fail_operation(turn, operation, error, message)
+
+
+def _keep_alive_expired(turn: Turn, expired: KeepAliveExpired) -> None:
+    """Park an instance that has been idle since, or unload it if it has been parked for as long as
+    it may, unless something wants it to stay.
+    """
+    instance = turn.cell.instances.get(expired.instance_id)
+    if instance is None or instance.idle_since_s != expired.idle_since_s:
+        return
+    queueing.offer(turn, instance)
+    parked = instance.state is InstanceState.PARKED
+    owner = turn.cell.deployments.get(instance.deployment)
+    if not instance.node.may_go(instance):
+        if parked:
+            # What wants it to stay may not want it for ever.
+            _look_again(turn, expired)
+        return
+    if parked and not expired.parked:
+        return  # it became idle twice at that very moment
+    stays = turn.limits.parked_s_max > 0.0 and turn.policy.parts is None
+    if parked or not stays:
+        lifecycle.unload(turn, instance)
+    elif owner is None or owner.may_park():
+        park(turn, instance)
+        _look_again(turn, expired)
+
+
+def _look_again(turn: Turn, expired: KeepAliveExpired) -> None:
+    """See whether an instance that is parked now still is, then."""
+    timer = replace(expired, parked=True)
+    turn.act(SetTimer(at_s=turn.now_s + turn.limits.parked_s_max, timer=timer))
+
+
+def _retry_load(turn: Turn, name: DeploymentName) -> None:
+    entry = turn.cell.deployments.get(name)
+    if entry is not None and turn.now_s >= entry.paused_until_s:
+        replicas.keep_minimum(turn, entry)
+        turn.to_fill[name] = None
+
+
+def _shut_down(turn: Turn) -> None:
+    for held in list(turn.cell.requests.values()):
+        refuse(turn, held, RefusalReason.SHUTTING_DOWN, "the controller is stopping")
+    for operation_id in list(turn.cell.operations):
+        reply_error(turn, operation_id, "Unavailable", "the controller is stopping")
+        del turn.cell.operations[operation_id]

@@ -1,0 +1,61 @@
+"""How many instances a deployment has: at least its minimum, as far as there is room, and no more
+than its maximum.
+
+Beyond the minimum the queues ask for instances (`requests.queueing`), and idle ones go by their
+keep-alive. What starts and ends a single instance is in `instances.lifecycle`.
+"""
+
+from mesh.core.controller.instances.lifecycle import drain, start_instance
+from mesh.core.controller.state.cell import DeploymentEntry
+from mesh.core.controller.state.context import Turn
+from mesh.domain.lifecycle import InstanceState
+
+
+def keep_minimum(turn: Turn, entry: DeploymentEntry) -> None:
+    """Load instances until `replicas_min` serve or will, as far as there is room."""
+    turn.cell.below_minimum.pop(entry.spec.name, None)
+    if not entry.spec.scaling.replicas_min:
+        return
+    if entry.deployment is None or turn.now_s < entry.paused_until_s:
+        return
+    while (before := entry.replicas()) < entry.spec.scaling.replicas_min:
+        start_instance(turn, entry)
+        if entry.replicas() == before:
+            turn.cell.below_minimum[entry.spec.name] = None
+            return
+
+
+def keep_bounds(turn: Turn) -> None:
+    """Instances came or went, or may start where they could not: of any deployment."""
+    for entry in turn.cell.deployments.values():
+        trim_to_maximum(turn, entry)
+        if entry.spec.scaling.replicas_min:
+            keep_minimum(turn, entry)
+
+
+def keep_minima(turn: Turn) -> None:
+    """An instance became idle: its memory may be what a deployment below its minimum lacks."""
+    for name in list(turn.cell.below_minimum):
+        entry = turn.cell.deployments.get(name)
+        if entry is None:
+            del turn.cell.below_minimum[name]
+        else:
+            keep_minimum(turn, entry)
+
+
+def trim_to_maximum(turn: Turn, entry: DeploymentEntry) -> None:
+    """Drain instances above `replicas_max`: first those that load or are parked, then the smallest
+    batch.
+    """
+    if len(entry.instances) <= entry.spec.scaling.replicas_max:
+        return
+    serving = [i for i in entry.instances.values() if i.takes_requests]
+    serving.sort(key=lambda i: (i.state is InstanceState.READY, i.batch, i.instance_id))
+    for instance in serving[: max(0, len(serving) - entry.spec.scaling.replicas_max)]:
+        drain(turn, instance)
+
+
+def room_changed(turn: Turn) -> None:
+    """A node, or memory of one, came or went."""
+    turn.room_appeared = True
+    keep_bounds(turn)

@@ -1,0 +1,73 @@
+"""Loads, resizes and unloads of a node: promised against its memory, and sent when they may start.
+
+Every one is issued to the node's reservation station (`mesh.memory.station`), which refuses what
+does not fit and holds back what has to wait until memory has come free; what it says may start is
+sent to the node. Before: `placement` and `kv_cache`, which decide sizes. After: the node.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from mesh.core.controller.state.cell import InstanceEntry, NodeEntry
+from mesh.core.controller.state.context import Turn
+from mesh.domain.actions import SendCommand
+from mesh.domain.ids import InstanceId
+from mesh.domain.lifecycle import INSTANCE, InstanceState, NodeState, advance
+from mesh.domain.messages import LoadInstance, ResizeKv, UnloadInstance
+from mesh.memory.station import MemoryOperation, MemoryOperationKind
+
+
+def issue(
+    turn: Turn,
+    instance: InstanceEntry,
+    kind: MemoryOperationKind,
+    size_bytes: int,
+    needed_s: float,
+) -> None:
+    """Promise an operation that fits, and start what may start."""
+    node = instance.node
+    started = node.station.issue(kind, instance.instance_id, size_bytes, needed_s)
+    assert started is not None, f"{kind} of {instance.instance_id} to {size_bytes} B does not fit"
+    send_started(turn, node, started)
+
+
+def send_started(turn: Turn, node: NodeEntry, operations: Iterable[MemoryOperation]) -> None:
+    """Send what the station has started to the node. A lost one is told nothing any more."""
+    if node.state is NodeState.LOST:
+        return
+    for operation in operations:
+        instance = node.instances[operation.instance_id]
+        command = _command(instance, operation)
+        turn.act(SendCommand(link_id=node.link_id, command=command))
+
+
+def _command(
+    instance: InstanceEntry, operation: MemoryOperation
+) -> LoadInstance | ResizeKv | UnloadInstance:
+    footprint = instance.footprint
+    kv_bytes = operation.size_bytes - footprint.weights_bytes
+    kv_blocks = kv_bytes // footprint.kv_block_bytes
+    match operation.kind:
+        case MemoryOperationKind.LOAD:
+            assert instance.to_load is not None
+            return replace(instance.to_load, kv_blocks=kv_blocks)
+        case MemoryOperationKind.RESIZE:
+            return ResizeKv(instance_id=operation.instance_id, kv_blocks=kv_blocks)
+        case MemoryOperationKind.UNLOAD:
+            return UnloadInstance(instance_id=operation.instance_id)
+
+
+def reclaim(turn: Turn, node: NodeEntry, instance_ids: Sequence[InstanceId]) -> None:
+    """Unload idle instances of the node: their memory is wanted."""
+    for instance_id in instance_ids:
+        let_go(turn, node.instances[instance_id])
+
+
+def let_go(turn: Turn, instance: InstanceEntry) -> None:
+    """Unload a loaded instance; what it holds is promised to others at once, and theirs when its
+    node says that it is gone.
+    """
+    instance.state = advance(INSTANCE, instance.state, InstanceState.UNLOADING)
+    instance.node.eased += 1
+    issue(turn, instance, MemoryOperationKind.UNLOAD, 0, turn.now_s)
+    turn.room_appeared = True

@@ -1,0 +1,111 @@
+"""When waiting has become pointless, and what the client is told then.
+
+A new request is worth waiting for as long as its first token could be in time on a node that did
+nothing else, or while an instance of its deployment loads, which is granted on top. One that was
+admitted before has a promise, and waits for as long as any request may.
+"""
+
+from math import inf
+
+from mesh.core.controller.instances.node_schedule import alone_s, first_due_s, grace_s
+from mesh.core.controller.requests.ending import refuse
+from mesh.core.controller.state.cell import DeploymentEntry, RequestEntry
+from mesh.core.controller.state.context import Turn
+from mesh.domain.lifecycle import InstanceState
+from mesh.domain.reasons import RefusalReason
+from mesh.request.shadow import Verdict
+
+
+def refuse_hopeless(turn: Turn, entry: DeploymentEntry) -> None:
+    """Refuse those of the deployment's queue for whom it is too late."""
+    loading = any(i.state is InstanceState.LOADING for i in entry.instances.values())
+    # Those behind one that there was no time for were not tried: there is none for them, either.
+    no_time = bool(entry.queue) and entry.queue[0].refused is Verdict.TPOT_EXCEEDED
+    for held in list(entry.queue):
+        waited_out = turn.now_s - held.queued_at_s >= turn.limits.queue_wait_s_max
+        promised = held.attempt > 0 or not turn.policy.refuses_late
+        if not waited_out and (promised or not _too_late(turn, entry, held, loading)):
+            continue
+        if no_time and held.refused is None:
+            held.turn_down(Verdict.TPOT_EXCEEDED)
+        reason, message = _why(turn, entry, held)
+        if _too_long(held):
+            too_slow = held.latest_start_s == -inf
+            remedy = "raise spec.slo.tpot_s" if too_slow else "shorten the prompt, or raise its SLO"
+            refuse(turn, held, reason, message, hint=f"no node is quick enough: {remedy}")
+        else:
+            refuse(turn, held, reason, message, retry=True)
+
+
+def _too_late(turn: Turn, entry: DeploymentEntry, held: RequestEntry, loading: bool) -> bool:
+    """Whether its first token could not be in time any more on the quickest node of the cell."""
+    if held.latest_start_s is None:
+        held.latest_start_s = first_due_s(held) - _quickest_s(turn, entry, held)
+    if _too_long(held):
+        return True
+    if loading or turn.now_s < held.latest_start_s:
+        return False
+    granted_s = max((grace_s(instance, held) for instance in entry.candidates), default=0.0)
+    return turn.now_s >= held.latest_start_s + granted_s
+
+
+def _too_long(held: RequestEntry) -> bool:
+    """Whether it would have been late even if it had computed at once, and alone."""
+    return held.latest_start_s is not None and held.latest_start_s < held.arrival_s
+
+
+def _quickest_s(turn: Turn, entry: DeploymentEntry, held: RequestEntry) -> float:
+    """Seconds to its first token, by profiles as they were measured: a correction is of one
+    instance, and passes. 0 where that is anybody's guess.
+    """
+    deployment = entry.deployment
+    assert deployment is not None
+    seen: dict[str, float] = {}
+    for node in turn.cell.nodes.values():
+        if node.hello.fingerprint in seen or not turn.takes(node, entry.spec):
+            continue
+        footprint = node.footprint_of(deployment)
+        profile = turn.cell.expectations.profile(deployment.model, footprint, node.hello)
+        seconds = alone_s(profile, held, turn.limits) if profile.measured else 0.0
+        seen[node.hello.fingerprint] = seconds
+    return min(seen.values(), default=0.0)
+
+
+def _why(turn: Turn, entry: DeploymentEntry, held: RequestEntry) -> tuple[RefusalReason, str]:
+    waited = f"{turn.now_s - held.queued_at_s:.1f} s"
+    if not has_node(turn, entry):
+        if held.attempt:
+            message = f"its node was lost, and no other came up within {waited}"
+            return RefusalReason.NODE_LOST, message
+        return RefusalReason.NO_NODE, f"no node came up within {waited}"
+    if entry.load_failures and not entry.replicas():
+        return RefusalReason.LOAD_FAILED, f"not loaded within {waited}: {entry.load_error}"
+    name = repr(entry.spec.name)
+    slo, prompt = held.slo, len(held.request.prompt_tokens)
+    held_up = held.held_up if held.refused else None
+    if _too_long(held):
+        never = held.latest_start_s == -inf
+        held_up = Verdict.TPOT_EXCEEDED if never else Verdict.FIRST_TOKEN_LATE
+    match held_up:
+        case Verdict.FIRST_TOKEN_LATE:
+            limit = f"{slo.ttft_limit_s(prompt):.3g} s"
+            message = f"its first token would come after its limit, {limit} for {prompt} tokens"
+            return RefusalReason.FIRST_TOKEN_LATE, message
+        case Verdict.DELAYS_RUNNING:
+            message = "it would make a request late that came before it"
+            return RefusalReason.DELAYS_RUNNING, message
+        case Verdict.TPOT_EXCEEDED:
+            message = f"there is no time left to give {name} its tokens every {slo.tpot_s:.3g} s"
+            return RefusalReason.TPOT_EXCEEDED, message
+        case _ if held.short_of_memory:
+            message = f"no memory came free for its KV cache within {waited}"
+            return RefusalReason.MEMORY_FULL, message
+        case _ if entry.replicas():
+            return RefusalReason.QUEUE_TIMEOUT, f"no place came free within {waited}"
+        case _:
+            return RefusalReason.MEMORY_FULL, f"no memory came free on a node within {waited}"
+
+
+def has_node(turn: Turn, entry: DeploymentEntry) -> bool:
+    """Whether any node that takes new work may hold the deployment."""
+    return any(turn.takes(node, entry.spec) for node in turn.cell.nodes.values())

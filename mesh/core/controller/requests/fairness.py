@@ -1,0 +1,46 @@
+"""Who may overtake whom: a request that a node could not compute in time is not starved by others.
+
+A later request that fits may be computed first, but only so often: from then on a node that could
+keep the earlier one's SLO by itself takes nobody who came later, until that one has its place.
+`requests.queueing` asks before it validates, and tells when it has placed.
+"""
+
+from mesh.core.controller.instances.node_schedule import in_time_alone
+from mesh.core.controller.state.cell import InstanceEntry, NodeEntry, RequestEntry
+from mesh.core.controller.state.context import Turn
+
+
+def must_give_way(turn: Turn, node: NodeEntry, held: RequestEntry) -> bool:
+    """Whether an earlier request has been overtaken often enough that the node could compute in
+    time, if it had nothing else to do.
+    """
+    return any(
+        earlier.overtaken >= turn.limits.overtaken_max
+        and in_time_alone(instance, earlier, turn.now_s, turn.limits)
+        for earlier, instance in _earlier(turn, node, held)
+    )
+
+
+def note_overtaken(turn: Turn, node: NodeEntry, held: RequestEntry) -> None:
+    """The request gets a place on the node, before those that came earlier."""
+    for earlier, _ in _earlier(turn, node, held):
+        earlier.overtaken = min(earlier.overtaken + 1, turn.limits.overtaken_max)
+
+
+def _earlier(
+    turn: Turn, node: NodeEntry, held: RequestEntry
+) -> list[tuple[RequestEntry, InstanceEntry]]:
+    """Requests that came before this one and wait because the node could not compute them in time,
+    of all deployments that are loaded there, with their instances.
+    """
+    found: list[tuple[RequestEntry, InstanceEntry]] = []
+    for instance in node.instances.values():
+        owner = turn.cell.deployments.get(instance.deployment)
+        if owner is None or not owner.queue or not instance.takes_now:
+            continue
+        for waiting in owner.queue:
+            if waiting.arrival_s >= held.arrival_s:
+                break
+            if waiting.refused and not waiting.short_of_memory and not instance.is_full:
+                found.append((waiting, instance))
+    return found

@@ -1,0 +1,155 @@
+"""Turns the cell's live state into snapshots for people and APIs."""
+
+from statistics import median
+
+from mesh.compute.times import Times
+from mesh.core.controller.state.cell import Cell, DeploymentEntry, InstanceEntry, NodeEntry
+from mesh.domain.deployment import Deployment
+from mesh.domain.ids import NodeId
+from mesh.domain.lifecycle import InstanceState
+from mesh.domain.profile import Profile
+from mesh.domain.views import (
+    CellSnapshot,
+    DeploymentSnapshot,
+    InstanceSnapshot,
+    MemoryOperationView,
+    NodeSnapshot,
+    ProfileView,
+)
+from mesh.memory.station import MemoryOperation, ReservationStation
+
+
+def picture(cell: Cell, now_s: float) -> CellSnapshot:
+    """Everything, ordered by name."""
+    return CellSnapshot(
+        deployments=tuple(
+            _deployment(cell.deployments[n], now_s) for n in sorted(cell.deployments)
+        ),
+        nodes=tuple(_node(cell.nodes[n], now_s) for n in sorted(cell.nodes)),
+        queued=cell.queued(),
+        running=cell.running(),
+        served=cell.served,
+        refused=tuple(sorted(cell.refused.items())),
+    )
+
+
+def _deployment(entry: DeploymentEntry, now_s: float) -> DeploymentSnapshot:
+    deployment = entry.deployment
+    return DeploymentSnapshot(
+        spec=entry.spec,
+        model=deployment.model if deployment else None,
+        state=entry.state,
+        context_tokens_max=deployment.context_tokens_max if deployment else 0,
+        queued=len(entry.queue),
+        running=sum(i.batch for i in entry.instances.values()),
+        served=entry.served,
+        refused=entry.refused,
+        instances=tuple(_instance(entry.instances[i], now_s) for i in sorted(entry.instances)),
+    )
+
+
+def _node(node: NodeEntry, now_s: float) -> NodeSnapshot:
+    return NodeSnapshot(
+        node_id=node.node_id,
+        state=node.state,
+        device=node.device,
+        hardware=node.hello.hardware,
+        cores=node.hello.cores,
+        engine=node.hello.engine,
+        memory_bytes=node.hello.memory_bytes,
+        base_bytes=node.hello.base_bytes,
+        promised_bytes=node.station.promised_bytes,
+        tracked_bytes=node.station.tracked_bytes,
+        rss_bytes=node.rss_bytes,
+        unaccounted_bytes=_unaccounted_bytes(node),
+        operations=_operations(node.station, now_s),
+        silent_s=now_s - node.last_seen_s,
+        instances=tuple(_instance(node.instances[i], now_s) for i in sorted(node.instances)),
+        fingerprint=node.hello.fingerprint,
+        load_slowdown=node.load_slowdown,
+        asleep=tuple(model.model_id for model in node.asleep),
+    )
+
+
+def _unaccounted_bytes(node: NodeEntry) -> int:
+    """0 until a heartbeat has told. An engine without instances holds nothing: what stays is of
+    interest then most of all.
+    """
+    if not node.rss_bytes:
+        return 0
+    return node.rss_bytes - node.hello.base_bytes - node.engine_bytes
+
+
+def _operations(station: ReservationStation, now_s: float) -> tuple[MemoryOperationView, ...]:
+    def view(operation: MemoryOperation, running: bool) -> MemoryOperationView:
+        return MemoryOperationView(
+            kind=operation.kind,
+            instance_id=operation.instance_id,
+            size_bytes=operation.size_bytes,
+            running=running,
+            needed_in_s=operation.deadline_s - now_s,
+        )
+
+    running = [view(operation, True) for operation in station.running_operations()]
+    return (*running, *(view(operation, False) for operation in station.waiting()))
+
+
+def _instance(instance: InstanceEntry, now_s: float) -> InstanceSnapshot:
+    loading = instance.state is InstanceState.LOADING
+    until_s = now_s if loading else instance.loaded_at_s
+    headrooms = sorted(held.due_s - now_s for held in instance.requests.values())
+    profile = instance.profile
+    return InstanceSnapshot(
+        instance_id=instance.instance_id,
+        deployment=instance.deployment,
+        node_id=instance.node.node_id,
+        state=instance.state,
+        batch=instance.batch,
+        batch_max=instance.batch_max,
+        kv_blocks=instance.kv_blocks,
+        kv_blocks_used=instance.kv_blocks_used,
+        weights_bytes=instance.footprint.weights_bytes,
+        kv_bytes=instance.kv_blocks * instance.footprint.kv_block_bytes,
+        kv_used_bytes=instance.kv_blocks_used * instance.footprint.kv_block_bytes,
+        kv_required_bytes=instance.required_blocks * instance.footprint.kv_block_bytes,
+        load_s=max(0.0, until_s - instance.load_started_s),
+        phase=instance.phase,
+        share=instance.share,
+        headroom_least_s=headrooms[0] if headrooms else None,
+        headroom_p50_s=median(headrooms) if headrooms else None,
+        iteration_s=_iteration_s(instance, now_s),
+        correction=instance.correction.factor(now_s),
+        profile=(profile.scaled_from or "measured") if profile else "",
+        tier=instance.tier,
+    )
+
+
+def _iteration_s(instance: InstanceEntry, now_s: float) -> float:
+    """Predicted of its next decode; of one request of half a context where it has none."""
+    if instance.profile is None:
+        return 0.0
+    times = Times(instance.profile, instance.correction.factor(now_s))
+    batch = max(instance.batch, 1)
+    tokens = sum(held.tokens for held in instance.requests.values())
+    return times.decode_s(batch, tokens / batch if tokens else instance.context_tokens_max / 2)
+
+
+def profile_views(cell: Cell, deployment: Deployment) -> tuple[ProfileView, ...]:
+    """What holds for each kind of node that may hold the deployment, and what was measured on
+    others.
+    """
+    found: dict[str, Profile] = {}
+    nodes: dict[str, list[NodeId]] = {}
+    for node_id in sorted(cell.nodes):
+        node = cell.nodes[node_id]
+        if node.suits(deployment.spec):
+            footprint = node.footprint_of(deployment)
+            known = cell.expectations.profile(deployment.model, footprint, node.hello)
+            found[known.fingerprint] = known
+            nodes.setdefault(known.fingerprint, []).append(node_id)
+    for known in cell.expectations.measured(deployment.model.model_id):
+        found.setdefault(known.fingerprint, known)
+    return tuple(
+        ProfileView(profile=found[fingerprint], nodes=tuple(nodes.get(fingerprint, ())))
+        for fingerprint in sorted(found)
+    )

@@ -1,0 +1,244 @@
+"""The node core: which instance gets the next turn, and what the controller is told.
+
+`handle` takes commands, and what came of engine calls, and returns engine calls and reports. At
+most one turn is under way on a node; as soon as it is over, the next one is given, by the rule of
+`mesh.request.turns`. The core owns the node's view of its instances and requests; the engine owns
+the tokens.
+"""
+
+from typing import assert_never
+
+from mesh.core.node import imports, instances, measuring
+from mesh.core.node.context import NodeTurn
+from mesh.core.node.instances import drop
+from mesh.core.node.iterations import broken, learn, step_finished, submit_broke
+from mesh.core.node.priming import to_prime
+from mesh.core.node.state import LocalNode, LocalRequest, LocalState
+from mesh.domain.actions import NodeAction, StartStep, SubmitToEngine
+from mesh.domain.limits import NodeLimits
+from mesh.domain.messages import (
+    AbortRequest,
+    CancelImport,
+    CancelProfile,
+    ImportModel,
+    InstanceReport,
+    LoadInstance,
+    NodeCommand,
+    ProfileInstance,
+    RequestReturned,
+    ResizeKv,
+    SubmitRequest,
+    UnloadInstance,
+    UseProfile,
+)
+from mesh.domain.node_events import (
+    AbortFinished,
+    CommandReceived,
+    HeartbeatDue,
+    ImportBroke,
+    ImportFinished,
+    ImportProgressed,
+    InstanceBroke,
+    LinkClosed,
+    LinkOpened,
+    LoadBroke,
+    LoadFinished,
+    LoadProgressed,
+    MeasureBroke,
+    MeasureFinished,
+    NodeEvent,
+    ResizeBroke,
+    ResizeFinished,
+    StepBroke,
+    StepFinished,
+    SubmitBroke,
+    UnloadFinished,
+)
+from mesh.domain.slo import due_s
+from mesh.domain.steps import EngineRequest
+from mesh.request.turns import next_turn, note_turn
+
+
+class NodeCore:
+    def __init__(self, *, limits: NodeLimits) -> None:
+        self._limits = limits
+        self._node = LocalNode()
+        self._now_s = 0.0
+        """Of the last event."""
+
+    def instances(self) -> tuple[InstanceReport, ...]:
+        """What is loaded, for the hello of a new link."""
+        return self._node.reports(self._now_s)
+
+    def handle(self, event: NodeEvent, now_s: float) -> list[NodeAction]:
+        self._now_s = now_s
+        turn = NodeTurn(now_s=now_s, linked=self._node.linked)
+        self._dispatch(turn, event)
+        self._grant(turn)
+        return turn.ordered()
+
+    def _grant(self, turn: NodeTurn) -> None:
+        """The next turn, if the engine is free and an instance has work; else a measurement."""
+        node = self._node
+        if node.stepping is not None:
+            return
+        delivery_s = self._limits.delivery_s_max
+        loading = node.loading()
+        slowdown = node.load_slowdown.latest if loading else 1.0
+        lanes = [
+            lane
+            for instance in node.instances.values()
+            if instance.requests
+            and (lane := instance.lane(turn.now_s, delivery_s, slowdown)) is not None
+        ]
+        grant = next_turn(
+            lanes,
+            turn.now_s,
+            prefill_tokens_max=self._limits.prefill_tokens_max,
+            turn_s_max=node.turn_s_max,
+            rule=node.turns,
+        )
+        if grant is None:
+            measuring.grant(turn, node)
+            return
+        note_turn(grant)
+        for lane in (*grant.passed, grant.lane):
+            node.instances[lane.instance_id].passed = lane.passed
+        node.stepping = grant.lane.instance_id
+        node.instances[node.stepping].promising = False
+        node.steps_started += 1
+        node.step_started_s, node.step_beside_load = turn.now_s, loading
+        turn.engine(
+            StartStep(
+                instance_id=grant.lane.instance_id,
+                prefill_tokens_max=grant.prefill_tokens,
+                iterations=grant.iterations,
+            )
+        )
+
+    def _dispatch(self, turn: NodeTurn, event: NodeEvent) -> None:
+        match event:
+            case StepFinished():
+                self._node.stepping = None
+                instance = self._node.instances.get(event.instance_id)
+                if instance is not None:
+                    learn(turn, self._node, instance, event.result)
+                    step_finished(turn, instance, event.result, self._node.steps_started)
+            case CommandReceived():
+                self._command(turn, event.command)
+            case HeartbeatDue():
+                self._node.beat(event)
+                turn.report(self._node.heartbeat(turn.now_s))
+            case MeasureFinished() | MeasureBroke():
+                self._node.stepping = None
+                measuring.measured(turn, self._node, event)
+            case StepBroke() | InstanceBroke():
+                if isinstance(event, StepBroke):
+                    self._node.stepping = None
+                instance = self._node.instances.get(event.instance_id)
+                if instance is not None:
+                    broken(turn, self._node, instance, event)
+            case SubmitBroke():
+                for instance in self._node.instances.values():
+                    submit_broke(turn, instance, event)
+            case LoadProgressed() | LoadFinished() | LoadBroke() | UnloadFinished():
+                instances.loading(turn, self._node, event)
+                loaded = self._node.instances.get(event.instance_id)
+                if isinstance(event, LoadFinished) and loaded is not None:
+                    loaded.unprimed = to_prime(
+                        batch_max=loaded.command.batch_max,
+                        context_tokens_max=loaded.command.context_tokens_max,
+                        tokens_max=self._limits.primed_tokens_max,
+                    )
+            case ResizeFinished() | ResizeBroke():
+                instances.resized(turn, self._node, event)
+            case ImportProgressed() | ImportFinished() | ImportBroke():
+                imports.importing(turn, self._node, event)
+            case AbortFinished():
+                instance = self._node.instances.get(event.instance_id)
+                if instance is not None:
+                    instance.kv_blocks_used = event.kv_blocks_used
+            case LinkOpened():
+                self._node.linked = turn.linked = True
+                self._node.turns, self._node.turn_s_max = event.turns, event.turn_s_max
+                # An instance may have broken since the hello.
+                turn.report(self._node.heartbeat(turn.now_s))
+            case LinkClosed():
+                self._node.linked = turn.linked = False
+                instances.abandon(turn, self._node)
+            case _:
+                assert_never(event)
+
+    def _command(self, turn: NodeTurn, command: NodeCommand) -> None:
+        match command:
+            case SubmitRequest():
+                self._submit(turn, command)
+            case AbortRequest():
+                self._abort(turn, command)
+            case LoadInstance():
+                instances.load(turn, self._node, command)
+            case UnloadInstance():
+                instances.unload(turn, self._node, command.instance_id)
+            case ResizeKv():
+                instances.resize(turn, self._node, command)
+            case ImportModel():
+                imports.start_import(turn, self._node, command)
+            case CancelImport():
+                imports.cancel_import(turn, self._node, command)
+            case ProfileInstance():
+                measuring.start(turn, self._node, command, self._limits.prefill_tokens_max)
+            case CancelProfile():
+                measuring.cancel(self._node, command)
+            case UseProfile():
+                measuring.use(self._node, command)
+            case _:
+                assert_never(command)
+
+    def _submit(self, turn: NodeTurn, command: SubmitRequest) -> None:
+        order, instance = command.order, self._node.instances.get(command.instance_id)
+        request = order.request
+        if instance is None or instance.state is not LocalState.READY:
+            turn.report(
+                RequestReturned(
+                    request_id=request.request_id,
+                    attempt=order.attempt,
+                    error="Unavailable",
+                    message=f"{command.instance_id} is not ready on its node",
+                )
+            )
+            return
+        start_s = turn.now_s - order.age_s
+        instance.requests[request.request_id] = LocalRequest(
+            order=order,
+            start_s=start_s,
+            output_tokens=len(order.output_tokens),
+            first_step=self._node.steps_started + 1,
+            due_s=due_s(
+                start_s=start_s,
+                ttft_limit_s=order.slo.ttft_limit_s(len(request.prompt_tokens)) + order.grace_s,
+                tpot_s=order.slo.tpot_s,
+                output_tokens=len(order.output_tokens),
+            ),
+            prefill_left=len(request.prompt_tokens) + len(order.output_tokens),
+        )
+        instance.promising, instance.kept_lane = True, None
+        turn.engine(
+            SubmitToEngine(
+                instance_id=command.instance_id,
+                attempt=order.attempt,
+                request=EngineRequest(
+                    request_id=request.request_id,
+                    attempt=order.attempt,
+                    prompt_tokens=request.prompt_tokens,
+                    output_tokens=order.output_tokens,
+                    sampling=request.sampling,
+                    stop_token_ids=instance.command.model.stop_token_ids,
+                ),
+            )
+        )
+
+    def _abort(self, turn: NodeTurn, command: AbortRequest) -> None:
+        for instance in self._node.instances.values():
+            held = instance.requests.get(command.request_id)
+            if held is not None and held.order.attempt == command.attempt:
+                drop(turn, instance, held)

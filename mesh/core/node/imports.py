@@ -1,0 +1,67 @@
+"""Imports of models on a node: begun and stopped as the controller says, and told of as they go.
+
+An import runs beside everything else and touches no instance; what it brings is the controller's
+to store. Before: the deploy call of an operator. After: the model store of the node.
+"""
+
+from mesh.core.node.context import NodeTurn
+from mesh.core.node.state import LocalNode
+from mesh.domain.actions import (
+    StartImport,
+    StopImport,
+)
+from mesh.domain.messages import (
+    CancelImport,
+    ImportDone,
+    ImportFailed,
+    ImportModel,
+    ImportProgress,
+)
+from mesh.domain.node_events import (
+    ImportBroke,
+    ImportFinished,
+    ImportProgressed,
+)
+
+
+def start_import(turn: NodeTurn, node: LocalNode, command: ImportModel) -> None:
+    node.imports[command.operation_id] = command.source
+    turn.engine(StartImport(operation_id=command.operation_id, source=command.source))
+
+
+def cancel_import(turn: NodeTurn, node: LocalNode, command: CancelImport) -> None:
+    if node.imports.pop(command.operation_id, None) is not None:
+        turn.engine(StopImport(operation_id=command.operation_id))
+
+
+def importing(
+    turn: NodeTurn, node: LocalNode, event: ImportProgressed | ImportFinished | ImportBroke
+) -> None:
+    operation_id = event.operation_id
+    if operation_id not in node.imports:
+        return
+    match event:
+        case ImportProgressed():
+            turn.report(
+                ImportProgress(operation_id=operation_id, phase=event.phase, share=event.share)
+            )
+        case ImportFinished():
+            del node.imports[operation_id]
+            turn.report(
+                ImportDone(
+                    operation_id=operation_id,
+                    model=event.model,
+                    footprint=event.footprint,
+                    text=event.text,
+                )
+            )
+        case ImportBroke():
+            del node.imports[operation_id]
+            turn.report(
+                ImportFailed(
+                    operation_id=operation_id,
+                    error=event.error,
+                    message=event.message,
+                    hint=event.hint,
+                )
+            )

@@ -1,0 +1,52 @@
+"""Priming on a node: a newly loaded instance computes iterations of many sizes once, for nobody.
+
+Engines build and keep kernels for each size when they first meet it (OpenVINO on a CPU: 10 to 20 ms
+each), which the first burst on an instance would pay for with its deadlines. So it is done whenever
+nothing else is to be computed, the least sizes first; requests wait for one such iteration at most.
+A size that the KV cache does not hold is left until it does.
+"""
+
+from collections import deque
+
+from mesh.core.node.context import NodeTurn
+from mesh.core.node.state import LocalInstance, LocalNode, LocalState
+from mesh.domain.actions import StartMeasure
+from mesh.domain.profile import IterationShape
+
+CONTEXT_TOKENS = 32
+PREFILL_STEP_TOKENS = 4
+"""Engines pad longer chunks to steps of their own, of which none is shorter."""
+
+
+def to_prime(*, batch_max: int, context_tokens_max: int, tokens_max: int) -> deque[IterationShape]:
+    """Every batch of decodes, and prefills in steps, both of up to so many tokens."""
+    context = min(CONTEXT_TOKENS, context_tokens_max)
+    batches = range(1, min(batch_max, tokens_max) + 1)
+    decodes = [IterationShape(decode_batch=b, decode_context_tokens=context) for b in batches]
+    longest = min(tokens_max, context_tokens_max)
+    lengths = range(PREFILL_STEP_TOKENS, longest + 1, PREFILL_STEP_TOKENS)
+    return deque([*decodes, *(IterationShape(prefill_tokens=tokens) for tokens in lengths)])
+
+
+def grant(turn: NodeTurn, node: LocalNode) -> None:
+    """Compute the next size of an instance that has some left."""
+    for instance in node.instances.values():
+        shape = _next_shape(instance) if instance.state is LocalState.READY else None
+        if shape is not None:
+            instance.unprimed.remove(shape)
+            node.stepping = instance.instance_id
+            turn.engine(StartMeasure(instance_id=instance.instance_id, shape=shape))
+            return
+
+
+def _next_shape(instance: LocalInstance) -> IterationShape | None:
+    """The first that the KV cache has room for."""
+    footprint = instance.footprint
+    if footprint is None:
+        return None
+    free = instance.kv_blocks_next - instance.kv_blocks_used
+    for shape in instance.unprimed:
+        decode = shape.decode_batch * footprint.blocks_for(shape.decode_context_tokens)
+        if decode + footprint.blocks_for(shape.prefill_tokens) <= free:
+            return shape
+    return None

@@ -1,0 +1,253 @@
+"""What the node core knows: its instances and the requests on each, with their deadlines."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import inf
+
+from mesh.compute.correction import Correction
+from mesh.compute.survey import Survey
+from mesh.compute.times import Times
+from mesh.domain.ids import InstanceId, OperationId, RequestId
+from mesh.domain.limits import TURN_S_MAX
+from mesh.domain.messages import Heartbeat, InstanceReport, LoadInstance
+from mesh.domain.model import Footprint
+from mesh.domain.node_events import HeartbeatDue
+from mesh.domain.profile import IterationShape, Profile
+from mesh.domain.reasons import TurnRule
+from mesh.domain.request import RequestOrder
+from mesh.domain.slo import next_due_s
+from mesh.domain.steps import SleepingModel
+from mesh.request.lanes import Lane, Prompt
+from mesh.request.shadow import OVERESTIMATE
+
+LOAD_SLOWDOWN = 2.0
+"""By which a load lengthens the iterations beside it, until this node has learned its own."""
+FACTOR_KEPT_S = 0.05
+"""Time in which a correction of the times fades by next to nothing."""
+
+
+class LocalState(StrEnum):
+    """An instance on its node. WAITING: to be loaded, once what the controller does not know of has
+    left its memory. ABANDONED: it loads, and will be dropped as soon as it has.
+    """
+
+    WAITING = "waiting"
+    LOADING = "loading"
+    ABANDONED = "abandoned"
+    READY = "ready"
+    UNLOADING = "unloading"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LocalRequest:
+    order: RequestOrder
+    start_s: float
+    """When it arrived at the cell, on this node's clock."""
+    output_tokens: int
+    first_step: int
+    """The first iteration that it can have a part in: what an earlier one leaves to compute under
+    this id is an earlier attempt's. Tokens say themselves which attempt they are of.
+    """
+    due_s: float
+    """When its next token is due."""
+    prefill_left: int
+    """Prompt tokens, and tokens of an earlier attempt, still to compute."""
+    tokens: int = field(init=False)
+    """Of its prompt and its output so far."""
+
+    def __post_init__(self) -> None:
+        self.tokens = len(self.order.request.prompt_tokens) + self.output_tokens
+
+    @property
+    def request_id(self) -> RequestId:
+        return self.order.request.request_id
+
+    def note_tokens(self, count: int, now_s: float) -> None:
+        """It has so many more tokens."""
+        self.output_tokens += count
+        self.tokens += count
+        self.prefill_left = 0
+        self.due_s = next_due_s(self.due_s, self.order.slo.tpot_s, now_s, count)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LocalInstance:
+    command: LoadInstance
+    profile: Profile
+    state: LocalState = LocalState.LOADING
+    footprint: Footprint | None = None
+    """None until it is loaded."""
+    kv_blocks: int = 0
+    """In force."""
+    kv_blocks_used: int = 0
+    resizing: deque[int] = field(default_factory=deque)
+    """KV blocks that the resizes under way are to bring about, in their order."""
+    resizing_unasked: int = 0
+    """So many of them, the first, were asked for over an earlier link; nobody waits for them."""
+    growth_waiting: int | None = None
+    """KV blocks to grow to once all that is `unbooked` has left the memory."""
+    promising: bool = True
+    """False while its iteration is under way, and after one that computed nothing for want of KV
+    blocks: it gets no turn then, but for one at each heartbeat, until the engine is asked for
+    something that may help.
+    """
+    requests: dict[RequestId, LocalRequest] = field(default_factory=dict)
+    correction: Correction = field(default_factory=Correction)
+    unprimed: deque[IterationShape] = field(default_factory=deque)
+    """Sizes of iterations that the engine has not met on it yet; see `priming`."""
+    passed: int = 0
+    """Turns in a row that passed it over."""
+    kept_lane: Lane | None = None
+    """Its work as `lane` gave it last. Whoever changes its requests or its profile resets it."""
+    kept_until_s: float = 0.0
+    """Until when its times are near enough, for as long as no load begins or ends."""
+    kept_slowdown: float = 1.0
+    """By loads, with which its times were reckoned."""
+    unbooked: bool = False
+    """It was loading or leaving when a link broke: no later controller knows of its memory."""
+    error: str = ""
+    """Why it is being unloaded, when it broke."""
+    message: str = ""
+
+    @property
+    def instance_id(self) -> InstanceId:
+        return self.command.instance_id
+
+    @property
+    def kv_blocks_next(self) -> int:
+        """What a call that the engine gets now will find."""
+        return self.resizing[-1] if self.resizing else self.kv_blocks
+
+    def lane(self, now_s: float, delivery_s: float, slowdown: float) -> Lane | None:
+        """Its work as the turn rule sees it; None when it has none, cannot do it or is not ready.
+
+        Times are overestimated, as in the validation that let the requests in; `slowdown`, of a
+        load beside them, lengthens them further. Deadlines come `delivery_s` earlier, but no more
+        than a quarter of the TPOT SLO; see `NodeLimits.delivery_s_max`.
+        """
+        if self.state is not LocalState.READY or not self.requests or not self.promising:
+            return None
+        lane = self.kept_lane
+        if lane is not None and now_s < self.kept_until_s and slowdown == self.kept_slowdown:
+            return lane
+        factor = self.correction.factor(now_s) * OVERESTIMATE * slowdown
+        if lane is None:
+            lane = self.kept_lane = self._filled_lane(now_s, delivery_s, factor)
+        elif lane.times.factor != factor:
+            lane.slow_down(factor)
+            if lane.late_s < inf or lane.due_s < now_s:
+                lane.sort_dues(now_s)
+        self.kept_until_s, self.kept_slowdown = now_s + FACTOR_KEPT_S, slowdown
+        return lane
+
+    def _filled_lane(self, now_s: float, delivery_s: float, factor: float) -> Lane:
+        requests = self.requests.values()
+        tpot_s = next(iter(requests)).order.slo.tpot_s
+        margin_s = min(delivery_s, tpot_s / 4)
+        lane = Lane(
+            instance_id=self.instance_id,
+            times=Times(self.profile, factor),
+            tpot_s=tpot_s,
+            passed=self.passed,
+        )
+        dues_s, oldest_s, context_tokens = lane.dues_s, inf, 0
+        for held in requests:
+            if held.start_s < oldest_s:
+                oldest_s = held.start_s
+            left = held.prefill_left
+            if left:
+                due_s = held.due_s - margin_s
+                lane.prompts.append(Prompt(left=left, past=held.tokens - left, due_s=due_s))
+            else:
+                dues_s.append(held.due_s - margin_s)
+                context_tokens += held.tokens
+        lane.batch, lane.context_tokens, lane.oldest_s = len(dues_s), context_tokens, oldest_s
+        lane.sort_dues(now_s)
+        lane.predict()
+        return lane
+
+    def report(self, now_s: float) -> InstanceReport | None:
+        """None while it is not loaded. Its KV blocks are the most that it has until the resizes
+        under way are done: a controller that does not know of those must not give the rest away.
+        """
+        if self.footprint is None or self.state is not LocalState.READY:
+            return None
+        return InstanceReport(
+            instance_id=self.instance_id,
+            deployment=self.command.deployment,
+            model_id=self.command.model.model_id,
+            footprint=self.footprint,
+            kv_blocks=max((self.kv_blocks, *self.resizing)),
+            kv_blocks_used=self.kv_blocks_used,
+            context_tokens_max=self.command.context_tokens_max,
+            batch_max=self.command.batch_max,
+            batch=len(self.requests),
+            correction=self.correction.factor(now_s),
+        )
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LocalSurvey:
+    """A profile in the making."""
+
+    operation_id: OperationId
+    instance: LocalInstance
+    survey: Survey
+    asked: bool = False
+    """One of its shapes is being timed."""
+    told_share: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LocalNode:
+    instances: dict[InstanceId, LocalInstance] = field(default_factory=dict)
+    imports: dict[OperationId, str] = field(default_factory=dict)
+    """Sources being imported."""
+    survey: LocalSurvey | None = None
+    turns: TurnRule = TurnRule.HEADROOM
+    turn_s_max: float = TURN_S_MAX
+    """Both as the controller said last."""
+    loads: int = 0
+    """Under way in the engine."""
+    steps_started: int = 0
+    stepping: InstanceId | None = None
+    """Whose iteration is under way, a measured one or a real one."""
+    step_started_s: float = 0.0
+    step_beside_load: bool = False
+    load_slowdown: Correction = field(
+        default_factory=lambda: Correction(LOAD_SLOWDOWN, forgetting_s=inf)
+    )
+    linked: bool = False
+    rss_bytes: int = 0
+    engine_bytes: int = 0
+    asleep: tuple[SleepingModel, ...] = ()
+    """All three at the last heartbeat."""
+
+    def loading(self) -> bool:
+        """Whether a load takes part of the machine."""
+        return self.loads > 0
+
+    def has_unbooked(self) -> bool:
+        """Whether something takes memory that no controller knows of."""
+        return any(instance.unbooked for instance in self.instances.values())
+
+    def beat(self, due: HeartbeatDue) -> None:
+        """What the process and its engine say of themselves; starved instances may try again."""
+        self.rss_bytes, self.engine_bytes = due.rss_bytes, due.engine_bytes
+        self.asleep = due.asleep
+        for instance in self.instances.values():
+            instance.promising = True
+
+    def heartbeat(self, now_s: float) -> Heartbeat:
+        return Heartbeat(
+            rss_bytes=self.rss_bytes,
+            engine_bytes=self.engine_bytes,
+            instances=self.reports(now_s),
+            load_slowdown=self.load_slowdown.latest,
+            asleep=self.asleep,
+        )
+
+    def reports(self, now_s: float) -> tuple[InstanceReport, ...]:
+        reports = (instance.report(now_s) for instance in self.instances.values())
+        return tuple(report for report in reports if report is not None)

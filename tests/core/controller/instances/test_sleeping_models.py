@@ -1,0 +1,130 @@
+"""Models that sleep on nodes: what the controller makes of them when it starts an instance."""
+
+from dataclasses import replace
+
+import pytest
+
+from mesh.core.node.state import LOAD_SLOWDOWN
+from mesh.domain.actions import ControllerAction
+from mesh.domain.ids import InstanceId
+from mesh.domain.lifecycle import InstanceState
+from mesh.domain.messages import Heartbeat, InstanceLoaded, LoadInstance
+from mesh.domain.node_events import HeartbeatDue, LinkClosed, LinkOpened
+from mesh.domain.slo import Slo
+from mesh.domain.steps import LoadTier, SleepingModel
+from tests.core.admission import SLOW, instance, node
+from tests.core.cells import (
+    FOOTPRINT,
+    MODEL,
+    CellUnderTest,
+    commands,
+    deployment,
+    hello,
+    request,
+)
+from tests.core.nodes import NodeUnderTest, reports
+from tests.support.profiles import FINGERPRINT
+
+SLEEPS = SleepingModel(model_id=MODEL.model_id, context_tokens_max=512)
+OTHER_CONTEXT = replace(SLEEPS, context_tokens_max=256)
+
+
+def beat(*asleep: SleepingModel) -> Heartbeat:
+    return Heartbeat(rss_bytes=1, asleep=asleep)
+
+
+def loads(actions: list[ControllerAction]) -> list[LoadInstance]:
+    return commands(actions, LoadInstance)
+
+
+def test_an_instance_starts_where_its_model_sleeps() -> None:
+    cell = CellUnderTest(deployment())
+    links = [cell.join(hello(name))[0] for name in ("n1", "n2", "n3")]
+    cell.report(links[0], beat(OTHER_CONTEXT))
+    cell.report(links[1], beat(SLEEPS))
+    (load,) = loads(cell.invoke())
+    instance = cell.core.cell.instances[load.instance_id]
+    assert instance.node.node_id == "n2"
+
+
+def test_a_wake_is_expected_to_take_what_wakes_took() -> None:
+    cell = CellUnderTest(deployment())
+    link, _ = cell.join()
+    expectations = cell.core.cell.expectations
+    expectations.learn_load(MODEL.model_id, FINGERPRINT, 9.0)
+    expectations.learn_load(MODEL.model_id, FINGERPRINT, 0.125, LoadTier.HOST)
+    cell.report(link, beat(SLEEPS))
+    (load,) = loads(cell.invoke())
+    assert cell.core.cell.instances[load.instance_id].load_s == 0.125
+
+
+@pytest.mark.parametrize(("asleep", "started"), [((), 0), ((SLEEPS,), 1)])
+def test_a_neighbour_that_a_load_would_make_late_bears_a_wake(
+    asleep: tuple[SleepingModel, ...], started: int
+) -> None:
+    """A decode of `b` takes 0.11 s of the 0.25 that it may; 2.5 times that beside a load, which
+    takes 5 s, and beside a wake, which takes a tenth of one.
+    """
+    tight = deployment("b", slo=Slo(ttft_s=0.3, tpot_s=0.25))
+    cell = CellUnderTest(deployment("a"), tight, profiles=(SLOW,))
+    expectations = cell.core.cell.expectations
+    expectations.learn_load(MODEL.model_id, FINGERPRINT, 5.0)
+    expectations.learn_load(MODEL.model_id, FINGERPRINT, 0.1, LoadTier.HOST)
+    link, _ = cell.join(node("n1", instance("b1", "b")))
+    said = Heartbeat(
+        rss_bytes=1, instances=(instance("b1", "b"),), load_slowdown=2.5, asleep=asleep
+    )
+    cell.report(link, said)
+    cell.invoke(request("r1", of="b"))
+    cell.tokens(link, "r1", [7])
+    assert len(loads(cell.invoke(request("r2", of="a")))) == started
+
+
+def test_what_is_learned_and_shown_is_from_where_the_load_came() -> None:
+    cell = CellUnderTest(deployment())
+    link, _ = cell.join()
+    cell.report(link, beat(OTHER_CONTEXT, SLEEPS))
+    (load,) = loads(cell.invoke())
+    instance = cell.core.cell.instances[load.instance_id]
+    assert (instance.state, instance.tier) == (InstanceState.LOADING, None)
+    node = cell.core.cell.nodes[hello().node_id]
+    assert list(node.asleep) == [OTHER_CONTEXT, SLEEPS]
+    cell.report(
+        link,
+        InstanceLoaded(
+            instance_id=load.instance_id,
+            footprint=FOOTPRINT,
+            kv_blocks=load.kv_blocks,
+            elapsed_s=0.25,
+            tier=LoadTier.HOST,
+        ),
+    )
+    assert instance.tier is LoadTier.HOST
+    assert list(node.asleep) == [OTHER_CONTEXT], "it does not sleep any more"
+    shown = cell.core.snapshot(cell.now_s).nodes[0]
+    assert shown.asleep == (MODEL.model_id,)
+    assert shown.instances[0].tier is LoadTier.HOST
+    known = cell.core.cell.expectations
+    assert known.load_s(MODEL.model_id, FINGERPRINT, 1 << 30, LoadTier.HOST) == 0.25
+    assert known.load_s(MODEL.model_id, FINGERPRINT, 1 << 30) > 1.0
+
+
+def test_a_node_tells_what_sleeps_on_it_with_every_heartbeat() -> None:
+    node = NodeUnderTest()
+    (told,) = reports(node.tell(HeartbeatDue(rss_bytes=1, asleep=(SLEEPS,))))
+    assert told == replace(beat(SLEEPS), load_slowdown=LOAD_SLOWDOWN)
+    node.tell(LinkClosed(reason="lost"))
+    (told,) = reports(node.tell(LinkOpened()))
+    assert isinstance(told, Heartbeat)
+    assert told.asleep == (SLEEPS,), "a new link's controller knows nothing"
+    (told,) = reports(node.tell(HeartbeatDue(rss_bytes=1)))
+    assert isinstance(told, Heartbeat)
+    assert told.asleep == ()
+
+
+def test_a_node_says_from_where_a_load_came() -> None:
+    node = NodeUnderTest()
+    for name, tier in (("i1", LoadTier.DISK), ("i2", LoadTier.HOST)):
+        (loaded,) = reports(node.load(name, tier))
+        assert isinstance(loaded, InstanceLoaded)
+        assert (loaded.instance_id, loaded.tier) == (InstanceId(name), tier)

@@ -1,0 +1,180 @@
+"""The controller core on models without a measured profile: one request tries the estimate out."""
+
+from dataclasses import replace
+
+import pytest
+
+from mesh.compute.correction import TRIAL_ITERATIONS
+from mesh.core.controller.instances.node_schedule import verdict_on
+from mesh.core.controller.state.expectations import Expectations
+from mesh.core.controller.state.request import RequestEntry
+from mesh.domain.actions import RefuseRequest
+from mesh.domain.ids import InstanceId, ModelId
+from mesh.domain.limits import CellLimits
+from mesh.domain.messages import InstanceGone, LoadInstance, TokensReport
+from mesh.domain.reasons import FinishReason
+from mesh.domain.slo import Slo
+from mesh.request.shadow import Verdict
+from tests.core.admission import BusyCell, instance, node, submitted
+from tests.core.cells import (
+    FOOTPRINT,
+    MODEL,
+    CellUnderTest,
+    commands,
+    deployment,
+    hello,
+    of_kind,
+    request,
+)
+from tests.support.profiles import profile
+
+PATIENT = Slo(ttft_s=20.0, ttft_tokens_per_s=1e6, tpot_s=10.0)
+HASTY = Slo(ttft_s=0.5, ttft_tokens_per_s=1e6, tpot_s=10.0)
+
+TIGHT = Slo(ttft_s=20.0, ttft_tokens_per_s=1e6, tpot_s=0.02)
+"""By the estimate there is time for several, and by eight times as much for none."""
+
+
+def unmeasured(slo: Slo = PATIENT) -> BusyCell:
+    return BusyCell(deployment("a", slo=slo), profiles=())
+
+
+def try_out(cell: BusyCell, on: str, correction: float) -> None:
+    for _ in range(TRIAL_ITERATIONS):
+        assert submitted(cell.retry()) == [], "the estimate is on trial"
+        cell.iterated(on, correction=correction)
+
+
+def test_others_wait_until_the_first_request_has_corrected_the_estimate() -> None:
+    cell = unmeasured()
+    assert submitted(cell.ask("r1", "a")) == [("r1", "a")]
+    assert submitted(cell.ask("r2", "a")) == []
+    assert submitted(cell.ask("r3", "a")) == []
+    try_out(cell, "a", correction=1.5)
+    assert submitted(cell.retry()) == [("r2", "a"), ("r3", "a")]
+
+
+def test_an_estimate_that_turns_out_too_short_lets_nobody_else_in() -> None:
+    cell = unmeasured(TIGHT)
+    assert submitted(cell.ask("r1", "a")) == [("r1", "a")]
+    assert submitted(cell.ask("r2", "a")) == []
+    try_out(cell, "a", correction=8.0)
+    assert submitted(cell.retry()) == []
+
+
+def test_what_the_first_iterations_took_does_not_count_as_a_neighbour_that_may_come_back() -> None:
+    """The engine builds its kernels in them."""
+    cell = unmeasured(TIGHT)
+    cell.ask("r1", "a")
+    cell.ask("r2", "a")
+    cell.iterated("a", correction=8.0)
+    for _ in range(TRIAL_ITERATIONS - 1):
+        cell.iterated("a", correction=1.0)
+    assert submitted(cell.retry()) == [("r2", "a")]
+
+
+def test_iterations_beside_a_load_are_no_trial() -> None:
+    """Their node learns from them what a load costs, and nothing of the estimate."""
+    names = ("a", "b")
+    cell = CellUnderTest(*(deployment(name, slo=PATIENT) for name in names), profiles=())
+    link, _ = cell.join(node("n1", instance("a", "a")))
+    assert submitted(cell.invoke(request("r1", of="a"))) == [("r1", "a")]
+    (load,) = commands(cell.invoke(request("r2", of="b")), LoadInstance)
+    assert submitted(cell.invoke(request("r3", of="a"))) == []
+    said = TokensReport(instance_id=InstanceId("a"), outputs=(), correction=1.0)
+    for _ in range(TRIAL_ITERATIONS):
+        cell.report(link, said)
+    assert submitted(cell.retry()) == [], "nothing has corrected it"
+    cell.loaded(link, load.instance_id)
+    for _ in range(TRIAL_ITERATIONS):
+        assert submitted(cell.retry()) == []
+        cell.report(link, said)
+    assert submitted(cell.retry()) == [("r3", "a")]
+
+
+def test_a_trial_is_not_for_several_that_move_at_once() -> None:
+    cell = unmeasured()
+    idle = cell.core.cell.instances[InstanceId("a")]
+    first, second = (
+        RequestEntry(request=request(name, of="a"), slo=PATIENT, arrival_s=cell.now_s)
+        for name in ("r1", "r2")
+    )
+
+    def verdict(*beside: RequestEntry) -> Verdict:
+        return verdict_on(
+            idle,
+            second,
+            next_due_s=cell.now_s + 20.0,
+            now_s=cell.now_s,
+            limits=CellLimits(),
+            beside=beside,
+            moves=True,
+        )
+
+    assert verdict() is Verdict.PASSES
+    assert verdict(first) is Verdict.DELAYS_RUNNING
+
+
+def test_no_other_instance_is_loaded_for_those_who_wait_for_a_trial() -> None:
+    cell = unmeasured()
+    cell.join(node("n2"))
+    cell.ask("r1", "a")
+    assert commands(cell.ask("r2", "a"), LoadInstance) == []
+    assert commands(cell.retry(), LoadInstance) == []
+
+
+@pytest.mark.parametrize("rule", ["llm-mesh", "fcfs"])
+def test_those_who_lack_a_place_do_not_wait_for_a_trial(rule: str) -> None:
+    limits = CellLimits(batch_max=1)
+    cell = CellUnderTest(deployment("a", slo=PATIENT), profiles=(), limits=limits, rule=rule)
+    link, _ = cell.join(node("n1"))
+    cell.join(node("n2"))
+    (load,) = commands(cell.invoke(request("r1", of="a")), LoadInstance)
+    assert submitted(cell.loaded(link, load.instance_id)) == [("r1", load.instance_id)]
+    assert len(commands(cell.invoke(request("r2", of="a")), LoadInstance)) == 1
+
+
+def test_a_request_that_is_late_already_does_not_try_an_estimate_out() -> None:
+    cell = unmeasured(HASTY)
+    cell.ask("r1", "a")
+    assert submitted(cell.ask("r2", "a")) == []
+    cell.now_s += 0.6
+    after = cell.tokens(cell.link, "r1", [7], finish=FinishReason.LENGTH)
+    assert submitted(after) == []
+    assert len(of_kind([*after, *cell.retry()], RefuseRequest)) == 1
+
+
+def test_a_measured_profile_is_not_on_trial() -> None:
+    cell = BusyCell(deployment("a", slo=PATIENT))
+    assert submitted(cell.ask("r1", "a")) == [("r1", "a")]
+    assert submitted(cell.ask("r2", "a")) == [("r2", "a")]
+
+
+def test_the_next_instance_goes_out_from_the_estimate_as_it_was_corrected() -> None:
+    cell = unmeasured()
+    estimate = cell.core.cell.instances[InstanceId("a")].profile
+    assert estimate is not None
+    cell.ask("r1", "a")
+    try_out(cell, "a", correction=1.75)
+    cell.tokens(cell.link, "r1", [7], finish=FinishReason.LENGTH)
+    cell.iterated("a", correction=1.75)
+    cell.report(cell.link, InstanceGone(instance_id=InstanceId("a")))
+    (load,) = commands(cell.ask("r2", "a"), LoadInstance)
+    assert load.profile.decode.at(4, 100) == pytest.approx(1.75 * estimate.decode.at(4, 100))
+    assert load.profile.prefill.at(64, 0) == pytest.approx(1.75 * estimate.prefill.at(64, 0))
+    assert not load.profile.measured
+
+
+def test_corrected_estimates_give_way_to_what_is_measured() -> None:
+    known = Expectations()
+    estimate = known.profile(MODEL, FOOTPRINT, hello())
+    known.learn_estimate(estimate, 2.0)
+    longer = known.profile(MODEL, FOOTPRINT, hello())
+    assert longer.decode.at(1, 64) == pytest.approx(2.0 * estimate.decode.at(1, 64))
+    measured = profile()
+    known.learn_profile(measured)
+    assert known.profile(MODEL, FOOTPRINT, hello()) == measured
+    known.learn_estimate(measured, 3.0)
+    assert known.profile(MODEL, FOOTPRINT, hello()) == measured
+    other = replace(MODEL, model_id=ModelId("sha256-ffff"))
+    assert known.profile(other, FOOTPRINT, hello()).scaled_from, "from what was measured, now"

@@ -1,0 +1,143 @@
+"""What a node or an instance has refused is kept, and forgotten when that may have changed."""
+
+from dataclasses import replace
+
+from mesh.core.controller.instances.placement import find_room, worth_asking
+from mesh.core.controller.state.cell import RequestEntry
+from mesh.core.controller.state.context import Turn
+from mesh.domain.events import (
+    CancelRequested,
+    DeploymentStored,
+    KeepAliveExpired,
+    NodeDisconnected,
+    ProfileRequested,
+    ScaleRequested,
+)
+from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
+from mesh.domain.lifecycle import InstanceState
+from mesh.domain.limits import CellLimits
+from mesh.domain.messages import InstanceLoaded, LoadInstance, ProfileDone
+from mesh.domain.reasons import DeviceKind
+from mesh.domain.slo import Slo
+from mesh.policy.registry import policy
+from mesh.request.shadow import Verdict
+from tests.core.admission import SLOW, BusyCell, instance, node, submitted
+from tests.core.cells import FOOTPRINT, MIB, CellUnderTest, commands, deployment, hello, request
+from tests.support.profiles import PROFILE
+
+A, B, C = DeploymentName("a"), DeploymentName("b"), DeploymentName("c")
+
+
+def full() -> tuple[CellUnderTest, int, InstanceId]:
+    """A node whose memory goes to the instance of `a` that loads; `b` waits for the rest."""
+    cell = CellUnderTest(deployment("a"), deployment("b"))
+    link, _ = cell.join(hello(memory_bytes=200 * MIB))
+    (load,) = commands(cell.invoke(request("a1", of="a")), LoadInstance)
+    assert not commands(cell.invoke(request("b1", of="b")), LoadInstance)
+    return cell, link, load.instance_id
+
+
+def test_memory_that_a_load_did_not_take_goes_to_who_waits() -> None:
+    cell, link, instance_id = full()
+    less = replace(FOOTPRINT, weights_bytes=60 * MIB)
+    said = InstanceLoaded(instance_id=instance_id, footprint=less, kv_blocks=20, elapsed_s=0.5)
+    (load,) = commands(cell.report(link, said), LoadInstance)
+    assert load.deployment == "b"
+
+
+def test_a_node_that_comes_back_is_asked_again() -> None:
+    cell, link, _ = full()
+    cell.tell(CancelRequested(request_id=RequestId("a1")))
+    cell.tell(NodeDisconnected(link_id=link, reason="test"))
+    (load,) = commands(cell.join(hello(memory_bytes=200 * MIB))[1], LoadInstance)
+    assert load.deployment == "b"
+
+
+def test_a_quicker_node_that_joins_gives_those_who_wait_more_time() -> None:
+    cell = BusyCell(deployment("a"), deployment("b"), deployment("c"))
+    for name, of in (("r1", "a"), ("r2", "b"), ("r3", "c")):
+        cell.ask(name, of)
+    (waiting,) = cell.core.cell.deployments[C].queue
+    before_s = waiting.latest_start_s
+    cell.core.cell.expectations.learn_profile(replace(PROFILE, fingerprint="quick"))
+    cell.join(hello("n2", run_id="n2", memory_bytes=MIB, fingerprint="quick"))
+    assert before_s is not None
+    assert waiting.latest_start_s is not None
+    assert waiting.latest_start_s > before_s
+
+
+def test_a_better_profile_lets_in_who_was_refused_for_lack_of_time() -> None:
+    limits = CellLimits(delivery_s_max=0.02, kv_tokens_profiled=512)
+    cell = CellUnderTest(*(deployment(of) for of in "abc"), limits=limits, profiles=(SLOW,))
+    link, _ = cell.join(node("n1", *(replace(instance(of, of), kv_blocks=20) for of in "abc")))
+    operation_id = OperationId("op-1")
+    cell.tell(ProfileRequested(operation_id=operation_id, name=A, node_id=NodeId("n1")))
+    for of in "ab":
+        assert submitted(cell.invoke(request(f"{of}1", of=of))) == [(f"{of}1", of)]
+    assert submitted(cell.invoke(request("c1", of="c"))) == []
+    done = ProfileDone(operation_id=operation_id, profile=PROFILE)
+    assert submitted(cell.report(link, done)) == [("c1", "c")]
+
+
+def scale(cell: CellUnderTest, least: int) -> None:
+    operation_id = OperationId(f"scale-{least}")
+    cell.tell(ScaleRequested(operation_id=operation_id, name=A, replicas_min=least))
+    cell.tell(DeploymentStored(operation_id=operation_id))
+
+
+def test_a_parked_instance_goes_as_soon_as_a_lower_minimum_lets_it() -> None:
+    cell = CellUnderTest(deployment("a"), deployment("b"))
+    cell.join(node("n1", replace(instance("a1", "a"), kv_blocks=20), memory_bytes=200 * MIB))
+    tiny = replace(FOOTPRINT, weights_bytes=MIB)
+    on_n2 = replace(instance("a2", "a"), footprint=tiny, kv_blocks=16)
+    cell.join(node("n2", on_n2, memory_bytes=20 * MIB))
+    cell.now_s += 1.0
+    cell.tell(KeepAliveExpired(instance_id=InstanceId("a1"), idle_since_s=cell.now_s - 1.0))
+    scale(cell, 2)
+    assert not commands(cell.invoke(request("b1", of="b")), LoadInstance)
+    scale(cell, 0)
+    assert cell.core.cell.instances[InstanceId("a1")].state is InstanceState.UNLOADING
+    assert cell.core.cell.deployments[B].replicas() == 1
+
+
+def test_an_instance_that_a_minimum_kept_goes_when_another_one_comes() -> None:
+    """`a` may be on GPU nodes as well, `b` may not."""
+    either = deployment("a", replicas_min=1)
+    devices = (DeviceKind.CPU, DeviceKind.GPU)
+    either = replace(either, spec=replace(either.spec, devices=devices))
+    cell = CellUnderTest(either, deployment("b"))
+    cell.join(node("n1", replace(instance("a1", "a"), kv_blocks=20), memory_bytes=200 * MIB))
+    cell.join(replace(node("n2"), device=DeviceKind.GPU))
+    assert not commands(cell.invoke(request("b1", of="b")), LoadInstance)
+    operation_id = OperationId("op-1")
+    cell.tell(ProfileRequested(operation_id=operation_id, name=A, node_id=NodeId("n2")))
+    cell.retry()
+    assert cell.core.cell.instances[InstanceId("a1")].state is InstanceState.UNLOADING
+
+
+def test_what_was_refused_to_a_request_that_would_move_is_not_kept_for_the_one_that_waits() -> None:
+    cell = CellUnderTest(*(deployment(name) for name in "abc"), profiles=(SLOW,))
+    cell.join(node("n1", instance("a", "a"), instance("b", "b")))
+    for name in "ab":
+        cell.invoke(request(f"{name}1", of=name))
+    known, entry = cell.core.cell, cell.core.cell.deployments[C]
+    waiting, moved = (
+        RequestEntry(request=request(name, of="c"), slo=Slo(), arrival_s=cell.now_s)
+        for name in ("waiting", "moved")
+    )
+    worth_asking(entry, waiting, known.nodes.values(), known.fleet_changes)
+    entry.in_vain.clear()
+    turn = Turn(
+        cell=known,
+        epoch=1,
+        limits=CellLimits(),
+        policy=policy("llm-mesh"),
+        now_s=cell.now_s,
+        validations_left=9,
+    )
+    nodes = list(known.nodes.values())
+    find_room(turn, entry, nodes, waiting=(moved,), wanted_by=moved, granted=False)
+    assert moved.refused is Verdict.TPOT_EXCEEDED
+    assert entry.in_vain == {}
+    find_room(turn, entry, nodes, waiting=(waiting,), wanted_by=waiting)
+    assert entry.in_vain == {"n1": (nodes[0].eased, Verdict.TPOT_EXCEEDED)}

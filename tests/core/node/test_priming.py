@@ -1,0 +1,69 @@
+"""Priming: sizes are computed when nothing else is, once, and requests go first."""
+
+from mesh.core.node.core import NodeCore
+from mesh.domain.actions import StartMeasure, StartStep
+from mesh.domain.ids import InstanceId
+from mesh.domain.limits import NodeLimits
+from mesh.domain.messages import ResizeKv
+from mesh.domain.node_events import MeasureBroke, MeasureFinished
+from tests.core.cells import of_kind, only
+from tests.core.nodes import NodeUnderTest
+
+I1 = InstanceId("i1")
+
+
+def priming_node(tokens_max: int) -> NodeUnderTest:
+    node = NodeUnderTest()
+    node.core = NodeCore(limits=NodeLimits(primed_tokens_max=tokens_max))
+    return node
+
+
+def test_each_batch_and_short_prefills_are_computed_once() -> None:
+    node = priming_node(16)
+    actions = node.load("i1")
+    shapes = []
+    while found := of_kind(actions, StartMeasure):
+        shapes.append((found[0].shape.decode_batch, found[0].shape.prefill_tokens))
+        actions = node.tell(MeasureFinished(instance_id=I1, elapsed_s=0.01))
+    decodes, prefills = range(1, 9), range(4, 17, 4)
+    assert shapes == [*((batch, 0) for batch in decodes), *((0, tokens) for tokens in prefills)]
+
+
+def test_a_request_goes_before_the_next_size() -> None:
+    node = priming_node(16)
+    node.load("i1")
+    node.submit("a", "i1")
+    actions = node.tell(MeasureFinished(instance_id=I1, elapsed_s=0.01))
+    assert only(actions, StartStep).instance_id == "i1"
+    assert not of_kind(actions, StartMeasure)
+
+
+def test_a_size_that_cannot_be_computed_is_left_out() -> None:
+    node = priming_node(8)
+    first = only(node.load("i1"), StartMeasure).shape
+    broke = MeasureBroke(instance_id=I1, error="OutOfMemory", message="no")
+    assert only(node.tell(broke), StartMeasure).shape != first
+
+
+def test_nothing_is_primed_where_the_node_is_told_so() -> None:
+    assert not of_kind(priming_node(0).load("i1"), StartMeasure)
+
+
+def test_a_size_that_the_kv_cache_does_not_hold_waits_until_it_does() -> None:
+    """A batch of n takes n blocks, 8 prompt tokens take one."""
+    node = priming_node(8)
+    first = only(node.load("i1"), StartMeasure).shape
+    node.command(ResizeKv(instance_id=I1, kv_blocks=2))
+    shapes = [first]
+
+    def prime() -> None:
+        while found := of_kind(
+            node.tell(MeasureFinished(instance_id=I1, elapsed_s=0.01)), StartMeasure
+        ):
+            shapes.append(found[0].shape)
+
+    prime()
+    assert [(s.decode_batch, s.prefill_tokens) for s in shapes] == [(1, 0), (2, 0), (0, 4), (0, 8)]
+    shapes = [only(node.command(ResizeKv(instance_id=I1, kv_blocks=16)), StartMeasure).shape]
+    prime()
+    assert [shape.decode_batch for shape in shapes] == [3, 4, 5, 6, 7, 8]
