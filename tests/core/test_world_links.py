@@ -62,7 +62,7 @@ def test_a_resize_of_an_earlier_link_does_not_end_one_of_this_link(links: int) -
         deliver(node)
     compute(world, node)
     world.settle(5.0)
-    assert all(client.ended for client in world.clients.values())
+    assert not world.callers.open_ids()
 
 
 def test_the_end_of_an_earlier_links_resize_corrects_the_books() -> None:
@@ -97,9 +97,9 @@ def test_a_cache_does_not_grow_into_the_memory_of_a_load_that_nobody_knows_of() 
     assert instance.promised_blocks == 75
     compute(world, node)
     node.lanes.run_one(Lane.LOADING)
-    assert len(node.engine.held()) == 2
+    assert len(node.engine.memory()) == 2
     world.settle(5.0)
-    assert all(client.ended for client in world.clients.values() if not client.gone)
+    assert not world.callers.open_ids()
 
 
 def test_an_instance_that_becomes_idle_twice_at_one_moment_is_parked_all_the_same() -> None:

@@ -51,7 +51,7 @@ class Script:
 
     def fails(self, calls: str) -> bool:
         """Whether a call of this kind is to fail; it counts as one."""
-        left = getattr(self, calls)
+        left: int = getattr(self, calls)
         setattr(self, calls, max(left - 1, 0))
         return left > 0
 

@@ -3,7 +3,7 @@
 from mesh.core.controller.state.cell import Cell, NodeEntry
 from mesh.memory.station import OVERTAKEN_MAX
 from mesh.sim import books
-from tests.core.world.engine import WorldEngine
+from tests.core.world.engine import StrictEngine
 
 
 def check_books(node: NodeEntry) -> None:
@@ -12,7 +12,7 @@ def check_books(node: NodeEntry) -> None:
     assert all(h.overtaken <= OVERTAKEN_MAX for h in node.station._holdings.values())
 
 
-def check_engine(cell: Cell, link_id: int | None, engine: WorldEngine) -> None:
+def check_engine(cell: Cell, link_id: int | None, engine: StrictEngine) -> None:
     """What an engine has of the instances that are in the books is no more than what is tracked,
     and nobody's blocks are taken away.
     """

@@ -50,7 +50,7 @@ class CheckedCell(RuleBasedStateMachine):
     @invariant()
     def every_open_request_is_queued_or_running_in_one_place(self) -> None:
         cell = self.world.core.cell
-        open_ids = {r for r, c in self.world.clients.items() if not c.ended and not c.gone}
+        open_ids = set(self.world.callers.open_ids())
         assert set(cell.requests) == open_ids
         places = [h.request.request_id for d in cell.deployments.values() for h in d.queue]
         places += [r for i in cell.instances.values() for r in i.requests]
@@ -142,15 +142,13 @@ class CheckedCell(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Once the faults end, every request ends, and idle cells are empty but for minima."""
         for node in self.world.nodes:
-            engine = node.engine
-            engine.fail_loads = engine.fail_steps = engine.fail_measures = engine.fail_resizes = 0
+            node.engine.heal()
         self.world.settle(15.0)
         for node in self.world.nodes:
             self.world.drain(node.core_id(), undo=True)
         self.world.settle(90.0)
         assert all(self.world.operations.values()), "an operation was never answered"
-        for client in self.world.clients.values():
-            assert client.ended or client.gone, "a request is stuck"
+        assert not self.world.callers.open_ids(), "requests are stuck"
         self.books_balance()
         cell = self.world.core.cell
         assert cell.requests == {}
@@ -171,9 +169,9 @@ class CheckedCell(RuleBasedStateMachine):
         for node in self.world.nodes:
             for held in node.engine.memory():
                 assert held.kv_blocks == cell.instances[held.instance_id].kv_blocks
-            loaded = node.engine.held()
-            assert set(loaded) == set(cell.nodes[node.core_id()].instances)
-            assert all(count == 0 for count in loaded.values()), "a place was leaked"
+            loaded = {memory.instance_id for memory in node.engine.memory()}
+            assert loaded == set(cell.nodes[node.core_id()].instances)
+            assert not node.engine.requests(), "a place was leaked"
 
 
 def _has_room(instance: InstanceEntry, tokens: int) -> bool:
