@@ -12,8 +12,8 @@ from math import ceil, inf
 
 from mesh.domain.ids import InstanceId
 from mesh.domain.slo import next_due_s
-from mesh.request.lanes import Lane, Prompt
-from mesh.request.rounds import Job, reached_s, spare_s
+from mesh.request.decode_capacity import Job, reached_s, spare_s
+from mesh.request.run_queues import Lane, Prompt
 from mesh.request.turns import Grant, next_turn, note_turn
 
 OVERESTIMATE = 1.1

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf
 
 from mesh.domain.reasons import TurnRule
-from mesh.request.lanes import Lane, slack_s
+from mesh.request.run_queues import Lane, slack_s
 
 CHUNK_TOKENS_MIN = 16
 """Smaller chunks cost more in weights read again than they leave to others."""

@@ -8,7 +8,7 @@ stops once every request has had its tokens.
 from dataclasses import dataclass, field
 
 from mesh.domain.slo import next_due_s
-from mesh.request.lanes import Lane
+from mesh.request.run_queues import Lane
 from mesh.request.shadow import LOOKAHEAD_TOKENS
 from mesh.request.turns import Grant, next_turn, note_turn
 from tests.request.schedules import Instance, Node, Request

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from mesh.compute.times import Times
 from mesh.domain.ids import InstanceId
 from mesh.domain.profile import Grid
-from mesh.request.lanes import Lane, Prompt
+from mesh.request.run_queues import Lane, Prompt
 from mesh.request.shadow import Newcomer, Schedule, Verdict, validate
 from tests.support.profiles import profile
 

@@ -10,7 +10,7 @@ from copy import deepcopy
 import pytest
 
 from mesh.request import shadow, turns
-from mesh.request.lanes import Lane
+from mesh.request.run_queues import Lane
 from mesh.request.shadow import Verdict
 from tests.request.schedules import TIMES, Instance, Node, Request, a_prompt, instance, times
 

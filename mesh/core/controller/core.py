@@ -195,7 +195,7 @@ def _keep_alive_expired(turn: Turn, expired: KeepAliveExpired) -> None:
         return
     if parked and not expired.parked:
         return  # it became idle twice at that very moment
-    stays = turn.limits.parked_s_max > 0.0 and turn.policy.parts is None
+    stays = turn.limits.parked_s_max > 0.0 and turn.policy.partitions is None
     if parked or not stays:
         lifecycle.unload(turn, instance)
     elif owner is None or owner.may_park():

@@ -18,7 +18,7 @@ from mesh.domain.reasons import TurnRule
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import next_due_s
 from mesh.domain.steps import SleepingModel
-from mesh.request.lanes import Lane, Prompt
+from mesh.request.run_queues import Lane, Prompt
 from mesh.request.shadow import OVERESTIMATE
 
 LOAD_SLOWDOWN = 2.0

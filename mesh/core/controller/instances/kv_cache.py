@@ -178,7 +178,7 @@ def grow(turn: Turn, instance: InstanceEntry, needed_s: float) -> bool:
 
 def shrink(turn: Turn, instance: InstanceEntry) -> None:
     """Give back what is far more than its requests need: late, for the next ones may come soon."""
-    fixed = turn.policy.parts is not None
+    fixed = turn.policy.partitions is not None
     if fixed or instance.state is not InstanceState.READY or instance.profiling:
         return
     least = least_blocks(turn.limits, instance.footprint, instance.context_tokens_max)

@@ -15,7 +15,7 @@ from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.profile import Profile
 from mesh.domain.slo import Slo, due_s
-from mesh.request.lanes import Lane, Prompt
+from mesh.request.run_queues import Lane, Prompt
 from mesh.request.shadow import (
     LOOKAHEAD_TOKENS,
     OVERESTIMATE,

@@ -1,4 +1,4 @@
-"""Where a new instance starts, as the controller decides it: memory, time, and its part of a node.
+"""Where a new instance starts, as the controller decides it: memory, time, and its partition.
 
 `mesh.request.placement` chooses among the nodes; what each of them could do for the instance is
 read from the cell here. Before: `instances.lifecycle`, which starts it, or a preemption, which
@@ -18,7 +18,7 @@ from mesh.core.controller.state.context import Turn
 from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.model import Footprint
-from mesh.request.parts import Part, part_for
+from mesh.request.partitions import Partition, partition_for
 from mesh.request.placement import NoRoom, NoTime, Start, StartNode, place_instance
 from mesh.request.shadow import Verdict
 
@@ -59,11 +59,11 @@ def find_room(
         known = turn.cell.nodes[node.node_id]
         kind = (footprint, node.capacity_bytes, known.hello.fingerprint)
         if kind not in sizes:
-            part = part_of(turn, entry, deployment, known)
+            partition = partition_of(turn, entry, deployment, known)
             sizes[kind] = (
                 blocks_for_load(turn, entry, waiting, footprint, deployment.context_tokens_max)
-                if part is None
-                else (part.kv_blocks, part.kv_blocks)
+                if partition is None
+                else (partition.kv_blocks, partition.kv_blocks)
             )
         return sizes[kind]
 
@@ -187,26 +187,26 @@ def load_s(turn: Turn, deployment: Deployment, node: NodeEntry) -> float:
     )
 
 
-def part_of(
+def partition_of(
     turn: Turn, entry: DeploymentEntry, deployment: Deployment, node: NodeEntry
-) -> Part | None:
-    """What an instance gets of the node, where the policy cuts nodes into parts."""
-    if turn.policy.parts is None:
+) -> Partition | None:
+    """What an instance gets of the node, where the policy cuts nodes into partitions."""
+    if turn.policy.partitions is None:
         return None
     footprint = node.footprint_of(deployment)
-    return part_for(
+    return partition_for(
         turn.cell.expectations.profile(deployment.model, footprint, node.hello),
         footprint,
         capacity_bytes=node.capacity_bytes,
-        parts_max=turn.policy.parts,
+        partitions_max=turn.policy.partitions,
         context_tokens=deployment.context_tokens_max,
         tpot_s=entry.spec.slo.tpot_s,
     )
 
 
 def batch_max(turn: Turn, entry: DeploymentEntry, deployment: Deployment, node: NodeEntry) -> int:
-    """Validation finds out how many requests a node can serve; without it, its part says so."""
-    part = part_of(turn, entry, deployment, node)
-    if part is None or turn.policy.validates:
+    """Validation finds out how many requests a node can serve; without it, its partition does."""
+    partition = partition_of(turn, entry, deployment, node)
+    if partition is None or turn.policy.validates:
         return turn.limits.batch_max
-    return min(part.batch_max, turn.limits.batch_max)
+    return min(partition.batch_max, turn.limits.batch_max)

@@ -11,7 +11,7 @@ from math import inf
 
 from mesh.compute.times import Times
 from mesh.domain.ids import InstanceId
-from mesh.request.rounds import Job, spare_s
+from mesh.request.decode_capacity import Job, spare_s
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
