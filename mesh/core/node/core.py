@@ -85,14 +85,14 @@ class NodeCore:
         delivery_s = self._limits.delivery_s_max
         loading = node.loading()
         slowdown = node.load_slowdown.latest if loading else 1.0
-        lanes = [
-            lane
+        run_queues = [
+            run_queue
             for instance in node.instances.values()
             if instance.requests
-            and (lane := instance.lane(turn.now_s, delivery_s, slowdown)) is not None
+            and (run_queue := instance.run_queue(turn.now_s, delivery_s, slowdown)) is not None
         ]
         grant = next_turn(
-            lanes,
+            run_queues,
             turn.now_s,
             prefill_tokens_max=self._limits.prefill_tokens_max,
             turn_s_max=node.turn_s_max,
@@ -102,15 +102,15 @@ class NodeCore:
             measuring.grant(turn, node)
             return
         note_turn(grant)
-        for lane in (*grant.passed, grant.lane):
-            node.instances[lane.instance_id].passed = lane.passed
-        node.stepping = grant.lane.instance_id
+        for run_queue in (*grant.passed, grant.queue):
+            node.instances[run_queue.instance_id].passed = run_queue.passed
+        node.stepping = grant.queue.instance_id
         node.instances[node.stepping].promising = False
         node.steps_started += 1
         node.step_started_s, node.step_beside_load = turn.now_s, loading
         turn.engine(
             StartStep(
-                instance_id=grant.lane.instance_id,
+                instance_id=grant.queue.instance_id,
                 prefill_tokens_max=grant.prefill_tokens,
                 iterations=grant.iterations,
             )
@@ -221,7 +221,7 @@ class NodeCore:
             ),
             prefill_left=len(request.prompt_tokens) + len(order.output_tokens),
         )
-        instance.promising, instance.kept_lane = True, None
+        instance.promising, instance.kept_run_queue = True, None
         turn.engine(
             SubmitToEngine(
                 instance_id=command.instance_id,

@@ -222,5 +222,5 @@ def abandon(turn: NodeTurn, node: LocalNode) -> None:
 def drop(turn: NodeTurn, instance: LocalInstance, held: LocalRequest) -> None:
     """Take a request off its instance; it frees its place within the iteration under way."""
     del instance.requests[held.request_id]
-    instance.promising, instance.kept_lane = True, None
+    instance.promising, instance.kept_run_queue = True, None
     turn.engine(AbortInEngine(instance_id=instance.instance_id, request_id=held.request_id))

@@ -35,7 +35,7 @@ def learn(turn: NodeTurn, node: LocalNode, instance: LocalInstance, result: Step
 def step_finished(turn: NodeTurn, instance: LocalInstance, result: StepResult, step: int) -> None:
     """Report the tokens of requests that still run; an aborted one's are for nobody."""
     requests, now_s = instance.requests, turn.now_s
-    instance.kv_blocks_used, instance.kept_lane = result.kv_blocks_used, None
+    instance.kv_blocks_used, instance.kept_run_queue = result.kv_blocks_used, None
 
     def took_part(request_id: RequestId) -> bool:
         held = requests.get(request_id)
@@ -86,7 +86,7 @@ def broken(
     for held in instance.requests.values():
         turn.report(_returned(held, broke.error, broke.message))
     instance.requests.clear()
-    instance.kept_lane = None
+    instance.kept_run_queue = None
     measuring.stop(turn, node, instance)
     turn.engine(StartUnload(instance_id=instance.instance_id))
 
@@ -96,7 +96,7 @@ def submit_broke(turn: NodeTurn, instance: LocalInstance, broke: SubmitBroke) ->
     held = instance.requests.get(broke.request_id)
     if held is not None and held.order.attempt == broke.attempt:
         del instance.requests[broke.request_id]
-        instance.kept_lane = None
+        instance.kept_run_queue = None
         turn.report(_returned(held, broke.error, broke.message))
 
 

@@ -104,7 +104,7 @@ def use(node: LocalNode, command: UseProfile) -> None:
     """Predict by a better profile. What was learned about the old one does not hold for it."""
     instance = node.instances.get(command.instance_id)
     if instance is not None and instance.profile != command.profile:
-        instance.profile, instance.kept_lane = command.profile, None
+        instance.profile, instance.kept_run_queue = command.profile, None
         instance.correction = Correction.of(command.profile)
 
 
@@ -122,7 +122,7 @@ def _finish(turn: NodeTurn, running: LocalSurvey) -> None:
         scaled_from="",
         measured_s=survey.measured_s,
     )
-    instance.profile, instance.correction, instance.kept_lane = profile, Correction(), None
+    instance.profile, instance.correction, instance.kept_run_queue = profile, Correction(), None
     turn.report(ProfileDone(operation_id=running.operation_id, profile=profile))
 
 
