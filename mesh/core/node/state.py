@@ -99,7 +99,8 @@ class LocalInstance:
     passed: int = 0
     """Turns in a row that passed it over."""
     kept_run_queue: RunQueue | None = None
-    """Its work as `run_queue` gave it last. Whoever changes its requests or its profile resets it."""
+    """Its work as `run_queue` gave it last. Whoever changes its requests or its profile resets it.
+    """
     kept_until_s: float = 0.0
     """Until when its times are near enough, for as long as no load begins or ends."""
     kept_slowdown: float = 1.0

@@ -2,7 +2,7 @@
 
 from mesh.core.controller.core import ControllerCore
 from mesh.core.controller.instances.placement import find_room
-from mesh.core.controller.state.context import Turn
+from mesh.core.controller.state.context import EventContext
 from mesh.core.node.core import NodeCore
 from mesh.core.node.state import LocalInstance, LocalState
 from mesh.request.placement import Start
@@ -10,7 +10,7 @@ from mesh.request.placement import Start
 
 def check_refusals(core: ControllerCore, now_s: float) -> None:
     """A node that had no memory for a new instance, and has not been eased since, has none."""
-    turn = Turn(
+    ctx = EventContext(
         cell=core.cell,
         epoch=0,
         limits=core._limits,
@@ -26,7 +26,7 @@ def check_refusals(core: ControllerCore, now_s: float) -> None:
             continue
         nodes = core.cell.nodes.values()
         full = [n for n in nodes if entry.in_vain.get(n.node_id) == (n.eased, None)]
-        found = find_room(turn, entry, full, waiting=entry.queue, wanted_by=None)
+        found = find_room(ctx, entry, full, waiting=entry.queue, wanted_by=None)
         if isinstance(found, Start):
             raise AssertionError(f"{found.node.node_id} could hold {entry.spec.name} by now")
 
