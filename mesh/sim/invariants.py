@@ -150,7 +150,7 @@ def _check_memory(made: VirtualNode) -> None:
     held = made.engine.held_bytes()
     limit = made.plan.hello.memory_bytes - made.plan.hello.base_bytes
     hold(held <= limit, "{} holds {} B of {} B", made.node_id, held, limit)
-    hold(not made.troubles.overbooked, "{}: {}", made.node_id, made.troubles.overbooked)
+    hold(not made.engine_faults.overbooked, "{}: {}", made.node_id, made.engine_faults.overbooked)
 
 
 def _check_requests(cell: VirtualCell) -> None:

@@ -15,7 +15,7 @@ from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.profile import Profile
 from mesh.domain.slo import Slo, due_s
-from mesh.request.lanes import Lane, Prompt
+from mesh.request.run_queues import Prompt, RunQueue
 from mesh.request.shadow import (
     LOOKAHEAD_TOKENS,
     OVERESTIMATE,
@@ -52,16 +52,16 @@ def verdict_on(
         return Verdict.PASSES
     if _decodes_share_with(instance, held, now_s) > 1.0:
         return Verdict.TPOT_EXCEEDED
-    schedule, lanes = _schedule(node, now_s, limits)
-    lane = lanes.get(instance.instance_id)
-    if lane is None:
-        lane = _lane(instance, held.slo, now_s)
+    schedule, run_queues = _schedule(node, now_s, limits)
+    run_queue = run_queues.get(instance.instance_id)
+    if run_queue is None:
+        run_queue = _run_queue(instance, held.slo, now_s)
         if beside:
-            schedule.lanes.append(lane)
-    coming = [(lane, _prompt(other, first_due_s(other) + other.grace_s)) for other in beside]
+            schedule.queues.append(run_queue)
+    coming = [(run_queue, _prompt(other, first_due_s(other) + other.grace_s)) for other in beside]
     schedule.joining = (*schedule.joining, *coming)
     newcomer = Newcomer(
-        lane=lane, prompt=_prompt(held, next_due_s), joins_s=now_s, may_be_late=may_be_late
+        queue=run_queue, prompt=_prompt(held, next_due_s), joins_s=now_s, may_be_late=may_be_late
     )
     return validate(schedule, newcomer)
 
@@ -89,9 +89,9 @@ def verdict_on_start(
     if share + decode_s / held.slo.tpot_s > 1.0:
         return Verdict.TPOT_EXCEEDED
     schedule, _ = _schedule(node, now_s, limits)
-    lane = Lane(instance_id=InstanceId("new"), times=times, tpot_s=held.slo.tpot_s)
+    run_queue = RunQueue(instance_id=InstanceId("new"), times=times, tpot_s=held.slo.tpot_s)
     newcomer = Newcomer(
-        lane=lane,
+        queue=run_queue,
         prompt=_prompt(held, next_due_s),
         joins_s=now_s + load_s,
         loads=True,
@@ -192,9 +192,9 @@ def _times(instance: InstanceEntry, now_s: float) -> Times:
 
 def _schedule(
     node: NodeEntry, now_s: float, limits: CellLimits
-) -> tuple[Schedule, dict[InstanceId, Lane]]:
-    lanes: dict[InstanceId, Lane] = {}
-    joining: list[tuple[Lane, Prompt]] = []
+) -> tuple[Schedule, dict[InstanceId, RunQueue]]:
+    run_queues: dict[InstanceId, RunQueue] = {}
+    joining: list[tuple[RunQueue, Prompt]] = []
     started_s = node.iteration_started_s
     slow_until_s = 0.0
     for instance in node.instances.values():
@@ -202,10 +202,10 @@ def _schedule(
             slow_until_s = max(slow_until_s, _load_ends_s(instance, now_s))
         elif _computes(instance):
             slo = next(iter(instance.requests.values())).slo
-            lane = lanes[instance.instance_id] = _lane(instance, slo, now_s)
-            _fill(lane, instance, started_s, joining, now_s)
+            run_queue = run_queues[instance.instance_id] = _run_queue(instance, slo, now_s)
+            _fill(run_queue, instance, started_s, joining, now_s)
     schedule = Schedule(
-        lanes=list(lanes.values()),
+        queues=list(run_queues.values()),
         now_s=now_s,
         prefill_tokens_max=limits.prefill_tokens_max,
         turn_s_max=limits.turn_s_max,
@@ -215,23 +215,27 @@ def _schedule(
         slow_until_s=slow_until_s,
         margin_s=limits.delivery_s_max,
     )
-    return schedule, lanes
+    return schedule, run_queues
 
 
-def _lane(instance: InstanceEntry, slo: Slo, now_s: float) -> Lane:
+def _run_queue(instance: InstanceEntry, slo: Slo, now_s: float) -> RunQueue:
     """Without work. How often turns have passed it over, its node does not tell."""
-    return Lane(instance_id=instance.instance_id, times=_times(instance, now_s), tpot_s=slo.tpot_s)
+    return RunQueue(
+        instance_id=instance.instance_id, times=_times(instance, now_s), tpot_s=slo.tpot_s
+    )
 
 
 def _fill(
-    lane: Lane,
+    run_queue: RunQueue,
     instance: InstanceEntry,
     started_s: float | None,
-    joining: list[tuple[Lane, Prompt]],
+    joining: list[tuple[RunQueue, Prompt]],
     now_s: float,
 ) -> None:
-    """Put the instance's requests into its lane; those that came after the iteration began join."""
-    dues_s = lane.dues_s
+    """Put the instance's requests into its run queue; those that came after the iteration began
+    join.
+    """
+    dues_s = run_queue.dues_s
     context_tokens = 0
     for held in instance.requests.values():
         left = held.prefill_left
@@ -241,12 +245,12 @@ def _fill(
             continue
         prompt = Prompt(left=left, past=held.tokens - left, due_s=held.due_s)
         if started_s is not None and held.submitted_s > started_s:
-            joining.append((lane, prompt))
+            joining.append((run_queue, prompt))
         else:
-            lane.prompts.append(prompt)
-    lane.batch, lane.context_tokens = len(dues_s), context_tokens
-    lane.sort_dues(now_s)
-    lane.predict()
+            run_queue.prompts.append(prompt)
+    run_queue.batch, run_queue.context_tokens = len(dues_s), context_tokens
+    run_queue.sort_dues(now_s)
+    run_queue.predict()
 
 
 def _prompt(held: RequestEntry, due_s: float) -> Prompt:

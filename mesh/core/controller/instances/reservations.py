@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from mesh.core.controller.state.cell import InstanceEntry, NodeEntry
-from mesh.core.controller.state.context import Turn
+from mesh.core.controller.state.context import EventContext
 from mesh.domain.actions import SendCommand
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import INSTANCE, InstanceState, NodeState, advance
@@ -18,7 +18,7 @@ from mesh.memory.station import MemoryOperation, MemoryOperationKind
 
 
 def issue(
-    turn: Turn,
+    ctx: EventContext,
     instance: InstanceEntry,
     kind: MemoryOperationKind,
     size_bytes: int,
@@ -28,17 +28,17 @@ def issue(
     node = instance.node
     started = node.station.issue(kind, instance.instance_id, size_bytes, needed_s)
     assert started is not None, f"{kind} of {instance.instance_id} to {size_bytes} B does not fit"
-    send_started(turn, node, started)
+    send_started(ctx, node, started)
 
 
-def send_started(turn: Turn, node: NodeEntry, operations: Iterable[MemoryOperation]) -> None:
+def send_started(ctx: EventContext, node: NodeEntry, operations: Iterable[MemoryOperation]) -> None:
     """Send what the station has started to the node. A lost one is told nothing any more."""
     if node.state is NodeState.LOST:
         return
     for operation in operations:
         instance = node.instances[operation.instance_id]
         command = _command(instance, operation)
-        turn.act(SendCommand(link_id=node.link_id, command=command))
+        ctx.act(SendCommand(link_id=node.link_id, command=command))
 
 
 def _command(
@@ -57,17 +57,17 @@ def _command(
             return UnloadInstance(instance_id=operation.instance_id)
 
 
-def reclaim(turn: Turn, node: NodeEntry, instance_ids: Sequence[InstanceId]) -> None:
+def reclaim(ctx: EventContext, node: NodeEntry, instance_ids: Sequence[InstanceId]) -> None:
     """Unload idle instances of the node: their memory is wanted."""
     for instance_id in instance_ids:
-        let_go(turn, node.instances[instance_id])
+        let_go(ctx, node.instances[instance_id])
 
 
-def let_go(turn: Turn, instance: InstanceEntry) -> None:
+def let_go(ctx: EventContext, instance: InstanceEntry) -> None:
     """Unload a loaded instance; what it holds is promised to others at once, and theirs when its
     node says that it is gone.
     """
     instance.state = advance(INSTANCE, instance.state, InstanceState.UNLOADING)
     instance.node.eased += 1
-    issue(turn, instance, MemoryOperationKind.UNLOAD, 0, turn.now_s)
-    turn.room_appeared = True
+    issue(ctx, instance, MemoryOperationKind.UNLOAD, 0, ctx.now_s)
+    ctx.room_appeared = True

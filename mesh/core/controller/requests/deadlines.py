@@ -10,43 +10,43 @@ from math import inf
 from mesh.core.controller.instances.node_schedule import alone_s, first_due_s, grace_s
 from mesh.core.controller.requests.ending import refuse
 from mesh.core.controller.state.cell import DeploymentEntry, RequestEntry
-from mesh.core.controller.state.context import Turn
+from mesh.core.controller.state.context import EventContext
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.reasons import RefusalReason
 from mesh.request.shadow import Verdict
 
 
-def refuse_hopeless(turn: Turn, entry: DeploymentEntry) -> None:
+def refuse_hopeless(ctx: EventContext, entry: DeploymentEntry) -> None:
     """Refuse those of the deployment's queue for whom it is too late."""
     loading = any(i.state is InstanceState.LOADING for i in entry.instances.values())
     # Those behind one that there was no time for were not tried: there is none for them, either.
     no_time = bool(entry.queue) and entry.queue[0].refused is Verdict.TPOT_EXCEEDED
     for held in list(entry.queue):
-        waited_out = turn.now_s - held.queued_at_s >= turn.limits.queue_wait_s_max
-        promised = held.attempt > 0 or not turn.policy.refuses_late
-        if not waited_out and (promised or not _too_late(turn, entry, held, loading)):
+        waited_out = ctx.now_s - held.queued_at_s >= ctx.limits.queue_wait_s_max
+        promised = held.attempt > 0 or not ctx.policy.refuses_late
+        if not waited_out and (promised or not _too_late(ctx, entry, held, loading)):
             continue
         if no_time and held.refused is None:
             held.turn_down(Verdict.TPOT_EXCEEDED)
-        reason, message = _why(turn, entry, held)
+        reason, message = _why(ctx, entry, held)
         if _too_long(held):
             too_slow = held.latest_start_s == -inf
             remedy = "raise spec.slo.tpot_s" if too_slow else "shorten the prompt, or raise its SLO"
-            refuse(turn, held, reason, message, hint=f"no node is quick enough: {remedy}")
+            refuse(ctx, held, reason, message, hint=f"no node is quick enough: {remedy}")
         else:
-            refuse(turn, held, reason, message, retry=True)
+            refuse(ctx, held, reason, message, retry=True)
 
 
-def _too_late(turn: Turn, entry: DeploymentEntry, held: RequestEntry, loading: bool) -> bool:
+def _too_late(ctx: EventContext, entry: DeploymentEntry, held: RequestEntry, loading: bool) -> bool:
     """Whether its first token could not be in time any more on the quickest node of the cell."""
     if held.latest_start_s is None:
-        held.latest_start_s = first_due_s(held) - _quickest_s(turn, entry, held)
+        held.latest_start_s = first_due_s(held) - _quickest_s(ctx, entry, held)
     if _too_long(held):
         return True
-    if loading or turn.now_s < held.latest_start_s:
+    if loading or ctx.now_s < held.latest_start_s:
         return False
     granted_s = max((grace_s(instance, held) for instance in entry.candidates), default=0.0)
-    return turn.now_s >= held.latest_start_s + granted_s
+    return ctx.now_s >= held.latest_start_s + granted_s
 
 
 def _too_long(held: RequestEntry) -> bool:
@@ -54,26 +54,28 @@ def _too_long(held: RequestEntry) -> bool:
     return held.latest_start_s is not None and held.latest_start_s < held.arrival_s
 
 
-def _quickest_s(turn: Turn, entry: DeploymentEntry, held: RequestEntry) -> float:
+def _quickest_s(ctx: EventContext, entry: DeploymentEntry, held: RequestEntry) -> float:
     """Seconds to its first token, by profiles as they were measured: a correction is of one
     instance, and passes. 0 where that is anybody's guess.
     """
     deployment = entry.deployment
     assert deployment is not None
     seen: dict[str, float] = {}
-    for node in turn.cell.nodes.values():
-        if node.hello.fingerprint in seen or not turn.takes(node, entry.spec):
+    for node in ctx.cell.nodes.values():
+        if node.hello.fingerprint in seen or not ctx.takes(node, entry.spec):
             continue
         footprint = node.footprint_of(deployment)
-        profile = turn.cell.expectations.profile(deployment.model, footprint, node.hello)
-        seconds = alone_s(profile, held, turn.limits) if profile.measured else 0.0
+        profile = ctx.cell.expectations.profile(deployment.model, footprint, node.hello)
+        seconds = alone_s(profile, held, ctx.limits) if profile.measured else 0.0
         seen[node.hello.fingerprint] = seconds
     return min(seen.values(), default=0.0)
 
 
-def _why(turn: Turn, entry: DeploymentEntry, held: RequestEntry) -> tuple[RefusalReason, str]:
-    waited = f"{turn.now_s - held.queued_at_s:.1f} s"
-    if not has_node(turn, entry):
+def _why(
+    ctx: EventContext, entry: DeploymentEntry, held: RequestEntry
+) -> tuple[RefusalReason, str]:
+    waited = f"{ctx.now_s - held.queued_at_s:.1f} s"
+    if not has_node(ctx, entry):
         if held.attempt:
             message = f"its node was lost, and no other came up within {waited}"
             return RefusalReason.NODE_LOST, message
@@ -106,6 +108,6 @@ def _why(turn: Turn, entry: DeploymentEntry, held: RequestEntry) -> tuple[Refusa
             return RefusalReason.MEMORY_FULL, f"no memory came free on a node within {waited}"
 
 
-def has_node(turn: Turn, entry: DeploymentEntry) -> bool:
+def has_node(ctx: EventContext, entry: DeploymentEntry) -> bool:
     """Whether any node that takes new work may hold the deployment."""
-    return any(turn.takes(node, entry.spec) for node in turn.cell.nodes.values())
+    return any(ctx.takes(node, entry.spec) for node in ctx.cell.nodes.values())
