@@ -7,7 +7,6 @@ from mesh.domain.lifecycle import InstanceState
 from mesh.domain.slo import Slo
 from mesh.runtime.node_actions import Lane
 from tests.core.cells import MIB, deployment
-from tests.core.world.books import check_engine
 from tests.core.world.cell import LIMITS, World
 from tests.core.world.node import WorldNode
 
@@ -36,18 +35,14 @@ def deliver(node: WorldNode) -> None:
         pass
 
 
-def is_held(world: World, node: WorldNode) -> None:
-    check_engine(world.core.cell, node.link_id, node.engine)
-
-
 def compute(world: World, node: WorldNode) -> None:
     """All that the engine has been asked for; the books are looked at before and after each answer
     comes.
     """
     while node.lanes.run_one(Lane.COMPUTE):
-        is_held(world, node)
+        world.check_engines()
         while node.deliver_up():
-            is_held(world, node)
+            world.check_engines()
 
 
 @pytest.mark.parametrize("links", [1, 2], ids=["one", "two"])

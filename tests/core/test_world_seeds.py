@@ -135,7 +135,7 @@ def run(kind: type[CellMachine], calls: list[Call]) -> Counter[str]:
     machine.begin(up=True)
     for call in calls:
         make(machine, call)
-    seen = Counter(machine.world.seen)
+    seen = machine.world.seen()
     seen.update(f"ended {outcome.end}" for outcome in machine.world.callers.outcomes)
     machine.teardown()
     return seen

@@ -31,9 +31,10 @@ from mesh.runtime.controller_actions import ControllerPerformer
 from mesh.runtime.host import Host
 from mesh.sim.callers import Callers, MemoryRegistry
 from mesh.sim.clock import HeapClock
+from mesh.sim.invariants import Watch, check_engine
 from tests.core.cells import deployment, request
+from tests.core.world.coverage import Coverage
 from tests.core.world.node import PREFILL_TOKENS_MAX, TURN_S_MAX, WorldNode
-from tests.core.world.watch import WatchedCore
 
 SETTLE_STEP_S = 0.25
 """Well below every lease and pause, and coarse enough that a failing example shrinks in time."""
@@ -74,8 +75,8 @@ class World:
         self.links: dict[int, WorldNode] = {}
         self.links_made = 0
         self.epoch = 0
-        self.seen: Counter[str] = Counter()
-        """What happened, how often."""
+        self.watch = Watch()
+        self.coverage = Coverage()
         self.requests_made = 0
         self.operations_made = 0
         self.start_controller()
@@ -100,12 +101,29 @@ class World:
             clock=self.clock,
         )
         host: Host[ControllerEvent, ControllerAction] = Host(
-            core=WatchedCore(self.core, self.seen), clock=self.clock, perform=performer.perform
+            core=self.core, clock=self.clock, perform=performer.perform, recorders=(self,)
         )
         epoch = self.epoch
         self.tell: Callable[[ControllerEvent], None] = host.post
         performer.post = lambda event: host.post(event) if self.epoch == epoch else None
         self.tell(LeaseCheckDue())
+
+    def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
+        """The controller has decided."""
+        self.watch.note(self.core, event, actions)
+        self.watch.look(self.core, now_s)
+        self.coverage.note(self.core.cell, event)
+
+    def seen(self) -> Counter[str]:
+        """What happened, how often."""
+        return self.coverage.seen + self.watch.seen
+
+    def check_engines(self) -> None:
+        """They hold no more than is tracked of them."""
+        for node in self.nodes:
+            entry = self.core.cell.links.get(node.link_id or 0)
+            if entry is not None:
+                check_engine(entry, node.engine.memory())
 
     def restart_controller(self) -> None:
         """Its callers get nothing more; its nodes notice that their links broke."""

@@ -3,7 +3,7 @@
 Commands and reports wait on the link, and calls in the lanes, until the test lets them through.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,8 +34,8 @@ from mesh.runtime.node_actions import Lane, NodePerformer
 from mesh.sim.clock import HeapClock
 from mesh.sim.lanes import VirtualLanes
 from tests.core.cells import FOOTPRINT, MODEL, hello
+from tests.core.world.coverage import Coverage
 from tests.core.world.engine import StrictEngine
-from tests.core.world.kept import check_kept
 from tests.support.profiles import FINGERPRINT
 
 TEXT = TextAssets(tokenizer_json=b"{}")
@@ -46,7 +46,7 @@ class Controller(Protocol):
 
     clock: HeapClock
     tell: Callable[[ControllerEvent], None]
-    seen: Counter[str]
+    coverage: Coverage
 
     def open_link(self, node: "WorldNode") -> int:
         """The id of a new link, over which the controller reaches the node from now on."""
@@ -178,8 +178,7 @@ class WorldNode:
             pass
 
     def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
-        self.controller.seen["node events"] += 1
-        check_kept(self.core)
+        self.controller.coverage.seen["node events"] += 1
 
     # The node's ports.
 

@@ -153,7 +153,10 @@ def test_a_running_instance_that_starves_preempts_before_it_evicts() -> None:
     cell = FullNode()
     cell.second_node("b")
     instance_a = cell.core.cell.instances[InstanceId("a")]
-    instance_a.required_blocks = 30  # its requests turned out longer
+    longer = cell.core.cell.requests[RequestId("a1")]
+    more = 30 - instance_a.required_blocks
+    longer.required_blocks += more
+    instance_a.required_blocks += more
     said = TokensReport(instance_id=InstanceId("a"), outputs=(), starved=(RequestId("a1"),))
     decided = cell.report(cell.link, said)
     assert only(commands(decided, AbortRequest), AbortRequest).request_id == "b1"
