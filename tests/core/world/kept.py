@@ -22,7 +22,11 @@ def check_refusals(core: ControllerCore, now_s: float) -> None:
         assert not entry.queue or entry.spec.name in core.cell.waiting
         if not entry.queue or entry.replicas() >= entry.spec.scaling.replicas_max:
             continue
-        if entry.head != (entry.queue[0].request.request_id, entry.served, core.cell.fleet_changes):
+        if entry.head != (
+            entry.queue[0].original.request_id,
+            entry.served,
+            core.cell.fleet_changes,
+        ):
             continue
         nodes = core.cell.nodes.values()
         full = [n for n in nodes if entry.in_vain.get(n.node_id) == (n.eased, None)]
