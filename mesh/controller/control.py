@@ -9,8 +9,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Protocol
 
-from mesh.controller.finding import find_deployment
 from mesh.controller.gateway import Cell
+from mesh.controller.lookup import find_deployment
 from mesh.controller.operations import Operations
 from mesh.controller.snapshots import cell_status
 from mesh.controller.watch import CellLog

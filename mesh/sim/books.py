@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from mesh.core.controller.state.cell import InstanceEntry, NodeEntry
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.steps import InstanceMemory
-from mesh.memory.station import MemoryOperation, MemoryOperationKind
+from mesh.memory.station import Reservation, ReservationKind
 
 
 class RuleBroken(AssertionError):
@@ -23,7 +23,7 @@ def hold(rule: bool, broken: str, *values: object) -> None:
 
 
 def check_books(node: NodeEntry) -> None:
-    """Memory is promised and tracked as instances and operations say, and within the capacity.
+    """Memory is promised and tracked as instances and reservations say, and within the capacity.
 
     More may be promised than there is only where a node turned out to hold more than was promised
     of it; no more is ever tracked.
@@ -42,13 +42,13 @@ def check_books(node: NodeEntry) -> None:
     hold(
         tracked <= station.capacity_bytes, "{}: {} B of {} B", name, tracked, station.capacity_bytes
     )
-    waiting = {operation.instance_id for operation in station.waiting()}
+    waiting = {reservation.instance_id for reservation in station.waiting()}
     for instance_id, instance in node.instances.items():
         check_instance(instance, station.running(instance_id), instance_id in waiting)
 
 
-def check_instance(instance: InstanceEntry, running: MemoryOperation | None, waits: bool) -> None:
-    """Its state, its requests and its operations say the same; `waits`: an operation does."""
+def check_instance(instance: InstanceEntry, running: Reservation | None, waits: bool) -> None:
+    """Its state, its requests and its reservations say the same; `waits`: a reservation does."""
     name, state = instance.instance_id, instance.state
     held = instance.requests.values()
     required = sum(request.required_blocks for request in held)
@@ -63,17 +63,17 @@ def check_instance(instance: InstanceEntry, running: MemoryOperation | None, wai
     kind = running.kind if running is not None else None
     match state:
         case InstanceState.LOADING:
-            loads = waits or kind is MemoryOperationKind.LOAD
+            loads = waits or kind is ReservationKind.LOAD
             hold(loads, "{} is loading, and nothing loads it", name)
         case InstanceState.PARKED:
             hold(not held, "{} is parked with {} requests", name, len(held))
         case InstanceState.READY | InstanceState.DRAINING:
-            resizes = kind in (None, MemoryOperationKind.RESIZE)
+            resizes = kind in (None, ReservationKind.RESIZE)
             hold(resizes, "{} is {}, and its node is to {} it", name, state, kind)
         case _:
             pass  # it broke, or its load has ended although it was given up
     for request in held:
-        asked = request.request.request_id
+        asked = request.original.request_id
         tokens = min(request.tokens, instance.context_tokens_max)
         has, needs = request.required_blocks, instance.footprint.blocks_for(tokens)
         hold(has >= needs, "{} counts with {} blocks, and takes {}", asked, has, needs)

@@ -1,7 +1,7 @@
 """What holds of a virtual cell at any time, and once it has come to rest, whatever went wrong.
 
 A recorder of the controller's decisions: after each one the books of the node that it is about are
-added up anew and held against its engine, and memory operations must follow each other. A few times
+added up anew and held against its engine, and reservations must follow each other. A few times
 a virtual second everything else is looked at. What is broken raises RuleBroken, or AssertionError
 where callers notice it (`callers`). Before: `checking`. After: `books`.
 """
@@ -150,7 +150,7 @@ def _check_memory(made: VirtualNode) -> None:
     held = made.engine.held_bytes()
     limit = made.plan.hello.memory_bytes - made.plan.hello.base_bytes
     hold(held <= limit, "{} holds {} B of {} B", made.node_id, held, limit)
-    hold(not made.troubles.overbooked, "{}: {}", made.node_id, made.troubles.overbooked)
+    hold(not made.engine_faults.overbooked, "{}: {}", made.node_id, made.engine_faults.overbooked)
 
 
 def _check_requests(cell: VirtualCell) -> None:
@@ -158,7 +158,7 @@ def _check_requests(cell: VirtualCell) -> None:
     core, limits, now_s = cell.core.cell, cell.plan.limits, cell.clock.now_s()
     open_ids = sorted(cell.callers.open_ids())
     hold(sorted(core.requests) == open_ids, "requests {}, not {}", sorted(core.requests), open_ids)
-    places = [held.request.request_id for d in core.deployments.values() for held in d.queue]
+    places = [request.original.request_id for d in core.deployments.values() for request in d.queue]
     places += [request_id for i in core.instances.values() for request_id in i.requests]
     hold(sorted(places) == open_ids, "requests in {}, not {}", sorted(places), open_ids)
     longest_s = limits.queue_wait_s_max + limits.place_retry_s
@@ -167,10 +167,20 @@ def _check_requests(cell: VirtualCell) -> None:
     for name, entry in core.deployments.items():
         most = entry.spec.scaling.replicas_max
         hold(entry.replicas() <= most, "{} has {} instances of {}", name, entry.replicas(), most)
-        for held in entry.queue:
-            hold(held.state is RequestState.QUEUED, "{} is {}", held.request.request_id, held.state)
-            waited_s = now_s - held.queued_at_s
-            hold(waited_s <= longest_s, "{} waits for {:.1f} s", held.request.request_id, waited_s)
+        for request in entry.queue:
+            hold(
+                request.state is RequestState.QUEUED,
+                "{} is {}",
+                request.original.request_id,
+                request.state,
+            )
+            waited_s = now_s - request.queued_at_s
+            hold(
+                waited_s <= longest_s,
+                "{} waits for {:.1f} s",
+                request.original.request_id,
+                waited_s,
+            )
 
 
 def check_rest(cell: VirtualCell) -> None:
@@ -189,7 +199,7 @@ def check_rest(cell: VirtualCell) -> None:
 
 def _check_idle(made: VirtualNode, node: NodeEntry) -> None:
     station, name = node.station, made.node_id
-    under_way = (*station.running_operations(), *station.waiting())
+    under_way = (*station.running_reservations(), *station.waiting())
     hold(node.state is NodeState.READY, "{} is {}", name, node.state)
     hold(not under_way, "{}: operations are stuck: {}", name, under_way)
     hold(not made.engine.has_requests(), "{} computes for nobody", name)

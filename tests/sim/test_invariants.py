@@ -168,6 +168,6 @@ def test_a_cell_that_does_not_come_to_rest_is_found(tmp_path: Path) -> None:
 def test_a_request_that_never_ends_is_found(tmp_path: Path) -> None:
     run = FaultyRun(plan(scenario(tmp_path)), check=True)
     for node in run.cell.nodes:
-        node.troubles.strike(FaultKind.WRONG_PROFILE, 1e6)
+        node.engine_faults.strike(FaultKind.WRONG_PROFILE, 1e6)
     with pytest.raises(RuleBroken, match="stuck"):
         run.run([Arrival(0.0, "chat-1", 20, 5)])

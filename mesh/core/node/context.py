@@ -1,4 +1,4 @@
-"""One turn of the node core: the time, and what has been decided so far."""
+"""The context of one event in the node core: the time, and what has been decided so far."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from mesh.domain.messages import NodeReport
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class NodeTurn:
+class NodeEventContext:
     now_s: float
     linked: bool
     _engine: list[NodeAction] = field(default_factory=list)

@@ -18,7 +18,7 @@ from mesh.domain.reasons import TurnRule
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import next_due_s
 from mesh.domain.steps import SleepingModel
-from mesh.request.lanes import Lane, Prompt
+from mesh.request.run_queues import Prompt, RunQueue
 from mesh.request.shadow import OVERESTIMATE
 
 LOAD_SLOWDOWN = 2.0
@@ -98,8 +98,9 @@ class LocalInstance:
     """Sizes of iterations that the engine has not met on it yet; see `priming`."""
     passed: int = 0
     """Turns in a row that passed it over."""
-    kept_lane: Lane | None = None
-    """Its work as `lane` gave it last. Whoever changes its requests or its profile resets it."""
+    kept_run_queue: RunQueue | None = None
+    """Its work as `run_queue` gave it last. Whoever changes its requests or its profile resets it.
+    """
     kept_until_s: float = 0.0
     """Until when its times are near enough, for as long as no load begins or ends."""
     kept_slowdown: float = 1.0
@@ -119,7 +120,7 @@ class LocalInstance:
         """What a call that the engine gets now will find."""
         return self.resizing[-1] if self.resizing else self.kv_blocks
 
-    def lane(self, now_s: float, delivery_s: float, slowdown: float) -> Lane | None:
+    def run_queue(self, now_s: float, delivery_s: float, slowdown: float) -> RunQueue | None:
         """Its work as the turn rule sees it; None when it has none, cannot do it or is not ready.
 
         Times are overestimated, as in the validation that let the requests in; `slowdown`, of a
@@ -128,44 +129,48 @@ class LocalInstance:
         """
         if self.state is not LocalState.READY or not self.requests or not self.promising:
             return None
-        lane = self.kept_lane
-        if lane is not None and now_s < self.kept_until_s and slowdown == self.kept_slowdown:
-            return lane
+        run_queue = self.kept_run_queue
+        if run_queue is not None and now_s < self.kept_until_s and slowdown == self.kept_slowdown:
+            return run_queue
         factor = self.correction.factor(now_s) * OVERESTIMATE * slowdown
-        if lane is None:
-            lane = self.kept_lane = self._filled_lane(now_s, delivery_s, factor)
-        elif lane.times.factor != factor:
-            lane.slow_down(factor)
-            if lane.late_s < inf or lane.due_s < now_s:
-                lane.sort_dues(now_s)
+        if run_queue is None:
+            run_queue = self.kept_run_queue = self._filled_run_queue(now_s, delivery_s, factor)
+        elif run_queue.times.factor != factor:
+            run_queue.slow_down(factor)
+            if run_queue.late_s < inf or run_queue.due_s < now_s:
+                run_queue.sort_dues(now_s)
         self.kept_until_s, self.kept_slowdown = now_s + FACTOR_KEPT_S, slowdown
-        return lane
+        return run_queue
 
-    def _filled_lane(self, now_s: float, delivery_s: float, factor: float) -> Lane:
+    def _filled_run_queue(self, now_s: float, delivery_s: float, factor: float) -> RunQueue:
         requests = self.requests.values()
         tpot_s = next(iter(requests)).order.slo.tpot_s
         margin_s = min(delivery_s, tpot_s / 4)
-        lane = Lane(
+        run_queue = RunQueue(
             instance_id=self.instance_id,
             times=Times(self.profile, factor),
             tpot_s=tpot_s,
             passed=self.passed,
         )
-        dues_s, oldest_s, context_tokens = lane.dues_s, inf, 0
-        for held in requests:
-            if held.start_s < oldest_s:
-                oldest_s = held.start_s
-            left = held.prefill_left
+        dues_s, oldest_s, context_tokens = run_queue.dues_s, inf, 0
+        for request in requests:
+            if request.start_s < oldest_s:
+                oldest_s = request.start_s
+            left = request.prefill_left
             if left:
-                due_s = held.due_s - margin_s
-                lane.prompts.append(Prompt(left=left, past=held.tokens - left, due_s=due_s))
+                due_s = request.due_s - margin_s
+                run_queue.prompts.append(Prompt(left=left, past=request.tokens - left, due_s=due_s))
             else:
-                dues_s.append(held.due_s - margin_s)
-                context_tokens += held.tokens
-        lane.batch, lane.context_tokens, lane.oldest_s = len(dues_s), context_tokens, oldest_s
-        lane.sort_dues(now_s)
-        lane.predict()
-        return lane
+                dues_s.append(request.due_s - margin_s)
+                context_tokens += request.tokens
+        run_queue.batch, run_queue.context_tokens, run_queue.oldest_s = (
+            len(dues_s),
+            context_tokens,
+            oldest_s,
+        )
+        run_queue.sort_dues(now_s)
+        run_queue.predict()
+        return run_queue
 
     def report(self, now_s: float) -> InstanceReport | None:
         """None while it is not loaded. Its KV blocks are the most that it has until the resizes

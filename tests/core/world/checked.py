@@ -52,7 +52,7 @@ class CheckedCell(RuleBasedStateMachine):
         cell = self.world.core.cell
         open_ids = {r for r, c in self.world.clients.items() if not c.ended and not c.gone}
         assert set(cell.requests) == open_ids
-        places = [h.request.request_id for d in cell.deployments.values() for h in d.queue]
+        places = [h.original.request_id for d in cell.deployments.values() for h in d.queue]
         places += [r for i in cell.instances.values() for r in i.requests]
         assert sorted(places) == sorted(open_ids)
 
@@ -62,7 +62,7 @@ class CheckedCell(RuleBasedStateMachine):
         now_s, before, self.room_since_s = self.world.clock.now_s(), self.room_since_s, {}
         for entry in self.world.core.cell.deployments.values():
             if entry.queue and not entry.queue[0].refused:
-                head = entry.queue[0].request
+                head = entry.queue[0].original
                 ready = [i for i in entry.instances.values() if i.takes_now and not i.is_full]
                 if any(_has_room(i, head.tokens_max) for i in ready):
                     since_s = before.get(head.request_id, now_s)
@@ -80,9 +80,9 @@ class CheckedCell(RuleBasedStateMachine):
                 head = entry.queue[0]
                 filled = any(instance.is_full for instance in entry.instances.values())
                 assert head.short_of_memory or filled
-                since_s = before.get(head.request.request_id, now_s)
+                since_s = before.get(head.original.request_id, now_s)
                 assert now_s <= since_s + LIMITS.place_retry_s
-                self.loadable_since_s[head.request.request_id] = since_s
+                self.loadable_since_s[head.original.request_id] = since_s
 
     def _could_be_loaded(self, entry: DeploymentEntry) -> bool:
         coming = any(i.state is InstanceState.LOADING for i in entry.instances.values())
@@ -162,7 +162,7 @@ class CheckedCell(RuleBasedStateMachine):
         for node_entry in cell.nodes.values():
             station = node_entry.station
             assert not station.waiting()
-            assert not station.running_operations()
+            assert not station.running_reservations()
             assert station.promised_bytes == station.tracked_bytes
         for instance in cell.instances.values():
             parked = instance.state is InstanceState.PARKED

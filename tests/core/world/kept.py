@@ -2,7 +2,7 @@
 
 from mesh.core.controller.core import ControllerCore
 from mesh.core.controller.instances.placement import find_room
-from mesh.core.controller.state.context import Turn
+from mesh.core.controller.state.context import EventContext
 from mesh.core.node.core import NodeCore
 from mesh.core.node.state import LocalInstance, LocalState
 from mesh.request.placement import Start
@@ -10,7 +10,7 @@ from mesh.request.placement import Start
 
 def check_refusals(core: ControllerCore, now_s: float) -> None:
     """A node that had no memory for a new instance, and has not been eased since, has none."""
-    turn = Turn(
+    ctx = EventContext(
         cell=core.cell,
         epoch=0,
         limits=core._limits,
@@ -22,11 +22,15 @@ def check_refusals(core: ControllerCore, now_s: float) -> None:
         assert not entry.queue or entry.spec.name in core.cell.waiting
         if not entry.queue or entry.replicas() >= entry.spec.scaling.replicas_max:
             continue
-        if entry.head != (entry.queue[0].request.request_id, entry.served, core.cell.fleet_changes):
+        if entry.head != (
+            entry.queue[0].original.request_id,
+            entry.served,
+            core.cell.fleet_changes,
+        ):
             continue
         nodes = core.cell.nodes.values()
         full = [n for n in nodes if entry.in_vain.get(n.node_id) == (n.eased, None)]
-        found = find_room(turn, entry, full, waiting=entry.queue, wanted_by=None)
+        found = find_room(ctx, entry, full, waiting=entry.queue, wanted_by=None)
         if isinstance(found, Start):
             raise AssertionError(f"{found.node.node_id} could hold {entry.spec.name} by now")
 
@@ -38,19 +42,19 @@ def check_kept(core: NodeCore) -> None:
     for instance in node.instances.values():
         for held in instance.requests.values():
             assert held.tokens == len(held.order.request.prompt_tokens) + held.output_tokens
-        if instance.kept_lane is not None:
+        if instance.kept_run_queue is not None:
             _check_lane(instance)
 
 
 def _check_lane(instance: LocalInstance) -> None:
     """It holds the requests that the instance has now, for the profile that it has now."""
-    kept = instance.kept_lane
+    kept = instance.kept_run_queue
     assert kept is not None
-    lane = instance._filled_lane(0.0, 0.0, kept.times.factor)
-    assert (kept.batch, kept.context_tokens) == (lane.batch, lane.context_tokens)
-    assert kept.oldest_s == lane.oldest_s
-    assert kept.decode_s == lane.decode_s
-    assert [(p.left, p.past) for p in kept.prompts] == [(p.left, p.past) for p in lane.prompts]
-    margins_s = {round(due - at, 6) for due, at in zip(lane.dues_s, kept.dues_s, strict=True)}
+    run_queue = instance._filled_run_queue(0.0, 0.0, kept.times.factor)
+    assert (kept.batch, kept.context_tokens) == (run_queue.batch, run_queue.context_tokens)
+    assert kept.oldest_s == run_queue.oldest_s
+    assert kept.decode_s == run_queue.decode_s
+    assert [(p.left, p.past) for p in kept.prompts] == [(p.left, p.past) for p in run_queue.prompts]
+    margins_s = {round(due - at, 6) for due, at in zip(run_queue.dues_s, kept.dues_s, strict=True)}
     assert len(margins_s) <= 1
-    assert all(0.0 <= margin_s <= lane.tpot_s / 4 for margin_s in margins_s)
+    assert all(0.0 <= margin_s <= run_queue.tpot_s / 4 for margin_s in margins_s)

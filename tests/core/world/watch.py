@@ -1,4 +1,4 @@
-"""The controller core under watch: its books of memory, and the operations that it sends, are held
+"""The controller core under watch: its books of memory, and the commands that it sends, are held
 to their rules after every event, and what happened is counted.
 """
 
@@ -27,15 +27,15 @@ from mesh.domain.messages import (
     TokensReport,
     UnloadInstance,
 )
-from mesh.memory.station import MemoryOperation, MemoryOperationKind
+from mesh.memory.station import Reservation, ReservationKind
 from tests.core.world.books import check_books
 from tests.core.world.kept import check_refusals
 
 Operation = LoadInstance | ResizeKv | UnloadInstance
-KINDS: dict[MemoryOperationKind, type[Operation]] = {
-    MemoryOperationKind.LOAD: LoadInstance,
-    MemoryOperationKind.RESIZE: ResizeKv,
-    MemoryOperationKind.UNLOAD: UnloadInstance,
+KINDS: dict[ReservationKind, type[Operation]] = {
+    ReservationKind.LOAD: LoadInstance,
+    ReservationKind.RESIZE: ResizeKv,
+    ReservationKind.UNLOAD: UnloadInstance,
 }
 
 
@@ -72,7 +72,7 @@ class WatchedCore:
         for instance_id, instance in cell.instances.items():
             if instance.state is InstanceState.PARKED and instance_id not in self._short:
                 assert instance.promised_blocks == 1
-        self._check_operations(actions, known)
+        self._check_commands(actions, known)
         check_refusals(self.core, now_s)
         self._count(event, states, evictions)
         return actions
@@ -99,7 +99,7 @@ class WatchedCore:
             self._short.add(said.instance_id)
             self._overpromised.add(link_id)
 
-    def _check_operations(
+    def _check_commands(
         self, actions: Sequence[ControllerAction], known: dict[InstanceId, int]
     ) -> None:
         """What the station started was sent, once, and nothing else was but unloads of what nobody
@@ -112,12 +112,12 @@ class WatchedCore:
             if isinstance(action.command, Operation):
                 sent.append((action.link_id, action.command))
         started = self._note_started()
-        for link_id, operation in started:
+        for link_id, reservation in started:
             (command,) = [
-                c for at, c in sent if at == link_id and c.instance_id == operation.instance_id
+                c for at, c in sent if at == link_id and c.instance_id == reservation.instance_id
             ]
-            assert isinstance(command, KINDS[operation.kind])
-        of_station = {(at, operation.instance_id) for at, operation in started}
+            assert isinstance(command, KINDS[reservation.kind])
+        of_station = {(at, reservation.instance_id) for at, reservation in started}
         for link_id, command in sent:
             of = (link_id, command.instance_id)
             instance = self.core.cell.instances.get(command.instance_id)
@@ -132,21 +132,21 @@ class WatchedCore:
                 self._count_resize(command, known)
             self._under_way[of] = command
 
-    def _note_started(self) -> list[tuple[int, MemoryOperation]]:
-        started: list[tuple[int, MemoryOperation]] = []
+    def _note_started(self) -> list[tuple[int, Reservation]]:
+        started: list[tuple[int, Reservation]] = []
         for node in self.core.cell.nodes.values():
-            for operation in node.station.running_operations():
-                key = (node.link_id, operation.sequence)
+            for reservation in node.station.running_reservations():
+                key = (node.link_id, reservation.sequence)
                 if key not in self._started:
                     self._started.add(key)
-                    started.append((node.link_id, operation))
+                    started.append((node.link_id, reservation))
                     if key in self._issued:
                         self.seen["woken"] += 1
-                    elif operation.kind is MemoryOperationKind.RESIZE:
-                        _check_shrink(node, operation)
-            for operation in node.station.waiting():
-                key = (node.link_id, operation.sequence)
-                assert key not in self._started, "an operation that has started waits again"
+                    elif reservation.kind is ReservationKind.RESIZE:
+                        _check_shrink(node, reservation)
+            for reservation in node.station.waiting():
+                key = (node.link_id, reservation.sequence)
+                assert key not in self._started, "a reservation that has started waits again"
                 self.seen["waits"] += key not in self._issued
                 self._issued.add(key)
         return started
@@ -180,13 +180,13 @@ class WatchedCore:
             self.seen["starvations"] += bool(event.report.starved)
 
 
-def _check_shrink(node: NodeEntry, operation: MemoryOperation) -> None:
+def _check_shrink(node: NodeEntry, reservation: Reservation) -> None:
     """A cache does not shrink below what its requests need. One that has waited may: for want of
     room they could not take its promise back meanwhile. And one may be let in once a shrink has
     begun: then the grow for it waits behind.
     """
-    instance = node.instances[operation.instance_id]
+    instance = node.instances[reservation.instance_id]
     footprint = instance.footprint
-    if operation.size_bytes < footprint.instance_bytes(instance.kv_blocks):
+    if reservation.size_bytes < footprint.instance_bytes(instance.kv_blocks):
         needed_bytes = footprint.instance_bytes(max(instance.required_blocks, 1))
-        assert max(operation.size_bytes, instance.promised_bytes) >= needed_bytes
+        assert max(reservation.size_bytes, instance.promised_bytes) >= needed_bytes

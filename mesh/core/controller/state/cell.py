@@ -207,7 +207,7 @@ class DeploymentEntry:
     load_error: str = ""
     paused_until_s: float = 0.0
     resume_at: int = 0
-    """The candidate at which the last turn had to stop, for it had validated often enough."""
+    """The candidate at which the last event had to stop, for it had validated often enough."""
     head: tuple[RequestId, int, int] | None = None
     """Who waits for an instance, and `served` and `Cell.fleet_changes` when that was tried."""
     in_vain: dict[NodeId, tuple[int, Verdict | None]] = field(default_factory=dict)
@@ -271,7 +271,7 @@ class Cell:
     retry_at_s: float | None = None
     """When those that wait are tried again; None when no such timer is set."""
     retried: str = ""
-    """The last deployment whose turn that was."""
+    """The deployment that was tried last."""
 
     def with_queues(self) -> list[DeploymentEntry]:
         """Deployments for which requests wait. A look at all would be one at thousands that have

@@ -1,4 +1,4 @@
-"""One turn of the controller core: the cell, the time, and what has been decided so far."""
+"""The context of one event in the controller core: the cell, the time, what is decided so far."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ from mesh.request.shadow import Verdict
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Turn:
+class EventContext:
     cell: Cell
     epoch: int
     """Start counter of the controller; part of every id it gives, so that none comes twice."""
@@ -23,7 +23,7 @@ class Turn:
     """Shadow validations that it may still make."""
     actions: list[ControllerAction] = field(default_factory=list)
     room_appeared: bool = False
-    """Memory or a node came free for anyone: the turn ends with a look at every queue."""
+    """Memory or a node came free for anyone: every queue is looked at before the event is over."""
     to_fill: dict[DeploymentName, None] = field(default_factory=dict)
     """Deployments whose own queue may find a place now, in the order in which that came up."""
     refusals: dict[InstanceId, tuple[Verdict, int]] = field(default_factory=dict)
@@ -32,7 +32,8 @@ class Turn:
     """What is known of nodes (see `mesh.core.schedule.decodes_share`); none whose requests changed
     since."""
     released: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
-    """Instances that lost a request in this turn, and are idle if the queues do not refill them."""
+    """Instances that lost a request in this event, and are idle if the queues do not refill them.
+    """
 
     def takes(self, node: NodeEntry, spec: DeploymentSpec) -> bool:
         """Whether the node takes new instances of a deployment, and the policy uses such nodes."""

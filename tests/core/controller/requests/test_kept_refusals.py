@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from mesh.core.controller.instances.placement import find_room, worth_asking
 from mesh.core.controller.state.cell import RequestEntry
-from mesh.core.controller.state.context import Turn
+from mesh.core.controller.state.context import EventContext
 from mesh.domain.events import (
     CancelRequested,
     DeploymentStored,
@@ -122,12 +122,12 @@ def test_what_was_refused_to_a_request_that_would_move_is_not_kept_for_the_one_t
         cell.invoke(request(f"{name}1", of=name))
     known, entry = cell.core.cell, cell.core.cell.deployments[C]
     waiting, moved = (
-        RequestEntry(request=request(name, of="c"), slo=Slo(), arrival_s=cell.now_s)
+        RequestEntry(original=request(name, of="c"), slo=Slo(), arrival_s=cell.now_s)
         for name in ("waiting", "moved")
     )
     worth_asking(entry, waiting, known.nodes.values(), known.fleet_changes)
     entry.in_vain.clear()
-    turn = Turn(
+    ctx = EventContext(
         cell=known,
         epoch=1,
         limits=CellLimits(),
@@ -136,8 +136,8 @@ def test_what_was_refused_to_a_request_that_would_move_is_not_kept_for_the_one_t
         validations_left=9,
     )
     nodes = list(known.nodes.values())
-    find_room(turn, entry, nodes, waiting=(moved,), wanted_by=moved, granted=False)
+    find_room(ctx, entry, nodes, waiting=(moved,), wanted_by=moved, granted=False)
     assert moved.refused is Verdict.TPOT_EXCEEDED
     assert entry.in_vain == {}
-    find_room(turn, entry, nodes, waiting=(waiting,), wanted_by=waiting)
+    find_room(ctx, entry, nodes, waiting=(waiting,), wanted_by=waiting)
     assert entry.in_vain == {"n1": (nodes[0].eased, Verdict.TPOT_EXCEEDED)}

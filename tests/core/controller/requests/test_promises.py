@@ -41,10 +41,10 @@ class WatchedCell(SimulatedCell):
 
     def tell(self, event: ControllerEvent) -> None:
         waiting = {
-            held.request.request_id: held.overtaken
+            held.original.request_id: held.overtaken
             for entry in self.core.cell.deployments.values()
             for held in entry.queue
-            if held.refused is not None and self._is_loaded(held.request.deployment)
+            if held.refused is not None and self._is_loaded(held.original.deployment)
         }
         before = len(self.placed)
         super().tell(event)
@@ -70,7 +70,7 @@ class WatchedCell(SimulatedCell):
         return not any(
             in_time_alone(instance, held, now_s, LIMITS)
             for instance in self.core.cell.instances.values()
-            if instance.deployment == held.request.deployment
+            if instance.deployment == held.original.deployment
         )
 
 

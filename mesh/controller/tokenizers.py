@@ -37,7 +37,7 @@ def chars_of(prompt: TextPrompt | ChatPrompt) -> int:
     return sum(len(message.role) + len(message.content) for message in prompt.messages)
 
 
-class Texts:
+class Tokenizers:
     """`find` gives a model's assets from the registry, `build` makes a codec of them."""
 
     def __init__(

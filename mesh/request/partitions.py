@@ -1,8 +1,8 @@
-"""Fixed parts of nodes: what an instance gets where a policy cuts nodes instead of sharing them.
+"""Partitions of nodes: what an instance gets where a policy cuts nodes instead of sharing them.
 
 The baselines give an instance an equal part of a node with all of its memory, and let it take as
-many requests as that part can serve at most: full contexts in its memory, and a decode of all of
-them within the TPOT SLO (the "tailored" concurrency limits of LLM-Mesh §8.1).
+many requests as that partition can serve at most: full contexts in its memory, and a decode of all
+of them within the TPOT SLO (the "tailored" concurrency limits of LLM-Mesh §8.1).
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from mesh.domain.profile import Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Partition:
     """Of a node, for one model."""
 
     kv_blocks: int
@@ -21,28 +21,30 @@ class Part:
     """Requests that it serves at a time."""
 
 
-def part_for(
+def partition_for(
     profile: Profile,
     footprint: Footprint,
     *,
     capacity_bytes: int,
-    parts_max: int,
+    partitions_max: int,
     context_tokens: int,
     tpot_s: float,
-) -> Part:
-    """The smallest part, `1 / parts_max` of the node or more, that can serve a request. Where none
-    can in time, the whole node; where that has no memory for it, more than the node has. A part
-    computes as if it had its share of the node's time.
+) -> Partition:
+    """The smallest partition, `1 / partitions_max` of the node or more, that can serve a request.
+    Where none can in time, the whole node; where that has no memory for it, more than the node has.
+    A partition computes as if it had its share of the node's time.
     """
     context_blocks = footprint.blocks_for(context_tokens)
-    for parts in range(parts_max, 0, -1):
-        kv_bytes = capacity_bytes // parts - footprint.weights_bytes
+    for partitions in range(partitions_max, 0, -1):
+        kv_bytes = capacity_bytes // partitions - footprint.weights_bytes
         kv_blocks = kv_bytes // footprint.kv_block_bytes
-        held = kv_blocks // context_blocks
-        batch = min(held, _batch_in_time(profile, context_tokens, tpot_s / parts, held))
+        contexts = kv_blocks // context_blocks
+        batch = min(
+            contexts, _batch_in_time(profile, context_tokens, tpot_s / partitions, contexts)
+        )
         if batch >= 1:
-            return Part(kv_blocks=kv_blocks, batch_max=batch)
-    return Part(kv_blocks=max(kv_blocks, context_blocks), batch_max=1)
+            return Partition(kv_blocks=kv_blocks, batch_max=batch)
+    return Partition(kv_blocks=max(kv_blocks, context_blocks), batch_max=1)
 
 
 def _batch_in_time(profile: Profile, context_tokens: int, limit_s: float, most: int) -> int:

@@ -1,9 +1,9 @@
-"""What ails a virtual node's engine: slow loads, failing calls, times that no table knows.
+"""What is wrong with a virtual node's engine: slow loads, failing calls, times that no table knows.
 
-`Troubles` outlast the engine, as a broken disk outlasts a process; faults are written into it, and
-the engine looks at it in every call. What an unload or a shrink gives back is taken until the call
-has ended, for a real engine may be no quicker. Before: `injection`. After: `engine`, which does the
-work.
+`EngineFaults` outlast the engine, as a broken disk outlasts a process; faults are written into
+them, and the engine looks at them in every call. What an unload or a shrink gives back is taken
+until the call has ended, for a real engine may be no quicker. Before: `injection`. After: `engine`,
+which does the work.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ from mesh.sim.faults import FaultKind
 
 
 @dataclass(slots=True)
-class Troubles:
+class EngineFaults:
     """Of one node. Counts are of calls that will fail; factors are of the time that calls take."""
 
     loads_failing: int = 0
@@ -53,8 +53,8 @@ class Troubles:
         self.strike(kind, 1.0 if factor else 0.0)
 
 
-class TroubledEngine(CostEngine):
-    """A cost-model engine that fails, and takes its time, as its node's troubles say."""
+class FaultyEngine(CostEngine):
+    """A cost-model engine that fails, and takes its time, as its node's faults say."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class TroubledEngine(CostEngine):
         costs: NodeCosts,
         memory_bytes: int,
         spend: Callable[[float], None],
-        troubles: Troubles,
+        engine_faults: EngineFaults,
         clock: Clock,
     ) -> None:
         super().__init__(
@@ -73,23 +73,23 @@ class TroubledEngine(CostEngine):
             spend=spend,
             now_s=clock.now_s,
         )
-        self._troubles = troubles
+        self._engine_faults = engine_faults
         self._clock = clock
         self._leaving_bytes = 0
         """Given back by calls that have not ended."""
 
     def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
-        troubles = self._troubles
-        if troubles.loads_failing:
-            troubles.loads_failing -= 1
+        engine_faults = self._engine_faults
+        if engine_faults.loads_failing:
+            engine_faults.loads_failing -= 1
             self._spend(self._costs.load_s)
             raise EngineError(f"instance {order.instance_id} does not load: the node is in trouble")
         try:
             loaded = super().load(order, progress)
         except OutOfMemory as error:
-            troubles.overbooked.append(error.message)
+            engine_faults.overbooked.append(error.message)
             raise
-        elapsed_s = loaded.elapsed_s * troubles.load_factor
+        elapsed_s = loaded.elapsed_s * engine_faults.load_factor
         more_s = elapsed_s - loaded.elapsed_s
         self._loading_until_s += more_s
         self._spend(more_s)
@@ -104,25 +104,25 @@ class TroubledEngine(CostEngine):
     def step(
         self, instance_id: InstanceId, prefill_tokens_max: int, iterations: int = 1
     ) -> StepResult:
-        troubles = self._troubles
-        if troubles.steps_failing:
-            troubles.steps_failing -= 1
+        engine_faults = self._engine_faults
+        if engine_faults.steps_failing:
+            engine_faults.steps_failing -= 1
             raise EngineError(f"instance {instance_id} does not compute: the node is in trouble")
         return super().step(instance_id, prefill_tokens_max, iterations)
 
     def _slower(self) -> float:
-        return super()._slower() * self._troubles.step_factor
+        return super()._slower() * self._engine_faults.step_factor
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
-        troubles = self._troubles
-        if troubles.resizes_failing:
-            troubles.resizes_failing -= 1
+        engine_faults = self._engine_faults
+        if engine_faults.resizes_failing:
+            engine_faults.resizes_failing -= 1
             raise OutOfMemory(f"instance {instance_id} is not resized: the node is in trouble")
         before_bytes = self.held_bytes()
         try:
             resized = super().resize_kv(instance_id, kv_blocks)
         except OutOfMemory as error:
-            troubles.overbooked.append(error.message)
+            engine_faults.overbooked.append(error.message)
             raise
         self._leave(before_bytes - self.held_bytes(), resized.elapsed_s)
         return resized

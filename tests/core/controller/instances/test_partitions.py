@@ -1,4 +1,4 @@
-"""The baselines of ServerlessLLM: an instance has its part of a node for itself."""
+"""The baselines of ServerlessLLM: an instance has its partition of a node for itself."""
 
 from dataclasses import replace
 

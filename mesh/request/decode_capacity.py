@@ -1,12 +1,12 @@
 """What becomes of running requests when a node computes nothing but their decodes.
 
 Decodes follow each other in the order of their deadlines. None has to wait for anything but its
-turn, since a lane may compute ahead of its deadlines, so that it comes down to sums: by any
-deadline, each lane must have decoded once, and once more for every TPOT SLO since its first
+turn, since a run queue may compute ahead of its deadlines, so that it comes down to sums: by any
+deadline, each run queue must have decoded once, and once more for every TPOT SLO since its first
 deadline. The turn rule asks how much time that leaves over, shadow validation how far it gets.
 
-Parts of decodes count here as well, so that the work due grows evenly from one lane's first
-deadline to the next's. That is at most one decode of each lane too much.
+Parts of decodes count here as well, so that the work due grows evenly from one run queue's first
+deadline to the next's. That is at most one decode of each run queue too much.
 """
 
 from math import inf
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Job(NamedTuple):
-    """The decodes of one lane. Sorts by deadline."""
+    """The decodes of one run queue. Sorts by deadline."""
 
     due_s: float
     """Its first deadline."""
@@ -26,8 +26,8 @@ class Job(NamedTuple):
 def spare_s(jobs: list[Job], now_s: float) -> float:
     """The least time that any deadline leaves over. Sorts the jobs.
 
-    It is least at some lane's first deadline, as long as the decodes' shares of their TPOT SLOs sum
-    to 1 at most: between those, no more work becomes due than time passes.
+    It is least at some run queue's first deadline, as long as the decodes' shares of their TPOT
+    SLOs sum to 1 at most: between those, no more work becomes due than time passes.
     """
     jobs.sort()
     spare = inf

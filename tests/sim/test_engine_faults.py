@@ -12,9 +12,9 @@ from mesh.domain.request import SamplingParams
 from mesh.domain.steps import EngineRequest, LoadOrder
 from mesh.sim.clock import HeapClock
 from mesh.sim.costs import ModelCosts, NodeCosts
+from mesh.sim.engine_faults import EngineFaults, FaultyEngine
 from mesh.sim.faults import FaultKind
 from mesh.sim.testbed import known_model
-from mesh.sim.troubles import TroubledEngine, Troubles
 
 KNOWN = known_model("llama-3.2-3b")
 MODEL = KNOWN.info
@@ -24,16 +24,16 @@ MODEL = KNOWN.info
 class Node:
     def __init__(self) -> None:
         self.clock = HeapClock()
-        self.troubles = Troubles()
+        self.engine_faults = EngineFaults()
         self.spent_s = 0.0
         costs = next(c for c in KNOWN.costs.values() if c.profile.device is DeviceKind.GPU)
         self.costs: ModelCosts = costs
-        self.engine = TroubledEngine(
+        self.engine = FaultyEngine(
             models={MODEL.model_id: costs},
             costs=NodeCosts(unload_s=0.5),
             memory_bytes=costs.footprint.instance_bytes(64) * 3 // 2,
             spend=self._spend,
-            troubles=self.troubles,
+            engine_faults=self.engine_faults,
             clock=self.clock,
         )
 
@@ -66,13 +66,13 @@ def test_a_slow_load_takes_as_many_times_as_long_until_it_heals(node: Node) -> N
     quick_s = node.load("a")
     node.engine.unload(InstanceId("a"))
     node.clock.run_until(1.0)
-    node.troubles.strike(FaultKind.SLOW_LOADS, 4.0)
+    node.engine_faults.strike(FaultKind.SLOW_LOADS, 4.0)
     node.spent_s = 0.0
     assert node.load("a") == pytest.approx(4 * quick_s)
     assert node.spent_s == pytest.approx(4 * quick_s)
     node.engine.unload(InstanceId("a"))
     node.clock.run_until(2.0)
-    node.troubles.heal(FaultKind.SLOW_LOADS)
+    node.engine_faults.heal(FaultKind.SLOW_LOADS)
     assert node.load("a") == quick_s
 
 
@@ -91,7 +91,7 @@ def test_iterations_take_longer_than_their_tables_say(node: Node) -> None:
     node.step()
     node.spent_s = 0.0
     quick_s = node.step()
-    node.troubles.strike(FaultKind.WRONG_PROFILE, 2.0)
+    node.engine_faults.strike(FaultKind.WRONG_PROFILE, 2.0)
     assert node.step() == pytest.approx(2 * quick_s, rel=0.01)
     assert node.spent_s == pytest.approx(3 * quick_s, rel=0.01)
 
@@ -112,12 +112,12 @@ def test_as_many_calls_fail_as_were_to(node: Node, kind: FaultKind, error: type[
         FaultKind.FAILING_STEPS: node.step,
         FaultKind.FAILING_RESIZES: lambda: node.engine.resize_kv(InstanceId("a"), 32).elapsed_s,
     }
-    node.troubles.strike(kind, 2.9)
+    node.engine_faults.strike(kind, 2.9)
     for _ in range(2):
         with pytest.raises(error, match="trouble"):
             calls[kind]()
     calls[kind]()
-    assert node.troubles.overbooked == []
+    assert node.engine_faults.overbooked == []
 
 
 def test_memory_is_taken_until_the_unload_has_ended(node: Node) -> None:
@@ -125,7 +125,7 @@ def test_memory_is_taken_until_the_unload_has_ended(node: Node) -> None:
     node.engine.unload(InstanceId("a"))
     with pytest.raises(OutOfMemory):
         node.load("b")
-    assert len(node.troubles.overbooked) == 1, "somebody thought that it was free"
+    assert len(node.engine_faults.overbooked) == 1, "somebody thought that it was free"
     node.clock.run_until(0.5)
     node.load("b")
     assert node.engine.held_bytes() == node.costs.footprint.instance_bytes(64)

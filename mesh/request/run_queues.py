@@ -1,6 +1,6 @@
-"""The schedule of a node as the turn rule sees it: one lane for each instance that has work.
+"""The schedule of a node as the turn rule sees it: one run queue for each instance that has work.
 
-The node core fills lanes from what runs on it and asks `mesh.request.turns` who is next; the
+The node core fills run queues from what runs on it and asks `mesh.request.turns` who is next; the
 controller core fills them from its view of a node, and `mesh.request.shadow` rolls them forward.
 Both decide by the same rule over the same picture. Times of day are in the owner's clock.
 """
@@ -11,7 +11,7 @@ from math import inf
 
 from mesh.compute.times import Times
 from mesh.domain.ids import InstanceId
-from mesh.request.rounds import Job, spare_s
+from mesh.request.decode_capacity import Job, spare_s
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -27,7 +27,7 @@ class Prompt:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Lane:
+class RunQueue:
     """The work of one instance. All its requests have the same TPOT SLO, and each decode gives
     every one of its batch a token, so that the least deadline that can be kept stands for all.
     """
@@ -50,7 +50,7 @@ class Lane:
     prompts: list[Prompt] = field(default_factory=list)
     """In the order in which the engine computes them: that of submission."""
     passed: int = 0
-    """Turns in a row that went to a lane of more headroom."""
+    """Turns in a row that went to a run queue of more headroom."""
     decode_s: float = field(default=0.0, init=False)
     """Of the batch as it is; set by `predict`."""
     _profiled_s: float = field(default=0.0, init=False)
@@ -102,7 +102,7 @@ class Lane:
 
     @property
     def urgent_s(self) -> float:
-        """The earliest deadline in the lane, missed or not; infinite when it has no work."""
+        """The earliest deadline in the run queue, missed or not; infinite when it has no work."""
         due_s = min(self.due_s, self.late_s)
         for prompt in self.prompts:
             due_s = min(due_s, prompt.due_s)
@@ -135,15 +135,15 @@ class Lane:
         return self.times.prefill_s(tokens, past_tokens)
 
 
-def slack_s(lane: Lane, lanes: Sequence[Lane], now_s: float) -> float:
-    """How long an iteration of `lane` may take now without making a token of the running requests
+def slack_s(queue: RunQueue, queues: Sequence[RunQueue], now_s: float) -> float:
+    """How long an iteration of `queue` may take now without making a token of the running requests
     late, now or later, if decodes in the order of their deadlines follow. Requests that are late
     already do not count, and neither do prompts.
     """
     jobs = []
-    for other in lanes:
+    for other in queues:
         if other.due_s < inf:
             # Its own tokens of now come with the iteration itself.
-            due_s = other.due_s + other.tpot_s if other is lane else other.due_s
+            due_s = other.due_s + other.tpot_s if other is queue else other.due_s
             jobs.append(Job(due_s, other.decode_s, other.tpot_s))
-    return min(spare_s(jobs, now_s), lane.due_s - now_s)
+    return min(spare_s(jobs, now_s), queue.due_s - now_s)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from mesh.controller.texts import INLINE_CHARS_MAX, Texts
+from mesh.controller.tokenizers import INLINE_CHARS_MAX, Tokenizers
 from mesh.domain.errors import InvalidInput, StorageError, TornModel
 from mesh.domain.ids import ModelId
 from mesh.domain.invocation import ChatPrompt, TextPrompt
@@ -39,7 +39,7 @@ class Shelf:
         self.built: list[bytes] = []
         self.codec = Codec()
         self.fail = False
-        self.texts = Texts(
+        self.tokenizers = Tokenizers(
             find=lambda model: (
                 TextAssets(tokenizer_json=model.encode()) if model in known else None
             ),
@@ -56,7 +56,7 @@ class Shelf:
 
 async def test_a_codec_is_built_once_for_all_who_wait() -> None:
     shelf = Shelf(ONE)
-    answers = await asyncio.gather(*(shelf.texts.tokens(ONE, HI) for _ in range(5)))
+    answers = await asyncio.gather(*(shelf.tokenizers.tokens(ONE, HI) for _ in range(5)))
     assert answers == [(104, 105)] * 5
     assert shelf.built == [b"one"]
 
@@ -64,7 +64,7 @@ async def test_a_codec_is_built_once_for_all_who_wait() -> None:
 async def test_the_least_used_codec_goes_first() -> None:
     shelf = Shelf(ONE, TWO, THREE)
     for model in (ONE, TWO, ONE, THREE, ONE, TWO):
-        await shelf.texts.tokens(model, HI)
+        await shelf.tokenizers.tokens(model, HI)
     assert shelf.built == [b"one", b"two", b"three", b"two"]
 
 
@@ -73,31 +73,31 @@ async def test_a_failed_build_is_told_and_tried_again() -> None:
     shelf.fail = True
     for _ in range(2):
         with pytest.raises(TornModel):
-            await shelf.texts.tokens(ONE, HI)
+            await shelf.tokenizers.tokens(ONE, HI)
     shelf.fail = False
-    assert await shelf.texts.tokens(ONE, HI) == (104, 105)
+    assert await shelf.tokenizers.tokens(ONE, HI) == (104, 105)
     with pytest.raises(StorageError, match="no tokenizer of model two"):
-        await shelf.texts.tokens(TWO, HI)
+        await shelf.tokenizers.tokens(TWO, HI)
 
 
 async def test_warming_builds_ahead_and_hides_no_failure() -> None:
     shelf = Shelf(ONE)
     for model in (ONE, TWO):
-        shelf.texts.warm(model)
-    await shelf.texts.close()
+        shelf.tokenizers.warm(model)
+    await shelf.tokenizers.close()
     assert shelf.built == [b"one"]
 
 
 async def test_long_prompts_are_tokenised_on_a_thread_and_short_ones_in_place() -> None:
     shelf = Shelf(ONE)
     here = threading.get_ident()
-    await shelf.texts.tokens(ONE, HI)
+    await shelf.tokenizers.tokens(ONE, HI)
     long = ChatMessage(role="user", content="x" * (INLINE_CHARS_MAX + 1))
-    await shelf.texts.tokens(ONE, ChatPrompt(messages=(long,)))
+    await shelf.tokenizers.tokens(ONE, ChatPrompt(messages=(long,)))
     assert shelf.codec.threads[0] == here
     assert shelf.codec.threads[1] != here
 
 
 async def test_a_prompt_without_tokens_is_invalid() -> None:
     with pytest.raises(InvalidInput, match="comes to no tokens"):
-        await Shelf(ONE).texts.tokens(ONE, TextPrompt(text=""))
+        await Shelf(ONE).tokenizers.tokens(ONE, TextPrompt(text=""))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mesh.request.rounds import Job, reached_s, spare_s
+from mesh.request.decode_capacity import Job, reached_s, spare_s
 
 JOBS = st.lists(
     st.builds(
