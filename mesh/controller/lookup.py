@@ -1,4 +1,4 @@
-"""Finds a deployment or node by name in a picture of the cell, or says what is there instead."""
+"""Finds a deployment or node by name in a snapshot of the cell, or says what is there instead."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches

@@ -78,7 +78,9 @@ _PRECEDENCE: dict[TurnRule, Callable[[RunQueue], tuple[float, str]]] = {
 
 
 def note_turn(grant: Grant) -> None:
-    """Count whom the turn passes over. For the owner of the run queues, once for each turn given."""
+    """Count whom the turn passes over. For the owner of the run queues, once for each
+    turn given.
+    """
     for queue in grant.passed:
         queue.passed += 1
     if grant.prefill_tokens or not grant.queue.prompts:

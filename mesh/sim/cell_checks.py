@@ -1,7 +1,7 @@
 """A virtual cell held to the invariants: after each decision, and a few times a virtual second.
 
 A recorder of the controller's decisions: after each one the books of the node that it is about are
-added up anew and held against its engine, and memory operations must follow each other. A few times
+added up anew and held against its engine, and memory commands must follow each other. A few times
 a virtual second everything is looked at. What is broken raises RuleBroken, or AssertionError where
 callers notice it (`callers`). Before: `checking`. After: `invariants`.
 """

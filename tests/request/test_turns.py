@@ -293,7 +293,9 @@ def test_nobody_is_passed_over_more_often_than_agreed(nodes: tuple[Instance, ...
 
 @given(INSTANCES)
 def test_a_chunk_makes_no_running_request_late(nodes: tuple[Instance, ...]) -> None:
-    """Unless its run queue was passed over too often: if all decodes would be in time without it."""
+    """Unless its run queue was passed over too often: if all decodes would be in time
+    without it.
+    """
     grant = given_turn(nodes)
     assume(grant is not None and grant.prefill_tokens)
     assert grant is not None

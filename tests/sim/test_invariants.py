@@ -11,7 +11,7 @@ from mesh.domain.actions import DeliverTokens, SendCommand
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.messages import ResizeKv, UnloadInstance
 from mesh.domain.request import RequestTokens
-from mesh.memory.station import MemoryOperationKind
+from mesh.memory.station import ReservationKind
 from mesh.sim.cell_checks import CellChecks, check_rest
 from mesh.sim.checking import FaultyRun
 from mesh.sim.cluster import Arrival, VirtualCell
@@ -108,12 +108,12 @@ def test_operations_that_overlap_or_that_nobody_issued_are_found(cell: VirtualCe
     watch().note(cell.core, None, [unload])
     size_bytes = instance.promised_bytes + instance.footprint.kv_block_bytes
     unsent, told = watch(), watch()
-    assert node.station.issue(MemoryOperationKind.RESIZE, name, size_bytes, 0.0)
+    assert node.station.issue(ReservationKind.RESIZE, name, size_bytes, 0.0)
     with pytest.raises(RuleBroken, match="has started, and its node was sent"):
         unsent.look(cell.core, cell.clock.now_s())
     told.note(cell.core, None, [resize])
     node.station.done(name, size_bytes)
-    assert node.station.issue(MemoryOperationKind.RESIZE, name, size_bytes, 0.0)
+    assert node.station.issue(ReservationKind.RESIZE, name, size_bytes, 0.0)
     with pytest.raises(RuleBroken, match="overlaps"):
         told.note(cell.core, None, [resize])
 

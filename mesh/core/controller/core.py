@@ -15,7 +15,7 @@ from mesh.core.controller.instances.kv_cache import park
 from mesh.core.controller.operations import fail_operation, reply_error
 from mesh.core.controller.requests import queueing, serving
 from mesh.core.controller.requests.ending import refuse
-from mesh.core.controller.snapshot import picture, profile_views
+from mesh.core.controller.snapshot import cell_snapshot, profile_views
 from mesh.core.controller.state.cell import Cell, DeploymentEntry
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.expectations import Expectations
@@ -90,8 +90,8 @@ class ControllerCore:
         return entry.deployment if entry is not None and ready else None
 
     def snapshot(self, now_s: float) -> CellSnapshot:
-        """A picture of the cell for people and APIs."""
-        return picture(self.cell, now_s)
+        """The cell as people and APIs see it."""
+        return cell_snapshot(self.cell, now_s)
 
     def profiles(self, name: DeploymentName) -> tuple[ProfileView, ...] | None:
         """The profiles of a deployment's model that hold for a node or have been measured, by
@@ -163,7 +163,9 @@ class ControllerCore:
 
 
 def _settle(ctx: EventContext) -> None:
-    """The end of every event: fill the room that appeared. What stays idle may be wanted by others."""
+    """The end of every event: fill the room that appeared. What stays idle may be
+    wanted by others.
+    """
     while ctx.room_appeared or ctx.to_fill or ctx.released:
         queueing.fill(ctx)
         queueing.fill_released(ctx)
@@ -217,8 +219,8 @@ def _retry_load(ctx: EventContext, name: DeploymentName) -> None:
 
 
 def _shut_down(ctx: EventContext) -> None:
-    for held in list(ctx.cell.requests.values()):
-        refuse(ctx, held, RefusalReason.SHUTTING_DOWN, "the controller is stopping")
+    for request in list(ctx.cell.requests.values()):
+        refuse(ctx, request, RefusalReason.SHUTTING_DOWN, "the controller is stopping")
     for operation_id in list(ctx.cell.operations):
         reply_error(ctx, operation_id, "Unavailable", "the controller is stopping")
         del ctx.cell.operations[operation_id]

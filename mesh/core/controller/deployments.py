@@ -128,8 +128,8 @@ def _remove(ctx: EventContext, entry: DeploymentEntry) -> None:
     message = f"{entry.spec.name!r} was deleted"
     refuse_all_queued(ctx, entry, RefusalReason.DEPLOYMENT_DELETED, message)
     for instance in list(entry.instances.values()):
-        for held in list(instance.requests.values()):
-            refuse(ctx, held, RefusalReason.DEPLOYMENT_DELETED, message)
+        for request in list(instance.requests.values()):
+            refuse(ctx, request, RefusalReason.DEPLOYMENT_DELETED, message)
         drain(ctx, instance)
     entry.state = advance(DEPLOYMENT, entry.state, DeploymentState.GONE)
     del ctx.cell.deployments[entry.spec.name]

@@ -60,11 +60,11 @@ def lose(ctx: EventContext, node: NodeEntry, reason: str) -> None:
     del ctx.cell.links[node.link_id]
     ask_anew(ctx)
     for instance in list(node.instances.values()):
-        held_here = list(instance.requests.values())
+        requests = list(instance.requests.values())
         forget(ctx, instance)
-        for held in held_here:
+        for request in requests:
             message = f"node {node.node_id!r} was lost ({reason})"
-            requeue(ctx, held, RefusalReason.NODE_LOST, message)
+            requeue(ctx, request, RefusalReason.NODE_LOST, message)
     for operation in list(ctx.cell.operations.values()):
         if operation.node is node:
             message = f"node {node.node_id!r} was lost while it worked on that ({reason})"

@@ -98,9 +98,9 @@ def _note_iteration(ctx: EventContext, node: NodeEntry, said: TokensReport) -> N
     beside_load = instance.correction.trial_left > 0 and node.is_loading()
     instance.correction.reported(said.correction, ctx.now_s, beside_load=beside_load)
     for request_id, tokens in said.prefill_left:
-        held = instance.requests.get(request_id)
-        if held is not None:
-            held.prefill_left = tokens
+        request = instance.requests.get(request_id)
+        if request is not None:
+            request.prefill_left = tokens
     if said.starved and any(request_id in instance.requests for request_id in said.starved):
         relieve(ctx, instance)
 
@@ -176,10 +176,10 @@ def _gone(ctx: EventContext, said: InstanceGone) -> None:
     instance = ctx.cell.instances.get(said.instance_id)
     if instance is None:
         return
-    held_here, loading = list(instance.requests.values()), instance.state is InstanceState.LOADING
+    requests, loading = list(instance.requests.values()), instance.state is InstanceState.LOADING
     forget(ctx, instance)
-    for held in held_here:
-        requeue(ctx, held, RefusalReason.ENGINE_FAILED, said.message or "its instance is gone")
+    for request in requests:
+        requeue(ctx, request, RefusalReason.ENGINE_FAILED, said.message or "its instance is gone")
     if loading and said.error:
         _note_failure(ctx, instance, said.message, "see `mesh logs`")
     elif not said.error and instance.deployment in ctx.cell.deployments:

@@ -239,6 +239,6 @@ class NodeCore:
 
     def _abort(self, ctx: NodeEventContext, command: AbortRequest) -> None:
         for instance in self._node.instances.values():
-            held = instance.requests.get(command.request_id)
-            if held is not None and held.order.attempt == command.attempt:
-                drop(ctx, instance, held)
+            request = instance.requests.get(command.request_id)
+            if request is not None and request.order.attempt == command.attempt:
+                drop(ctx, instance, request)

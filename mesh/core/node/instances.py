@@ -86,14 +86,14 @@ def unload(ctx: NodeEventContext, node: LocalNode, instance_id: InstanceId) -> N
     elif instance.state is LocalState.LOADING:
         instance.state = LocalState.ABANDONED
     elif instance.state is LocalState.READY:
-        for held in list(instance.requests.values()):
+        for request in list(instance.requests.values()):
             returned = RequestReturned(
-                request_id=held.request_id,
-                attempt=held.order.attempt,
+                request_id=request.request_id,
+                attempt=request.order.attempt,
                 error="Unavailable",
                 message=f"{instance_id} was unloaded",
             )
-            drop(ctx, instance, held)
+            drop(ctx, instance, request)
             ctx.report(returned)
         instance.state = LocalState.UNLOADING
         measuring.stop(ctx, node, instance)
@@ -215,12 +215,12 @@ def abandon(ctx: NodeEventContext, node: LocalNode) -> None:
             instance.state = LocalState.ABANDONED
         instance.unbooked = instance.state is not LocalState.READY
         instance.resizing_unasked, instance.growth_waiting = len(instance.resizing), None
-        for held in list(instance.requests.values()):
-            drop(ctx, instance, held)
+        for request in list(instance.requests.values()):
+            drop(ctx, instance, request)
 
 
-def drop(ctx: NodeEventContext, instance: LocalInstance, held: LocalRequest) -> None:
+def drop(ctx: NodeEventContext, instance: LocalInstance, request: LocalRequest) -> None:
     """Take a request off its instance; it frees its place within the iteration under way."""
-    del instance.requests[held.request_id]
+    del instance.requests[request.request_id]
     instance.promising, instance.kept_run_queue = True, None
-    ctx.engine(AbortInEngine(instance_id=instance.instance_id, request_id=held.request_id))
+    ctx.engine(AbortInEngine(instance_id=instance.instance_id, request_id=request.request_id))

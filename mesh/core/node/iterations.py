@@ -42,15 +42,15 @@ def step_finished(
     instance.kv_blocks_used, instance.kept_run_queue = result.kv_blocks_used, None
 
     def took_part(request_id: RequestId) -> bool:
-        held = requests.get(request_id)
-        return held is not None and held.first_step <= step
+        request = requests.get(request_id)
+        return request is not None and request.first_step <= step
 
     outputs = []
     for output in result.outputs:
-        held = requests.get(output.request_id)
-        if held is not None and held.order.attempt == output.attempt:
+        request = requests.get(output.request_id)
+        if request is not None and request.order.attempt == output.attempt:
             outputs.append(output)
-            held.note_tokens(len(output.token_ids), now_s)
+            request.note_tokens(len(output.token_ids), now_s)
             if output.finish is not None:
                 del requests[output.request_id]
     prefill_left = tuple([of for of in result.prefill_left if took_part(of[0])])
@@ -90,8 +90,8 @@ def broken(
     instance.state = LocalState.UNLOADING
     instance.error, instance.message = broke.error, broke.message
     ctx.report(node.heartbeat(ctx.now_s))
-    for held in instance.requests.values():
-        ctx.report(_returned(held, broke.error, broke.message))
+    for request in instance.requests.values():
+        ctx.report(_returned(request, broke.error, broke.message))
     instance.requests.clear()
     instance.kept_run_queue = None
     measuring.stop(ctx, node, instance)
@@ -100,14 +100,14 @@ def broken(
 
 def submit_broke(ctx: NodeEventContext, instance: LocalInstance, broke: SubmitBroke) -> None:
     """The engine would not take the request; the instance is well."""
-    held = instance.requests.get(broke.request_id)
-    if held is not None and held.order.attempt == broke.attempt:
+    request = instance.requests.get(broke.request_id)
+    if request is not None and request.order.attempt == broke.attempt:
         del instance.requests[broke.request_id]
         instance.kept_run_queue = None
-        ctx.report(_returned(held, broke.error, broke.message))
+        ctx.report(_returned(request, broke.error, broke.message))
 
 
-def _returned(held: LocalRequest, error: str, message: str) -> RequestReturned:
+def _returned(request: LocalRequest, error: str, message: str) -> RequestReturned:
     return RequestReturned(
-        request_id=held.request_id, attempt=held.order.attempt, error=error, message=message
+        request_id=request.request_id, attempt=request.order.attempt, error=error, message=message
     )

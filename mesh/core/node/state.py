@@ -153,16 +153,16 @@ class LocalInstance:
             passed=self.passed,
         )
         dues_s, oldest_s, context_tokens = run_queue.dues_s, inf, 0
-        for held in requests:
-            if held.start_s < oldest_s:
-                oldest_s = held.start_s
-            left = held.prefill_left
+        for request in requests:
+            if request.start_s < oldest_s:
+                oldest_s = request.start_s
+            left = request.prefill_left
             if left:
-                due_s = held.due_s - margin_s
-                run_queue.prompts.append(Prompt(left=left, past=held.tokens - left, due_s=due_s))
+                due_s = request.due_s - margin_s
+                run_queue.prompts.append(Prompt(left=left, past=request.tokens - left, due_s=due_s))
             else:
-                dues_s.append(held.due_s - margin_s)
-                context_tokens += held.tokens
+                dues_s.append(request.due_s - margin_s)
+                context_tokens += request.tokens
         run_queue.batch, run_queue.context_tokens, run_queue.oldest_s = (
             len(dues_s),
             context_tokens,

@@ -129,9 +129,9 @@ def _check_queue(core: ControllerCore, entry: DeploymentEntry, now_s: float) -> 
     if not entry.queue:
         return
     for request in entry.queue:
-        asked, state = request.request.request_id, request.state
+        asked, state = request.original.request_id, request.state
         hold(state is RequestState.QUEUED, "{} is queued, and {}", asked, state)
-        hold(request.request.deployment == name, "{} is queued for {}", asked, name)
+        hold(request.original.deployment == name, "{} is queued for {}", asked, name)
         free = request.instance is None and not request.required_blocks
         hold(free, "{} is queued, and holds {} blocks", asked, request.required_blocks)
     arrivals_s = [request.arrival_s for request in entry.queue]
@@ -146,17 +146,17 @@ def _check_queue(core: ControllerCore, entry: DeploymentEntry, now_s: float) -> 
 
 def _check_requests(cell: Cell, limits: CellLimits) -> None:
     """Every request is queued or running, in one place."""
-    places = [r.request.request_id for d in cell.deployments.values() for r in d.queue]
+    places = [r.original.request_id for d in cell.deployments.values() for r in d.queue]
     places += [request_id for i in cell.instances.values() for request_id in i.requests]
     hold(sorted(places) == sorted(cell.requests), "requests in {}", sorted(places))
     for request_id, request in cell.requests.items():
-        hold(request.request.request_id == request_id, "{} has another id", request_id)
+        hold(request.original.request_id == request_id, "{} has another id", request_id)
         _check_request(request, limits)
 
 
 def _check_request(request: RequestEntry, limits: CellLimits) -> None:
-    name, attempt, evictions = request.request.request_id, request.attempt, request.evictions
-    tokens = len(request.request.prompt_tokens) + len(request.output_tokens)
+    name, attempt, evictions = request.original.request_id, request.attempt, request.evictions
+    tokens = len(request.original.prompt_tokens) + len(request.output_tokens)
     hold(request.tokens == tokens, "{} has {} tokens, not {}", name, request.tokens, tokens)
     hold(request.overtaken <= limits.overtaken_max, "{} is overtaken too often", name)
     failed = attempt - evictions
@@ -204,7 +204,7 @@ def check_refusals(core: ControllerCore, now_s: float) -> None:
     for entry in cell.deployments.values():
         if not entry.queue or entry.replicas() >= entry.spec.scaling.replicas_max:
             continue
-        if entry.head != (entry.queue[0].request.request_id, entry.served, cell.fleet_changes):
+        if entry.head != (entry.queue[0].original.request_id, entry.served, cell.fleet_changes):
             continue
         nodes = cell.nodes.values()
         full = [n for n in nodes if entry.in_vain.get(n.node_id) == (n.eased, None)]

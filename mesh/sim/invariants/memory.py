@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from mesh.core.controller.state.cell import InstanceEntry, NodeEntry
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.steps import InstanceMemory
-from mesh.memory.station import OVERTAKEN_MAX, MemoryOperation, MemoryOperationKind
+from mesh.memory.station import OVERTAKEN_MAX, Reservation, ReservationKind
 from mesh.sim.invariants.rule import hold
 
 
 def check_books(node: NodeEntry) -> None:
-    """Memory is promised and tracked as instances and operations say, and within the capacity.
+    """Memory is promised and tracked as instances and reservations say, and within the capacity.
 
     More is tracked only where a node says itself that it holds more, for a model's footprint was
     underestimated. More may be promised where a node could not give back what it was to, too: see
@@ -30,24 +30,24 @@ def check_books(node: NodeEntry) -> None:
     said = sum(i.footprint.instance_bytes(i.kv_blocks) for i in node.instances.values())
     hold(tracked <= max(capacity, said), "{}: {} B of {} B", name, tracked, capacity)
     most = max((h.overtaken for h in station._holdings.values()), default=0)
-    hold(most <= OVERTAKEN_MAX, "{}: an operation was overtaken {} times", name, most)
-    waiting = {operation.instance_id for operation in station.waiting()}
+    hold(most <= OVERTAKEN_MAX, "{}: a reservation was overtaken {} times", name, most)
+    waiting = {reservation.instance_id for reservation in station.waiting()}
     for instance_id, instance in node.instances.items():
         _check_instance(instance, station.running(instance_id), instance_id in waiting)
 
 
-def _check_instance(instance: InstanceEntry, running: MemoryOperation | None, waits: bool) -> None:
-    """Its state, its cache and its operations say the same; `waits`: an operation does."""
+def _check_instance(instance: InstanceEntry, running: Reservation | None, waits: bool) -> None:
+    """Its state, its cache and its reservations say the same; `waits`: one does."""
     name, state, station = instance.instance_id, instance.state, instance.node.station
     kind = running.kind if running is not None else None
     size_bytes = instance.footprint.instance_bytes(instance.kv_blocks)
     match state:
         case InstanceState.LOADING:
-            loads = waits or kind is MemoryOperationKind.LOAD
+            loads = waits or kind is ReservationKind.LOAD
             hold(loads, "{} is loading, and nothing loads it", name)
             hold(instance.promised_bytes == size_bytes, "{} loads with other than promised", name)
         case InstanceState.READY | InstanceState.PARKED | InstanceState.DRAINING:
-            resizes = kind in (None, MemoryOperationKind.RESIZE)
+            resizes = kind in (None, ReservationKind.RESIZE)
             hold(resizes, "{} is {}, and its node is to {} it", name, state, kind)
             held_bytes = station.held_bytes(name)
             as_told = running is not None or held_bytes == size_bytes
@@ -55,7 +55,7 @@ def _check_instance(instance: InstanceEntry, running: MemoryOperation | None, wa
         case _:
             pass  # it broke, or its load has ended although it was given up
     for request in instance.requests.values():
-        asked = request.request.request_id
+        asked = request.original.request_id
         tokens = min(request.tokens, instance.context_tokens_max)
         has, needs = request.required_blocks, instance.footprint.blocks_for(tokens)
         hold(has >= needs, "{} counts with {} blocks, and takes {}", asked, has, needs)

@@ -27,9 +27,9 @@ def check_rest(cell: Cell, engines: Mapping[NodeId, VirtualEngine]) -> None:
 
 def _check_idle(node: NodeEntry, engine: VirtualEngine) -> None:
     station, name = node.station, node.node_id
-    under_way = (*station.running_operations(), *station.waiting())
+    under_way = (*station.running_reservations(), *station.waiting())
     hold(node.state is NodeState.READY, "{} is {}", name, node.state)
-    hold(not under_way, "{}: operations are stuck: {}", name, under_way)
+    hold(not under_way, "{}: reservations are stuck: {}", name, under_way)
     promised, tracked = station.promised_bytes, station.tracked_bytes
     hold(promised == tracked, "{}: {} B promised, {} B tracked", name, promised, tracked)
     hold(not engine.has_requests(), "{} computes for nobody", name)

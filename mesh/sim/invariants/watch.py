@@ -1,4 +1,4 @@
-"""What holds of a cell over time: memory operations follow each other, and nobody waits for long.
+"""What holds of a cell over time: memory commands follow each other, and nobody waits for long.
 
 A recorder of one cell's decisions, through all of its controllers: `note` sees each of them, `look`
 sees all of the cell, as often as its owner likes. Before: `cell_checks`, and the tests' worlds.
@@ -25,15 +25,15 @@ from mesh.domain.messages import (
     ResizeKv,
     UnloadInstance,
 )
-from mesh.memory.station import MemoryOperation, MemoryOperationKind
+from mesh.memory.station import Reservation, ReservationKind
 from mesh.sim.invariants.rule import hold
 
-Operation = LoadInstance | ResizeKv | UnloadInstance
+Command = LoadInstance | ResizeKv | UnloadInstance
 Answer = InstanceLoaded | LoadFailed | InstanceGone | KvResized
-KINDS: dict[MemoryOperationKind, type[Operation]] = {
-    MemoryOperationKind.LOAD: LoadInstance,
-    MemoryOperationKind.RESIZE: ResizeKv,
-    MemoryOperationKind.UNLOAD: UnloadInstance,
+KINDS: dict[ReservationKind, type[Command]] = {
+    ReservationKind.LOAD: LoadInstance,
+    ReservationKind.RESIZE: ResizeKv,
+    ReservationKind.UNLOAD: UnloadInstance,
 }
 
 
@@ -43,7 +43,7 @@ class Watch:
     def __init__(self) -> None:
         self.seen: Counter[str] = Counter()
         """What was watched, how often."""
-        self._under_way: dict[tuple[int, InstanceId], Operation] = {}
+        self._under_way: dict[tuple[int, InstanceId], Command] = {}
         """Sent over a link, and not answered by what came back over it."""
         self._loads: set[InstanceId] = set()
         self._issued: set[tuple[int, int]] = set()
@@ -59,14 +59,14 @@ class Watch:
     def begin(self, core: ControllerCore) -> None:
         """Take what is under way for granted: its cell has run for a while."""
         for node in core.cell.nodes.values():
-            for link_id, operation in self._note_started(node):
-                instance = node.instances[operation.instance_id]
-                kv_bytes = operation.size_bytes - instance.footprint.weights_bytes
+            for link_id, reservation in self._note_started(node):
+                instance = node.instances[reservation.instance_id]
+                kv_bytes = reservation.size_bytes - instance.footprint.weights_bytes
                 kv_blocks = max(kv_bytes, 0) // instance.footprint.kv_block_bytes
-                command: Operation = UnloadInstance(instance_id=instance.instance_id)
-                if operation.kind is MemoryOperationKind.RESIZE:
+                command: Command = UnloadInstance(instance_id=instance.instance_id)
+                if reservation.kind is ReservationKind.RESIZE:
                     command = ResizeKv(instance_id=instance.instance_id, kv_blocks=kv_blocks)
-                elif operation.kind is MemoryOperationKind.LOAD and instance.to_load is not None:
+                elif reservation.kind is ReservationKind.LOAD and instance.to_load is not None:
                     command = instance.to_load
                 self._under_way[link_id, instance.instance_id] = command
         self._loads.update(core.cell.instances)
@@ -84,8 +84,10 @@ class Watch:
         sent = [a for a in actions if isinstance(a, SendCommand) and a.link_id in links]
         touched.update((action.link_id, None) for action in sent)
         nodes = [links[link_id] for link_id in touched if link_id in links]
-        operations = [(a.link_id, a.command) for a in sent if isinstance(a.command, Operation)]
-        self._check_operations(core, nodes, operations)
+        commands = [(a.link_id, a.command) for a in sent if isinstance(a.command, Command)]
+        self._check_reservations(core, nodes, commands)
+        for node in nodes:
+            self._check_promise(node)
 
     def look(self, core: ControllerCore, now_s: float) -> None:
         """Look at all of the cell. Whoever waits is tried again in time; the end of a request is
@@ -93,20 +95,20 @@ class Watch:
         """
         self.seen["looks"] += 1
         cell, limits = core.cell, core._limits
-        self._check_operations(core, cell.nodes.values(), ())
+        self._check_reservations(core, cell.nodes.values(), ())
         for node in cell.nodes.values():
             self._check_promise(node)
         before, self._waiting_since_s = self._waiting_since_s, {}
         longest_s = limits.queue_wait_s_max + limits.place_retry_s
         for entry in cell.deployments.values():
             for request in entry.queue:
-                waited_s, name = now_s - request.queued_at_s, request.request.request_id
+                waited_s, name = now_s - request.queued_at_s, request.original.request_id
                 hold(waited_s <= longest_s, "{} waits for {:.1f} s", name, waited_s)
             if not entry.queue:
                 continue
             retry_at_s = cell.retry_at_s
             hold((retry_at_s or 0.0) >= now_s, "{} is tried no more", entry.spec.name)
-            head = entry.queue[0].request.request_id
+            head = entry.queue[0].original.request_id
             if _has_place(core, entry, now_s):
                 since_s = self._waiting_since_s[head] = before.get(head, now_s)
                 soon = now_s <= since_s + limits.place_retry_s
@@ -130,21 +132,23 @@ class Watch:
                 self._short.add(said.instance_id)
                 self._overpromised.add(link_id)
 
-    def _check_operations(
+    def _check_reservations(
         self,
         core: ControllerCore,
         nodes: Iterable[NodeEntry],
-        sent: Sequence[tuple[int, Operation]],
+        sent: Sequence[tuple[int, Command]],
     ) -> None:
         """What the stations started was sent, once, and nothing else was but unloads of what nobody
         has in its books, or of what still loads.
         """
         started = [of for node in nodes for of in self._note_started(node)]
-        for link_id, operation in started:
-            found = [c for at, c in sent if (at, c.instance_id) == (link_id, operation.instance_id)]
-            told = len(found) == 1 and isinstance(found[0], KINDS[operation.kind])
-            hold(told, "{} has started, and its node was sent {}", operation, found)
-        of_station = {(at, operation.instance_id) for at, operation in started}
+        for link_id, reservation in started:
+            found = [
+                c for at, c in sent if (at, c.instance_id) == (link_id, reservation.instance_id)
+            ]
+            told = len(found) == 1 and isinstance(found[0], KINDS[reservation.kind])
+            hold(told, "{} has started, and its node was sent {}", reservation, found)
+        of_station = {(at, reservation.instance_id) for at, reservation in started}
         for link_id, command in sent:
             of = link_id, command.instance_id
             before = self._under_way.get(of)
@@ -160,25 +164,25 @@ class Watch:
                 hold(command.instance_id not in self._loads, "{} is loaded twice", of)
                 self._loads.add(command.instance_id)
             self._under_way[of] = command
-            self.seen["memory operations"] += 1
+            self.seen["memory commands"] += 1
 
-    def _note_started(self, node: NodeEntry) -> list[tuple[int, MemoryOperation]]:
-        started: list[tuple[int, MemoryOperation]] = []
-        for operation in node.station.running_operations():
-            key = node.link_id, operation.sequence
+    def _note_started(self, node: NodeEntry) -> list[tuple[int, Reservation]]:
+        started: list[tuple[int, Reservation]] = []
+        for reservation in node.station.running_reservations():
+            key = node.link_id, reservation.sequence
             if key in self._started:
                 continue
             self._started.add(key)
-            started.append((node.link_id, operation))
+            started.append((node.link_id, reservation))
             if key in self._issued:
                 self.seen["woken"] += 1
-            elif operation.kind is MemoryOperationKind.RESIZE:
-                _check_shrink(node, operation)
-            if operation.kind is MemoryOperationKind.RESIZE:
-                _count_resize(self.seen, node.instances[operation.instance_id], operation)
-        for operation in node.station.waiting():
-            key = node.link_id, operation.sequence
-            hold(key not in self._started, "{} has started, and waits again", operation)
+            elif reservation.kind is ReservationKind.RESIZE:
+                _check_shrink(node, reservation)
+            if reservation.kind is ReservationKind.RESIZE:
+                _count_resize(self.seen, node.instances[reservation.instance_id], reservation)
+        for reservation in node.station.waiting():
+            key = node.link_id, reservation.sequence
+            hold(key not in self._started, "{} has started, and waits again", reservation)
             self.seen["waits"] += key not in self._issued
             self._issued.add(key)
         return started
@@ -199,23 +203,23 @@ class Watch:
                 hold(blocks == 1, "{} is parked with {} KV blocks", name, blocks)
 
 
-def _check_shrink(node: NodeEntry, operation: MemoryOperation) -> None:
+def _check_shrink(node: NodeEntry, reservation: Reservation) -> None:
     """A cache does not shrink below what its requests need. One that has waited may: for want of
     room they could not take its promise back meanwhile. And one may be let in once a shrink has
     begun: then the grow for it waits behind.
     """
-    instance = node.instances[operation.instance_id]
+    instance = node.instances[reservation.instance_id]
     footprint = instance.footprint
-    if operation.size_bytes < footprint.instance_bytes(instance.kv_blocks):
+    if reservation.size_bytes < footprint.instance_bytes(instance.kv_blocks):
         needed_bytes = footprint.instance_bytes(max(instance.required_blocks, 1))
-        enough = max(operation.size_bytes, instance.promised_bytes) >= needed_bytes
-        hold(enough, "{} takes blocks from the requests of {}", operation, instance.instance_id)
+        enough = max(reservation.size_bytes, instance.promised_bytes) >= needed_bytes
+        hold(enough, "{} takes blocks from the requests of {}", reservation, instance.instance_id)
 
 
-def _count_resize(seen: Counter[str], instance: InstanceEntry, operation: MemoryOperation) -> None:
+def _count_resize(seen: Counter[str], instance: InstanceEntry, reservation: Reservation) -> None:
     size_bytes = instance.footprint.instance_bytes(instance.kv_blocks)
-    seen["grows"] += operation.size_bytes > size_bytes
-    seen["shrinks"] += operation.size_bytes < size_bytes
+    seen["grows"] += reservation.size_bytes > size_bytes
+    seen["shrinks"] += reservation.size_bytes < size_bytes
 
 
 def _has_place(core: ControllerCore, entry: DeploymentEntry, now_s: float) -> bool:
@@ -225,7 +229,7 @@ def _has_place(core: ControllerCore, entry: DeploymentEntry, now_s: float) -> bo
     head = entry.queue[0]
     if head.refused:
         return False
-    most, instances = head.request.tokens_max, entry.instances.values()
+    most, instances = head.original.tokens_max, entry.instances.values()
     ready = [instance for instance in instances if instance.takes_now and not instance.is_full]
     if any(_has_room(instance, most, core._limits) for instance in ready):
         return True
@@ -233,7 +237,7 @@ def _has_place(core: ControllerCore, entry: DeploymentEntry, now_s: float) -> bo
         return False
     # It has just become the head, or others have just filled the instance that it waited for.
     why = head.short_of_memory or any(instance.is_full for instance in instances)
-    hold(why, "{} waits, and an instance could be loaded", head.request.request_id)
+    hold(why, "{} waits, and an instance could be loaded", head.original.request_id)
     return True
 
 

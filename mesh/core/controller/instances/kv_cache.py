@@ -16,7 +16,7 @@ from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import INSTANCE, InstanceState, advance
 from mesh.domain.limits import CellLimits
 from mesh.domain.model import Footprint
-from mesh.memory.station import MemoryOperationKind
+from mesh.memory.station import ReservationKind
 from mesh.memory.watermark import Watermark, expected_tokens
 from mesh.request.placement import enough
 
@@ -42,16 +42,16 @@ def least_blocks(limits: CellLimits, footprint: Footprint, context_tokens_max: i
 
 
 def request_blocks(
-    owner: DeploymentEntry, held: RequestEntry, footprint: Footprint, context_tokens_max: int
+    owner: DeploymentEntry, request: RequestEntry, footprint: Footprint, context_tokens_max: int
 ) -> int:
     """KV blocks that a request is expected to need: its term of eq. 2."""
-    request = held.request
-    prompt = len(request.prompt_tokens)
+    prompt = len(request.original.prompt_tokens)
     tokens = expected_tokens(
         prompt,
         # One more than there are: its next token has to be written somewhere.
-        len(held.output_tokens) + 1,
-        output_tokens_max=min(prompt + request.sampling.max_tokens, context_tokens_max) - prompt,
+        len(request.output_tokens) + 1,
+        output_tokens_max=min(prompt + request.original.sampling.max_tokens, context_tokens_max)
+        - prompt,
         output_tokens_mean=owner.history.mean_tokens,
     )
     return -(-tokens // footprint.block_tokens)
@@ -69,18 +69,18 @@ def blocks_for_load(
     """
     least = least_blocks(ctx.limits, footprint, context_tokens_max)
     demands = [
-        request_blocks(entry, held, footprint, context_tokens_max)
-        for held, _ in zip(waiting, range(ctx.limits.batch_max), strict=False)
+        request_blocks(entry, request, footprint, context_tokens_max)
+        for request, _ in zip(waiting, range(ctx.limits.batch_max), strict=False)
     ]
     required = max(sum(demands), least)
     return max(least, *demands[:1], 1), watermark(ctx.limits).recommended(required)
 
 
 def room_for(
-    ctx: EventContext, owner: DeploymentEntry, instance: InstanceEntry, held: RequestEntry
+    ctx: EventContext, owner: DeploymentEntry, instance: InstanceEntry, request: RequestEntry
 ) -> Room | None:
     """How a loaded instance would have the KV cache for one more request; None if it cannot."""
-    blocks = request_blocks(owner, held, instance.footprint, instance.context_tokens_max)
+    blocks = request_blocks(owner, request, instance.footprint, instance.context_tokens_max)
     return _room(ctx, instance, instance.required_blocks + blocks)
 
 
@@ -92,7 +92,7 @@ def room_for_all(
 ) -> Room | None:
     """The same for several."""
     footprint, context = instance.footprint, instance.context_tokens_max
-    blocks = sum(request_blocks(owner, held, footprint, context) for held in coming)
+    blocks = sum(request_blocks(owner, request, footprint, context) for request in coming)
     return _room(ctx, instance, instance.required_blocks + blocks)
 
 
@@ -100,7 +100,7 @@ def missing_bytes(
     ctx: EventContext,
     owner: DeploymentEntry,
     instance: InstanceEntry,
-    held: RequestEntry | None = None,
+    request: RequestEntry | None = None,
 ) -> int:
     """By how much M_require, with one more request or without, does not fit though all idle
     instances went; 0 where a grow has just failed, for then it is not memory that is missing.
@@ -108,7 +108,7 @@ def missing_bytes(
     if ctx.now_s < instance.grow_again_s:
         return 0
     footprint, context = instance.footprint, instance.context_tokens_max
-    blocks = request_blocks(owner, held, footprint, context) if held is not None else 0
+    blocks = request_blocks(owner, request, footprint, context) if request is not None else 0
     required = max(instance.required_blocks + blocks, least_blocks(ctx.limits, footprint, context))
     idle_bytes = sum(size_bytes for _, size_bytes in _idle_beside(ctx, instance))
     more_bytes = footprint.instance_bytes(required) - instance.promised_bytes
@@ -146,7 +146,7 @@ def claim(
     ctx: EventContext,
     owner: DeploymentEntry,
     instance: InstanceEntry,
-    held: RequestEntry,
+    request: RequestEntry,
     room: Room,
 ) -> None:
     """Enter a request's demand, and resize the cache if the room says so. The request may be
@@ -154,27 +154,27 @@ def claim(
     """
     if instance.state is InstanceState.PARKED:
         instance.state = advance(INSTANCE, instance.state, InstanceState.READY)
-    held.required_blocks = request_blocks(
-        owner, held, instance.footprint, instance.context_tokens_max
+    request.required_blocks = request_blocks(
+        owner, request, instance.footprint, instance.context_tokens_max
     )
-    instance.required_blocks += held.required_blocks
-    _take(ctx, instance, room, held.due_s)
+    instance.required_blocks += request.required_blocks
+    _take(ctx, instance, room, request.due_s)
 
 
-def give_up(instance: InstanceEntry, held: RequestEntry) -> None:
+def give_up(instance: InstanceEntry, request: RequestEntry) -> None:
     """A request needs its blocks no more."""
-    instance.required_blocks -= held.required_blocks
-    held.required_blocks = 0
+    instance.required_blocks -= request.required_blocks
+    request.required_blocks = 0
 
 
-def note_longer(ctx: EventContext, instance: InstanceEntry, held: RequestEntry) -> None:
+def note_longer(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) -> None:
     """A request is longer than expected: its demand grows with it, and so does the cache."""
-    tokens = min(held.tokens + 1, held.request.tokens_max, instance.context_tokens_max)
+    tokens = min(request.tokens + 1, request.original.tokens_max, instance.context_tokens_max)
     blocks = instance.footprint.blocks_for(tokens)
-    if blocks > held.required_blocks:
-        instance.required_blocks += blocks - held.required_blocks
-        held.required_blocks = blocks
-        grow(ctx, instance, held.due_s)
+    if blocks > request.required_blocks:
+        instance.required_blocks += blocks - request.required_blocks
+        request.required_blocks = blocks
+        grow(ctx, instance, request.due_s)
 
 
 def grow(ctx: EventContext, instance: InstanceEntry, needed_s: float) -> bool:
@@ -217,7 +217,7 @@ def resize(ctx: EventContext, instance: InstanceEntry, kv_blocks: int, needed_s:
     size_bytes = instance.footprint.instance_bytes(kv_blocks)
     if kv_blocks < instance.promised_blocks:
         instance.node.eased += 1
-    issue(ctx, instance, MemoryOperationKind.RESIZE, size_bytes, needed_s)
+    issue(ctx, instance, ReservationKind.RESIZE, size_bytes, needed_s)
 
 
 def _take(ctx: EventContext, instance: InstanceEntry, room: Room, needed_s: float) -> None:

@@ -12,7 +12,7 @@ from mesh.core.controller.instances.reservations import let_go, send_started
 from mesh.core.controller.state.cell import InstanceEntry, NodeEntry
 from mesh.core.controller.state.context import EventContext
 from mesh.domain.messages import KvResized
-from mesh.memory.station import MemoryOperationKind
+from mesh.memory.station import ReservationKind
 
 
 def resized(ctx: EventContext, node: NodeEntry, said: KvResized) -> None:
@@ -60,17 +60,17 @@ def restore(ctx: EventContext, node: NodeEntry) -> None:
     for instance_id, _ in idle[: len(idle) - spared]:
         if station.free_bytes < 0:
             let_go(ctx, node.instances[instance_id])
-    for operation in reversed(station.waiting()):
+    for reservation in reversed(station.waiting()):
         if station.free_bytes >= 0:
             return
-        instance = node.instances[operation.instance_id]
-        match operation.kind:
-            case MemoryOperationKind.LOAD:
+        instance = node.instances[reservation.instance_id]
+        match reservation.kind:
+            case ReservationKind.LOAD:
                 unload(ctx, instance)
                 if instance.deployment in ctx.cell.deployments:
                     # It may have been one of a minimum, which nobody else would see to.
                     ctx.cell.below_minimum[instance.deployment] = None
-            case MemoryOperationKind.RESIZE if station.takes_memory(operation):
+            case ReservationKind.RESIZE if station.takes_memory(reservation):
                 send_started(ctx, node, station.cancel(instance.instance_id))
-            case MemoryOperationKind.RESIZE | MemoryOperationKind.UNLOAD:
+            case ReservationKind.RESIZE | ReservationKind.UNLOAD:
                 pass

@@ -15,7 +15,7 @@ from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import INSTANCE, InstanceState, NodeState, advance
 from mesh.domain.messages import InstanceReport, LoadInstance, UnloadInstance, UseProfile
 from mesh.domain.profile import Profile
-from mesh.memory.station import MemoryOperationKind
+from mesh.memory.station import ReservationKind
 from mesh.request.placement import NoRoom, NoTime, Start
 
 
@@ -80,7 +80,7 @@ def load(ctx: EventContext, entry: DeploymentEntry, start: Start, needed_s: floa
     )
     _enter(ctx, instance)
     size_bytes = start.footprint.instance_bytes(start.kv_blocks)
-    issue(ctx, instance, MemoryOperationKind.LOAD, size_bytes, needed_s)
+    issue(ctx, instance, ReservationKind.LOAD, size_bytes, needed_s)
     ctx.act(
         SetTimer(
             at_s=ctx.now_s + ctx.limits.load_s_max,

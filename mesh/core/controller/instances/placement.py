@@ -100,12 +100,12 @@ def why_no_node(ctx: EventContext, spec: DeploymentSpec, purpose: str = "") -> t
 
 
 def worth_asking(
-    entry: DeploymentEntry, held: RequestEntry, nodes: Collection[NodeEntry], fleet_changes: int
+    entry: DeploymentEntry, request: RequestEntry, nodes: Collection[NodeEntry], fleet_changes: int
 ) -> list[NodeEntry]:
     """Nodes that have not refused an instance for this request since they were last eased. They are
     taken to refuse it, unless `find_room` finds room or a refusal that need not stand.
     """
-    head = (held.request.request_id, entry.served, fleet_changes)
+    head = (request.original.request_id, entry.served, fleet_changes)
     if entry.head != head:
         entry.head = head
         entry.in_vain.clear()
@@ -116,7 +116,7 @@ def worth_asking(
             in_vain[node.node_id] = (node.eased, None)
             asked.append(node)
         elif verdict is not None:
-            held.turn_down(verdict)
+            request.turn_down(verdict)
     return asked
 
 
@@ -131,17 +131,17 @@ def ask_anew(ctx: EventContext) -> None:
     """
     ctx.cell.fleet_changes += 1
     for entry in ctx.cell.with_queues():
-        for held in entry.queue:
-            held.latest_start_s = None
+        for request in entry.queue:
+            request.latest_start_s = None
 
 
 def _remember(
-    entry: DeploymentEntry, node: NodeEntry, held: RequestEntry, verdict: Verdict
+    entry: DeploymentEntry, node: NodeEntry, request: RequestEntry, verdict: Verdict
 ) -> None:
     """What a node said to the request that waits stands until it is eased, if it had no time for
     one of any length. What it said to one that a preemption would displace is nothing to that.
     """
-    if entry.head is None or entry.head[0] != held.request.request_id:
+    if entry.head is None or entry.head[0] != request.original.request_id:
         return
     if verdict is Verdict.TPOT_EXCEEDED:
         entry.in_vain[node.node_id] = (node.eased, verdict)
@@ -151,7 +151,7 @@ def _remember(
 
 
 def _has_time(
-    ctx: EventContext, entry: DeploymentEntry, node: NodeEntry, held: RequestEntry, granted: bool
+    ctx: EventContext, entry: DeploymentEntry, node: NodeEntry, request: RequestEntry, granted: bool
 ) -> bool:
     """Whether every SLO would be kept with a new instance on the node, its load included."""
     deployment = entry.deployment
@@ -163,17 +163,17 @@ def _has_time(
         node,
         ctx.cell.expectations.profile(deployment.model, node.footprint_of(deployment), node.hello),
         needed_s,
-        held,
+        request,
         share=ctx.decodes_shares[node.node_id],
-        next_due_s=first_due_s(held) + (needed_s if granted else held.grace_s),
+        next_due_s=first_due_s(request) + (needed_s if granted else request.grace_s),
         now_s=ctx.now_s,
         limits=ctx.limits,
-        may_be_late=granted and held.attempt > 0,
+        may_be_late=granted and request.attempt > 0,
         moves=not granted,
     )
-    _remember(entry, node, held, verdict)
+    _remember(entry, node, request, verdict)
     if verdict is not Verdict.PASSES:
-        held.turn_down(verdict)
+        request.turn_down(verdict)
     return verdict is Verdict.PASSES
 
 

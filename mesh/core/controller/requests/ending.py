@@ -16,7 +16,7 @@ _RETRY_AFTER_S = 1.0
 
 def refuse(
     ctx: EventContext,
-    held: RequestEntry,
+    request: RequestEntry,
     reason: RefusalReason,
     message: str,
     *,
@@ -24,25 +24,25 @@ def refuse(
     hint: str = "",
 ) -> None:
     """End a request with a reason, wherever it is."""
-    abort_on_node(ctx, held)
-    count_refusal(ctx, ctx.cell.deployments.get(held.request.deployment), reason)
+    abort_on_node(ctx, request)
+    count_refusal(ctx, ctx.cell.deployments.get(request.original.deployment), reason)
     ctx.act(
         RefuseRequest(
-            request_id=held.request.request_id,
+            request_id=request.original.request_id,
             reason=reason,
             message=message,
             retry_after_s=_RETRY_AFTER_S if retry else 0.0,
             hint=hint,
         )
     )
-    end(ctx, held)
+    end(ctx, request)
 
 
 def refuse_all_queued(
     ctx: EventContext, entry: DeploymentEntry, reason: RefusalReason, message: str, hint: str = ""
 ) -> None:
-    for held in list(entry.queue):
-        refuse(ctx, held, reason, message, hint=hint)
+    for request in list(entry.queue):
+        refuse(ctx, request, reason, message, hint=hint)
 
 
 def count_refusal(ctx: EventContext, entry: DeploymentEntry | None, reason: RefusalReason) -> None:
@@ -51,29 +51,29 @@ def count_refusal(ctx: EventContext, entry: DeploymentEntry | None, reason: Refu
         entry.refused += 1
 
 
-def abort_on_node(ctx: EventContext, held: RequestEntry) -> None:
+def abort_on_node(ctx: EventContext, request: RequestEntry) -> None:
     """Take the request off its instance, on the node and in the books. Queued ones have none."""
-    if held.instance is None:
+    if request.instance is None:
         return
     ctx.act(
         SendCommand(
-            link_id=held.instance.node.link_id,
-            command=AbortRequest(request_id=held.request.request_id, attempt=held.attempt),
+            link_id=request.instance.node.link_id,
+            command=AbortRequest(request_id=request.original.request_id, attempt=request.attempt),
         )
     )
-    release(ctx, held)
+    release(ctx, request)
 
 
-def release(ctx: EventContext, held: RequestEntry) -> None:
+def release(ctx: EventContext, request: RequestEntry) -> None:
     """Take the request off its instance in the books."""
-    instance, held.instance = held.instance, None
+    instance, request.instance = request.instance, None
     if instance is None:
         return
-    del instance.requests[held.request.request_id]
-    instance.tokens -= held.tokens
+    del instance.requests[request.original.request_id]
+    instance.tokens -= request.tokens
     instance.node.eased += 1
     ctx.decodes_shares.pop(instance.node.node_id, None)
-    give_up(instance, held)
+    give_up(instance, request)
     if instance.node.is_idle():
         instance.node.iteration_started_s = None
     owner = ctx.cell.deployments.get(instance.deployment)
@@ -82,13 +82,13 @@ def release(ctx: EventContext, held: RequestEntry) -> None:
     ctx.released[instance.instance_id] = instance
 
 
-def end(ctx: EventContext, held: RequestEntry) -> None:
+def end(ctx: EventContext, request: RequestEntry) -> None:
     """The request is over; whoever must know has been told."""
-    entry = ctx.cell.deployments.get(held.request.deployment)
-    if held.state is RequestState.QUEUED and entry is not None and held in entry.queue:
-        entry.queue.remove(held)
+    entry = ctx.cell.deployments.get(request.original.deployment)
+    if request.state is RequestState.QUEUED and entry is not None and request in entry.queue:
+        entry.queue.remove(request)
         # It may have been the head, and those behind it may need less room.
         ctx.to_fill[entry.spec.name] = None
-    held.state = advance(REQUEST, held.state, RequestState.ENDED)
-    del ctx.cell.requests[held.request.request_id]
-    release(ctx, held)
+    request.state = advance(REQUEST, request.state, RequestState.ENDED)
+    del ctx.cell.requests[request.original.request_id]
+    release(ctx, request)

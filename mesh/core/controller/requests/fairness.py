@@ -10,25 +10,25 @@ from mesh.core.controller.state.cell import InstanceEntry, NodeEntry, RequestEnt
 from mesh.core.controller.state.context import EventContext
 
 
-def must_give_way(ctx: EventContext, node: NodeEntry, held: RequestEntry) -> bool:
+def must_give_way(ctx: EventContext, node: NodeEntry, request: RequestEntry) -> bool:
     """Whether an earlier request has been overtaken often enough that the node could compute in
     time, if it had nothing else to do.
     """
     return any(
         earlier.overtaken >= ctx.limits.overtaken_max
         and in_time_alone(instance, earlier, ctx.now_s, ctx.limits)
-        for earlier, instance in _earlier(ctx, node, held)
+        for earlier, instance in _earlier(ctx, node, request)
     )
 
 
-def note_overtaken(ctx: EventContext, node: NodeEntry, held: RequestEntry) -> None:
+def note_overtaken(ctx: EventContext, node: NodeEntry, request: RequestEntry) -> None:
     """The request gets a place on the node, before those that came earlier."""
-    for earlier, _ in _earlier(ctx, node, held):
+    for earlier, _ in _earlier(ctx, node, request):
         earlier.overtaken = min(earlier.overtaken + 1, ctx.limits.overtaken_max)
 
 
 def _earlier(
-    ctx: EventContext, node: NodeEntry, held: RequestEntry
+    ctx: EventContext, node: NodeEntry, request: RequestEntry
 ) -> list[tuple[RequestEntry, InstanceEntry]]:
     """Requests that came before this one and wait because the node could not compute them in time,
     of all deployments that are loaded there, with their instances.
@@ -39,7 +39,7 @@ def _earlier(
         if owner is None or not owner.queue or not instance.takes_now:
             continue
         for waiting in owner.queue:
-            if waiting.arrival_s >= held.arrival_s:
+            if waiting.arrival_s >= request.arrival_s:
                 break
             if waiting.refused and not waiting.short_of_memory and not instance.is_full:
                 found.append((waiting, instance))

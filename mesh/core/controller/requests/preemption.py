@@ -38,7 +38,7 @@ class _Moves:
     """Those for whom an instance is to be loaded."""
 
     def to(self, instance: InstanceEntry) -> list[RequestEntry]:
-        return [held for held, target in self.placed if target is instance]
+        return [request for request, target in self.placed if target is instance]
 
     def takes_more(self, instance: InstanceEntry) -> bool:
         """Only one instance of a node grows for them, and none does where one is to be loaded."""
@@ -63,10 +63,10 @@ def preempt(ctx: EventContext, instance: InstanceEntry, missing_bytes: int) -> b
     moves = _plan(ctx, taken, instance.node.node_id)
     if moves is None:
         return False
-    for held, target in moves.placed:
-        _move(ctx, held, target)
-    for held, start in moves.started:
-        _move_to_new(ctx, held, start)
+    for request, target in moves.placed:
+        _move(ctx, request, target)
+    for request, start in moves.started:
+        _move_to_new(ctx, request, start)
     for victim in taken:
         let_go(ctx, victim)
     return True
@@ -80,7 +80,7 @@ def _may_be_preempted(ctx: EventContext, instance: InstanceEntry) -> bool:
     if instance.state is not InstanceState.READY or instance.profiling or owner is None:
         return False
     most = ctx.limits.preempted_max
-    often = any(held.evictions >= most for held in instance.requests.values())
+    often = any(request.evictions >= most for request in instance.requests.values())
     above_minimum = owner.replicas() > owner.spec.scaling.replicas_min
     return bool(instance.requests) and not often and above_minimum
 
@@ -92,22 +92,26 @@ def _plan(ctx: EventContext, taken: Sequence[InstanceEntry], away_from: NodeId) 
     moves = _Moves()
     for victim in taken:
         owner = ctx.cell.deployments[victim.deployment]
-        for held in sorted(victim.requests.values(), key=_by_deadline):
+        for request in sorted(victim.requests.values(), key=_by_deadline):
             if not ctx.validations_left:
                 return None
-            if _place(ctx, owner, held, moves, away_from):
+            if _place(ctx, owner, request, moves, away_from):
                 continue
-            if len(victim.requests) > 1 or not _start(ctx, owner, held, moves, away_from):
+            if len(victim.requests) > 1 or not _start(ctx, owner, request, moves, away_from):
                 return None
     return moves
 
 
-def _by_deadline(held: RequestEntry) -> tuple[float, RequestId]:
-    return held.due_s, held.request.request_id
+def _by_deadline(request: RequestEntry) -> tuple[float, RequestId]:
+    return request.due_s, request.original.request_id
 
 
 def _place(
-    ctx: EventContext, owner: DeploymentEntry, held: RequestEntry, moves: _Moves, away_from: NodeId
+    ctx: EventContext,
+    owner: DeploymentEntry,
+    request: RequestEntry,
+    moves: _Moves,
+    away_from: NodeId,
 ) -> bool:
     """Plan the move to a loaded instance on another node."""
     for instance in owner.candidates:
@@ -117,26 +121,30 @@ def _place(
             continue
         if not moves.takes_more(instance) or not ctx.validations_left:
             continue
-        if room_for_all(ctx, owner, instance, [*others, held]) is None:
+        if room_for_all(ctx, owner, instance, [*others, request]) is None:
             continue
         ctx.validations_left -= 1
         verdict = verdict_on(
             instance,
-            held,
-            next_due_s=first_due_s(held) + held.grace_s,
+            request,
+            next_due_s=first_due_s(request) + request.grace_s,
             now_s=ctx.now_s,
             limits=ctx.limits,
             beside=others,
             moves=True,
         )
         if verdict is Verdict.PASSES:
-            moves.placed.append((held, instance))
+            moves.placed.append((request, instance))
             return True
     return False
 
 
 def _start(
-    ctx: EventContext, owner: DeploymentEntry, held: RequestEntry, moves: _Moves, away_from: NodeId
+    ctx: EventContext,
+    owner: DeploymentEntry,
+    request: RequestEntry,
+    moves: _Moves,
+    away_from: NodeId,
 ) -> bool:
     """Plan the move to a new instance on a node that no other of them goes to; none starts in the
     pause after a failed load.
@@ -146,32 +154,32 @@ def _start(
     taken = [away_from, *(target.node.node_id for _, target in moves.placed)]
     taken += [start.node.node_id for _, start in moves.started]
     nodes = [node for node in ctx.cell.nodes.values() if node.node_id not in taken]
-    found = find_room(ctx, owner, nodes, waiting=(held,), wanted_by=held, granted=False)
+    found = find_room(ctx, owner, nodes, waiting=(request,), wanted_by=request, granted=False)
     if not isinstance(found, Start):
         return False
-    moves.started.append((held, found))
+    moves.started.append((request, found))
     return True
 
 
-def _move(ctx: EventContext, held: RequestEntry, target: InstanceEntry) -> None:
-    owner = _leave(ctx, held)
-    room = room_for(ctx, owner, target, held)
+def _move(ctx: EventContext, request: RequestEntry, target: InstanceEntry) -> None:
+    owner = _leave(ctx, request)
+    room = room_for(ctx, owner, target, request)
     if room is None:  # an idle instance beside it has to stay now; see `_Moves`
-        enqueue(ctx, owner, held)
+        enqueue(ctx, owner, request)
     else:
-        submit(ctx, owner, held, target, room)
+        submit(ctx, owner, request, target, room)
 
 
-def _move_to_new(ctx: EventContext, held: RequestEntry, start: Start) -> None:
-    owner = _leave(ctx, held)
-    enqueue(ctx, owner, held)
+def _move_to_new(ctx: EventContext, request: RequestEntry, start: Start) -> None:
+    owner = _leave(ctx, request)
+    enqueue(ctx, owner, request)
     node = ctx.cell.nodes[start.node.node_id]
     if all(node.may_go(node.instances[instance_id]) for instance_id in start.reclaim):
-        load(ctx, owner, start, held.due_s)
+        load(ctx, owner, start, request.due_s)
 
 
-def _leave(ctx: EventContext, held: RequestEntry) -> DeploymentEntry:
-    abort_on_node(ctx, held)
-    held.evictions += 1
-    held.state = advance(REQUEST, held.state, RequestState.QUEUED)
-    return ctx.cell.deployments[held.request.deployment]
+def _leave(ctx: EventContext, request: RequestEntry) -> DeploymentEntry:
+    abort_on_node(ctx, request)
+    request.evictions += 1
+    request.state = advance(REQUEST, request.state, RequestState.QUEUED)
+    return ctx.cell.deployments[request.original.deployment]

@@ -16,7 +16,7 @@ from mesh.core.controller.instances.kv_cache import missing_bytes, room_for, shr
 from mesh.core.controller.instances.lifecycle import note_idle, start_instance
 from mesh.core.controller.instances.node_schedule import first_due_s, grace_s, verdict_on
 from mesh.core.controller.instances.replicas import keep_minima
-from mesh.core.controller.requests.deadlines import refuse_hopeless
+from mesh.core.controller.requests.deadlines import refuse_too_late
 from mesh.core.controller.requests.ending import refuse_all_queued
 from mesh.core.controller.requests.fairness import must_give_way, note_overtaken
 from mesh.core.controller.requests.preemption import preempt
@@ -36,7 +36,9 @@ TRIES_MAX = 4
 
 
 def retry(ctx: EventContext) -> None:
-    """Some time has passed for those who wait: try them, over several events if one is not enough."""
+    """Some time has passed for those who wait: try them, over several events if one is
+    not enough.
+    """
     cell = ctx.cell
     cell.retry_at_s = None
     waiting = cell.with_queues()
@@ -80,7 +82,7 @@ def _see_to(ctx: EventContext, waiting: list[DeploymentEntry]) -> None:
     for entry in waiting:
         if entry.queue:
             _scale_out(ctx, entry)
-            refuse_hopeless(ctx, entry)
+            refuse_too_late(ctx, entry)
         if entry.queue and ctx.cell.retry_at_s is None:
             ctx.cell.retry_at_s = ctx.now_s + ctx.limits.place_retry_s
             ctx.act(SetTimer(at_s=ctx.cell.retry_at_s, timer=PlaceRetryDue()))
@@ -122,58 +124,58 @@ def _place_waiting(
     """
     left = 0
     while left < min(len(entry.queue), TRIES_MAX):
-        held = entry.queue[left]
-        if _place(ctx, entry, held, only):
+        request = entry.queue[left]
+        if _place(ctx, entry, request, only):
             del entry.queue[left]
             continue
         left += 1
-        if held.refused in (None, Verdict.TPOT_EXCEEDED):
+        if request.refused in (None, Verdict.TPOT_EXCEEDED):
             return
 
 
 def _place(
-    ctx: EventContext, entry: DeploymentEntry, held: RequestEntry, only: InstanceEntry | None
+    ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, only: InstanceEntry | None
 ) -> bool:
-    before, held.refused, stopped = held.refused, None, False
-    held.short_of_memory = False
+    before, request.refused, stopped = request.refused, None, False
+    request.short_of_memory = False
     for place, instance in _in_order(entry) if only is None else [(0, only)]:
         if not instance.takes_now or instance.is_full:
             continue
-        room = room_for(ctx, entry, instance, held)
+        room = room_for(ctx, entry, instance, request)
         if room is None:
-            held.short_of_memory = True
+            request.short_of_memory = True
             continue
         if ctx.policy.validates and not ctx.validations_left:
             entry.resume_at, stopped = place, True
             break
-        if _in_time(ctx, instance, held):
-            note_overtaken(ctx, instance.node, held)
-            submit(ctx, entry, held, instance, room)
+        if _in_time(ctx, instance, request):
+            note_overtaken(ctx, instance.node, request)
+            submit(ctx, entry, request, instance, room)
             return True
-    if only is None and held.short_of_memory and not stopped and held is entry.queue[0]:
-        return _preempt(ctx, entry, held)
+    if only is None and request.short_of_memory and not stopped and request is entry.queue[0]:
+        return _preempt(ctx, entry, request)
     if only is not None or stopped:
         # What was not looked at is as it was.
-        held.refused = held.refused or before
+        request.refused = request.refused or before
     return False
 
 
-def _preempt(ctx: EventContext, entry: DeploymentEntry, held: RequestEntry) -> bool:
+def _preempt(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> bool:
     """Place a request in the memory of smaller neighbours."""
     for instance in list(entry.candidates):
         if not instance.takes_now or instance.is_full or not ctx.validations_left:
             continue
-        lacking = missing_bytes(ctx, entry, instance, held)
-        if not lacking or not _in_time(ctx, instance, held):
+        lacking = missing_bytes(ctx, entry, instance, request)
+        if not lacking or not _in_time(ctx, instance, request):
             continue
         if preempt(ctx, instance, lacking):
-            room = room_for(ctx, entry, instance, held)
+            room = room_for(ctx, entry, instance, request)
             if (
                 room is None
             ):  # an idle instance beside it has to stay now; see `requests.preemption`
                 return False
-            note_overtaken(ctx, instance.node, held)
-            submit(ctx, entry, held, instance, room)
+            note_overtaken(ctx, instance.node, request)
+            submit(ctx, entry, request, instance, room)
             return True
     return False
 
@@ -187,48 +189,48 @@ def _in_order(entry: DeploymentEntry) -> Iterable[tuple[int, InstanceEntry]]:
     return chain(islice(places, start, None), islice(enumerate(entry.candidates), start))
 
 
-def _in_time(ctx: EventContext, instance: InstanceEntry, held: RequestEntry) -> bool:
+def _in_time(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) -> bool:
     """Whether every SLO would be kept with the request there; if not, the request knows why."""
     if not ctx.policy.validates:
         return True
-    verdict = _known_refusal(ctx, instance, held)
+    verdict = _known_refusal(ctx, instance, request)
     if verdict is None:
         ctx.validations_left -= 1
         verdict = verdict_on(
             instance,
-            held,
-            next_due_s=first_due_s(held) + grace_s(instance, held),
+            request,
+            next_due_s=first_due_s(request) + grace_s(instance, request),
             now_s=ctx.now_s,
             limits=ctx.limits,
-            may_be_late=held.attempt > 0,
+            may_be_late=request.attempt > 0,
         )
         if verdict is Verdict.PASSES:
             return True
         if verdict is Verdict.TPOT_EXCEEDED:
-            instance.exceeded = (instance.node.eased, held.tokens)
+            instance.exceeded = (instance.node.eased, request.tokens)
         elif verdict is not Verdict.FIRST_TOKEN_LATE:
-            ctx.refusals[instance.instance_id] = (verdict, held.tokens)
-    held.turn_down(verdict)
+            ctx.refusals[instance.instance_id] = (verdict, request.tokens)
+    request.turn_down(verdict)
     return False
 
 
 def _known_refusal(
-    ctx: EventContext, instance: InstanceEntry, held: RequestEntry
+    ctx: EventContext, instance: InstanceEntry, request: RequestEntry
 ) -> Verdict | None:
     """Why the instance will not do, if that is known without looking: somebody earlier has to be
     let through, its node has got no less to compute since it had no time for one that was no
     longer, or such a one has been refused there in this very event. One that was too late
     itself says nothing about those that are due later.
     """
-    if must_give_way(ctx, instance.node, held):
+    if must_give_way(ctx, instance.node, request):
         return Verdict.DELAYS_RUNNING
     eased, tokens = instance.exceeded
-    if eased == instance.node.eased and held.tokens >= tokens:
+    if eased == instance.node.eased and request.tokens >= tokens:
         # Counts as one all the same: an event must not go through every full instance of a cell.
         ctx.validations_left -= 1
         return Verdict.TPOT_EXCEEDED
     verdict, tokens = ctx.refusals.get(instance.instance_id, (None, 0))
-    return verdict if held.tokens >= tokens else None
+    return verdict if request.tokens >= tokens else None
 
 
 def _scale_out(ctx: EventContext, entry: DeploymentEntry) -> None:
@@ -261,5 +263,5 @@ def _is_coming(instance: InstanceEntry, no_time: bool) -> bool:
 
 
 def tell_waiting(ctx: EventContext, entry: DeploymentEntry, phase: str, share: float) -> None:
-    for held in entry.queue:
-        ctx.act(TellWaiting(request_id=held.request.request_id, phase=phase, share=share))
+    for request in entry.queue:
+        ctx.act(TellWaiting(request_id=request.original.request_id, phase=phase, share=share))

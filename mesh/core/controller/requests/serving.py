@@ -17,38 +17,38 @@ from mesh.domain.request import Request, RequestTokens
 from mesh.domain.slo import next_due_s
 
 
-def invoke(ctx: EventContext, request: Request) -> None:
+def invoke(ctx: EventContext, original: Request) -> None:
     """A new request: refuse it at once, or queue it; the end of the event places what it can."""
-    name = request.deployment
+    name = original.deployment
     entry = ctx.cell.deployments.get(name)
     if entry is None or entry.state is not DeploymentState.READY or entry.deployment is None:
         count_refusal(ctx, entry, RefusalReason.UNKNOWN_DEPLOYMENT)
         ctx.act(
             RefuseRequest(
-                request_id=request.request_id,
+                request_id=original.request_id,
                 reason=RefusalReason.UNKNOWN_DEPLOYMENT,
                 message=f"there is no deployment {name!r}",
             )
         )
         return
-    held = RequestEntry(
-        request=request, slo=entry.spec.slo, arrival_s=ctx.now_s, queued_at_s=ctx.now_s
+    request = RequestEntry(
+        original=original, slo=entry.spec.slo, arrival_s=ctx.now_s, queued_at_s=ctx.now_s
     )
-    ctx.cell.requests[request.request_id] = held
-    prompt, context = len(request.prompt_tokens), entry.deployment.context_tokens_max
+    ctx.cell.requests[original.request_id] = request
+    prompt, context = len(original.prompt_tokens), entry.deployment.context_tokens_max
     if prompt >= context:
         message = f"the prompt has {prompt} tokens; the context of {name!r} holds {context}"
-        refuse(ctx, held, RefusalReason.PROMPT_TOO_LONG, message)
+        refuse(ctx, request, RefusalReason.PROMPT_TOO_LONG, message)
     elif not has_node(ctx, entry):
         message, _ = why_no_node(ctx, entry.spec)
-        refuse(ctx, held, RefusalReason.NO_NODE, message, retry=True)
+        refuse(ctx, request, RefusalReason.NO_NODE, message, retry=True)
     elif _cannot_load(ctx, entry):
-        refuse(ctx, held, RefusalReason.LOAD_FAILED, entry.load_error, retry=True)
+        refuse(ctx, request, RefusalReason.LOAD_FAILED, entry.load_error, retry=True)
     elif len(entry.queue) >= ctx.limits.queue_requests_max:
         message = f"{len(entry.queue)} requests of {name!r} wait already, which is the limit"
-        refuse(ctx, held, RefusalReason.QUEUE_FULL, message, retry=True)
+        refuse(ctx, request, RefusalReason.QUEUE_FULL, message, retry=True)
     else:
-        enqueue(ctx, entry, held)
+        enqueue(ctx, entry, request)
 
 
 def _cannot_load(ctx: EventContext, entry: DeploymentEntry) -> bool:
@@ -61,38 +61,38 @@ def deliver(ctx: EventContext, outputs: RequestTokens) -> None:
     """New tokens from a node. Those of an earlier attempt, or of a request that ended, are not
     for anyone; a gap means that the node lost track, and the request starts anew from its tokens.
     """
-    held = ctx.cell.requests.get(outputs.request_id)
-    if held is None or held.attempt != outputs.attempt:
+    request = ctx.cell.requests.get(outputs.request_id)
+    if request is None or request.attempt != outputs.attempt:
         return
-    instance = held.instance
+    instance = request.instance
     if instance is None:
         return
-    if outputs.first_index != len(held.output_tokens):
-        message = f"token {len(held.output_tokens)} was due, {outputs.first_index} came"
-        requeue(ctx, held, RefusalReason.ENGINE_FAILED, message)
+    if outputs.first_index != len(request.output_tokens):
+        message = f"token {len(request.output_tokens)} was due, {outputs.first_index} came"
+        requeue(ctx, request, RefusalReason.ENGINE_FAILED, message)
         return
     count = len(outputs.token_ids)
-    held.output_tokens += outputs.token_ids
-    held.tokens += count
+    request.output_tokens += outputs.token_ids
+    request.tokens += count
     instance.tokens += count
     instance.has_served = True
-    held.prefill_left = 0
-    held.due_s = next_due_s(held.due_s, held.slo.tpot_s, ctx.now_s, count)
+    request.prefill_left = 0
+    request.due_s = next_due_s(request.due_s, request.slo.tpot_s, ctx.now_s, count)
     if outputs.finish is None:
-        if held.tokens >= held.required_blocks * instance.footprint.block_tokens:
-            note_longer(ctx, instance, held)
+        if request.tokens >= request.required_blocks * instance.footprint.block_tokens:
+            note_longer(ctx, instance, request)
         ctx.act(DeliverTokens(outputs=outputs))
         return
     node_id = instance.node.node_id
-    ctx.act(DeliverTokens(outputs=outputs, grace_s=held.grace_s, node_id=node_id))
+    ctx.act(DeliverTokens(outputs=outputs, grace_s=request.grace_s, node_id=node_id))
     if outputs.finish in (FinishReason.STOP, FinishReason.LENGTH):
         ctx.cell.served += 1
-        owner = ctx.cell.deployments.get(held.request.deployment)
+        owner = ctx.cell.deployments.get(request.original.deployment)
         if owner is not None:
             owner.served += 1
             owner.forgive_loads()
-            _learn_length(ctx, owner, len(held.output_tokens))
-    end(ctx, held)
+            _learn_length(ctx, owner, len(request.output_tokens))
+    end(ctx, request)
 
 
 def _learn_length(ctx: EventContext, owner: DeploymentEntry, output_tokens: int) -> None:
@@ -104,10 +104,10 @@ def _learn_length(ctx: EventContext, owner: DeploymentEntry, output_tokens: int)
 
 def cancel(ctx: EventContext, request_id: RequestId) -> None:
     """The client has gone: free its place, wherever it is, and tell it nothing more."""
-    held = ctx.cell.requests.get(request_id)
-    if held is not None:
-        abort_on_node(ctx, held)
-        end(ctx, held)
+    request = ctx.cell.requests.get(request_id)
+    if request is not None:
+        abort_on_node(ctx, request)
+        end(ctx, request)
 
 
 def relieve(ctx: EventContext, instance: InstanceEntry) -> None:
@@ -118,7 +118,7 @@ def relieve(ctx: EventContext, instance: InstanceEntry) -> None:
     missing = instance.required_blocks > instance.kv_blocks
     if not missing or instance.node.station.is_pending(instance.instance_id):
         return
-    longest = max(instance.requests.values(), key=lambda r: (r.due_s, r.request.request_id))
+    longest = max(instance.requests.values(), key=lambda r: (r.due_s, r.original.request_id))
     owner = ctx.cell.deployments.get(instance.deployment)
     if grow(ctx, instance, ctx.now_s):
         return
@@ -136,19 +136,21 @@ def relieve(ctx: EventContext, instance: InstanceEntry) -> None:
 
 def give_back(ctx: EventContext, returned: RequestReturned) -> None:
     """A node returns a request unfinished: its instance broke, or would not take it."""
-    held = ctx.cell.requests.get(returned.request_id)
-    if held is not None and held.attempt == returned.attempt and held.instance is not None:
-        requeue(ctx, held, RefusalReason.ENGINE_FAILED, returned.message)
+    request = ctx.cell.requests.get(returned.request_id)
+    if request is not None and request.attempt == returned.attempt and request.instance is not None:
+        requeue(ctx, request, RefusalReason.ENGINE_FAILED, returned.message)
 
 
-def requeue(ctx: EventContext, held: RequestEntry, reason: RefusalReason, message: str) -> None:
+def requeue(ctx: EventContext, request: RequestEntry, reason: RefusalReason, message: str) -> None:
     """Back into its queue with the tokens so far, if it has an attempt left."""
-    abort_on_node(ctx, held)
-    entry = ctx.cell.deployments.get(held.request.deployment)
-    failures = held.attempt - held.evictions
-    last = failures >= ctx.limits.attempts_max or held.evictions > ctx.limits.evictions_max
+    abort_on_node(ctx, request)
+    entry = ctx.cell.deployments.get(request.original.deployment)
+    failures = request.attempt - request.evictions
+    last = failures >= ctx.limits.attempts_max or request.evictions > ctx.limits.evictions_max
     if last or entry is None:
-        refuse(ctx, held, reason, f"{message}; attempt {held.attempt} was the last", retry=True)
+        refuse(
+            ctx, request, reason, f"{message}; attempt {request.attempt} was the last", retry=True
+        )
         return
-    held.state = advance(REQUEST, held.state, RequestState.QUEUED)
-    enqueue(ctx, entry, held)
+    request.state = advance(REQUEST, request.state, RequestState.QUEUED)
+    enqueue(ctx, entry, request)

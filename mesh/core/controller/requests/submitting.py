@@ -14,13 +14,13 @@ from mesh.domain.messages import SubmitRequest
 from mesh.domain.request import RequestOrder
 
 
-def enqueue(ctx: EventContext, entry: DeploymentEntry, held: RequestEntry) -> None:
+def enqueue(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> None:
     """Queue a request by its arrival: one that has run before goes ahead of those that came later.
 
     The queue may grow beyond its bound by such requests, of which there are no more than places.
     """
-    held.queued_at_s = ctx.now_s
-    insort(entry.queue, held, key=lambda waiting: waiting.arrival_s)
+    request.queued_at_s = ctx.now_s
+    insort(entry.queue, request, key=lambda waiting: waiting.arrival_s)
     ctx.cell.waiting[entry.spec.name] = None
     ctx.to_fill[entry.spec.name] = None
 
@@ -28,7 +28,7 @@ def enqueue(ctx: EventContext, entry: DeploymentEntry, held: RequestEntry) -> No
 def submit(
     ctx: EventContext,
     entry: DeploymentEntry,
-    held: RequestEntry,
+    request: RequestEntry,
     instance: InstanceEntry,
     room: Room,
 ) -> None:
@@ -36,24 +36,24 @@ def submit(
     node = instance.node
     if node.is_idle():
         node.iteration_started_s = ctx.now_s
-    held.state = advance(REQUEST, held.state, RequestState.RUNNING)
-    held.attempt += 1
-    held.instance = instance
-    held.grace_s = grace_s(instance, held)
-    held.due_s = first_due_s(held) + held.grace_s
-    held.submitted_s, held.prefill_left = ctx.now_s, held.tokens
-    claim(ctx, entry, instance, held, room)
-    instance.requests[held.request.request_id] = held
-    instance.tokens += held.tokens
+    request.state = advance(REQUEST, request.state, RequestState.RUNNING)
+    request.attempt += 1
+    request.instance = instance
+    request.grace_s = grace_s(instance, request)
+    request.due_s = first_due_s(request) + request.grace_s
+    request.submitted_s, request.prefill_left = ctx.now_s, request.tokens
+    claim(ctx, entry, instance, request, room)
+    instance.requests[request.original.request_id] = request
+    instance.tokens += request.tokens
     ctx.decodes_shares.pop(node.node_id, None)
     entry.candidates.rank(instance)
     order = RequestOrder(
-        request=held.request,
-        attempt=held.attempt,
-        output_tokens=tuple(held.output_tokens),
-        slo=held.slo,
-        age_s=ctx.now_s - held.arrival_s,
-        grace_s=held.grace_s,
+        request=request.original,
+        attempt=request.attempt,
+        output_tokens=tuple(request.output_tokens),
+        slo=request.slo,
+        age_s=ctx.now_s - request.arrival_s,
+        grace_s=request.grace_s,
     )
     command = SubmitRequest(instance_id=instance.instance_id, order=order)
     ctx.act(SendCommand(link_id=node.link_id, command=command))

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RequestEntry:
-    request: Request
+    original: Request
+    """As its client sent it."""
     slo: Slo
     arrival_s: float
     state: RequestState = RequestState.QUEUED
@@ -52,7 +53,7 @@ class RequestEntry:
     """Of prompt and output."""
 
     def __post_init__(self) -> None:
-        self.tokens = len(self.request.prompt_tokens) + len(self.output_tokens)
+        self.tokens = len(self.original.prompt_tokens) + len(self.output_tokens)
 
     def turn_down(self, verdict: Verdict) -> None:
         """A node cannot compute it in time."""

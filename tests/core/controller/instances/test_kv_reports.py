@@ -60,7 +60,7 @@ def test_a_shrink_that_waits_is_not_taken_back() -> None:
     heavy = loaded_heavy(cell, only_one(cell.ask("b1", "b"), LoadInstance))
     cell.finish("a1")
     (waiting,) = cell.station.waiting()
-    assert [o.size_bytes - waiting.size_bytes for o in cell.station.running_operations()] == [
+    assert [o.size_bytes - waiting.size_bytes for o in cell.station.running_reservations()] == [
         6 * MIB
     ]
     beat(cell, shrinking, heavy)

@@ -122,7 +122,7 @@ def test_what_was_refused_to_a_request_that_would_move_is_not_kept_for_the_one_t
         cell.invoke(request(f"{name}1", of=name))
     known, entry = cell.core.cell, cell.core.cell.deployments[C]
     waiting, moved = (
-        RequestEntry(request=request(name, of="c"), slo=Slo(), arrival_s=cell.now_s)
+        RequestEntry(original=request(name, of="c"), slo=Slo(), arrival_s=cell.now_s)
         for name in ("waiting", "moved")
     )
     worth_asking(entry, waiting, known.nodes.values(), known.fleet_changes)

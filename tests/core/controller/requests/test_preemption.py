@@ -192,12 +192,12 @@ def test_whoever_waits_for_time_there_has_been_overtaken() -> None:
     cell.second_node("b")
     cell.now_s += 0.5
     early = RequestEntry(
-        request=request("early", of="c"),
+        original=request("early", of="c"),
         slo=Slo(),
         arrival_s=cell.now_s - 0.1,
         refused=Verdict.DELAYS_RUNNING,
     )
-    cell.core.cell.requests[early.request.request_id] = early
+    cell.core.cell.requests[early.original.request_id] = early
     cell.core.cell.deployments[DeploymentName("c")].queue.append(early)
     assert ("a3", "a") in submitted(cell.ask("a3", "a"))
     assert early.overtaken == 1
@@ -226,4 +226,4 @@ def test_a_minimum_keeps_the_second_of_two_idle_instances_that_were_both_to_make
     gone = [unload.instance_id for unload in commands(decided, UnloadInstance)]
     assert gone == ["e2", "b"]
     (waiting,) = cell.core.cell.deployments[DeploymentName("a")].queue
-    assert waiting.request.request_id == "a3"
+    assert waiting.original.request_id == "a3"

@@ -11,9 +11,9 @@ from mesh.domain.events import InvokeRequested
 from mesh.domain.ids import RequestId
 from mesh.domain.limits import CellLimits, NodeLimits
 from mesh.domain.messages import SubmitRequest
+from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import FinishReason
 from mesh.domain.slo import Slo
-from mesh.report.outcomes import Outcome
 from mesh.sim.cluster import Arrival, CellPlan, VirtualCell
 from mesh.sim.costs import ModelCosts, NodeCosts
 from mesh.sim.node import NodePlan
@@ -79,13 +79,13 @@ class Overtaking:
             self._check(placed, now_s)
         if not self._arrivals_s:
             return
-        for held in self.cell.core.cell.requests.values():
-            assert held.overtaken <= LIMITS.overtaken_max
+        for request in self.cell.core.cell.requests.values():
+            assert request.overtaken <= LIMITS.overtaken_max
         self._waiting = {
-            held.request.request_id: held.overtaken
+            request.original.request_id: request.overtaken
             for entry in self.cell.core.cell.deployments.values()
-            for held in entry.queue
-            if held.refused is not None and any(i.is_loaded for i in entry.instances.values())
+            for request in entry.queue
+            if request.refused is not None and any(i.is_loaded for i in entry.instances.values())
         }
 
     def _check(self, placed: RequestId, now_s: float) -> None:
@@ -98,11 +98,11 @@ class Overtaking:
 
     def _is_hopeless(self, request_id: RequestId, now_s: float) -> bool:
         """Whether it would be late by now on the node, if that did nothing else."""
-        held = self.cell.core.cell.requests[request_id]
+        request = self.cell.core.cell.requests[request_id]
         return not any(
-            in_time_alone(instance, held, now_s, LIMITS)
+            in_time_alone(instance, request, now_s, LIMITS)
             for instance in self.cell.core.cell.instances.values()
-            if instance.deployment == held.request.deployment
+            if instance.deployment == request.original.deployment
         )
 
 
