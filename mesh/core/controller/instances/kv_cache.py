@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mesh.core.controller.instances.reservations import issue, reclaim
-from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry, RequestEntry
+from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import INSTANCE, InstanceState, advance
 from mesh.domain.limits import CellLimits

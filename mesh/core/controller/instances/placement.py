@@ -13,8 +13,9 @@ from mesh.core.controller.instances.node_schedule import (
     first_due_s,
     verdict_on_start,
 )
-from mesh.core.controller.state.cell import DeploymentEntry, NodeEntry, RequestEntry
+from mesh.core.controller.state.cell import DeploymentEntry, NodeEntry
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.model import Footprint

@@ -9,8 +9,9 @@ from math import inf
 
 from mesh.core.controller.instances.node_schedule import alone_s, first_due_s, grace_s
 from mesh.core.controller.requests.ending import refuse
-from mesh.core.controller.state.cell import DeploymentEntry, RequestEntry
+from mesh.core.controller.state.cell import DeploymentEntry
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.reasons import RefusalReason
 from mesh.request.shadow import Verdict

@@ -16,8 +16,9 @@ from mesh.core.controller.instances.placement import find_room
 from mesh.core.controller.instances.reservations import let_go
 from mesh.core.controller.requests.ending import abort_on_node
 from mesh.core.controller.requests.submitting import enqueue, submit
-from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry, RequestEntry
+from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import NodeId, RequestId
 from mesh.domain.lifecycle import REQUEST, InstanceState, RequestState, advance
 from mesh.request.defrag import victims

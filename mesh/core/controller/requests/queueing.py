@@ -21,8 +21,9 @@ from mesh.core.controller.requests.ending import refuse_all_queued
 from mesh.core.controller.requests.fairness import must_give_way, note_overtaken
 from mesh.core.controller.requests.preemption import preempt
 from mesh.core.controller.requests.submitting import submit
-from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry, RequestEntry
+from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import SetTimer, TellWaiting
 from mesh.domain.events import PlaceRetryDue
 from mesh.domain.lifecycle import InstanceState

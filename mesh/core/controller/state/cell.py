@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from mesh.compute.correction import Correction
 from mesh.core.controller.state.expectations import Expectations
-from mesh.core.controller.state.request import RequestEntry as RequestEntry
+from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, OperationId, RequestId

@@ -1,6 +1,6 @@
 """What the controller core knows of a request: its deadlines, where it runs, why it waits.
 
-Owned by the controller core, like all entries; see `state.cell`, which gives it to the others.
+Owned by the controller core, like all entries; see `state.cell` for the others.
 """
 
 from dataclasses import dataclass, field
