@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from bench.demo_model import stored_model
 from bench.printing import last_line, show_status, show_table
 from bench.slo.cell import loaded_cell, measured_profile
-from bench.slo.workload import SLOS, Costs, calls, jain, met_share_by_deployment
+from bench.slo.workload import SLOS, Costs, jain, met_share_by_deployment
 from mesh.compute.times import Times
 from mesh.domain.errors import MeshError
 from mesh.evaluation.judging import Judgement, judge
@@ -47,7 +47,7 @@ def compare(seconds: float, rounds: int, seed: int, load: float) -> Compared:
         with loaded_cell(OURS) as address:
             profile = measured_profile(address, show_status)
             costs = costs or Costs(Times(profile))
-            sent = calls(costs, load=load, seconds=seconds, seed=seed + number)
+            sent = costs.calls(load=load, seconds=seconds, seed=seed + number)
             ours += _run(OURS, address, sent)
         with loaded_cell(BASELINE) as address:
             baseline += _run(BASELINE, address, sent)
