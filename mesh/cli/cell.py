@@ -131,14 +131,12 @@ class LocalCell:
         now_s = time.monotonic()
         for kept in self._kept:
             kept.look(now_s)
-        starting = [kept for kept in self._kept if kept.process and not kept.serving]
-        if not starting or not self._kept[0].process:
-            return
-        joined = self._joined()
-        if joined is not None:
-            for kept in starting:
-                if kept.node is None or kept.node in joined:
-                    kept.seen_serving(now_s)
+        amiss = [kept for kept in self._kept if not kept.serving]
+        if amiss:
+            joined = self._joined() if self._kept[0].process else None
+            for kept in amiss:
+                answers = joined is not None and (kept.node is None or kept.node in joined)
+                kept.follow(now_s, answers=answers)
 
     def _joined(self) -> set[str] | None:
         """The nodes that the cell has, or None while the controller does not serve."""

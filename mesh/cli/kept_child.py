@@ -12,6 +12,9 @@ from mesh.cli.children import Child
 from mesh.cli.restarts import Ended, GiveUp, Restart, RestartLimits, Restarts, Serves
 from mesh.domain.errors import MeshError
 
+LET_GO_S_MAX = 15.0
+"""For the cell to let go of a node that has ended; above a node's lease."""
+
 
 class KeptChild:
     """`begin` starts a process of it, told whether there was one before in this run. `node`: as the
@@ -33,23 +36,26 @@ class KeptChild:
         self._restarted = False
 
     def look(self, now_s: float) -> None:
-        """See whether it has ended, and start it again when that is due.
-
-        Raises MeshError when it is not to be started again, StorageError without a log.
-        """
-        if self.process is None:
-            if now_s >= self._restart_at_s:
-                self.process = self._begin(True)
-                self._restarted = True
-        elif not self.process.running:
+        """See whether it has ended. Raises MeshError when it is not to be started again."""
+        if self.process is not None and not self.process.running:
             self._end(self.process, now_s)
 
-    def seen_serving(self, now_s: float) -> None:
-        """The controller answers, or the cell has the node."""
-        self._restarts.handle(Serves(), now_s)
-        self.serving = True
-        if self._restarted:
-            output.message(f"{self.name} is back")
+    def follow(self, now_s: float, *, answers: bool) -> None:
+        """For one that did not serve at the last look: start it again when that is due, and see
+        whether it serves. `answers`: the controller answers, or the cell has the node.
+
+        A node is not started before the cell has let go of the process before: it would be sent
+        away for its name. Raises StorageError without a log.
+        """
+        if self.process is not None:
+            if answers:
+                self._restarts.handle(Serves(), now_s)
+                self.serving = True
+                if self._restarted:
+                    output.message(f"{self.name} is back")
+        elif now_s >= self._restart_at_s + (LET_GO_S_MAX if answers else 0.0):
+            self.process = self._begin(True)
+            self._restarted = True
 
     def _end(self, process: Child, now_s: float) -> None:
         children.clear(process)
