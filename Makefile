@@ -12,8 +12,9 @@ BENCH_BIN := .venv-bench/bin
 VLLM_BIN := .venv-vllm/bin
 # The demo and the benchmarks keep the model store in the clone, unless MESH_HOME says otherwise.
 HOME_HERE := MESH_HOME="$${MESH_HOME:-$$PWD/.mesh}"
-# A core a worker, four at most: what a worker has taken up, the others may take from it.
-PYTEST := $(BIN)/python -m pytest -n "$$(nproc)" --maxprocesses 4 --dist worksteal
+JOBS ?= $(shell nproc)
+# Each worker begins with its part of the tests in their order, which keeps the fixtures of a module together.
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 --dist worksteal
 # Without processes, sockets, engines and models.
 QUICK_TESTS := tests/test_tidy.py $(addprefix tests/,domain compute memory policy request core runtime report)
 PIP := pip install --quiet --disable-pip-version-check

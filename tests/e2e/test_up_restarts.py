@@ -26,7 +26,7 @@ from tests.e2e.live_cell import Answer, LiveCell
 KILLS = int(os.environ.get("MESH_UP_KILLS", "2"))
 NODES = ("node cpu0", "node cpu1")
 DEPLOYMENTS = ("chat", "code")
-CLIENTS = 3
+CLIENTS = 2
 """Of each deployment, every one with a request under way."""
 TOKENS = 400
 BACK_S_MAX = 60.0
