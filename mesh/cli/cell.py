@@ -13,7 +13,7 @@ from mesh.cli.cell_plan import CellPlan, NodePlan, free_address
 from mesh.cli.children import Child
 from mesh.cli.kept_child import KeptChild
 from mesh.cli.restarts import NO_RESTARTS, RestartLimits
-from mesh.domain.errors import Unavailable
+from mesh.domain.errors import MeshError, Unavailable
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.reasons import DeviceKind
 from mesh.wire.channel import format_address, parse_address
@@ -144,7 +144,8 @@ class LocalCell:
             # A channel of its own each time: one that was refused would first back off for a while.
             with MeshClient(self.address) as client:
                 nodes = client.nodes()
-        except Unavailable:
+        except MeshError:
+            # Also one that it had no time to name: it may be killed amid the answer.
             return None
         return {node.node_id for node in nodes if node.state is not NodeState.LOST}
 
