@@ -12,11 +12,16 @@ BENCH_BIN := .venv-bench/bin
 VLLM_BIN := .venv-vllm/bin
 # The demo and the benchmarks keep the model store in the clone, unless MESH_HOME says otherwise.
 HOME_HERE := MESH_HOME="$${MESH_HOME:-$$PWD/.mesh}"
+JOBS ?= $(shell nproc)
+# Each worker begins with its part of the tests in their order, which keeps the fixtures of a module together.
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 --dist worksteal
+# Without processes, sockets, engines and models.
+QUICK_TESTS := tests/test_tidy.py $(addprefix tests/,domain compute memory policy request core runtime report)
 PIP := pip install --quiet --disable-pip-version-check
 # What triton, which vLLM imports, says of itself when the tests are over: pytest's closing line is to be the last.
 NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 
-.PHONY: help demo test test-vllm check lint types imports proto format faults soak clean
+.PHONY: help demo test test-vllm quick check lint types imports proto format faults soak clean
 .PHONY: bench-admission bench-engine bench-fidelity bench-kv-resize bench-mixed bench-overcommit
 .PHONY: bench-overhead bench-paper bench-profile bench-sim bench-slo bench-vllm-step bench-vllm-switch
 
@@ -59,7 +64,10 @@ demo: $(VENV)/.installed-demo ## two deployments of a real model answer several 
 	@$(HOME_HERE) $(BIN)/mesh demo
 
 test: $(VENV)/.installed-dev ## the tests
-	@$(BIN)/python -m pytest
+	@$(PYTEST)
+
+quick: $(VENV)/.installed-dev lint types imports ## in under a minute: style, types, the decisions and what they are made of
+	@$(PYTEST) $(QUICK_TESTS)
 
 test-vllm: .venv-vllm/.installed ## the vLLM engine, against real vLLM on the CPU
 	@$(HOME_HERE) $(VLLM_BIN)/python -m pytest --timeout 300 -k vllm tests/contract tests/nodes/engines/vllm tests/e2e 2> >(grep -vE "$(NANOBIND)" >&2)

@@ -19,7 +19,8 @@ from bench.demo_model import SOURCE, stored_model
 from bench.overcommit.replaying import Audit, audit
 from bench.overcommit.resident import Resident, watched
 from bench.overcommit.workload import KINDS, Peak, calls, limit_bytes, peaks
-from bench.printing import last_line, say, show_status, show_table
+from bench.printing import last_line, show_status, show_table
+from mesh.cli import output
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import MeshError
 from mesh.domain.ids import DeploymentName
@@ -110,7 +111,7 @@ def show_limit(wanted: Sequence[Peak], memory_bytes: int) -> None:
     headings = ("peak of", "calls at once", "KV blocks", "weights MiB", "KV MiB", "MiB")
     show_table(headings, rows)
     whole_bytes = sum(peak.size_bytes for peak in wanted)
-    say(
+    print(
         f"--memory {memory_bytes}: {format_bytes(whole_bytes)} / {OVERCOMMIT:g} = "
         f"{format_bytes(memory_bytes)}, the node's process included"
     )
@@ -118,7 +119,7 @@ def show_limit(wanted: Sequence[Peak], memory_bytes: int) -> None:
 
 def report(found: Found) -> None:
     shown = figures(found)
-    show_table(("", ""), [(name.replace("_", " "), str(value)) for name, value in shown.items()])
+    output.fields([(name.replace("_", " "), str(value)) for name, value in shown.items()])
     for fault in found.faults():
         print(f"fault: {fault}")
     last_line(shown)

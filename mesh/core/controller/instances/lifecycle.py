@@ -7,8 +7,9 @@ from mesh.core.controller.instances.load_reports import state_footprint
 from mesh.core.controller.instances.node_schedule import first_due_s
 from mesh.core.controller.instances.placement import batch_max, find_room, load_s, worth_asking
 from mesh.core.controller.instances.reservations import issue, let_go, reclaim, send_started
-from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry, NodeEntry, RequestEntry
+from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry, NodeEntry
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import SendCommand, SetTimer
 from mesh.domain.events import KeepAliveExpired, LoadExpired
 from mesh.domain.ids import InstanceId
@@ -101,7 +102,7 @@ def _enter(ctx: EventContext, instance: InstanceEntry) -> None:
 
 
 def adopt(ctx: EventContext, node: NodeEntry, report: InstanceReport) -> None:
-    """Take an instance that a node reports into the books; unload it if nothing wants it."""
+    """Take an instance that a node reports into the books; unload it if no deployment wants it."""
     owner = ctx.cell.deployments.get(report.deployment)
     wanted = (
         owner is not None

@@ -3,8 +3,9 @@ has gone. Ending frees its place; what that makes possible is decided at the end
 """
 
 from mesh.core.controller.instances.kv_cache import give_up
-from mesh.core.controller.state.cell import DeploymentEntry, RequestEntry
+from mesh.core.controller.state.cell import DeploymentEntry
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import RefuseRequest, SendCommand
 from mesh.domain.lifecycle import REQUEST, RequestState, advance
 from mesh.domain.messages import AbortRequest

@@ -6,8 +6,9 @@ keep the earlier one's SLO by itself takes nobody who came later, until that one
 """
 
 from mesh.core.controller.instances.node_schedule import in_time_alone
-from mesh.core.controller.state.cell import InstanceEntry, NodeEntry, RequestEntry
+from mesh.core.controller.state.cell import InstanceEntry, NodeEntry
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.request import RequestEntry
 
 
 def must_give_way(ctx: EventContext, node: NodeEntry, request: RequestEntry) -> bool:

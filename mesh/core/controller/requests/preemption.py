@@ -16,8 +16,9 @@ from mesh.core.controller.instances.placement import find_room
 from mesh.core.controller.instances.reservations import let_go
 from mesh.core.controller.requests.ending import abort_on_node
 from mesh.core.controller.requests.submitting import enqueue, submit
-from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry, RequestEntry
+from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import NodeId, RequestId
 from mesh.domain.lifecycle import REQUEST, InstanceState, RequestState, advance
 from mesh.request.defrag import victims
@@ -29,8 +30,8 @@ from mesh.request.shadow import Verdict
 class _Moves:
     """Where displaced requests are to go.
 
-    Each was found room for by itself. Should two moves want idle instances of one deployment to go,
-    on different nodes, its minimum may forbid the second: that request is queued.
+    Room was found for each by itself. Two moves may count on unloading idle instances of the same
+    deployment, on different nodes, of which its minimum keeps one: the second request is queued.
     """
 
     placed: list[tuple[RequestEntry, InstanceEntry]] = field(default_factory=list)

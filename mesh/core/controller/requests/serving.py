@@ -6,8 +6,9 @@ from mesh.core.controller.requests.deadlines import has_node
 from mesh.core.controller.requests.ending import abort_on_node, count_refusal, end, refuse
 from mesh.core.controller.requests.preemption import preempt
 from mesh.core.controller.requests.submitting import enqueue
-from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry, RequestEntry
+from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import DeliverTokens, RefuseRequest, StoreHistory
 from mesh.domain.ids import RequestId
 from mesh.domain.lifecycle import REQUEST, DeploymentState, RequestState, advance

@@ -6,8 +6,9 @@ from bisect import insort
 
 from mesh.core.controller.instances.kv_cache import Room, claim
 from mesh.core.controller.instances.node_schedule import first_due_s, grace_s
-from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry, RequestEntry
+from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import SendCommand
 from mesh.domain.lifecycle import REQUEST, RequestState, advance
 from mesh.domain.messages import SubmitRequest

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from mesh.core.controller.instances.placement import find_room, worth_asking
-from mesh.core.controller.state.cell import RequestEntry
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.events import (
     CancelRequested,
     DeploymentStored,

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mesh.core.controller.state.cell import RequestEntry
+from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import ControllerAction
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.lifecycle import InstanceState
