@@ -36,9 +36,9 @@ class CellChecks:
         """By link: what a node computes and the controller does not have there, since when."""
 
     @property
-    def seen(self) -> Counter[str]:
+    def done(self) -> Counter[str]:
         """What was checked, how often."""
-        return self._watch.seen
+        return self._watch.checked
 
     def attach(self, cell: VirtualCell) -> None:
         """Look at this cell from now on, for as long as its clock runs."""
@@ -49,6 +49,7 @@ class CellChecks:
     def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
         cell = self._cell
         if cell is None:
+            self.done["decisions"] += 1
             return
         self._watch.note(cell.core, event, actions)
         nodes = cell.core.cell.links

@@ -74,7 +74,7 @@ class FaultyRun:
         return outcomes
 
     def counts(self) -> FaultCounts:
-        checks = () if self._checks is None else sorted(self._checks.seen.items())
+        checks = () if self._checks is None else sorted(self._checks.done.items())
         return FaultCounts(
             faults=tuple((k.value, n) for k in FaultKind if (n := self._injection.done[k])),
             checks=tuple(checks),

@@ -41,8 +41,10 @@ class Watch:
     """Links of different controllers have different ids."""
 
     def __init__(self) -> None:
+        self.checked: Counter[str] = Counter()
+        """What was checked, how often."""
         self.seen: Counter[str] = Counter()
-        """What was watched, how often."""
+        """What was met, how often."""
         self._under_way: dict[tuple[int, InstanceId], Command] = {}
         """Sent over a link, and not answered by what came back over it."""
         self._loads: set[InstanceId] = set()
@@ -69,11 +71,12 @@ class Watch:
                 elif reservation.kind is ReservationKind.LOAD and instance.to_load is not None:
                     command = instance.to_load
                 self._under_way[link_id, instance.instance_id] = command
+                self.checked["memory operations"] += 1
         self._loads.update(core.cell.instances)
 
     def note(self, core: ControllerCore, event: object, actions: Sequence[object]) -> None:
         """A decision has been made."""
-        self.seen["decisions"] += 1
+        self.checked["decisions"] += 1
         links = core.cell.links
         touched: dict[int, None] = {}
         if isinstance(event, NodeReported):
@@ -93,7 +96,7 @@ class Watch:
         """Look at all of the cell. Whoever waits is tried again in time; the end of a request is
         looked at on its node alone, so that a place elsewhere may stay empty until then.
         """
-        self.seen["looks"] += 1
+        self.checked["looks"] += 1
         cell, limits = core.cell, core._limits
         self._check_reservations(core, cell.nodes.values(), ())
         for node in cell.nodes.values():
@@ -164,7 +167,7 @@ class Watch:
                 hold(command.instance_id not in self._loads, "{} is loaded twice", of)
                 self._loads.add(command.instance_id)
             self._under_way[of] = command
-            self.seen["memory commands"] += 1
+            self.checked["memory operations"] += 1
 
     def _note_started(self, node: NodeEntry) -> list[tuple[int, Reservation]]:
         started: list[tuple[int, Reservation]] = []
