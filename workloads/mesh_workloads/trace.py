@@ -97,6 +97,14 @@ class Trace:
                 )
             last_s = arrival.t_s
 
+    def label(self, function: int) -> str:
+        """What the source calls it; its number where the source has no names."""
+        return self.labels[function] if self.labels else str(function)
+
+    def functions(self) -> tuple[int, ...]:
+        """Numbers of those with at least one arrival, ascending."""
+        return tuple(sorted({arrival.function for arrival in self.arrivals}))
+
     def summary(self) -> Summary:
         counts = sorted(Counter(a.function for a in self.arrivals).values(), reverse=True)
         busiest = counts[: math.ceil(len(counts) / 10)]
