@@ -8,6 +8,8 @@ from pathlib import Path
 from bench.demo_model import store_path
 from mesh.cli.cell import LocalCell
 from mesh.cli.cell_plan import CellPlan, plan_nodes
+from mesh.cli.running_cell import running_cell
+from mesh.cli.stopping import Stopping
 
 
 @contextmanager
@@ -36,10 +38,5 @@ def local_cell(
             memory_bytes=memory_bytes,
             journal=journal,
         )
-        local = LocalCell(plan)
-        try:
-            local.start()
-            local.wait_ready(lambda: False, lambda line: None)
-            yield local
-        finally:
-            local.stop()
+        with Stopping() as stopping, running_cell(plan, stopping) as cell:
+            yield cell

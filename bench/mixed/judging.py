@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from bench.mixed.workload import Call
 from mesh.domain.slo import Slo
-from mesh.wire.offering import Answer
+from mesh.evaluation.load_client import Answer, Call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +22,7 @@ class Outcome:
 
     @property
     def admitted(self) -> bool:
-        return not self.answer.refused or bool(self.answer.tokens_s)
+        return self.answer.admitted
 
     @property
     def due_s(self) -> float:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from bench.mixed.cell import FIRST, KEEP_ALIVE_S, NAME, PATIENT, SECOND, MixedCell
 from bench.mixed.judging import Judgement, Outcome
-from bench.mixed.workload import Call, Requests, Sizes, burst, quiet, sizes
-from mesh.wire.offering import offer
+from bench.mixed.workload import Requests, Sizes, burst, quiet, sizes
+from mesh.evaluation.load_client import Call, offer
 from tests.support.tiny_model import LlamaShape, write_llama
 
 SHAPE = LlamaShape(hidden=128, intermediate=256, layers=12, heads=64, kv_heads=64, head_size=64)

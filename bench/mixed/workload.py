@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from math import ceil
 
 from mesh.compute.times import Times
+from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import CellLimits
 from mesh.domain.profile import Profile
 from mesh.domain.slo import Slo
+from mesh.evaluation.load_client import Call
 from mesh.request.shadow import LOOKAHEAD_TOKENS, OVERESTIMATE
 
 FIRST_BATCH = 12
@@ -29,17 +31,6 @@ TOKEN_IDS = range(2, 250)
 
 class CannotSpill(Exception):
     """The first node computes full batches within any TPOT that the second one can keep."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """A request that is to be sent. `at_s` counts from the start of its phase."""
-
-    at_s: float
-    deployment: str
-    prompt_tokens: tuple[int, ...]
-    output_tokens: int
-    """Exactly so many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +105,8 @@ def burst(deployment: str, sized: Sizes, draw: random.Random) -> list[Call]:
 def _call(deployment: str, sized: Sizes, at_s: float, draw: random.Random) -> Call:
     return Call(
         at_s=at_s,
-        deployment=deployment,
+        deployment=DeploymentName(deployment),
+        slo=sized.slo,
         prompt_tokens=tuple(draw.choice(TOKEN_IDS) for _ in range(sized.prompt_tokens)),
         output_tokens=sized.output_tokens,
     )

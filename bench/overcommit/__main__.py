@@ -23,14 +23,14 @@ from bench.demo_model import SOURCE, stored_model
 from bench.overcommit.judging import Judgement, Outcome
 from bench.overcommit.replaying import Audit, audit
 from bench.overcommit.resident import Resident, watched
-from bench.overcommit.workload import KINDS, Call, Peak, calls, limit_bytes, peaks
+from bench.overcommit.workload import KINDS, Peak, calls, limit_bytes, peaks
 from bench.status_line import show_status
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import MeshError
 from mesh.domain.ids import DeploymentName
 from mesh.domain.units import format_bytes
+from mesh.evaluation.load_client import Call, offer
 from mesh.wire.client import MeshClient
-from mesh.wire.offering import offer
 from mesh_nodes.engines.openvino.compilation import KvPrecision
 from mesh_nodes.engines.openvino.footprint import estimate
 from mesh_nodes.engines.openvino.weights import WeightPrecision

@@ -4,8 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.overcommit.workload import Call
-from mesh.wire.offering import Answer
+from mesh.evaluation.load_client import Answer, Call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,9 +15,7 @@ class Outcome:
     @property
     def finished(self) -> bool:
         """Whole, with one message that says so."""
-        answer = self.answer
-        whole = len(answer.tokens_s) == self.call.output_tokens and answer.in_order
-        return whole and answer.finishes == 1 and not answer.refused and not answer.failed
+        return self.answer.whole(self.call)
 
     @property
     def refused(self) -> bool:
@@ -28,7 +25,7 @@ class Outcome:
 
     @property
     def admitted(self) -> bool:
-        return not self.answer.refused or bool(self.answer.tokens_s)
+        return self.answer.admitted
 
     @property
     def met(self) -> bool:

@@ -8,8 +8,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mesh.domain.ids import DeploymentName
 from mesh.domain.model import Footprint
 from mesh.domain.slo import Slo
+from mesh.evaluation.load_client import Call
 
 FIRST_S = 5.0
 """Each deployment's first burst comes within so much of the start."""
@@ -68,20 +70,11 @@ KINDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """A request that is to be sent. `at_s` counts from the start of the run."""
+class BurstCall(Call):
+    """It comes with others of its deployment."""
 
-    at_s: float
-    deployment: str
     burst: int
     """Of its deployment's, from 0 on."""
-    prompt_tokens: tuple[int, ...]
-    output_tokens: int
-    """Exactly so many."""
-
-    @property
-    def slo(self) -> Slo:
-        return KINDS[self.deployment].slo
 
     @property
     def tokens(self) -> int:
@@ -103,10 +96,10 @@ class Peak:
         return self.footprint.instance_bytes(self.kv_blocks)
 
 
-def calls(*, seconds: float, seed: int, scale: float = 1.0) -> list[Call]:
+def calls(*, seconds: float, seed: int, scale: float = 1.0) -> list[BurstCall]:
     """What is sent in `seconds`, in order. Bursts have `scale` times as many calls."""
     draw = random.Random(seed)
-    found: list[Call] = []
+    found: list[BurstCall] = []
     for name, kind in KINDS.items():
         at_s, burst = draw.uniform(0.0, min(FIRST_S, seconds)), 0
         while at_s < seconds:
@@ -117,18 +110,19 @@ def calls(*, seconds: float, seed: int, scale: float = 1.0) -> list[Call]:
     return sorted(found, key=lambda call: call.at_s)
 
 
-def _call(draw: random.Random, name: str, kind: Kind, at_s: float, burst: int) -> Call:
+def _call(draw: random.Random, name: str, kind: Kind, at_s: float, burst: int) -> BurstCall:
     prompt = tuple(draw.choice(TOKEN_IDS) for _ in range(draw.randint(*kind.prompt_tokens)))
-    return Call(
+    return BurstCall(
         at_s=at_s + draw.uniform(0.0, BURST_S),
-        deployment=name,
+        deployment=DeploymentName(name),
+        slo=kind.slo,
         burst=burst,
         prompt_tokens=prompt,
         output_tokens=draw.randint(*kind.output_tokens),
     )
 
 
-def peaks(sent: Sequence[Call], footprint: Footprint) -> list[Peak]:
+def peaks(sent: Sequence[BurstCall], footprint: Footprint) -> list[Peak]:
     """One for each deployment; never less than one full context, which a node asks for anyway."""
     found = []
     for name, kind in KINDS.items():

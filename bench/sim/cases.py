@@ -10,9 +10,9 @@ from pathlib import Path
 
 from mesh.domain.deployment import Scaling
 from mesh.domain.reasons import DeviceKind
+from mesh.evaluation.paper.cells import COSTS, LIMITS
 from mesh.sim.cluster import Arrival
 from mesh.sim.groups import GROUP_MAX, DeploymentGroup, NodeGroup, names_of
-from mesh.sim.paper import COSTS, LIMITS
 from mesh.sim.scenario import Scenario
 from mesh.sim.workload import Poisson, TraceFile, arrivals_of, drawn, from_file
 from mesh_workloads.generating import LLM_MESH, Workload, generate

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 
 from bench.sim.cases import Case, arrivals, scenario_of
-from mesh.report.outcomes import Outcome
+from mesh.domain.outcome import Outcome
 from mesh.sim.cluster import VirtualCell
 from mesh.sim.scenario import plan
 

@@ -19,11 +19,11 @@ from rich.table import Table
 from bench.demo_model import stored_model
 from bench.slo.cell import loaded_cell, measured_profile
 from bench.slo.judging import Judgement, Outcome, jain
-from bench.slo.workload import SLOS, Call, Costs, calls
+from bench.slo.workload import SLOS, Costs, calls
 from bench.status_line import show_status
 from mesh.compute.times import Times
 from mesh.domain.errors import MeshError
-from mesh.wire.offering import offer
+from mesh.evaluation.load_client import Call, offer
 
 OURS, BASELINE = "llm-mesh", "fcfs"
 SECONDS = 90.0

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from bench.slo.workload import SLOS, Call
-from mesh.wire.offering import Answer
+from bench.slo.workload import SLOS
+from mesh.evaluation.load_client import Answer, Call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,14 +20,19 @@ class Outcome:
 
     @property
     def admitted(self) -> bool:
-        return not self.answer.refused or bool(self.answer.tokens_s)
+        return self.answer.admitted
+
+    def due_s(self, token: int) -> float:
+        """Seconds from its sending until the token of this index is due."""
+        slo = self.call.slo
+        return slo.ttft_limit_s(len(self.call.prompt_tokens)) + token * slo.tpot_s
 
     @property
     def late_s(self) -> float:
         """By how much its latest token was late; negative when each was early."""
         return max(
-            (at_s - self.call.due_s(i) for i, at_s in enumerate(self.answer.tokens_s)),
-            default=self.answer.ended_s - self.call.due_s(0),
+            (at_s - self.due_s(i) for i, at_s in enumerate(self.answer.tokens_s)),
+            default=self.answer.ended_s - self.due_s(0),
         )
 
     @property
@@ -38,7 +43,7 @@ class Outcome:
     @property
     def refused_in_time(self) -> bool:
         """Before its first token was due."""
-        return self.answer.ended_s <= self.call.due_s(0)
+        return self.answer.ended_s <= self.due_s(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +92,7 @@ class Judgement:
     @property
     def late_first(self) -> int:
         """How many of those were late with their first token already."""
-        return sum(o.admitted and o.answer.tokens_s[:1] > (o.call.due_s(0),) for o in self.outcomes)
+        return sum(o.admitted and o.answer.tokens_s[:1] > (o.due_s(0),) for o in self.outcomes)
 
     @property
     def late_s_p50(self) -> float:

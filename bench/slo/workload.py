@@ -6,11 +6,13 @@ takes, in the largest batch with which every deployment could still keep its TPO
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from mesh.compute.times import Times
+from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import PREFILL_TOKENS_MAX, CellLimits
 from mesh.domain.slo import Slo
+from mesh.evaluation.load_client import Call
 
 SLOS = {
     "slo-a": Slo(ttft_s=1.0, tpot_s=0.10),
@@ -24,25 +26,6 @@ OUTPUT_TOKENS = (16, 128)
 BURST_S = (3.0, 10.0)
 """How long a burst lasts, and the pause after it."""
 TOKEN_IDS = range(100, 2000)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """A request that is to be sent. `at_s` counts from the start of the run."""
-
-    at_s: float
-    deployment: str
-    prompt_tokens: tuple[int, ...]
-    output_tokens: int
-    """Exactly so many."""
-
-    @property
-    def slo(self) -> Slo:
-        return SLOS[self.deployment]
-
-    def due_s(self, token: int) -> float:
-        """Seconds from its sending until the token of this index is due."""
-        return self.slo.ttft_limit_s(len(self.prompt_tokens)) + token * self.slo.tpot_s
 
 
 class Costs:
@@ -88,7 +71,8 @@ def _call(draw: random.Random, deployment: str) -> Call:
     prompt = tuple(draw.choice(TOKEN_IDS) for _ in range(draw.randint(*PROMPT_TOKENS)))
     return Call(
         at_s=0.0,
-        deployment=deployment,
+        deployment=DeploymentName(deployment),
+        slo=SLOS[deployment],
         prompt_tokens=prompt,
         output_tokens=draw.randint(*OUTPUT_TOKENS),
     )
@@ -116,9 +100,4 @@ def _at(draw: random.Random, call: Call, bursts: Sequence[tuple[float, float]]) 
         if at_s <= end_s:
             break
         left_s -= end_s - start_s
-    return Call(
-        at_s=at_s,
-        deployment=call.deployment,
-        prompt_tokens=call.prompt_tokens,
-        output_tokens=call.output_tokens,
-    )
+    return replace(call, at_s=at_s)

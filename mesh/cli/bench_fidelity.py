@@ -5,20 +5,24 @@ and lets the simulator run the same arrivals on a virtual node that the node's p
 part of the run have calibrated.
 """
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import click
 
 from mesh.cli import fidelity_tables as tables
 from mesh.cli import output
-from mesh.cli.fidelity_live import LiveSide, Wanted
+from mesh.cli.cell import LocalCell
+from mesh.cli.cell_plan import CellPlan, plan_nodes
 from mesh.cli.options import format_option, home_option
 from mesh.cli.output import Format
 from mesh.cli.progress import progress
+from mesh.cli.running_cell import running_cell
 from mesh.cli.stopping import Stopping
 from mesh.cli.verbs.demo import SOURCE
 from mesh.domain.units import parse_bytes
-from mesh.sim.fidelity.report import SIMULATIONS, report_on
+from mesh.evaluation.fidelity.live import LiveSide, Wanted
+from mesh.evaluation.fidelity.report import SIMULATIONS, report_on
 
 POSITIVE = click.FloatRange(min=0, min_open=True)
 
@@ -74,11 +78,27 @@ def fidelity(
         load=load,
         seed=seed,
         remeasure=remeasure,
-        threads=threads,
-        memory_bytes=None if memory is None else parse_bytes(memory),
     )
+    memory_bytes = None if memory is None else parse_bytes(memory)
     with Stopping() as stopping, progress("fidelity") as report:
-        live = LiveSide(wanted, home, stopping, report).run()
+
+        def start(home: Path, journals: Path) -> AbstractContextManager[LocalCell]:
+            plan = CellPlan(
+                listen="127.0.0.1:0",
+                home=home,
+                nodes=plan_nodes(["cpu"]),
+                threads=threads,
+                memory_bytes=memory_bytes,
+                node_journals=journals,
+            )
+            return running_cell(plan, stopping)
+
+        def told(phase: str, share: float) -> None:
+            if stopping.asked():
+                raise KeyboardInterrupt
+            report(phase, share)
+
+        live = LiveSide(wanted, home, start, told).run()
         report("simulate", 1.0)
         found = report_on(live, simulations=simulations)
     if form is not Format.TABLE:

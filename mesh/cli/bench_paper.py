@@ -11,24 +11,32 @@ from pathlib import Path
 import click
 
 from mesh.cli import output
-from mesh.cli.bench_paper_runs import JOBS_MAX, Done, Failed, Job, run_all
 from mesh.cli.options import format_option
 from mesh.cli.output import Column, Format
 from mesh.cli.plain import plain
 from mesh.cli.plotting import check_plotting
 from mesh.cli.progress import progress
 from mesh.domain.errors import InvalidInput, MeshError, NotFound
+from mesh.evaluation.charts.chart import Chart
+from mesh.evaluation.paper.cells import (
+    ALL_CELLS,
+    DURATION_S,
+    PaperCell,
+    from_trace,
+    generated,
+    load,
+    paper_cell,
+)
+from mesh.evaluation.paper.drawing import cell_charts, overview_charts, run_charts
+from mesh.evaluation.paper.evaluation import EvaluatedRun, Evaluation
+from mesh.evaluation.paper.page import page
+from mesh.evaluation.paper.record import record
+from mesh.evaluation.paper.reference import Reference, reference
+from mesh.evaluation.paper.runs import JOBS_MAX, Done, Failed, Job, run_all
+from mesh.evaluation.paper.tables import tables
 from mesh.policy.registry import known_policies
 from mesh.policy.registry import policy as policy_of
-from mesh.report.charts import Chart
-from mesh.report.evaluation import EvaluatedRun, Evaluation
-from mesh.report.evaluation_charts import cell_charts, overview_charts, run_charts
-from mesh.report.evaluation_record import record
-from mesh.report.evaluation_tables import tables
-from mesh.report.page import page
-from mesh.report.paper_reference import Reference, reference
 from mesh.sim.costs import Resizing
-from mesh.sim.paper import ALL_CELLS, DURATION_S, PaperCell, from_trace, generated, load, paper_cell
 from mesh_workloads.trace import Trace
 
 POLICIES = ("sllm", "sllm+cpu", "sllm+cpu+share", "llm-mesh")
@@ -218,7 +226,7 @@ def _show(made: Evaluation, form: Format) -> None:
 
 
 def _draw(made: Evaluation, folder: Path) -> None:
-    from mesh.report import png
+    from mesh.evaluation.charts import png
 
     charts: list[tuple[str, Chart]] = [("", chart) for chart in overview_charts(made)]
     for cell in made.cells:

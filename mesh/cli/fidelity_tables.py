@@ -3,7 +3,7 @@
 from mesh.cli.output import Column
 from mesh.cli.plain import Plain, plain
 from mesh.domain.units import format_bytes
-from mesh.sim.fidelity.comparing import (
+from mesh.evaluation.fidelity.comparing import (
     E2E_ERROR_MAX,
     REFUSED_ERROR_MAX,
     TPOT_ERROR_MAX,
@@ -11,7 +11,7 @@ from mesh.sim.fidelity.comparing import (
     Comparison,
     Pair,
 )
-from mesh.sim.fidelity.report import FidelityReport
+from mesh.evaluation.fidelity.report import FidelityReport
 
 COLUMNS = (
     Column("FIGURE"),

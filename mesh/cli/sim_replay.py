@@ -7,7 +7,7 @@ from mesh.cli import sim_tables as tables
 from mesh.cli.output import Column, Format
 from mesh.cli.plain import plain
 from mesh.cli.progress import progress
-from mesh.sim.replaying import OtherDecision, ReplayReport, replay_journal
+from mesh.evaluation.replaying import OtherDecision, ReplayReport, replay_journal
 
 REPORT_EVERY = 256
 """Events between two looks at the bar."""

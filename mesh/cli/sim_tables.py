@@ -2,8 +2,8 @@
 
 from mesh.cli.output import Column
 from mesh.domain.reasons import DeviceKind, RefusalReason
-from mesh.report.outcomes import Summary
-from mesh.sim.report import SimulationReport
+from mesh.evaluation.simulation_report import SimulationReport
+from mesh.evaluation.summary import Summary
 
 _REFUSALS = frozenset(reason.value for reason in RefusalReason)
 NODE_COLUMNS = (

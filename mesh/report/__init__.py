@@ -1,1 +1,1 @@
-"""What decisions and outcomes mean, in words and numbers for people."""
+"""What the controller decides, in words for people."""

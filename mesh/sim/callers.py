@@ -2,7 +2,7 @@
 
 Callers look at the clock for every token. What they were told of a request becomes its `Outcome`
 when it ends; a token that is lost, wrong, comes twice or comes after the end is a fault of mesh and
-raises AssertionError. Before: `ControllerPerformer`. After: `mesh.report.outcomes`.
+raises AssertionError. Before: `ControllerPerformer`. After: `mesh.domain.outcome`.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,11 +19,11 @@ from mesh.domain.actions import (
 from mesh.domain.deployment import Deployment
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, RequestId
+from mesh.domain.outcome import Outcome
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.request import Request
 from mesh.domain.text import TextAssets
-from mesh.report.outcomes import Outcome
 from mesh.runtime.clock import Clock
 from mesh.sim.sequences import answer_of
 

@@ -8,7 +8,7 @@ bench. After: `invariants`.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from mesh.report.outcomes import Outcome
+from mesh.domain.outcome import Outcome
 from mesh.runtime.host import Recorder
 from mesh.runtime.journal import ControllerStart
 from mesh.sim.books import hold

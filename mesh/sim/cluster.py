@@ -2,7 +2,7 @@
 
 The cores and their performers are those of a live cell; what differs is the clock, the engine and
 the links. `run` offers it a workload, one arrival after the other, and ends with the last request.
-Before: `scenario`, which says what the cell is made of. After: `mesh.report.outcomes`.
+Before: `scenario`, which says what the cell is made of. After: `mesh.domain.outcome`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,10 +16,10 @@ from mesh.domain.errors import EngineError, InvalidInput
 from mesh.domain.events import CancelRequested, InvokeRequested
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.limits import CellLimits
+from mesh.domain.outcome import Outcome
 from mesh.domain.profile import Profile
 from mesh.domain.request import Request, SamplingParams
 from mesh.policy.registry import DEFAULT_POLICY
-from mesh.report.outcomes import Outcome
 from mesh.runtime.host import Recorder
 from mesh.runtime.journal import ControllerStart
 from mesh.sim.callers import Callers, MemoryRegistry

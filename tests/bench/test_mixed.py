@@ -10,17 +10,17 @@ from bench.mixed.workload import (
     BURST_S,
     FIRST_BATCH,
     QUIET_GAP_S,
-    Call,
     CannotSpill,
     Requests,
     burst,
     quiet,
     sizes,
 )
+from mesh.domain.ids import DeploymentName
 from mesh.domain.profile import Grid
 from mesh.domain.slo import Slo
+from mesh.evaluation.load_client import Answer, Call
 from mesh.request.shadow import OVERESTIMATE
-from mesh.wire.offering import Answer
 from tests.support.profiles import profile
 
 REQUESTS = Requests(prompt_tokens=64, served_s=9.6, ttft_s=10.0)
@@ -34,8 +34,14 @@ def decodes(one_s: float, further_s: float) -> Grid:
 
 FIRST = profile(decode=decodes(0.010, 0.010))
 SECOND = profile(decode=decodes(0.020, 0.020))
-CALL = Call(at_s=0.0, deployment="chat", prompt_tokens=(7,) * 64, output_tokens=3)
 SLO = Slo(ttft_s=1.0, tpot_s=0.1)
+CALL = Call(
+    at_s=0.0,
+    deployment=DeploymentName("chat"),
+    slo=SLO,
+    prompt_tokens=(7,) * 64,
+    output_tokens=3,
+)
 
 
 def outcome(

@@ -7,10 +7,10 @@ import pytest
 from bench.overcommit.judging import Judgement, Outcome
 from bench.overcommit.replaying import Audit, Replay
 from bench.overcommit.resident import Resident
-from bench.overcommit.workload import FIRST_S, KINDS, Call, calls, limit_bytes, peaks
+from bench.overcommit.workload import FIRST_S, KINDS, BurstCall, calls, limit_bytes, peaks
 from mesh.domain.actions import ControllerAction, SendCommand
 from mesh.domain.events import CancelRequested, ControllerEvent, KeepAliveExpired
-from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.messages import (
     AbortRequest,
     Heartbeat,
@@ -23,11 +23,18 @@ from mesh.domain.messages import (
     UnloadInstance,
 )
 from mesh.domain.reasons import FinishReason
+from mesh.evaluation.load_client import Answer
 from mesh.runtime.journal import Decision
-from mesh.wire.offering import Answer
 from tests.core.cells import FOOTPRINT, MIB, CellUnderTest, commands, deployment, hello, request
 
-CALL = Call(at_s=0.0, deployment="oc-chat", burst=0, prompt_tokens=(7,) * 100, output_tokens=3)
+CALL = BurstCall(
+    at_s=0.0,
+    deployment=DeploymentName("oc-chat"),
+    slo=KINDS["oc-chat"].slo,
+    burst=0,
+    prompt_tokens=(7,) * 100,
+    output_tokens=3,
+)
 WHOLE = Answer(ended_s=2.0, tokens_s=(1.0, 1.1, 1.2), finishes=1)
 
 

@@ -3,12 +3,19 @@
 import pytest
 
 from bench.slo.judging import Judgement, Outcome, jain
-from bench.slo.workload import OUTPUT_TOKENS, PROMPT_TOKENS, SLOS, Call, Costs, calls
+from bench.slo.workload import OUTPUT_TOKENS, PROMPT_TOKENS, SLOS, Costs, calls
 from mesh.compute.times import Times
-from mesh.wire.offering import Answer
+from mesh.domain.ids import DeploymentName
+from mesh.evaluation.load_client import Answer, Call
 from tests.support.profiles import PROFILE
 
-CALL = Call(at_s=0.0, deployment="slo-a", prompt_tokens=(7,) * 100, output_tokens=3)
+CALL = Call(
+    at_s=0.0,
+    deployment=DeploymentName("slo-a"),
+    slo=SLOS["slo-a"],
+    prompt_tokens=(7,) * 100,
+    output_tokens=3,
+)
 """Its first token is due after 1 s, each further one 0.1 s later."""
 
 

@@ -1,4 +1,4 @@
-"""`mesh bench fidelity`: what it shows of a run, and what its live side makes of calls."""
+"""`mesh bench fidelity`: what it shows of a run."""
 
 import json
 from pathlib import Path
@@ -7,17 +7,12 @@ from unittest import mock
 import pytest
 
 from mesh.cli.cell_plan import CellPlan, plan_nodes
-from mesh.cli.fidelity_live import Call, outcome_of
-from mesh.domain.reasons import FinishReason, RefusalReason
+from mesh.evaluation.fidelity.report import LiveRun
 from mesh.sim.costs import NodeCosts
-from mesh.sim.fidelity.report import LiveRun
 from mesh.sim.scenario import plan
-from mesh.wire.offering import Answer
 from tests.cli.running import Ran, mesh
-from tests.sim.fidelity.living import SCENARIO, arrivals, live
+from tests.evaluation.fidelity.living import SCENARIO, arrivals, live
 from tests.sim.scenarios import scenario
-
-CALL = Call(at_s=7.0, deployment="fidelity-a", prompt_tokens=(1, 2, 3), output_tokens=2)
 
 
 @pytest.fixture(scope="module")
@@ -62,29 +57,6 @@ def test_the_command_is_listed_and_its_numbers_are_checked() -> None:
     assert "fidelity" in mesh("bench", "--help").out
     assert mesh("bench", "fidelity", "--seconds", "0").code == 2
     assert mesh("bench", "nothing").code == 2
-
-
-@pytest.mark.parametrize(
-    ("answer", "end"),
-    [
-        (Answer(ended_s=1.0, tokens_s=(0.5, 1.0)), FinishReason.LENGTH),
-        (Answer(ended_s=1.0, tokens_s=(0.5,)), FinishReason.FAILED),
-        (Answer(ended_s=1.0, tokens_s=(0.5, 1.0), in_order=False), FinishReason.FAILED),
-        (Answer(ended_s=1.0, tokens_s=(), failed="unavailable"), FinishReason.FAILED),
-        (Answer(ended_s=1.0, tokens_s=(), refused="queue_full"), RefusalReason.QUEUE_FULL),
-    ],
-)
-def test_what_came_of_a_call_is_its_outcome(
-    answer: Answer, end: FinishReason | RefusalReason
-) -> None:
-    assert outcome_of(CALL, answer, 0.0).end is end
-
-
-def test_times_count_from_the_start_of_the_run() -> None:
-    answer = Answer(ended_s=1.0, tokens_s=(0.5, 1.0), sent_s=107.25, lag_s=0.25, grace_s=0.125)
-    made = outcome_of(CALL, answer, 100.0)
-    assert (made.arrival_s, made.tokens_s, made.ended_s) == (7.25, (7.75, 8.25), 8.25)
-    assert (made.ttft_s, made.grace_s, made.input_tokens) == (0.5, 0.125, 3)
 
 
 def test_nodes_write_journals_when_they_are_to(tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from mesh.cli.bench_paper_runs import Job, run_all
 from mesh.cli.verbs import bench
 from mesh.domain.errors import MeshError
+from mesh.evaluation.paper.cells import PaperCell, PaperRun, generated, load, paper_cell
+from mesh.evaluation.paper.cells import run as paper_run
+from mesh.evaluation.paper.runs import Job, run_all
 from mesh.sim.costs import Resizing
-from mesh.sim.paper import PaperCell, PaperRun, generated, load, paper_cell
-from mesh.sim.paper import run as paper_run
 from mesh_workloads.formats.plain_csv import write
 from mesh_workloads.generating import LLM_MESH, generate
 from mesh_workloads.trace import Trace
@@ -128,7 +128,7 @@ def test_the_way_of_resizing_reaches_the_run_and_is_told(
         ways.append(resize)
         return paper_run(cell, policy, work, resize=resize)
 
-    monkeypatch.setattr("mesh.cli.bench_paper_runs.run", run)
+    monkeypatch.setattr("mesh.evaluation.paper.runs.run", run)
     ran = paper("--cells", "3B/32", "--policy", "llm-mesh", "-o", "json", *arguments)
     assert ways == [way]
     assert json.loads(ran.out)["workload"] == words
@@ -142,7 +142,7 @@ def test_a_run_that_fails_leaves_the_others_and_fails_the_whole(
             raise MeshError("requests hang", hint="look at them")
         return paper_run(cell, policy, work, resize=resize)
 
-    monkeypatch.setattr("mesh.cli.bench_paper_runs.run", run)
+    monkeypatch.setattr("mesh.evaluation.paper.runs.run", run)
     ran = paper("--cells", "3B/32,3B/64", "--policy", "llm-mesh", "-o", "json")
     assert ran.code == 1
     assert list(json.loads(ran.out)["cells"]) == ["3B/32"]
@@ -154,7 +154,7 @@ def test_the_only_run_fails_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: object, resize: Resizing) -> PaperRun:
         raise MeshError("requests hang", hint="look at them")
 
-    monkeypatch.setattr("mesh.cli.bench_paper_runs.run", run)
+    monkeypatch.setattr("mesh.evaluation.paper.runs.run", run)
     ran = paper("--cells", "3B/32", "--policy", "llm-mesh")
     assert ran.code == 1
     assert ran.err.endswith("error: requests hang\nhint: look at them\n")

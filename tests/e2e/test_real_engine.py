@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from mesh.domain.reasons import FinishReason
-from mesh.sim.replaying import replay_journal
+from mesh.evaluation.replaying import replay_journal
 from tests.e2e.live_cell import LiveCell
 
 CLIENTS = 4

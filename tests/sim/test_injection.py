@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from mesh.domain.ids import NodeId
+from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import FinishReason, RefusalReason
-from mesh.report.outcomes import Outcome
 from mesh.sim.checking import FaultyRun
 from mesh.sim.cluster import Arrival, CellPlan
 from mesh.sim.faults import Fault, FaultKind

@@ -23,6 +23,7 @@ from mesh.cli.cell_plan import CellPlan, plan_nodes
 from mesh.cli.demo_screen import TABLE, Screen, Talk, rows
 from mesh.cli.options import home_option
 from mesh.cli.progress import progress
+from mesh.cli.running_cell import running_cell
 from mesh.cli.stopping import Stopping
 from mesh.cli.verbs.deploy import wait_ready
 from mesh.domain.deployment import DeploymentSpec, Scaling
@@ -77,17 +78,13 @@ def demo(source: str | None, home: Path) -> None:
     talks = [Talk(deployment=spec.name, prompt=prompt) for spec, prompt in PROMPTS]
     with Stopping() as stopping, _temporary_home(home / "store") as scratch:
         plan = CellPlan(listen="127.0.0.1:0", home=scratch, nodes=plan_nodes(["cpu"]))
-        cell = LocalCell(plan)
         # Leaving them in this order ends the calls first, and so the threads that wait for them.
-        with ThreadPoolExecutor(max_workers=len(talks)) as threads:
-            try:
-                cell.start()
-                if not cell.wait_ready(stopping.asked, output.message):
-                    raise KeyboardInterrupt
-                with MeshClient(cell.address) as client:
-                    _play(client, specs, talks, threads, _watcher(cell, stopping))
-            finally:
-                cell.stop(stopping.asked_again)
+        with (
+            ThreadPoolExecutor(max_workers=len(talks)) as threads,
+            running_cell(plan, stopping, output.message) as cell,
+            MeshClient(cell.address) as client,
+        ):
+            _play(client, specs, talks, threads, _watcher(cell, stopping))
         output.text("")
         output.table(TABLE, rows(talks))
         failed = [talk for talk in talks if talk.failure is not None]

@@ -21,9 +21,9 @@ from mesh.cli.progress import Report, progress
 from mesh.cli.sim_check import Journals, command_of, replayable
 from mesh.cli.sim_replay import show_replay
 from mesh.domain.errors import InvalidInput
-from mesh.report.outcomes import summarize
+from mesh.evaluation.simulation_report import SimulationReport, node_uses
+from mesh.evaluation.summary import summarize
 from mesh.sim.checking import FaultyRun
-from mesh.sim.report import SimulationReport, node_uses
 from mesh.sim.scenario import Scenario, arrivals, faults, fitted, read_scenario, trace_of
 from mesh.sim.scenario import plan as plan_of
 from mesh.sim.workload import TraceFile, WorkloadKind

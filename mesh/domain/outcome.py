@@ -1,0 +1,77 @@
+"""What came of a request, as its caller saw it, and what that says of its SLO.
+
+A request meets its SLO when every token has come by `arrival + TTFT limit + index * TPOT`
+(LLM-Mesh §3.1). Load time that its admission was granted (the grace) is told apart: the numbers are
+given with it and without. Before: the callers of a cell, simulated or live. After:
+`mesh.evaluation`.
+"""
+
+from dataclasses import dataclass
+
+from mesh.domain.ids import DeploymentName, RequestId
+from mesh.domain.reasons import FinishReason, RefusalReason
+from mesh.domain.slo import Slo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Of one request. Times are points on one clock, in seconds."""
+
+    request_id: RequestId
+    deployment: DeploymentName
+    slo: Slo
+    arrival_s: float
+    input_tokens: int
+    tokens_s: tuple[float, ...]
+    """When each token came."""
+    ended_s: float
+    grace_s: float = 0.0
+    end: FinishReason | RefusalReason
+
+    @property
+    def finished(self) -> bool:
+        """It has all of its tokens."""
+        return self.end in (FinishReason.STOP, FinishReason.LENGTH)
+
+    @property
+    def ttft_s(self) -> float | None:
+        return self.tokens_s[0] - self.arrival_s if self.tokens_s else None
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time of a token after the first; None when there is none."""
+        if len(self.tokens_s) < 2:
+            return None
+        return (self.tokens_s[-1] - self.tokens_s[0]) / (len(self.tokens_s) - 1)
+
+    @property
+    def late_s(self) -> float:
+        """By how much its latest token was late, the grace left out; negative when none was."""
+        first_due_s = self.arrival_s + self.slo.ttft_limit_s(self.input_tokens)
+        tpot_s = self.slo.tpot_s
+        late = (at_s - first_due_s - n * tpot_s for n, at_s in enumerate(self.tokens_s))
+        return max(late, default=0.0)
+
+    @property
+    def met(self) -> bool:
+        """Every token was in time, the grace granted."""
+        return self.finished and self.late_s <= self.grace_s
+
+    @property
+    def met_without_grace(self) -> bool:
+        return self.finished and self.late_s <= 0.0
+
+    @property
+    def met_in_the_mean(self) -> bool:
+        """TTFT, the grace granted, and mean TPOT were: single tokens may have been late."""
+        return self._met_in_the_mean(self.grace_s)
+
+    @property
+    def met_in_the_mean_without_grace(self) -> bool:
+        return self._met_in_the_mean(0.0)
+
+    def _met_in_the_mean(self, grace_s: float) -> bool:
+        if not self.finished or self.ttft_s is None:
+            return False
+        limit_s = self.slo.ttft_limit_s(self.input_tokens) + grace_s
+        return self.ttft_s <= limit_s and (self.tpot_s or 0.0) <= self.slo.tpot_s

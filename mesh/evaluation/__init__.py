@@ -1,0 +1,11 @@
+"""Measuring and comparing, apart from what serves: production does not import it.
+
+load_client                            calls to a live cell, each at its time
+summary, distribution, ranks           outcomes of requests in numbers
+sampling, series, cell_numbers         nodes by the second; a run of a cell in numbers
+simulation_report                      what `mesh sim` says of a run
+replaying, differences                 journals, decided again
+charts/                                charts as values; SVG and PNG
+paper/                                 the evaluation of LLM-Mesh on virtual nodes
+fidelity/                              a live run beside a simulation of it
+"""

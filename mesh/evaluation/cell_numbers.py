@@ -1,0 +1,85 @@
+"""One run of a cell of the evaluation in numbers: SLO, nodes in use, latencies, refusals; pure.
+
+`met` is the paper's: TTFT and mean TPOT within their limits, no credit for the time of a load, a
+refused request counts as missed. `met_every_token` is mesh's own: every token by arrival + TTFT
+limit + index * TPOT. Before: outcomes and node series. After: tables, charts, JSON.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from mesh.domain.outcome import Outcome
+from mesh.domain.reasons import DeviceKind
+from mesh.evaluation.distribution import Distribution
+from mesh.evaluation.ranks import RankGroup, by_rank
+from mesh.evaluation.series import NodeSeries, nodes_in_use
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellNumbers:
+    """Counts are of requests, unless named otherwise; means are over the workload's time."""
+
+    requests: int
+    finished: int
+    met: int
+    met_with_grace: int
+    """The time of a load that a request's admission started is granted on top of its TTFT."""
+    met_every_token: int
+    met_every_token_with_grace: int
+    cpu_nodes: float
+    """Mean number in use."""
+    gpu_nodes: float
+    loads: int
+    """Of instances (cold starts), parked ones that resume left out."""
+    cold_requests: int
+    """Whose admission started an instance: those that were granted a grace."""
+    refused: tuple[tuple[str, int], ...]
+    """All that did not finish, by reason: see `outcomes.Summary`."""
+    decode_tokens_per_s: tuple[tuple[str, float], ...]
+    """By kind of device, of one node while it is in use; none for a kind that never was."""
+    ttft: Distribution
+    """Of the requests that had a first token."""
+    tpot: Distribution
+    """Mean time of a token after the first, of the requests that had two."""
+    by_rank: tuple[RankGroup, ...]
+
+
+def cell_numbers(outcomes: Sequence[Outcome], nodes: Sequence[NodeSeries]) -> CellNumbers:
+    """All outcomes of a run; the series of all nodes over the workload's time."""
+    late = [(o, o.late_s) for o in outcomes if o.finished]
+    in_use = {device: nodes_in_use(nodes, device) for device in DeviceKind}
+    ttfts = (o.ttft_s for o in outcomes)
+    tpots = (o.tpot_s for o in outcomes)
+    return CellNumbers(
+        requests=len(outcomes),
+        finished=len(late),
+        met=sum(o.met_in_the_mean_without_grace for o in outcomes),
+        met_with_grace=sum(o.met_in_the_mean for o in outcomes),
+        met_every_token=sum(late_s <= 0.0 for _, late_s in late),
+        met_every_token_with_grace=sum(late_s <= o.grace_s for o, late_s in late),
+        cpu_nodes=_mean(in_use[DeviceKind.CPU]),
+        gpu_nodes=_mean(in_use[DeviceKind.GPU]),
+        loads=sum(sum(node.loads) for node in nodes),
+        cold_requests=sum(o.grace_s > 0 for o in outcomes),
+        refused=tuple(sorted(Counter(str(o.end) for o in outcomes if not o.finished).items())),
+        decode_tokens_per_s=tuple(_decoding(nodes, in_use)),
+        ttft=Distribution.of(s for s in ttfts if s is not None),
+        tpot=Distribution.of(s for s in tpots if s is not None),
+        by_rank=by_rank(outcomes),
+    )
+
+
+def _decoding(
+    nodes: Sequence[NodeSeries], in_use: dict[DeviceKind, tuple[float, ...]]
+) -> list[tuple[str, float]]:
+    return [
+        (device.value, sum(sum(n.decoded_tokens) for n in nodes if n.device is device) / used_s)
+        for device in DeviceKind
+        if (used_s := sum(in_use[device])) > 0
+    ]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0

@@ -1,0 +1,62 @@
+"""A virtual cell after a live one: its node, its deployments, what was measured of both."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from mesh.domain.deployment import Deployment
+from mesh.domain.messages import NodeHello
+from mesh.domain.model import Footprint
+from mesh.domain.outcome import Outcome
+from mesh.domain.profile import Profile
+from mesh.sim.cluster import Arrival, CellPlan, VirtualCell
+from mesh.sim.costs import ModelCosts, NodeCosts
+from mesh.sim.node import NodePlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveCell:
+    """What is to be known of it: one node, deployments of one model."""
+
+    node: NodeHello
+    deployments: tuple[Deployment, ...]
+    profile: Profile
+    footprint: Footprint
+    delay_s: float
+    """From a client to the node and back, without what is computed there."""
+
+
+def cell_plan(live: LiveCell, costs: NodeCosts) -> CellPlan:
+    """Nothing is loaded at its start. A quarter of the delay is each link's, each way; the rest, on
+    the way between clients and controller, is `seen_by_clients`.
+    """
+    model = ModelCosts(profile=live.profile, footprint=live.footprint)
+    return CellPlan(
+        nodes=(NodePlan(hello=live.node, models={live.profile.model_id: model}, costs=costs),),
+        deployments=live.deployments,
+        profiles=(live.profile,),
+        link_delay_s=live.delay_s / 4,
+    )
+
+
+def simulate(live: LiveCell, costs: NodeCosts, arrivals: Sequence[Arrival]) -> tuple[Outcome, ...]:
+    """In the order of the arrivals; times count from the start of the workload."""
+    cell = VirtualCell(cell_plan(live, costs))
+    ended = cell.run(arrivals)
+    by_number = {int(o.request_id.removeprefix("r-")): o for o in ended}
+    return tuple(
+        _seen_by_client(by_number[number + 1], cell.started_s, live.delay_s / 2)
+        for number in range(len(arrivals))
+    )
+
+
+def _seen_by_client(outcome: Outcome, start_s: float, delay_s: float) -> Outcome:
+    """As if the client had sent it that much before it came, and saw all of it that much later:
+    `delay_s` is both ways together.
+    """
+    back_s = delay_s - start_s
+    return replace(
+        outcome,
+        arrival_s=outcome.arrival_s - start_s,
+        tokens_s=tuple(at_s + back_s for at_s in outcome.tokens_s),
+        ended_s=outcome.ended_s + back_s,
+    )

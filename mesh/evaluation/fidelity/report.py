@@ -1,0 +1,136 @@
+"""From a live run to what is said of the simulator: calibrate, simulate twice, compare twice.
+
+Calibration uses the profile and the first part of the run; the rest is compared. The first kind of
+simulation knows no more than that: its pace is the calibrated part's, over and over. The second one
+is told the pace at which the machine really computed in each second, as a neighbour's work would be
+told that no simulator can foresee; whatever differs then is the simulator's own. Before: the
+command line. After: its tables.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mesh.compute.times import Times
+from mesh.domain.deployment import Deployment
+from mesh.domain.errors import InvalidInput
+from mesh.domain.messages import NodeHello
+from mesh.domain.outcome import Outcome
+from mesh.domain.profile import Profile
+from mesh.evaluation.fidelity.calibrating import calibrate, delay_s, jitter, pace
+from mesh.evaluation.fidelity.comparing import Comparison, compare
+from mesh.evaluation.fidelity.observing import Observed
+from mesh.evaluation.fidelity.planning import LiveCell, simulate
+from mesh.sim.cluster import SETTLE_S, Arrival
+from mesh.sim.costs import NodeCosts
+
+SIMULATIONS = 5
+"""Of each kind: they differ in which iteration has which jitter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRun:
+    """What was asked of a live cell of one node, and what came of it."""
+
+    node: NodeHello
+    """Nothing is loaded on it."""
+    deployments: tuple[Deployment, ...]
+    profile: Profile
+    arrivals: tuple[Arrival, ...]
+    prompts: tuple[tuple[int, ...], ...]
+    """Of the arrivals, each a different one."""
+    outcomes: tuple[Outcome, ...]
+    """Of the arrivals; times count from `start_s`, and arrivals are when requests were sent."""
+    start_s: float
+    """On the node's clock."""
+    calibrated_s: float
+    """The first part of the run, which is not compared."""
+    observed: Observed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FidelityReport:
+    calibrated_s: float
+    calibrated_steps: int
+    costs: NodeCosts
+    """Calibrated, without pace and jitter."""
+    loads: int
+    resizes: int
+    unloads: int
+    """That the costs are means of; of what was not seen they are assumptions."""
+    delay_s: float
+    pace_calibrated: float
+    """Mean, while it was calibrated: 1 by definition, but for what was disturbed."""
+    pace_compared: float
+    """Mean of the rest: by how much the machine was slower then than before."""
+    rss_bytes_max: int
+    """Of the node's process, as it said itself."""
+    booked_bytes_max: int
+    """What it takes without instances, with weights and KV caches by its engine's books."""
+    by_calibration: Comparison
+    by_pace: Comparison
+
+
+def report_on(run: LiveRun, *, simulations: int = SIMULATIONS) -> FidelityReport:
+    """`simulations` of each kind.
+
+    Raises InvalidInput when the run does not do for calibrating or comparing.
+    """
+    times, observed = Times(run.profile), run.observed
+    if observed.footprint is None:
+        raise InvalidInput("nothing was loaded", hint="run for longer")
+    calibrated_s = run.start_s + run.calibrated_s
+    costs = calibrate(observed, times, from_s=run.start_s, until_s=calibrated_s)
+    delay = delay_s(observed, *_seen(run))
+    cell = LiveCell(
+        node=run.node,
+        deployments=run.deployments,
+        profile=run.profile,
+        footprint=observed.footprint,
+        delay_s=delay,
+    )
+    # The virtual clock is at SETTLE_S when the workload begins.
+    zero_s, end_s = run.start_s - SETTLE_S, max(s.began_s for s in observed.steps)
+    known = pace(observed, times, costs, from_s=zero_s, until_s=calibrated_s)
+    whole = pace(observed, times, costs, from_s=zero_s, until_s=end_s)
+    drawn = jitter(observed, times, costs, known, from_s=zero_s, until_s=calibrated_s)
+    later = whole.factors[len(known.factors) :]
+    return FidelityReport(
+        calibrated_s=run.calibrated_s,
+        calibrated_steps=sum(run.start_s <= s.began_s < calibrated_s for s in observed.steps),
+        costs=costs,
+        loads=sum(spent.began_s < calibrated_s for spent in observed.loads),
+        resizes=sum(spent.began_s < calibrated_s for spent in observed.resizes),
+        unloads=sum(spent.began_s < calibrated_s for spent in observed.unloads),
+        delay_s=delay,
+        pace_calibrated=_mean(known.factors),
+        pace_compared=_mean(later),
+        rss_bytes_max=observed.rss_bytes_max,
+        booked_bytes_max=run.node.base_bytes + observed.engine_bytes_max,
+        by_calibration=_compared(run, cell, replace(costs, pace=known, jitter=drawn), simulations),
+        by_pace=_compared(run, cell, replace(costs, pace=whole, jitter=drawn), simulations),
+    )
+
+
+def _compared(run: LiveRun, cell: LiveCell, costs: NodeCosts, simulations: int) -> Comparison:
+    simulated = [
+        simulate(cell, replace(costs, jitter=replace(costs.jitter, seed=seed)), run.arrivals)
+        for seed in range(simulations)
+    ]
+    return compare(run.outcomes, simulated, from_s=run.calibrated_s)
+
+
+def _seen(
+    run: LiveRun,
+) -> tuple[Mapping[tuple[int, ...], float], Mapping[tuple[int, ...], Sequence[float]]]:
+    """By prompt: when each request of the calibrated part was sent, and when its tokens came, on
+    the node's clock.
+    """
+    both = zip(run.prompts, run.outcomes, strict=True)
+    asked = [(prompt, o) for prompt, o in both if o.arrival_s < run.calibrated_s]
+    sent_s = {prompt: run.start_s + o.arrival_s for prompt, o in asked}
+    came_s = {prompt: [run.start_s + at_s for at_s in o.tokens_s] for prompt, o in asked}
+    return sent_s, came_s
+
+
+def _mean(factors: Sequence[float]) -> float:
+    return sum(factors) / len(factors) if factors else 1.0

@@ -1,0 +1,202 @@
+"""The cells of LLM-Mesh's evaluation (§8.1), as plans of virtual cells, and one run of one of them.
+
+A cell is a model and a number of functions, each of which is a deployment of that model, on four
+Xeon 6462C and four A100-80GB. The load comes from a trace or from the generator that ships with
+mesh. Before: `mesh bench paper`. After: `cell_numbers`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from math import ceil, inf
+from pathlib import Path
+
+from mesh.domain.deployment import Scaling
+from mesh.domain.errors import InvalidInput
+from mesh.domain.limits import CellLimits
+from mesh.domain.reasons import DeviceKind
+from mesh.domain.slo import Slo
+from mesh.evaluation.cell_numbers import CellNumbers, cell_numbers
+from mesh.evaluation.sampling import Sampler
+from mesh.evaluation.series import NodeSeries
+from mesh.policy.registry import policy as policy_of
+from mesh.sim.cluster import CellPlan, VirtualCell
+from mesh.sim.costs import NodeCosts, Resizing
+from mesh.sim.groups import DeploymentGroup, NodeGroup, deployments_of, node_plans
+from mesh.sim.node import NodePlan
+from mesh.sim.testbed import known_model
+from mesh.sim.workload import TraceFile, arrivals_of, from_file
+from mesh_workloads.generating import LLM_MESH, generate
+from mesh_workloads.sampling import KEPT, functions_of, load_for
+from mesh_workloads.trace import Trace
+
+MODELS = {"3B": "llama-3.2-3b", "7B": "llama-2-7b", "13B": "llama-2-13b"}
+DURATION_S = 1800.0
+CONTEXT_TOKENS_MAX = 4096
+"""Of every deployment; no request of the load is longer."""
+SLO = Slo(ttft_s=2.0, ttft_tokens_per_s=512.0, tpot_s=0.25)
+PLANNED_TPOT_SHARE = 0.95
+"""Of the TPOT SLO, with which a policy that validates plans: the evaluation asks for the mean TPOT,
+which is above the SLO's when the first token came early and the last one in time.
+"""
+KEEP_ALIVE_S = {DeviceKind.CPU: 0.0, DeviceKind.GPU: 1.0}
+"""An idle node counts as in use for so long (the deployments' own keep-alive is the GPU's)."""
+NODES_EACH = 4
+MEMORY_GIB = {DeviceKind.CPU: 256.0, DeviceKind.GPU: 78.0}
+PROCESS_GIB = 1.5
+"""What an engine process takes of it beside weights and KV cache."""
+PROCESSES = {
+    "3B": {DeviceKind.CPU: 4, DeviceKind.GPU: 8},
+    "7B": {DeviceKind.CPU: 2, DeviceKind.GPU: 4},
+    "13B": {DeviceKind.CPU: 1, DeviceKind.GPU: 2},
+}
+"""Engine processes that the testbed keeps on a node, by model."""
+COSTS = {
+    DeviceKind.CPU: NodeCosts(load_s=0.0, load_bytes_per_s=inf, unload_s=0.0),
+    DeviceKind.GPU: NodeCosts(load_s=0.2, load_bytes_per_s=20e9, unload_s=0.0),
+}
+"""Weights stay in the hosts' memory: a CPU computes with them where they lie, a GPU copies them.
+What resizes of a KV cache cost is `NodeCosts`' own.
+"""
+LINK_DELAY_S = 0.001
+LIMITS = CellLimits(
+    batch_max=256,
+    prefill_tokens_max=CONTEXT_TOKENS_MAX,
+    place_retry_s=0.25,
+    turn_s_max=0.05,
+    delivery_s_max=0.01,
+    parked_s_max=0.0,
+)
+"""A prompt is computed at once if nobody is late for it; a GPU decodes two to four times in a turn;
+what is idle goes after its keep-alive.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class PaperCell:
+    """`model` is a key of MODELS."""
+
+    model: str
+    functions: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}/{self.functions}"
+
+
+ALL_CELLS = tuple(PaperCell(model=m, functions=n) for m in MODELS for n in KEPT)
+
+
+def paper_cell(name: str) -> PaperCell:
+    """Of a name such as 7B/128. Raises InvalidInput when the evaluation has no such cell."""
+    for cell in ALL_CELLS:
+        if cell.name == name:
+            return cell
+    raise InvalidInput(
+        f"there is no cell {name!r}", hint=f"cells: {', '.join(c.name for c in ALL_CELLS)}"
+    )
+
+
+def generated(seed: int) -> Trace:
+    """The shipped load of 128 functions."""
+    return generate(LLM_MESH, seed)
+
+
+def from_trace(path: Path, seed: int) -> Trace:
+    """The first half hour of a file: of a plain one as its 128 functions are numbered, of others
+    128 are sampled, and what the file lacks is drawn.
+
+    Raises InvalidInput, NotFound or StorageError for a trace that cannot be had.
+    """
+    whole = TraceFile(file=path, functions=max(KEPT), duration_s=DURATION_S)
+    return replace(from_file(whole, seed), name=path.stem)
+
+
+def load(trace: Trace, functions: int, duration_s: float) -> Trace:
+    """The cell's arrivals of the first `duration_s` of a trace of 128 functions.
+
+    Raises InvalidInput when there are none.
+    """
+    kept = load_for(trace, functions)
+    arrivals = tuple(takewhile(lambda a: a.t_s < duration_s, kept.arrivals))
+    if not arrivals:
+        raise InvalidInput(f"trace {kept.name} has no arrivals in its first {duration_s:g} s")
+    return replace(kept, arrivals=arrivals, duration_s=duration_s)
+
+
+def plan(cell: PaperCell, policy: str, resize: Resizing = Resizing.MAPS) -> CellPlan:
+    """mesh's engines map the memory of KV caches; those of the paper copy caches.
+
+    Raises InvalidInput for a policy that there is not.
+    """
+    validates = policy_of(policy).validates
+    profiles = (costs.profile for costs in known_model(MODELS[cell.model]).costs.values())
+    return CellPlan(
+        nodes=tuple(node for device in DeviceKind for node in _nodes(cell, device, resize)),
+        deployments=tuple(
+            made
+            for function in functions_of(cell.functions)
+            for made in deployments_of(_deployment(cell, function, validates))
+        ),
+        profiles=tuple(profiles),
+        policy=policy,
+        limits=LIMITS,
+        link_delay_s=LINK_DELAY_S,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperRun:
+    """What a cell came to under a policy."""
+
+    cell: PaperCell
+    policy: str
+    numbers: CellNumbers
+    nodes: tuple[NodeSeries, ...]
+
+
+def run(
+    cell: PaperCell,
+    policy: str,
+    work: Trace,
+    *,
+    resize: Resizing = Resizing.MAPS,
+    told: Callable[[float], None] = lambda at_s: None,
+) -> PaperRun:
+    """`work` is what `load` made for the cell; `told` hears the time of each arrival."""
+    virtual = VirtualCell(plan(cell, policy, resize))
+    sampler = Sampler(virtual, ceil(work.duration_s))
+    functions = functions_of(cell.functions)
+    names = [_name(function) for function in functions]
+    ended = virtual.run(arrivals_of(work, names, functions=functions), told)
+    outcomes = [replace(outcome, slo=SLO) for outcome in ended]
+    virtual.clock.run_until(sampler.ends_s)
+    nodes = sampler.series()
+    return PaperRun(cell=cell, policy=policy, numbers=cell_numbers(outcomes, nodes), nodes=nodes)
+
+
+def _name(function: int) -> str:
+    return f"function-{function:03d}"
+
+
+def _nodes(cell: PaperCell, device: DeviceKind, resize: Resizing) -> Iterator[NodePlan]:
+    group = NodeGroup(
+        name=device.value,
+        count=NODES_EACH,
+        device=device,
+        memory_gib=MEMORY_GIB[device] - PROCESS_GIB * PROCESSES[cell.model][device],
+        costs=replace(COSTS[device], resize=resize),
+    )
+    for node in node_plans(group, LIMITS):
+        yield replace(node, kept_s=KEEP_ALIVE_S[device])
+
+
+def _deployment(cell: PaperCell, function: int, validates: bool) -> DeploymentGroup:
+    planned = replace(SLO, tpot_s=SLO.tpot_s * PLANNED_TPOT_SHARE) if validates else SLO
+    return DeploymentGroup(
+        name=_name(function),
+        model=MODELS[cell.model],
+        context_tokens_max=CONTEXT_TOKENS_MAX,
+        slo=planned,
+        scaling=Scaling(replicas_max=2 * NODES_EACH, keep_alive_s=max(KEEP_ALIVE_S.values())),
+    )

@@ -1,0 +1,171 @@
+"""The evaluation as tables, one for each figure of the paper; text, aligned by whoever shows it.
+
+Numbers of others stand beside ours with a ratio, ours over theirs, where they hold for the load.
+Before: `evaluation`. After: the command line, and the HTML page.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mesh.evaluation.paper.evaluation import EvaluatedRun, Evaluation, ablated, ratio
+
+NONE = "-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Cells are text; the columns after the first `words` are numbers."""
+
+    title: str
+    note: str
+    headers: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    words: int = 2
+
+
+def tables(made: Evaluation) -> tuple[Table, ...]:
+    """All that have rows."""
+    every = (slo_met(made), nodes_used(made), latencies(made), endings(made), ablations(made))
+    return tuple(table for table in every if table.rows)
+
+
+def slo_met(made: Evaluation) -> Table:
+    def row(run: EvaluatedRun) -> tuple[str, ...]:
+        n, theirs = run.numbers, run.reference.met
+        return (
+            str(n.requests),
+            str(n.met),
+            _percent(n.met, n.requests),
+            _percent(n.met_with_grace, n.requests),
+            _percent(n.met_every_token, n.requests),
+            _percent(n.met_every_token_with_grace, n.requests),
+            NONE if theirs is None else str(theirs),
+            _ratio(n.met, theirs),
+        )
+
+    return Table(
+        title="SLO met",
+        note="MET: TTFT and mean TPOT in time, no credit for loads, refused requests missed. "
+        "EVERY_TOKEN: each token by arrival + TTFT limit + index * TPOT. GRACE: the load that a "
+        "request's admission started is granted. REFERENCE: the authors' scheduler under a "
+        "virtual clock, measured by us.",
+        headers=_headers(
+            *("REQUESTS", "MET", "MET_%", "GRACE_%", "EVERY_TOKEN_%", "EVERY_TOKEN_GRACE_%"),
+            *("REFERENCE", "RATIO"),
+        ),
+        rows=_rows(made, row),
+    )
+
+
+def nodes_used(made: Evaluation) -> Table:
+    def row(run: EvaluatedRun) -> tuple[str, ...]:
+        n, theirs = run.numbers, run.reference.gpu_nodes
+        decoding = dict(n.decode_tokens_per_s)
+        return (
+            f"{n.cpu_nodes:.2f}",
+            f"{n.gpu_nodes:.2f}",
+            NONE if theirs is None else f"{theirs:.2f}",
+            _ratio(n.gpu_nodes, theirs),
+            _number(decoding.get("cpu"), 0),
+            _number(decoding.get("gpu"), 0),
+        )
+
+    return Table(
+        title="Nodes in use",
+        note="Mean over the load's time. A node is in use while it has requests or a call under "
+        "way, and a GPU for 1 s after. DECODE: tokens a second of one node while it is in use.",
+        headers=_headers(
+            *("CPU_NODES", "GPU_NODES", "REFERENCE_GPU", "RATIO"),
+            *("CPU_DECODE_TOKENS_PER_S", "GPU_DECODE_TOKENS_PER_S"),
+        ),
+        rows=_rows(made, row),
+    )
+
+
+def latencies(made: Evaluation) -> Table:
+    percents = (50, 90, 95, 99)
+
+    def row(run: EvaluatedRun) -> tuple[str, ...]:
+        n = run.numbers
+        return (
+            _percent(n.ttft.count, n.requests),
+            *(_number(n.ttft.at(p), 2) for p in percents),
+            *(_number(n.tpot.at(p), 3) for p in percents),
+        )
+
+    return Table(
+        title="TTFT and TPOT",
+        note="Percentiles of the requests that were started; TPOT is the mean of a request.",
+        headers=_headers(
+            "STARTED_%",
+            *(f"TTFT_P{p}_S" for p in percents),
+            *(f"TPOT_P{p}_S" for p in percents),
+        ),
+        rows=_rows(made, row),
+    )
+
+
+def endings(made: Evaluation) -> Table:
+    """Cold starts, and refusals by reason: a column for each reason that was met."""
+    reasons = sorted({reason for run in made.runs for reason, _ in run.numbers.refused})
+
+    def row(run: EvaluatedRun) -> tuple[str, ...]:
+        n, refused = run.numbers, dict(run.numbers.refused)
+        counts = (n.finished, n.loads, n.cold_requests, *(refused.get(r, 0) for r in reasons))
+        return tuple(str(count) for count in counts)
+
+    return Table(
+        title="Cold starts and refusals",
+        note="LOADS of instances; COLD_REQUESTS started one by their admission.",
+        headers=_headers("FINISHED", "LOADS", "COLD_REQUESTS", *(r.upper() for r in reasons)),
+        rows=_rows(made, row),
+    )
+
+
+def ablations(made: Evaluation) -> Table:
+    rows = []
+    for run, whole in ablated(made.runs):
+        theirs = run.reference
+        rows.append(
+            (
+                run.cell,
+                run.policy,
+                str(run.numbers.met),
+                f"{run.numbers.met - whole.numbers.met:+d}",
+                NONE if theirs.met is None else str(theirs.met),
+                f"{run.numbers.gpu_nodes:.2f}",
+                f"{run.numbers.gpu_nodes - whole.numbers.gpu_nodes:+.2f}",
+                NONE if theirs.gpu_nodes is None else f"{theirs.gpu_nodes:.2f}",
+            )
+        )
+    return Table(
+        title="Ablations",
+        note="…_CHANGE: against the whole policy in the same cell.",
+        headers=_headers(
+            *("MET", "MET_CHANGE", "REFERENCE"),
+            *("GPU_NODES", "GPU_NODES_CHANGE", "REFERENCE_GPU"),
+        ),
+        rows=tuple(rows),
+    )
+
+
+def _headers(*numbers: str) -> tuple[str, ...]:
+    return ("CELL", "POLICY", *numbers)
+
+
+def _rows(
+    made: Evaluation, row: Callable[[EvaluatedRun], Sequence[str]]
+) -> tuple[tuple[str, ...], ...]:
+    return tuple((run.cell, run.policy, *row(run)) for run in made.runs)
+
+
+def _percent(count: int, of: int) -> str:
+    return f"{100 * count / of:.1f}" if of else NONE
+
+
+def _number(value: float | None, digits: int) -> str:
+    return NONE if value is None else f"{value:.{digits}f}"
+
+
+def _ratio(ours: float, theirs: float | None) -> str:
+    return _number(ratio(ours, theirs), 3)

@@ -1,0 +1,172 @@
+"""Replays a journal through a fresh core, and says what it holds: a span of time, requests, and the
+first decision that comes out otherwise, if there is one.
+
+Any journal will do, a controller's or a node's, of a live cell or of a simulated one; the cores are
+the same. Before: `mesh sim --replay`. After: `mesh.runtime.journal`, which reads and compares.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mesh.domain.actions import DeliverTokens, RefuseRequest
+from mesh.domain.deployment import Deployment
+from mesh.domain.events import CancelRequested, DeployRequested, InvokeRequested
+from mesh.domain.ids import DeploymentName, RequestId
+from mesh.domain.outcome import Outcome
+from mesh.domain.reasons import FinishReason, RefusalReason
+from mesh.domain.request import Request
+from mesh.domain.slo import Slo
+from mesh.evaluation.differences import Difference, differences
+from mesh.evaluation.summary import Summary, summarize
+from mesh.runtime.journal import (
+    ControllerStart,
+    Decision,
+    Divergence,
+    Start,
+    read_journal,
+    replay,
+)
+from mesh.runtime.starting import fresh_core
+
+LINES_BEFORE = 1
+"""Of a journal: its first line is no decision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherDecision:
+    """The first one that came out otherwise."""
+
+    line: int
+    """Of the journal, from 1."""
+    now_s: float
+    event: str
+    differences: tuple[Difference, ...]
+    """Of what was decided, at least one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayReport:
+    """`requests` and `open_requests` are as the journal has them, and None of a node's."""
+
+    core: str
+    """controller, or node."""
+    version: str
+    """Of the mesh that wrote the journal."""
+    events: int
+    span_s: float
+    """From the first event to the last."""
+    requests: Summary | None
+    """Of those that ended; tokens count from when the controller handed them out."""
+    open_requests: int | None
+    other: OtherDecision | None
+    """None when everything was decided as recorded."""
+
+
+def replay_journal(path: Path, told: Callable[[int], None] = lambda events: None) -> ReplayReport:
+    """`told` hears how many events have been replayed.
+
+    Raises InvalidInput for what is no journal of this version of mesh.
+    """
+    start, decisions = read_journal(path)
+    seen = _Seen(start, told)
+    passing = seen.watch(decisions)
+    divergence = replay(fresh_core(start), passing)
+    for _ in passing:
+        """What follows a difference still says what became of the requests."""
+    controllers = isinstance(start, ControllerStart)
+    return ReplayReport(
+        core="controller" if controllers else "node",
+        version=start.version,
+        events=seen.events,
+        span_s=seen.last_s - seen.first_s,
+        requests=summarize(seen.outcomes) if controllers else None,
+        open_requests=len(seen.open) if controllers else None,
+        other=None if divergence is None else _other(divergence),
+    )
+
+
+def _other(divergence: Divergence) -> OtherDecision:
+    decision = divergence.decision
+    return OtherDecision(
+        line=divergence.number + LINES_BEFORE,
+        now_s=decision.now_s,
+        event=type(decision.event).__name__,
+        differences=differences(decision.actions, divergence.actions),
+    )
+
+
+@dataclass(slots=True)
+class _Open:
+    request: Request
+    slo: Slo
+    arrival_s: float
+    tokens_s: list[float] = field(default_factory=list)
+
+
+class _Seen:
+    """What the recorded decisions say of requests, gathered as they pass."""
+
+    def __init__(self, start: Start, told: Callable[[int], None]) -> None:
+        deployed: tuple[Deployment, ...] = ()
+        if isinstance(start, ControllerStart):
+            deployed = start.deployments
+        self._slos: dict[DeploymentName, Slo] = {d.spec.name: d.spec.slo for d in deployed}
+        self._told = told
+        self.events = 0
+        self.first_s = self.last_s = 0.0
+        self.open: dict[RequestId, _Open] = {}
+        self.outcomes: list[Outcome] = []
+
+    def watch(self, decisions: Iterator[Decision]) -> Iterator[Decision]:
+        for decision in decisions:
+            self.first_s = decision.now_s if self.events == 0 else self.first_s
+            self.last_s = decision.now_s
+            self.events += 1
+            self._told(self.events)
+            self._look(decision)
+            yield decision
+
+    def _look(self, decision: Decision) -> None:
+        match decision.event:
+            case InvokeRequested(request=request):
+                slo = self._slos.get(request.deployment, Slo())
+                self.open[request.request_id] = _Open(request, slo, decision.now_s)
+            case DeployRequested(spec=spec):
+                self._slos[spec.name] = spec.slo
+            case CancelRequested(request_id=request_id):
+                self._end(request_id, FinishReason.CANCELLED, 0.0)
+            case _:
+                pass
+        for action in decision.actions:
+            if isinstance(action, RefuseRequest):
+                self._end(action.request_id, action.reason, 0.0)
+            elif isinstance(action, DeliverTokens):
+                self._delivered(action)
+
+    def _delivered(self, action: DeliverTokens) -> None:
+        outputs = action.outputs
+        if outputs.request_id in self.open:
+            self.open[outputs.request_id].tokens_s += [self.last_s] * len(outputs.token_ids)
+        if outputs.finish is not None:
+            self._end(outputs.request_id, outputs.finish, action.grace_s)
+
+    def _end(
+        self, request_id: RequestId, end: FinishReason | RefusalReason, grace_s: float
+    ) -> None:
+        held = self.open.pop(request_id, None)
+        if held is None:
+            return
+        self.outcomes.append(
+            Outcome(
+                request_id=request_id,
+                deployment=held.request.deployment,
+                slo=held.slo,
+                arrival_s=held.arrival_s,
+                input_tokens=len(held.request.prompt_tokens),
+                tokens_s=tuple(held.tokens_s),
+                ended_s=self.last_s,
+                grace_s=grace_s,
+                end=end,
+            )
+        )

@@ -1,0 +1,56 @@
+"""What a run of a virtual cell came to: its requests, and how its nodes were used."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mesh.domain.ids import NodeId
+from mesh.domain.reasons import DeviceKind
+from mesh.evaluation.summary import Summary
+from mesh.sim.node import VirtualNode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUse:
+    """Shares of the run's virtual time."""
+
+    node_id: NodeId
+    device: DeviceKind
+    used_share: float
+    """With requests on it, or a load under way."""
+    computing_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationReport:
+    policy: str
+    seed: int
+    requests: Summary
+    nodes: tuple[NodeUse, ...]
+    virtual_s: float
+    wall_s: float
+    faults: tuple[tuple[str, int], ...] = ()
+    """How many of each kind there were."""
+    checks: tuple[tuple[str, int], ...] = ()
+    """What was checked, how often."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of output, in virtual time."""
+        return self.requests.output_tokens / self.virtual_s if self.virtual_s else 0.0
+
+    def nodes_used(self, device: DeviceKind) -> float:
+        """How many nodes of a kind were in use, in the mean over time."""
+        return sum(node.used_share for node in self.nodes if node.device is device)
+
+
+def node_uses(nodes: Sequence[VirtualNode], virtual_s: float) -> tuple[NodeUse, ...]:
+    span_s = max(virtual_s, 1e-9)
+    return tuple(
+        NodeUse(
+            node_id=node.plan.hello.node_id,
+            device=node.plan.hello.device,
+            used_share=node.used_s / span_s,
+            computing_share=node.computing_s / span_s,
+        )
+        for node in nodes
+    )

@@ -1,0 +1,49 @@
+"""What came of all requests of a run, in counts and a few latencies; pure.
+
+Before: outcomes, of a virtual cell, a live one or a journal. After: tables, JSON.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, quantiles
+
+from mesh.domain.outcome import Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Of all requests of a run. Counts, seconds and tokens."""
+
+    requests: int
+    finished: int
+    met: int
+    met_without_grace: int
+    met_in_the_mean: int
+    refused: tuple[tuple[str, int], ...]
+    """All that did not finish, by reason; those that had tokens already, that were cancelled or
+    that failed are among them.
+    """
+    output_tokens: int
+    ttft_s_p50: float | None
+    ttft_s_p95: float | None
+    tpot_s_mean: float | None
+
+
+def summarize(outcomes: Sequence[Outcome]) -> Summary:
+    reasons = Counter(str(o.end) for o in outcomes if not o.finished)
+    ttfts = [o.ttft_s for o in outcomes if o.ttft_s is not None]
+    tpots = [o.tpot_s for o in outcomes if o.tpot_s is not None]
+    cuts = quantiles(ttfts, n=20, method="inclusive") if len(ttfts) > 1 else ttfts * 19
+    return Summary(
+        requests=len(outcomes),
+        finished=sum(o.finished for o in outcomes),
+        met=sum(o.met for o in outcomes),
+        met_without_grace=sum(o.met_without_grace for o in outcomes),
+        met_in_the_mean=sum(o.met_in_the_mean for o in outcomes),
+        refused=tuple(sorted(reasons.items())),
+        output_tokens=sum(len(o.tokens_s) for o in outcomes),
+        ttft_s_p50=cuts[9] if cuts else None,
+        ttft_s_p95=cuts[18] if cuts else None,
+        tpot_s_mean=fmean(tpots) if tpots else None,
+    )
