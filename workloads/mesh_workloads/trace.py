@@ -81,6 +81,8 @@ class Trace:
     duration_s: float
     labels: tuple[str, ...] = field(default=(), repr=False)
     left_out: int = 0
+    out_of_order: int = 0
+    """Rows of the source that came after a later one, where its format allows that."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.duration_s) and 0 < self.duration_s <= DURATION_S_MAX):
