@@ -7,7 +7,6 @@ line is one JSON object; exit code 1 when a seed failed.
 """
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -18,10 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
-from bench.status_line import show_status
+from bench.printing import last_line, show_status, show_table
 from mesh.domain.errors import MeshError
 from mesh.sim.checking import FaultyRun
 from mesh.sim.faults import FaultKind
@@ -97,22 +93,14 @@ def runs(read: Scenario, seeds: Sequence[int], jobs: int) -> Iterator[Ran]:
 
 
 def report(total: Total, wall_s: float, scenario: Path) -> None:
-    table = Table(box=None)
-    table.add_column("FAULT")
-    table.add_column("COUNT", justify="right")
-    table.add_column("END OF A REQUEST")
-    table.add_column("COUNT", justify="right")
-    ends = total.ends.most_common()
-    for row in range(max(len(FaultKind), len(ends))):
-        kinds = [kind.value for kind in FaultKind][row : row + 1]
-        end, count = ends[row] if row < len(ends) else ("", "")
-        kind = kinds[0] if kinds else ""
-        table.add_row(kind, str(total.faults[kind]) if kind else "", end, str(count))
-    Console(width=100).print(table)
+    kinds = [(kind.value, str(total.faults[kind.value])) for kind in FaultKind]
+    ends = [(end, str(count)) for end, count in total.ends.most_common()]
+    show_table(("FAULT", "COUNT"), kinds)
+    show_table(("END OF A REQUEST", "COUNT"), ends)
     for seed, broken in total.broken.items():
         print(f"broken: {broken}")
         print(f"  again: mesh sim {scenario} --check --seed {seed}")
-    print(json.dumps(figures(total, wall_s)))
+    last_line(figures(total, wall_s))
 
 
 def figures(total: Total, wall_s: float) -> dict[str, object]:

@@ -8,13 +8,12 @@ also `request_us` (of CPU time) and `rss_mb` by nodes and by requests, and `grow
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
+from bench.printing import last_line, show_status
 from bench.sim.cases import NODES, Case
 from bench.sim.measuring import Measured, measure
-from bench.status_line import show_status
 from mesh.domain.errors import MeshError
 
 SECONDS_MAX, RSS_MB_MAX = 20.0, 500.0
@@ -125,7 +124,7 @@ def main() -> None:
         f"{first.virtual_s / 60:.0f} minutes in {first.seconds:.1f} s (≤ {SECONDS_MAX:.0f}) and "
         f"{first.rss_mb:.0f} MB (≤ {RSS_MB_MAX:.0f})"
     )
-    print(json.dumps(figures(measured)))
+    last_line(figures(measured))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
 """vLLM's own loop, in a process of its own: its LLMEngine, its scheduler, its sampler.
 
-Reads a line and answers with a JSON line: the milliseconds of every step that decoded the whole
-batch. So it is idle while the other contender is measured.
+It answers with the milliseconds of every step that decoded the whole batch.
 """
 
-import json
 import sys
 import time
 from itertools import count
@@ -13,6 +11,7 @@ from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from bench.peer import serve
 from bench.vllm_step.workload import (
     BATCH,
     BLOCK_TOKENS,
@@ -64,9 +63,7 @@ def steps_ms(engine: LLMEngine, names: "count[int]") -> list[float]:
 def main() -> None:
     engine = engine_of(sys.argv[1])
     names = count()
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        print(json.dumps(steps_ms(engine, names)), flush=True)
+    serve(lambda: steps_ms(engine, names))
 
 
 if __name__ == "__main__":
