@@ -17,10 +17,10 @@ from mesh.controller.registry import SqliteRegistry
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import StorageError
 from mesh.domain.ids import DeploymentName
-from mesh.domain.messages import NodeHello
 from mesh.domain.profile import Profile
 from mesh.domain.views import NodeSnapshot
 from mesh.evaluation.fidelity.observing import Observer
+from mesh.evaluation.fidelity.planning import hello_of
 from mesh.evaluation.fidelity.report import LiveRun
 from mesh.evaluation.fidelity.workload import SLOS, bursts, deployments
 from mesh.evaluation.load_client import Call, offer, outcome_of
@@ -109,7 +109,7 @@ class LiveSide:
         with closing(SqliteRegistry(self._folder / "controller")) as registry:
             deployed = registry.deployments()
         return LiveRun(
-            node=_hello(node),
+            node=hello_of(node),
             deployments=deployed,
             profile=profile,
             arrivals=arrivals,
@@ -155,21 +155,6 @@ def _link_store(folder: Path, store: Path) -> None:
             f"cannot write {error.filename}: {(error.strerror or str(error)).lower()}",
             hint="choose a state folder that you may write with --home or MESH_HOME",
         ) from error
-
-
-def _hello(node: NodeSnapshot) -> NodeHello:
-    """What the node said when it came, as far as it matters."""
-    return NodeHello(
-        node_id=node.node_id,
-        run_id="virtual",
-        device=node.device,
-        hardware=node.hardware,
-        cores=node.cores,
-        engine=node.engine,
-        memory_bytes=node.memory_bytes,
-        base_bytes=node.base_bytes,
-        fingerprint=node.fingerprint,
-    )
 
 
 def _calls(arrivals: tuple[Arrival, ...], seed: int) -> list[Call]:
