@@ -47,8 +47,8 @@ class Replay:
     `forced` it takes the trace's place.
     """
     clip: bool = True
-    """Requests longer than a deployment's context are cut to it; otherwise they are sent as they
-    are, and the cell refuses them.
+    """Requests longer than a deployment's context are cut to it; otherwise only their answers are,
+    and the cell refuses prompts that no context holds.
     """
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class ReplayPlan:
     too_long: int
     """Calls whose prompt and answer no context of their deployment holds."""
     clipped: bool
-    """Those were cut to it."""
+    """Those were cut to it, prompts and all."""
     left_out: int
     """Requests of the source without a prompt or an answer."""
 
@@ -99,7 +99,10 @@ def plan_replay(trace: Trace, asked: Replay, contexts: Mapping[str, int]) -> Rep
         lengths = arrival.input_tokens, _answer(arrival.output_tokens, asked)
         fitting = fitted(*lengths, contexts[name])
         too_long += fitting != lengths
-        input_tokens, output_tokens = fitting if asked.clip else lengths
+        input_tokens, output_tokens = fitting
+        if not asked.clip:
+            input_tokens = lengths[0]
+            output_tokens = min(lengths[1], max(contexts[name] - input_tokens, 1))
         calls.append(
             Call(
                 number=number,

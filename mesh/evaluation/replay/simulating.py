@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import InvalidInput
-from mesh.domain.ids import DeploymentName, ModelId
+from mesh.domain.ids import DeploymentName, ModelId, NodeId
 from mesh.domain.profile import Profile
 from mesh.domain.views import DeploymentSnapshot, NodeSnapshot, ProfileView
 from mesh.evaluation.fidelity.planning import hello_of, seen_by_client
@@ -52,13 +52,11 @@ def simulate(cell: LiveCell, plan: ReplayPlan) -> tuple[CallResult, ...]:
         for call in plan.calls
     )
     by_number = {int(o.request_id.removeprefix("r-")) - 1: o for o in ended}
+    start_s = virtual.started_s
+    outcomes = [seen_by_client(by_number[call.number], start_s, 0.0) for call in plan.calls]
     return tuple(
-        CallResult(
-            call=call,
-            outcome=seen_by_client(by_number[call.number], virtual.started_s, 0.0),
-            late_s=0.0,
-        )
-        for call in plan.calls
+        CallResult(call=call, outcome=outcome, late_s=0.0)
+        for call, outcome in zip(plan.calls, outcomes, strict=True)
     )
 
 
@@ -99,7 +97,7 @@ def _deployment(view: DeploymentSnapshot) -> Deployment:
 def _node(
     node: NodeSnapshot,
     deployments: Iterable[Deployment],
-    profiles: Mapping[tuple[ModelId, str], Profile],
+    profiles: Mapping[tuple[ModelId, NodeId], Profile],
 ) -> NodePlan:
     """Its loads take as long as those of the instances that it has."""
     models: dict[ModelId, ModelCosts] = {}
