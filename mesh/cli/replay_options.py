@@ -40,7 +40,7 @@ class ReplayOptions(TypedDict):
     time_scale: float
     rate_scale: float
     tokens_scale: float
-    how: str
+    how: str | None
     deployments: str
     answers: str
     output_tokens_max: int | None
@@ -131,10 +131,8 @@ _OPTIONS = (
         "--map",
         "how",
         metavar="HOW",
-        default=HASH,
-        show_default=True,
-        help=f"How functions become deployments: {HASH}, {POPULARITY}, or a CSV file with the "
-        "columns function,deployment.",
+        help=f"How functions become deployments: {HASH} (the default), {POPULARITY} (that of "
+        "--generate), or a CSV file with the columns function,deployment.",
     ),
     click.option(
         "--deployments",
@@ -185,7 +183,7 @@ def replay_options(command: Command) -> Command:
 
 def asked_of(given: ReplayOptions) -> Replay:
     """Raises InvalidInput, NotFound or StorageError."""
-    how = given["how"]
+    how = given["how"] or (HASH if given["generate_per_s"] is None else POPULARITY)
     return Replay(
         scale=Scale(
             time=given["time_scale"],

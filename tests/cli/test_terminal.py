@@ -167,6 +167,20 @@ def test_tables_are_coloured_and_never_wrapped_by_us(
     assert "\x1b[32mready\x1b[0m" in get.shown
 
 
+def test_a_replay_draws_its_progress_and_tells_what_was_sent_after_ctrl_c(
+    talker: str, terminal: Callable[..., Terminal]
+) -> None:
+    replay = terminal(
+        "replay", "--generate", "5", "--tokens-scale", "0.01", "--deployments", talker
+    )
+    replay.until(lambda shown: "of 120 s" in shown and "TTFT_S_P95" in shown)
+    replay.type(CTRL_C)
+    assert replay.end() == 130
+    assert "Stopped early" in replay.shown
+    assert "LATE_MS_P99" in replay.shown
+    assert "Traceback" not in replay.shown
+
+
 def test_top_draws_on_a_screen_of_its_own_until_ctrl_c(terminal: Callable[..., Terminal]) -> None:
     top = terminal("top", "--interval", "0.1")
     top.until(lambda shown: shown.count("cpu0") >= 2)
