@@ -97,6 +97,15 @@ def test_a_generated_trace_and_a_file_of_options(deployed: RunningCell, tmp_path
     assert shorter["duration_s"] == 1.0
 
 
+def test_functions_are_sampled(deployed: RunningCell, trace: Path) -> None:
+    whole, part = (
+        json.loads(replay(deployed, trace, *more, "--time-scale", "0.1", "-o", "json").out)
+        for more in ((), ("--functions", "32"))
+    )
+    # Functions 0 and 1 of every eight.
+    assert (whole["planned"], part["planned"]) == (24, 16)
+
+
 def test_the_workload_of_a_scenario_is_a_trace(deployed: RunningCell) -> None:
     scenario = Path("workloads/small_cpu_cell.toml")
     arguments = ("--rate-scale", "0.1", "--time-scale", "0.01", "--tokens-scale", "0.01")
