@@ -11,17 +11,15 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from rich.console import Console
-
 from bench.engine.child import Broken, Child
 from bench.engine.contenders import ENTRIES
 from bench.engine.models import Models, prepared_models
 from bench.engine.report import Rates, print_report
 from bench.engine.workload import CONCURRENCIES, OUTPUT_TOKENS, prompts
+from mesh.cli import output
 from mesh.domain.errors import MeshError
 
 ROUNDS = 5
-STATUS = Console(stderr=True)
 
 
 class Bench:
@@ -38,7 +36,7 @@ class Bench:
         """Everything that comes later has run once, at every size."""
         for count in CONCURRENCIES:
             for child in self._children:
-                STATUS.print(f"warm up {child.name}, {count} at once", style="dim")
+                output.message(f"warm up {child.name}, {count} at once")
                 child.generate(self._prompts(count))
 
     def round(self, number: int) -> None:
@@ -47,7 +45,9 @@ class Bench:
             for child in self._children:
                 rate = count * OUTPUT_TOKENS / self._measure(child, asked)
                 self.rates[child.name][count].append(rate)
-                STATUS.print(f"round {number}: {child.name}, {count} at once: {rate:.1f} tokens/s")
+                output.message(
+                    f"round {number}: {child.name}, {count} at once: {rate:.1f} tokens/s"
+                )
 
     def _measure(self, child: Child, asked: list[list[int]]) -> float:
         others = [other for other in self._children if other is not child]
@@ -69,7 +69,7 @@ def measure(models: Models, rounds: int, logs: Path) -> Bench:
         children = []
         for entry in ENTRIES:
             if entry.installed:
-                STATUS.print(f"start {entry.name}", style="dim")
+                output.message(f"start {entry.name}")
                 child = stack.enter_context(Child(entry, models, logs / f"{entry.name}.log"))
                 child.wait_ready()
                 children.append(child)
@@ -88,7 +88,7 @@ def main() -> int:
         parser.error("--rounds must be 1 or more")
     missing = [entry.name for entry in ENTRIES if not entry.installed]
     try:
-        STATUS.print("prepare the model for each engine", style="dim")
+        output.message("prepare the model for each engine")
         models = prepared_models()
         with tempfile.TemporaryDirectory() as logs:
             bench = measure(models, options.rounds, Path(logs))

@@ -10,7 +10,6 @@ import time
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 
 import psutil
 
@@ -46,12 +45,7 @@ class Child:
     def __enter__(self) -> "Child":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         self._connection.close()
         self._process.join(STOP_S_MAX)
         if self._process.is_alive():
