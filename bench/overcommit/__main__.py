@@ -19,10 +19,9 @@ from bench.demo_model import SOURCE, stored_model
 from bench.overcommit.replaying import Audit, audit
 from bench.overcommit.resident import Resident, watched
 from bench.overcommit.workload import KINDS, Peak, bursts, calls, limit_bytes, peaks
-from bench.printing import last_line, show_status, show_table
+from bench.printing import errors_told, last_line, show_status, show_table
 from mesh.cli import output
 from mesh.domain.deployment import DeploymentSpec
-from mesh.domain.errors import MeshError
 from mesh.domain.ids import DeploymentName
 from mesh.domain.units import format_bytes
 from mesh.evaluation.judging import Judgement, judge
@@ -181,11 +180,8 @@ def main() -> None:
     memory_bytes = limit_bytes(wanted, OVERCOMMIT)
     show_limit(wanted, memory_bytes)
     show_status(f"{len(calls(sent))} calls")
-    try:
+    with errors_told():
         found = run(calls(sent), memory_bytes, options.journal)
-    except MeshError as error:
-        sys.exit(f"error: {error}")
-    show_status("")
     report(found)
     sys.exit(1 if found.faults() else 0)
 
