@@ -14,7 +14,7 @@ import click
 
 from mesh.cli import output
 from mesh.cli.options import controller_option, format_option, timeout_option
-from mesh.cli.output import Column, Format
+from mesh.cli.output import Format
 from mesh.cli.plain import Plain, plain
 from mesh.cli.progress import progress
 from mesh.cli.replay_options import ReplayOptions, asked_of, replay_options, trace_asked
@@ -200,8 +200,7 @@ def _show(made: ReplayReport, form: Format) -> None:
 
 
 def _print(table: Table) -> None:
-    columns = [Column(head, right=n >= table.words) for n, head in enumerate(table.headers)]
-    output.table(columns, table.rows)
+    output.table(output.text_columns(table.headers, table.words), table.rows)
 
 
 def _plain(made: ReplayReport, said: list[str]) -> Plain:
