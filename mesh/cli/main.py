@@ -38,6 +38,7 @@ VERBS = {
     "status": "Show the cell in a few numbers, and how instances keep up.",
     "top": "Watch memory, instances and memory operations, live.",
     "logs": "Show what happened in the cell.",
+    "replay": "Send a trace's calls to the cell, each at its time.",
     "sim": "Run a scenario under a virtual clock, or replay a journal.",
     "bench": "Repeat a measurement, such as the paper's evaluation.",
     "demo": "Show mesh at work on this machine.",

@@ -11,7 +11,7 @@ from math import isfinite
 
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 
-_PAIRS = frozenset({"refused"})
+_PAIRS = frozenset({"refused", "failed", "footprints"})
 """Fields that hold (key, value) pairs."""
 
 

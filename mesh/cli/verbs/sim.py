@@ -148,6 +148,8 @@ def _simulate(
     trace = trace_of(scenario)
     if trace is not None and trace.left_out:
         output.message(f"{trace.left_out} requests without a prompt or an answer are left out")
+    if trace is not None and trace.out_of_order:
+        output.message(f"{trace.out_of_order} rows came after a later one; they are sorted")
     if fit and trace is not None:
         scenario = fitted(scenario, trace)
     coming, cell_plan = arrivals(scenario, trace), plan_of(scenario)

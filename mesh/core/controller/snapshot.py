@@ -45,6 +45,7 @@ def _deployment(entry: DeploymentEntry, now_s: float) -> DeploymentSnapshot:
         served=entry.served,
         refused=entry.refused,
         instances=tuple(_instance(entry.instances[i], now_s) for i in sorted(entry.instances)),
+        footprints=tuple(sorted(deployment.footprints)) if deployment else (),
     )
 
 
