@@ -2,7 +2,7 @@
 
 The node core fills run queues from what runs on it and asks `mesh.request.turns` who is next; the
 controller core fills them from its view of a node, and `mesh.request.shadow` rolls them forward.
-Both decide by the same rule over the same picture. Times of day are in the owner's clock.
+Both decide by the same rule over the same view. Times of day are in the owner's clock.
 """
 
 from collections.abc import Sequence

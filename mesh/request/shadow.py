@@ -108,13 +108,15 @@ def _final_decodes(schedule: Schedule, newcomer: Newcomer) -> list[tuple[RunQueu
 
 
 def _finish_in_flight(schedule: Schedule) -> float:
-    """Complete the iteration in flight; when it ends. Whom it makes late, it makes late anyway."""
+    """Complete the iteration in flight; when it ends. It is not on account of the newcomer if that
+    makes somebody late.
+    """
     start_s = schedule.started_s
     if start_s is None:
         return schedule.now_s
     for queue in schedule.queues:
         if queue.late_s < inf:
-            # It may not have been when the iteration began.
+            # What is late now may not have been when the iteration began.
             queue.sort_out(start_s)
     grant = _next_turn(schedule, start_s)
     if grant is None:

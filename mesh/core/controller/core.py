@@ -192,11 +192,11 @@ def _keep_alive_expired(ctx: EventContext, expired: KeepAliveExpired) -> None:
     owner = ctx.cell.deployments.get(instance.deployment)
     if not instance.node.may_go(instance):
         if parked:
-            # What wants it to stay may not want it for ever.
+            # A minimum or a measurement keeps it now, but not for ever.
             _look_again(ctx, expired)
         return
     if parked and not expired.parked:
-        return  # it became idle twice at that very moment
+        return  # a second timer of the same moment: the first has parked it
     stays = ctx.limits.parked_s_max > 0.0 and ctx.policy.partitions is None
     if parked or not stays:
         lifecycle.unload(ctx, instance)

@@ -115,7 +115,7 @@ def stored(ctx: EventContext, operation_id: OperationId) -> None:
         else:
             trim_to_maximum(ctx, entry)
             ctx.to_fill[operation.name] = None
-            # What the old minimum kept, or the old keep-alive, counts anew by the new ones.
+            # What the old minimum or keep-alive kept is judged by the new ones.
             ctx.released.update(entry.instances)
             for instance in entry.instances.values():
                 instance.node.eased += 1

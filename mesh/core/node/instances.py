@@ -65,7 +65,9 @@ def _start_load(ctx: NodeEventContext, node: LocalNode, instance: LocalInstance)
 
 
 def _gone(ctx: NodeEventContext, node: LocalNode, instance: LocalInstance) -> None:
-    """Its memory is free. What waited for the last that nobody knew of can begin."""
+    """Its memory is free. With the last that was in nobody's books, loads and grows that wait
+    begin.
+    """
     del node.instances[instance.instance_id]
     if node.has_unbooked():
         return
@@ -101,8 +103,8 @@ def unload(ctx: NodeEventContext, node: LocalNode, instance_id: InstanceId) -> N
 
 
 def resize(ctx: NodeEventContext, node: LocalNode, command: ResizeKv) -> None:
-    """Between two iterations, in the order of the commands; growth, not into memory that is still
-    to become free. The end of an instance that is about to go answers for its resizes, too.
+    """Resizes run between two iterations, in the order of the commands. A grow waits while memory
+    is in nobody's books. An instance that is about to go tells of its end instead.
     """
     instance = node.instances.get(command.instance_id)
     if instance is None:
@@ -123,8 +125,8 @@ def _start_resize(ctx: NodeEventContext, instance: LocalInstance, kv_blocks: int
 
 
 def resized(ctx: NodeEventContext, node: LocalNode, event: ResizeFinished | ResizeBroke) -> None:
-    """The oldest resize under way has ended. One that an earlier link asked for must not pass for
-    the end of one that this link has asked for meanwhile: a heartbeat tells of it.
+    """The oldest resize under way has ended. If an earlier link asked for it, a heartbeat tells of
+    it: KvResized would be taken for the end of a resize that this link has asked for.
     """
     instance = node.instances.get(event.instance_id)
     if instance is None:

@@ -16,7 +16,7 @@ def learn(
 ) -> None:
     """Correct the instance's profile by how long its iterations took, from turn to turn.
 
-    Beside a load it says more about loads than about the model.
+    Beside a load, how much loads slow iterations down is learned instead.
     """
     batch = result.decode_batch
     now_s, correction = ctx.now_s, instance.correction

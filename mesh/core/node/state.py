@@ -102,9 +102,9 @@ class LocalInstance:
     """Its work as `run_queue` gave it last. Whoever changes its requests or its profile resets it.
     """
     kept_until_s: float = 0.0
-    """Until when its times are near enough, for as long as no load begins or ends."""
+    """Until when its times are near enough to be used as they are, while no load begins or ends."""
     kept_slowdown: float = 1.0
-    """By loads, with which its times were reckoned."""
+    """The slowdown by loads that its times were worked out with."""
     unbooked: bool = False
     """It was loading or leaving when a link broke: no later controller knows of its memory."""
     error: str = ""
@@ -227,7 +227,7 @@ class LocalNode:
     rss_bytes: int = 0
     engine_bytes: int = 0
     asleep: tuple[SleepingModel, ...] = ()
-    """All three at the last heartbeat."""
+    """All three as of the last heartbeat."""
 
     def loading(self) -> bool:
         """Whether a load takes part of the machine."""

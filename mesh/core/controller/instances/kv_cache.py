@@ -90,7 +90,7 @@ def room_for_all(
     instance: InstanceEntry,
     coming: Sequence[RequestEntry],
 ) -> Room | None:
-    """The same for several."""
+    """As `room_for`, for several requests at once."""
     footprint, context = instance.footprint, instance.context_tokens_max
     blocks = sum(request_blocks(owner, request, footprint, context) for request in coming)
     return _room(ctx, instance, instance.required_blocks + blocks)
@@ -150,7 +150,7 @@ def claim(
     room: Room,
 ) -> None:
     """Enter a request's demand, and resize the cache if the room says so. The request may be
-    submitted right after: if the resize has to wait, so will those of its blocks that are missing.
+    submitted right after: if the resize has to wait, it waits on its node for missing blocks.
     """
     if instance.state is InstanceState.PARKED:
         instance.state = advance(INSTANCE, instance.state, InstanceState.READY)
@@ -162,7 +162,7 @@ def claim(
 
 
 def give_up(instance: InstanceEntry, request: RequestEntry) -> None:
-    """A request needs its blocks no more."""
+    """A request needs its KV blocks no more."""
     instance.required_blocks -= request.required_blocks
     request.required_blocks = 0
 

@@ -55,7 +55,7 @@ def restore(ctx: EventContext, node: NodeEntry) -> None:
             shrink(ctx, instance)
             park_cache(ctx, instance)
     idle = node.reclaimable()
-    # The next request would only have the last one loaded again, as large as it is.
+    # Where all are idle, one stays: the next request would have it loaded again, at the same size.
     spared = 1 if len(idle) == len(node.instances) else 0
     for instance_id, _ in idle[: len(idle) - spared]:
         if station.free_bytes < 0:
@@ -68,7 +68,7 @@ def restore(ctx: EventContext, node: NodeEntry) -> None:
             case ReservationKind.LOAD:
                 unload(ctx, instance)
                 if instance.deployment in ctx.cell.deployments:
-                    # It may have been one of a minimum, which nobody else would see to.
+                    # Its deployment may be below its minimum now.
                     ctx.cell.below_minimum[instance.deployment] = None
             case ReservationKind.RESIZE if station.takes_memory(reservation):
                 send_started(ctx, node, station.cancel(instance.instance_id))

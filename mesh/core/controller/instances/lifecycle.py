@@ -101,7 +101,7 @@ def _enter(ctx: EventContext, instance: InstanceEntry) -> None:
 
 
 def adopt(ctx: EventContext, node: NodeEntry, report: InstanceReport) -> None:
-    """Take an instance that a node reports into the books; unload it if nothing wants it."""
+    """Take an instance that a node reports into the books; unload it if no deployment wants it."""
     owner = ctx.cell.deployments.get(report.deployment)
     wanted = (
         owner is not None

@@ -26,7 +26,7 @@ from mesh.request.shadow import (
 )
 
 OVERDUE_SHARE = 0.25
-"""Of its expected time, that a load which should have ended is expected to take yet."""
+"""A load that should have ended is expected to take this share of its expected time yet."""
 
 
 def verdict_on(
@@ -101,8 +101,8 @@ def verdict_on_start(
 
 
 def _finds_out(node: NodeEntry, next_due_s: float, now_s: float, may_be_late: bool) -> bool:
-    """An estimate may be wrong by far: a single request finds out, and corrects it. But for one
-    whose token is late already, that is no promise to be made.
+    """Whether a request may try out an estimated profile, which may be far off: alone on its node,
+    and only if its token can still be in time, or may be late.
     """
     return node.is_idle() and (may_be_late or next_due_s > now_s)
 
@@ -164,7 +164,7 @@ def decodes_share(node: NodeEntry, now_s: float) -> float:
 
 
 def _decodes_share_with(into: InstanceEntry, request: RequestEntry, now_s: float) -> float:
-    """The same of its node once the request is in a loaded instance."""
+    """The `decodes_share` of its node, were the request on the instance."""
     share = 0.0
     for instance in into.node.instances.values():
         if instance is into and instance.requests:
@@ -221,7 +221,7 @@ def _schedule(
 
 
 def _run_queue(instance: InstanceEntry, slo: Slo, now_s: float) -> RunQueue:
-    """Without work. How often turns have passed it over, its node does not tell."""
+    """An empty run queue. How many turns have passed it over is known to its node alone."""
     return RunQueue(
         instance_id=instance.instance_id, times=_times(instance, now_s), tpot_s=slo.tpot_s
     )

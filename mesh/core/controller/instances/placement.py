@@ -102,8 +102,8 @@ def why_no_node(ctx: EventContext, spec: DeploymentSpec, purpose: str = "") -> t
 def worth_asking(
     entry: DeploymentEntry, request: RequestEntry, nodes: Collection[NodeEntry], fleet_changes: int
 ) -> list[NodeEntry]:
-    """Nodes that have not refused an instance for this request since they were last eased. They are
-    taken to refuse it, unless `find_room` finds room or a refusal that need not stand.
+    """Nodes to try for this request: those that have not refused it since they were last eased.
+    Each is entered as having no room; `find_room` sets right those that had room.
     """
     head = (request.original.request_id, entry.served, fleet_changes)
     if entry.head != head:
@@ -121,13 +121,15 @@ def worth_asking(
 
 
 def _forget_unasked(entry: DeploymentEntry) -> None:
-    """Not all nodes were looked at. Those that had no room will say so again, at no great cost."""
+    """Validations ran out before all nodes were tried: forget those entered as having no room. If
+    they had none they will say so again, at no great cost.
+    """
     entry.in_vain = {name: of for name, of in entry.in_vain.items() if of[1] is not None}
 
 
 def ask_anew(ctx: EventContext) -> None:
-    """The nodes are not those that they were, or what is known of them: nothing that any of them
-    has refused counts, nor by when a request would have to begin.
+    """The nodes of the cell have changed, or what is known of them: no earlier refusal holds, and
+    the latest start of every waiting request is worked out anew.
     """
     ctx.cell.fleet_changes += 1
     for entry in ctx.cell.with_queues():
@@ -138,15 +140,15 @@ def ask_anew(ctx: EventContext) -> None:
 def _remember(
     entry: DeploymentEntry, node: NodeEntry, request: RequestEntry, verdict: Verdict
 ) -> None:
-    """What a node said to the request that waits stands until it is eased, if it had no time for
-    one of any length. What it said to one that a preemption would displace is nothing to that.
+    """Keep TPOT_EXCEEDED until the node is eased, since it holds for requests of any length. Only
+    what was said to the head of the queue is kept, not to a request that preemption would move.
     """
     if entry.head is None or entry.head[0] != request.original.request_id:
         return
     if verdict is Verdict.TPOT_EXCEEDED:
         entry.in_vain[node.node_id] = (node.eased, verdict)
     else:
-        # It may pass a little later.
+        # A little later the same request may be in time there.
         entry.in_vain.pop(node.node_id, None)
 
 

@@ -17,9 +17,9 @@ from mesh.request.shadow import Verdict
 
 
 def refuse_too_late(ctx: EventContext, entry: DeploymentEntry) -> None:
-    """Refuse those of the deployment's queue for whom it is too late."""
+    """Refuse the requests in the deployment's queue that cannot be in time any more."""
     loading = any(i.state is InstanceState.LOADING for i in entry.instances.values())
-    # Those behind one that there was no time for were not tried: there is none for them, either.
+    # Behind a head that was TPOT_EXCEEDED none was tried: it holds for requests of any length.
     no_time = bool(entry.queue) and entry.queue[0].refused is Verdict.TPOT_EXCEEDED
     for request in list(entry.queue):
         waited_out = ctx.now_s - request.queued_at_s >= ctx.limits.queue_wait_s_max
@@ -57,8 +57,8 @@ def _too_long(request: RequestEntry) -> bool:
 
 
 def _quickest_s(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> float:
-    """Seconds to its first token, by profiles as they were measured: a correction is of one
-    instance, and passes. 0 where that is anybody's guess.
+    """Seconds to its first token on the quickest node, by measured profiles alone: a correction is
+    of one instance, and passes. 0 where a node's profile is an estimate, which may be far off.
     """
     deployment = entry.deployment
     assert deployment is not None

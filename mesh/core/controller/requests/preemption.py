@@ -29,8 +29,8 @@ from mesh.request.shadow import Verdict
 class _Moves:
     """Where displaced requests are to go.
 
-    Each was found room for by itself. Should two moves want idle instances of one deployment to go,
-    on different nodes, its minimum may forbid the second: that request is queued.
+    Room was found for each by itself. Two moves may count on unloading idle instances of the same
+    deployment, on different nodes, of which its minimum keeps one: the second request is queued.
     """
 
     placed: list[tuple[RequestEntry, InstanceEntry]] = field(default_factory=list)

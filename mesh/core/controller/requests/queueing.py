@@ -51,8 +51,8 @@ def retry(ctx: EventContext) -> None:
 
 
 def offer(ctx: EventContext, instance: InstanceEntry) -> None:
-    """Place what waits for an instance that would give its cache up now, or go: the pause after a
-    failed grow may just be over.
+    """Place what waits for an instance before it is parked or unloaded: the pause after a failed
+    grow may just be over.
     """
     owner = ctx.cell.deployments.get(instance.deployment)
     if owner is not None and owner.queue:
@@ -73,12 +73,15 @@ def fill(ctx: EventContext) -> None:
         waiting.sort(key=lambda d: (d.queue[0].arrival_s, d.spec.name))
     for entry in waiting:
         _place_waiting(ctx, entry)
-    # Only then: an instance that is idle, but that a queue was waiting for, is nobody else's room.
+    # Only after every queue has been tried: an idle instance that its own queue can use must not
+    # be unloaded for another deployment.
     _see_to(ctx, waiting)
 
 
 def _see_to(ctx: EventContext, waiting: list[DeploymentEntry]) -> None:
-    """What becomes of those that could not be placed."""
+    """For requests that were not placed: load instances, refuse those that are too
+    late, try again.
+    """
     for entry in waiting:
         if entry.queue:
             _scale_out(ctx, entry)
@@ -118,9 +121,9 @@ def note_released(ctx: EventContext) -> None:
 def _place_waiting(
     ctx: EventContext, entry: DeploymentEntry, only: InstanceEntry | None = None
 ) -> None:
-    """Place what can be. Behind a request that would be late, another may fit; where there is no
-    time for a further one of any length, none will. Behind one that only lacks room none is tried:
-    those that need less would keep it from ever having enough.
+    """Place what can be placed, in order. Behind a request that would be late another may fit, but
+    none behind TPOT_EXCEEDED, which holds for any length. Behind one that lacks memory alone none
+    is tried: smaller ones would keep taking what it waits for.
     """
     left = 0
     while left < min(len(entry.queue), TRIES_MAX):
@@ -155,7 +158,7 @@ def _place(
     if only is None and request.short_of_memory and not stopped and request is entry.queue[0]:
         return _preempt(ctx, entry, request)
     if only is not None or stopped:
-        # What was not looked at is as it was.
+        # Not every instance was tried: what the others said before still holds.
         request.refused = request.refused or before
     return False
 
@@ -170,9 +173,8 @@ def _preempt(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -
             continue
         if preempt(ctx, instance, lacking):
             room = room_for(ctx, entry, instance, request)
-            if (
-                room is None
-            ):  # an idle instance beside it has to stay now; see `requests.preemption`
+            if room is None:
+                # An idle instance beside it has to stay now; see `requests.preemption`.
                 return False
             note_overtaken(ctx, instance.node, request)
             submit(ctx, entry, request, instance, room)
@@ -217,10 +219,10 @@ def _in_time(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) 
 def _known_refusal(
     ctx: EventContext, instance: InstanceEntry, request: RequestEntry
 ) -> Verdict | None:
-    """Why the instance will not do, if that is known without looking: somebody earlier has to be
-    let through, its node has got no less to compute since it had no time for one that was no
-    longer, or such a one has been refused there in this very event. One that was too late
-    itself says nothing about those that are due later.
+    """A refusal that is known without a validation: an earlier request has to be let through, the
+    node has not been eased since it had no time for a request that was no longer, or the instance
+    has refused such a one in this very event. FIRST_TOKEN_LATE is not kept: it says nothing about
+    requests that are due later.
     """
     if must_give_way(ctx, instance.node, request):
         return Verdict.DELAYS_RUNNING
@@ -234,9 +236,7 @@ def _known_refusal(
 
 
 def _scale_out(ctx: EventContext, entry: DeploymentEntry) -> None:
-    """Requests wait: load another instance, unless one is coming that will hold them all, or is
-    about to show how many it can.
-    """
+    """Load another instance for those who wait, unless those that are coming will hold them all."""
     no_time = entry.queue[0].refused is not None
     coming = sum(i.batch_max for i in entry.instances.values() if _is_coming(i, no_time))
     full = entry.replicas() >= entry.spec.scaling.replicas_max
@@ -255,8 +255,8 @@ def _scale_out(ctx: EventContext, entry: DeploymentEntry) -> None:
 
 
 def _is_coming(instance: InstanceEntry, no_time: bool) -> bool:
-    """Whether it loads; or whether, where it is time that is lacking, the first request on it tries
-    out the estimate of its times.
+    """Whether it loads; or, where time is lacking, whether its first request is just showing how
+    far the estimate of its times is off.
     """
     tries = instance.takes_now and instance.requests and instance.correction.trial_left
     return instance.state is InstanceState.LOADING or (no_time and bool(tries))

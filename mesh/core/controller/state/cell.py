@@ -35,7 +35,9 @@ class InstanceEntry:
     state: InstanceState
     footprint: Footprint
     profile: Profile | None
-    """None for one that nothing wants."""
+    """What predicts its iterations. None only for an instance that a node brought along and that is
+    unloaded at once, since no deployment wants it.
+    """
     kv_blocks: int
     """In force, as its node reports it; of one that loads, those that it will have."""
     context_tokens_max: int
@@ -50,13 +52,17 @@ class InstanceEntry:
     profiling: bool = False
     """Its model is being measured on it: it stays."""
     exceeded: tuple[int, int] = (-1, 0)
-    """`NodeEntry.eased` when a further request was TPOT_EXCEEDED, and its tokens."""
+    """The last TPOT_EXCEEDED: its node's `eased` then, and the tokens of the request. It holds for
+    requests that are no shorter, until the node is eased.
+    """
     grow_again_s: float = 0.0
-    """Its KV cache is not to grow before: its node could not do it."""
+    """When a grow may be tried again after one that its node could not do."""
     to_load: LoadInstance | None = None
-    """What its load was decided with; None for one that a node brought along."""
+    """The command that loads it, sent once its memory is free; None for one that a node brought
+    along.
+    """
     load_s: float = 0.0
-    """Expected of its load."""
+    """Seconds that its load is expected to take."""
     tier: LoadTier | None = None
     """From where it was loaded; None until then, and for one that a node brought along."""
     load_started_s: float = 0.0
@@ -77,7 +83,7 @@ class InstanceEntry:
 
     @property
     def takes_requests(self) -> bool:
-        """Now, or once it is loaded."""
+        """Whether requests may wait for it: loaded or loading, on a node that takes new work."""
         coming = self.is_loaded or self.state is InstanceState.LOADING
         return coming and self.node.state is NodeState.READY
 
@@ -120,9 +126,11 @@ class NodeEntry:
     """When the iteration under way began, as far as reports tell; None when it has no work."""
     load_slowdown: float = 1.0
     asleep: tuple[SleepingModel, ...] = ()
-    """As of its last heartbeat, without those that have been woken since."""
+    """Models whose weights the host keeps, as of its last heartbeat, without those woken since."""
     eased: int = 0
-    """Times that it may have got less to do, heartbeats included; refusals are kept till then."""
+    """Counts the times that it may have got less to compute or more memory, heartbeats included.
+    What it refuses is remembered with this count, and holds until the count changes.
+    """
     instances: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
     protected: "dict[DeploymentName, DeploymentEntry]" = field(default_factory=dict)
     """The cell's deployments: their `replicas_min` keeps instances from being reclaimed."""
@@ -148,7 +156,7 @@ class NodeEntry:
         return not any(instance.requests for instance in self.instances.values())
 
     def is_loading(self) -> bool:
-        """Whether a load takes part of it."""
+        """Whether a load runs on it, which slows its iterations down."""
         loading = [i for i in self.instances.values() if i.state is InstanceState.LOADING]
         return any(self.station.running(i.instance_id) for i in loading)
 
@@ -194,7 +202,7 @@ class DeploymentEntry:
     candidates: Candidates[InstanceEntry]
     """Its instances, in the policy's order."""
     history: OutputHistory = field(default_factory=OutputHistory)
-    """How long its answers turn out."""
+    """Lengths of its answers so far."""
     deployment: Deployment | None = None
     """None until its model is imported."""
     queue: deque[RequestEntry] = field(default_factory=deque)
@@ -203,15 +211,19 @@ class DeploymentEntry:
     served: int = 0
     refused: int = 0
     load_failures: int = 0
-    """In a row, of instances that ended by themselves before their first token, too."""
+    """In a row. An instance that ended by itself before its first token counts as one, too."""
     load_error: str = ""
     paused_until_s: float = 0.0
     resume_at: int = 0
-    """The candidate at which the last event had to stop, for it had validated often enough."""
+    """The candidate at which the last event ran out of validations; the next goes on there."""
     head: tuple[RequestId, int, int] | None = None
-    """Who waits for an instance, and `served` and `Cell.fleet_changes` when that was tried."""
+    """The request at the head of the queue when an instance was last tried for it, with `served`
+    and `Cell.fleet_changes` then. Once one of the three differs, `in_vain` counts no more.
+    """
     in_vain: dict[NodeId, tuple[int, Verdict | None]] = field(default_factory=dict)
-    """`NodeEntry.eased` of nodes that had no room (None) or no time for it."""
+    """Nodes that refused an instance for that request: their `eased` then, and the verdict where
+    time was lacking; None where it was memory.
+    """
     avoided: dict[NodeId, str] = field(default_factory=dict)
     """Nodes whose last load of it failed, and why; tried only when no other has room."""
 
@@ -244,7 +256,7 @@ class OperationEntry:
     pending: Deployment | None = None
     instance: InstanceEntry | None = None
     measuring: bool = False
-    """The node has been asked to."""
+    """The node has been asked to measure."""
     pending_profile: Profile | None = None
 
 
@@ -260,7 +272,7 @@ class Cell:
     operations: dict[OperationId, OperationEntry] = field(default_factory=dict)
     expectations: Expectations = field(default_factory=Expectations)
     waiting: dict[DeploymentName, None] = field(default_factory=dict)
-    """Deployments that have had a queue since `with_queues` was asked last, and perhaps have it."""
+    """Deployments that may have a queue: each enters when a request queues; see `with_queues`."""
     fleet_changes: int = 0
     """Times that nodes came, went or were drained, or that something new was learned of them."""
     below_minimum: dict[DeploymentName, None] = field(default_factory=dict)
@@ -271,11 +283,11 @@ class Cell:
     retry_at_s: float | None = None
     """When those that wait are tried again; None when no such timer is set."""
     retried: str = ""
-    """The deployment that was tried last."""
+    """The deployment that was tried last for that timer; the next try goes on after it."""
 
     def with_queues(self) -> list[DeploymentEntry]:
-        """Deployments for which requests wait. A look at all would be one at thousands that have
-        none, whenever something ends.
+        """Deployments for which requests wait. Going through all of them whenever something ends
+        would mean thousands that have no queue.
         """
         found = [self.deployments[name] for name in self.waiting if name in self.deployments]
         waiting = [entry for entry in found if entry.queue]

@@ -27,10 +27,13 @@ class EventContext:
     to_fill: dict[DeploymentName, None] = field(default_factory=dict)
     """Deployments whose own queue may find a place now, in the order in which that came up."""
     refusals: dict[InstanceId, tuple[Verdict, int]] = field(default_factory=dict)
-    """Instances that would not keep an SLO, why, and for how many tokens of prompt."""
+    """Instances that refused a request in this event, why, and its tokens: requests that are no
+    shorter are refused without a validation.
+    """
     decodes_shares: dict[NodeId, float] = field(default_factory=dict)
-    """What is known of nodes (see `mesh.core.schedule.decodes_share`); none whose requests changed
-    since."""
+    """Of nodes, as `instances.node_schedule.decodes_share` has it; without those whose requests
+    have changed since.
+    """
     released: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
     """Instances that lost a request in this event, and are idle if the queues do not refill them.
     """

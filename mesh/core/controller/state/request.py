@@ -41,14 +41,15 @@ class RequestEntry:
     loaded for it. None: none was asked.
     """
     held_up: Verdict | None = None
-    """Why it waits: the first verdict that was not about its own first token, if there was one.
-    Waiting makes every first token late in the end."""
+    """Why it waits: the first verdict other than FIRST_TOKEN_LATE, if there was one. Whoever waits
+    for another reason gets that verdict, too, in the end.
+    """
     latest_start_s: float | None = None
-    """Waiting for longer than this would make its first token late. None: not worked out yet."""
+    """Its first token would be late if it began after this. None: not worked out yet."""
     short_of_memory: bool = False
-    """An instance that it was last tried on had no room for its KV cache."""
+    """Whether an instance that it was last tried on had no room for its KV cache."""
     overtaken: int = 0
-    """Later requests that got a place on a node that could not take this one in time."""
+    """Later requests that were placed on a node that could not compute this one in time."""
     tokens: int = field(init=False)
     """Of prompt and output."""
 
