@@ -9,7 +9,7 @@ where callers notice it (`callers`). Before: `checking`. After: `books`.
 from collections import Counter
 from collections.abc import Sequence
 
-from mesh.core.controller.state.cell import NodeEntry
+from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.actions import SendCommand
 from mesh.domain.events import NodeReported
 from mesh.domain.ids import InstanceId, RequestId

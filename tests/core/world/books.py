@@ -1,6 +1,7 @@
 """What the books of a test's world have to keep to, beyond what those of any cell do."""
 
-from mesh.core.controller.state.cell import Cell, NodeEntry
+from mesh.core.controller.state.cell import Cell
+from mesh.core.controller.state.node import NodeEntry
 from mesh.memory.station import OVERTAKEN_MAX
 from mesh.sim import books
 from tests.core.world.engine import WorldEngine

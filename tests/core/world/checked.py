@@ -2,7 +2,8 @@
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
 from mesh.domain.ids import RequestId
 from mesh.domain.lifecycle import InstanceState, NodeState, RequestState
 from tests.core.cells import FOOTPRINT, MODEL
@@ -61,7 +62,7 @@ class CheckedCell(RuleBasedStateMachine):
         """The end of a request is looked at on its node; all others are tried when it is time."""
         now_s, before, self.room_since_s = self.world.clock.now_s(), self.room_since_s, {}
         for entry in self.world.core.cell.deployments.values():
-            if entry.queue and not entry.queue[0].refused:
+            if entry.queue and not entry.queue[0].refusals.verdict:
                 head = entry.queue[0].original
                 ready = [i for i in entry.instances.values() if i.takes_now and not i.is_full]
                 if any(_has_room(i, head.tokens_max) for i in ready):
@@ -76,10 +77,10 @@ class CheckedCell(RuleBasedStateMachine):
         """
         now_s, before, self.loadable_since_s = self.world.clock.now_s(), self.loadable_since_s, {}
         for entry in self.world.core.cell.deployments.values():
-            if entry.queue and not entry.queue[0].refused and self._could_be_loaded(entry):
+            if entry.queue and not entry.queue[0].refusals.verdict and self._could_be_loaded(entry):
                 head = entry.queue[0]
                 filled = any(instance.is_full for instance in entry.instances.values())
-                assert head.short_of_memory or filled
+                assert head.refusals.short_of_memory or filled
                 since_s = before.get(head.original.request_id, now_s)
                 assert now_s <= since_s + LIMITS.place_retry_s
                 self.loadable_since_s[head.original.request_id] = since_s

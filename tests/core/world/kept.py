@@ -22,14 +22,11 @@ def check_refusals(core: ControllerCore, now_s: float) -> None:
         assert not entry.queue or entry.spec.name in core.cell.waiting
         if not entry.queue or entry.replicas() >= entry.spec.scaling.replicas_max:
             continue
-        if entry.head != (
-            entry.queue[0].original.request_id,
-            entry.served,
-            core.cell.fleet_changes,
-        ):
+        tried_for, refused = core.cell.refusals._starts.get(entry.spec.name, (None, {}))
+        if tried_for != entry.queue[0].original.request_id:
             continue
         nodes = core.cell.nodes.values()
-        full = [n for n in nodes if entry.in_vain.get(n.node_id) == (n.eased, None)]
+        full = [n for n in nodes if refused.get(n.node_id) == (n.eased, None)]
         found = find_room(ctx, entry, full, waiting=entry.queue, wanted_by=None)
         if isinstance(found, Start):
             raise AssertionError(f"{found.node.node_id} could hold {entry.spec.name} by now")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from mesh.core.controller.core import ControllerCore
-from mesh.core.controller.state.cell import NodeEntry
+from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.actions import ControllerAction, SendCommand
 from mesh.domain.events import (
     ControllerEvent,

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mesh.core.controller.state.cell import RequestEntry
+from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import ControllerAction
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.lifecycle import InstanceState
@@ -192,8 +192,8 @@ def test_whoever_waits_for_time_there_has_been_overtaken() -> None:
         original=request("early", of="c"),
         slo=Slo(),
         arrival_s=cell.now_s - 0.1,
-        refused=Verdict.DELAYS_RUNNING,
     )
+    early.refusals.note(Verdict.DELAYS_RUNNING)
     cell.core.cell.requests[early.original.request_id] = early
     cell.core.cell.deployments[DeploymentName("c")].queue.append(early)
     assert ("a3", "a") in submitted(cell.ask("a3", "a"))

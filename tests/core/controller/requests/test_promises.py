@@ -44,7 +44,7 @@ class WatchedCell(SimulatedCell):
             held.original.request_id: held.overtaken
             for entry in self.core.cell.deployments.values()
             for held in entry.queue
-            if held.refused is not None and self._is_loaded(held.original.deployment)
+            if held.refusals.verdict is not None and self._is_loaded(held.original.deployment)
         }
         before = len(self.placed)
         super().tell(event)
