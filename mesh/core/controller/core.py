@@ -173,7 +173,7 @@ def _settle(ctx: EventContext) -> None:
         queueing.fill_released(ctx)
         if ctx.cell.operations:
             profiling.advance_profiles(ctx)
-        queueing.note_released(ctx)
+        queueing.settle_released(ctx)
 
 
 def _fail(ctx: EventContext, operation_id: OperationId, error: str, message: str) -> None:

@@ -54,8 +54,6 @@ def note_loaded(ctx: EventContext, instance: InstanceEntry, said: InstanceLoaded
 def note_load_failure(
     ctx: EventContext, entry: DeploymentEntry, node: NodeEntry, message: str
 ) -> None:
-    """Remember a failed load, and pause before the next: longer after each, up to a bound."""
-    entry.note_load_failure(node.node_id, message)
-    doublings = min(entry.load_failures - 1, ctx.limits.load_retry_doublings_max)
-    entry.pause_loads(ctx.now_s + ctx.limits.load_retry_s * 2**doublings)
+    """Remember a failed load, and try again after its pause."""
+    entry.note_load_failure(node.node_id, message, ctx.now_s, ctx.limits)
     ctx.act(SetTimer(at_s=entry.paused_until_s, timer=RetryLoadDue(name=entry.spec.name)))

@@ -21,7 +21,7 @@ from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import NodeId, RequestId
-from mesh.domain.lifecycle import InstanceState, RequestState
+from mesh.domain.lifecycle import InstanceState
 from mesh.request.defrag import victims
 from mesh.request.placement import Start
 from mesh.request.shadow import Verdict
@@ -183,5 +183,4 @@ def _move_to_new(ctx: EventContext, request: RequestEntry, start: Start) -> None
 def _leave(ctx: EventContext, request: RequestEntry) -> DeploymentEntry:
     abort_on_node(ctx, request)
     request.note_evicted()
-    request.advance(RequestState.QUEUED)
     return ctx.cell.deployments[request.original.deployment]

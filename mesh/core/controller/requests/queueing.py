@@ -101,7 +101,7 @@ def fill_released(ctx: EventContext) -> None:
         _place_waiting(ctx, owner, only=instance)
 
 
-def note_released(ctx: EventContext) -> None:
+def settle_released(ctx: EventContext) -> None:
     """What the queues did not refill shrinks, and idles if it has no request."""
     for instance in ctx.take_released():
         shrink(ctx, instance)

@@ -11,7 +11,7 @@ from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import DeliverTokens, RefuseRequest, StoreHistory
 from mesh.domain.ids import RequestId
-from mesh.domain.lifecycle import DeploymentState, RequestState
+from mesh.domain.lifecycle import DeploymentState
 from mesh.domain.messages import RequestReturned
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.request import Request, RequestTokens
@@ -143,5 +143,4 @@ def requeue(ctx: EventContext, request: RequestEntry, reason: RefusalReason, mes
             ctx, request, reason, f"{message}; attempt {request.attempt} was the last", retry=True
         )
         return
-    request.advance(RequestState.QUEUED)
     ctx.enqueue(entry, request)

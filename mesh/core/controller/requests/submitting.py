@@ -1,5 +1,5 @@
-"""Into a queue, and out of it: a request gets its place when it is entered into the books of an
-instance and sent to its node. `requests.queueing` decides which place, and when.
+"""Out of a queue: a request gets its place when it is entered into the books of an instance and
+sent to its node. `requests.queueing` decides which place, and when.
 """
 
 from mesh.core.controller.instances.kv_cache import Room, claim

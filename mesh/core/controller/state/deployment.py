@@ -14,6 +14,7 @@ from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import InstanceId, NodeId
 from mesh.domain.lifecycle import DEPLOYMENT, DeploymentState, InstanceState, advance
+from mesh.domain.limits import CellLimits
 from mesh.domain.model import Footprint
 from mesh.request.candidates import Candidates
 
@@ -112,13 +113,14 @@ class DeploymentEntry:
         self.paused_until_s = 0.0
         self.avoided.clear()
 
-    def note_load_failure(self, node_id: NodeId, message: str) -> None:
-        """A load has failed there."""
+    def note_load_failure(
+        self, node_id: NodeId, message: str, now_s: float, limits: CellLimits
+    ) -> None:
+        """A load has failed there. The pause before the next is longer each time, up to a bound."""
+        doublings = min(self.load_failures, limits.load_retry_doublings_max)
         self.load_failures += 1
         self.load_error = self.avoided[node_id] = message
-
-    def pause_loads(self, until_s: float) -> None:
-        self.paused_until_s = until_s
+        self.paused_until_s = now_s + limits.load_retry_s * 2**doublings
 
     def forgive_loads(self) -> None:
         """An instance has served, or lived until it was let go."""

@@ -74,8 +74,10 @@ class RequestEntry:
         self.submitted_s, self.prefill_left = now_s, self.tokens
 
     def left(self) -> None:
-        """It is not on its instance any more."""
+        """It is not on its instance any more; unless it is over, it waits for another place."""
         self.instance, self.required_blocks = None, 0
+        if self.state is RequestState.RUNNING:
+            self.advance(RequestState.QUEUED)
 
     def note_tokens(self, token_ids: Sequence[int], now_s: float) -> None:
         """It has these further tokens, so that its prompt is computed, and the next one is due."""
