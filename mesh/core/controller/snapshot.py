@@ -3,7 +3,10 @@
 from statistics import median
 
 from mesh.compute.times import Times
-from mesh.core.controller.state.cell import Cell, DeploymentEntry, InstanceEntry, NodeEntry
+from mesh.core.controller.state.cell import Cell
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.deployment import Deployment
 from mesh.domain.ids import NodeId
 from mesh.domain.lifecycle import InstanceState
