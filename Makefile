@@ -23,7 +23,7 @@ NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 
 .PHONY: help demo test test-vllm quick check lint types imports proto format faults soak clean
 .PHONY: bench-admission bench-engine bench-fidelity bench-kv-resize bench-mixed bench-overcommit
-.PHONY: bench-overhead bench-paper bench-profile bench-sim bench-slo bench-vllm-step bench-vllm-switch
+.PHONY: bench-overhead bench-paper bench-profile bench-replay bench-sim bench-slo bench-vllm-step bench-vllm-switch
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -118,6 +118,10 @@ bench-paper: $(VENV)/.installed-dev ## the evaluation of the LLM-Mesh paper on v
 
 bench-profile: $(VENV)/.installed-dev ## how near predicted iteration times come to measured ones
 	@$(HOME_HERE) $(BIN)/python -m bench.profile
+
+# TRACES are files of any known format; ARGS are further options.
+bench-replay: $(VENV)/.installed-dev ## whether a replay sends each call of a trace, at its time; TRACES="FILE …"
+	@$(HOME_HERE) $(BIN)/python -m bench.replay $(TRACES) $(ARGS)
 
 bench-sim: $(VENV)/.installed-dev ## how long the simulator takes; ARGS="--trace FILE", "--growth"
 	@$(BIN)/python -m bench.sim $(ARGS)
