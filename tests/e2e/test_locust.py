@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import mesh_load
 from mesh.domain.slo import Slo
+from mesh_load import LOCUSTFILE
 from tests.e2e.live_cell import LiveCell, Process, free_port
 
-LOCUSTFILE = Path(mesh_load.__file__).parent / "locustfile.py"
 RUN_S_MAX = 90.0
 SLO = Slo(ttft_s=5.0, tpot_s=1.0)
 
@@ -143,6 +142,24 @@ def test_workers_send_the_whole_trace_and_all_agree_on_what_came(
     assert "SLO_MEAN_%" in locust.said
     assert "the report is in r.html" in locust.said
     assert "<svg" in (tmp_path / "r.html").read_text()
+
+
+def test_twenty_seconds_on_the_demo_model(
+    cell: LiveCell, smollm2_model_path: Path, tmp_path: Path
+) -> None:
+    cell.start_controller()
+    cell.start_real_node("cpu0", "--memory", "2GiB")
+    for name in ("one", "two", "three"):
+        cell.deploy(name, smollm2_model_path, slo=SLO)
+    generated = ("--generate", "0.7", "--duration", "20", "--tokens-scale", "0.05")
+    locust = Locust(tmp_path, cell.address, "--headless", "--processes", "2", *generated)
+    assert locust.wait() == 0, locust.said
+    found = locust.figures()
+    whole = found["numbers"][0]
+    assert whole["calls"] == found["planned"] > 5
+    assert whole["finished"] + sum(whole["refused"].values()) == whole["calls"]
+    assert whole["finished"] > 0
+    assert found["counts_difference"] <= 0.01
 
 
 def test_ctrl_c_writes_down_what_was_sent(cell: LiveCell, tiny_model: Path, tmp_path: Path) -> None:

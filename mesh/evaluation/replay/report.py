@@ -69,7 +69,7 @@ def remarks(report: ReplayReport) -> list[str]:
             "hundred. TTFT counts from the sending; the load came later than the trace's."
         )
     for worker in report.workers:
-        if worker.late_ms_p99 > LATE_MS_MAX:
+        if worker.late_ms_p99 > LATE_MS_MAX and len(report.workers) > 1:
             found.append(
                 f"Worker {worker.worker} did not keep up: {worker.late_ms_p99:.0f} ms late for one "
                 f"call in a hundred, {worker.late_ms_max:.0f} ms at most: take more workers."
