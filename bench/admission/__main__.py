@@ -12,7 +12,8 @@ import argparse
 
 from bench.admission.deciding import Scenario, Times, measure
 from bench.admission.setting import BATCH, DEPLOYMENTS
-from bench.printing import last_line, note, say, show_table
+from bench.printing import last_line, show_table
+from mesh.cli import output
 
 NODES = (1, 10, 100)
 FAILING = (1, 4, 16)
@@ -40,7 +41,7 @@ def run(
     measured = []
     for scenario in scenarios(nodes):
         fewer = decisions // FEWER if scenario.busy else decisions
-        measured.append((scenario, measure(scenario, fewer, rounds, seed, note)))
+        measured.append((scenario, measure(scenario, fewer, rounds, seed, output.message)))
     return measured
 
 
@@ -65,7 +66,7 @@ def report(measured: list[tuple[Scenario, Times]]) -> None:
     passing = {s.nodes: t for s, t in measured if not s.busy}
     most = max(passing)
     rate, ratio = passing[most].decisions_per_s, passing[most].p50_us / passing[min(passing)].p50_us
-    say(
+    print(
         f"on {most} nodes: {rate:,.0f}/s (≥ {TARGET_PER_S:,}); a decision there takes {ratio:.2f} "
         f"times as long as on {min(passing)}"
     )

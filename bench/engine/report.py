@@ -4,7 +4,7 @@ from statistics import median
 
 from bench.engine.contenders import ENTRIES
 from bench.engine.workload import CONCURRENCIES, OUTPUT_TOKENS, PROMPT_TOKENS, THREADS
-from bench.printing import last_line, say, show_table
+from bench.printing import last_line, show_table
 
 OURS = "mesh"
 TARGETS = {1: 0.9, 8: 1.0, 16: 1.0}
@@ -33,7 +33,7 @@ def print_report(rates: Rates, idle_share: float, missing: list[str]) -> None:
             cells = (_cell(rates[entry.name][count]) for count in CONCURRENCIES)
             rows.append((entry.name, entry.runs, *cells))
         else:
-            rows.append((entry.name, "not installed"))
+            rows.append((entry.name, "not installed", *("" for _ in CONCURRENCIES)))
     ratio = ratios(rates)
     if ratio:
         cells = (f"{ratio[count]:.2f} (≥ {TARGETS[count]:.1f})" for count in CONCURRENCIES)
@@ -45,7 +45,7 @@ def print_report(rates: Rates, idle_share: float, missing: list[str]) -> None:
         f"median (least–most) of {rounds} rounds",
         words=2,
     )
-    say(f"waiting engines used at most {100 * idle_share:.1f} % of a core")
+    print(f"waiting engines used at most {100 * idle_share:.1f} % of a core")
     last_line(_figures(rates, ratio, missing))
 
 

@@ -26,7 +26,8 @@ from bench.kv_resize.serving import (
     draw_prompts,
     steps_during,
 )
-from bench.printing import last_line, note, say, show_table
+from bench.printing import last_line, show_table
+from mesh.cli import output
 from mesh_nodes.engines.openvino import KvResize
 from mesh_nodes.engines.openvino.instance import Instance
 
@@ -62,7 +63,7 @@ def measure(
     sizes_gb: tuple[float, ...], rounds: int, decode_rounds_: int, threads: int, seed: int
 ) -> Measured:
     draw = random.Random(seed)
-    note("footprint of an idle instance")
+    output.message("footprint of an idle instance")
     footprint = measure_footprint(threads, draw)
     found: list[Resize] = []
     blocks_max = round(max(sizes_gb) * (1 + 2 * SPARE_SHARE) * 1e9 / 700_000)
@@ -71,7 +72,7 @@ def measure(
     for number in range(rounds):
         for gigabytes in sizes_gb:
             for live in lives:
-                note(f"round {number + 1} of {rounds}: {gigabytes} GB, {live.how}")
+                output.message(f"round {number + 1} of {rounds}: {gigabytes} GB, {live.how}")
                 found += resizes(live, gigabytes, draw)
 
     def make(how: KvResize) -> Instance:
@@ -81,11 +82,13 @@ def measure(
     for round_ in decode_rounds(make, decode_rounds_, DECODE_STEPS, draw):
         decoded.append(round_)
         growing, steady = 100 * round_.growing.cost_share, 100 * round_.steady.cost_share
-        note(f"decode, round {len(decoded)}: {steady:+.1f} %, {growing:+.1f} % while it grows")
+        output.message(
+            f"decode, round {len(decoded)}: {steady:+.1f} %, {growing:+.1f} % while it grows"
+        )
     beside = make(KvResize.COPYING)
     fixed = Served(beside)
     fixed.back()
-    note("decode while pages go back")
+    output.message("decode while pages go back")
     quiet_s, returning_s = _beside(lives[0], fixed, max(sizes_gb), draw)
     for live in lives:
         live.close()
@@ -143,14 +146,14 @@ def report(measured: Measured, sizes_gb: tuple[float, ...]) -> None:
     )
     found = figures(measured)
     footprint = measured.footprint
-    say(
+    print(
         f"given back: {100 * (found['returned_share'] or 0):.1f} % of it left the process. "
         f"Decode: {100 * (found['decode_cost_share'] or 0):+.1f} % against a fixed cache, "
         f"{100 * (found['decode_cost_growing_share'] or 0):+.1f} % while pages come, "
         f"{100 * (found['returning_cost_share'] or 0):+.1f} % while another instance's pages go "
         "back."
     )
-    say(
+    print(
         f"an idle instance takes {footprint.taken_bytes / 1e6:.0f} MB; by the books "
         f"{footprint.booked_bytes / 1e6:.0f} MB, one byte a weight "
         f"{footprint.packed_bytes / 1e6:.0f} MB"

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, quantiles
 
-from bench.printing import last_line, say, show_status, show_table
+from bench.printing import last_line, show_status, show_table
 from bench.profile.loaded import PrimedModel
 from bench.profile.measuring import Measuring, Noisy, Surveyed, Workloads
 from bench.profile.predicting import TOLERANCE, Iteration, Predictions
@@ -83,11 +83,11 @@ def report(measured: Measured) -> None:
         title="|predicted / measured - 1|, per cent",
     )
     surveyed, noisy, quiet = measured.surveyed, measured.noisy, measured.quiet
-    say(
+    print(
         f"{quiet.disturbed_first} of {quiet.first_tries} workloads met a machine that was not "
         f"quiet, of which all but {quiet.disturbed} were measured again"
     )
-    say(
+    print(
         f"survey: {surveyed.shapes} shapes in {surveyed.took_s:.0f} s; corrected predictions are "
         f"within {100 * TOLERANCE:.0f} % {_seconds(noisy.noticed_s)} after the neighbour came "
         f"and {_seconds(noisy.recovered_s)} after it went"

@@ -15,9 +15,10 @@ import psutil
 
 from bench.cells import local_cell
 from bench.demo_model import SOURCE, stored_model
-from bench.printing import last_line, note, show_table
+from bench.printing import last_line, show_table
 from bench.soak.traffic import Traffic
 from bench.soak.watching import Held, sample
+from mesh.cli import output
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.ids import DeploymentName
 from mesh.wire.client import MeshClient
@@ -49,7 +50,7 @@ async def run_traffic(traffic: Traffic, held: list[Held], seconds: float) -> Non
         await asyncio.sleep(min(SAMPLE_S, left_s))
         sample(held)
         done = sum(traffic.outcomes.values())
-        note(
+        output.message(
             f"{seconds - max(0.0, left_s):5.0f} s  {done} requests  {traffic.tokens} tokens  "
             + "  ".join(f"{h.name} {h.rss_bytes[-1] >> 20} MiB {h.fds[-1]} fds" for h in held)
         )

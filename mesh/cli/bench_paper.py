@@ -12,7 +12,7 @@ import click
 
 from mesh.cli import output
 from mesh.cli.options import format_option
-from mesh.cli.output import Column, Format
+from mesh.cli.output import Format, text_columns
 from mesh.cli.plain import plain
 from mesh.cli.plotting import check_plotting
 from mesh.cli.progress import progress
@@ -221,8 +221,7 @@ def _show(made: Evaluation, form: Format) -> None:
     output.message(f"load: {made.workload}, {made.duration_s:g} s")
     for number, table in enumerate(tables(made)):
         output.text(("\n" if number else "") + table.title)
-        columns = [Column(h, right=n >= table.words) for n, h in enumerate(table.headers)]
-        output.table(columns, table.rows)
+        output.table(text_columns(table.headers, table.words), table.rows)
 
 
 def _draw(made: Evaluation, folder: Path) -> None:

@@ -6,6 +6,7 @@ line says comes first. Before: `verbs.replay`. After: `mesh_workloads`.
 
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
@@ -15,11 +16,13 @@ from mesh.cli.options import decoded
 from mesh.domain.errors import InvalidInput, NotFound
 from mesh.sim.scenario import read_scenario, trace_of
 from mesh_workloads.asked import Asked
+from mesh_workloads.formats import plain_csv
 from mesh_workloads.generating import GENERATED_S, bursty, generate
 from mesh_workloads.mapping import HASH, POPULARITY, read_table
 from mesh_workloads.published import AZURE_CONVERSATION, PUBLISHED
-from mesh_workloads.reading import FORMATS, read
+from mesh_workloads.reading import FORMATS, read, recognise
 from mesh_workloads.replay_plan import Replay
+from mesh_workloads.sampling import KEPT, Sample, load_for
 from mesh_workloads.scaling import SCALE_MAX, Scale
 from mesh_workloads.trace import DURATION_S_MAX, TOKENS_MAX, Trace
 
@@ -40,10 +43,11 @@ class ReplayOptions(TypedDict):
     time_scale: float
     rate_scale: float
     tokens_scale: float
-    how: str
+    how: str | None
     deployments: str
     answers: str
     output_tokens_max: int | None
+    functions: str | None
     lengths: str
     clip: bool
     seed: int
@@ -131,10 +135,8 @@ _OPTIONS = (
         "--map",
         "how",
         metavar="HOW",
-        default=HASH,
-        show_default=True,
-        help=f"How functions become deployments: {HASH}, {POPULARITY}, or a CSV file with the "
-        "columns function,deployment.",
+        help=f"How functions become deployments: {HASH} (the default), {POPULARITY} (that of "
+        "--generate), or a CSV file with the columns function,deployment.",
     ),
     click.option(
         "--deployments",
@@ -154,6 +156,11 @@ _OPTIONS = (
         metavar="N",
         type=click.IntRange(min=1, max=TOKENS_MAX),
         help="Longer answers are cut to it; with --answers model it takes the trace's place.",
+    ),
+    click.option(
+        "--functions",
+        type=click.Choice([str(models) for models in KEPT]),
+        help="Only so many functions, busy and rare ones, sampled from the trace.",
     ),
     click.option(
         "--lengths",
@@ -185,7 +192,7 @@ def replay_options(command: Command) -> Command:
 
 def asked_of(given: ReplayOptions) -> Replay:
     """Raises InvalidInput, NotFound or StorageError."""
-    how = given["how"]
+    how = given["how"] or (HASH if given["generate_per_s"] is None else POPULARITY)
     return Replay(
         scale=Scale(
             time=given["time_scale"],
@@ -223,8 +230,18 @@ def trace_asked(path: Path | None, given: ReplayOptions, deployments: int) -> Tr
         return generate(made, given["seed"])
     assert path is not None
     if path.suffix != ".toml":
-        return read(path, asked, format_name=given["format_name"])
+        return _of_file(path, asked, given)
     trace = trace_of(read_scenario(path))
     if trace is None:
         raise InvalidInput(f"{path}: its workload is drawn as it goes, and is no trace")
     return trace
+
+
+def _of_file(path: Path, asked: Asked, given: ReplayOptions) -> Trace:
+    """The functions of a plain file are taken to be numbered as a sample's."""
+    name, functions = given["format_name"], given["functions"]
+    if functions is None:
+        return read(path, asked, format_name=name)
+    if recognise(path, name) is not plain_csv.FORMAT:
+        asked = replace(asked, sample=Sample())
+    return load_for(read(path, asked, format_name=name), int(functions))

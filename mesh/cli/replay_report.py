@@ -4,10 +4,9 @@ Before: `verbs.replay`, or another sender of a plan's calls. After: the terminal
 """
 
 from mesh.cli import output
-from mesh.cli.output import Column, Format
+from mesh.cli.output import Format
 from mesh.cli.plain import Plain, plain
 from mesh.domain.errors import MeshError
-from mesh.evaluation.charts.page import Table
 from mesh.evaluation.replay.cell import COUNTS_DIFFERENCE_MAX
 from mesh.evaluation.replay.report import ReplayReport, remarks
 from mesh.evaluation.replay.tables import tables
@@ -20,7 +19,7 @@ def show(made: ReplayReport, form: Format) -> None:
     for number, table in enumerate(tables(made)):
         if number:
             output.text(f"\n{table.title}. {table.note}")
-        _print(table)
+        output.table(output.text_columns(table.headers, table.words), table.rows)
     for line in _said(made):
         output.message(line)
 
@@ -33,11 +32,6 @@ def _said(made: ReplayReport) -> list[str]:
             "calls: somebody else calls the deployments, or calls were lost on the way."
         )
     return said
-
-
-def _print(table: Table) -> None:
-    columns = [Column(head, right=n >= table.words) for n, head in enumerate(table.headers)]
-    output.table(columns, table.rows)
 
 
 def figures_of(made: ReplayReport) -> Plain:

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from mesh.cli import output
-from mesh.cli.output import Column, table_lines
+from mesh.cli.output import table_lines, text_columns
 from mesh.cli.progress import Report, progress
 from mesh.evaluation.distribution import Distribution
 from mesh.evaluation.replay.results import CallResult
@@ -26,13 +26,7 @@ LINES_BESIDE = 4
 """Of the screen: for the bar, the heads and what is there already."""
 LATEST_MAX = 2_000
 """First tokens that the percentiles of a picture are of."""
-COLUMNS = (
-    Column("DEPLOYMENT"),
-    *(
-        Column(name, right=True)
-        for name in ("DUE", "OPEN", "FINISHED", "REFUSED", "FAILED", "SLO_%", "TTFT_S_P95")
-    ),
-)
+HEADERS = ("DEPLOYMENT", "DUE", "OPEN", "FINISHED", "REFUSED", "FAILED", "SLO_%", "TTFT_S_P95")
 
 
 class _Tally:
@@ -102,7 +96,10 @@ class ReplayView:
             self._all.row("all", due.total()),
             *(tally.row(name, due[name]) for name, tally in self._each.items()),
         ]
-        return [self._bar(), *table_lines(COLUMNS, rows[: max(height - LINES_BESIDE, 1)])]
+        return [
+            self._bar(),
+            *table_lines(text_columns(HEADERS), rows[: max(height - LINES_BESIDE, 1)]),
+        ]
 
     def _due(self) -> int:
         """Calls whose time has come."""

@@ -1,5 +1,7 @@
 """Scaling moves, thins and lays over; what it leaves is the trace's own."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,6 +86,8 @@ def test_too_many_arrivals_and_none_are_refused(monkeypatch: pytest.MonkeyPatch)
     few = Trace(name="few", arrivals=TRACE.arrivals[:3], duration_s=TRACE.duration_s)
     with pytest.raises(InvalidInput, match="leaves none of the 3 arrivals"):
         Scale(rate=1e-9).of(few)
+    with pytest.raises(InvalidInput, match="trace few has no arrivals within 1800 s"):
+        Scale().of(replace(few, arrivals=()))
     monkeypatch.setattr(scaling, "ARRIVALS_MAX", 5)
     with pytest.raises(InvalidInput, match="2 times 3 arrivals are more than 5"):
         Scale(rate=2.0).of(few)

@@ -40,6 +40,11 @@ class Scale:
         """Raises InvalidInput when more arrivals than a trace may have are asked for, or none is
         left.
         """
+        if not trace.arrivals:
+            raise InvalidInput(
+                f"trace {trace.name} has no arrivals within {trace.duration_s:g} s",
+                hint="take a longer window, or another seed of what is generated",
+            )
         arrivals = trace.arrivals if self.rate == 1.0 else self._denser(trace)
         if not arrivals:
             raise InvalidInput(

@@ -20,7 +20,7 @@ from mesh.cli import output
 from mesh.cli.answer import receive
 from mesh.cli.cell import LocalCell
 from mesh.cli.cell_plan import CellPlan, plan_nodes
-from mesh.cli.demo_screen import TABLE, Screen, Talk, rows
+from mesh.cli.demo_screen import TALKS, Screen, Talk
 from mesh.cli.options import home_option
 from mesh.cli.progress import progress
 from mesh.cli.running_cell import running_cell
@@ -86,7 +86,7 @@ def demo(source: str | None, home: Path) -> None:
         ):
             _play(client, specs, talks, threads, _watcher(cell, stopping))
         output.text("")
-        output.table(TABLE, rows(talks))
+        output.table(TALKS, talks)
         failed = [talk for talk in talks if talk.failure is not None]
         if failed:
             raise MeshError(

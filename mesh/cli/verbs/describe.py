@@ -24,8 +24,8 @@ def describe(name: str, form: Format, address: str) -> None:
     output.fields(tables.deployment_fields(found))
     if found.instances:
         output.text("")
-        output.table(tables.INSTANCES, tables.instance_rows(found.instances))
+        output.table(tables.INSTANCES, found.instances)
         output.text("")
-        output.table(memory_tables.KV_CACHES, memory_tables.kv_rows(found.instances))
+        output.table(memory_tables.KV_CACHES, found.instances)
         output.text("")
-        output.table(tables.PACE, tables.pace_rows(found.instances))
+        output.table(tables.PACE, found.instances)

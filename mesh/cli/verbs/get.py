@@ -19,6 +19,6 @@ def get(name: str | None, form: Format, address: str) -> None:
     with MeshClient(address) as client:
         found = client.list() if name is None else (client.get(DeploymentName(name)),)
     if form is Format.TABLE:
-        output.table(tables.DEPLOYMENTS, tables.deployment_rows(found))
+        output.table(tables.DEPLOYMENTS, found)
     else:
         output.structured(plain(found if name is None else found[0]), form)

@@ -22,7 +22,7 @@ def models(local: bool, form: Format, address: str, home: Path) -> None:
     """List models: those that the cell serves, or with --store those on this disk."""
     found = _in_store(home) if local else _in_cell(address)
     if form is Format.TABLE:
-        output.table(tables.MODELS, tables.model_rows(found))
+        output.table(tables.MODELS, found)
     else:
         output.structured([_plain(model, deployments) for model, deployments in found], form)
 

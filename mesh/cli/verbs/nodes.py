@@ -17,9 +17,9 @@ def nodes(form: Format, address: str) -> None:
     with MeshClient(address) as client:
         found = client.nodes()
     if form is Format.TABLE:
-        output.table(tables.NODES, tables.node_rows(found))
+        output.table(tables.NODES, found)
         if found:
             output.text("")
-            output.table(memory_tables.NODE_MEMORY, memory_tables.node_memory_rows(found))
+            output.table(memory_tables.NODE_MEMORY, found)
     else:
         output.structured(plain(found), form)

@@ -133,9 +133,9 @@ def _show(views: Sequence[ProfileView], form: Format, *, whole: bool) -> None:
         output.fields(tables.profile_fields(view))
         prefill, decode = view.profile.prefill, view.profile.decode
         output.text(f"\n{tables.PREFILL}")
-        output.table(tables.prefill_columns(prefill), tables.grid_rows(prefill))
+        output.table(*tables.prefill(prefill))
         output.text(f"\n{tables.DECODE}")
-        output.table(tables.decode_columns(decode), tables.grid_rows(decode))
+        output.table(*tables.decode(decode))
 
 
 def _draw(name: str, views: Sequence[ProfileView], path: Path) -> None:

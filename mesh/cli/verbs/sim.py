@@ -119,7 +119,7 @@ def sim(
         return
     output.fields(tables.summary_fields(report))
     output.text("")
-    output.table(tables.NODE_COLUMNS, tables.node_rows(report))
+    output.table(tables.NODES, report.nodes)
 
 
 def _workload(

@@ -24,9 +24,9 @@ def status(form: Format, address: str) -> None:
     output.fields(_fields(address, found))
     if instances:
         output.text("")
-        output.table(tables.PACE, tables.pace_rows(instances))
+        output.table(tables.PACE, instances)
         output.text("")
-        output.table(memory_tables.KV_CACHES, memory_tables.kv_rows(instances))
+        output.table(memory_tables.KV_CACHES, instances)
 
 
 def _plain(status: CellStatus, instances: list[InstanceSnapshot]) -> Plain:

@@ -5,7 +5,6 @@ it again while it is fresh. The node writes its journal while it serves: that is
 measured. Before: `mesh bench fidelity`, which starts the cell. After: `report`.
 """
 
-import random
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
@@ -13,24 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from mesh.compute.times import Times
 from mesh.controller.registry import SqliteRegistry
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import StorageError
-from mesh.domain.ids import DeploymentName
 from mesh.domain.profile import Profile
 from mesh.domain.views import NodeSnapshot
+from mesh.evaluation.bursts import bursts, calls_of
+from mesh.evaluation.fidelity.deployments import BATCH, SLOS, deployments
 from mesh.evaluation.fidelity.observing import Observer
 from mesh.evaluation.fidelity.planning import hello_of
 from mesh.evaluation.fidelity.report import LiveRun
-from mesh.evaluation.fidelity.workload import SLOS, bursts, deployments
-from mesh.evaluation.load_client import Call, offer, outcome_of
+from mesh.evaluation.load_client import offer, outcome_of
 from mesh.runtime.journal import read_journal
-from mesh.sim.cluster import Arrival
 from mesh.wire.client import MeshClient
 
 PROFILE_S_MAX = 600.0
 """Age until which a profile is taken as it is."""
-TOKEN_IDS = range(100, 2000)
 Report = Callable[[str, float], None]
 
 
@@ -101,8 +99,15 @@ class LiveSide:
                 client.profile(specs[0].name, progress=self._told)
                 self._profiled.touch()
                 return None
-            arrivals = bursts(profile, seconds=wanted.seconds, load=wanted.load, seed=wanted.seed)
-            calls = _calls(arrivals, wanted.seed)
+            arrivals = bursts(
+                tuple(SLOS),
+                Times(profile),
+                BATCH,
+                seconds=wanted.seconds,
+                load=wanted.load,
+                seed=wanted.seed,
+            )
+            calls = calls_of(arrivals, SLOS, wanted.seed)
             answers = offer(cell.address, calls, watch=lambda at_s: self._watch(cell, at_s))
         _, decisions = read_journal(journals / f"{node.node_id}.journal")
         start_s = answers[0].sent_s - answers[0].lag_s - calls[0].at_s
@@ -155,17 +160,3 @@ def _link_store(folder: Path, store: Path) -> None:
             f"cannot write {error.filename}: {(error.strerror or str(error)).lower()}",
             hint="choose a state folder that you may write with --home or MESH_HOME",
         ) from error
-
-
-def _calls(arrivals: tuple[Arrival, ...], seed: int) -> list[Call]:
-    draw = random.Random(seed)
-    return [
-        Call(
-            at_s=arrival.at_s,
-            deployment=DeploymentName(arrival.deployment),
-            slo=SLOS[arrival.deployment],
-            prompt_tokens=tuple(draw.choices(TOKEN_IDS, k=arrival.input_tokens)),
-            output_tokens=arrival.output_tokens,
-        )
-        for arrival in arrivals
-    ]
