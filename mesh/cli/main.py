@@ -88,12 +88,12 @@ def mesh(ctx: click.Context, traceback: bool) -> None:
         click.echo(ctx.get_help())
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run one command line; the exit code."""
+def run(arguments: Sequence[str], command: click.Command = mesh) -> int:
+    """Run one command line, of `mesh` unless given; the exit code."""
     try:
         # Not through click's own main(): it would write a line of its own on Ctrl-C.
-        with mesh.make_context("mesh", list(arguments)) as ctx:
-            mesh.invoke(ctx)
+        with command.make_context(command.name, list(arguments)) as ctx:
+            command.invoke(ctx)
         sys.stdout.flush()
         return DONE
     except click.exceptions.Exit as end:

@@ -15,17 +15,15 @@ import click
 from mesh.cli import output
 from mesh.cli.options import controller_option, format_option, timeout_option
 from mesh.cli.output import Format
-from mesh.cli.plain import Plain, plain
 from mesh.cli.progress import progress
 from mesh.cli.replay_options import ReplayOptions, asked_of, replay_options, trace_asked
+from mesh.cli.replay_report import judge, show
 from mesh.cli.replay_view import ReplayView
 from mesh.cli.stopping import Stopping
-from mesh.domain.errors import MeshError, Unavailable
+from mesh.domain.errors import Unavailable
 from mesh.domain.views import DeploymentSnapshot
-from mesh.evaluation.charts.page import Table
 from mesh.evaluation.load_client import CALL_S_MAX, OPEN_MAX
 from mesh.evaluation.replay.cell import (
-    COUNTS_DIFFERENCE_MAX,
     CellCounts,
     Counted,
     contexts_of,
@@ -37,11 +35,10 @@ from mesh.evaluation.replay.cell import (
 from mesh.evaluation.replay.numbers import numbers
 from mesh.evaluation.replay.page import write_page
 from mesh.evaluation.replay.record import Record
-from mesh.evaluation.replay.report import ReplayReport, remarks
+from mesh.evaluation.replay.report import ReplayReport
 from mesh.evaluation.replay.results import CallResult
 from mesh.evaluation.replay.running import Replaying
 from mesh.evaluation.replay.simulating import LiveCell, look, simulate
-from mesh.evaluation.replay.tables import tables
 from mesh.wire.client import MeshClient
 from mesh_workloads.replay_plan import ReplayPlan, plan_replay
 from mesh_workloads.trace import Trace
@@ -107,12 +104,12 @@ def replay(
         made = _report(client, plan, views, replaying, before, stopped, cell)
     if report is not None:
         write_page(made, report)
-    _show(made, form)
+    show(made, form)
     if report is not None:
         output.message(f"the report is in {report}")
     if stopped:
         raise KeyboardInterrupt
-    _judge(made)
+    judge(made)
 
 
 def _tell(trace: Trace, plan: ReplayPlan) -> None:
@@ -179,57 +176,3 @@ def _counted(
     except Unavailable as error:
         output.message(f"the controller's own counts are not to be had: {error.message}")
         return None
-
-
-def _show(made: ReplayReport, form: Format) -> None:
-    said = remarks(made)
-    if made.counted is not None and made.counted.difference > COUNTS_DIFFERENCE_MAX:
-        said.append(
-            f"The controller's counts differ by {100 * made.counted.difference:.1f} % of the "
-            "calls: somebody else calls the deployments, or calls were lost on the way."
-        )
-    if form is not Format.TABLE:
-        output.structured(_plain(made, said), form)
-        return
-    for number, table in enumerate(tables(made)):
-        if number:
-            output.text(f"\n{table.title}. {table.note}")
-        _print(table)
-    for line in said:
-        output.message(line)
-
-
-def _print(table: Table) -> None:
-    output.table(output.text_columns(table.headers, table.words), table.rows)
-
-
-def _plain(made: ReplayReport, said: list[str]) -> Plain:
-    whole, counted = made.whole, made.counted
-    return {
-        "trace": made.plan.name,
-        "planned": len(made.plan.calls),
-        "duration_s": made.plan.duration_s,
-        "stopped": made.stopped,
-        "attainment": whole.attainment,
-        "attainment_in_the_mean": whole.attainment_in_the_mean,
-        "errors": made.broke / max(whole.calls, 1),
-        "ttft_s_p95": whole.ttft_s_p95,
-        "late_ms_p99": whole.late_ms_p99,
-        "counts_difference": None if counted is None or counted.restarted else counted.difference,
-        "numbers": plain(made.numbers),
-        "simulated": plain(made.simulated),
-        "counted": plain(counted),
-        "remarks": plain(said),
-    }
-
-
-def _judge(made: ReplayReport) -> None:
-    """Raises MeshError when calls have failed: partial success is failure."""
-    if not made.broke:
-        return
-    why = ", ".join(f"{status} {count}" for status, count in made.whole.failed)
-    raise MeshError(
-        f"{made.broke} of {made.whole.calls} calls failed: {why}",
-        hint="`mesh logs` says what the cell did; not_sent: raise --open-max; deadline_exceeded: "
-        "raise --timeout; unavailable: the cell was away",
-    )

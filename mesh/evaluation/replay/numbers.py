@@ -62,6 +62,20 @@ class ReplayNumbers:
         return self.met_in_the_mean / self.judged if self.judged else 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerNumbers:
+    """Of one process of several that send a replay's calls."""
+
+    worker: str
+    calls: int
+    """That it was to send."""
+    ended: int
+    """Of which it has said what came of them."""
+    late_ms_p50: float
+    late_ms_p99: float
+    late_ms_max: float
+
+
 def numbers(results: Sequence[CallResult], names: Iterable[str]) -> tuple[ReplayNumbers, ...]:
     """All first, then each deployment by name."""
     span_s = _span_s(results)
@@ -102,6 +116,18 @@ def numbers_of(name: str, results: Sequence[CallResult], span_s: float) -> Repla
         whole_s_p95=whole.at(95),
         late_ms_p50=late.at(50) or 0.0,
         late_ms_p99=late.at(99) or 0.0,
+    )
+
+
+def worker_numbers(worker: str, calls: int, results: Sequence[CallResult]) -> WorkerNumbers:
+    late = Distribution.of(1000 * r.late_s for r in results if r.sent)
+    return WorkerNumbers(
+        worker=worker,
+        calls=calls,
+        ended=len(results),
+        late_ms_p50=late.at(50) or 0.0,
+        late_ms_p99=late.at(99) or 0.0,
+        late_ms_max=late.at(100) or 0.0,
     )
 
 

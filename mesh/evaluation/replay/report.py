@@ -6,7 +6,7 @@ Before: `numbers`, `cell`, `simulating`. After: the command line; `page`.
 from dataclasses import dataclass
 
 from mesh.evaluation.replay.cell import Counted
-from mesh.evaluation.replay.numbers import ReplayNumbers
+from mesh.evaluation.replay.numbers import ReplayNumbers, WorkerNumbers
 from mesh.evaluation.replay.results import CallResult
 from mesh_workloads.replay_plan import ReplayPlan
 
@@ -28,6 +28,8 @@ class ReplayReport:
     """None when the controller could not be asked afterwards."""
     stopped: bool = False
     """Before its end."""
+    workers: tuple[WorkerNumbers, ...] = ()
+    """Of a replay that several processes sent."""
 
     @property
     def whole(self) -> ReplayNumbers:
@@ -66,6 +68,17 @@ def remarks(report: ReplayReport) -> list[str]:
             f"The sender did not keep up: {whole.late_ms_p99:.0f} ms late for one call in a "
             "hundred. TTFT counts from the sending; the load came later than the trace's."
         )
+    for worker in report.workers:
+        if worker.late_ms_p99 > LATE_MS_MAX and len(report.workers) > 1:
+            found.append(
+                f"Worker {worker.worker} did not keep up: {worker.late_ms_p99:.0f} ms late for one "
+                f"call in a hundred, {worker.late_ms_max:.0f} ms at most: take more workers."
+            )
+        if worker.ended < worker.calls and not report.stopped:
+            found.append(
+                f"Worker {worker.worker} went away: nothing is known of "
+                f"{worker.calls - worker.ended} of its {worker.calls} calls."
+            )
     if report.counted is not None and report.counted.restarted:
         found.append("The controller began anew meanwhile: its counts say nothing of this replay.")
     return found

@@ -6,7 +6,7 @@ Before: `report`. After: the command line, `page`.
 from collections.abc import Sequence
 
 from mesh.evaluation.charts.page import Table
-from mesh.evaluation.replay.numbers import ReplayNumbers
+from mesh.evaluation.replay.numbers import ReplayNumbers, WorkerNumbers
 from mesh.evaluation.replay.report import ReplayReport
 
 NONE = "-"
@@ -22,6 +22,7 @@ def tables(report: ReplayReport) -> tuple[Table, ...]:
     every = (
         deployments(report.numbers),
         endings(report.numbers),
+        workers(report.workers),
         simulated(report),
         controller_counts(report),
     )
@@ -52,6 +53,22 @@ def endings(numbers: Sequence[ReplayNumbers]) -> Table:
         headers=("DEPLOYMENT", "END", "WHY", "CALLS"),
         rows=tuple(rows),
         words=3,
+    )
+
+
+def workers(each: Sequence[WorkerNumbers]) -> Table:
+    return Table(
+        title="Workers",
+        note="The processes that sent the calls: how late, after the trace's times.",
+        headers=("WORKER", "CALLS", "ENDED", "LATE_MS_P50", "LATE_MS_P99", "LATE_MS_MAX"),
+        rows=tuple(
+            (
+                *(one.worker, str(one.calls), str(one.ended), f"{one.late_ms_p50:.1f}"),
+                *(f"{one.late_ms_p99:.1f}", f"{one.late_ms_max:.1f}"),
+            )
+            for one in each
+        ),
+        words=1,
     )
 
 
