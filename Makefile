@@ -18,8 +18,8 @@ NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 
 .PHONY: help demo load test test-vllm check lint types imports proto format faults soak clean
 .PHONY: bench-admission bench-engine bench-fidelity bench-kv-resize bench-load-client bench-mixed
-.PHONY: bench-overcommit bench-overhead bench-paper bench-profile bench-replay-agreement bench-sim
-.PHONY: bench-slo bench-vllm-step bench-vllm-switch
+.PHONY: bench-overcommit bench-overhead bench-paper bench-profile bench-replay
+.PHONY: bench-replay-agreement bench-sim bench-slo bench-vllm-step bench-vllm-switch
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
@@ -124,6 +124,10 @@ bench-paper: $(VENV)/.installed-dev ## the evaluation of the LLM-Mesh paper on v
 
 bench-profile: $(VENV)/.installed-dev ## how near predicted iteration times come to measured ones
 	@$(HOME_HERE) $(BIN)/python -m bench.profile
+
+# TRACES are files of any known format; ARGS are further options.
+bench-replay: $(VENV)/.installed-dev ## whether a replay sends each call of a trace, at its time; TRACES="FILE …"
+	@$(HOME_HERE) $(BIN)/python -m bench.replay $(TRACES) $(ARGS)
 
 bench-replay-agreement: $(VENV)/.installed-dev ## locust, mesh replay and the controller tell the same
 	@$(HOME_HERE) $(BIN)/python -m bench.agreement $(ARGS)

@@ -1,7 +1,8 @@
 """Replays ten minutes of each trace file against a live cell of this machine by `mesh replay`.
 
-The rate is lowered to what two cores hold, by the tokens of the window. The files are read a second
-time, by other code: whether all rows were planned, and whether what was sent are rows of the file.
+The rate is lowered to what two cores hold, by the tokens of the window; lengths only where many rows
+are longer than the context, and single ones are cut to it. The files are read a second time, by
+other code: whether all rows were planned, and whether what was sent are rows of the file.
 The last line is one JSON object: `late_ms_p99` (of the file with the latest calls), `counts_equal`,
 `lengths_equal`, `counts_difference` (the controller's against the client's), and `files`.
 """
@@ -11,13 +12,21 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.cells import deployed, local_cell
 from bench.demo_model import SOURCE
 from bench.printing import errors_told, last_line, show_status, show_table
-from bench.replay.checking import are_of, file_lengths, sent_lengths, trace_lengths
+from bench.replay.checking import (
+    Lengths,
+    are_of,
+    file_lengths,
+    scaled,
+    sent_lengths,
+    trace_lengths,
+)
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import MeshError
 from mesh.domain.ids import DeploymentName
@@ -25,7 +34,7 @@ from mesh.domain.slo import Slo
 from mesh_workloads.asked import Asked
 from mesh_workloads.reading import read
 from mesh_workloads.replay_plan import fitted
-from mesh_workloads.trace import Trace
+from mesh_workloads.trace import Trace, percentile
 
 SECONDS = 600.0
 CONTEXT_TOKENS = 2048
@@ -45,9 +54,10 @@ class Replayed:
     rows: int
     """Of the window."""
     rate_scale: float
+    tokens_scale: float
     sent: int
     cut: int
-    """Rows that no context holds whole."""
+    """Rows that even so no context holds whole."""
     finished: int
     refused: int
     failed: int
@@ -57,9 +67,15 @@ class Replayed:
     counts_difference: float | None
 
 
-def rate_scale(trace: Trace, seconds: float) -> float:
-    """At most 1: with it the trace asks for LOAD of what the cores hold."""
-    cut = [fitted(a.input_tokens, a.output_tokens, CONTEXT_TOKENS) for a in trace.arrivals]
+def tokens_scale(trace: Trace) -> float:
+    """1 where 19 of 20 rows fit into the context; else so that they do."""
+    whole = sorted(a.input_tokens + a.output_tokens for a in trace.arrivals)
+    return round(min(1.0, CONTEXT_TOKENS / percentile(whole, 95)), 3)
+
+
+def rate_scale(lengths: Iterable[Lengths], seconds: float) -> float:
+    """At most 1: with it they ask for LOAD of what the cores hold."""
+    cut = [fitted(*each, CONTEXT_TOKENS) for each in lengths]
     cost_s = sum(i / INPUT_TOKENS_PER_S + o / OUTPUT_TOKENS_PER_S for i, o in cut)
     return round(min(1.0, LOAD * seconds / cost_s), 4)
 
@@ -67,12 +83,15 @@ def rate_scale(trace: Trace, seconds: float) -> float:
 def replayed(address: str, path: Path, seconds: float, folder: Path) -> Replayed:
     """Raises MeshError when `mesh replay` does."""
     trace = read(path, Asked(duration_s=seconds))
-    rate, record = rate_scale(trace, seconds), folder / f"{path.stem}.csv"
+    lengths, tokens = file_lengths(path, seconds), tokens_scale(trace)
+    shorter = list(scaled(lengths, tokens))
+    rate, record = rate_scale(shorter, seconds), folder / f"{path.stem}.csv"
     show_status(f"{path.name}: {seconds:g} s at {rate:g} of its rate")
     ran = subprocess.run(
         [
             *(*MESH, "replay", str(path), "--controller", address, "-o", "json"),
             *("--duration", str(seconds), "--rate-scale", str(rate)),
+            *("--tokens-scale", str(tokens)),
             *("--deployments", ",".join(DEPLOYMENTS), "--map", "popularity"),
             *("--record", str(record)),
         ],
@@ -83,21 +102,20 @@ def replayed(address: str, path: Path, seconds: float, folder: Path) -> Replayed
     if not ran.stdout:
         raise MeshError(ran.stderr.strip())
     made = json.loads(ran.stdout)
-    whole, lengths = made["numbers"][0], file_lengths(path, seconds)
-    sent = sent_lengths(record)
+    whole, sent = made["numbers"][0], sent_lengths(record)
     return Replayed(
         file=path.name,
         rows=lengths.total(),
         rate_scale=rate,
+        tokens_scale=tokens,
         sent=sent.total(),
-        cut=sum(sum(each) > CONTEXT_TOKENS for each in lengths.elements()),
+        cut=sum(sum(each) > CONTEXT_TOKENS for each in shorter),
         finished=whole["finished"],
         refused=sum(whole["refused"].values()),
         failed=sum(whole["failed"].values()),
         late_ms_p99=round(whole["late_ms_p99"], 2),
         counts_equal=lengths.total() == len(trace.arrivals) and sent.total() == made["planned"],
-        lengths_equal=lengths == trace_lengths(trace)
-        and are_of(sent, lengths.elements(), CONTEXT_TOKENS),
+        lengths_equal=lengths == trace_lengths(trace) and are_of(sent, shorter, CONTEXT_TOKENS),
         counts_difference=made["counts_difference"],
     )
 

@@ -7,7 +7,7 @@ scaled and cut as the options say. Before: the files. After: the benchmark's fig
 import csv
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -54,6 +54,12 @@ def sent_lengths(record: Path) -> Counter[Lengths]:
         return Counter(
             (int(row["input_tokens"]), int(row["output_tokens"])) for row in csv.DictReader(file)
         )
+
+
+def scaled(lengths: Counter[Lengths], scale: float) -> Iterator[Lengths]:
+    """Rounded, to 1 at least."""
+    for asked, answered in lengths.elements():
+        yield max(1, round(asked * scale)), max(1, round(answered * scale))
 
 
 def are_of(sent: Counter[Lengths], lengths: Iterable[Lengths], context_tokens: int) -> bool:

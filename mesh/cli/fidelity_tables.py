@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable
 
 from mesh.cli.output import text_columns
-from mesh.cli.plain import Plain, plain
 from mesh.domain.units import format_bytes
 from mesh.evaluation.fidelity.comparing import (
     E2E_ERROR_MAX,
@@ -78,30 +77,28 @@ def _each(count: int, seconds: float) -> str:
     return f"{count}, {taken}" if count else f"none seen, assumed {taken}"
 
 
-def summary(report: FidelityReport) -> Plain:
+def summary(report: FidelityReport) -> dict[str, object]:
     """For programs: the errors of the simulation that knows the calibration alone come first."""
+    sides = ("by_calibration", "by_pace")
+    told = {f.name: getattr(report, f.name) for f in dataclasses.fields(report)}
     return {
         **_errors(report.by_calibration),
-        "at_live_pace": {**_errors(report.by_pace), "figures": plain(report.by_pace)},
-        "figures": plain(report.by_calibration),
-        **{
-            field.name: plain(getattr(report, field.name))
-            for field in dataclasses.fields(report)
-            if field.name not in ("by_calibration", "by_pace")
-        },
+        "at_live_pace": _errors(report.by_pace),
+        **{name: value for name, value in told.items() if name not in sides},
     }
 
 
-def _errors(made: Comparison) -> dict[str, Plain]:
+def _errors(made: Comparison) -> dict[str, object]:
     return {
-        "tpot_error": plain(made.tpot_s.error),
-        "e2e_error": plain(made.e2e_s.error),
-        "ttft_p95_error": plain(made.ttft_s_p95.error),
-        "refused_error": plain(made.refused.error),
+        "tpot_error": made.tpot_s.error,
+        "e2e_error": made.e2e_s.error,
+        "ttft_p95_error": made.ttft_s_p95.error,
+        "refused_error": made.refused.error,
         "refused_share_error": made.refused_share_error,
         "requests": made.requests,
         "finished_in_both": made.finished_in_both,
-        "refused": plain(made.refused),
-        "met": plain(made.met),
+        "refused": made.refused,
+        "met": made.met,
         "within_targets": made.within_targets,
+        "figures": made,
     }

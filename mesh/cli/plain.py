@@ -34,6 +34,13 @@ def plain(value: object) -> Plain:
     raise TypeError(f"{type(value).__name__} has no plain form")
 
 
+def plain_fields(value: object) -> dict[str, Plain]:
+    """Of a dataclass, or of a mapping."""
+    found = plain(value)
+    assert isinstance(found, dict)
+    return found
+
+
 def _field(name: str, value: object) -> Plain:
     if name in _PAIRS and isinstance(value, tuple):
         return {str(key): plain(item) for key, item in value}

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.replay.__main__ import LOAD, rate_scale
-from bench.replay.checking import are_of, file_lengths, trace_lengths
+from bench.replay.__main__ import LOAD, rate_scale, tokens_scale
+from bench.replay.checking import are_of, file_lengths, scaled, trace_lengths
 from mesh_workloads.asked import Asked
 from mesh_workloads.reading import read
 from mesh_workloads.trace import Arrival, Trace
@@ -43,9 +43,19 @@ def test_what_was_sent_is_there_as_often_and_cut_to_the_context() -> None:
 
 
 def test_the_rate_is_what_the_cores_hold_and_never_above_the_traces() -> None:
-    arrivals = tuple(
-        Arrival(t_s=float(n), function=0, input_tokens=400, output_tokens=200) for n in range(100)
-    )
-    trace = Trace(name="t", arrivals=arrivals, duration_s=100.0)
-    assert rate_scale(trace, 100.0) == pytest.approx(LOAD / 2)
-    assert rate_scale(trace, 1000.0) == 1.0
+    lengths = [(400, 200)] * 100
+    assert rate_scale(lengths, 100.0) == pytest.approx(LOAD / 2)
+    assert rate_scale(lengths, 1000.0) == 1.0
+
+
+def test_lengths_are_scaled_only_where_many_rows_are_too_long() -> None:
+    def made(*inputs: int) -> Trace:
+        arrivals = (
+            Arrival(t_s=float(n), function=0, input_tokens=tokens, output_tokens=48)
+            for n, tokens in enumerate(inputs)
+        )
+        return Trace(name="t", arrivals=tuple(arrivals), duration_s=100.0)
+
+    assert tokens_scale(made(*[2000] * 20, 9000)) == 1.0
+    assert tokens_scale(made(*[8144] * 20)) == 0.25
+    assert list(scaled(Counter({(10, 3): 2}), 0.25)) == [(2, 1), (2, 1)]
