@@ -22,11 +22,12 @@ PIP := pip install --quiet --disable-pip-version-check
 NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 
 .PHONY: help demo load test test-vllm quick check lint types imports proto format faults soak clean
-.PHONY: bench-admission bench-engine bench-fidelity bench-kv-resize bench-mixed bench-overcommit
-.PHONY: bench-overhead bench-paper bench-profile bench-replay bench-sim bench-slo bench-vllm-step bench-vllm-switch
+.PHONY: bench-admission bench-engine bench-fidelity bench-kv-resize bench-load-client bench-mixed
+.PHONY: bench-overcommit bench-overhead bench-paper bench-profile bench-replay
+.PHONY: bench-replay-agreement bench-sim bench-slo bench-vllm-step bench-vllm-switch
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
 
 # Relative paths only: make cannot quote a folder with a space in its name.
 $(VENV)/.installed-demo: pyproject.toml
@@ -113,6 +114,9 @@ bench-fidelity: $(VENV)/.installed-dev ## how true the simulator is: a live cell
 bench-kv-resize: $(VENV)/.installed-dev ## what resizing a KV cache costs, with and without a copy
 	@$(HOME_HERE) $(BIN)/python -m bench.kv_resize
 
+bench-load-client: $(VENV)/.installed-dev ## what locust adds to a token with 200 streams open, beside asyncio
+	@$(BIN)/python -m bench.load_client $(ARGS)
+
 bench-mixed: .venv-vllm/.installed ## bursts on an OpenVINO node spill over to a vLLM node, and come back
 	@$(VLLM_BIN)/python -m bench.mixed
 
@@ -132,6 +136,9 @@ bench-profile: $(VENV)/.installed-dev ## how near predicted iteration times come
 # TRACES are files of any known format; ARGS are further options.
 bench-replay: $(VENV)/.installed-dev ## whether a replay sends each call of a trace, at its time; TRACES="FILE …"
 	@$(HOME_HERE) $(BIN)/python -m bench.replay $(TRACES) $(ARGS)
+
+bench-replay-agreement: $(VENV)/.installed-dev ## locust, mesh replay and the controller tell the same
+	@$(HOME_HERE) $(BIN)/python -m bench.agreement $(ARGS)
 
 bench-sim: $(VENV)/.installed-dev ## how long the simulator takes; ARGS="--trace FILE", "--growth"
 	@$(BIN)/python -m bench.sim $(ARGS)

@@ -62,12 +62,13 @@ class Master:
     results: dict[int, CallResult] = field(default_factory=dict)
     """By the call's number."""
     on_result: Callable[[CallResult], None] = lambda result: None
+    start_s: float = 0.0
+    """From which the calls' times count, on the machine's monotonic clock; 0 before it is known."""
     _begun_s: float = 0.0
-    _start_s: float | None = None
 
     def begin(self, workers: Sequence[str]) -> None:
         """Give each its share; calls of a run before are forgotten."""
-        self.results, self._start_s, self._begun_s = {}, None, time.monotonic()
+        self.results, self.start_s, self._begun_s = {}, 0.0, time.monotonic()
         shares = [self.share.of_worker(i, len(workers)) for i in range(len(workers))]
         pairs = list(zip(workers, shares, strict=True))
         self.parts = {worker: Part(worker, len(share.calls)) for worker, share in pairs}
@@ -83,9 +84,9 @@ class Master:
             self._start()
 
     def _start(self) -> None:
-        if self._start_s is not None:
+        if self.start_s:
             return
-        self._start_s = time.monotonic() + LEAD_S
+        self.start_s = time.monotonic() + LEAD_S
         start = {"start_unix_s": time.time() + LEAD_S}
         for part in self.parts.values():
             if part.ready:
@@ -94,7 +95,7 @@ class Master:
     def take(self, worker: str, report: dict[str, Any]) -> None:
         """A worker's report, or what is left of a run before."""
         part = self.parts.get(worker)
-        if part is None or self._start_s is None:
+        if part is None or not self.start_s:
             return
         for plain in report["results"]:
             result = result_of(plain)
@@ -113,12 +114,12 @@ class Master:
         """
         if not self.parts:
             return False
-        if self._start_s is None:
+        if not self.start_s:
             if time.monotonic() > self._begun_s + READY_S_MAX:
                 self._start()
             return False
         last_s = self.share.calls[-1].at_s if self.share.calls else 0.0
-        if time.monotonic() > self._start_s + last_s + CALL_S_MAX + REPORTS_S_MAX:
+        if time.monotonic() > self.start_s + last_s + CALL_S_MAX + REPORTS_S_MAX:
             return True
         parts = (part for part in self.parts.values() if part.ready and part.worker in alive)
         return all(part.ended for part in parts)

@@ -34,7 +34,7 @@ class Session:
 
     def __init__(self, sender_of: Callable[[str], Sender]) -> None:
         self.worker = Worker(sender_of, self._log)
-        self._master: Master | None = None
+        self.master: Master | None = None
         self._environment: Environment | None = None
         self._ended = False
         """By itself, rather than by somebody who stopped it."""
@@ -58,7 +58,7 @@ class Session:
         prepared = prepare(options)
         master = Master(prepared.share, runner.send_message)
         ending = Ending(environment, options, prepared.plan, master)
-        self._master = master
+        self.master = master
         events = environment.events
         runner.register_message(Word.READY, lambda msg, **_: master.ready(msg.node_id))
         runner.register_message(Word.REPORT, lambda msg, **_: master.take(msg.node_id, msg.data))
@@ -107,7 +107,7 @@ class Session:
 
     def users(self) -> int:
         """One for each worker that takes part."""
-        parts = self._master.parts if self._master else {}
+        parts = self.master.parts if self.master else {}
         return max(1, len(parts or self._workers()))
 
     def ended(self) -> bool:
@@ -116,10 +116,10 @@ class Session:
         return self._ended
 
     def _over(self) -> bool:
-        assert self._master is not None, "only a master has a shape"
+        assert self.master is not None, "only a master has a shape"
         if isinstance(self._runner, LocalRunner):
-            self._master.take(LOCAL, self.worker.report())
-        return self._master.over(self._workers())
+            self.master.take(LOCAL, self.worker.report())
+        return self.master.over(self._workers())
 
     def _stop_all(self, master: Master) -> None:
         """What was sent is to be in the report: wait for it, for a bounded time."""

@@ -1,0 +1,169 @@
+"""Whether locust and `mesh replay` tell the same of the same trace, and the controller with them.
+
+Both replay it against one live cell of this machine, with all deployments loaded, in turn and in
+the order A B B A …; what came of all rounds of each is compared. The last line is one JSON object:
+`attainment_difference` (of both shares the larger one), `errors_difference` and
+`ttft_p95_difference` (as a share of the larger one), and `counts_difference`, the worst of any
+run's against the controller's own counts. Exit code 1 when a run failed, or the counts differ by
+more than 1 %.
+"""
+
+import argparse
+import csv
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.cells import deployed, local_cell
+from bench.demo_model import SOURCE, stored_model
+from bench.printing import errors_told, last_line, show_status, show_table
+from mesh.domain.deployment import DeploymentSpec
+from mesh.domain.errors import MeshError
+from mesh.domain.ids import DeploymentName
+from mesh.domain.reasons import FinishReason
+from mesh.domain.slo import Slo
+from mesh.evaluation.distribution import Distribution
+from mesh.evaluation.replay.cell import COUNTS_DIFFERENCE_MAX
+from mesh_load import LOCUSTFILE
+
+SECONDS, ROUNDS = 60.0, 4
+CALLS_PER_S, TOKENS_SCALE = 1.5, 0.1
+"""Of what two cores hold, some 60 %: with queues and without refusals in plenty."""
+DEPLOYMENTS = tuple(f"agree-{n}" for n in range(3))
+SLO = Slo(ttft_s=2.0, ttft_tokens_per_s=256.0, tpot_s=0.2)
+RUN_S_MAX = 300.0
+"""Beside what the trace lasts for."""
+MESH = (sys.executable, "-c", "from mesh.cli.main import main; main()")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """By one sender, of all of its rounds."""
+
+    calls: int
+    attainment: float
+    attainment_in_the_mean: float
+    errors: float
+    """Of all calls."""
+    ttft_s_p95: float
+    counts_difference: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    rows: tuple[dict[str, str], ...]
+    """Of its record."""
+    counts_difference: float
+
+
+def told(rounds: Sequence[Round]) -> Told:
+    rows = [row for each in rounds for row in each.rows]
+    ttft = Distribution.of(float(row["ttft_s"]) for row in rows if row["ttft_s"])
+    return Told(
+        calls=len(rows),
+        attainment=_share(rows, "met", "1"),
+        attainment_in_the_mean=_share(rows, "met_in_the_mean", "1"),
+        errors=_share(rows, "end", FinishReason.FAILED),
+        ttft_s_p95=ttft.at(95) or 0.0,
+        counts_difference=max(each.counts_difference for each in rounds),
+    )
+
+
+def _share(rows: Sequence[dict[str, str]], column: str, value: str) -> float:
+    return sum(row[column] == value for row in rows) / max(len(rows), 1)
+
+
+def differences(one: Told, other: Told) -> dict[str, float]:
+    longer_s = max(one.ttft_s_p95, other.ttft_s_p95)
+    found = {
+        "attainment_difference": max(
+            abs(one.attainment - other.attainment),
+            abs(one.attainment_in_the_mean - other.attainment_in_the_mean),
+        ),
+        "errors_difference": abs(one.errors - other.errors),
+        "ttft_p95_difference": abs(one.ttft_s_p95 - other.ttft_s_p95) / longer_s
+        if longer_s
+        else 0.0,
+        "counts_difference": max(one.counts_difference, other.counts_difference),
+    }
+    return {name: round(value, 4) for name, value in found.items()}
+
+
+def run(sender: str, address: str, what: Sequence[str], seconds: float) -> Round:
+    """One replay by `mesh replay` or by locust. Raises MeshError when it fails."""
+    with tempfile.TemporaryDirectory() as place:
+        record, figures = Path(place) / "record.csv", Path(place) / "figures"
+        if sender == "locust":
+            command = [
+                *(sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--host", address),
+                *("--headless", "--only-summary", "--json-file", str(figures), *what),
+            ]
+        else:
+            command = [*MESH, "replay", "--controller", address, "-o", "json", *what]
+        ran = subprocess.run(
+            [*command, "--record", str(record)],
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds + RUN_S_MAX,
+        )
+        if ran.returncode:
+            raise MeshError(f"{sender} ended with {ran.returncode}: {ran.stderr.strip()[-2000:]}")
+        slo = Path(f"{figures}_slo.json")
+        made = json.loads(slo.read_text() if sender == "locust" else ran.stdout)
+        with record.open() as file:
+            rows = tuple(csv.DictReader(file))
+    return Round(rows=rows, counts_difference=made["counts_difference"])
+
+
+def compare(
+    trace: Path | None, seconds: float, rounds: int, what: Sequence[str]
+) -> dict[str, Told]:
+    """By sender. Raises MeshError."""
+    named = {"mesh replay": [str(trace)], "locust": ["--trace", str(trace)]} if trace else {}
+    found: dict[str, list[Round]] = {"mesh replay": [], "locust": []}
+    specs = [DeploymentSpec(name=DeploymentName(n), source=SOURCE, slo=SLO) for n in DEPLOYMENTS]
+    with local_cell() as cell:
+        deployed(cell.address, specs)
+        for number in range(rounds):
+            for sender in list(found) if number % 2 == 0 else reversed(found):
+                show_status(f"round {number + 1} of {rounds}: {sender}, {seconds:g} s")
+                options = [*named.get(sender, ()), *what]
+                found[sender].append(run(sender, cell.address, options, seconds))
+    return {sender: told(each) for sender, each in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench.agreement", description=__doc__)
+    parser.add_argument("--trace", type=Path, help="in the generated one's place")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of it (%(default)g)")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of both (%(default)s)")
+    parser.add_argument("--rate", type=float, default=CALLS_PER_S, help="generated, per second")
+    parser.add_argument("--rate-scale", type=float, default=1.0, help="of a trace")
+    options = parser.parse_args()
+    stored_model()
+    what = ["--duration", str(options.seconds), "--tokens-scale", str(TOKENS_SCALE)]
+    what += ["--rate-scale", str(options.rate_scale), "--map", "popularity"]
+    if options.trace is None:
+        what += ["--generate", str(options.rate)]
+    with errors_told():
+        found = compare(options.trace, options.seconds, options.rounds, what)
+    different = differences(*found.values())
+    show_table(
+        ["FIGURE", *(sender.upper() for sender in found)],
+        [
+            [name.upper(), *(f"{getattr(each, name):.4g}" for each in found.values())]
+            for name in Told.__dataclass_fields__
+        ],
+    )
+    last_line({"calls": sum(each.calls for each in found.values()), **different})
+    sys.exit(1 if different["counts_difference"] > COUNTS_DIFFERENCE_MAX else 0)
+
+
+if __name__ == "__main__":
+    main()
