@@ -124,6 +124,7 @@ class CheckedCell(RuleBasedStateMachine):
     def an_iteration_is_under_way_only_where_requests_are(self) -> None:
         for node in self.world.core.cell.nodes.values():
             assert (node.iteration_started_s is None) == node.is_idle()
+            assert node.running == sum(i.batch for i in node.instances.values())
 
     @invariant()
     def an_instance_is_kept_for_a_profile_only_while_one_is_asked_for(self) -> None:
