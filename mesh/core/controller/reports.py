@@ -90,7 +90,7 @@ def report(ctx: EventContext, link_id: int, said: NodeReport) -> None:
 def _note_iteration(ctx: EventContext, node: NodeEntry, said: TokensReport) -> None:
     """An iteration has ended, and if there is work the next one began at once."""
     instance = node.instances.get(said.instance_id)
-    node.note_iteration(instance, ctx.now_s)
+    node.note_iteration(ctx.now_s)
     if instance is None:
         return
     if said.correction < instance.correction.latest * EASED_SHARE:

@@ -58,6 +58,8 @@ def _check_node(cell: Cell, node: NodeEntry, now_s: float) -> None:
     hold(cell.links.get(node.link_id) is node, "{} is not on its link", name)
     hold(node.state in (NodeState.READY, NodeState.DRAINING), "{} is {}", name, node.state)
     hold(node.protected is cell.deployments, "{} protects no minimum", name)
+    running = sum(instance.batch for instance in node.instances.values())
+    hold(node.running == running, "{} counts {} requests of {}", name, node.running, running)
     started_s = node.iteration_started_s
     computes = (started_s is None) == node.is_idle()
     hold(computes, "{}: an iteration began at {}, idle is {}", name, started_s, node.is_idle())

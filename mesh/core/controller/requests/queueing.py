@@ -89,6 +89,8 @@ def _see_to(ctx: EventContext, waiting: list[DeploymentEntry]) -> None:
 
 def fill_released(ctx: EventContext) -> None:
     """Place what waits for instances that lost a request, or for others on their nodes."""
+    if not ctx.released:
+        return
     nodes = {instance.node.node_id: instance.node for instance in ctx.released.values()}
     found = [
         (owner, instance)
@@ -180,11 +182,13 @@ def _preempt(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -
 
 def _in_order(ctx: EventContext, entry: DeploymentEntry) -> Iterable[tuple[int, InstanceEntry]]:
     """Candidates as the policy has them, from where the last event had to stop."""
-    start = min(ctx.cell.refusals.where_to_resume(entry.spec.name), len(entry.candidates))
-    places = enumerate(entry.candidates)
+    start = ctx.cell.refusals.where_to_resume(entry.spec.name)
     if not start:
-        return places
-    return chain(islice(places, start, None), islice(enumerate(entry.candidates), start))
+        return enumerate(entry.candidates)
+    start = min(start, len(entry.candidates))
+    return chain(
+        islice(enumerate(entry.candidates), start, None), islice(enumerate(entry.candidates), start)
+    )
 
 
 def _in_time(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) -> bool:

@@ -57,7 +57,7 @@ class EventContext:
         """Queue a request; see `DeploymentEntry.enqueue`."""
         entry.enqueue(request, self.now_s)
         self.cell.note_queue(entry)
-        self.wake(entry.spec.name)
+        self._woken[entry.spec.name] = None
 
     def dequeue(self, entry: DeploymentEntry, request: RequestEntry) -> None:
         """A request waits no more. It may have been the head, and those behind it may need less."""

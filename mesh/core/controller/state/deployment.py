@@ -64,7 +64,10 @@ class DeploymentEntry:
         grow beyond its bound by such requests, of which there are no more than places.
         """
         request.queued(now_s)
-        insort(self.queue, request, key=lambda waiting: waiting.arrival_s)
+        if not self.queue or self.queue[-1].arrival_s <= request.arrival_s:
+            self.queue.append(request)
+        else:
+            insort(self.queue, request, key=lambda waiting: waiting.arrival_s)
 
     def dequeue(self, request: RequestEntry) -> None:
         self.queue.remove(request)

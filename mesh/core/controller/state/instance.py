@@ -116,7 +116,8 @@ class InstanceEntry:
         """A request is submitted to it, which is expected to need so many KV blocks; see
         `RequestEntry.submitted`. A parked instance is woken.
         """
-        self.unpark()
+        if self.state is InstanceState.PARKED:
+            self.unpark()
         self.node.request_joins(now_s)
         request.submitted(self, blocks=blocks, due_s=due_s, grace_s=grace_s, now_s=now_s)
         self.requests[request.original.request_id] = request

@@ -42,8 +42,10 @@ class NodeEntry:
     """Counts the times that it may have got less to compute or more memory, heartbeats included.
     What it refuses is remembered with this count, and holds until the count changes.
     """
+    running: int = 0
+    """Requests on its instances."""
     request_changes: int = 0
-    """Requests that joined or left its instances."""
+    """Times that one of them came or went."""
     instances: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
     protected: "dict[DeploymentName, DeploymentEntry]" = field(default_factory=dict)
     """The cell's deployments: their `replicas_min` keeps instances from being reclaimed."""
@@ -66,7 +68,7 @@ class NodeEntry:
 
     def is_idle(self) -> bool:
         """Whether no request is on it."""
-        return not any(instance.requests for instance in self.instances.values())
+        return self.running == 0
 
     def is_loading(self) -> bool:
         """Whether a load runs on it, which slows its iterations down."""
@@ -132,22 +134,23 @@ class NodeEntry:
             left.remove(model)
         self.asleep = tuple(left)
 
-    def note_iteration(self, of: InstanceEntry | None, now_s: float) -> None:
+    def note_iteration(self, now_s: float) -> None:
         """An iteration has ended, and if there is work the next one began at once."""
-        busy = (of is not None and of.requests) or not self.is_idle()
-        self.iteration_started_s = now_s if busy else None
+        self.iteration_started_s = now_s if self.running else None
 
     def request_joins(self, now_s: float) -> None:
         """A request is about to be added to one of its instances."""
-        if self.is_idle():
+        if self.running == 0:
             self.iteration_started_s = now_s
+        self.running += 1
         self.request_changes += 1
 
     def request_left(self) -> None:
         """A request has been removed from one of its instances."""
-        if self.is_idle():
-            self.iteration_started_s = None
+        self.running -= 1
         self.request_changes += 1
+        if self.running == 0:
+            self.iteration_started_s = None
         self.ease()
 
     def add(self, instance: InstanceEntry) -> None:

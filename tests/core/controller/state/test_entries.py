@@ -62,7 +62,7 @@ def test_an_iteration_is_under_way_from_the_first_request_to_the_last() -> None:
     submit(known.instance, first, now_s=5.0)
     submit(known.instance, second, now_s=6.0)
     assert known.node.iteration_started_s == 5.0
-    known.node.note_iteration(known.instance, 7.0)
+    known.node.note_iteration(7.0)
     known.instance.remove(first)
     assert known.node.iteration_started_s == 7.0
     known.instance.remove(second)
