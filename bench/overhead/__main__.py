@@ -13,7 +13,7 @@ from statistics import median
 from bench.cells import deployed, local_cell
 from bench.demo_model import SOURCE, stored_model
 from bench.overhead import bare, cell
-from bench.overhead.workload import CONTEXT_TOKENS, Answer
+from bench.overhead.workload import CONTEXT_TOKENS, SLO, Answer
 from bench.peer import Peer
 from bench.printing import errors_told, last_line, show_table
 from mesh.domain.deployment import DeploymentSpec
@@ -26,7 +26,7 @@ HEADINGS = ("", "engine on", "bare engine", "cell", "added", "limit")
 
 def measure(rounds: int, threads: int) -> tuple[list[Answer], list[Answer]]:
     """Answers of the bare engine and of the cell, round by round; one warm-up round first."""
-    spec = DeploymentSpec(name=NAME, source=SOURCE, context_tokens_max=CONTEXT_TOKENS)
+    spec = DeploymentSpec(name=NAME, source=SOURCE, context_tokens_max=CONTEXT_TOKENS, slo=SLO)
     with (
         Peer("the bare engine", bare.contender, threads) as plain,
         local_cell(threads=threads) as local,
