@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,12 @@ ROWS = [(0.1 * n, n % 3, 20 + n, 2 + n % 4) for n in range(24)]
 
 
 @pytest.fixture(scope="module")
-def deployed(cell: RunningCell) -> RunningCell:
+def deployed(cell: RunningCell) -> Iterator[RunningCell]:
     for name in NAMES:
         slo = "slo: {ttft_s: 60.0, tpot_s: 10.0}"
         assert cell.mesh("deploy", "-", stdin=cell.manifest(name, slo)).code == 0
-    return cell
+    yield cell
+    assert cell.mesh("delete", *NAMES).code == 0
 
 
 @pytest.fixture
