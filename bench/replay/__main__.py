@@ -1,8 +1,8 @@
 """Replays ten minutes of each trace file against a live cell of this machine by `mesh replay`.
 
-The rate is lowered to what two cores hold, by the tokens of the window; lengths only where many rows
-are longer than the context, and single ones are cut to it. The files are read a second time, by
-other code: whether all rows were planned, and whether what was sent are rows of the file.
+The rate is lowered to what two cores hold, by the tokens of the window; lengths only where many
+rows are longer than the context, and single ones are cut to it. The files are read a second time,
+by other code: whether all rows were planned, and whether what was sent are rows of the file.
 The last line is one JSON object: `late_ms_p99` (of the file with the latest calls), `counts_equal`,
 `lengths_equal`, `counts_difference` (the controller's against the client's), and `files`.
 """

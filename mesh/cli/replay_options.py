@@ -219,6 +219,12 @@ def trace_asked(path: Path | None, given: ReplayOptions, deployments: int) -> Tr
             "there is no trace" if path is None else "there are a trace and --generate",
             hint="mesh replay TRACE, or mesh replay --generate RATE",
         )
+    made = rate_per_s is not None or (path is not None and path.suffix == ".toml")
+    if made and (given["start_s"] or given["format_name"] or given["functions"]):
+        raise InvalidInput(
+            "what is generated has no --start, --format or --functions",
+            hint="--duration says for how long; --seed draws another one",
+        )
     asked = Asked(
         start_s=given["start_s"],
         duration_s=duration_s,
@@ -226,12 +232,16 @@ def trace_asked(path: Path | None, given: ReplayOptions, deployments: int) -> Tr
         seed=given["seed"],
     )
     if rate_per_s is not None:
-        made = bursty(deployments, rate_per_s, duration_s or GENERATED_S)
-        return generate(made, given["seed"])
+        work = bursty(deployments, rate_per_s, duration_s or GENERATED_S)
+        return generate(work, given["seed"])
     assert path is not None
     if path.suffix != ".toml":
         return _of_file(path, asked, given)
-    trace = trace_of(read_scenario(path))
+    scenario = read_scenario(path)
+    if duration_s is not None:
+        workload = replace(scenario.workload, duration_s=duration_s)
+        scenario = replace(scenario, workload=workload)
+    trace = trace_of(scenario)
     if trace is None:
         raise InvalidInput(f"{path}: its workload is drawn as it goes, and is no trace")
     return trace

@@ -64,6 +64,9 @@ class ReplayView:
         self._all = _Tally()
         called = Counter(call.deployment for call in plan.calls)
         self._each = {name: _Tally() for name, _ in called.most_common()}
+        self._due: Counter[str] = Counter()
+        self._next = 0
+        """The first call whose time has not come."""
         self._report: Report = _nothing
 
     def ended(self, result: CallResult) -> None:
@@ -91,26 +94,22 @@ class ReplayView:
 
     def picture(self, height: int) -> list[Text]:
         """As many lines as there is room for, the busiest deployments first."""
-        due = Counter(call.deployment for call in self._plan.calls[: self._due()])
+        self._count_due()
         rows: Sequence[tuple[str, ...]] = [
-            self._all.row("all", due.total()),
-            *(tally.row(name, due[name]) for name, tally in self._each.items()),
+            self._all.row("all", self._next),
+            *(tally.row(name, self._due[name]) for name, tally in self._each.items()),
         ]
         return [
             self._bar(),
             *table_lines(text_columns(HEADERS), rows[: max(height - LINES_BESIDE, 1)]),
         ]
 
-    def _due(self) -> int:
-        """Calls whose time has come."""
-        calls, low, high = self._plan.calls, 0, len(self._plan.calls)
-        while low < high:
-            middle = (low + high) // 2
-            if calls[middle].at_s <= self._at_s:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+    def _count_due(self) -> None:
+        """Calls whose time has come since the last picture."""
+        calls = self._plan.calls
+        while self._next < len(calls) and calls[self._next].at_s <= self._at_s:
+            self._due[calls[self._next].deployment] += 1
+            self._next += 1
 
     def _bar(self) -> Text:
         share = min(self._at_s / self._plan.duration_s, 1.0)

@@ -65,6 +65,9 @@ def test_what_no_context_holds_is_cut_or_only_counted() -> None:
     counted = plan_replay(TRACE, Replay(mapping=POPULARITY, clip=False), CONTEXTS)
     assert (counted.too_long, counted.clipped) == (1, False)
     assert (counted.calls[1].input_tokens, counted.calls[1].output_tokens) == (3000, 200)
+    # A prompt that fits keeps its length; its answer ends with the context.
+    short = plan_replay(TRACE, Replay(mapping=POPULARITY, clip=False), {"chat": 120, "code": 4096})
+    assert (short.calls[0].input_tokens, short.calls[0].output_tokens) == (100, 20)
 
 
 @given(st.integers(1, 9000), st.integers(1, 9000), st.integers(2, 4096))

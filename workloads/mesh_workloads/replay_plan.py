@@ -101,8 +101,9 @@ def plan_replay(trace: Trace, asked: Replay, contexts: Mapping[str, int]) -> Rep
         too_long += fitting != lengths
         input_tokens, output_tokens = fitting
         if not asked.clip:
-            input_tokens = lengths[0]
-            output_tokens = min(lengths[1], max(contexts[name] - input_tokens, 1))
+            input_tokens, output_tokens = lengths
+            room_tokens = contexts[name] - input_tokens
+            output_tokens = min(output_tokens, room_tokens) if room_tokens > 0 else output_tokens
         calls.append(
             Call(
                 number=number,

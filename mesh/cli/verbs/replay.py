@@ -13,7 +13,7 @@ from typing import Unpack
 import click
 
 from mesh.cli import output
-from mesh.cli.options import controller_option, format_option, timeout_option
+from mesh.cli.options import controller_option, file_option, format_option, timeout_option
 from mesh.cli.output import Format
 from mesh.cli.progress import progress
 from mesh.cli.replay_options import ReplayOptions, asked_of, replay_options, trace_asked
@@ -43,14 +43,12 @@ from mesh.wire.client import MeshClient
 from mesh_workloads.replay_plan import ReplayPlan, plan_replay
 from mesh_workloads.trace import Trace
 
-_FILE = click.Path(path_type=Path, dir_okay=False)
-
 
 @click.command()
-@click.argument("trace", type=_FILE, required=False)
+@click.argument("trace", type=click.Path(path_type=Path, dir_okay=False), required=False)
 @replay_options
-@click.option("--record", metavar="FILE", type=_FILE, help="Write each call down as it ends.")
-@click.option("--report", metavar="FILE", type=_FILE, help="Write an HTML page in the end.")
+@file_option("--record", "Write each call down as it ends.")
+@file_option("--report", "Write an HTML page in the end.")
 @click.option("--simulate", "beside", is_flag=True, help="Then simulate the same calls.")
 @click.option(
     "--open-max",

@@ -16,6 +16,8 @@ from mesh.evaluation.replay.results import CallResult
 from mesh_workloads.prompts import Prompts
 from mesh_workloads.replay_plan import Call, ReplayPlan
 
+CALLS_MAX = 1_000_000
+"""Of a replay: their results stay in memory to its end, some kilobytes each."""
 RUN_S_MAX = 24 * 3600.0
 """Of a whole replay; the last call's own limit comes on top."""
 
@@ -30,7 +32,12 @@ class Replaying:
         prompts: Mapping[str, Prompts],
         ended: Callable[[CallResult], None] = lambda result: None,
     ) -> None:
-        """Raises InvalidInput for a plan that lasts for too long."""
+        """Raises InvalidInput for a plan that lasts for too long, or has too many calls."""
+        if len(plan.calls) > CALLS_MAX:
+            raise InvalidInput(
+                f"the replay would send {len(plan.calls)} calls; at most {CALLS_MAX}",
+                hint="cut a window with --start and --duration, or lower --rate-scale",
+            )
         if plan.duration_s > RUN_S_MAX:
             raise InvalidInput(
                 f"the replay would last {plan.duration_s:.0f} s; at most {RUN_S_MAX:.0f}",

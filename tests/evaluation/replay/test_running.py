@@ -6,6 +6,7 @@ import pytest
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.slo import Slo
+from mesh.evaluation.replay import running
 from mesh.evaluation.replay.results import CallResult
 from mesh.evaluation.replay.running import RUN_S_MAX, Replaying
 from mesh_workloads.prompts import Prompts
@@ -55,6 +56,9 @@ def test_calls_have_the_plans_lengths_and_results_its_calls() -> None:
         assert len(result.outcome.tokens_s) == result.call.output_tokens
 
 
-def test_a_replay_that_lasts_for_too_long_is_refused() -> None:
+def test_a_replay_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidInput, match=r"would last 90000 s; at most 86400"):
         Replaying(replace(PLAN, duration_s=RUN_S_MAX + 3600), {}, {})
+    monkeypatch.setattr(running, "CALLS_MAX", 5)
+    with pytest.raises(InvalidInput, match=r"would send 8 calls; at most 5"):
+        Replaying(PLAN, {}, {})
