@@ -26,9 +26,11 @@ def show(made: ReplayReport, form: Format) -> None:
 
 def _said(made: ReplayReport) -> list[str]:
     said = remarks(made)
-    if made.counted is not None and made.counted.difference > COUNTS_DIFFERENCE_MAX:
+    # Calls that were left when it was stopped end as the cell pleases.
+    counted = None if made.stopped else made.counted
+    if counted is not None and counted.difference > COUNTS_DIFFERENCE_MAX:
         said.append(
-            f"The controller's counts differ by {100 * made.counted.difference:.1f} % of the "
+            f"The controller's counts differ by {100 * counted.difference:.1f} % of the "
             "calls: somebody else calls the deployments, or calls were lost on the way."
         )
     return said

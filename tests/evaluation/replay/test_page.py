@@ -8,10 +8,10 @@ import pytest
 
 from mesh.domain.errors import StorageError
 from mesh.evaluation.replay.cell import Counted, CountPair
-from mesh.evaluation.replay.numbers import numbers
+from mesh.evaluation.replay.numbers import numbers, worker_numbers
 from mesh.evaluation.replay.page import page, write_page
 from mesh.evaluation.replay.report import ReplayReport, remarks
-from mesh.evaluation.replay.tables import HEADERS, tables
+from mesh.evaluation.replay.tables import HEADERS, tables, workers
 from tests.evaluation.replay.made import PLAN, RESULTS, result
 
 NUMBERS = numbers(RESULTS, PLAN.deployments)
@@ -36,6 +36,17 @@ def test_a_sender_that_does_not_keep_up_says_by_how_much() -> None:
     report = replace(REPORT, results=late, numbers=numbers(late, ["chat"]))
     assert not report.kept_up
     assert any("300 ms late for one call in a hundred" in line for line in remarks(report))
+
+
+def test_workers_that_were_late_or_went_away_are_named() -> None:
+    late = worker_numbers("a", 2, [result(0, 0.5), result(1, 0.5, late_s=0.5)])
+    gone = worker_numbers("b", 3, [result(2, 0.5)])
+    both = replace(REPORT, workers=(late, gone), stopped=False)
+    said = " ".join(remarks(both))
+    assert "Worker a did not keep up: 500 ms late" in said
+    assert "Worker b went away: nothing is known of 2 of its 3 calls." in said
+    assert [row[:3] for row in workers((late, gone)).rows] == [("a", "2", "2"), ("b", "3", "1")]
+    assert "Worker b" not in " ".join(remarks(replace(both, stopped=True)))
 
 
 def test_counts_of_a_controller_that_began_anew_are_not_shown() -> None:
