@@ -2,9 +2,11 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from mesh.cli import output
+from mesh.domain.errors import MeshError
 
 
 def show_status(line: str) -> None:
@@ -13,6 +15,17 @@ def show_status(line: str) -> None:
     """
     if sys.stderr.isatty():
         print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def errors_told() -> Iterator[None]:
+    """A MeshError ends the benchmark in a line. The status line is wiped either way."""
+    try:
+        yield
+    except MeshError as error:
+        sys.exit(f"error: {error}")
+    finally:
+        show_status("")
 
 
 def show_table(

@@ -5,6 +5,7 @@ same number of threads. Prefix caches are off: every prompt is computed.
 """
 
 import importlib.util
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -148,3 +149,20 @@ ENTRIES = (
     ),
     Entry(name="llama.cpp", runs="Q8_0, KV f16", package="xllamacpp", build=LlamaCpp),
 )
+
+
+def timed(name: str, models: Models) -> Callable[[Prompts], float]:
+    """A contender of that name, as a `Peer` has it: the seconds from the first submission to the
+    last token of all.
+    """
+    (contender,) = (entry.build(models) for entry in ENTRIES if entry.name == name)
+
+    def generate(prompts: Prompts) -> float:
+        start_s = time.perf_counter()
+        made = contender.generate(prompts)
+        taken_s = time.perf_counter() - start_s
+        if made != len(prompts) * OUTPUT_TOKENS:
+            raise RuntimeError(f"made {made} tokens of {len(prompts) * OUTPUT_TOKENS}")
+        return taken_s
+
+    return generate

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from bench.printing import last_line, show_status, show_table
-from mesh.domain.errors import MeshError
+from bench.printing import errors_told, last_line, show_status, show_table
 from mesh.sim.checking import FaultyRun
 from mesh.sim.faults import FaultKind
 from mesh.sim.scenario import Scenario, arrivals, faults, plan, read_scenario
@@ -125,10 +124,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few seeds, to see that it works")
     options = parser.parse_args()
     count = QUICK_SEEDS if options.quick else options.seeds
-    try:
+    with errors_told():
         read = read_scenario(options.scenario)
-    except MeshError as error:
-        sys.exit(f"error: {error}")
     total, began_s = Total(), time.perf_counter()
     for ran in runs(read, range(options.first, options.first + count), max(options.jobs, 1)):
         total.add(ran)

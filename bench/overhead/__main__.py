@@ -15,7 +15,7 @@ from bench.demo_model import SOURCE, stored_model
 from bench.overhead import bare, cell
 from bench.overhead.workload import CONTEXT_TOKENS, Answer
 from bench.peer import Peer
-from bench.printing import last_line, show_table
+from bench.printing import errors_told, last_line, show_table
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.ids import DeploymentName
 
@@ -27,16 +27,14 @@ HEADINGS = ("", "engine on", "bare engine", "cell", "added", "limit")
 def measure(rounds: int, threads: int) -> tuple[list[Answer], list[Answer]]:
     """Answers of the bare engine and of the cell, round by round; one warm-up round first."""
     spec = DeploymentSpec(name=NAME, source=SOURCE, context_tokens_max=CONTEXT_TOKENS)
-    arguments = ["-m", "bench.overhead", "--bare", "--threads", str(threads)]
-    plain = Peer("the bare engine", arguments)
-    try:
-        with local_cell(threads=threads) as local:
-            deployed(local.address, [spec])
-            answers = [
-                (Answer(**plain.ask()), cell.ask(local.address, NAME)) for _ in range(rounds + 1)
-            ][1:]
-    finally:
-        plain.close()
+    with (
+        Peer("the bare engine", bare.contender, threads) as plain,
+        local_cell(threads=threads) as local,
+    ):
+        plain.wait_ready()
+        deployed(local.address, [spec])
+        asked = [(plain.ask(), cell.ask(local.address, NAME)) for _ in range(rounds + 1)]
+    answers = asked[1:]
     return [a for a, _ in answers], [b for _, b in answers]
 
 
@@ -71,15 +69,11 @@ def report(rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--threads", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     options = parser.parse_args()
-    if options.bare:
-        bare.main(options.threads)
-        return
-    stored_model()
-    report(options.rounds)
+    with errors_told():
+        stored_model()
+        report(options.rounds)
 
 
 if __name__ == "__main__":

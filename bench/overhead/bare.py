@@ -1,6 +1,7 @@
 """The bare engine, stepped in a plain loop with nothing around it: the peer of the cell."""
 
 import time
+from collections.abc import Callable
 
 from bench.demo_model import stored_model
 from bench.driving import LoadedModel
@@ -11,9 +12,9 @@ from bench.overhead.workload import (
     KV_TOKENS,
     PROMPT_TOKENS,
     TTFT_REPEATS,
+    Answer,
     steady,
 )
-from bench.peer import serve
 from mesh.domain.ids import RequestId
 from mesh.domain.limits import CellLimits, NodeLimits
 from mesh_nodes.engines.openvino import OpenVinoEngine
@@ -21,7 +22,7 @@ from mesh_nodes.engines.openvino import OpenVinoEngine
 PREFILL_TOKENS = NodeLimits().prefill_tokens_max
 
 
-def first_tokens(model: LoadedModel) -> list[float]:
+def first_tokens(model: LoadedModel) -> tuple[float, ...]:
     """Milliseconds to the first token of a lone request."""
     taken = []
     for _ in range(TTFT_REPEATS):
@@ -30,7 +31,7 @@ def first_tokens(model: LoadedModel) -> list[float]:
         while not model.step(PREFILL_TOKENS).outputs:
             pass
         taken.append(1e3 * (time.perf_counter() - start_s))
-    return taken
+    return tuple(taken)
 
 
 def batch(model: LoadedModel) -> tuple[float, ...]:
@@ -45,7 +46,7 @@ def batch(model: LoadedModel) -> tuple[float, ...]:
     return steady(list(times_s.values()))
 
 
-def main(threads: int) -> None:
+def contender(threads: int) -> Callable[[None], Answer]:
     """With one instance, as large as the cell's."""
     model = LoadedModel(
         OpenVinoEngine(threads=threads),
@@ -54,5 +55,4 @@ def main(threads: int) -> None:
         context_tokens_max=CONTEXT_TOKENS,
         batch_max=CellLimits().batch_max,
     )
-    serve(lambda: {"ttft_ms": first_tokens(model), "token_ms": batch(model)})
-    model.close()
+    return lambda _: Answer(ttft_ms=first_tokens(model), token_ms=batch(model))

@@ -24,9 +24,11 @@ def ask(address: str, name: DeploymentName) -> Answer:
     """
     lone = [_call(name, LONE_EVERY_S * number, 1) for number in range(TTFT_REPEATS + 1)]
     together = [_call(name, LONE_EVERY_S * len(lone), BATCH_TOKENS)] * BATCH
-    answers = offer(address, [*lone, *together], call_s_max=CALL_S_MAX)
-    if not all(a.whole(c) for c, a in zip([*lone, *together], answers, strict=True)):
-        raise Unavailable("the cell did not answer every request in full")
+    calls = [*lone, *together]
+    answers = offer(address, calls, call_s_max=CALL_S_MAX)
+    if odd := [a for c, a in zip(calls, answers, strict=True) if not a.whole(c)]:
+        why = odd[0].refused or odd[0].failed or "torn"
+        raise Unavailable(f"{len(odd)} of {len(calls)} requests were not answered in full: {why}")
     streams = [[a.sent_s + at_s for at_s in a.tokens_s] for a in answers[len(lone) :]]
     ttft_ms = tuple(1e3 * answer.tokens_s[0] for answer in answers[1 : len(lone)])
     return Answer(ttft_ms=ttft_ms, token_ms=steady(streams))

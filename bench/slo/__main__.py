@@ -8,16 +8,14 @@ there was to do.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.demo_model import stored_model
-from bench.printing import last_line, show_status, show_table
+from bench.printing import errors_told, last_line, show_status, show_table
 from bench.slo.cell import loaded_cell, measured_profile
 from bench.slo.workload import SLOS, Costs, jain, met_share_by_deployment
 from mesh.compute.times import Times
-from mesh.domain.errors import MeshError
 from mesh.evaluation.judging import Judgement, judge
 from mesh.evaluation.load_client import Call, offer
 
@@ -145,11 +143,8 @@ def main() -> None:
     options = parser.parse_args()
     stored_model()
     seconds = QUICK_SECONDS if options.quick else options.seconds
-    try:
+    with errors_told():
         compared = compare(seconds, options.rounds, options.seed, options.load)
-    except MeshError as error:
-        sys.exit(f"error: {error}")
-    show_status("")
     report(compared)
 
 

@@ -13,12 +13,14 @@ an iteration's share of its turn.
 import argparse
 import os
 import time
+from contextlib import closing
 from statistics import median
 
 from bench.demo_model import stored_model
 from bench.driving import LoadedModel
 from bench.peer import Peer
-from bench.printing import last_line, show_table
+from bench.printing import errors_told, last_line, show_table
+from bench.vllm_step import bare
 from bench.vllm_step.workload import (
     BATCH,
     CONTEXT_TOKENS,
@@ -95,14 +97,13 @@ class Rounds:
 def measure(rounds: int, threads: int) -> tuple[list[float], Rounds, Rounds]:
     """Of each round the median in vLLM's own loop; single iterations; turns."""
     stored = stored_model()
-    own = Peer(
-        "vLLM's own loop",
-        ["-W", "ignore", "-m", "bench.vllm_step.bare", str(stored.path)],
-        {**ENVIRONMENT, "OMP_NUM_THREADS": str(threads)},
-    )
-    adapter = Adapter(stored, threads)
+    environment = {**ENVIRONMENT, "OMP_NUM_THREADS": str(threads)}
     own_ms, single, turns = [], Rounds(1), Rounds(TURN)
-    try:
+    with (
+        Peer("vLLM's own loop", bare.contender, str(stored.path), environment=environment) as own,
+        closing(Adapter(stored, threads)) as adapter,
+    ):
+        own.wait_ready()
         for number in range(rounds + 1):
             own_taken = own.ask()
             taken = [(each, adapter.steps_ms(each.iterations)) for each in (single, turns)]
@@ -110,9 +111,6 @@ def measure(rounds: int, threads: int) -> tuple[list[float], Rounds, Rounds]:
                 own_ms.append(median(own_taken))
                 for each, times in taken:
                     each.note(*times)
-    finally:
-        own.close()
-        adapter.close()
     return own_ms, single, turns
 
 
@@ -160,7 +158,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--threads", type=int, default=max(1, cores - 1))
     options = parser.parse_args()
-    report(options.rounds, options.threads)
+    with errors_told():
+        report(options.rounds, options.threads)
 
 
 if __name__ == "__main__":

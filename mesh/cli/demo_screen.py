@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from rich.live import Live
 from rich.padding import Padding
@@ -82,12 +81,7 @@ class Screen:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         if self._live is not None:
             self._live.update(Text(""), refresh=True)
             self._live.stop()

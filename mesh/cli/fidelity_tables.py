@@ -1,9 +1,9 @@
 """What `mesh bench fidelity` shows: live and simulated figures, and what was calibrated."""
 
+import dataclasses
 from collections.abc import Callable
 
 from mesh.cli.output import text_columns
-from mesh.cli.plain import Plain, plain
 from mesh.domain.units import format_bytes
 from mesh.evaluation.fidelity.comparing import (
     E2E_ERROR_MAX,
@@ -77,40 +77,28 @@ def _each(count: int, seconds: float) -> str:
     return f"{count}, {taken}" if count else f"none seen, assumed {taken}"
 
 
-def summary(report: FidelityReport) -> Plain:
+def summary(report: FidelityReport) -> dict[str, object]:
     """For programs: the errors of the simulation that knows the calibration alone come first."""
+    sides = ("by_calibration", "by_pace")
+    told = {f.name: getattr(report, f.name) for f in dataclasses.fields(report)}
     return {
         **_errors(report.by_calibration),
-        "within_targets": report.by_calibration.within_targets,
-        "at_live_pace": {
-            **_errors(report.by_pace),
-            "within_targets": report.by_pace.within_targets,
-            "figures": plain(report.by_pace),
-        },
-        "figures": plain(report.by_calibration),
-        "calibrated_s": report.calibrated_s,
-        "calibrated_steps": report.calibrated_steps,
-        "pace_calibrated": report.pace_calibrated,
-        "pace_compared": report.pace_compared,
-        "loads": report.loads,
-        "resizes": report.resizes,
-        "unloads": report.unloads,
-        "delay_s": report.delay_s,
-        "rss_bytes_max": report.rss_bytes_max,
-        "booked_bytes_max": report.booked_bytes_max,
-        "costs": plain(report.costs),
+        "at_live_pace": _errors(report.by_pace),
+        **{name: value for name, value in told.items() if name not in sides},
     }
 
 
-def _errors(made: Comparison) -> dict[str, Plain]:
+def _errors(made: Comparison) -> dict[str, object]:
     return {
-        "tpot_error": plain(made.tpot_s.error),
-        "e2e_error": plain(made.e2e_s.error),
-        "ttft_p95_error": plain(made.ttft_s_p95.error),
-        "refused_error": plain(made.refused.error),
+        "tpot_error": made.tpot_s.error,
+        "e2e_error": made.e2e_s.error,
+        "ttft_p95_error": made.ttft_s_p95.error,
+        "refused_error": made.refused.error,
         "refused_share_error": made.refused_share_error,
         "requests": made.requests,
         "finished_in_both": made.finished_in_both,
-        "refused": plain(made.refused),
-        "met": plain(made.met),
+        "refused": made.refused,
+        "met": made.met,
+        "within_targets": made.within_targets,
+        "figures": made,
     }

@@ -19,7 +19,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from mesh.cli.plain import Plain
+from mesh.cli.plain import Plain, plain
 from mesh.domain.errors import (
     AlreadyExists,
     Cancelled,
@@ -126,8 +126,9 @@ def fields(pairs: Sequence[tuple[str, str]]) -> None:
         _write_line(sys.stdout, line)
 
 
-def structured(value: Plain, form: Format) -> None:
-    """A whole answer as JSON or YAML."""
+def structured(answer: object, form: Format) -> None:
+    """A whole answer as JSON or YAML, in its plain form."""
+    value = plain(answer)
     if form is Format.YAML:
         sys.stdout.write(yaml.safe_dump(value, sort_keys=False, allow_unicode=True))
     else:

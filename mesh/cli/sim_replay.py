@@ -5,7 +5,6 @@ from pathlib import Path
 from mesh.cli import output
 from mesh.cli import sim_tables as tables
 from mesh.cli.output import Column, Format, word
-from mesh.cli.plain import plain
 from mesh.cli.progress import progress
 from mesh.evaluation.differences import Difference
 from mesh.evaluation.replaying import OtherDecision, ReplayReport, replay_journal
@@ -34,7 +33,7 @@ def show_replay(journal: Path, form: Format) -> int:
         if report.other is not None:
             _show_other(report.other)
     else:
-        output.structured(plain(report), form)
+        output.structured(report, form)
     return 0 if report.other is None else 1
 
 

@@ -161,6 +161,7 @@ class Controller:
             clock=clock,
             operations=operations,
             log=self._log,
+            texts=registry.text,
             state_path=str(registry.path.parent),
             deployed=self._warm,
         )

@@ -9,7 +9,7 @@ callers notice it (`callers`). Before: `checking`. After: `invariants`.
 from collections import Counter
 from collections.abc import Sequence
 
-from mesh.core.controller.state.cell import NodeEntry
+from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.events import NodeReported
 from mesh.domain.ids import RequestId
 from mesh.sim.cluster import VirtualCell

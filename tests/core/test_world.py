@@ -223,7 +223,7 @@ class FirstComeCellMachine(CellMachine):
     def nobody_is_refused_for_want_of_time(self) -> None:
         reasons = {outcome.end for outcome in self.world.callers.outcomes}
         assert not reasons & FOR_WANT_OF_TIME
-        assert all(held.refused is None for held in self.world.core.cell.requests.values())
+        assert all(held.refusals.verdict is None for held in self.world.core.cell.requests.values())
 
 
 FOR_WANT_OF_TIME = {

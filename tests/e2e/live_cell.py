@@ -108,7 +108,9 @@ class LiveCell:
         self._root = root
         self._store_home = store_home
         self._processes: list[Process] = []
-        self.address = f"127.0.0.1:{_free_port()}"
+        self.journals = False
+        """Whether processes that start from now on write one."""
+        self.address = f"127.0.0.1:{free_port()}"
         self.client = MeshClient(self.address)
 
     # Processes.
@@ -171,12 +173,13 @@ class LiveCell:
                 process.kill()
 
     def _start(self, name: str, module: str, *arguments: str) -> Process:
-        """Run a module, its output in a log and its core's decisions in a journal."""
+        """Run a module, its output in a log and, where wished, its decisions in a journal."""
         log = self._root / f"{name}-{len(self._processes)}.log"
         journal = log.with_suffix(".jsonl")
+        journalled = ("--journal", str(journal)) if self.journals else ()
         with log.open("wb") as file:
             popen = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments, "--journal", str(journal)],
+                [sys.executable, "-m", module, *arguments, *journalled],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -302,7 +305,7 @@ def _collect(events: Iterable[InvocationEvent], answer: Answer) -> None:
         answer.ended.set()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port that nothing listens on now. The cell keeps it over restarts of its controller."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

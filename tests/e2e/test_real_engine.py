@@ -12,6 +12,7 @@ CLIENTS = 4
 def test_a_real_node_serves_and_both_journals_replay_to_the_same_decisions(
     cell: LiveCell, tiny_model: Path
 ) -> None:
+    cell.journals = True
     controller = cell.start_controller()
     node = cell.start_real_node("cpu0")
     cell.deploy("chat", tiny_model, keep_alive_s=0.2)

@@ -62,6 +62,7 @@ def test_a_client_that_leaves_frees_its_place_within_an_iteration(
     cell: LiveCell, tiny_model: Path
 ) -> None:
     """The node's journal is the witness: every iteration after the abort carries one request."""
+    cell.journals = True
     node = cell.start("n1", "--step-s", "0.03")
     cell.deploy("chat", tiny_model)
     stays = cell.invoke("chat", "stays", max_tokens=60)

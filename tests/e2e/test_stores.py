@@ -7,6 +7,7 @@ import pytest
 
 from mesh.domain.errors import NotFound, Refused
 from mesh.domain.reasons import RefusalReason
+from mesh.domain.slo import Slo
 from tests.e2e.live_cell import WAIT_S_MAX, LiveCell
 from tests.support.tiny_model import write_tiny_llama
 
@@ -27,7 +28,8 @@ def test_a_source_that_changed_since_its_deployment_is_not_served(
 ) -> None:
     source = write_tiny_llama(tmp_path / "mine", seed=5)
     first = cell.start("n1")
-    cell.deploy("chat", source)
+    # Time enough for the import to say why it fails.
+    cell.deploy("chat", source, slo=Slo(ttft_s=30.0))
     first.kill()
     shutil.rmtree(source)
     write_tiny_llama(source, seed=6)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mesh.core.controller.state.cell import NodeEntry
+from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.actions import DeliverTokens, SendCommand
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.messages import ResizeKv, UnloadInstance

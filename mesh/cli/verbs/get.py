@@ -5,7 +5,6 @@ import click
 from mesh.cli import output, tables
 from mesh.cli.options import controller_option, format_option
 from mesh.cli.output import Format
-from mesh.cli.plain import plain
 from mesh.domain.ids import DeploymentName
 from mesh.wire.client import MeshClient
 
@@ -21,4 +20,4 @@ def get(name: str | None, form: Format, address: str) -> None:
     if form is Format.TABLE:
         output.table(tables.DEPLOYMENTS, found)
     else:
-        output.structured(plain(found if name is None else found[0]), form)
+        output.structured(found if name is None else found[0], form)

@@ -5,7 +5,6 @@ import click
 from mesh.cli import memory_tables, output, tables
 from mesh.cli.options import controller_option, format_option
 from mesh.cli.output import Format
-from mesh.cli.plain import plain
 from mesh.wire.client import MeshClient
 
 
@@ -22,4 +21,4 @@ def nodes(form: Format, address: str) -> None:
             output.text("")
             output.table(memory_tables.NODE_MEMORY, found)
     else:
-        output.structured(plain(found), form)
+        output.structured(found, form)

@@ -16,8 +16,9 @@ from mesh.core.controller.operations import fail_operation, reply_error
 from mesh.core.controller.requests import queueing, serving
 from mesh.core.controller.requests.ending import refuse
 from mesh.core.controller.snapshot import cell_snapshot, profile_views
-from mesh.core.controller.state.cell import Cell, DeploymentEntry
+from mesh.core.controller.state.cell import Cell
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.expectations import Expectations
 from mesh.domain.actions import ControllerAction, SetTimer
 from mesh.domain.deployment import Deployment
@@ -75,13 +76,14 @@ class ControllerCore:
         self._limits = limits
         self._policy = policy
         for deployment in deployments:
-            self.cell.deployments[deployment.spec.name] = DeploymentEntry(
+            entry = DeploymentEntry(
                 spec=deployment.spec,
                 state=DeploymentState.READY,
                 candidates=Candidates(policy),
                 deployment=deployment,
                 history=(histories or {}).get(deployment.spec.name, OutputHistory()),
             )
+            self.cell.add_deployment(entry)
 
     def deployment(self, name: DeploymentName) -> Deployment | None:
         """The acknowledged deployment of this name."""
@@ -166,12 +168,12 @@ def _settle(ctx: EventContext) -> None:
     """The end of every event: fill the room that appeared. What stays idle may be
     wanted by others.
     """
-    while ctx.room_appeared or ctx.to_fill or ctx.released:
+    while ctx.unsettled():
         queueing.fill(ctx)
         queueing.fill_released(ctx)
         if ctx.cell.operations:
             profiling.advance_profiles(ctx)
-        queueing.note_released(ctx)
+        queueing.settle_released(ctx)
 
 
 def _fail(ctx: EventContext, operation_id: OperationId, error: str, message: str) -> None:
@@ -215,7 +217,7 @@ def _retry_load(ctx: EventContext, name: DeploymentName) -> None:
     entry = ctx.cell.deployments.get(name)
     if entry is not None and ctx.now_s >= entry.paused_until_s:
         replicas.keep_minimum(ctx, entry)
-        ctx.to_fill[name] = None
+        ctx.wake(name)
 
 
 def _shut_down(ctx: EventContext) -> None:
@@ -223,4 +225,4 @@ def _shut_down(ctx: EventContext) -> None:
         refuse(ctx, request, RefusalReason.SHUTTING_DOWN, "the controller is stopping")
     for operation_id in list(ctx.cell.operations):
         reply_error(ctx, operation_id, "Unavailable", "the controller is stopping")
-        del ctx.cell.operations[operation_id]
+        ctx.cell.remove_operation(operation_id)

@@ -11,13 +11,14 @@ from mesh.core.controller.instances.placement import why_no_node
 from mesh.core.controller.instances.replicas import keep_minimum, trim_to_maximum
 from mesh.core.controller.operations import begin, fail_operation, reply_error
 from mesh.core.controller.requests.ending import refuse, refuse_all_queued
-from mesh.core.controller.state.cell import DeploymentEntry, OperationEntry
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.operation import OperationEntry
 from mesh.domain.actions import RemoveDeployment, ReplyDone, SendCommand, StoreDeployment
 from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.events import DeleteRequested, DeployRequested, ScaleRequested
 from mesh.domain.ids import OperationId
-from mesh.domain.lifecycle import DEPLOYMENT, DeploymentState, advance
+from mesh.domain.lifecycle import DeploymentState
 from mesh.domain.messages import ImportDone, ImportModel
 from mesh.domain.reasons import OperationKind, RefusalReason
 from mesh.request.candidates import Candidates
@@ -44,15 +45,15 @@ def deploy(ctx: EventContext, asked: DeployRequested) -> None:
         reply_error(ctx, operation_id, "Unavailable", message, hint)
         return
     node = min(nodes, key=ctx.policy.node_rank)
-    ctx.cell.deployments[spec.name] = DeploymentEntry(
-        spec=spec, state=DeploymentState.IMPORTING, candidates=Candidates(ctx.policy)
-    )
     operation = OperationEntry(
         operation_id=operation_id, kind=OperationKind.DEPLOY, name=spec.name, node=node
     )
     if not begin(ctx, operation):
-        del ctx.cell.deployments[spec.name]
         return
+    entry = DeploymentEntry(
+        spec=spec, state=DeploymentState.IMPORTING, candidates=Candidates(ctx.policy)
+    )
+    ctx.cell.add_deployment(entry)
     command = ImportModel(operation_id=operation_id, source=spec.source)
     ctx.act(SendCommand(link_id=node.link_id, command=command))
 
@@ -76,8 +77,7 @@ def import_done(ctx: EventContext, report: ImportDone) -> None:
         context_tokens_max=wanted,
         footprints=((engine, report.footprint),),
     )
-    operation.node = None
-    entry.state = advance(DEPLOYMENT, entry.state, DeploymentState.SAVING)
+    entry.advance(DeploymentState.SAVING)
     _store(
         ctx,
         operation,
@@ -88,13 +88,13 @@ def import_done(ctx: EventContext, report: ImportDone) -> None:
 
 
 def _store(ctx: EventContext, operation: OperationEntry, store: StoreDeployment) -> None:
-    operation.pending = store.deployment
+    operation.store(store.deployment)
     ctx.act(store)
 
 
 def stored(ctx: EventContext, operation_id: OperationId) -> None:
     """The registry has it: what was asked for holds from now on."""
-    operation = ctx.cell.operations.pop(operation_id, None)
+    operation = ctx.cell.remove_operation(operation_id)
     if operation is None:
         return
     if operation.pending_profile is not None:
@@ -108,17 +108,16 @@ def stored(ctx: EventContext, operation_id: OperationId) -> None:
     if operation.kind is OperationKind.DELETE:
         _remove(ctx, entry)
     elif operation.pending is not None:
-        entry.deployment, entry.spec = operation.pending, operation.pending.spec
+        entry.use(operation.pending)
         if operation.kind is OperationKind.DEPLOY:
-            entry.state = advance(DEPLOYMENT, entry.state, DeploymentState.READY)
+            entry.advance(DeploymentState.READY)
             message = "deployed"
         else:
             trim_to_maximum(ctx, entry)
-            ctx.to_fill[operation.name] = None
+            ctx.wake(operation.name)
             # What the old minimum or keep-alive kept is judged by the new ones.
-            ctx.released.update(entry.instances)
             for instance in entry.instances.values():
-                instance.node.eased += 1
+                ctx.note_released(instance)
             message = "scaled"
         keep_minimum(ctx, entry)
     ctx.act(ReplyDone(operation_id=operation_id, message=message))
@@ -131,8 +130,7 @@ def _remove(ctx: EventContext, entry: DeploymentEntry) -> None:
         for request in list(instance.requests.values()):
             refuse(ctx, request, RefusalReason.DEPLOYMENT_DELETED, message)
         drain(ctx, instance)
-    entry.state = advance(DEPLOYMENT, entry.state, DeploymentState.GONE)
-    del ctx.cell.deployments[entry.spec.name]
+    ctx.cell.remove_deployment(entry)
 
 
 def delete(ctx: EventContext, asked: DeleteRequested) -> None:
@@ -144,7 +142,7 @@ def delete(ctx: EventContext, asked: DeleteRequested) -> None:
         operation_id=asked.operation_id, kind=OperationKind.DELETE, name=asked.name
     )
     if begin(ctx, operation):
-        entry.state = advance(DEPLOYMENT, entry.state, DeploymentState.DELETING)
+        entry.advance(DeploymentState.DELETING)
         ctx.act(RemoveDeployment(operation_id=asked.operation_id, name=asked.name))
 
 

@@ -6,15 +6,14 @@ tokens so far. What a node says while it is linked is taken by `reports`.
 """
 
 from mesh.core.controller.instances.lifecycle import adopt, forget, note_idle, unload
-from mesh.core.controller.instances.placement import ask_anew
 from mesh.core.controller.instances.replicas import room_changed
 from mesh.core.controller.operations import fail_operation, reply_error
 from mesh.core.controller.requests.serving import requeue
-from mesh.core.controller.state.cell import NodeEntry
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.actions import AcceptLink, CloseLink, ReplyDone, SetTimer
 from mesh.domain.events import DrainRequested, LeaseCheckDue, NodeConnected
-from mesh.domain.lifecycle import NODE, InstanceState, NodeState, advance
+from mesh.domain.lifecycle import InstanceState, NodeState
 from mesh.domain.reasons import RefusalReason
 from mesh.memory.station import ReservationStation
 
@@ -43,9 +42,7 @@ def connect(ctx: EventContext, connected: NodeConnected) -> None:
         state=NodeState.DRAINING if draining else NodeState.READY,
         protected=ctx.cell.deployments,
     )
-    ctx.cell.nodes[hello.node_id] = node
-    ctx.cell.links[link_id] = node
-    ask_anew(ctx)
+    ctx.cell.add_node(node)
     rule, turn_s_max = ctx.policy.turns, ctx.limits.turn_s_max
     ctx.act(AcceptLink(link_id=link_id, turns=rule, turn_s_max=turn_s_max))
     for report in hello.instances:
@@ -55,10 +52,7 @@ def connect(ctx: EventContext, connected: NodeConnected) -> None:
 
 def lose(ctx: EventContext, node: NodeEntry, reason: str) -> None:
     """The node is out of reach: forget what it held, move its requests, fail its imports."""
-    node.state = advance(NODE, node.state, NodeState.LOST)
-    del ctx.cell.nodes[node.node_id]
-    del ctx.cell.links[node.link_id]
-    ask_anew(ctx)
+    ctx.cell.remove_node(node)
     for instance in list(node.instances.values()):
         requests = list(instance.requests.values())
         forget(ctx, instance)
@@ -92,10 +86,7 @@ def drain_node(ctx: EventContext, asked: DrainRequested) -> None:
         reply_error(ctx, asked.operation_id, "NotFound", message, hint)
         return
     wanted = NodeState.READY if asked.undo else NodeState.DRAINING
-    node.eased += 1
-    if node.state is not wanted:
-        ask_anew(ctx)
-        node.state = advance(NODE, node.state, wanted)
+    ctx.cell.turn_node(node, wanted)
     for instance in list(node.instances.values()):
         if asked.undo or instance.state is InstanceState.UNLOADING:
             continue

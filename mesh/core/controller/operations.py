@@ -1,11 +1,11 @@
 """Administrative calls under way: begun, answered once, and undone when they fail."""
 
-from mesh.core.controller.state.cell import OperationEntry
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.operation import OperationEntry
 from mesh.domain.actions import ReplyError, ReplyProgress, SendCommand, SetTimer
 from mesh.domain.events import OperationExpired
 from mesh.domain.ids import OperationId
-from mesh.domain.lifecycle import DEPLOYMENT, DeploymentState, NodeState, advance
+from mesh.domain.lifecycle import DeploymentState, NodeState
 from mesh.domain.messages import (
     CancelImport,
     CancelProfile,
@@ -19,12 +19,12 @@ from mesh.domain.reasons import OperationKind
 
 def begin(ctx: EventContext, operation: OperationEntry) -> bool:
     """Enter an operation, or answer that there are too many and return False."""
-    operations = ctx.cell.operations
-    if len(operations) >= ctx.limits.operations_max:
-        message = f"{len(operations)} operations are under way, which is the limit"
+    under_way = len(ctx.cell.operations)
+    if under_way >= ctx.limits.operations_max:
+        message = f"{under_way} operations are under way, which is the limit"
         reply_error(ctx, operation.operation_id, "Unavailable", message, "try again in a while")
         return False
-    operations[operation.operation_id] = operation
+    ctx.cell.add_operation(operation)
     timer = OperationExpired(operation_id=operation.operation_id)
     ctx.act(SetTimer(at_s=ctx.now_s + ctx.limits.import_s_max, timer=timer))
     return True
@@ -47,16 +47,15 @@ def fail_operation(
     ctx: EventContext, operation: OperationEntry, error: str, message: str, hint: str = ""
 ) -> None:
     """Answer with an error, and undo what the operation had begun."""
-    del ctx.cell.operations[operation.operation_id]
+    ctx.cell.remove_operation(operation.operation_id)
     entry = ctx.cell.deployments.get(operation.name)
     match operation.kind:
         case OperationKind.DEPLOY:
             _tell_node(ctx, operation, CancelImport(operation_id=operation.operation_id))
             if entry is not None:
-                entry.state = advance(DEPLOYMENT, entry.state, DeploymentState.GONE)
-                del ctx.cell.deployments[operation.name]
+                ctx.cell.remove_deployment(entry)
         case OperationKind.DELETE if entry is not None:
-            entry.state = advance(DEPLOYMENT, entry.state, DeploymentState.READY)
+            entry.advance(DeploymentState.READY)
         case OperationKind.PROFILE:
             _tell_node(ctx, operation, CancelProfile(operation_id=operation.operation_id))
             release_instance(ctx, operation)
@@ -69,11 +68,9 @@ def release_instance(ctx: EventContext, operation: OperationEntry) -> None:
     """The instance that a profile was measured on may idle and go again, unless another operation
     measures on it.
     """
-    instance, operation.instance = operation.instance, None
+    instance = operation.release()
     if instance is not None:
-        others = ctx.cell.operations.values()
-        instance.profiling = any(other.instance is instance for other in others)
-        ctx.released[instance.instance_id] = instance
+        ctx.note_released(instance)
 
 
 def reply_error(

@@ -5,22 +5,18 @@ is, kept until the node has measured it, and the profile is stored. It then hold
 every node of the same fingerprint, running instances included.
 """
 
-from mesh.compute.correction import Correction
 from mesh.core.controller.instances.kv_cache import least_blocks, resize
 from mesh.core.controller.instances.lifecycle import start_instance
-from mesh.core.controller.instances.placement import ask_anew, why_no_node
+from mesh.core.controller.instances.placement import why_no_node
 from mesh.core.controller.operations import begin, fail_operation, release_instance, reply_error
-from mesh.core.controller.state.cell import (
-    DeploymentEntry,
-    InstanceEntry,
-    NodeEntry,
-    OperationEntry,
-)
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
+from mesh.core.controller.state.operation import OperationEntry
 from mesh.domain.actions import ReplyProgress, SendCommand, StoreProfile
 from mesh.domain.events import ProfileRequested
 from mesh.domain.ids import NodeId
-from mesh.domain.lifecycle import INSTANCE, InstanceState, advance
 from mesh.domain.messages import LoadProgress, ProfileDone, ProfileInstance, UseProfile
 from mesh.domain.reasons import OperationKind
 
@@ -42,7 +38,7 @@ def request_profile(ctx: EventContext, asked: ProfileRequested) -> None:
         operation_id=asked.operation_id, kind=OperationKind.PROFILE, name=asked.name, node=node
     )
     if begin(ctx, operation):
-        ctx.room_appeared = True
+        ctx.wake_all()
 
 
 def _node(ctx: EventContext, entry: DeploymentEntry, wanted: NodeId | None) -> NodeEntry | str:
@@ -100,7 +96,7 @@ def _advance(ctx: EventContext, operation: OperationEntry) -> None:
             _measure(ctx, operation, instance)
     if here:
         return
-    operation.instance = None
+    operation.release()
     if node.node_id in entry.avoided:
         message = f"its last load on {node.node_id} failed: {entry.avoided[node.node_id]}"
         fail_operation(ctx, operation, "Unavailable", message)
@@ -123,14 +119,13 @@ def _measure(ctx: EventContext, operation: OperationEntry, instance: InstanceEnt
     """
     node = instance.node
     if operation.instance is not instance:
-        operation.instance, instance.profiling = instance, True
-        if instance.state is InstanceState.PARKED:
-            instance.state = advance(INSTANCE, instance.state, InstanceState.READY)
+        operation.keep(instance)
+        instance.unpark()
         target = _measured_blocks(ctx, instance)
         if target > instance.promised_blocks:
             resize(ctx, instance, target, ctx.now_s)
             return
-    operation.measuring = True
+    operation.note_measuring()
     command = ProfileInstance(operation_id=operation.operation_id, instance_id=instance.instance_id)
     ctx.act(SendCommand(link_id=node.link_id, command=command))
 
@@ -165,15 +160,13 @@ def profile_done(ctx: EventContext, said: ProfileDone) -> None:
         message = f"the node measured {profile.model_id} on {profile.fingerprint} instead"
         fail_operation(ctx, operation, "Unavailable", message)
         return
-    operation.pending_profile, operation.node = profile, None
+    operation.store(profile)
     release_instance(ctx, operation)
-    ctx.cell.expectations.learn_profile(profile)
-    ask_anew(ctx)
+    ctx.cell.learn_profile(profile)
     for instance in ctx.cell.instances.values():
         fits = instance.node.hello.fingerprint == profile.fingerprint
         if fits and instance.model_id == profile.model_id:
-            instance.profile, instance.correction = profile, Correction()
-            instance.node.eased += 1
+            instance.use_profile(profile)
             command = UseProfile(instance_id=instance.instance_id, profile=profile)
             ctx.act(SendCommand(link_id=instance.node.link_id, command=command))
     ctx.act(StoreProfile(operation_id=operation.operation_id, profile=profile))

@@ -19,11 +19,12 @@ from mesh.core.controller.profiling import profile_done, tell_of_load
 from mesh.core.controller.requests.ending import refuse_all_queued
 from mesh.core.controller.requests.queueing import tell_waiting
 from mesh.core.controller.requests.serving import deliver, give_back, relieve, requeue
-from mesh.core.controller.state.cell import InstanceEntry, NodeEntry
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.actions import SendCommand
 from mesh.domain.ids import InstanceId
-from mesh.domain.lifecycle import INSTANCE, InstanceState, advance
+from mesh.domain.lifecycle import InstanceState
 from mesh.domain.messages import (
     Heartbeat,
     ImportDone,
@@ -54,7 +55,7 @@ def report(ctx: EventContext, link_id: int, said: NodeReport) -> None:
     node = ctx.cell.links.get(link_id)
     if node is None:
         return
-    node.last_seen_s = ctx.now_s
+    node.seen(ctx.now_s)
     match said:
         case TokensReport():
             for outputs in said.outputs:
@@ -89,18 +90,17 @@ def report(ctx: EventContext, link_id: int, said: NodeReport) -> None:
 def _note_iteration(ctx: EventContext, node: NodeEntry, said: TokensReport) -> None:
     """An iteration has ended, and if there is work the next one began at once."""
     instance = node.instances.get(said.instance_id)
-    busy = (instance is not None and instance.requests) or not node.is_idle()
-    node.iteration_started_s = ctx.now_s if busy else None
+    node.note_iteration(instance, ctx.now_s)
     if instance is None:
         return
     if said.correction < instance.correction.latest * EASED_SHARE:
-        node.eased += 1
+        node.ease()
     beside_load = instance.correction.trial_left > 0 and node.is_loading()
     instance.correction.reported(said.correction, ctx.now_s, beside_load=beside_load)
     for request_id, tokens in said.prefill_left:
         request = instance.requests.get(request_id)
         if request is not None:
-            request.prefill_left = tokens
+            request.note_prefill_left(tokens)
     if said.starved and any(request_id in instance.requests for request_id in said.starved):
         relieve(ctx, instance)
 
@@ -109,10 +109,7 @@ def _heartbeat(ctx: EventContext, node: NodeEntry, said: Heartbeat) -> None:
     """Bring the books in line with what is loaded. An instance that the node does not list serves
     no more: it broke. The node gives its requests back, and says when its memory is free.
     """
-    node.rss_bytes, node.engine_bytes, node.asleep = said.rss_bytes, said.engine_bytes, said.asleep
-    node.load_slowdown = max(said.load_slowdown, 1.0)
-    # Time alone eases it, too: plans forget the worst of the last seconds (`Correction.planned`).
-    node.eased += 1
+    node.note_heartbeat(said)
     listed = {loaded.instance_id for loaded in said.instances}
     for instance in node.instances.values():
         serves = instance.is_loaded or instance.state is InstanceState.DRAINING
@@ -126,8 +123,7 @@ def _heartbeat(ctx: EventContext, node: NodeEntry, said: Heartbeat) -> None:
         if known is None:
             adopt(ctx, node, loaded)
         else:
-            known.kv_blocks_used = loaded.kv_blocks_used
-            known.correction.told(loaded.correction, ctx.now_s)
+            known.note_report(loaded, ctx.now_s)
             take_over(ctx, known, loaded.kv_blocks)
     restore(ctx, node)
 
@@ -139,15 +135,12 @@ def _loaded(ctx: EventContext, node: NodeEntry, said: InstanceLoaded) -> None:
         ctx.act(SendCommand(link_id=node.link_id, command=command))
         return
     fits = take_over_size(ctx, instance, said)
-    node.eased += 1
     if instance.state is not InstanceState.LOADING:
         return
-    instance.state = advance(INSTANCE, instance.state, InstanceState.READY)
-    instance.loaded_at_s, instance.phase, instance.share = ctx.now_s, "", 1.0
     note_loaded(ctx, instance, said)
-    ctx.to_fill[instance.deployment] = None
+    ctx.wake(instance.deployment)
     if fits:
-        ctx.released[instance.instance_id] = instance
+        ctx.note_released(instance)
     else:
         unload(ctx, instance)
 
@@ -155,7 +148,7 @@ def _loaded(ctx: EventContext, node: NodeEntry, said: InstanceLoaded) -> None:
 def _load_progress(ctx: EventContext, said: LoadProgress) -> None:
     instance = ctx.cell.instances.get(said.instance_id)
     if instance is not None and instance.state is InstanceState.LOADING:
-        instance.phase, instance.share = said.phase, said.share
+        instance.note_progress(said.phase, said.share)
         owner = ctx.cell.deployments.get(instance.deployment)
         if owner is not None:
             tell_waiting(ctx, owner, said.phase, said.share)

@@ -3,7 +3,10 @@
 from statistics import median
 
 from mesh.compute.times import Times
-from mesh.core.controller.state.cell import Cell, DeploymentEntry, InstanceEntry, NodeEntry
+from mesh.core.controller.state.cell import Cell
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.deployment import Deployment
 from mesh.domain.ids import NodeId
 from mesh.domain.lifecycle import InstanceState
@@ -45,6 +48,7 @@ def _deployment(entry: DeploymentEntry, now_s: float) -> DeploymentSnapshot:
         served=entry.served,
         refused=entry.refused,
         instances=tuple(_instance(entry.instances[i], now_s) for i in sorted(entry.instances)),
+        footprints=tuple(sorted(deployment.footprints)) if deployment else (),
     )
 
 

@@ -56,7 +56,7 @@ from mesh.domain.node_events import (
 )
 from mesh.domain.slo import due_s
 from mesh.domain.steps import EngineRequest
-from mesh.request.turns import next_turn, note_turn
+from mesh.request.turns import next_turn
 
 
 class NodeCore:
@@ -72,7 +72,7 @@ class NodeCore:
 
     def handle(self, event: NodeEvent, now_s: float) -> list[NodeAction]:
         self._now_s = now_s
-        ctx = NodeEventContext(now_s=now_s, linked=self._node.linked)
+        ctx = NodeEventContext(now_s=now_s, node=self._node)
         self._dispatch(ctx, event)
         self._grant(ctx)
         return ctx.ordered()
@@ -83,8 +83,7 @@ class NodeCore:
         if node.stepping is not None:
             return
         delivery_s = self._limits.delivery_s_max
-        loading = node.loading()
-        slowdown = node.load_slowdown.latest if loading else 1.0
+        slowdown = node.load_slowdown.latest if node.loading() else 1.0
         run_queues = [
             run_queue
             for instance in node.instances.values()
@@ -101,13 +100,7 @@ class NodeCore:
         if grant is None:
             measuring.grant(ctx, node)
             return
-        note_turn(grant)
-        for run_queue in (*grant.passed, grant.queue):
-            node.instances[run_queue.instance_id].passed = run_queue.passed
-        node.stepping = grant.queue.instance_id
-        node.instances[node.stepping].promising = False
-        node.steps_started += 1
-        node.step_started_s, node.step_beside_load = ctx.now_s, loading
+        node.begin_turn(grant, ctx.now_s)
         ctx.engine(
             StartStep(
                 instance_id=grant.queue.instance_id,
@@ -119,7 +112,7 @@ class NodeCore:
     def _dispatch(self, ctx: NodeEventContext, event: NodeEvent) -> None:
         match event:
             case StepFinished():
-                self._node.stepping = None
+                self._node.end_turn()
                 instance = self._node.instances.get(event.instance_id)
                 if instance is not None:
                     learn(ctx, self._node, instance, event.result)
@@ -130,11 +123,11 @@ class NodeCore:
                 self._node.beat(event)
                 ctx.report(self._node.heartbeat(ctx.now_s))
             case MeasureFinished() | MeasureBroke():
-                self._node.stepping = None
+                self._node.end_turn()
                 measuring.measured(ctx, self._node, event)
             case StepBroke() | InstanceBroke():
                 if isinstance(event, StepBroke):
-                    self._node.stepping = None
+                    self._node.end_turn()
                 instance = self._node.instances.get(event.instance_id)
                 if instance is not None:
                     broken(ctx, self._node, instance, event)
@@ -145,11 +138,12 @@ class NodeCore:
                 instances.loading(ctx, self._node, event)
                 loaded = self._node.instances.get(event.instance_id)
                 if isinstance(event, LoadFinished) and loaded is not None:
-                    loaded.unprimed = to_prime(
+                    shapes = to_prime(
                         batch_max=loaded.command.batch_max,
                         context_tokens_max=loaded.command.context_tokens_max,
                         tokens_max=self._limits.primed_tokens_max,
                     )
+                    loaded.prime(shapes)
             case ResizeFinished() | ResizeBroke():
                 instances.resized(ctx, self._node, event)
             case ImportProgressed() | ImportFinished() | ImportBroke():
@@ -157,14 +151,12 @@ class NodeCore:
             case AbortFinished():
                 instance = self._node.instances.get(event.instance_id)
                 if instance is not None:
-                    instance.kv_blocks_used = event.kv_blocks_used
+                    instance.note_blocks_used(event.kv_blocks_used)
             case LinkOpened():
-                self._node.linked = ctx.linked = True
-                self._node.turns, self._node.turn_s_max = event.turns, event.turn_s_max
+                self._node.link_opened(event.turns, event.turn_s_max)
                 # An instance may have broken since the hello.
                 ctx.report(self._node.heartbeat(ctx.now_s))
             case LinkClosed():
-                self._node.linked = ctx.linked = False
                 instances.abandon(ctx, self._node)
             case _:
                 assert_never(event)
@@ -208,7 +200,7 @@ class NodeCore:
             )
             return
         start_s = ctx.now_s - order.age_s
-        instance.requests[request.request_id] = LocalRequest(
+        local = LocalRequest(
             order=order,
             start_s=start_s,
             output_tokens=len(order.output_tokens),
@@ -221,7 +213,7 @@ class NodeCore:
             ),
             prefill_left=len(request.prompt_tokens) + len(order.output_tokens),
         )
-        instance.promising, instance.kept_run_queue = True, None
+        instance.add(local)
         ctx.engine(
             SubmitToEngine(
                 instance_id=command.instance_id,

@@ -25,12 +25,12 @@ from mesh.domain.node_events import (
 
 
 def start_import(ctx: NodeEventContext, node: LocalNode, command: ImportModel) -> None:
-    node.imports[command.operation_id] = command.source
+    node.begin_import(command.operation_id, command.source)
     ctx.engine(StartImport(operation_id=command.operation_id, source=command.source))
 
 
 def cancel_import(ctx: NodeEventContext, node: LocalNode, command: CancelImport) -> None:
-    if node.imports.pop(command.operation_id, None) is not None:
+    if node.end_import(command.operation_id):
         ctx.engine(StopImport(operation_id=command.operation_id))
 
 
@@ -46,7 +46,7 @@ def importing(
                 ImportProgress(operation_id=operation_id, phase=event.phase, share=event.share)
             )
         case ImportFinished():
-            del node.imports[operation_id]
+            node.end_import(operation_id)
             ctx.report(
                 ImportDone(
                     operation_id=operation_id,
@@ -56,7 +56,7 @@ def importing(
                 )
             )
         case ImportBroke():
-            del node.imports[operation_id]
+            node.end_import(operation_id)
             ctx.report(
                 ImportFailed(
                     operation_id=operation_id,

@@ -41,17 +41,14 @@ def load(ctx: NodeEventContext, node: LocalNode, command: LoadInstance) -> None:
     instance = LocalInstance(
         command=command, profile=command.profile, correction=Correction.of(command.profile)
     )
-    node.instances[command.instance_id] = instance
-    if node.has_unbooked():
-        instance.state = LocalState.WAITING
-    else:
+    node.add(instance)
+    if not node.has_unbooked():
         _start_load(ctx, node, instance)
 
 
 def _start_load(ctx: NodeEventContext, node: LocalNode, instance: LocalInstance) -> None:
     command = instance.command
-    instance.state = LocalState.LOADING
-    node.loads += 1
+    node.begin_load(instance)
     ctx.engine(
         StartLoad(
             instance_id=command.instance_id,
@@ -68,7 +65,7 @@ def _gone(ctx: NodeEventContext, node: LocalNode, instance: LocalInstance) -> No
     """Its memory is free. With the last that was in nobody's books, loads and grows that wait
     begin.
     """
-    del node.instances[instance.instance_id]
+    node.remove(instance)
     if node.has_unbooked():
         return
     for other in node.instances.values():
@@ -83,10 +80,10 @@ def unload(ctx: NodeEventContext, node: LocalNode, instance_id: InstanceId) -> N
     if instance is None:
         ctx.report(InstanceGone(instance_id=instance_id))
     elif instance.state is LocalState.WAITING:
-        del node.instances[instance_id]
+        node.remove(instance)
         ctx.report(InstanceGone(instance_id=instance_id))
     elif instance.state is LocalState.LOADING:
-        instance.state = LocalState.ABANDONED
+        instance.abandon()
     elif instance.state is LocalState.READY:
         for request in list(instance.requests.values()):
             returned = RequestReturned(
@@ -97,7 +94,7 @@ def unload(ctx: NodeEventContext, node: LocalNode, instance_id: InstanceId) -> N
             )
             drop(ctx, instance, request)
             ctx.report(returned)
-        instance.state = LocalState.UNLOADING
+        instance.leave()
         measuring.stop(ctx, node, instance)
         ctx.engine(StartUnload(instance_id=instance_id))
 
@@ -112,15 +109,13 @@ def resize(ctx: NodeEventContext, node: LocalNode, command: ResizeKv) -> None:
     elif instance.state is LocalState.READY:
         grows = command.kv_blocks > instance.kv_blocks_next
         if grows and node.has_unbooked():
-            instance.growth_waiting = command.kv_blocks
+            instance.wait_to_grow(command.kv_blocks)
         else:
             _start_resize(ctx, instance, command.kv_blocks)
 
 
 def _start_resize(ctx: NodeEventContext, instance: LocalInstance, kv_blocks: int) -> None:
-    instance.growth_waiting = None
-    instance.resizing.append(kv_blocks)
-    instance.promising = True
+    instance.begin_resize(kv_blocks)
     ctx.engine(StartResize(instance_id=instance.instance_id, kv_blocks=kv_blocks))
 
 
@@ -131,21 +126,19 @@ def resized(ctx: NodeEventContext, node: LocalNode, event: ResizeFinished | Resi
     instance = node.instances.get(event.instance_id)
     if instance is None:
         return
-    instance.resizing.popleft()
-    elapsed_s, error, message = 0.0, "", ""
+    kv_blocks, elapsed_s, error, message = instance.kv_blocks, 0.0, "", ""
     match event:
         case ResizeFinished():
-            instance.kv_blocks, elapsed_s = event.kv_blocks, event.elapsed_s
+            kv_blocks, elapsed_s = event.kv_blocks, event.elapsed_s
         case ResizeBroke():
             error, message = event.error, event.message
-    if instance.resizing_unasked:
-        instance.resizing_unasked -= 1
+    if not instance.end_resize(kv_blocks):
         ctx.report(node.heartbeat(ctx.now_s))
         return
     ctx.report(
         KvResized(
             instance_id=event.instance_id,
-            kv_blocks=instance.kv_blocks,
+            kv_blocks=kv_blocks,
             elapsed_s=elapsed_s,
             error=error,
             message=message,
@@ -162,18 +155,17 @@ def loading(
     if instance is None:
         return
     if isinstance(event, LoadFinished | LoadBroke):
-        node.loads -= 1
+        node.end_load()
     instance_id = event.instance_id
     match event:
         case LoadProgressed():
             ctx.report(LoadProgress(instance_id=instance_id, phase=event.phase, share=event.share))
         case LoadFinished() if instance.state is LocalState.ABANDONED:
-            instance.state = LocalState.UNLOADING
+            instance.leave()
             ctx.engine(StartUnload(instance_id=instance_id))
         case LoadFinished():
             loaded = event.loaded
-            instance.state = LocalState.READY
-            instance.footprint, instance.kv_blocks = loaded.footprint, loaded.kv_blocks
+            instance.note_loaded(loaded.footprint, loaded.kv_blocks)
             ctx.report(
                 InstanceLoaded(
                     instance_id=instance_id,
@@ -208,21 +200,14 @@ def abandon(ctx: NodeEventContext, node: LocalNode) -> None:
     """
     for operation_id in node.imports:
         ctx.engine(StopImport(operation_id=operation_id))
-    node.imports.clear()
-    node.survey = None
-    for instance in list(node.instances.values()):
-        if instance.state is LocalState.WAITING:
-            del node.instances[instance.instance_id]
-        if instance.state is LocalState.LOADING:
-            instance.state = LocalState.ABANDONED
-        instance.unbooked = instance.state is not LocalState.READY
-        instance.resizing_unasked, instance.growth_waiting = len(instance.resizing), None
+    node.link_closed()
+    for instance in node.instances.values():
         for request in list(instance.requests.values()):
             drop(ctx, instance, request)
 
 
 def drop(ctx: NodeEventContext, instance: LocalInstance, request: LocalRequest) -> None:
     """Take a request off its instance; it frees its place within the iteration under way."""
-    del instance.requests[request.request_id]
-    instance.promising, instance.kept_run_queue = True, None
+    instance.remove(request)
+    instance.encourage()
     ctx.engine(AbortInEngine(instance_id=instance.instance_id, request_id=request.request_id))

@@ -39,7 +39,7 @@ def step_finished(
 ) -> None:
     """Report the tokens of requests that still run; an aborted one's are for nobody."""
     requests, now_s = instance.requests, ctx.now_s
-    instance.kv_blocks_used, instance.kept_run_queue = result.kv_blocks_used, None
+    instance.note_iteration(result.kv_blocks_used)
 
     def took_part(request_id: RequestId) -> bool:
         request = requests.get(request_id)
@@ -52,13 +52,13 @@ def step_finished(
             outputs.append(output)
             request.note_tokens(len(output.token_ids), now_s)
             if output.finish is not None:
-                del requests[output.request_id]
+                instance.remove(request)
     prefill_left = tuple([of for of in result.prefill_left if took_part(of[0])])
     for request_id, left in prefill_left:
-        requests[request_id].prefill_left = left
+        requests[request_id].note_prefill_left(left)
     starved = tuple([request_id for request_id in result.starved if took_part(request_id)])
     if result.decode_batch or result.prefill_tokens or not starved:
-        instance.promising = True
+        instance.encourage()
     ctx.report(
         TokensReport(
             instance_id=instance.instance_id,
@@ -81,19 +81,17 @@ def broken(
 
     The heartbeat says that it serves no more, so that what it gives back does not come again.
     """
+    if instance.state not in (LocalState.LOADING, LocalState.READY):
+        return
+    instance.note_broken(broke.error, broke.message)
     if instance.state is LocalState.LOADING:
         # It was loaded, and broke before that could be told: it goes as soon as it has been.
-        instance.state = LocalState.ABANDONED
-        instance.error, instance.message = broke.error, broke.message
-    if instance.state is not LocalState.READY:
+        instance.abandon()
         return
-    instance.state = LocalState.UNLOADING
-    instance.error, instance.message = broke.error, broke.message
+    requests = instance.leave()
     ctx.report(node.heartbeat(ctx.now_s))
-    for request in instance.requests.values():
+    for request in requests:
         ctx.report(_returned(request, broke.error, broke.message))
-    instance.requests.clear()
-    instance.kept_run_queue = None
     measuring.stop(ctx, node, instance)
     ctx.engine(StartUnload(instance_id=instance.instance_id))
 
@@ -102,8 +100,7 @@ def submit_broke(ctx: NodeEventContext, instance: LocalInstance, broke: SubmitBr
     """The engine would not take the request; the instance is well."""
     request = instance.requests.get(broke.request_id)
     if request is not None and request.order.attempt == broke.attempt:
-        del instance.requests[broke.request_id]
-        instance.kept_run_queue = None
+        instance.remove(request)
         ctx.report(_returned(request, broke.error, broke.message))
 
 

@@ -6,7 +6,6 @@ Requests always go first, and wait for one timed iteration at most. What to meas
 
 from dataclasses import replace
 
-from mesh.compute.correction import Correction
 from mesh.compute.survey import Survey
 from mesh.core.node import priming
 from mesh.core.node.context import NodeEventContext
@@ -45,9 +44,8 @@ def start(
             kv_tokens=instance.kv_blocks_next * instance.footprint.block_tokens,
             prefill_tokens_max=prefill_tokens,
         )
-        node.survey = LocalSurvey(
-            operation_id=command.operation_id, instance=instance, survey=survey
-        )
+        local = LocalSurvey(operation_id=command.operation_id, instance=instance, survey=survey)
+        node.begin_survey(local)
         phase = "wait until the node has nothing else to compute"
         ctx.report(ProfileProgress(operation_id=command.operation_id, phase=phase, share=0.0))
 
@@ -62,11 +60,11 @@ def grant(ctx: NodeEventContext, node: LocalNode) -> None:
         return
     shape = running.survey.next_shape()
     if shape is None:
-        node.survey = None
+        node.end_survey()
         _finish(ctx, running)
         return
-    node.stepping = running.instance.instance_id
-    running.asked = True
+    node.begin_measured(running.instance)
+    running.ask()
     ctx.engine(StartMeasure(instance_id=running.instance.instance_id, shape=shape))
 
 
@@ -75,14 +73,14 @@ def measured(ctx: NodeEventContext, node: LocalNode, event: MeasureFinished | Me
     running = node.survey
     if running is None or not running.asked:
         return
-    running.asked = False
+    running.answered()
     if isinstance(event, MeasureFinished):
         running.survey.note(event.elapsed_s)
     else:
         running.survey.skip()
     share = running.survey.share
     if share >= running.told_share + PROGRESS_SHARE:
-        running.told_share = share
+        running.note_told(share)
         ctx.report(
             ProfileProgress(
                 operation_id=running.operation_id, phase=running.survey.phase, share=share
@@ -92,22 +90,22 @@ def measured(ctx: NodeEventContext, node: LocalNode, event: MeasureFinished | Me
 
 def cancel(node: LocalNode, command: CancelProfile) -> None:
     if node.survey is not None and node.survey.operation_id == command.operation_id:
-        node.survey = None
+        node.end_survey()
 
 
 def stop(ctx: NodeEventContext, node: LocalNode, instance: LocalInstance) -> None:
     """The instance is about to go, and with it a survey of it."""
-    if node.survey is not None and node.survey.instance is instance:
-        operation_id, node.survey = node.survey.operation_id, None
-        _fail(ctx, operation_id, f"{instance.instance_id} was unloaded")
+    survey = node.survey
+    if survey is not None and survey.instance is instance:
+        node.end_survey()
+        _fail(ctx, survey.operation_id, f"{instance.instance_id} was unloaded")
 
 
 def use(node: LocalNode, command: UseProfile) -> None:
-    """Predict by a better profile. What was learned about the old one does not hold for it."""
+    """Predict by a better profile."""
     instance = node.instances.get(command.instance_id)
     if instance is not None and instance.profile != command.profile:
-        instance.profile, instance.kept_run_queue = command.profile, None
-        instance.correction = Correction.of(command.profile)
+        instance.use_profile(command.profile)
 
 
 def _finish(ctx: NodeEventContext, running: LocalSurvey) -> None:
@@ -124,7 +122,7 @@ def _finish(ctx: NodeEventContext, running: LocalSurvey) -> None:
         scaled_from="",
         measured_s=survey.measured_s,
     )
-    instance.profile, instance.correction, instance.kept_run_queue = profile, Correction(), None
+    instance.use_profile(profile)
     ctx.report(ProfileDone(operation_id=running.operation_id, profile=profile))
 
 

@@ -33,8 +33,8 @@ def grant(ctx: NodeEventContext, node: LocalNode) -> None:
     for instance in node.instances.values():
         shape = _next_shape(instance) if instance.state is LocalState.READY else None
         if shape is not None:
-            instance.unprimed.remove(shape)
-            node.stepping = instance.instance_id
+            instance.note_primed(shape)
+            node.begin_measured(instance)
             ctx.engine(StartMeasure(instance_id=instance.instance_id, shape=shape))
             return
 

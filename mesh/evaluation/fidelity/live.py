@@ -16,12 +16,12 @@ from mesh.compute.times import Times
 from mesh.controller.registry import SqliteRegistry
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import StorageError
-from mesh.domain.messages import NodeHello
 from mesh.domain.profile import Profile
 from mesh.domain.views import NodeSnapshot
 from mesh.evaluation.bursts import bursts, calls_of
 from mesh.evaluation.fidelity.deployments import BATCH, SLOS, deployments
 from mesh.evaluation.fidelity.observing import Observer
+from mesh.evaluation.fidelity.planning import hello_of
 from mesh.evaluation.fidelity.report import LiveRun
 from mesh.evaluation.load_client import offer, outcome_of
 from mesh.runtime.journal import read_journal
@@ -114,7 +114,7 @@ class LiveSide:
         with closing(SqliteRegistry(self._folder / "controller")) as registry:
             deployed = registry.deployments()
         return LiveRun(
-            node=_hello(node),
+            node=hello_of(node),
             deployments=deployed,
             profile=profile,
             arrivals=arrivals,
@@ -160,18 +160,3 @@ def _link_store(folder: Path, store: Path) -> None:
             f"cannot write {error.filename}: {(error.strerror or str(error)).lower()}",
             hint="choose a state folder that you may write with --home or MESH_HOME",
         ) from error
-
-
-def _hello(node: NodeSnapshot) -> NodeHello:
-    """What the node said when it came, as far as it matters."""
-    return NodeHello(
-        node_id=node.node_id,
-        run_id="virtual",
-        device=node.device,
-        hardware=node.hardware,
-        cores=node.cores,
-        engine=node.engine,
-        memory_bytes=node.memory_bytes,
-        base_bytes=node.base_bytes,
-        fingerprint=node.fingerprint,
-    )

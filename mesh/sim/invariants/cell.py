@@ -9,8 +9,11 @@ from collections.abc import Iterable
 
 from mesh.core.controller.core import ControllerCore
 from mesh.core.controller.instances.placement import find_room
-from mesh.core.controller.state.cell import Cell, DeploymentEntry, InstanceEntry, NodeEntry
+from mesh.core.controller.state.cell import Cell
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import RequestId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState, RequestState
@@ -204,10 +207,11 @@ def check_refusals(core: ControllerCore, now_s: float) -> None:
     for entry in cell.deployments.values():
         if not entry.queue or entry.replicas() >= entry.spec.scaling.replicas_max:
             continue
-        if entry.head != (entry.queue[0].original.request_id, entry.served, cell.fleet_changes):
+        tried_for, refused = cell.refusals._starts.get(entry.spec.name, (None, {}))
+        if tried_for != entry.queue[0].original.request_id:
             continue
         nodes = cell.nodes.values()
-        full = [n for n in nodes if entry.in_vain.get(n.node_id) == (n.eased, None)]
+        full = [n for n in nodes if refused.get(n.node_id) == (n.eased, None)]
         ctx = EventContext(
             cell=cell,
             epoch=0,

@@ -5,7 +5,8 @@ Before: whoever watches a cell. After: nothing; a rule that is broken raises.
 
 from collections.abc import Iterable
 
-from mesh.core.controller.state.cell import InstanceEntry, NodeEntry
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.steps import InstanceMemory
 from mesh.memory.station import OVERTAKEN_MAX, Reservation, ReservationKind

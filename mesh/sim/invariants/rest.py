@@ -5,7 +5,8 @@ Before: whoever runs a cell to its end. After: nothing; a rule that is broken ra
 
 from collections.abc import Mapping
 
-from mesh.core.controller.state.cell import Cell, NodeEntry
+from mesh.core.controller.state.cell import Cell
+from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.ids import NodeId
 from mesh.domain.lifecycle import InstanceState, NodeState
 from mesh.sim.invariants.rule import hold

@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 from mesh.core.controller.core import ControllerCore
 from mesh.core.controller.instances.kv_cache import least_blocks
-from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry, NodeEntry
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.actions import SendCommand
 from mesh.domain.events import NodeReported
 from mesh.domain.ids import InstanceId, RequestId
@@ -270,7 +272,7 @@ def _has_place(core: ControllerCore, entry: DeploymentEntry, now_s: float) -> bo
     the cache of a loaded instance, all else being as it is, or a node with memory for another.
     """
     head = entry.queue[0]
-    if head.refused:
+    if head.refusals.verdict:
         return False
     most, instances = head.original.tokens_max, entry.instances.values()
     ready = [instance for instance in instances if instance.takes_now and not instance.is_full]
@@ -279,7 +281,7 @@ def _has_place(core: ControllerCore, entry: DeploymentEntry, now_s: float) -> bo
     if not _could_be_loaded(core, entry, now_s):
         return False
     # It has just become the head, or others have just filled the instance that it waited for.
-    why = head.short_of_memory or any(instance.is_full for instance in instances)
+    why = head.refusals.short_of_memory or any(instance.is_full for instance in instances)
     hold(why, "{} waits, and an instance could be loaded", head.original.request_id)
     return True
 

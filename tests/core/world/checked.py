@@ -2,7 +2,7 @@
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from mesh.core.controller.state.cell import DeploymentEntry
+from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.domain.lifecycle import InstanceState
 from mesh.sim.invariants import check_rest
 from mesh.sim.invariants.cell import check_callers

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mesh.core.controller.instances.reservations import issue, reclaim
-from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import InstanceId
-from mesh.domain.lifecycle import INSTANCE, InstanceState, advance
+from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.model import Footprint
 from mesh.memory.station import ReservationKind
@@ -149,23 +150,16 @@ def claim(
     instance: InstanceEntry,
     request: RequestEntry,
     room: Room,
+    *,
+    due_s: float,
+    grace_s: float,
 ) -> None:
-    """Enter a request's demand, and resize the cache if the room says so. The request may be
+    """Enter a request and its demand, and resize the cache if the room says so. The request may be
     submitted right after: if the resize has to wait, it waits on its node for missing blocks.
     """
-    if instance.state is InstanceState.PARKED:
-        instance.state = advance(INSTANCE, instance.state, InstanceState.READY)
-    request.required_blocks = request_blocks(
-        owner, request, instance.footprint, instance.context_tokens_max
-    )
-    instance.required_blocks += request.required_blocks
-    _take(ctx, instance, room, request.due_s)
-
-
-def give_up(instance: InstanceEntry, request: RequestEntry) -> None:
-    """A request needs its KV blocks no more."""
-    instance.required_blocks -= request.required_blocks
-    request.required_blocks = 0
+    blocks = request_blocks(owner, request, instance.footprint, instance.context_tokens_max)
+    instance.add(request, blocks=blocks, due_s=due_s, grace_s=grace_s, now_s=ctx.now_s)
+    _take(ctx, instance, room, due_s)
 
 
 def note_longer(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) -> None:
@@ -173,8 +167,7 @@ def note_longer(ctx: EventContext, instance: InstanceEntry, request: RequestEntr
     tokens = min(request.tokens + 1, request.original.tokens_max, instance.context_tokens_max)
     blocks = instance.footprint.blocks_for(tokens)
     if blocks > request.required_blocks:
-        instance.required_blocks += blocks - request.required_blocks
-        request.required_blocks = blocks
+        instance.note_demand(request, blocks)
         grow(ctx, instance, request.due_s)
 
 
@@ -197,12 +190,12 @@ def shrink(ctx: EventContext, instance: InstanceEntry) -> None:
     target = watermark(ctx.limits).target(instance.promised_blocks, required)
     if target < instance.promised_blocks:
         resize(ctx, instance, target, ctx.now_s)
-        ctx.room_appeared = True
+        ctx.wake_all()
 
 
 def park(ctx: EventContext, instance: InstanceEntry) -> None:
     """An idle instance keeps its weights and gives its KV cache back."""
-    instance.state = advance(INSTANCE, instance.state, InstanceState.PARKED)
+    instance.advance(InstanceState.PARKED)
     park_cache(ctx, instance)
 
 
@@ -210,14 +203,14 @@ def park_cache(ctx: EventContext, instance: InstanceEntry) -> None:
     """See to it that a parked instance holds next to no KV cache."""
     if instance.state is InstanceState.PARKED and instance.promised_blocks > PARKED_BLOCKS:
         resize(ctx, instance, PARKED_BLOCKS, ctx.now_s)
-        ctx.room_appeared = True
+        ctx.wake_all()
 
 
 def resize(ctx: EventContext, instance: InstanceEntry, kv_blocks: int, needed_s: float) -> None:
     """Have a KV cache of so many blocks, which must fit."""
     size_bytes = instance.footprint.instance_bytes(kv_blocks)
     if kv_blocks < instance.promised_blocks:
-        instance.node.eased += 1
+        instance.node.ease()
     issue(ctx, instance, ReservationKind.RESIZE, size_bytes, needed_s)
 
 

@@ -9,8 +9,9 @@ instances go, and then what waits is taken back, the least urgent first.
 from mesh.core.controller.instances.kv_cache import park_cache, shrink
 from mesh.core.controller.instances.lifecycle import unload
 from mesh.core.controller.instances.reservations import let_go, send_started
-from mesh.core.controller.state.cell import InstanceEntry, NodeEntry
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.messages import KvResized
 from mesh.memory.station import ReservationKind
 
@@ -22,14 +23,13 @@ def resized(ctx: EventContext, node: NodeEntry, said: KvResized) -> None:
     instance = ctx.cell.instances.get(said.instance_id)
     if instance is None:
         return
-    instance.kv_blocks = said.kv_blocks
+    instance.note_size(said.kv_blocks)
     size_bytes = instance.footprint.instance_bytes(said.kv_blocks)
     asked = node.station.running(instance.instance_id)
     if asked is not None and size_bytes < asked.size_bytes:
-        instance.grow_again_s = ctx.now_s + ctx.limits.grow_retry_s
+        instance.note_grow_failed(ctx.now_s + ctx.limits.grow_retry_s)
     send_started(ctx, node, node.station.done(instance.instance_id, size_bytes))
-    node.eased += 1
-    ctx.room_appeared = True
+    ctx.wake_all()
 
 
 def take_over(ctx: EventContext, instance: InstanceEntry, kv_blocks: int) -> None:
@@ -38,11 +38,10 @@ def take_over(ctx: EventContext, instance: InstanceEntry, kv_blocks: int) -> Non
     """
     station = instance.node.station
     if kv_blocks != instance.kv_blocks and not station.running(instance.instance_id):
-        instance.kv_blocks = kv_blocks
+        instance.note_size(kv_blocks)
         size_bytes = instance.footprint.instance_bytes(kv_blocks)
         send_started(ctx, instance.node, station.record(instance.instance_id, size_bytes))
-        instance.node.eased += 1
-        ctx.room_appeared = True
+        ctx.wake_all()
 
 
 def restore(ctx: EventContext, node: NodeEntry) -> None:
@@ -69,7 +68,7 @@ def restore(ctx: EventContext, node: NodeEntry) -> None:
                 unload(ctx, instance)
                 if instance.deployment in ctx.cell.deployments:
                     # Its deployment may be below its minimum now.
-                    ctx.cell.below_minimum[instance.deployment] = None
+                    ctx.cell.note_minimum(instance.deployment, lacking=True)
             case ReservationKind.RESIZE if station.takes_memory(reservation):
                 send_started(ctx, node, station.cancel(instance.instance_id))
             case ReservationKind.RESIZE | ReservationKind.UNLOAD:

@@ -3,17 +3,18 @@
 from collections.abc import Collection
 
 from mesh.compute.correction import Correction
-from mesh.core.controller.instances.load_reports import state_footprint
 from mesh.core.controller.instances.node_schedule import first_due_s
-from mesh.core.controller.instances.placement import batch_max, find_room, load_s, worth_asking
+from mesh.core.controller.instances.placement import batch_max, find_room, load_s
 from mesh.core.controller.instances.reservations import issue, let_go, reclaim, send_started
-from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry, NodeEntry
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import SendCommand, SetTimer
 from mesh.domain.events import KeepAliveExpired, LoadExpired
 from mesh.domain.ids import InstanceId
-from mesh.domain.lifecycle import INSTANCE, InstanceState, NodeState, advance
+from mesh.domain.lifecycle import InstanceState, NodeState
 from mesh.domain.messages import InstanceReport, LoadInstance, UnloadInstance, UseProfile
 from mesh.domain.profile import Profile
 from mesh.memory.station import ReservationKind
@@ -36,11 +37,12 @@ def start_instance(
     if wanted_by and ctx.policy.validates and not ctx.validations_left:
         return NoTime()
     nodes: Collection[NodeEntry] = ctx.cell.nodes.values() if only is None else (only,)
-    asked = worth_asking(entry, wanted_by, nodes, ctx.cell.fleet_changes) if wanted_by else nodes
+    name, known = entry.spec.name, ctx.cell.refusals
+    asked = known.worth_starting_on(name, wanted_by, nodes) if wanted_by else nodes
     placed = find_room(ctx, entry, asked, waiting=entry.queue, wanted_by=wanted_by)
     if not isinstance(placed, Start):
         return placed if len(asked) == len(nodes) else NoTime()
-    entry.in_vain.clear()
+    known.note_started(name)
     load(ctx, entry, placed, first_due_s(wanted_by) if wanted_by else ctx.now_s)
     return None
 
@@ -50,10 +52,18 @@ def load(ctx: EventContext, entry: DeploymentEntry, start: Start, needed_s: floa
     deployment, node = entry.deployment, ctx.cell.nodes[start.node.node_id]
     assert deployment is not None
     reclaim(ctx, node, start.reclaim)
-    ctx.cell.instances_started += 1
     profile = ctx.cell.expectations.profile(deployment.model, start.footprint, node.hello)
-    instance_id = InstanceId(f"{entry.spec.name}-{ctx.epoch}-{ctx.cell.instances_started}")
+    instance_id = InstanceId(f"{entry.spec.name}-{ctx.epoch}-{ctx.cell.number_instance()}")
     served_max = batch_max(ctx, entry, deployment, node)
+    to_load = LoadInstance(
+        instance_id=instance_id,
+        deployment=entry.spec.name,
+        model=deployment.model,
+        kv_blocks=start.kv_blocks,
+        context_tokens_max=deployment.context_tokens_max,
+        batch_max=served_max,
+        profile=profile,
+    )
     instance = InstanceEntry(
         instance_id=instance_id,
         deployment=entry.spec.name,
@@ -66,20 +76,12 @@ def load(ctx: EventContext, entry: DeploymentEntry, start: Start, needed_s: floa
         context_tokens_max=deployment.context_tokens_max,
         batch_max=served_max,
         correction=Correction.of(profile),
+        to_load=to_load,
         load_s=load_s(ctx, deployment, node),
         load_started_s=ctx.now_s,
         phase="load",
     )
-    instance.to_load = LoadInstance(
-        instance_id=instance_id,
-        deployment=entry.spec.name,
-        model=deployment.model,
-        kv_blocks=start.kv_blocks,
-        context_tokens_max=deployment.context_tokens_max,
-        batch_max=served_max,
-        profile=profile,
-    )
-    _enter(ctx, instance)
+    ctx.cell.add_instance(instance)
     size_bytes = start.footprint.instance_bytes(start.kv_blocks)
     issue(ctx, instance, ReservationKind.LOAD, size_bytes, needed_s)
     ctx.act(
@@ -88,17 +90,6 @@ def load(ctx: EventContext, entry: DeploymentEntry, start: Start, needed_s: floa
             timer=LoadExpired(instance_id=instance_id),
         )
     )
-
-
-def _enter(ctx: EventContext, instance: InstanceEntry) -> None:
-    ctx.cell.instances[instance.instance_id] = instance
-    instance.node.instances[instance.instance_id] = instance
-    owner = ctx.cell.deployments.get(instance.deployment)
-    if owner is not None:
-        for other in owner.instances.values():
-            other.node.eased += 1  # a minimum may have kept it till now
-        owner.instances[instance.instance_id] = instance
-        owner.candidates.rank(instance)
 
 
 def adopt(ctx: EventContext, node: NodeEntry, report: InstanceReport) -> None:
@@ -136,8 +127,8 @@ def adopt(ctx: EventContext, node: NodeEntry, report: InstanceReport) -> None:
         loaded_at_s=ctx.now_s,
     )
     if owner is not None and instance.profile is not None:
-        state_footprint(owner, node.hello.engine, report.footprint)
-    _enter(ctx, instance)
+        owner.note_footprint(node.hello.engine, report.footprint)
+    ctx.cell.add_instance(instance)
     size_bytes = report.footprint.instance_bytes(report.kv_blocks)
     send_started(ctx, node, node.station.record(instance.instance_id, size_bytes))
     if instance.profile is None:
@@ -165,8 +156,7 @@ def _served_max(
 
 def note_idle(ctx: EventContext, instance: InstanceEntry) -> None:
     """An instance has no request: unload it now if it is draining, else after its keep-alive."""
-    instance.idle_since_s = ctx.now_s
-    instance.node.eased += 1
+    instance.note_idle(ctx.now_s)
     if instance.state is InstanceState.DRAINING or instance.node.state is NodeState.DRAINING:
         unload(ctx, instance)
         return
@@ -188,12 +178,12 @@ def unload(ctx: EventContext, instance: InstanceEntry) -> None:
         case InstanceState.UNLOADING:
             pass
         case InstanceState.LOADING if instance.node.station.running(instance.instance_id):
-            instance.state = advance(INSTANCE, instance.state, InstanceState.UNLOADING)
+            instance.advance(InstanceState.UNLOADING)
             command = UnloadInstance(instance_id=instance.instance_id)
             ctx.act(SendCommand(link_id=instance.node.link_id, command=command))
         case InstanceState.LOADING:
             forget(ctx, instance)
-            ctx.room_appeared = True
+            ctx.wake_all()
         case _:
             let_go(ctx, instance)
 
@@ -203,22 +193,14 @@ def drain(ctx: EventContext, instance: InstanceEntry) -> None:
     if instance.state is InstanceState.LOADING:
         unload(ctx, instance)
     elif instance.state is InstanceState.READY and instance.requests:
-        instance.state = advance(INSTANCE, instance.state, InstanceState.DRAINING)
+        instance.advance(InstanceState.DRAINING)
     elif instance.is_loaded:
         unload(ctx, instance)
 
 
 def forget(ctx: EventContext, instance: InstanceEntry) -> None:
     """The instance is gone: give its memory back and take it out of every book."""
-    instance.state = advance(INSTANCE, instance.state, InstanceState.GONE)
-    instance.node.eased += 1
+    ctx.cell.remove_instance(instance)
     if instance.profile is not None and not instance.correction.trial_left:
         ctx.cell.expectations.learn_estimate(instance.profile, instance.correction.latest)
-    started = instance.node.station.forget(instance.instance_id)
-    instance.node.instances.pop(instance.instance_id, None)
-    send_started(ctx, instance.node, started)
-    ctx.cell.instances.pop(instance.instance_id, None)
-    owner = ctx.cell.deployments.get(instance.deployment)
-    if owner is not None:
-        owner.instances.pop(instance.instance_id, None)
-        owner.candidates.discard(instance)
+    send_started(ctx, instance.node, instance.node.station.forget(instance.instance_id))

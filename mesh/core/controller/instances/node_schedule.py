@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from math import inf
 
 from mesh.compute.times import Times
-from mesh.core.controller.state.cell import InstanceEntry, NodeEntry
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import InstanceState

@@ -5,7 +5,7 @@ read from the cell here. Before: `instances.lifecycle`, which starts it, or a pr
 only asks.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from mesh.core.controller.instances.kv_cache import blocks_for_load
 from mesh.core.controller.instances.node_schedule import (
@@ -13,8 +13,9 @@ from mesh.core.controller.instances.node_schedule import (
     first_due_s,
     verdict_on_start,
 )
-from mesh.core.controller.state.cell import DeploymentEntry, NodeEntry
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.lifecycle import NodeState
@@ -49,9 +50,9 @@ def find_room(
         if wanted_by is None or not validates:
             return True
         if not ctx.validations_left:
-            _forget_unasked(entry)
+            ctx.cell.refusals.note_not_all_tried(entry.spec.name)
             return None
-        ctx.validations_left -= 1
+        ctx.note_validation()
         return _has_time(ctx, entry, ctx.cell.nodes[node.node_id], wanted_by, granted)
 
     sizes: dict[tuple[Footprint, int, str], tuple[int, int]] = {}
@@ -100,59 +101,6 @@ def why_no_node(ctx: EventContext, spec: DeploymentSpec, purpose: str = "") -> t
     return message, f"deploy it with tensor_parallel: {widest}, or start a node whose engine can"
 
 
-def worth_asking(
-    entry: DeploymentEntry, request: RequestEntry, nodes: Collection[NodeEntry], fleet_changes: int
-) -> list[NodeEntry]:
-    """Nodes to try for this request: those that have not refused it since they were last eased.
-    Each is entered as having no room; `find_room` sets right those that had room.
-    """
-    head = (request.original.request_id, entry.served, fleet_changes)
-    if entry.head != head:
-        entry.head = head
-        entry.in_vain.clear()
-    in_vain, asked = entry.in_vain, []
-    for node in nodes:
-        eased, verdict = in_vain.get(node.node_id, (-1, None))
-        if eased != node.eased:
-            in_vain[node.node_id] = (node.eased, None)
-            asked.append(node)
-        elif verdict is not None:
-            request.turn_down(verdict)
-    return asked
-
-
-def _forget_unasked(entry: DeploymentEntry) -> None:
-    """Validations ran out before all nodes were tried: forget those entered as having no room. If
-    they had none they will say so again, at no great cost.
-    """
-    entry.in_vain = {name: of for name, of in entry.in_vain.items() if of[1] is not None}
-
-
-def ask_anew(ctx: EventContext) -> None:
-    """The nodes of the cell have changed, or what is known of them: no earlier refusal holds, and
-    the latest start of every waiting request is worked out anew.
-    """
-    ctx.cell.fleet_changes += 1
-    for entry in ctx.cell.with_queues():
-        for request in entry.queue:
-            request.latest_start_s = None
-
-
-def _remember(
-    entry: DeploymentEntry, node: NodeEntry, request: RequestEntry, verdict: Verdict
-) -> None:
-    """Keep TPOT_EXCEEDED until the node is eased, since it holds for requests of any length. Only
-    what was said to the head of the queue is kept, not to a request that preemption would move.
-    """
-    if entry.head is None or entry.head[0] != request.original.request_id:
-        return
-    if verdict is Verdict.TPOT_EXCEEDED:
-        entry.in_vain[node.node_id] = (node.eased, verdict)
-    else:
-        # A little later the same request may be in time there.
-        entry.in_vain.pop(node.node_id, None)
-
-
 def _has_time(
     ctx: EventContext, entry: DeploymentEntry, node: NodeEntry, request: RequestEntry, granted: bool
 ) -> bool:
@@ -160,23 +108,21 @@ def _has_time(
     deployment = entry.deployment
     assert deployment is not None
     needed_s = load_s(ctx, deployment, node)
-    if node.node_id not in ctx.decodes_shares:
-        ctx.decodes_shares[node.node_id] = decodes_share(node, ctx.now_s)
     verdict = verdict_on_start(
         node,
         ctx.cell.expectations.profile(deployment.model, node.footprint_of(deployment), node.hello),
         needed_s,
         request,
-        share=ctx.decodes_shares[node.node_id],
+        share=ctx.share_of(node, decodes_share),
         next_due_s=first_due_s(request) + (needed_s if granted else request.grace_s),
         now_s=ctx.now_s,
         limits=ctx.limits,
         may_be_late=granted and request.attempt > 0,
         moves=not granted,
     )
-    _remember(entry, node, request, verdict)
+    ctx.cell.refusals.note_start(entry.spec.name, request, node, verdict)
     if verdict is not Verdict.PASSES:
-        request.turn_down(verdict)
+        request.refusals.note(verdict)
     return verdict is Verdict.PASSES
 
 

@@ -6,14 +6,14 @@ keep-alive. What starts and ends a single instance is in `instances.lifecycle`.
 """
 
 from mesh.core.controller.instances.lifecycle import drain, start_instance
-from mesh.core.controller.state.cell import DeploymentEntry
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.domain.lifecycle import InstanceState
 
 
 def keep_minimum(ctx: EventContext, entry: DeploymentEntry) -> None:
     """Load instances until `replicas_min` serve or will, as far as there is room."""
-    ctx.cell.below_minimum.pop(entry.spec.name, None)
+    ctx.cell.note_minimum(entry.spec.name, lacking=False)
     if not entry.spec.scaling.replicas_min:
         return
     if entry.deployment is None or ctx.now_s < entry.paused_until_s:
@@ -21,7 +21,7 @@ def keep_minimum(ctx: EventContext, entry: DeploymentEntry) -> None:
     while (before := entry.replicas()) < entry.spec.scaling.replicas_min:
         start_instance(ctx, entry)
         if entry.replicas() == before:
-            ctx.cell.below_minimum[entry.spec.name] = None
+            ctx.cell.note_minimum(entry.spec.name, lacking=True)
             return
 
 
@@ -36,11 +36,7 @@ def keep_bounds(ctx: EventContext) -> None:
 def keep_minima(ctx: EventContext) -> None:
     """An instance became idle: its memory may be what a deployment below its minimum lacks."""
     for name in list(ctx.cell.below_minimum):
-        entry = ctx.cell.deployments.get(name)
-        if entry is None:
-            del ctx.cell.below_minimum[name]
-        else:
-            keep_minimum(ctx, entry)
+        keep_minimum(ctx, ctx.cell.deployments[name])
 
 
 def trim_to_maximum(ctx: EventContext, entry: DeploymentEntry) -> None:
@@ -57,5 +53,5 @@ def trim_to_maximum(ctx: EventContext, entry: DeploymentEntry) -> None:
 
 def room_changed(ctx: EventContext) -> None:
     """A node, or memory of one, came or went."""
-    ctx.room_appeared = True
+    ctx.wake_all()
     keep_bounds(ctx)

@@ -8,11 +8,12 @@ sent to the node. Before: `placement` and `kv_cache`, which decide sizes. After:
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from mesh.core.controller.state.cell import InstanceEntry, NodeEntry
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.actions import SendCommand
 from mesh.domain.ids import InstanceId
-from mesh.domain.lifecycle import INSTANCE, InstanceState, NodeState, advance
+from mesh.domain.lifecycle import NodeState
 from mesh.domain.messages import LoadInstance, ResizeKv, UnloadInstance
 from mesh.memory.station import Reservation, ReservationKind
 
@@ -67,7 +68,6 @@ def let_go(ctx: EventContext, instance: InstanceEntry) -> None:
     """Unload a loaded instance; what it holds is promised to others at once, and theirs when its
     node says that it is gone.
     """
-    instance.state = advance(INSTANCE, instance.state, InstanceState.UNLOADING)
-    instance.node.eased += 1
+    instance.leave()
     issue(ctx, instance, ReservationKind.UNLOAD, 0, ctx.now_s)
-    ctx.room_appeared = True
+    ctx.wake_all()

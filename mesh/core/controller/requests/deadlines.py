@@ -9,8 +9,8 @@ from math import inf
 
 from mesh.core.controller.instances.node_schedule import alone_s, first_due_s, grace_s
 from mesh.core.controller.requests.ending import refuse
-from mesh.core.controller.state.cell import DeploymentEntry
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.reasons import RefusalReason
@@ -21,17 +21,17 @@ def refuse_too_late(ctx: EventContext, entry: DeploymentEntry) -> None:
     """Refuse the requests in the deployment's queue that cannot be in time any more."""
     loading = any(i.state is InstanceState.LOADING for i in entry.instances.values())
     # Behind a head that was TPOT_EXCEEDED none was tried: it holds for requests of any length.
-    no_time = bool(entry.queue) and entry.queue[0].refused is Verdict.TPOT_EXCEEDED
+    no_time = bool(entry.queue) and entry.queue[0].refusals.verdict is Verdict.TPOT_EXCEEDED
     for request in list(entry.queue):
         waited_out = ctx.now_s - request.queued_at_s >= ctx.limits.queue_wait_s_max
         promised = request.attempt > 0 or not ctx.policy.refuses_late
         if not waited_out and (promised or not _too_late(ctx, entry, request, loading)):
             continue
-        if no_time and request.refused is None:
-            request.turn_down(Verdict.TPOT_EXCEEDED)
+        if no_time and request.refusals.verdict is None:
+            request.refusals.note(Verdict.TPOT_EXCEEDED)
         reason, message = _why(ctx, entry, request)
-        if _too_long(request):
-            too_slow = request.latest_start_s == -inf
+        if _too_long(ctx, request):
+            too_slow = ctx.cell.refusals.latest_start_s(request) == -inf
             remedy = "raise spec.slo.tpot_s" if too_slow else "shorten the prompt, or raise its SLO"
             refuse(ctx, request, reason, message, hint=f"no node is quick enough: {remedy}")
         else:
@@ -42,19 +42,22 @@ def _too_late(
     ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, loading: bool
 ) -> bool:
     """Whether its first token could not be in time any more on the quickest node of the cell."""
-    if request.latest_start_s is None:
-        request.latest_start_s = first_due_s(request) - _quickest_s(ctx, entry, request)
-    if _too_long(request):
+    latest_start_s = ctx.cell.refusals.latest_start_s(request)
+    if latest_start_s is None:
+        latest_start_s = first_due_s(request) - _quickest_s(ctx, entry, request)
+        ctx.cell.refusals.note_latest_start(request, latest_start_s)
+    if latest_start_s < request.arrival_s:
         return True
-    if loading or ctx.now_s < request.latest_start_s:
+    if loading or ctx.now_s < latest_start_s:
         return False
     granted_s = max((grace_s(instance, request) for instance in entry.candidates), default=0.0)
-    return ctx.now_s >= request.latest_start_s + granted_s
+    return ctx.now_s >= latest_start_s + granted_s
 
 
-def _too_long(request: RequestEntry) -> bool:
+def _too_long(ctx: EventContext, request: RequestEntry) -> bool:
     """Whether it would have been late even if it had computed at once, and alone."""
-    return request.latest_start_s is not None and request.latest_start_s < request.arrival_s
+    latest_start_s = ctx.cell.refusals.latest_start_s(request)
+    return latest_start_s is not None and latest_start_s < request.arrival_s
 
 
 def _quickest_s(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> float:
@@ -87,9 +90,9 @@ def _why(
         return RefusalReason.LOAD_FAILED, f"not loaded within {waited}: {entry.load_error}"
     name = repr(entry.spec.name)
     slo, prompt = request.slo, len(request.original.prompt_tokens)
-    held_up = request.held_up if request.refused else None
-    if _too_long(request):
-        never = request.latest_start_s == -inf
+    held_up = request.refusals.held_up if request.refusals.verdict else None
+    if _too_long(ctx, request):
+        never = ctx.cell.refusals.latest_start_s(request) == -inf
         held_up = Verdict.TPOT_EXCEEDED if never else Verdict.FIRST_TOKEN_LATE
     match held_up:
         case Verdict.FIRST_TOKEN_LATE:
@@ -102,7 +105,7 @@ def _why(
         case Verdict.TPOT_EXCEEDED:
             message = f"there is no time left to give {name} its tokens every {slo.tpot_s:.3g} s"
             return RefusalReason.TPOT_EXCEEDED, message
-        case _ if request.short_of_memory:
+        case _ if request.refusals.short_of_memory:
             message = f"no memory came free for its KV cache within {waited}"
             return RefusalReason.MEMORY_FULL, message
         case _ if entry.replicas():

@@ -2,12 +2,11 @@
 has gone. Ending frees its place; what that makes possible is decided at the end of the event.
 """
 
-from mesh.core.controller.instances.kv_cache import give_up
-from mesh.core.controller.state.cell import DeploymentEntry
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import RefuseRequest, SendCommand
-from mesh.domain.lifecycle import REQUEST, RequestState, advance
+from mesh.domain.lifecycle import RequestState
 from mesh.domain.messages import AbortRequest
 from mesh.domain.reasons import RefusalReason
 
@@ -26,7 +25,7 @@ def refuse(
 ) -> None:
     """End a request with a reason, wherever it is."""
     abort_on_node(ctx, request)
-    count_refusal(ctx, ctx.cell.deployments.get(request.original.deployment), reason)
+    ctx.cell.note_refused(ctx.cell.deployments.get(request.original.deployment), reason)
     ctx.act(
         RefuseRequest(
             request_id=request.original.request_id,
@@ -46,12 +45,6 @@ def refuse_all_queued(
         refuse(ctx, request, reason, message, hint=hint)
 
 
-def count_refusal(ctx: EventContext, entry: DeploymentEntry | None, reason: RefusalReason) -> None:
-    ctx.cell.refused[reason] = ctx.cell.refused.get(reason, 0) + 1
-    if entry is not None:
-        entry.refused += 1
-
-
 def abort_on_node(ctx: EventContext, request: RequestEntry) -> None:
     """Take the request off its instance, on the node and in the books. Queued ones have none."""
     if request.instance is None:
@@ -67,29 +60,20 @@ def abort_on_node(ctx: EventContext, request: RequestEntry) -> None:
 
 def release(ctx: EventContext, request: RequestEntry) -> None:
     """Take the request off its instance in the books."""
-    instance, request.instance = request.instance, None
+    instance = request.instance
     if instance is None:
         return
-    del instance.requests[request.original.request_id]
-    instance.tokens -= request.tokens
-    instance.node.eased += 1
-    ctx.decodes_shares.pop(instance.node.node_id, None)
-    give_up(instance, request)
-    if instance.node.is_idle():
-        instance.node.iteration_started_s = None
+    instance.remove(request)
     owner = ctx.cell.deployments.get(instance.deployment)
-    if owner is not None and instance.instance_id in owner.instances:
-        owner.candidates.rank(instance)
-    ctx.released[instance.instance_id] = instance
+    if owner is not None:
+        owner.rank(instance)
+    ctx.note_released(instance)
 
 
 def end(ctx: EventContext, request: RequestEntry) -> None:
     """The request is over; whoever must know has been told."""
     entry = ctx.cell.deployments.get(request.original.deployment)
     if request.state is RequestState.QUEUED and entry is not None and request in entry.queue:
-        entry.queue.remove(request)
-        # It may have been the head, and those behind it may need less room.
-        ctx.to_fill[entry.spec.name] = None
-    request.state = advance(REQUEST, request.state, RequestState.ENDED)
-    del ctx.cell.requests[request.original.request_id]
+        ctx.dequeue(entry, request)
+    ctx.cell.remove_request(request)
     release(ctx, request)

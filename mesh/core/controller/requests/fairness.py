@@ -6,8 +6,9 @@ keep the earlier one's SLO by itself takes nobody who came later, until that one
 """
 
 from mesh.core.controller.instances.node_schedule import in_time_alone
-from mesh.core.controller.state.cell import InstanceEntry, NodeEntry
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 
 
@@ -25,7 +26,7 @@ def must_give_way(ctx: EventContext, node: NodeEntry, request: RequestEntry) -> 
 def note_overtaken(ctx: EventContext, node: NodeEntry, request: RequestEntry) -> None:
     """The request gets a place on the node, before those that came earlier."""
     for earlier, _ in _earlier(ctx, node, request):
-        earlier.overtaken = min(earlier.overtaken + 1, ctx.limits.overtaken_max)
+        earlier.note_overtaken(ctx.limits.overtaken_max)
 
 
 def _earlier(
@@ -42,6 +43,7 @@ def _earlier(
         for waiting in owner.queue:
             if waiting.arrival_s >= request.arrival_s:
                 break
-            if waiting.refused and not waiting.short_of_memory and not instance.is_full:
+            said = waiting.refusals
+            if said.verdict and not said.short_of_memory and not instance.is_full:
                 found.append((waiting, instance))
     return found

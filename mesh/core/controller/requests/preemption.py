@@ -15,12 +15,13 @@ from mesh.core.controller.instances.node_schedule import first_due_s, verdict_on
 from mesh.core.controller.instances.placement import find_room
 from mesh.core.controller.instances.reservations import let_go
 from mesh.core.controller.requests.ending import abort_on_node
-from mesh.core.controller.requests.submitting import enqueue, submit
-from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry
+from mesh.core.controller.requests.submitting import submit
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import NodeId, RequestId
-from mesh.domain.lifecycle import REQUEST, InstanceState, RequestState, advance
+from mesh.domain.lifecycle import InstanceState
 from mesh.request.defrag import victims
 from mesh.request.placement import Start
 from mesh.request.shadow import Verdict
@@ -124,7 +125,7 @@ def _place(
             continue
         if room_for_all(ctx, owner, instance, [*others, request]) is None:
             continue
-        ctx.validations_left -= 1
+        ctx.note_validation()
         verdict = verdict_on(
             instance,
             request,
@@ -166,14 +167,14 @@ def _move(ctx: EventContext, request: RequestEntry, target: InstanceEntry) -> No
     owner = _leave(ctx, request)
     room = room_for(ctx, owner, target, request)
     if room is None:  # an idle instance beside it has to stay now; see `_Moves`
-        enqueue(ctx, owner, request)
+        ctx.enqueue(owner, request)
     else:
         submit(ctx, owner, request, target, room)
 
 
 def _move_to_new(ctx: EventContext, request: RequestEntry, start: Start) -> None:
     owner = _leave(ctx, request)
-    enqueue(ctx, owner, request)
+    ctx.enqueue(owner, request)
     node = ctx.cell.nodes[start.node.node_id]
     if all(node.may_go(node.instances[instance_id]) for instance_id in start.reclaim):
         load(ctx, owner, start, request.due_s)
@@ -181,6 +182,5 @@ def _move_to_new(ctx: EventContext, request: RequestEntry, start: Start) -> None
 
 def _leave(ctx: EventContext, request: RequestEntry) -> DeploymentEntry:
     abort_on_node(ctx, request)
-    request.evictions += 1
-    request.state = advance(REQUEST, request.state, RequestState.QUEUED)
+    request.note_evicted()
     return ctx.cell.deployments[request.original.deployment]

@@ -21,8 +21,9 @@ from mesh.core.controller.requests.ending import refuse_all_queued
 from mesh.core.controller.requests.fairness import must_give_way, note_overtaken
 from mesh.core.controller.requests.preemption import preempt
 from mesh.core.controller.requests.submitting import submit
-from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import SetTimer, TellWaiting
 from mesh.domain.events import PlaceRetryDue
@@ -41,13 +42,13 @@ def retry(ctx: EventContext) -> None:
     not enough.
     """
     cell = ctx.cell
-    cell.retry_at_s = None
+    cell.set_retry(None)
     waiting = cell.with_queues()
     waiting.sort(key=lambda entry: (entry.spec.name <= cell.retried, entry.spec.name))
     for entry in waiting:
         if ctx.validations_left > 0:
             _place_waiting(ctx, entry)
-            cell.retried = entry.spec.name
+            cell.note_retried(entry)
     _see_to(ctx, waiting)
 
 
@@ -62,14 +63,7 @@ def offer(ctx: EventContext, instance: InstanceEntry) -> None:
 
 def fill(ctx: EventContext) -> None:
     """Place what waits, where memory or a node came free, or the queue itself may find a place."""
-    deployments = ctx.cell.deployments
-    if ctx.room_appeared:
-        waiting = ctx.cell.with_queues()
-    else:
-        filled = [deployments.get(name) for name in ctx.to_fill]
-        waiting = [entry for entry in filled if entry is not None and entry.queue]
-    ctx.room_appeared = False
-    ctx.to_fill.clear()
+    waiting = ctx.take_woken()
     if len(waiting) > 1:
         waiting.sort(key=lambda d: (d.queue[0].arrival_s, d.spec.name))
     for entry in waiting:
@@ -88,8 +82,9 @@ def _see_to(ctx: EventContext, waiting: list[DeploymentEntry]) -> None:
             _scale_out(ctx, entry)
             refuse_too_late(ctx, entry)
         if entry.queue and ctx.cell.retry_at_s is None:
-            ctx.cell.retry_at_s = ctx.now_s + ctx.limits.place_retry_s
-            ctx.act(SetTimer(at_s=ctx.cell.retry_at_s, timer=PlaceRetryDue()))
+            at_s = ctx.now_s + ctx.limits.place_retry_s
+            ctx.cell.set_retry(at_s)
+            ctx.act(SetTimer(at_s=at_s, timer=PlaceRetryDue()))
 
 
 def fill_released(ctx: EventContext) -> None:
@@ -106,16 +101,15 @@ def fill_released(ctx: EventContext) -> None:
         _place_waiting(ctx, owner, only=instance)
 
 
-def note_released(ctx: EventContext) -> None:
+def settle_released(ctx: EventContext) -> None:
     """What the queues did not refill shrinks, and idles if it has no request."""
-    released, ctx.released = ctx.released, {}
-    for instance in released.values():
+    for instance in ctx.take_released():
         shrink(ctx, instance)
         alive = instance.state in (InstanceState.READY, InstanceState.DRAINING)
         if alive and not instance.requests:
             note_idle(ctx, instance)
-            ctx.room_appeared = True
-    if ctx.room_appeared:
+            ctx.wake_all()
+    if ctx.all_woken:
         keep_minima(ctx)
 
 
@@ -130,37 +124,38 @@ def _place_waiting(
     while left < min(len(entry.queue), TRIES_MAX):
         request = entry.queue[left]
         if _place(ctx, entry, request, only):
-            del entry.queue[left]
+            entry.dequeue(request)
             continue
         left += 1
-        if request.refused in (None, Verdict.TPOT_EXCEEDED):
+        if request.refusals.verdict in (None, Verdict.TPOT_EXCEEDED):
             return
 
 
 def _place(
     ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, only: InstanceEntry | None
 ) -> bool:
-    before, request.refused, stopped = request.refused, None, False
-    request.short_of_memory = False
-    for place, instance in _in_order(entry) if only is None else [(0, only)]:
+    said, stopped = request.refusals, False
+    before = said.try_again()
+    for place, instance in _in_order(ctx, entry) if only is None else [(0, only)]:
         if not instance.takes_now or instance.is_full:
             continue
         room = room_for(ctx, entry, instance, request)
         if room is None:
-            request.short_of_memory = True
+            said.note_no_room()
             continue
         if ctx.policy.validates and not ctx.validations_left:
-            entry.resume_at, stopped = place, True
+            ctx.cell.refusals.note_stopped(entry.spec.name, place)
+            stopped = True
             break
         if _in_time(ctx, instance, request):
             note_overtaken(ctx, instance.node, request)
             submit(ctx, entry, request, instance, room)
             return True
-    if only is None and request.short_of_memory and not stopped and request is entry.queue[0]:
+    if only is None and said.short_of_memory and not stopped and request is entry.queue[0]:
         return _preempt(ctx, entry, request)
     if only is not None or stopped:
         # Not every instance was tried: what the others said before still holds.
-        request.refused = request.refused or before
+        said.keep(before)
     return False
 
 
@@ -183,9 +178,9 @@ def _preempt(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -
     return False
 
 
-def _in_order(entry: DeploymentEntry) -> Iterable[tuple[int, InstanceEntry]]:
+def _in_order(ctx: EventContext, entry: DeploymentEntry) -> Iterable[tuple[int, InstanceEntry]]:
     """Candidates as the policy has them, from where the last event had to stop."""
-    start, entry.resume_at = min(entry.resume_at, len(entry.candidates)), 0
+    start = min(ctx.cell.refusals.where_to_resume(entry.spec.name), len(entry.candidates))
     places = enumerate(entry.candidates)
     if not start:
         return places
@@ -198,7 +193,7 @@ def _in_time(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) 
         return True
     verdict = _known_refusal(ctx, instance, request)
     if verdict is None:
-        ctx.validations_left -= 1
+        ctx.note_validation()
         verdict = verdict_on(
             instance,
             request,
@@ -209,11 +204,8 @@ def _in_time(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) 
         )
         if verdict is Verdict.PASSES:
             return True
-        if verdict is Verdict.TPOT_EXCEEDED:
-            instance.exceeded = (instance.node.eased, request.tokens)
-        elif verdict is not Verdict.FIRST_TOKEN_LATE:
-            ctx.refusals[instance.instance_id] = (verdict, request.tokens)
-    request.turn_down(verdict)
+        ctx.cell.refusals.note_refused(instance, request, verdict)
+    request.refusals.note(verdict)
     return False
 
 
@@ -227,18 +219,16 @@ def _known_refusal(
     """
     if must_give_way(ctx, instance.node, request):
         return Verdict.DELAYS_RUNNING
-    eased, tokens = instance.exceeded
-    if eased == instance.node.eased and request.tokens >= tokens:
+    verdict = ctx.cell.refusals.why_refuses(instance, request)
+    if verdict is Verdict.TPOT_EXCEEDED:
         # Counts as one all the same: an event must not go through every full instance of a cell.
-        ctx.validations_left -= 1
-        return Verdict.TPOT_EXCEEDED
-    verdict, tokens = ctx.refusals.get(instance.instance_id, (None, 0))
-    return verdict if request.tokens >= tokens else None
+        ctx.note_validation()
+    return verdict
 
 
 def _scale_out(ctx: EventContext, entry: DeploymentEntry) -> None:
     """Load another instance for those who wait, unless those that are coming will hold them all."""
-    no_time = entry.queue[0].refused is not None
+    no_time = entry.queue[0].refusals.verdict is not None
     coming = sum(i.batch_max for i in entry.instances.values() if _is_coming(i, no_time))
     full = entry.replicas() >= entry.spec.scaling.replicas_max
     if full or coming >= len(entry.queue) or ctx.now_s < entry.paused_until_s:

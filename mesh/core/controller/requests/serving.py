@@ -3,19 +3,18 @@
 from mesh.core.controller.instances.kv_cache import grow, missing_bytes, note_longer
 from mesh.core.controller.instances.placement import why_no_node
 from mesh.core.controller.requests.deadlines import has_node
-from mesh.core.controller.requests.ending import abort_on_node, count_refusal, end, refuse
+from mesh.core.controller.requests.ending import abort_on_node, end, refuse
 from mesh.core.controller.requests.preemption import preempt
-from mesh.core.controller.requests.submitting import enqueue
-from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import DeliverTokens, RefuseRequest, StoreHistory
 from mesh.domain.ids import RequestId
-from mesh.domain.lifecycle import REQUEST, DeploymentState, RequestState, advance
+from mesh.domain.lifecycle import DeploymentState
 from mesh.domain.messages import RequestReturned
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.request import Request, RequestTokens
-from mesh.domain.slo import next_due_s
 
 
 def invoke(ctx: EventContext, original: Request) -> None:
@@ -23,7 +22,7 @@ def invoke(ctx: EventContext, original: Request) -> None:
     name = original.deployment
     entry = ctx.cell.deployments.get(name)
     if entry is None or entry.state is not DeploymentState.READY or entry.deployment is None:
-        count_refusal(ctx, entry, RefusalReason.UNKNOWN_DEPLOYMENT)
+        ctx.cell.note_refused(entry, RefusalReason.UNKNOWN_DEPLOYMENT)
         ctx.act(
             RefuseRequest(
                 request_id=original.request_id,
@@ -35,7 +34,7 @@ def invoke(ctx: EventContext, original: Request) -> None:
     request = RequestEntry(
         original=original, slo=entry.spec.slo, arrival_s=ctx.now_s, queued_at_s=ctx.now_s
     )
-    ctx.cell.requests[original.request_id] = request
+    ctx.cell.add_request(request)
     prompt, context = len(original.prompt_tokens), entry.deployment.context_tokens_max
     if prompt >= context:
         message = f"the prompt has {prompt} tokens; the context of {name!r} holds {context}"
@@ -49,7 +48,7 @@ def invoke(ctx: EventContext, original: Request) -> None:
         message = f"{len(entry.queue)} requests of {name!r} wait already, which is the limit"
         refuse(ctx, request, RefusalReason.QUEUE_FULL, message, retry=True)
     else:
-        enqueue(ctx, entry, request)
+        ctx.enqueue(entry, request)
 
 
 def _cannot_load(ctx: EventContext, entry: DeploymentEntry) -> bool:
@@ -72,13 +71,7 @@ def deliver(ctx: EventContext, outputs: RequestTokens) -> None:
         message = f"token {len(request.output_tokens)} was due, {outputs.first_index} came"
         requeue(ctx, request, RefusalReason.ENGINE_FAILED, message)
         return
-    count = len(outputs.token_ids)
-    request.output_tokens += outputs.token_ids
-    request.tokens += count
-    instance.tokens += count
-    instance.has_served = True
-    request.prefill_left = 0
-    request.due_s = next_due_s(request.due_s, request.slo.tpot_s, ctx.now_s, count)
+    instance.note_tokens(request, outputs.token_ids, ctx.now_s)
     if outputs.finish is None:
         if request.tokens >= request.required_blocks * instance.footprint.block_tokens:
             note_longer(ctx, instance, request)
@@ -87,19 +80,16 @@ def deliver(ctx: EventContext, outputs: RequestTokens) -> None:
     node_id = instance.node.node_id
     ctx.act(DeliverTokens(outputs=outputs, grace_s=request.grace_s, node_id=node_id))
     if outputs.finish in (FinishReason.STOP, FinishReason.LENGTH):
-        ctx.cell.served += 1
         owner = ctx.cell.deployments.get(request.original.deployment)
+        ctx.cell.note_served(owner, len(request.output_tokens))
         if owner is not None:
-            owner.served += 1
-            owner.forgive_loads()
-            _learn_length(ctx, owner, len(request.output_tokens))
+            _store_history(ctx, owner)
     end(ctx, request)
 
 
-def _learn_length(ctx: EventContext, owner: DeploymentEntry, output_tokens: int) -> None:
-    owner.history = owner.history.after(output_tokens)
+def _store_history(ctx: EventContext, owner: DeploymentEntry) -> None:
     if ctx.now_s - owner.history_stored_s >= ctx.limits.history_store_s:
-        owner.history_stored_s = ctx.now_s
+        owner.note_history_stored(ctx.now_s)
         ctx.act(StoreHistory(name=owner.spec.name, history=owner.history))
 
 
@@ -127,7 +117,7 @@ def relieve(ctx: EventContext, instance: InstanceEntry) -> None:
         lacking = missing_bytes(ctx, owner, instance)
         if preempt(ctx, instance, lacking) and grow(ctx, instance, ctx.now_s):
             return
-    longest.evictions += 1
+    longest.note_evicted()
     message = (
         f"evicted from {instance.instance_id}: its {instance.kv_blocks} KV blocks did not do for "
         f"{instance.batch} requests"
@@ -153,5 +143,4 @@ def requeue(ctx: EventContext, request: RequestEntry, reason: RefusalReason, mes
             ctx, request, reason, f"{message}; attempt {request.attempt} was the last", retry=True
         )
         return
-    request.state = advance(REQUEST, request.state, RequestState.QUEUED)
-    enqueue(ctx, entry, request)
+    ctx.enqueue(entry, request)

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import pytest
 
-from mesh.core.controller.state.cell import InstanceEntry
+from mesh.core.controller.state.instance import InstanceEntry
 from mesh.domain.actions import (
     ControllerAction,
     DeliverTokens,

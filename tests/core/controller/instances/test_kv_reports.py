@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mesh.core.controller.state.cell import InstanceEntry
+from mesh.core.controller.state.instance import InstanceEntry
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.messages import Heartbeat, InstanceLoaded, LoadInstance
 from tests.core.cells import FOOTPRINT, MIB, commands

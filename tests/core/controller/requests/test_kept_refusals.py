@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mesh.core.controller.instances.placement import find_room, worth_asking
+from mesh.core.controller.instances.placement import find_room
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.events import (
@@ -58,12 +58,14 @@ def test_a_quicker_node_that_joins_gives_those_who_wait_more_time() -> None:
     for name, of in (("r1", "a"), ("r2", "b"), ("r3", "c")):
         cell.ask(name, of)
     (waiting,) = cell.core.cell.deployments[C].queue
-    before_s = waiting.latest_start_s
+    known = cell.core.cell.refusals
+    before_s = known.latest_start_s(waiting)
     cell.core.cell.expectations.learn_profile(replace(PROFILE, fingerprint="quick"))
     cell.join(hello("n2", run_id="n2", memory_bytes=MIB, fingerprint="quick"))
     assert before_s is not None
-    assert waiting.latest_start_s is not None
-    assert waiting.latest_start_s > before_s
+    now_s = known.latest_start_s(waiting)
+    assert now_s is not None
+    assert now_s > before_s
 
 
 def test_a_better_profile_lets_in_who_was_refused_for_lack_of_time() -> None:
@@ -125,8 +127,8 @@ def test_what_was_refused_to_a_request_that_would_move_is_not_kept_for_the_one_t
         RequestEntry(original=request(name, of="c"), slo=Slo(), arrival_s=cell.now_s)
         for name in ("waiting", "moved")
     )
-    worth_asking(entry, waiting, known.nodes.values(), known.fleet_changes)
-    entry.in_vain.clear()
+    known.refusals.worth_starting_on(C, waiting, known.nodes.values())
+    known.refusals.note_started(C)
     ctx = EventContext(
         cell=known,
         epoch=1,
@@ -137,7 +139,9 @@ def test_what_was_refused_to_a_request_that_would_move_is_not_kept_for_the_one_t
     )
     nodes = list(known.nodes.values())
     find_room(ctx, entry, nodes, waiting=(moved,), wanted_by=moved, granted=False)
-    assert moved.refused is Verdict.TPOT_EXCEEDED
-    assert entry.in_vain == {}
+    assert moved.refusals.verdict is Verdict.TPOT_EXCEEDED
+    assert known.refusals.worth_starting_on(C, waiting, nodes) == nodes
     find_room(ctx, entry, nodes, waiting=(waiting,), wanted_by=waiting)
-    assert entry.in_vain == {"n1": (nodes[0].eased, Verdict.TPOT_EXCEEDED)}
+    waiting.refusals.try_again()
+    assert known.refusals.worth_starting_on(C, waiting, nodes) == []
+    assert waiting.refusals.verdict is Verdict.TPOT_EXCEEDED

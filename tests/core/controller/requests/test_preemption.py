@@ -195,8 +195,8 @@ def test_whoever_waits_for_time_there_has_been_overtaken() -> None:
         original=request("early", of="c"),
         slo=Slo(),
         arrival_s=cell.now_s - 0.1,
-        refused=Verdict.DELAYS_RUNNING,
     )
+    early.refusals.note(Verdict.DELAYS_RUNNING)
     cell.core.cell.requests[early.original.request_id] = early
     cell.core.cell.deployments[DeploymentName("c")].queue.append(early)
     assert ("a3", "a") in submitted(cell.ask("a3", "a"))

@@ -85,7 +85,8 @@ class Overtaking:
             request.original.request_id: request.overtaken
             for entry in self.cell.core.cell.deployments.values()
             for request in entry.queue
-            if request.refused is not None and any(i.is_loaded for i in entry.instances.values())
+            if request.refusals.verdict is not None
+            and any(i.is_loaded for i in entry.instances.values())
         }
 
     def _check(self, placed: RequestId, now_s: float) -> None:
