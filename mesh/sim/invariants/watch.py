@@ -241,6 +241,8 @@ def _check_age(node: NodeEntry, limits: CellLimits, now_s: float) -> None:
     """A node that is silent is given up in time, and so is a load that does not end."""
     silent_s = now_s - node.last_seen_s
     longest_s = limits.node_lease_s + limits.lease_check_s
+    began = (node.iteration_started_s or 0.0) <= now_s
+    hold(began, "{}: an iteration will begin at {}", node.node_id, node.iteration_started_s)
     hold(silent_s <= longest_s, "{} is silent for {:.1f} s", node.node_id, silent_s)
     for name, instance in node.instances.items():
         if instance.state is InstanceState.LOADING:
