@@ -124,6 +124,7 @@ def lose(cell: VirtualCell) -> None:
     instance.requests.clear()
     instance.required_blocks = instance.tokens = 0
     instance.node.iteration_started_s = None
+    instance.node.eased += 1
     cell.core.cell.requests.clear()
 
 

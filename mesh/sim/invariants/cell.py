@@ -34,7 +34,7 @@ def check_cell(core: ControllerCore, now_s: float) -> None:
     here = sum(len(node.instances) for node in cell.nodes.values())
     hold(len(cell.instances) == here, "{} instances, {} on nodes", len(cell.instances), here)
     for node in cell.nodes.values():
-        _check_node(cell, node, now_s)
+        _check_node(cell, node)
         check_books(node)
     for instance in cell.instances.values():
         _check_instance(cell, instance)
@@ -52,7 +52,7 @@ def check_callers(cell: Cell, open_ids: Iterable[RequestId]) -> None:
     hold(known == waiting, "requests {}, not {}", known, waiting)
 
 
-def _check_node(cell: Cell, node: NodeEntry, now_s: float) -> None:
+def _check_node(cell: Cell, node: NodeEntry) -> None:
     name = node.node_id
     hold(cell.nodes.get(name) is node, "{} is known by another name", name)
     hold(cell.links.get(node.link_id) is node, "{} is not on its link", name)
@@ -63,7 +63,6 @@ def _check_node(cell: Cell, node: NodeEntry, now_s: float) -> None:
     started_s = node.iteration_started_s
     computes = (started_s is None) == node.is_idle()
     hold(computes, "{}: an iteration began at {}, idle is {}", name, started_s, node.is_idle())
-    hold((started_s or 0.0) <= now_s, "{}: an iteration will begin at {}", name, started_s)
     serving = [i for i in node.instances.values() if i.state is not InstanceState.UNLOADING]
     names = sorted(instance.deployment for instance in serving)
     hold(len(names) == len(set(names)), "{} serves a deployment twice: {}", name, names)

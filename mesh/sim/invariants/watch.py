@@ -7,6 +7,7 @@ After: nothing; a rule that is broken raises.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from mesh.core.controller.core import ControllerCore
 from mesh.core.controller.instances.kv_cache import least_blocks
@@ -57,6 +58,8 @@ class Watch:
         """Their last shrink failed, or met blocks in use."""
         self._overpromised: set[int] = set()
         """Links of nodes where that was, for as long as others are promised the memory."""
+        self._burdens: dict[int, _Burden] = {}
+        """By link."""
         self._waiting_since_s: dict[RequestId, float] = {}
         """Heads of queues for which there seems to be a place."""
 
@@ -103,6 +106,8 @@ class Watch:
         self._check_reservations(core, cell.nodes.values(), ())
         for node in cell.nodes.values():
             self._check_promise(node)
+            self._check_ease(node)
+            _check_age(node, limits, now_s)
         before, self._waiting_since_s = self._waiting_since_s, {}
         longest_s = limits.queue_wait_s_max + limits.place_retry_s
         for entry in cell.deployments.values():
@@ -192,6 +197,21 @@ class Watch:
             self._issued.add(key)
         return started
 
+    def _check_ease(self, node: NodeEntry) -> None:
+        """A node that has got less to compute, or more memory, is asked again by those whom it has
+        refused.
+        """
+        here: set[tuple[str, int]] = set()
+        for name, instance in node.instances.items():
+            here.add((name, 0))
+            here.update((r, request.attempt) for r, request in instance.requests.items())
+        before = self._burdens.get(node.link_id)
+        self._burdens[node.link_id] = _Burden(node.eased, frozenset(here), node.free_bytes)
+        if before is not None and before.eased == node.eased:
+            ended, more_bytes = before.holds - here, node.free_bytes - before.free_bytes
+            hold(not ended, "{} has lost {}, and is not eased", node.node_id, sorted(ended))
+            hold(more_bytes <= 0, "{} has {} B more, and is not eased", node.node_id, more_bytes)
+
     def _check_promise(self, node: NodeEntry) -> None:
         """No more is promised than there is, unless a node had to keep what was promised to others;
         a parked instance has given its cache back.
@@ -206,6 +226,28 @@ class Watch:
             if instance.state is InstanceState.PARKED and name not in self._short:
                 blocks = instance.promised_blocks
                 hold(blocks == 1, "{} is parked with {} KV blocks", name, blocks)
+
+
+class _Burden(NamedTuple):
+    """What a node had to do when it was looked at last."""
+
+    eased: int
+    holds: frozenset[tuple[str, int]]
+    """Its instances, and the requests on them with their attempts."""
+    free_bytes: int
+
+
+def _check_age(node: NodeEntry, limits: CellLimits, now_s: float) -> None:
+    """A node that is silent is given up in time, and so is a load that does not end."""
+    silent_s = now_s - node.last_seen_s
+    longest_s = limits.node_lease_s + limits.lease_check_s
+    began = (node.iteration_started_s or 0.0) <= now_s
+    hold(began, "{}: an iteration will begin at {}", node.node_id, node.iteration_started_s)
+    hold(silent_s <= longest_s, "{} is silent for {:.1f} s", node.node_id, silent_s)
+    for name, instance in node.instances.items():
+        if instance.state is InstanceState.LOADING:
+            loads_s = now_s - instance.load_started_s
+            hold(loads_s <= limits.load_s_max, "{} loads for {:.1f} s", name, loads_s)
 
 
 def _check_shrink(node: NodeEntry, reservation: Reservation) -> None:
