@@ -1,7 +1,7 @@
 """The Control service: what operators call. Checks again what clients say they have checked.
 
 Before it are the clients of an operator; after it, an operation's event is posted into the core and
-what the core says of it is streamed back. Reads are answered from the core's picture of the cell.
+what the core says of it is streamed back. Reads are answered from the core's snapshot of the cell.
 """
 
 from collections.abc import Callable
