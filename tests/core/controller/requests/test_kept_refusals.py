@@ -117,6 +117,20 @@ def test_an_instance_that_a_minimum_kept_goes_when_another_one_comes() -> None:
     assert cell.core.cell.instances[InstanceId("a1")].state is InstanceState.UNLOADING
 
 
+def test_an_event_validates_so_often_and_the_next_one_goes_on_there() -> None:
+    """Two nodes have no time for `a`, the third has; that takes three validations."""
+    limits = CellLimits(delivery_s_max=0.02, validations_max=2)
+    names = "abcde"
+    cell = CellUnderTest(*(deployment(of) for of in names), limits=limits, profiles=(SLOW,))
+    cell.join(node("n1", instance("a1", "a"), instance("b", "b"), instance("c", "c")))
+    cell.join(node("n2", instance("a2", "a"), instance("d", "d"), instance("e", "e")))
+    cell.join(node("n3", instance("a3", "a")))
+    for of in names[1:]:
+        assert submitted(cell.invoke(request(of, of=of))) == [(of, of)]
+    assert submitted(cell.invoke(request("r", of="a"))) == []
+    assert submitted(cell.retry()) == [("r", "a3")]
+
+
 def test_what_was_refused_to_a_request_that_would_move_is_not_kept_for_the_one_that_waits() -> None:
     cell = CellUnderTest(*(deployment(name) for name in "abc"), profiles=(SLOW,))
     cell.join(node("n1", instance("a", "a"), instance("b", "b")))

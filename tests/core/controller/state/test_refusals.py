@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from mesh.core.controller.state.refusals import RequestRefusals
-from mesh.domain.lifecycle import NodeState
+from mesh.domain.lifecycle import DeploymentState, NodeState
 from mesh.request.shadow import Verdict
 from tests.core.controller.state.entries import A, Entries
 from tests.support.profiles import PROFILE
@@ -23,6 +23,11 @@ class WithOther(Entries):
         self.other = self.a_node("other", 9)
         self.a_request("r1")
         self.a_request("r2")
+
+
+def delete(known: Entries) -> None:
+    known.deployment.advance(DeploymentState.DELETING)
+    known.cell.remove_deployment(known.deployment)
 
 
 def worth(known: WithOther, name: str = "r1") -> list[str]:
@@ -43,7 +48,7 @@ def ends(known: WithOther) -> dict[str, Callable[[], object]]:
         "another node has gone": lambda: cell.remove_node(known.other),
         "another node is drained": lambda: cell.turn_node(known.other, NodeState.DRAINING),
         "a profile was measured": lambda: cell.learn_profile(PROFILE),
-        "the deployment was deleted": lambda: cell.refusals.forget_deployment(A),
+        "the deployment was deleted": lambda: delete(known),
     }
 
 
@@ -118,11 +123,12 @@ def test_an_instance_that_comes_back_under_its_name_has_refused_nothing() -> Non
 
 
 def test_an_event_goes_on_once_where_validations_ran_out() -> None:
-    refusals = Entries().cell.refusals
+    known = Entries()
+    refusals = known.cell.refusals
     refusals.note_stopped(A, 7)
     assert [refusals.where_to_resume(A) for _ in range(2)] == [7, 0]
     refusals.note_stopped(A, 7)
-    refusals.forget_deployment(A)
+    delete(known)
     assert refusals.where_to_resume(A) == 0
 
 
