@@ -21,7 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench.status_line import show_status
+from bench.printing import show_status
 from mesh.domain.errors import MeshError
 from mesh.sim.checking import FaultyRun
 from mesh.sim.faults import FaultKind

@@ -15,7 +15,7 @@ from bench.mixed.cell import MixedCell
 from bench.mixed.report import report
 from bench.mixed.running import model_in, promise, run
 from bench.mixed.workload import CannotSpill, Requests
-from bench.status_line import show_status
+from bench.printing import show_status
 from mesh.domain.errors import MeshError
 
 ROUNDS, QUIET_REQUESTS = 6, 6

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.mixed.cell import FIRST, KEEP_ALIVE_S, NAME, PATIENT, SECOND, MixedCell
-from bench.mixed.judging import Judgement, Outcome
 from bench.mixed.workload import Requests, Sizes, burst, quiet, sizes
+from mesh.evaluation.judging import Judgement, judge
 from mesh.evaluation.load_client import Call, offer
 from tests.support.tiny_model import LlamaShape, write_llama
 
@@ -24,17 +24,23 @@ PARKED_S_MAX = KEEP_ALIVE_S + 30.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     sizes: Sizes
-    judged: Judgement
+    phases: dict[str, Judgement]
+    """By their names, in their order."""
+
+    @property
+    def judged(self) -> Judgement:
+        """All of it."""
+        return sum(self.phases.values(), Judgement(()))
 
     @property
     def spilled(self) -> int:
         """Requests of bursts that the second node served."""
-        return self.judged.of(BURST).served_by(SECOND)
+        return self.phases[BURST].served_by(SECOND)
 
     @property
     def returned(self) -> int:
         """Requests after bursts that the first node served."""
-        return self.judged.of(QUIET_AFTER).served_by(FIRST)
+        return self.phases[QUIET_AFTER].served_by(FIRST)
 
 
 def model_in(folder: Path) -> str:
@@ -67,16 +73,13 @@ def run(
 ) -> Run:
     """A quiet phase, then rounds of a burst and a quiet phase each."""
     draw = random.Random(seed)
-    outcomes: list[Outcome] = []
+    phases = {name: Judgement(()) for name in (QUIET_BEFORE, BURST, QUIET_AFTER)}
 
     def phase(name: str, calls: list[Call]) -> None:
         note(f"{name}: {len(calls)} requests")
         answers = offer(cell.address, calls)
         cell.check_alive()
-        outcomes.extend(
-            Outcome(phase=name, call=call, slo=sized.slo, answer=answer)
-            for call, answer in zip(calls, answers, strict=True)
-        )
+        phases[name] += judge(calls, answers)
 
     phase(QUIET_BEFORE, quiet(NAME, sized, quiet_requests, draw))
     for _ in range(rounds):
@@ -84,4 +87,4 @@ def run(
         phase(QUIET_AFTER, quiet(NAME, sized, quiet_requests, draw))
         note("wait until the second node is idle")
         cell.wait_for("the second node to be idle", cell.second_is_idle, PARKED_S_MAX)
-    return Run(sizes=sized, judged=Judgement(outcomes=tuple(outcomes)))
+    return Run(sizes=sized, phases=phases)

@@ -8,27 +8,23 @@ exit code 1 when any of that is not so.
 """
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from bench.cells import local_cell
 from bench.demo_model import SOURCE, stored_model
-from bench.overcommit.judging import Judgement, Outcome
 from bench.overcommit.replaying import Audit, audit
 from bench.overcommit.resident import Resident, watched
 from bench.overcommit.workload import KINDS, Peak, calls, limit_bytes, peaks
-from bench.status_line import show_status
+from bench.printing import last_line, say, show_status, show_table
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import MeshError
 from mesh.domain.ids import DeploymentName
 from mesh.domain.units import format_bytes
+from mesh.evaluation.judging import Judgement, judge
 from mesh.evaluation.load_client import Call, offer
 from mesh.wire.client import MeshClient
 from mesh_nodes.engines.openvino.compilation import KvPrecision
@@ -88,8 +84,7 @@ def run(sent: Sequence[Call], memory_bytes: int, journal: Path | None = None) ->
             local.check_alive()
         show_status("deciding the journal again")
         books = audit(journal)
-    outcomes = [Outcome(call=c, answer=a) for c, a in zip(sent, answers, strict=True)]
-    return Found(judged=Judgement(outcomes=outcomes), audit=books, resident=resident)
+    return Found(judged=judge(sent, answers), audit=books, resident=resident)
 
 
 def _deploy(client: MeshClient) -> None:
@@ -106,37 +101,27 @@ def _deploy(client: MeshClient) -> None:
 
 def show_limit(wanted: Sequence[Peak], memory_bytes: int) -> None:
     """How the node's limit comes about."""
-    table = Table(box=None)
-    for heading in ("peak of", "calls at once", "KV blocks", "weights MiB", "KV MiB", "MiB"):
-        table.add_column(heading, justify="left" if heading == "peak of" else "right")
+    rows = []
     for peak in wanted:
         weights_bytes = peak.footprint.weights_bytes
         sizes = (weights_bytes, peak.size_bytes - weights_bytes, peak.size_bytes)
-        table.add_row(
-            peak.deployment,
-            str(peak.calls),
-            str(peak.kv_blocks),
-            *(f"{size / MIB:.0f}" for size in sizes),
-        )
-    console = Console(width=100)
-    console.print(table)
+        counts = (str(peak.calls), str(peak.kv_blocks))
+        rows.append((peak.deployment, *counts, *(f"{size / MIB:.0f}" for size in sizes)))
+    headings = ("peak of", "calls at once", "KV blocks", "weights MiB", "KV MiB", "MiB")
+    show_table(headings, rows)
     whole_bytes = sum(peak.size_bytes for peak in wanted)
-    console.print(
+    say(
         f"--memory {memory_bytes}: {format_bytes(whole_bytes)} / {OVERCOMMIT:g} = "
         f"{format_bytes(memory_bytes)}, the node's process included"
     )
 
 
 def report(found: Found) -> None:
-    table = Table(box=None, show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for name, value in figures(found).items():
-        table.add_row(name.replace("_", " "), str(value))
-    Console(width=100).print(table)
+    shown = figures(found)
+    show_table(("", ""), [(name.replace("_", " "), str(value)) for name, value in shown.items()])
     for fault in found.faults():
         print(f"fault: {fault}")
-    print(json.dumps(figures(found)))
+    last_line(shown)
 
 
 def figures(found: Found) -> dict[str, object]:
@@ -144,11 +129,11 @@ def figures(found: Found) -> dict[str, object]:
     limit = resident.limit_bytes
     kinds = ("loads", "unloads", "grows", "shrinks", "parks", "resumes", "evictions")
     return {
-        "requests": len(judged.outcomes),
+        "requests": judged.requests,
         "finished": judged.finished,
         "refused_by_reason": judged.refused_by_reason,
         "met_of_admitted": round(judged.met_of_admitted, 4),
-        "ended_once": judged.ended_once and books.ended_once,
+        "ended_once": not judged.odd_ends and books.ended_once,
         "out_of_memory": sum(n for e, n in books.errors.items() if e.endswith("OutOfMemory")),
         "errors": dict(sorted(books.errors.items())),
         "events": books.events,

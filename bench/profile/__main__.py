@@ -17,12 +17,12 @@ from statistics import mean, quantiles
 from rich.console import Console
 from rich.table import Table
 
+from bench.printing import show_status
 from bench.profile.loaded import LoadedModel
 from bench.profile.measuring import Measuring, Noisy, Surveyed, Workloads
 from bench.profile.predicting import TOLERANCE, Iteration, Predictions
 from bench.profile.quiet import REFERENCE, Quiet
 from bench.profile.workloads import prompts, sweeps
-from bench.status_line import show_status
 from mesh.compute.times import Times
 
 WORKLOADS = 100

@@ -12,9 +12,9 @@ import json
 import sys
 from pathlib import Path
 
+from bench.printing import show_status
 from bench.sim.cases import NODES, Case
 from bench.sim.measuring import Measured, measure
-from bench.status_line import show_status
 from mesh.domain.errors import MeshError
 
 SECONDS_MAX, RSS_MB_MAX = 20.0, 500.0

@@ -8,21 +8,17 @@ there was to do.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.console import Console
-from rich.table import Table
-
 from bench.demo_model import stored_model
+from bench.printing import last_line, say, show_status, show_table
 from bench.slo.cell import loaded_cell, measured_profile
-from bench.slo.judging import Judgement, Outcome, jain
-from bench.slo.workload import SLOS, Costs, calls
-from bench.status_line import show_status
+from bench.slo.workload import SLOS, Costs, calls, jain, met_share_by_deployment
 from mesh.compute.times import Times
 from mesh.domain.errors import MeshError
+from mesh.evaluation.judging import Judgement, judge
 from mesh.evaluation.load_client import Call, offer
 
 OURS, BASELINE = "llm-mesh", "fcfs"
@@ -44,7 +40,7 @@ class Compared:
 
 def compare(seconds: float, rounds: int, seed: int, load: float) -> Compared:
     """Round by round, so that whatever else the machine does meets both policies."""
-    outcomes: dict[str, list[Outcome]] = {OURS: [], BASELINE: []}
+    ours = baseline = Judgement(())
     costs: Costs | None = None
     offered_s = 0.0
     for number in range(rounds):
@@ -52,58 +48,51 @@ def compare(seconds: float, rounds: int, seed: int, load: float) -> Compared:
             profile = measured_profile(address, show_status)
             costs = costs or Costs(Times(profile))
             sent = calls(costs, load=load, seconds=seconds, seed=seed + number)
-            outcomes[OURS] += _run(OURS, address, sent)
+            ours += _run(OURS, address, sent)
         with loaded_cell(BASELINE) as address:
-            outcomes[BASELINE] += _run(BASELINE, address, sent)
+            baseline += _run(BASELINE, address, sent)
         offered_s += sum(costs.call_s(call) for call in sent)
     assert costs is not None, "there is a round at least"
     return Compared(
-        ours=Judgement(outcomes=tuple(outcomes[OURS])),
-        baseline=Judgement(outcomes=tuple(outcomes[BASELINE])),
+        ours=ours,
+        baseline=baseline,
         offered_over_capacity=offered_s / (rounds * seconds),
         batch=costs.batch,
     )
 
 
-def _run(policy: str, address: str, sent: Sequence[Call]) -> list[Outcome]:
+def _run(policy: str, address: str, sent: Sequence[Call]) -> Judgement:
     show_status(f"{policy}: {len(sent)} calls")
-    answers = offer(address, sent)
-    return [Outcome(call=c, answer=a) for c, a in zip(sent, answers, strict=True)]
+    return judge(sent, offer(address, sent))
 
 
 def report(compared: Compared) -> None:
-    table = Table(box=None)
-    for heading in ("", OURS, BASELINE):
-        table.add_column(heading, justify="right" if heading else "left")
     ours, baseline = compared.ours, compared.baseline
     reasons = sorted({*ours.refused_by_reason, *baseline.refused_by_reason})
-    pairs = zip(_rows(ours, reasons), _rows(baseline, reasons), strict=True)
-    for (name, value), (_, other) in pairs:
-        table.add_row(name, value, other)
-    console = Console(width=100)
-    console.print(
+    both = zip(_rows(ours, reasons), _rows(baseline, reasons), strict=True)
+    say(
         f"{ours.requests} calls in bursts: {compared.offered_over_capacity:.2f} times what a node "
         f"can compute, {compared.batch} calls of each deployment at once"
     )
-    console.print(table)
-    console.print(
+    show_table(("", OURS, BASELINE), [(*mine, other) for mine, (_, other) in both])
+    say(
         f"SLO met: {ours.met_of_admitted:.1%} of the admitted (≥ {TARGET:.0%}), "
         f"{_ratio(compared):.1f} times as many calls as under {BASELINE}"
     )
-    print(json.dumps(figures(compared)))
+    last_line(figures(compared))
 
 
 def _rows(judged: Judgement, reasons: Sequence[str]) -> list[tuple[str, str]]:
     """What the table says of a policy. `reasons` are those for which any has refused a call."""
-    shares = judged.met_share_by_deployment
+    shares = met_share_by_deployment(judged)
     return [
-        ("admitted", str(judged.admitted)),
+        ("admitted", str(len(judged.admitted))),
         ("  met their SLO", f"{judged.met} ({judged.met_of_admitted:.1%})"),
         ("  late by, median s", f"{judged.late_s_p50:.3f}"),
         ("  late by, at most s", f"{max(judged.late_s, default=0.0):.3f}"),
         ("  late with the first token", str(judged.late_first)),
         ("  failed", str(sum(judged.failed.values()))),
-        ("refused", str(judged.requests - judged.admitted)),
+        ("refused", str(len(judged.refused))),
         ("  before the first token was due", f"{judged.refusals_before_deadline:.1%}"),
         *((f"  {reason}", str(judged.refused_by_reason.get(reason, 0))) for reason in reasons),
         ("output tokens", str(judged.output_tokens)),
@@ -117,12 +106,12 @@ def _rows(judged: Judgement, reasons: Sequence[str]) -> list[tuple[str, str]]:
 
 def figures(compared: Compared) -> dict[str, object]:
     ours, baseline = compared.ours, compared.baseline
-    shares = ours.met_share_by_deployment
+    shares = met_share_by_deployment(ours)
     return {
         "met_of_admitted": round(ours.met_of_admitted, 4),
         "met_ratio_to_fcfs": round(_ratio(compared), 2),
         "requests": ours.requests,
-        "admitted": ours.admitted,
+        "admitted": len(ours.admitted),
         "met": ours.met,
         "refused_by_reason": ours.refused_by_reason,
         "refusals_before_deadline": round(ours.refusals_before_deadline, 4),
@@ -135,7 +124,7 @@ def figures(compared: Compared) -> dict[str, object]:
         "met_share_jain": round(jain(list(shares.values())), 3),
         "client_lag_s_p99": round(ours.lag_s_p99, 4),
         "fcfs_met": baseline.met,
-        "fcfs_admitted": baseline.admitted,
+        "fcfs_admitted": len(baseline.admitted),
         "fcfs_met_of_admitted": round(baseline.met_of_admitted, 4),
         "fcfs_refused_by_reason": baseline.refused_by_reason,
         "fcfs_failed": baseline.failed,

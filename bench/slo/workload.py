@@ -12,6 +12,7 @@ from mesh.compute.times import Times
 from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import PREFILL_TOKENS_MAX, CellLimits
 from mesh.domain.slo import Slo
+from mesh.evaluation.judging import Judgement
 from mesh.evaluation.load_client import Call
 
 SLOS = {
@@ -101,3 +102,17 @@ def _at(draw: random.Random, call: Call, bursts: Sequence[tuple[float, float]]) 
             break
         left_s -= end_s - start_s
     return replace(call, at_s=at_s)
+
+
+def met_share_by_deployment(judged: Judgement) -> dict[str, float]:
+    shares = {}
+    for name in SLOS:
+        mine = [each.outcome.met for each in judged.all if each.call.deployment == name]
+        shares[name] = sum(mine) / max(len(mine), 1)
+    return shares
+
+
+def jain(shares: Sequence[float]) -> float:
+    """Jain's index of fairness: 1 when all are equal, 1/n when one has everything."""
+    squares = sum(share * share for share in shares)
+    return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0

@@ -44,12 +44,16 @@ class Outcome:
             return None
         return (self.tokens_s[-1] - self.tokens_s[0]) / (len(self.tokens_s) - 1)
 
+    def due_s(self, index: int) -> float:
+        """Of a token, the grace left out."""
+        first_s = self.arrival_s + self.slo.ttft_limit_s(self.input_tokens)
+        return first_s + index * self.slo.tpot_s
+
     @property
     def late_s(self) -> float:
         """By how much its latest token was late, the grace left out; negative when none was."""
-        first_due_s = self.arrival_s + self.slo.ttft_limit_s(self.input_tokens)
-        tpot_s = self.slo.tpot_s
-        late = (at_s - first_due_s - n * tpot_s for n, at_s in enumerate(self.tokens_s))
+        first_s, tpot_s = self.due_s(0), self.slo.tpot_s
+        late = (at_s - (first_s + n * tpot_s) for n, at_s in enumerate(self.tokens_s))
         return max(late, default=0.0)
 
     @property

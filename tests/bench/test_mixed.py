@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from bench.mixed.judging import Judgement, Outcome
+from bench.mixed.report import rows
+from bench.mixed.running import BURST, QUIET_AFTER, QUIET_BEFORE, Run
 from bench.mixed.workload import (
     BURST_S,
     FIRST_BATCH,
@@ -19,6 +20,7 @@ from bench.mixed.workload import (
 from mesh.domain.ids import DeploymentName
 from mesh.domain.profile import Grid
 from mesh.domain.slo import Slo
+from mesh.evaluation.judging import Judged, Judgement, judged
 from mesh.evaluation.load_client import Answer, Call
 from mesh.request.shadow import OVERESTIMATE
 from tests.support.profiles import profile
@@ -44,22 +46,15 @@ CALL = Call(
 )
 
 
-def outcome(
-    *tokens_s: float,
-    node: str = "",
-    refused: str = "",
-    grace_s: float = 0.0,
-    phase: str = "burst",
-) -> Outcome:
+def call(*tokens_s: float, node: str = "", refused: str = "") -> Judged:
     answer = Answer(
-        ended_s=tokens_s[-1] if tokens_s else 0.5,
+        ended_s=2.0,
         tokens_s=tokens_s,
         refused=refused,
         finishes=0 if refused else 1,
-        grace_s=grace_s,
         node_id=node,
     )
-    return Outcome(phase=phase, call=CALL, slo=SLO, answer=answer)
+    return judged(CALL, answer)
 
 
 def test_the_slo_is_what_the_first_node_keeps_for_a_batch_and_a_burst_is_twice_that() -> None:
@@ -100,52 +95,29 @@ def test_quiet_requests_come_one_by_one_and_a_burst_at_once() -> None:
     assert {(len(c.prompt_tokens), c.output_tokens) for c in together} == {(64, 80)}
 
 
-def test_each_token_has_a_deadline_of_its_own_and_the_load_is_granted() -> None:
-    assert outcome(1.0, 1.1, 1.2).met_tokens == 3
-    assert outcome(1.05, 1.06, 1.07).met_tokens == 2
-    assert outcome(1.55, 1.56, 1.57, grace_s=0.6).met_tokens == 3
-    assert outcome(0.9, 0.95, 1.0).spares_s == pytest.approx((0.1, 0.15, 0.2))
-
-
-def test_tokens_that_never_came_are_late() -> None:
-    torn = outcome(0.1, 0.2)
-    judged = Judgement(outcomes=(torn, outcome(0.1, 0.2, 0.3)))
-    assert judged.met_share == pytest.approx(5 / 6)
-    assert judged.torn == (torn,)
-
-
-def test_refused_requests_count_as_refused_and_not_as_late() -> None:
-    judged = Judgement(
-        outcomes=(outcome(0.1, 0.2, 0.3), outcome(refused="tpot_exceeded"), outcome(refused="x"))
-    )
-    assert (judged.requests, len(judged.admitted), len(judged.refused)) == (3, 1, 2)
-    assert judged.refused_by_reason == {"tpot_exceeded": 1, "x": 1}
-    assert judged.met_share == 1.0
-    assert not judged.torn
-
-
-def test_a_request_that_is_given_up_after_its_first_token_was_admitted() -> None:
-    assert outcome(0.1, refused="node_lost").admitted
-
-
 def test_a_row_for_each_phase_and_node() -> None:
-    judged = Judgement(
-        outcomes=(
-            outcome(0.1, 0.2, 0.3, node="a", phase="quiet"),
-            outcome(0.1, 0.2, 0.3, node="b"),
-            outcome(0.3, 0.5, 1.3, node="a"),
-            outcome(refused="tpot_exceeded"),
-            outcome(0.5, 0.7, 0.9, node="a"),
-        )
+    nothing = Judgement(())
+    burst_calls = (
+        call(0.1, 0.2, 0.3, node="b"),
+        call(0.3, 0.5, 1.3, node="a"),
+        call(refused="tpot_exceeded"),
+        call(0.5, 0.7, 0.9, node="a"),
     )
-    rows = judged.rows()
-    assert [(row.phase, row.node_id, row.requests) for row in rows] == [
-        ("quiet", "a", 1),
-        ("burst", "a", 2),
-        ("burst", "b", 1),
-        ("burst", "", 1),
+    phases = {
+        QUIET_BEFORE: Judgement((call(0.1, 0.2, 0.3, node="a"),)),
+        BURST: Judgement(burst_calls),
+        QUIET_AFTER: nothing,
+    }
+    made = Run(sizes=sizes(FIRST, SECOND, REQUESTS), phases=phases)
+    shown = rows(made)
+    assert [row[:3] for row in shown] == [
+        (QUIET_BEFORE, "a", "1"),
+        (BURST, "a", "2"),
+        (BURST, "b", "1"),
+        (BURST, "refused", "1"),
     ]
-    assert (rows[1].tokens, rows[1].met_tokens) == (6, 5)
-    assert rows[1].ttft_s_p50 == pytest.approx(0.4)
-    assert rows[1].tokens_per_s == pytest.approx(3.5)
-    assert judged.of("burst").served_by("a") == 2
+    tokens, in_time, ttft_s_p50, tokens_per_s = shown[1][3:]
+    assert (tokens, in_time) == ("6", "83.3%")
+    assert (ttft_s_p50, tokens_per_s) == ("0.40", "3.5")
+    assert made.judged.requests == 5
+    assert made.phases[BURST].served_by("a") == 2

@@ -1,10 +1,7 @@
-"""What the overcommit benchmark sends and how it judges: calls, limits, journals, samples."""
+"""What the overcommit benchmark sends and looks at: calls, limits, journals, samples."""
 
 from dataclasses import replace
 
-import pytest
-
-from bench.overcommit.judging import Judgement, Outcome
 from bench.overcommit.replaying import Audit, Replay
 from bench.overcommit.resident import Resident
 from bench.overcommit.workload import FIRST_S, KINDS, BurstCall, calls, limit_bytes, peaks
@@ -23,7 +20,6 @@ from mesh.domain.messages import (
     UnloadInstance,
 )
 from mesh.domain.reasons import FinishReason
-from mesh.evaluation.load_client import Answer
 from mesh.runtime.journal import Decision
 from tests.core.cells import FOOTPRINT, MIB, CellUnderTest, commands, deployment, hello, request
 
@@ -35,7 +31,6 @@ CALL = BurstCall(
     prompt_tokens=(7,) * 100,
     output_tokens=3,
 )
-WHOLE = Answer(ended_s=2.0, tokens_s=(1.0, 1.1, 1.2), finishes=1)
 
 
 def test_calls_keep_the_bounds_of_their_deployment_and_come_alike_from_a_seed() -> None:
@@ -66,35 +61,6 @@ def test_the_limit_is_a_share_of_what_the_largest_bursts_and_the_weights_want() 
     assert found["oc-long"].kv_blocks == 64, "one full context of 2048 tokens at least"
     whole_bytes = 4 * FOOTPRINT.weights_bytes + (120 + 32 + 32 + 64) * MIB
     assert limit_bytes(list(found.values()), 2.0) == whole_bytes // 2
-
-
-@pytest.mark.parametrize(
-    ("answer", "finished", "refused"),
-    [
-        (WHOLE, True, False),
-        (replace(WHOLE, tokens_s=(1.0, 1.1)), False, False),
-        (replace(WHOLE, finishes=2), False, False),
-        (replace(WHOLE, finishes=0), False, False),
-        (replace(WHOLE, in_order=False), False, False),
-        (replace(WHOLE, refused="memory_full"), False, False),
-        (replace(WHOLE, failed="unavailable"), False, False),
-        (Answer(ended_s=1.0, tokens_s=(), refused="memory_full"), False, True),
-        (Answer(ended_s=1.0, tokens_s=(0.5,), refused="memory_full"), False, True),
-        (Answer(ended_s=1.0, tokens_s=(), failed="deadline_exceeded"), False, False),
-    ],
-)
-def test_a_call_ends_once_whole_or_with_a_reason(
-    answer: Answer, finished: bool, refused: bool
-) -> None:
-    outcome = Outcome(call=CALL, answer=answer)
-    assert (outcome.finished, outcome.refused) == (finished, refused)
-    assert Judgement(outcomes=(outcome,)).ended_once is (finished or refused)
-
-
-def test_load_time_that_a_call_was_granted_does_not_make_it_late() -> None:
-    late = replace(WHOLE, tokens_s=(7.0, 7.1, 7.2))
-    assert not Outcome(call=CALL, answer=late).met
-    assert Outcome(call=CALL, answer=replace(late, grace_s=1.5)).met
 
 
 def test_samples_over_the_limit_are_counted_and_a_process_that_ends_is_none() -> None:

@@ -30,12 +30,12 @@ def test_a_burst_spills_over_to_the_vllm_node_in_time_and_the_quiet_after_it_com
         made = run(cell, sized, rounds=1, quiet_requests=QUIET_REQUESTS, seed=1, note=note)
     judged = made.judged
     report(made)
-    assert judged.of(QUIET_BEFORE).served_by(FIRST) == QUIET_REQUESTS
-    assert judged.of(QUIET_AFTER).served_by(FIRST) == QUIET_REQUESTS
-    burst = judged.of(BURST)
+    assert made.phases[QUIET_BEFORE].served_by(FIRST) == QUIET_REQUESTS
+    assert made.phases[QUIET_AFTER].served_by(FIRST) == QUIET_REQUESTS
+    burst = made.phases[BURST]
     assert burst.requests == sized.burst
     assert burst.served_by(FIRST), "the first node is tried first"
     assert burst.served_by(SECOND), "what it cannot take in time goes to the second"
     assert not judged.torn, "admitted, and not answered in full"
-    assert judged.met_share >= TARGET
+    assert judged.met_tokens_share >= TARGET
     assert len(judged.refused) <= REFUSED_SHARE_MAX * judged.requests, judged.refused_by_reason
