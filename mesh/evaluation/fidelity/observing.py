@@ -60,6 +60,8 @@ class Spent:
 class Observed:
     """In the order of their ends."""
 
+    first_s: float | None = None
+    """When the node decided for the first time."""
     steps: list[Iteration] = field(default_factory=list)
     primings: list[Iteration] = field(default_factory=list)
     loads: list[Spent] = field(default_factory=list)
@@ -100,6 +102,8 @@ class Observer:
     def run(self, decisions: Iterable[Decision]) -> Observed:
         for decision in decisions:
             event = decision.event
+            if self.observed.first_s is None:
+                self.observed.first_s = decision.now_s
             self._happened(event, decision.now_s)
             for action in decision.actions:
                 self._decided(action, decision.now_s)
