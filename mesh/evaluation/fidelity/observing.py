@@ -5,7 +5,7 @@ Times are points on the node's clock, which is its machine's. Before: `mesh.runt
 `calibrating`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mesh.domain.actions import (
@@ -78,6 +78,17 @@ class Observed:
     """The most that the process said it takes."""
     engine_bytes_max: int = 0
     """The most that weights and KV caches came to, by the engine's books."""
+
+
+def pooled(several: Sequence[Observed]) -> Observed:
+    """What a node's calls took in several runs on one machine, in order; no requests."""
+    return Observed(
+        steps=[step for one in several for step in one.steps],
+        primings=[priming for one in several for priming in one.primings],
+        loads=[load for one in several for load in one.loads],
+        resizes=[resize for one in several for resize in one.resizes],
+        unloads=[unload for one in several for unload in one.unloads],
+    )
 
 
 AT_ONCE_S = 0.02

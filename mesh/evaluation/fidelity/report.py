@@ -104,13 +104,16 @@ class Calibrated:
         ]
 
 
-def calibrated(run: LiveRun) -> Calibrated:
-    """Raises InvalidInput when the first part of the run does not do for calibrating."""
+def calibrated(run: LiveRun, costs: NodeCosts | None = None) -> Calibrated:
+    """By the first part of the run; `costs` are known where the node had other runs.
+
+    Raises InvalidInput when that part does not do for it.
+    """
     times, observed = Times(run.profile), run.observed
     if observed.footprint is None:
         raise InvalidInput("nothing was loaded", hint="run for longer")
     until_s = run.start_s + run.calibrated_s
-    costs = calibrate(observed, times, from_s=run.start_s, until_s=until_s)
+    costs = costs or calibrate(observed, times, from_s=run.start_s, until_s=until_s)
     cell = LiveCell(
         node=run.node,
         deployments=run.deployments,
