@@ -87,13 +87,14 @@ def _measured(
     spans: Sequence[Span],
 ) -> Measured:
     start_s = answers[0].sent_s - answers[0].lag_s - sent[0].at_s
+    until_s = start_s + seconds
+    loads = [span for span in spans if span.kind is Kind.LOAD]
     return Measured(
         rate=rate,
         judged=judge(sent, answers),
-        seconds=seconds_by_kind(spans, start_s, start_s + seconds),
-        loads=sum(
-            span.kind is Kind.LOAD and start_s <= span.began_s < start_s + seconds for span in spans
-        ),
+        seconds=seconds_by_kind(spans, start_s, until_s),
+        loads=sum(start_s <= load.began_s < until_s for load in loads),
+        loading_s=seconds_by_kind(loads, start_s, until_s)[Kind.LOAD],
     )
 
 

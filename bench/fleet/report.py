@@ -10,13 +10,14 @@ from bench.printing import last_line, say, show_table
 from mesh.evaluation.judging import Judgement
 
 HEADINGS = (
-    *("", "rate", "met", "every", "admitted", "p50 s", "p95 s"),
-    *("loads", "load", "first", "prefill", "decode", "idle", "sim"),
+    *("calls/s", "met", "every", "taken", "p50 s", "p95 s"),
+    *("loads, s", "load", "first", "prefill", "decode", "idle", "sim"),
 )
 LEGEND = (
-    "rate: calls/s. met: share of all calls with TTFT and mean TPOT in time; every: with every "
-    "token. p50, p95: TTFT of the admitted. loads: how many. load to idle: where the seconds went, "
-    "a load while nothing was computed, first runs of new instances for nobody. sim: met, simulated"
+    "met: share of all calls with TTFT and mean TPOT in time; every: with every token. taken: not "
+    "refused; p50, p95: their TTFT. loads: how many, in so many seconds. load to idle: where the "
+    "seconds went; load: while nothing was computed, first: runs of new instances for nobody. "
+    "sim: met, simulated"
 )
 
 
@@ -30,6 +31,8 @@ class Measured:
     """Of the time in which calls came, by kind."""
     loads: int
     """That began in it."""
+    loading_s: float
+    """With a load under way, whatever was computed beside it."""
     simulated_met_share: float | None = None
 
     @property
@@ -81,8 +84,9 @@ def report(played: Sequence[Played]) -> None:
             f"{scene.name}: {scene.deployments} deployments, memory for {scene.resident_max}; "
             f"TTFT {slo.ttft_s:g} s, TPOT {slo.tpot_s:g} s, no credit for loads"
         )
-        rows = [_row("mesh", one) for one in each.ours] + [_row("peer", one) for one in each.peer]
-        show_table(HEADINGS, sorted(rows, key=lambda row: float(row[1])))
+        named = [("mesh", one) for one in each.ours] + [("peer", one) for one in each.peer]
+        by_rate = sorted(named, key=lambda pair: pair[1].rate)
+        show_table(HEADINGS, [_row(name, one) for name, one in by_rate])
         for one in each.ours:
             if reasons := one.judged.refused_by_reason:
                 words = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
@@ -92,15 +96,14 @@ def report(played: Sequence[Played]) -> None:
 
 def _row(name: str, one: Measured) -> tuple[str, ...]:
     return (
-        name,
-        f"{one.rate:g}",
+        f"{one.rate:g} {name}",
         f"{one.met_share:.2f}",
         f"{one.met_every_token_share:.2f}",
         f"{len(one.judged.admitted)}/{one.judged.requests}",
         *("" if s is None else f"{s:.2f}" for s in (one.ttft_s(50), one.ttft_s(95))),
-        str(one.loads),
+        f"{one.loads} in {one.loading_s:.0f}",
         *(
-            f"{one.seconds[kind]:.1f}"
+            f"{one.seconds[kind]:.0f}"
             for kind in (Kind.LOAD, Kind.FIRST_RUN, Kind.PREFILL, Kind.DECODE, Kind.IDLE)
         ),
         "" if one.simulated_met_share is None else f"{one.simulated_met_share:.2f}",
@@ -123,6 +126,7 @@ def figures(played: Sequence[Played]) -> dict[str, object]:
             f"{mark}sim_difference": [_round(one.sim_difference) for one in ours],
             f"{mark}seconds_by_kind": [_rounded(one.seconds) for one in ours],
             f"{mark}loads": [one.loads for one in ours],
+            f"{mark}loading_s": [round(one.loading_s, 1) for one in ours],
             f"{mark}client_lag_s_p99": [_round(one.judged.lag_s_p99) for one in ours],
         }
         name = "resident_peer" if each.scene.resident else "lru"
@@ -132,6 +136,7 @@ def figures(played: Sequence[Played]) -> dict[str, object]:
             f"{name}_ttft_s_p95": [_round(one.ttft_s(95)) for one in peer],
             f"{name}_seconds_by_kind": [_rounded(one.seconds) for one in peer],
             f"{name}_loads": [one.loads for one in peer],
+            f"{name}_loading_s": [round(one.loading_s, 1) for one in peer],
         }
     return found
 

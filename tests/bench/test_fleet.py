@@ -170,6 +170,7 @@ def measured(*answers: Answer, rate: float = 1.0, simulated: float | None = None
         judged=judge([CALL] * len(answers), answers),
         seconds={str(kind): 1.04 for kind in Kind},
         loads=2,
+        loading_s=1.04,
         simulated_met_share=simulated,
     )
 
