@@ -12,14 +12,18 @@ BENCH_BIN := .venv-bench/bin
 VLLM_BIN := .venv-vllm/bin
 # The demo and the benchmarks keep the model store in the clone, unless MESH_HOME says otherwise.
 HOME_HERE := MESH_HOME="$${MESH_HOME:-$$PWD/.mesh}"
+JOBS ?= $(shell nproc)
+# Each worker begins with its part of the tests in their order, which keeps the fixtures of a module together.
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 --dist worksteal
+# Without processes, sockets, engines and models.
+QUICK_TESTS := tests/test_tidy.py $(addprefix tests/,domain compute memory policy request core runtime report)
 PIP := pip install --quiet --disable-pip-version-check
 # What triton, which vLLM imports, says of itself when the tests are over: pytest's closing line is to be the last.
 NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 
-.PHONY: help demo test test-vllm check lint types imports proto format faults soak clean
-.PHONY: bench-admission bench-engine bench-fidelity bench-fleet bench-kv-resize bench-mixed
-.PHONY: bench-overcommit bench-overhead bench-paper bench-profile bench-sim bench-slo
-.PHONY: bench-vllm-step bench-vllm-switch
+.PHONY: help demo load test test-vllm quick check lint types imports proto format faults soak clean
+.PHONY: bench-admission bench-engine bench-fidelity bench-fleet bench-kv-resize bench-mixed bench-overcommit
+.PHONY: bench-overhead bench-paper bench-profile bench-replay bench-sim bench-slo bench-vllm-step bench-vllm-switch
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -37,6 +41,13 @@ $(VENV)/.installed-dev: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	echo "setting up $(VENV) with the development tools …" >&2
 	$(BIN)/python -m $(PIP) -e '.[dev]' 2> >(grep -v WARNING >&2)
+	touch $@ $(VENV)/.installed-demo $(VENV)/.installed-load
+
+$(VENV)/.installed-load: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: mesh needs python 3.11 or newer; $(PYTHON) is older"; echo "hint: make PYTHON=python3.12 …"; exit 1; } >&2
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	echo "setting up $(VENV) with locust …" >&2
+	$(BIN)/python -m $(PIP) -e '.[demo,load]' 2> >(grep -v WARNING >&2)
 	touch $@ $(VENV)/.installed-demo
 
 .venv-bench/.installed: pyproject.toml
@@ -59,8 +70,14 @@ $(VENV)/.installed-dev: pyproject.toml
 demo: $(VENV)/.installed-demo ## two deployments of a real model answer several prompts at once
 	@$(HOME_HERE) $(BIN)/mesh demo
 
+load: $(VENV)/.installed-load ## two minutes of calls by locust: 16 deployments, memory for 6
+	@$(HOME_HERE) $(BIN)/python -m mesh_load
+
 test: $(VENV)/.installed-dev ## the tests
-	@$(BIN)/python -m pytest
+	@$(PYTEST)
+
+quick: $(VENV)/.installed-dev lint types imports ## in under a minute: style, types, the decisions and what they are made of
+	@$(PYTEST) $(QUICK_TESTS)
 
 test-vllm: .venv-vllm/.installed ## the vLLM engine, against real vLLM on the CPU
 	@$(HOME_HERE) $(VLLM_BIN)/python -m pytest --timeout 300 -k vllm tests/contract tests/nodes/engines/vllm tests/e2e 2> >(grep -vE "$(NANOBIND)" >&2)
@@ -115,6 +132,10 @@ bench-paper: $(VENV)/.installed-dev ## the evaluation of the LLM-Mesh paper on v
 
 bench-profile: $(VENV)/.installed-dev ## how near predicted iteration times come to measured ones
 	@$(HOME_HERE) $(BIN)/python -m bench.profile
+
+# TRACES are files of any known format; ARGS are further options.
+bench-replay: $(VENV)/.installed-dev ## whether a replay sends each call of a trace, at its time; TRACES="FILE …"
+	@$(HOME_HERE) $(BIN)/python -m bench.replay $(TRACES) $(ARGS)
 
 bench-sim: $(VENV)/.installed-dev ## how long the simulator takes; ARGS="--trace FILE", "--growth"
 	@$(BIN)/python -m bench.sim $(ARGS)

@@ -1,8 +1,9 @@
 """A cell on this machine, for benchmarks that measure the whole system."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from bench.demo_model import store_path
@@ -10,6 +11,11 @@ from mesh.cli.cell import LocalCell
 from mesh.cli.cell_plan import CellPlan, plan_nodes
 from mesh.cli.running_cell import running_cell
 from mesh.cli.stopping import Stopping
+from mesh.cli.verbs.deploy import wait_ready
+from mesh.domain.deployment import DeploymentSpec, Scaling
+from mesh.wire.client import MeshClient
+
+LOADED_S_MAX = 180.0
 
 
 @contextmanager
@@ -46,3 +52,17 @@ def local_cell(
         )
         stopping = opened.enter_context(Stopping())
         yield opened.enter_context(running_cell(plan, stopping))
+
+
+def deployed(address: str, specs: Sequence[DeploymentSpec]) -> None:
+    """One instance of each, loaded, and kept.
+
+    Raises Cancelled when that takes too long.
+    """
+    scaling = Scaling(replicas_min=1, replicas_max=1, keep_alive_s=600.0)
+    with MeshClient(address) as client:
+        kept = [replace(spec, scaling=scaling) for spec in specs]
+        for spec in kept:
+            client.deploy(spec)
+        for spec in kept:
+            wait_ready(client, spec, LOADED_S_MAX)

@@ -2,12 +2,11 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
-from rich.console import Console
-from rich.table import Table
-
-WIDTH = 100
+from mesh.cli import output
+from mesh.domain.errors import MeshError
 
 
 def show_status(line: str) -> None:
@@ -18,25 +17,23 @@ def show_status(line: str) -> None:
         print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 
 
-def note(line: str) -> None:
-    """On standard error, to stay."""
-    print(line, file=sys.stderr)
+@contextmanager
+def errors_told() -> Iterator[None]:
+    """A MeshError ends the benchmark in a line. The status line is wiped either way."""
+    try:
+        yield
+    except MeshError as error:
+        sys.exit(f"error: {error}")
+    finally:
+        show_status("")
 
 
 def show_table(
     headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", words: int = 1
 ) -> None:
-    """Columns after the first `words` are numbers. Without headings there is no line of them."""
-    table = Table(title=title or None, title_justify="left", box=None, show_header=any(headings))
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if number < words else "right")
-    for row in rows:
-        table.add_row(*row)
-    Console(width=WIDTH).print(table)
-
-
-def say(words: str) -> None:
-    Console(width=WIDTH).print(words, soft_wrap=True)
+    """Columns after the first `words` are numbers."""
+    output.text(title, end="\n" if title else "")
+    output.table(output.text_columns(headings, words), rows)
 
 
 def last_line(figures: Mapping[str, object]) -> None:

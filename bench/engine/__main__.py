@@ -6,53 +6,49 @@ object: `ratio_to_best` (mesh over the better peer) and `tokens_per_s`, by reque
 
 import argparse
 import sys
-import tempfile
 import time
 from contextlib import ExitStack
-from pathlib import Path
 
-from rich.console import Console
-
-from bench.engine.child import Broken, Child
-from bench.engine.contenders import ENTRIES
+from bench.engine.contenders import ENTRIES, timed
 from bench.engine.models import Models, prepared_models
 from bench.engine.report import Rates, print_report
 from bench.engine.workload import CONCURRENCIES, OUTPUT_TOKENS, prompts
+from bench.peer import Peer
+from mesh.cli import output
 from mesh.domain.errors import MeshError
 
 ROUNDS = 5
-STATUS = Console(stderr=True)
 
 
 class Bench:
-    """The children that could be started, and what was measured."""
+    """The peers that could be started, and what was measured."""
 
-    def __init__(self, children: list[Child], vocabulary_tokens: int) -> None:
-        self._children = children
+    def __init__(self, peers: list[Peer], vocabulary_tokens: int) -> None:
+        self._peers = peers
         self._vocabulary_tokens = vocabulary_tokens
         self._seed = 0
-        self.rates: Rates = {child.name: {n: [] for n in CONCURRENCIES} for child in children}
+        self.rates: Rates = {peer.name: {n: [] for n in CONCURRENCIES} for peer in peers}
         self.idle_share = 0.0
 
     def warm_up(self) -> None:
         """Everything that comes later has run once, at every size."""
         for count in CONCURRENCIES:
-            for child in self._children:
-                STATUS.print(f"warm up {child.name}, {count} at once", style="dim")
-                child.generate(self._prompts(count))
+            for peer in self._peers:
+                output.message(f"warm up {peer.name}, {count} at once")
+                peer.ask(self._prompts(count))
 
     def round(self, number: int) -> None:
         for count in CONCURRENCIES:
             asked = self._prompts(count)
-            for child in self._children:
-                rate = count * OUTPUT_TOKENS / self._measure(child, asked)
-                self.rates[child.name][count].append(rate)
-                STATUS.print(f"round {number}: {child.name}, {count} at once: {rate:.1f} tokens/s")
+            for peer in self._peers:
+                rate = count * OUTPUT_TOKENS / self._measure(peer, asked)
+                self.rates[peer.name][count].append(rate)
+                output.message(f"round {number}: {peer.name}, {count} at once: {rate:.1f} tokens/s")
 
-    def _measure(self, child: Child, asked: list[list[int]]) -> float:
-        others = [other for other in self._children if other is not child]
+    def _measure(self, peer: Peer, asked: list[list[int]]) -> float:
+        others = [other for other in self._peers if other is not peer]
         start_s, before_s = time.monotonic(), [other.cpu_s() for other in others]
-        taken_s = child.generate(asked)
+        taken_s: float = peer.ask(asked)
         wall_s = time.monotonic() - start_s
         for other, used_s in zip(others, before_s, strict=True):
             self.idle_share = max(self.idle_share, (other.cpu_s() - used_s) / wall_s)
@@ -63,17 +59,17 @@ class Bench:
         return prompts(count, self._vocabulary_tokens, self._seed)
 
 
-def measure(models: Models, rounds: int, logs: Path) -> Bench:
-    """Engines that are not installed are left out. Raises Broken when one fails."""
+def measure(models: Models, rounds: int) -> Bench:
+    """Engines that are not installed are left out. Raises Unavailable when one fails."""
     with ExitStack() as stack:
-        children = []
+        peers = []
         for entry in ENTRIES:
             if entry.installed:
-                STATUS.print(f"start {entry.name}", style="dim")
-                child = stack.enter_context(Child(entry, models, logs / f"{entry.name}.log"))
-                child.wait_ready()
-                children.append(child)
-        bench = Bench(children, models.stored.info.vocabulary_tokens)
+                output.message(f"start {entry.name}")
+                peer = stack.enter_context(Peer(entry.name, timed, entry.name, models))
+                peer.wait_ready()
+                peers.append(peer)
+        bench = Bench(peers, models.stored.info.vocabulary_tokens)
         bench.warm_up()
         for number in range(1, rounds + 1):
             bench.round(number)
@@ -88,11 +84,10 @@ def main() -> int:
         parser.error("--rounds must be 1 or more")
     missing = [entry.name for entry in ENTRIES if not entry.installed]
     try:
-        STATUS.print("prepare the model for each engine", style="dim")
+        output.message("prepare the model for each engine")
         models = prepared_models()
-        with tempfile.TemporaryDirectory() as logs:
-            bench = measure(models, options.rounds, Path(logs))
-    except (Broken, MeshError) as error:
+        bench = measure(models, options.rounds)
+    except MeshError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if missing:

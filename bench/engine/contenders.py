@@ -5,11 +5,13 @@ same number of threads. Prefix caches are off: every prompt is computed.
 """
 
 import importlib.util
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from bench.driving import LoadedModel
 from bench.engine.models import Models
 from bench.engine.workload import (
     CONCURRENCIES,
@@ -18,10 +20,7 @@ from bench.engine.workload import (
     THREADS,
     Prompts,
 )
-from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.limits import NodeLimits
-from mesh.domain.request import SamplingParams
-from mesh.runtime.engine import EngineRequest, LoadOrder
 
 BATCH_MAX = max(CONCURRENCIES)
 GENAI_CACHE_GB = 1
@@ -40,38 +39,21 @@ class Mesh:
         from mesh_nodes.engines.openvino import OpenVinoEngine
         from mesh_nodes.text_engine import TextEngine
 
-        self._engine = TextEngine(OpenVinoEngine(threads=THREADS))
-        self._instance_id = InstanceId("bench")
-        self._submitted = 0
-        stored = models.stored
-        self._engine.prepare(stored.info, stored.path, _no_progress)
-        block_tokens = self._engine.footprint(stored.info).block_tokens
-        order = LoadOrder(
-            instance_id=self._instance_id,
-            deployment=DeploymentName("bench"),
-            model=stored.info,
-            model_path=stored.path,
-            kv_blocks=BATCH_MAX * CONTEXT_TOKENS // block_tokens,
+        self._model = LoadedModel(
+            TextEngine(OpenVinoEngine(threads=THREADS)),
+            models.stored,
+            kv_tokens=BATCH_MAX * CONTEXT_TOKENS,
             context_tokens_max=CONTEXT_TOKENS,
             batch_max=BATCH_MAX,
         )
-        self._engine.load(order, _no_progress)
 
     def generate(self, prompts: Prompts) -> int:
         for prompt in prompts:
-            self._submitted += 1
-            request = EngineRequest(
-                request_id=RequestId(f"r{self._submitted}"),
-                prompt_tokens=tuple(prompt),
-                output_tokens=(),
-                sampling=SamplingParams(max_tokens=OUTPUT_TOKENS, ignore_eos=True),
-                stop_token_ids=(),
-            )
-            self._engine.submit(self._instance_id, request)
+            self._model.submit(prompt, OUTPUT_TOKENS)
         made, running = 0, len(prompts)
         budget = NodeLimits().prefill_tokens_max
         while running:
-            outputs = self._engine.step(self._instance_id, budget).outputs
+            outputs = self._model.step(budget).outputs
             made += len(outputs)
             running -= sum(output.finish is not None for output in outputs)
         return made
@@ -169,5 +151,18 @@ ENTRIES = (
 )
 
 
-def _no_progress(phase: str, share: float) -> None:
-    pass
+def timed(name: str, models: Models) -> Callable[[Prompts], float]:
+    """A contender of that name, as a `Peer` has it: the seconds from the first submission to the
+    last token of all.
+    """
+    (contender,) = (entry.build(models) for entry in ENTRIES if entry.name == name)
+
+    def generate(prompts: Prompts) -> float:
+        start_s = time.perf_counter()
+        made = contender.generate(prompts)
+        taken_s = time.perf_counter() - start_s
+        if made != len(prompts) * OUTPUT_TOKENS:
+            raise RuntimeError(f"made {made} tokens of {len(prompts) * OUTPUT_TOKENS}")
+        return taken_s
+
+    return generate

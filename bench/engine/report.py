@@ -1,13 +1,10 @@
 """Medians over rounds, the ratio to the better peer, a table for people, a line for programs."""
 
-import json
 from statistics import median
-
-from rich.console import Console
-from rich.table import Table
 
 from bench.engine.contenders import ENTRIES
 from bench.engine.workload import CONCURRENCIES, OUTPUT_TOKENS, PROMPT_TOKENS, THREADS
+from bench.printing import last_line, show_table
 
 OURS = "mesh"
 TARGETS = {1: 0.9, 8: 1.0, 16: 1.0}
@@ -30,29 +27,26 @@ def ratios(rates: Rates) -> dict[int, float]:
 def print_report(rates: Rates, idle_share: float, missing: list[str]) -> None:
     """`idle_share`: the most CPU, as a share of one core, that a waiting engine used."""
     rounds = max(len(times) for by_count in rates.values() for times in by_count.values())
-    table = Table(
-        title=f"output tokens/s, {PROMPT_TOKENS} in, {OUTPUT_TOKENS} out, {THREADS} threads: "
-        f"median (least–most) of {rounds} rounds",
-        title_justify="left",
-        box=None,
-    )
-    table.add_column("engine")
-    table.add_column("runs")
-    for count in CONCURRENCIES:
-        table.add_column(f"{count} at once", justify="right")
+    rows = []
     for entry in ENTRIES:
         if entry.name in rates:
             cells = (_cell(rates[entry.name][count]) for count in CONCURRENCIES)
-            table.add_row(entry.name, entry.runs, *cells)
+            rows.append((entry.name, entry.runs, *cells))
         else:
-            table.add_row(entry.name, "not installed")
+            rows.append((entry.name, "not installed", *("" for _ in CONCURRENCIES)))
     ratio = ratios(rates)
     if ratio:
         cells = (f"{ratio[count]:.2f} (≥ {TARGETS[count]:.1f})" for count in CONCURRENCIES)
-        table.add_row("mesh / best peer", "", *cells)
-    Console(width=100).print(table)
-    Console(width=100).print(f"waiting engines used at most {100 * idle_share:.1f} % of a core")
-    print(json.dumps(_figures(rates, ratio, missing)))
+        rows.append(("mesh / best peer", "", *cells))
+    show_table(
+        ("engine", "runs", *(f"{count} at once" for count in CONCURRENCIES)),
+        rows,
+        title=f"output tokens/s, {PROMPT_TOKENS} in, {OUTPUT_TOKENS} out, {THREADS} threads: "
+        f"median (least–most) of {rounds} rounds",
+        words=2,
+    )
+    print(f"waiting engines used at most {100 * idle_share:.1f} % of a core")
+    last_line(_figures(rates, ratio, missing))
 
 
 def _cell(rates: list[float]) -> str:

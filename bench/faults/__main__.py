@@ -7,7 +7,6 @@ line is one JSON object; exit code 1 when a seed failed.
 """
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -18,11 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
-from bench.printing import show_status
-from mesh.domain.errors import MeshError
+from bench.printing import errors_told, last_line, show_status, show_table
 from mesh.sim.checking import FaultyRun
 from mesh.sim.faults import FaultKind
 from mesh.sim.scenario import Scenario, arrivals, faults, plan, read_scenario
@@ -97,22 +92,14 @@ def runs(read: Scenario, seeds: Sequence[int], jobs: int) -> Iterator[Ran]:
 
 
 def report(total: Total, wall_s: float, scenario: Path) -> None:
-    table = Table(box=None)
-    table.add_column("FAULT")
-    table.add_column("COUNT", justify="right")
-    table.add_column("END OF A REQUEST")
-    table.add_column("COUNT", justify="right")
-    ends = total.ends.most_common()
-    for row in range(max(len(FaultKind), len(ends))):
-        kinds = [kind.value for kind in FaultKind][row : row + 1]
-        end, count = ends[row] if row < len(ends) else ("", "")
-        kind = kinds[0] if kinds else ""
-        table.add_row(kind, str(total.faults[kind]) if kind else "", end, str(count))
-    Console(width=100).print(table)
+    kinds = [(kind.value, str(total.faults[kind.value])) for kind in FaultKind]
+    ends = [(end, str(count)) for end, count in total.ends.most_common()]
+    show_table(("FAULT", "COUNT"), kinds)
+    show_table(("END OF A REQUEST", "COUNT"), ends)
     for seed, broken in total.broken.items():
         print(f"broken: {broken}")
         print(f"  again: mesh sim {scenario} --check --seed {seed}")
-    print(json.dumps(figures(total, wall_s)))
+    last_line(figures(total, wall_s))
 
 
 def figures(total: Total, wall_s: float) -> dict[str, object]:
@@ -137,10 +124,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few seeds, to see that it works")
     options = parser.parse_args()
     count = QUICK_SEEDS if options.quick else options.seeds
-    try:
+    with errors_told():
         read = read_scenario(options.scenario)
-    except MeshError as error:
-        sys.exit(f"error: {error}")
     total, began_s = Total(), time.perf_counter()
     for ran in runs(read, range(options.first, options.first + count), max(options.jobs, 1)):
         total.add(ran)

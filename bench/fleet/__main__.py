@@ -9,7 +9,6 @@ the same runs say. The last line is one JSON object, with lists by rate.
 """
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,8 +20,9 @@ from bench.fleet.peer import swapped
 from bench.fleet.report import Measured, Played, report
 from bench.fleet.seconds import Kind, Span, seconds_by_kind, spans_of
 from bench.fleet.workload import SCENES, Scene, calls
-from bench.printing import note, show_status
-from mesh.domain.errors import InvalidInput, MeshError
+from bench.printing import errors_told, show_status
+from mesh.cli.output import message
+from mesh.domain.errors import InvalidInput
 from mesh.evaluation.fidelity.report import LiveRun
 from mesh.evaluation.judging import judge
 from mesh.evaluation.load_client import Answer, Call
@@ -66,7 +66,7 @@ class Bench:
         try:
             shares = simulated_met_shares(runs)
         except InvalidInput as error:
-            note(f"{scene.name}, not simulated: {error}")
+            message(f"{scene.name}, not simulated: {error}")
             return ours
         return [
             replace(one, simulated_met_share=share) for one, share in zip(ours, shares, strict=True)
@@ -112,11 +112,8 @@ def main() -> None:
     wanted = [scene for scene in SCENES if options.scene in (None, scene.name)]
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), options)
-        try:
+        with errors_told():
             played = [bench.play(scene) for scene in wanted]
-        except MeshError as error:
-            sys.exit(f"error: {error}")
-    show_status("")
     report(played)
 
 

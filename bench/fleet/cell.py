@@ -15,15 +15,15 @@ from statistics import fmean
 
 import psutil
 
-from bench.cells import local_cell
+from bench.cells import LOADED_S_MAX, local_cell
 from bench.demo_model import SOURCE
 from bench.fleet.workload import CONTEXT_TOKENS, Scene
+from mesh.cli.verbs.deploy import wait_ready
 from mesh.compute.times import Times
 from mesh.controller.registry import SqliteRegistry
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.errors import MeshError
 from mesh.domain.ids import DeploymentName
-from mesh.domain.lifecycle import InstanceState
 from mesh.domain.slo import Slo
 from mesh.evaluation.fidelity.calibrating import calibrate
 from mesh.evaluation.fidelity.live import live_run
@@ -34,7 +34,6 @@ from mesh.sim.cluster import SETTLE_S
 from mesh.wire.client import MeshClient
 
 PROFILED = DeploymentName("profiled")
-LOADED_S_MAX = 180.0
 CALM_SHARE = 0.1
 """Of a core: a node that uses less has computed all that it computes for nobody."""
 CALM_S = 1.0
@@ -78,7 +77,8 @@ def measured(
             MeshClient(cell.address) as client,
         ):
             if scene.resident:
-                _wait_loaded(client)
+                for name in scene.names():
+                    wait_ready(client, _spec(name, scene.slo, scene.scaling), LOADED_S_MAX)
                 _wait_calm(psutil.Process(cell.children[1].process.pid))
             (node,) = client.nodes()
             views = client.profiles(scene.names()[0])
@@ -130,17 +130,6 @@ def _spec(name: DeploymentName, slo: Slo, scaling: Scaling) -> DeploymentSpec:
 def _copy(home: Path, to: Path) -> None:
     """The controller's state: the store is linked anew, and logs stay."""
     shutil.copytree(home / "controller", to / "controller")
-
-
-def _wait_loaded(client: MeshClient) -> None:
-    until_s = time.monotonic() + LOADED_S_MAX
-    while not all(
-        any(instance.state is InstanceState.READY for instance in deployment.instances)
-        for deployment in client.list()
-    ):
-        if time.monotonic() > until_s:
-            raise MeshError(f"not all deployments were loaded within {LOADED_S_MAX:.0f} s")
-        time.sleep(0.1)
 
 
 def _wait_calm(process: psutil.Process) -> None:

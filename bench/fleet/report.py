@@ -6,7 +6,8 @@ from statistics import quantiles
 
 from bench.fleet.seconds import Kind
 from bench.fleet.workload import Scene
-from bench.printing import last_line, say, show_table
+from bench.printing import last_line, show_table
+from mesh.cli.output import text
 from mesh.evaluation.judging import Judgement
 
 HEADINGS = (
@@ -77,10 +78,10 @@ class Played:
 
 
 def report(played: Sequence[Played]) -> None:
-    say(LEGEND)
+    text(LEGEND)
     for each in played:
         scene, slo = each.scene, each.scene.slo
-        say(
+        text(
             f"{scene.name}: {scene.deployments} deployments, memory for {scene.resident_max}; "
             f"TTFT {slo.ttft_s:g} s, TPOT {slo.tpot_s:g} s, no credit for loads"
         )
@@ -90,7 +91,7 @@ def report(played: Sequence[Played]) -> None:
         for one in each.ours:
             if reasons := one.judged.refused_by_reason:
                 words = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-                say(f"refused at {one.rate:g} calls/s: {words}")
+                text(f"refused at {one.rate:g} calls/s: {words}")
     last_line(figures(played))
 
 

@@ -9,15 +9,10 @@ resizes, of any size, the first included, `speedup_1gb` the lesser of grow and s
 """
 
 import argparse
-import json
 import os
 import random
-import sys
 from dataclasses import dataclass
 from statistics import mean, median
-
-from rich.console import Console
-from rich.table import Table
 
 from bench.kv_resize.footprint import Footprint, measure_footprint
 from bench.kv_resize.live import DemoGraph, LiveInstance
@@ -31,6 +26,8 @@ from bench.kv_resize.serving import (
     draw_prompts,
     steps_during,
 )
+from bench.printing import last_line, show_table
+from mesh.cli import output
 from mesh_nodes.engines.openvino import KvResize
 from mesh_nodes.engines.openvino.instance import Instance
 
@@ -66,7 +63,7 @@ def measure(
     sizes_gb: tuple[float, ...], rounds: int, decode_rounds_: int, threads: int, seed: int
 ) -> Measured:
     draw = random.Random(seed)
-    _note("footprint of an idle instance")
+    output.message("footprint of an idle instance")
     footprint = measure_footprint(threads, draw)
     found: list[Resize] = []
     blocks_max = round(max(sizes_gb) * (1 + 2 * SPARE_SHARE) * 1e9 / 700_000)
@@ -75,7 +72,7 @@ def measure(
     for number in range(rounds):
         for gigabytes in sizes_gb:
             for live in lives:
-                _note(f"round {number + 1} of {rounds}: {gigabytes} GB, {live.how}")
+                output.message(f"round {number + 1} of {rounds}: {gigabytes} GB, {live.how}")
                 found += resizes(live, gigabytes, draw)
 
     def make(how: KvResize) -> Instance:
@@ -85,11 +82,13 @@ def measure(
     for round_ in decode_rounds(make, decode_rounds_, DECODE_STEPS, draw):
         decoded.append(round_)
         growing, steady = 100 * round_.growing.cost_share, 100 * round_.steady.cost_share
-        _note(f"decode, round {len(decoded)}: {steady:+.1f} %, {growing:+.1f} % while it grows")
+        output.message(
+            f"decode, round {len(decoded)}: {steady:+.1f} %, {growing:+.1f} % while it grows"
+        )
     beside = make(KvResize.COPYING)
     fixed = Served(beside)
     fixed.back()
-    _note("decode while pages go back")
+    output.message("decode while pages go back")
     quiet_s, returning_s = _beside(lives[0], fixed, max(sizes_gb), draw)
     for live in lives:
         live.close()
@@ -122,43 +121,44 @@ def _beside(
 
 
 def report(measured: Measured, sizes_gb: tuple[float, ...]) -> None:
-    table = Table(
-        title="one resize, medians in ms; all elastic pages are back after", title_justify="left"
-    )
-    table.box = None
-    for heading in ("live GB", "", "elastic", "worst", "copying", "ratio", "pages back"):
-        table.add_column(heading, justify="right" if heading else "left")
+    rows = []
     for live_gb in sizes_gb:
         for operation in (GROW, SHRINK, EMPTY):
             ours = measured.of(KvResize.ELASTIC, operation, live_gb)
             elastic_ms = measured.stall_ms(KvResize.ELASTIC, operation, live_gb)
             copying_ms = measured.stall_ms(KvResize.COPYING, operation, live_gb)
-            table.add_row(
-                f"{live_gb:g}",
-                operation,
-                f"{elastic_ms:.2f}",
-                f"{1e3 * max(r.stall_s for r in ours):.2f}",
-                f"{copying_ms:.1f}",
-                f"{copying_ms / elastic_ms:.0f}",
-                "" if operation == GROW else f"{1e3 * median(r.returned_s for r in ours):.0f}",
+            rows.append(
+                (
+                    f"{live_gb:g}",
+                    operation,
+                    f"{elastic_ms:.2f}",
+                    f"{1e3 * max(r.stall_s for r in ours):.2f}",
+                    f"{copying_ms:.1f}",
+                    f"{copying_ms / elastic_ms:.0f}",
+                    "" if operation == GROW else f"{1e3 * median(r.returned_s for r in ours):.0f}",
+                )
             )
-    console = Console(width=100)
-    console.print(table)
+    show_table(
+        ("live GB", "", "elastic", "worst", "copying", "ratio", "pages back"),
+        rows,
+        title="one resize, medians in ms; all elastic pages are back after",
+        words=2,
+    )
     found = figures(measured)
     footprint = measured.footprint
-    console.print(
+    print(
         f"given back: {100 * (found['returned_share'] or 0):.1f} % of it left the process. "
         f"Decode: {100 * (found['decode_cost_share'] or 0):+.1f} % against a fixed cache, "
         f"{100 * (found['decode_cost_growing_share'] or 0):+.1f} % while pages come, "
         f"{100 * (found['returning_cost_share'] or 0):+.1f} % while another instance's pages go "
         "back."
     )
-    console.print(
+    print(
         f"an idle instance takes {footprint.taken_bytes / 1e6:.0f} MB; by the books "
         f"{footprint.booked_bytes / 1e6:.0f} MB, one byte a weight "
         f"{footprint.packed_bytes / 1e6:.0f} MB"
     )
-    print(json.dumps(found))
+    last_line(found)
 
 
 def figures(measured: Measured) -> dict[str, float | None]:
@@ -197,10 +197,6 @@ def _speedup(measured: Measured, live_gb: float) -> float:
 def _returned_share(returning: list[Resize]) -> float:
     left = sum(r.left_bytes for r in returning)
     return round(left / sum(r.given_back_bytes for r in returning), 4)
-
-
-def _note(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 def main() -> None:

@@ -8,15 +8,14 @@ import random
 from dataclasses import dataclass
 
 from bench.demo_model import stored_model
-from bench.kv_resize.live import no_progress
+from bench.driving import INSTANCE, no_progress, order
 from bench.kv_resize.resident import resident_bytes
 from bench.kv_resize.serving import (
     BATCH,
     BLOCKS,
-    INSTANCE,
+    CONTEXT_TOKENS,
     Served,
     draw_prompts,
-    order,
     wait_until,
 )
 from mesh_nodes.engines.openvino import OpenVinoEngine
@@ -37,7 +36,7 @@ def measure_footprint(threads: int, draw: random.Random) -> Footprint:
     stored = stored_model()
     engine = OpenVinoEngine(threads=threads)
     engine.prepare(stored.info, stored.path, no_progress)
-    wanted = order(stored, kv_blocks=BLOCKS, batch_max=BATCH)
+    wanted = order(stored, kv_blocks=BLOCKS, context_tokens_max=CONTEXT_TOKENS, batch_max=BATCH)
     try:
         engine.load(wanted, no_progress)
         _work(engine, draw)

@@ -10,10 +10,8 @@ from itertools import count
 import numpy as np
 
 from bench.demo_model import stored_model
-from bench.kv_resize.serving import CONTEXT_TOKENS, order
-from mesh.domain.ids import RequestId
-from mesh.domain.request import SamplingParams
-from mesh.domain.steps import EngineRequest
+from bench.driving import no_progress, order, request
+from bench.kv_resize.serving import CONTEXT_TOKENS
 from mesh_nodes.engines.openvino.compilation import Compiler, KvPrecision
 from mesh_nodes.engines.openvino.footprint import estimate
 from mesh_nodes.engines.openvino.instance import Instance
@@ -42,7 +40,12 @@ class DemoGraph:
 
     def instance(self, how: KvResize, *, kv_blocks: int, batch_max: int) -> Instance:
         return Instance(
-            order(self.stored, kv_blocks=kv_blocks, batch_max=batch_max),
+            order(
+                self.stored,
+                kv_blocks=kv_blocks,
+                context_tokens_max=CONTEXT_TOKENS,
+                batch_max=batch_max,
+            ),
             self._graph,
             weights_bytes=self._weights_bytes,
             kv_resize=how,
@@ -99,19 +102,9 @@ class LiveInstance:
         self._instance.close()
 
     def _sequence(self) -> Sequence:
-        request = EngineRequest(
-            request_id=RequestId(f"live-{next(self._numbers)}"),
-            prompt_tokens=(0,) * (CONTEXT_TOKENS - 2),
-            output_tokens=(),
-            sampling=SamplingParams(max_tokens=1),
-            stop_token_ids=(),
-        )
+        prompt = (0,) * (CONTEXT_TOKENS - 2)
         return Sequence(
-            request,
+            request(f"live-{next(self._numbers)}", prompt, 1),
             context_tokens_max=CONTEXT_TOKENS,
             vocabulary_tokens=self._vocabulary_tokens,
         )
-
-
-def no_progress(phase: str, share: float) -> None:
-    pass

@@ -13,15 +13,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import mean
 
-from mesh.domain.ids import DeploymentName, InstanceId, RequestId
+from bench.driving import request
+from mesh.domain.ids import RequestId
 from mesh.domain.profile import IterationShape
-from mesh.domain.request import SamplingParams
-from mesh.domain.steps import EngineRequest, InstanceMemory, LoadOrder
-from mesh_loader.store import StoredModel
+from mesh.domain.steps import InstanceMemory
 from mesh_nodes.engines.openvino import KvResize
 from mesh_nodes.engines.openvino.instance import Instance
 
-INSTANCE = InstanceId("served")
 BATCH = 32
 CONTEXT_TOKENS = 1024
 PROMPT_TOKENS = (17, 112)
@@ -29,18 +27,6 @@ BLOCKS = BATCH * CONTEXT_TOKENS // 32
 PREFILL_TOKENS = 512
 QUIET_SHARE = 0.9
 """Of the pairs of steps: the longest tenth met something else that the machine did."""
-
-
-def order(stored: StoredModel, *, kv_blocks: int, batch_max: int) -> LoadOrder:
-    return LoadOrder(
-        instance_id=INSTANCE,
-        deployment=DeploymentName("bench"),
-        model=stored.info,
-        model_path=stored.path,
-        kv_blocks=kv_blocks,
-        context_tokens_max=CONTEXT_TOKENS,
-        batch_max=batch_max,
-    )
 
 
 class Served:
@@ -73,15 +59,9 @@ class Served:
     def begin(self, prompts: list[list[int]]) -> None:
         """Requests that run until they are dropped, with their prompts computed."""
         for number, prompt in enumerate(prompts):
-            request = EngineRequest(
-                request_id=RequestId(f"r{number}"),
-                prompt_tokens=tuple(prompt),
-                output_tokens=(),
-                sampling=SamplingParams(max_tokens=CONTEXT_TOKENS, ignore_eos=True),
-                stop_token_ids=(),
-            )
-            self._instance.submit(request)
-            self._running.append(request.request_id)
+            made = request(f"r{number}", prompt, CONTEXT_TOKENS)
+            self._instance.submit(made)
+            self._running.append(made.request_id)
         while self._instance.step(PREFILL_TOKENS).prefill_left:
             pass
 

@@ -7,16 +7,14 @@ the tokens of admitted requests, `spilled` counts requests of bursts that the se
 """
 
 import argparse
-import sys
 import tempfile
 from pathlib import Path
 
 from bench.mixed.cell import MixedCell
 from bench.mixed.report import report
 from bench.mixed.running import model_in, promise, run
-from bench.mixed.workload import CannotSpill, Requests
-from bench.printing import show_status
-from mesh.domain.errors import MeshError
+from bench.mixed.workload import Requests
+from bench.printing import errors_told, show_status
 
 ROUNDS, QUIET_REQUESTS = 6, 6
 REQUESTS = Requests(prompt_tokens=64, served_s=4.0, ttft_s=8.0)
@@ -27,20 +25,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="bursts")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    try:
-        with tempfile.TemporaryDirectory() as folder, MixedCell(Path(folder)) as cell:
-            sized = promise(cell, model_in(Path(folder)), REQUESTS, show_status)
-            made = run(
-                cell,
-                sized,
-                rounds=options.rounds,
-                quiet_requests=QUIET_REQUESTS,
-                seed=options.seed,
-                note=show_status,
-            )
-    except (MeshError, CannotSpill) as error:
-        sys.exit(f"error: {error}")
-    show_status("")
+    with errors_told(), tempfile.TemporaryDirectory() as folder, MixedCell(Path(folder)) as cell:
+        sized = promise(cell, model_in(Path(folder)), REQUESTS, show_status)
+        made = run(
+            cell,
+            sized,
+            rounds=options.rounds,
+            quiet_requests=QUIET_REQUESTS,
+            seed=options.seed,
+            note=show_status,
+        )
     report(made)
 
 

@@ -1,19 +1,19 @@
-"""A mixed cell as a user starts one: `mesh controller`, two `mesh node`s, `mesh deploy`.
+"""A mixed cell as a user has one: a controller, two nodes, and what `mesh` does with them.
 
 The first node computes with OpenVINO, the second with vLLM, each on one core: vLLM on a CPU stands
 in for a GPU node. All processes end with `close`.
 """
 
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 
+from mesh.cli import children
 from mesh.cli.cell_plan import free_address
+from mesh.cli.children import Child
 from mesh.domain.errors import MeshError, Unavailable
 from mesh.domain.ids import DeploymentName
 from mesh.domain.lifecycle import InstanceState
@@ -33,9 +33,7 @@ JOIN_S_MAX = 120.0
 """vLLM's imports take ten seconds on an idle machine, and come before the node joins."""
 VERB_S_MAX = 360.0
 """Of one command. To measure a profile takes half a minute on an idle machine."""
-STOP_S_MAX = 10.0
 POLL_S = 0.1
-LOG_TAIL_BYTES = 3000
 MESH = str(Path(sys.executable).with_name("mesh"))
 
 
@@ -45,17 +43,17 @@ class MixedCell:
     def __init__(self, root: Path) -> None:
         self.address = free_address("127.0.0.1:0")
         self._root = root
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._children: list[Child] = []
 
     def __enter__(self) -> "MixedCell":
         try:
-            self._start("controller", "--listen", self.address)
+            self._start("controller", "mesh.controller", "--listen", self.address)
             for node_id in (FIRST, SECOND):
                 self._start(
-                    "node",
+                    node_id,
+                    "mesh_nodes",
                     *("--join", self.address, "--name", node_id, "--engine", node_id),
                     *("--memory", MEMORY[node_id], "--threads", "1"),
-                    log=node_id,
                 )
             self.wait_for("both nodes to join", lambda: self._joined() == {FIRST, SECOND})
         except BaseException:
@@ -63,24 +61,12 @@ class MixedCell:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         self.close()
 
     def close(self) -> None:
         """End all processes, and what they have started."""
-        for number, wait_s in ((signal.SIGTERM, STOP_S_MAX), (signal.SIGKILL, None)):
-            for process in self._processes.values():
-                _signal_group(process, number)
-            for process in self._processes.values():
-                try:
-                    process.wait(wait_s)
-                except subprocess.TimeoutExpired:
-                    continue
+        children.stop(self._children)
 
     # What a user does.
 
@@ -132,9 +118,9 @@ class MixedCell:
 
     def check_alive(self) -> None:
         """Raises MeshError, with the end of its log, when a process has ended."""
-        for name, process in self._processes.items():
-            if process.poll() is not None:
-                raise MeshError(f"{name} ended with {process.returncode}:\n{self._tail(name)}")
+        for child in self._children:
+            if not child.running:
+                raise MeshError(f"{child.name} {child.fate()}:\n{_tail(child)}")
 
     def wait_for(self, what: str, condition: Callable[[], bool], s_max: float = JOIN_S_MAX) -> None:
         """Raises Unavailable, with the ends of the logs, when it takes longer."""
@@ -142,23 +128,14 @@ class MixedCell:
         while not condition():
             self.check_alive()
             if time.monotonic() > until_s:
-                tails = "\n".join(f"--- {name}\n{self._tail(name)}" for name in self._processes)
+                tails = "\n".join(f"--- {child.name}\n{_tail(child)}" for child in self._children)
                 raise Unavailable(f"waited {s_max:.0f} s in vain for {what}\n{tails}")
             time.sleep(POLL_S)
 
-    def _start(self, verb: str, *arguments: str, log: str = "") -> None:
-        name = log or verb
-        with (self._root / f"{name}.log").open("wb") as file:
-            self._processes[name] = subprocess.Popen(
-                [MESH, verb, *arguments, "--home", str(self._root)],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                process_group=0,
-            )
-
-    def _tail(self, name: str) -> str:
-        return (self._root / f"{name}.log").read_text(errors="replace")[-LOG_TAIL_BYTES:]
+    def _start(self, name: str, module: str, *arguments: str) -> None:
+        log = self._root / f"{name}.log"
+        arguments = (*arguments, "--home", str(self._root))
+        self._children.append(children.start(name, module, arguments, log))
 
     def _joined(self) -> set[str]:
         try:
@@ -188,8 +165,5 @@ def _manifest(source: str, slo: Slo) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    try:
-        os.killpg(process.pid, number)
-    except ProcessLookupError:
-        return
+def _tail(child: Child) -> str:
+    return "\n".join(child.log_tail())

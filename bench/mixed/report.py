@@ -5,7 +5,7 @@ from statistics import median
 
 from bench.mixed.cell import FIRST, SECOND
 from bench.mixed.running import QUIET_AFTER, Run
-from bench.printing import last_line, say, show_table
+from bench.printing import last_line, show_table
 from mesh.evaluation.judging import Judged
 
 TARGET = 0.99
@@ -15,13 +15,13 @@ HEADINGS = ("PHASE", "NODE", "REQUESTS", "TOKENS", "IN TIME", "TTFT_P50_S", "TOK
 
 def report(made: Run) -> None:
     sizes, judged = made.sizes, made.judged
-    say(
+    print(
         f"TTFT {sizes.slo.ttft_s:g} s, TPOT {sizes.slo.tpot_s:.3f} s: by its profile {FIRST} keeps "
         f"that for {sizes.first_batch} requests at once, {SECOND} for {sizes.second_batch}; "
         f"{sizes.burst} in a burst, of {sizes.prompt_tokens} and {sizes.output_tokens} tokens"
     )
     show_table(HEADINGS, rows(made), words=2)
-    say(
+    print(
         f"{judged.met_tokens_share:.2%} of the tokens in time (≥ {TARGET:.0%}), the tightest with "
         f"{judged.spare_s_least:.2f} s to spare; {made.spilled} requests spilled over; "
         f"{made.returned} of {made.phases[QUIET_AFTER].requests} came back"

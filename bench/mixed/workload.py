@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from mesh.compute.times import Times
+from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import CellLimits
 from mesh.domain.profile import Profile
@@ -27,10 +28,6 @@ SECOND_SLOWER = 2.0
 OUTPUT_TOKENS = (64, 112)
 """The least and the most."""
 TOKEN_IDS = range(2, 250)
-
-
-class CannotSpill(Exception):
-    """The first node computes full batches within any TPOT that the second one can keep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +53,7 @@ class Sizes:
 
 
 def sizes(first: Profile, second: Profile, requests: Requests) -> Sizes:
-    """Raises CannotSpill where no burst is too much for the first node."""
+    """Raises InvalidInput where no burst is too much for the first node."""
     prompt_tokens = requests.prompt_tokens
     quickest_s = Times(first).decode_s(FIRST_BATCH, prompt_tokens)
     least, most = OUTPUT_TOKENS
@@ -68,9 +65,10 @@ def sizes(first: Profile, second: Profile, requests: Requests) -> Sizes:
     first_batch = _batch(first, context, tpot_s)
     burst = ceil(BURST_OVER_FIRST * first_batch)
     if first_batch >= CellLimits().batch_max:
-        raise CannotSpill(
+        raise InvalidInput(
             f"the first node decodes {first_batch} requests within {tpot_s:.3f} s, as many as an "
-            "instance takes: shadow validation would not refuse the next one"
+            "instance takes: shadow validation would not refuse the next one",
+            hint="the second node is too slow beside it: give that one a quicker machine",
         )
     return Sizes(
         slo=Slo(ttft_s=requests.ttft_s, tpot_s=tpot_s),

@@ -18,10 +18,10 @@ from bench.cells import local_cell
 from bench.demo_model import SOURCE, stored_model
 from bench.overcommit.replaying import Audit, audit
 from bench.overcommit.resident import Resident, watched
-from bench.overcommit.workload import KINDS, Peak, calls, limit_bytes, peaks
-from bench.printing import last_line, say, show_status, show_table
+from bench.overcommit.workload import KINDS, Peak, bursts, calls, limit_bytes, peaks
+from bench.printing import errors_told, last_line, show_status, show_table
+from mesh.cli import output
 from mesh.domain.deployment import DeploymentSpec
-from mesh.domain.errors import MeshError
 from mesh.domain.ids import DeploymentName
 from mesh.domain.units import format_bytes
 from mesh.evaluation.judging import Judgement, judge
@@ -110,7 +110,7 @@ def show_limit(wanted: Sequence[Peak], memory_bytes: int) -> None:
     headings = ("peak of", "calls at once", "KV blocks", "weights MiB", "KV MiB", "MiB")
     show_table(headings, rows)
     whole_bytes = sum(peak.size_bytes for peak in wanted)
-    say(
+    print(
         f"--memory {memory_bytes}: {format_bytes(whole_bytes)} / {OVERCOMMIT:g} = "
         f"{format_bytes(memory_bytes)}, the node's process included"
     )
@@ -118,7 +118,7 @@ def show_limit(wanted: Sequence[Peak], memory_bytes: int) -> None:
 
 def report(found: Found) -> None:
     shown = figures(found)
-    show_table(("", ""), [(name.replace("_", " "), str(value)) for name, value in shown.items()])
+    output.fields([(name.replace("_", " "), str(value)) for name, value in shown.items()])
     for fault in found.faults():
         print(f"fault: {fault}")
     last_line(shown)
@@ -174,17 +174,14 @@ def main() -> None:
     parser.add_argument("--journal", type=Path, metavar="FILE", help="keep the controller's there")
     options = parser.parse_args()
     seconds, scale = (QUICK_SECONDS, QUICK_SCALE) if options.quick else (options.seconds, 1.0)
-    sent = calls(seconds=seconds, seed=options.seed, scale=scale)
+    sent = bursts(seconds=seconds, seed=options.seed, scale=scale)
     footprint = estimate(stored_model().info, weights=WeightPrecision.I8, kv=KvPrecision.F16)
     wanted = peaks(sent, footprint)
     memory_bytes = limit_bytes(wanted, OVERCOMMIT)
     show_limit(wanted, memory_bytes)
-    show_status(f"{len(sent)} calls")
-    try:
-        found = run(sent, memory_bytes, options.journal)
-    except MeshError as error:
-        sys.exit(f"error: {error}")
-    show_status("")
+    show_status(f"{len(calls(sent))} calls")
+    with errors_told():
+        found = run(calls(sent), memory_bytes, options.journal)
     report(found)
     sys.exit(1 if found.faults() else 0)
 

@@ -5,7 +5,7 @@ the same time: the largest burst of a deployment is its peak.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mesh.domain.ids import DeploymentName
@@ -69,17 +69,8 @@ KINDS = {
 """By deployment; all of them are the demo model."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BurstCall(Call):
-    """It comes with others of its deployment."""
-
-    burst: int
-    """Of its deployment's, from 0 on."""
-
-    @property
-    def tokens(self) -> int:
-        """When it ends."""
-        return len(self.prompt_tokens) + self.output_tokens
+Burst = tuple[Call, ...]
+"""Calls of one deployment that come together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,50 +87,52 @@ class Peak:
         return self.footprint.instance_bytes(self.kv_blocks)
 
 
-def calls(*, seconds: float, seed: int, scale: float = 1.0) -> list[BurstCall]:
-    """What is sent in `seconds`, in order. Bursts have `scale` times as many calls."""
+def bursts(*, seconds: float, seed: int, scale: float = 1.0) -> list[Burst]:
+    """What is sent in `seconds`: by deployment, each one's in order. Bursts have `scale` times as
+    many calls.
+    """
     draw = random.Random(seed)
-    found: list[BurstCall] = []
+    found: list[Burst] = []
     for name, kind in KINDS.items():
-        at_s, burst = draw.uniform(0.0, min(FIRST_S, seconds)), 0
+        at_s, share = draw.uniform(0.0, min(FIRST_S, seconds)), LARGE
         while at_s < seconds:
-            share = draw.uniform(*(SMALL if burst % 2 else LARGE))
-            size = max(round(share * scale * kind.calls_max), 1)
-            found += [_call(draw, name, kind, at_s, burst) for _ in range(size)]
-            at_s, burst = at_s + draw.uniform(*PAUSE_S), burst + 1
-    return sorted(found, key=lambda call: call.at_s)
+            size = max(round(draw.uniform(*share) * scale * kind.calls_max), 1)
+            found.append(tuple(_call(draw, name, kind, at_s) for _ in range(size)))
+            at_s, share = at_s + draw.uniform(*PAUSE_S), SMALL if share is LARGE else LARGE
+    return found
 
 
-def _call(draw: random.Random, name: str, kind: Kind, at_s: float, burst: int) -> BurstCall:
+def calls(sent: Iterable[Burst]) -> list[Call]:
+    """In order."""
+    return sorted((call for burst in sent for call in burst), key=lambda call: call.at_s)
+
+
+def _call(draw: random.Random, name: str, kind: Kind, at_s: float) -> Call:
     prompt = tuple(draw.choice(TOKEN_IDS) for _ in range(draw.randint(*kind.prompt_tokens)))
-    return BurstCall(
+    return Call(
         at_s=at_s + draw.uniform(0.0, BURST_S),
         deployment=DeploymentName(name),
         slo=kind.slo,
-        burst=burst,
         prompt_tokens=prompt,
         output_tokens=draw.randint(*kind.output_tokens),
     )
 
 
-def peaks(sent: Sequence[BurstCall], footprint: Footprint) -> list[Peak]:
+def peaks(sent: Sequence[Burst], footprint: Footprint) -> list[Peak]:
     """One for each deployment; never less than one full context, which a node asks for anyway."""
+
+    def blocks(burst: Burst) -> int:
+        return sum(footprint.blocks_for(len(c.prompt_tokens) + c.output_tokens) for c in burst)
+
     found = []
     for name, kind in KINDS.items():
-        blocks: dict[int, int] = {}
-        counts: dict[int, int] = {}
-        for call in sent:
-            if call.deployment == name:
-                wanted = footprint.blocks_for(call.tokens)
-                blocks[call.burst] = blocks.get(call.burst, 0) + wanted
-                counts[call.burst] = counts.get(call.burst, 0) + 1
-        largest = max(blocks, key=lambda burst: blocks[burst], default=0)
-        least = footprint.blocks_for(kind.context_tokens)
+        mine = [burst for burst in sent if burst[0].deployment == name]
+        largest = max(mine, key=blocks, default=())
         found.append(
             Peak(
                 deployment=name,
-                calls=counts.get(largest, 0),
-                kv_blocks=max(blocks.get(largest, 0), least),
+                calls=len(largest),
+                kv_blocks=max(blocks(largest), footprint.blocks_for(kind.context_tokens)),
                 footprint=footprint,
             )
         )

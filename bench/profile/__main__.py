@@ -8,17 +8,13 @@ how soon the correction notices a neighbour.
 """
 
 import argparse
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, quantiles
 
-from rich.console import Console
-from rich.table import Table
-
-from bench.printing import show_status
-from bench.profile.loaded import LoadedModel
+from bench.printing import last_line, show_status, show_table
+from bench.profile.loaded import PrimedModel
 from bench.profile.measuring import Measuring, Noisy, Surveyed, Workloads
 from bench.profile.predicting import TOLERANCE, Iteration, Predictions
 from bench.profile.quiet import REFERENCE, Quiet
@@ -46,7 +42,7 @@ class Measured:
 def measure(seed: int, quick: bool) -> Measured:
     fewer = QUICK if quick else 1
     draw = random.Random(seed)
-    model = LoadedModel(seed)
+    model = PrimedModel(seed)
     try:
         measuring = Measuring(model, draw, show_status)
         surveyed = measuring.survey()
@@ -66,35 +62,37 @@ def measure(seed: int, quick: bool) -> Measured:
 
 
 def report(measured: Measured) -> None:
-    table = Table(title="|predicted / measured - 1|, per cent", title_justify="left", box=None)
-    for heading in ("", "workloads", "profile alone: mean", "p90", "corrected: mean", "p90"):
-        table.add_column(heading, justify="right" if heading else "left")
-    for name, workloads in (
-        ("prefill, quiet", measured.prefills.quiet),
-        ("prefill, as it comes", measured.prefills.first),
-        ("decode, quiet", measured.decodes.quiet),
-        ("decode, as it comes", measured.decodes.first),
-        ("decode, noisy neighbour", measured.noisy.workloads),
-    ):
-        table.add_row(
+    rows = [
+        (
             name,
             str(len(workloads)),
             *_cells([i.deviation for i in workloads]),
             *_cells([i.deviation_corrected for i in workloads]),
         )
-    console = Console(width=100)
-    console.print(table)
+        for name, workloads in (
+            ("prefill, quiet", measured.prefills.quiet),
+            ("prefill, as it comes", measured.prefills.first),
+            ("decode, quiet", measured.decodes.quiet),
+            ("decode, as it comes", measured.decodes.first),
+            ("decode, noisy neighbour", measured.noisy.workloads),
+        )
+    ]
+    show_table(
+        ("", "workloads", "profile alone: mean", "p90", "corrected: mean", "p90"),
+        rows,
+        title="|predicted / measured - 1|, per cent",
+    )
     surveyed, noisy, quiet = measured.surveyed, measured.noisy, measured.quiet
-    console.print(
+    print(
         f"{quiet.disturbed_first} of {quiet.first_tries} workloads met a machine that was not "
         f"quiet, of which all but {quiet.disturbed} were measured again"
     )
-    console.print(
+    print(
         f"survey: {surveyed.shapes} shapes in {surveyed.took_s:.0f} s; corrected predictions are "
         f"within {100 * TOLERANCE:.0f} % {_seconds(noisy.noticed_s)} after the neighbour came "
         f"and {_seconds(noisy.recovered_s)} after it went"
     )
-    print(json.dumps(figures(measured)))
+    last_line(figures(measured))
 
 
 def figures(measured: Measured) -> dict[str, float | None]:

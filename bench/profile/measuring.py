@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
-from bench.profile.loaded import CONTEXT_TOKENS, KV_TOKENS, LoadedModel
+from bench.profile.loaded import CONTEXT_TOKENS, KV_TOKENS, PrimedModel
 from bench.profile.neighbour import noisy_neighbour
 from bench.profile.predicting import Iteration, Predictions, right_after_s, typical, whole
 from bench.profile.quiet import Quiet
@@ -66,7 +66,7 @@ class Measuring:
     """One loaded model; `note` is told how far each phase has come."""
 
     def __init__(
-        self, model: LoadedModel, draw: random.Random, note: Callable[[str], None]
+        self, model: PrimedModel, draw: random.Random, note: Callable[[str], None]
     ) -> None:
         self._model = model
         self._draw = draw
@@ -87,7 +87,7 @@ class Measuring:
             self._note(f"survey: {100 * survey.share:.0f} %")
         took_s = time.perf_counter() - start_s
         prefill, decode = survey.grids()
-        footprint, info = self._model.footprint, self._model.stored.info
+        footprint, info = self._model.footprint, self._model.info
         profile = Profile(
             model_id=info.model_id,
             device=DeviceKind.CPU,

@@ -9,7 +9,7 @@ from statistics import median
 
 from mesh.compute.correction import Correction
 from mesh.compute.times import Times
-from mesh.domain.profile import IterationShape, Profile
+from mesh.domain.profile import Profile
 from mesh.domain.steps import StepResult
 
 TOLERANCE = 0.15
@@ -44,7 +44,7 @@ class Predictions:
 
     def note(self, result: StepResult, now_s: float) -> Iteration:
         """An iteration has just ended. It is predicted first, then learned from."""
-        predicted_s = self._times.iteration_s(shape_of(result))
+        predicted_s = self._times.iteration_s(result.shape)
         factor = self._correction.factor(now_s - result.elapsed_s)
         self._correction.observe(result.elapsed_s, predicted_s, now_s)
         return Iteration(
@@ -53,16 +53,6 @@ class Predictions:
             predicted_s=predicted_s,
             corrected_s=predicted_s * factor,
         )
-
-
-def shape_of(result: StepResult) -> IterationShape:
-    batch = result.decode_batch
-    return IterationShape(
-        prefill_tokens=result.prefill_tokens,
-        prefill_past_tokens=result.prefill_past_tokens,
-        decode_batch=batch,
-        decode_context_tokens=result.context_tokens // batch if batch else 0,
-    )
 
 
 def whole(iterations: Sequence[Iteration]) -> Iteration:

@@ -8,14 +8,12 @@ also `request_us` (of CPU time) and `rss_mb` by nodes and by requests, and `grow
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
-from bench.printing import show_status
+from bench.printing import errors_told, last_line, show_status
 from bench.sim.cases import NODES, Case
 from bench.sim.measuring import Measured, measure
-from mesh.domain.errors import MeshError
 
 SECONDS_MAX, RSS_MB_MAX = 20.0, 500.0
 GROWTH_NODES = (80, 1000)
@@ -111,21 +109,19 @@ def main() -> None:
         parser.error(f"cells grow by {NODES} nodes: give --nodes multiples of {NODES}")
     measured = []
     print_row(*(heading for heading, _ in HEADINGS))
-    try:
+    with errors_told():
         for kind, case in cases(options):
             load = f"{case.short:,} short requests" if case.short else "the load"
             show_status(f"{load} on {case.nodes} nodes")
             found = measure(case)
             measured.append((kind, case, found))
             print_measured(case, found)
-    except MeshError as error:
-        sys.exit(f"error: {error}")
     first = measured[0][2]
     print(
         f"{first.virtual_s / 60:.0f} minutes in {first.seconds:.1f} s (≤ {SECONDS_MAX:.0f}) and "
         f"{first.rss_mb:.0f} MB (≤ {RSS_MB_MAX:.0f})"
     )
-    print(json.dumps(figures(measured)))
+    last_line(figures(measured))
 
 
 if __name__ == "__main__":

@@ -8,16 +8,14 @@ there was to do.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.demo_model import stored_model
-from bench.printing import last_line, say, show_status, show_table
+from bench.printing import errors_told, last_line, show_status, show_table
 from bench.slo.cell import loaded_cell, measured_profile
-from bench.slo.workload import SLOS, Costs, calls, jain, met_share_by_deployment
+from bench.slo.workload import SLOS, Costs, jain, met_share_by_deployment
 from mesh.compute.times import Times
-from mesh.domain.errors import MeshError
 from mesh.evaluation.judging import Judgement, judge
 from mesh.evaluation.load_client import Call, offer
 
@@ -47,7 +45,7 @@ def compare(seconds: float, rounds: int, seed: int, load: float) -> Compared:
         with loaded_cell(OURS) as address:
             profile = measured_profile(address, show_status)
             costs = costs or Costs(Times(profile))
-            sent = calls(costs, load=load, seconds=seconds, seed=seed + number)
+            sent = costs.calls(load=load, seconds=seconds, seed=seed + number)
             ours += _run(OURS, address, sent)
         with loaded_cell(BASELINE) as address:
             baseline += _run(BASELINE, address, sent)
@@ -70,12 +68,12 @@ def report(compared: Compared) -> None:
     ours, baseline = compared.ours, compared.baseline
     reasons = sorted({*ours.refused_by_reason, *baseline.refused_by_reason})
     both = zip(_rows(ours, reasons), _rows(baseline, reasons), strict=True)
-    say(
+    print(
         f"{ours.requests} calls in bursts: {compared.offered_over_capacity:.2f} times what a node "
         f"can compute, {compared.batch} calls of each deployment at once"
     )
     show_table(("", OURS, BASELINE), [(*mine, other) for mine, (_, other) in both])
-    say(
+    print(
         f"SLO met: {ours.met_of_admitted:.1%} of the admitted (≥ {TARGET:.0%}), "
         f"{_ratio(compared):.1f} times as many calls as under {BASELINE}"
     )
@@ -145,11 +143,8 @@ def main() -> None:
     options = parser.parse_args()
     stored_model()
     seconds = QUICK_SECONDS if options.quick else options.seconds
-    try:
+    with errors_told():
         compared = compare(seconds, options.rounds, options.seed, options.load)
-    except MeshError as error:
-        sys.exit(f"error: {error}")
-    show_status("")
     report(compared)
 
 

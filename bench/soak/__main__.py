@@ -8,18 +8,17 @@ when something leaked, or when calls failed that should not have.
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 
 import psutil
-from rich.console import Console
-from rich.table import Table
 
 from bench.cells import local_cell
 from bench.demo_model import SOURCE, stored_model
+from bench.printing import last_line, show_table
 from bench.soak.traffic import Traffic
 from bench.soak.watching import Held, sample
+from mesh.cli import output
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.ids import DeploymentName
 from mesh.wire.client import MeshClient
@@ -51,10 +50,9 @@ async def run_traffic(traffic: Traffic, held: list[Held], seconds: float) -> Non
         await asyncio.sleep(min(SAMPLE_S, left_s))
         sample(held)
         done = sum(traffic.outcomes.values())
-        print(
+        output.message(
             f"{seconds - max(0.0, left_s):5.0f} s  {done} requests  {traffic.tokens} tokens  "
-            + "  ".join(f"{h.name} {h.rss_bytes[-1] >> 20} MiB {h.fds[-1]} fds" for h in held),
-            file=sys.stderr,
+            + "  ".join(f"{h.name} {h.rss_bytes[-1] >> 20} MiB {h.fds[-1]} fds" for h in held)
         )
     stop.set()
     await running
@@ -103,17 +101,16 @@ def soak(seconds: float, workers: int, seed: int) -> int:
 def report(
     traffic: Traffic, held: list[Held], leaks: list[str], failures: list[str], seconds: float
 ) -> None:
-    table = Table(box=None)
-    for heading in ("process", "RSS growth %", "fds growth", "RSS MiB at end"):
-        table.add_column(heading, justify="left" if heading == "process" else "right")
-    for process in held:
-        table.add_row(
+    rows = [
+        (
             process.name,
             f"{100 * process.rss_growth():.1f}",
             str(process.fds_growth()),
             str(process.rss_bytes[-1] >> 20),
         )
-    Console(width=100).print(table)
+        for process in held
+    ]
+    show_table(("process", "RSS growth %", "fds growth", "RSS MiB at end"), rows)
     for leak in leaks:
         print(f"leaked: {leak}")
     for failure in failures:
@@ -127,7 +124,7 @@ def report(
         "leaks": leaks,
         "failures": failures,
     }
-    print(json.dumps(figures))
+    last_line(figures)
 
 
 def main() -> None:

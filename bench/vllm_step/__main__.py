@@ -11,29 +11,23 @@ an iteration's share of its turn.
 """
 
 import argparse
-import json
 import os
-import subprocess
-import sys
 import time
-from itertools import count
+from contextlib import closing
 from statistics import median
 
-from rich.console import Console
-from rich.table import Table
-
 from bench.demo_model import stored_model
+from bench.driving import LoadedModel
+from bench.peer import Peer
+from bench.printing import errors_told, last_line, show_table
+from bench.vllm_step import bare
 from bench.vllm_step.workload import (
     BATCH,
     CONTEXT_TOKENS,
-    KV_BLOCKS,
     OUTPUT_TOKENS,
     PREFILL_TOKENS_MAX,
     prompt,
 )
-from mesh.domain.ids import DeploymentName, InstanceId, RequestId
-from mesh.domain.request import SamplingParams
-from mesh.domain.steps import EngineRequest, LoadOrder
 from mesh_loader.store import StoredModel
 from mesh_nodes.engines.vllm import VllmEngine
 from mesh_nodes.engines.vllm.environment import ENVIRONMENT
@@ -43,84 +37,37 @@ TURN = 4
 """Iterations of a turn."""
 OVERHEAD_SHARE_MAX = 0.05
 AGENT_MS_MAX = 1.0
-INSTANCE = InstanceId("bench")
-
-
-class OwnLoop:
-    """vLLM's own loop at the other end of a pipe."""
-
-    def __init__(self, stored: StoredModel, threads: int) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "bench.vllm_step.bare", str(stored.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": str(threads)},
-        )
-        while self._line() != "ready\n":
-            pass
-
-    def steps_ms(self) -> list[float]:
-        assert self._process.stdin is not None
-        self._process.stdin.write("go\n")
-        self._process.stdin.flush()
-        return [float(taken) for taken in json.loads(self._line())]
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit("error: vLLM's own loop ended; what it wrote says why")
-        return line
 
 
 class Adapter:
     """mesh's engine, stepped as the node's agent steps it."""
 
     def __init__(self, stored: StoredModel, threads: int) -> None:
-        self._engine = VllmEngine(threads=threads)
-        self._names = count()
-        order = LoadOrder(
-            instance_id=INSTANCE,
-            deployment=DeploymentName("bench"),
-            model=stored.info,
-            model_path=stored.path,
-            kv_blocks=KV_BLOCKS,
+        self._model = LoadedModel(
+            VllmEngine(threads=threads),
+            stored,
+            kv_tokens=BATCH * CONTEXT_TOKENS,
             context_tokens_max=CONTEXT_TOKENS,
             batch_max=BATCH,
         )
-        self._engine.load(order, lambda phase, share: None)
+        self.close = self._model.close
 
     def steps_ms(self, iterations: int) -> tuple[list[float], list[float]]:
         """Of every turn of so many iterations that decoded the whole batch: the share of one in all
         of it, and in the agent's side.
         """
         for number in range(BATCH):
-            request = EngineRequest(
-                request_id=RequestId(str(next(self._names))),
-                prompt_tokens=tuple(prompt(number)),
-                output_tokens=(),
-                sampling=SamplingParams(max_tokens=OUTPUT_TOKENS, ignore_eos=True),
-                stop_token_ids=(),
-            )
-            self._engine.submit(INSTANCE, request)
+            self._model.submit(prompt(number), OUTPUT_TOKENS)
         taken_ms, agent_ms, running = [], [], BATCH
         while running:
             start_s = time.perf_counter()
-            result = self._engine.step(INSTANCE, PREFILL_TOKENS_MAX, iterations)
+            result = self._model.step(PREFILL_TOKENS_MAX, iterations)
             elapsed_s = time.perf_counter() - start_s
             running -= sum(output.finish is not None for output in result.outputs)
             if result.decode_batch == BATCH and result.iterations == iterations:
                 taken_ms.append(1e3 * elapsed_s / iterations)
                 agent_ms.append(1e3 * (elapsed_s - result.elapsed_s) / iterations)
         return taken_ms, agent_ms
-
-    def close(self) -> None:
-        self._engine.close()
 
 
 class Rounds:
@@ -150,39 +97,46 @@ class Rounds:
 def measure(rounds: int, threads: int) -> tuple[list[float], Rounds, Rounds]:
     """Of each round the median in vLLM's own loop; single iterations; turns."""
     stored = stored_model()
-    own, adapter = OwnLoop(stored, threads), Adapter(stored, threads)
+    environment = {**ENVIRONMENT, "OMP_NUM_THREADS": str(threads)}
     own_ms, single, turns = [], Rounds(1), Rounds(TURN)
-    try:
+    with (
+        Peer("vLLM's own loop", bare.contender, str(stored.path), environment=environment) as own,
+        closing(Adapter(stored, threads)) as adapter,
+    ):
+        own.wait_ready()
         for number in range(rounds + 1):
-            own_taken = own.steps_ms()
+            own_taken = own.ask()
             taken = [(each, adapter.steps_ms(each.iterations)) for each in (single, turns)]
             if number > 0:  # the first warms up
                 own_ms.append(median(own_taken))
                 for each, times in taken:
                     each.note(*times)
-    finally:
-        own.close()
-        adapter.close()
     return own_ms, single, turns
 
 
 def report(rounds: int, threads: int) -> None:
     own_ms, single, turns = measure(rounds, threads)
     share, share_of_4 = single.overhead_share(own_ms), turns.overhead_share(own_ms)
-    table = Table(
-        title=f"batch {BATCH}, medians over {rounds} rounds", title_justify="left", box=None
-    )
-    for heading in ("", "one a message", f"turns of {TURN}", "limit"):
-        table.add_column(heading, justify="left" if not heading else "right")
     own = f"{median(own_ms):.2f}"
-    table.add_row("vLLM's own loop, ms an iteration", own, own, "")
-    stepped = f"{single.whole_ms:.2f}", f"{turns.whole_ms:.2f}"
-    table.add_row("stepped by the agent, ms an iteration", *stepped, "")
-    shares = f"{share:+.1%}", f"{share_of_4:+.1%}"
-    table.add_row("overhead", *shares, f"{OVERHEAD_SHARE_MAX:.0%}")
-    agent = f"{single.agent_ms:.2f}", f"{turns.agent_ms:.2f}"
-    table.add_row("of it on the agent's side, ms", *agent, f"{AGENT_MS_MAX:.1f}")
-    Console(width=100).print(table)
+    rows = [
+        ("vLLM's own loop, ms an iteration", own, own, ""),
+        (
+            "stepped by the agent, ms an iteration",
+            *(f"{each.whole_ms:.2f}" for each in (single, turns)),
+            "",
+        ),
+        ("overhead", f"{share:+.1%}", f"{share_of_4:+.1%}", f"{OVERHEAD_SHARE_MAX:.0%}"),
+        (
+            "of it on the agent's side, ms",
+            *(f"{each.agent_ms:.2f}" for each in (single, turns)),
+            f"{AGENT_MS_MAX:.1f}",
+        ),
+    ]
+    show_table(
+        ("", "one a message", f"turns of {TURN}", "limit"),
+        rows,
+        title=f"batch {BATCH}, medians over {rounds} rounds",
+    )
     figures = {
         "overhead_share": round(share, 4),
         "agent_ms_p50": round(single.agent_ms, 3),
@@ -195,7 +149,7 @@ def report(rounds: int, threads: int) -> None:
         "rounds": rounds,
         "threads": threads,
     }
-    print(json.dumps(figures))
+    last_line(figures)
 
 
 def main() -> None:
@@ -204,7 +158,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--threads", type=int, default=max(1, cores - 1))
     options = parser.parse_args()
-    report(options.rounds, options.threads)
+    with errors_told():
+        report(options.rounds, options.threads)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,12 @@
 """vLLM's own loop, in a process of its own: its LLMEngine, its scheduler, its sampler.
 
-Reads a line and answers with a JSON line: the milliseconds of every step that decoded the whole
-batch. So it is idle while the other contender is measured.
+It answers with the milliseconds of every step that decoded the whole batch.
 """
 
-import json
-import sys
 import time
+import warnings
+from collections.abc import Callable
 from itertools import count
-
-from vllm import SamplingParams
-from vllm.engine.arg_utils import EngineArgs
-from vllm.v1.engine.llm_engine import LLMEngine
 
 from bench.vllm_step.workload import (
     BATCH,
@@ -24,9 +19,15 @@ from bench.vllm_step.workload import (
 )
 
 
-def engine_of(model_path: str) -> LLMEngine:
-    """The same model, precision, KV cache and bounds as mesh's adapter has."""
-    return LLMEngine.from_engine_args(
+def contender(model_path: str) -> Callable[[None], list[float]]:
+    """With the same model, precision, KV cache and bounds as mesh's adapter has."""
+    # Here, for it reads the peer's environment when it is imported.
+    from vllm import SamplingParams
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    warnings.simplefilter("ignore")
+    engine = LLMEngine.from_engine_args(
         EngineArgs(
             model=model_path,
             skip_tokenizer_init=True,
@@ -44,30 +45,20 @@ def engine_of(model_path: str) -> LLMEngine:
             seed=0,
         )
     )
-
-
-def steps_ms(engine: LLMEngine, names: "count[int]") -> list[float]:
     params = SamplingParams(
         temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True, detokenize=False
     )
-    for number in range(BATCH):
-        engine.add_request(str(next(names)), {"prompt_token_ids": prompt(number)}, params)
-    taken_ms = []
-    while engine.has_unfinished_requests():
-        start_s = time.perf_counter()
-        outputs = engine.step()
-        if len(outputs) == BATCH:
-            taken_ms.append(1e3 * (time.perf_counter() - start_s))
-    return taken_ms
-
-
-def main() -> None:
-    engine = engine_of(sys.argv[1])
     names = count()
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        print(json.dumps(steps_ms(engine, names)), flush=True)
 
+    def steps_ms(_: None) -> list[float]:
+        for number in range(BATCH):
+            engine.add_request(str(next(names)), {"prompt_token_ids": prompt(number)}, params)
+        taken_ms = []
+        while engine.has_unfinished_requests():
+            start_s = time.perf_counter()
+            outputs = engine.step()
+            if len(outputs) == BATCH:
+                taken_ms.append(1e3 * (time.perf_counter() - start_s))
+        return taken_ms
 
-if __name__ == "__main__":
-    main()
+    return steps_ms

@@ -7,18 +7,15 @@ with the medians: `load_s`, `sleep_s`, `wake_s`, `again_s` (a sleep of what has 
 """
 
 import argparse
-import json
 import os
 import time
 from statistics import median
 
-from rich.console import Console
-from rich.table import Table
-
 from bench.demo_model import stored_model
-from mesh.domain.ids import DeploymentName, InstanceId, RequestId
-from mesh.domain.request import SamplingParams
-from mesh.domain.steps import EngineRequest, LoadOrder, LoadTier
+from bench.driving import no_progress, order, request
+from bench.printing import last_line, show_table
+from mesh.domain.ids import InstanceId
+from mesh.domain.steps import LoadTier
 from mesh_loader.store import StoredModel
 from mesh_nodes.engines.vllm import VllmEngine
 
@@ -43,29 +40,20 @@ class Switched:
         """Only another one for as many requests can be woken."""
         self._loads += 1
         self._instance = InstanceId(f"bench-{self._loads}")
-        order = LoadOrder(
-            instance_id=self._instance,
-            deployment=DeploymentName("bench"),
-            model=self._stored.info,
-            model_path=self._stored.path,
+        wanted = order(
+            self._stored,
             kv_blocks=KV_BLOCKS,
             context_tokens_max=CONTEXT_TOKENS,
             batch_max=batch_max,
+            instance_id=self._instance,
         )
-        loaded = self._engine.load(order, lambda phase, share: None)
+        loaded = self._engine.load(wanted, no_progress)
         if loaded.tier is not tier:
             raise SystemExit(f"error: loaded from {loaded.tier}, not from {tier}")
         return loaded.elapsed_s
 
     def answer(self) -> tuple[int, ...]:
-        request = EngineRequest(
-            request_id=RequestId("r"),
-            prompt_tokens=PROMPT,
-            output_tokens=(),
-            sampling=SamplingParams(max_tokens=OUTPUT_TOKENS, ignore_eos=True),
-            stop_token_ids=(),
-        )
-        self._engine.submit(self._instance, request)
+        self._engine.submit(self._instance, request("r", PROMPT, OUTPUT_TOKENS))
         tokens: list[int] = []
         while len(tokens) < OUTPUT_TOKENS:
             result = self._engine.step(self._instance, CONTEXT_TOKENS)
@@ -112,13 +100,6 @@ def measure(rounds: int, threads: int) -> dict[str, list[float]]:
 def report(rounds: int, threads: int) -> None:
     taken = measure(rounds, threads)
     medians = {name: median(seconds) for name, seconds in taken.items()}
-    table = Table(
-        title=f"SmolLM2-135M in float32, medians of {rounds} rounds",
-        title_justify="left",
-        box=None,
-    )
-    for heading in ("", "median s", "least s", "most s"):
-        table.add_column(heading, justify="left" if not heading else "right")
     words = {
         "load_s_as_is": "load from disk, nothing may sleep",
         "load_s": "load from disk, to a process that may sleep",
@@ -126,15 +107,19 @@ def report(rounds: int, threads: int) -> None:
         "wake_s": "wake",
         "again_s": "sleep again",
     }
-    for name, text in words.items():
-        spread = (medians[name], min(taken[name]), max(taken[name]))
-        table.add_row(text, *(f"{seconds:.3f}" for seconds in spread))
-    Console(width=100).print(table)
+    show_table(
+        ("", "median s", "least s", "most s"),
+        [
+            (text, *(f"{pick(taken[name]):.3f}" for pick in (median, min, max)))
+            for name, text in words.items()
+        ],
+        title=f"SmolLM2-135M in float32, medians of {rounds} rounds",
+    )
     figures = {name: round(seconds, 4) for name, seconds in medians.items()}
     ratio = median(
         load_s / wake_s for load_s, wake_s in zip(taken["load_s"], taken["wake_s"], strict=True)
     )
-    print(json.dumps({**figures, "ratio": round(ratio, 2), "rounds": rounds, "threads": threads}))
+    last_line({**figures, "ratio": round(ratio, 2), "rounds": rounds, "threads": threads})
 
 
 def main() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from mesh.cli.plain import Plain, plain
 from mesh.domain.errors import Cancelled, EngineError
 from mesh.domain.invocation import Accepted, Finished, InvocationEvent, Tokens, Waiting
 from mesh.domain.reasons import FinishReason
@@ -58,13 +57,13 @@ class Answer:
             f"TPOT {finished.tpot_s:.4f} s (SLO {accepted.tpot_limit_s:g}: {met(self.tpot_met())})"
         )
 
-    def plain(self) -> dict[str, Plain]:
+    def plain(self) -> dict[str, object]:
         """A finished answer for scripts."""
         accepted, finished = self._ends()
         return {
             "request_id": str(accepted.request_id),
             "text": self.text,
-            "token_ids": plain(self.token_ids),
+            "token_ids": self.token_ids,
             "finish_reason": str(finished.reason),
             "prompt_tokens": finished.prompt_tokens,
             "output_tokens": finished.output_tokens,

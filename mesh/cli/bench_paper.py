@@ -11,9 +11,8 @@ from pathlib import Path
 import click
 
 from mesh.cli import output
-from mesh.cli.options import format_option
-from mesh.cli.output import Column, Format
-from mesh.cli.plain import plain
+from mesh.cli.options import file_option, format_option
+from mesh.cli.output import Format, text_columns
 from mesh.cli.plotting import check_plotting
 from mesh.cli.progress import progress
 from mesh.domain.errors import InvalidInput, MeshError, NotFound
@@ -47,12 +46,7 @@ ABLATION_CELLS = (paper_cell("7B/64"),)
 
 
 @click.command()
-@click.option(
-    "--trace",
-    metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="A trace in any format that mesh reads; default: a generated one.",
-)
+@file_option("--trace", "A trace in any format that mesh reads; default: a generated one.")
 @click.option(
     "--policy",
     "policies",
@@ -97,12 +91,7 @@ ABLATION_CELLS = (paper_cell("7B/64"),)
     help="Runs at a time.",
 )
 @format_option
-@click.option(
-    "--html",
-    metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write tables and charts as one page that needs nothing else.",
-)
+@file_option("--html", "Write tables and charts as one page that needs nothing else.")
 @click.option(
     "--plots",
     metavar="DIR",
@@ -216,13 +205,12 @@ def _check(ends: Sequence[Done | Failed]) -> None:
 
 def _show(made: Evaluation, form: Format) -> None:
     if form is not Format.TABLE:
-        output.structured(plain(record(made)), form)
+        output.structured(record(made), form)
         return
     output.message(f"load: {made.workload}, {made.duration_s:g} s")
     for number, table in enumerate(tables(made)):
         output.text(("\n" if number else "") + table.title)
-        columns = [Column(h, right=n >= table.words) for n, h in enumerate(table.headers)]
-        output.table(columns, table.rows)
+        output.table(text_columns(table.headers, table.words), table.rows)
 
 
 def _draw(made: Evaluation, folder: Path) -> None:

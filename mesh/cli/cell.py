@@ -1,15 +1,18 @@
 """A cell on this machine: the controller and its node agents as child processes.
 
 `mesh up` and `mesh demo` start one, wait until it serves, watch it and stop it. It decides what
-each child is told (address, home, its share of the machine); `children` keeps the processes.
+each child is told (address, home, its share of the machine) and sees who serves; `kept_child` keeps
+each of them.
 """
 
 import time
 from collections.abc import Callable, Sequence
 
-from mesh.cli import children, output
+from mesh.cli import children
 from mesh.cli.cell_plan import CellPlan, NodePlan, free_address
 from mesh.cli.children import Child
+from mesh.cli.kept_child import KeptChild
+from mesh.cli.restarts import NO_RESTARTS, RestartLimits
 from mesh.domain.errors import MeshError, Unavailable
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.reasons import DeviceKind
@@ -25,12 +28,15 @@ _REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class LocalCell:
-    """Owns the child processes from `start` to `stop`."""
+    """Owns the child processes from `start` to `stop`. A child that ends is started again within
+    the limits of `restarts`; unless they are given, it ends the cell.
+    """
 
-    def __init__(self, plan: CellPlan) -> None:
+    def __init__(self, plan: CellPlan, restarts: RestartLimits = NO_RESTARTS) -> None:
         self._plan = plan
+        self._restarts = restarts
         self._listen = plan.listen
-        self._children: list[Child] = []
+        self._kept: list[KeptChild] = []
 
     @property
     def address(self) -> str:
@@ -40,32 +46,37 @@ class LocalCell:
 
     @property
     def children(self) -> tuple[Child, ...]:
-        """The processes, the controller first."""
-        return tuple(self._children)
+        """The processes that there are, the controller first."""
+        return tuple(kept.process for kept in self._kept if kept.process is not None)
 
     def start(self) -> None:
         """Start all children. Raises Unavailable when the port is taken, StorageError."""
         self._listen = free_address(self._plan.listen)
-        logs, home = self._plan.home / "logs", ["--home", str(self._plan.home)]
+        home = ["--home", str(self._plan.home)]
         policy = ["--policy", self._plan.policy] if self._plan.policy else []
         journal = ["--journal", str(self._plan.journal)] if self._plan.journal else []
-        self._children.append(
-            children.start(
-                "the controller",
-                "mesh.controller",
-                ["--listen", self._listen, *home, *policy, *journal],
-                logs / "controller.log",
-            )
+        self._keep(
+            "the controller",
+            "mesh.controller",
+            ["--listen", self._listen, *home, *policy, *journal],
         )
         for node in self._plan.nodes:
-            self._children.append(
-                children.start(
-                    f"node {node.name}",
-                    "mesh_nodes",
-                    [*self._node_arguments(node), *home],
-                    logs / f"node-{node.name}.log",
-                )
+            self._keep(
+                f"node {node.name}",
+                "mesh_nodes",
+                [*self._node_arguments(node), *home],
+                node.name,
             )
+
+    def _keep(
+        self, name: str, module: str, arguments: Sequence[str], node: str | None = None
+    ) -> None:
+        log_path = self._plan.home / "logs" / f"{f'node-{node}' if node else 'controller'}.log"
+
+        def begin(again: bool) -> Child:
+            return children.start(name, module, arguments, log_path, again=again)
+
+        self._kept.append(KeptChild(name, begin, self._restarts, node))
 
     def _node_arguments(self, node: NodePlan) -> list[str]:
         arguments = ["--join", self.address, "--name", node.name, "--device", node.device]
@@ -95,54 +106,56 @@ class LocalCell:
     def wait_ready(self, stopping: Callable[[], bool], on_ready: Callable[[str], None]) -> bool:
         """Wait until the controller serves and every node has joined; False when told to stop.
 
-        `on_ready` is called with a line for each of them. Raises MeshError when a child ends, and
+        `on_ready` is called with a line for each of them. Raises as `check_alive` does, and
         Unavailable when it takes longer than READY_S_MAX.
         """
-        waiting = [node.name for node in self._plan.nodes]
-        serving = False
+        waiting = list(self._kept)
         until_s = time.monotonic() + READY_S_MAX
         while not stopping():
             self.check_alive()
-            joined = self._joined()
-            if joined is not None and not serving:
-                serving = True
-                on_ready(f"controller  {self.address}")
-            for name in [name for name in waiting if name in (joined or ())]:
-                waiting.remove(name)
-                on_ready(f"node        {name}")
-            if serving and not waiting:
+            for kept in [kept for kept in waiting if kept.serving]:
+                waiting.remove(kept)
+                on_ready(f"node        {kept.node}" if kept.node else f"controller  {self.address}")
+            if not waiting:
                 return True
             if time.monotonic() > until_s:
-                raise self._late(serving, waiting)
+                raise self._late(waiting[0])
             time.sleep(POLL_S)
         return False
 
+    def check_alive(self) -> None:
+        """See who has ended and who serves; start again what is to be. For one thread alone.
+
+        Raises MeshError when a child has ended for good, after showing the end of its log.
+        """
+        now_s = time.monotonic()
+        for kept in self._kept:
+            kept.look(now_s)
+        amiss = [kept for kept in self._kept if not kept.serving]
+        if amiss:
+            joined = self._joined() if self._kept[0].process else None
+            for kept in amiss:
+                answers = joined is not None and (kept.node is None or kept.node in joined)
+                kept.follow(now_s, answers=answers)
+
     def _joined(self) -> set[str] | None:
-        """The nodes that are ready, or None while the controller does not serve."""
+        """The nodes that the cell has, or None while the controller does not serve."""
         try:
             # A channel of its own each time: one that was refused would first back off for a while.
             with MeshClient(self.address) as client:
-                return {node.node_id for node in client.nodes() if node.state is NodeState.READY}
-        except Unavailable:
+                nodes = client.nodes()
+        except MeshError:
+            # Also one that it had no time to name: it may be killed amid the answer.
             return None
-
-    def check_alive(self) -> None:
-        """Raises MeshError when a child has ended, after showing the end of its log."""
-        for child in self._children:
-            if not child.running:
-                for line in child.log_tail():
-                    output.message(f"  {line}")
-                raise MeshError(
-                    f"{child.name} {child.fate()}", hint=f"its whole log is {child.log_path}"
-                )
+        return {node.node_id for node in nodes if node.state is not NodeState.LOST}
 
     def stop(self, hurry: Callable[[], bool] = lambda: False) -> None:
         """End all children; bounded. May be called twice."""
-        ended, self._children = self._children, []
-        children.stop(ended, hurry)
+        processes, self._kept = self.children, []
+        children.stop(processes, hurry)
 
-    def _late(self, serving: bool, waiting: Sequence[str]) -> Unavailable:
-        who = f"node {waiting[0]} has not joined" if serving else "the controller does not serve"
+    def _late(self, late: KeptChild) -> Unavailable:
+        who = f"{late.name} has not joined" if late.node else "the controller does not serve"
         return Unavailable(
             f"{who} after {READY_S_MAX:.0f} s", hint=f"see the logs in {self._plan.home / 'logs'}"
         )

@@ -1,4 +1,4 @@
-"""Child processes of `mesh up` and `mesh demo`: started, watched, and ended for certain.
+"""Child processes of `mesh up` and `mesh demo`: started, asked, and ended for certain.
 
 Every child leads a process group of its own, so that Ctrl-C in the terminal reaches only the
 parent, which then ends the groups in order: SIGTERM, a bounded wait, SIGKILL. Should the parent be
@@ -30,6 +30,8 @@ class Child:
     name: str
     process: subprocess.Popen[bytes]
     log_path: Path
+    log_from_bytes: int = 0
+    """Where its part of the log begins: what is before it was written by a process before it."""
 
     @property
     def running(self) -> bool:
@@ -46,30 +48,35 @@ class Child:
         """The last lines that it wrote."""
         try:
             with self.log_path.open("rb") as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
+                end_bytes = log.seek(0, os.SEEK_END)
+                log.seek(max(self.log_from_bytes, end_bytes - LOG_TAIL_BYTES))
                 lines = log.read().decode("utf-8", "replace").splitlines()
         except OSError:
             return []
         return [line.rstrip() for line in lines if line.strip()][-LOG_TAIL_LINES:]
 
 
-def start(name: str, module: str, arguments: Sequence[str], log_path: Path) -> Child:
-    """Run `python -m module arguments`, its output in `log_path`; the log before it is kept once.
+def start(
+    name: str, module: str, arguments: Sequence[str], log_path: Path, *, again: bool = False
+) -> Child:
+    """Run `python -m module arguments`, its output in `log_path`; the log of the run before is kept
+    once. `again`: this run has a log, which goes on.
 
     Raises StorageError when the log cannot be written.
     """
     command = [sys.executable, "-P", "-m", "mesh.cli.tied", str(os.getpid()), module, *arguments]
     try:
         log_path.parent.mkdir(parents=True, exist_ok=True)
-        if log_path.exists():
+        if log_path.exists() and not again:
             log_path.replace(log_path.with_suffix(".previous.log"))
-        log = log_path.open("wb")
+        log = log_path.open("ab")
     except OSError as error:
         raise StorageError(
             f"cannot write {log_path}: {(error.strerror or str(error)).lower()}",
             hint="choose a state folder that you may write with --home or MESH_HOME",
         ) from error
     with log:
+        log_from_bytes = log.tell()
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -77,7 +84,12 @@ def start(name: str, module: str, arguments: Sequence[str], log_path: Path) -> C
             stderr=subprocess.STDOUT,
             process_group=0,
         )
-    return Child(name=name, process=process, log_path=log_path)
+    return Child(name=name, process=process, log_path=log_path, log_from_bytes=log_from_bytes)
+
+
+def clear(child: Child) -> None:
+    """Kill its process group: what it left behind, once it has ended itself."""
+    _signal_group(child, signal.SIGKILL)
 
 
 def stop(children: Sequence[Child], hurry: Callable[[], bool] = lambda: False) -> None:
@@ -100,8 +112,8 @@ def _end(children: Sequence[Child], hurry: Callable[[], bool]) -> None:
             break
         time.sleep(POLL_S)
     for child in children:
-        # Also to a group whose leader has gone: what it left behind goes with it.
-        _signal_group(child, signal.SIGKILL)
+        # Also when it has ended: what it left behind goes with it.
+        clear(child)
         child.process.wait()
 
 

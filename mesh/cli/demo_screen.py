@@ -1,9 +1,8 @@
 """How `mesh demo` shows its answers: as they grow on a terminal, each whole when done elsewhere."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from rich.live import Live
 from rich.padding import Padding
@@ -11,24 +10,13 @@ from rich.text import Text
 
 from mesh.cli import output
 from mesh.cli.answer import Answer
-from mesh.cli.output import Column
-from mesh.cli.tables import Row, seconds
+from mesh.cli.output import Column, number, word
+from mesh.cli.tables import seconds
 from mesh.domain.errors import MeshError
 from mesh.domain.ids import DeploymentName
+from mesh.domain.invocation import Accepted, Finished
 
 INDENT = "  "
-TABLE = (
-    Column("DEPLOYMENT"),
-    Column("PROMPT"),
-    Column("TOKENS", right=True),
-    Column("TTFT_S", right=True),
-    Column("TTFT_SLO_S", right=True),
-    Column("TPOT_S", right=True),
-    Column("TPOT_SLO_S", right=True),
-    Column("LOAD_GRACE_S", right=True),
-    Column("MET"),
-    Column("MET_WITHOUT_GRACE"),
-)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -44,29 +32,38 @@ class Talk:
     def ended(self) -> bool:
         return self.answer.finished is not None or self.failure is not None
 
+    @property
+    def ends(self) -> tuple[Accepted, Finished] | None:
+        """Of a whole answer."""
+        accepted, finished = self.answer.accepted, self.answer.finished
+        if accepted is None or finished is None or self.failure is not None:
+            return None
+        return accepted, finished
 
-def rows(talks: Sequence[Talk]) -> list[Row]:
-    """TTFT and TPOT of each, against its SLO. Those that failed have no numbers."""
-    return [_row(talk) for talk in talks]
+
+def _done(show: Callable[[Accepted, Finished], str]) -> Callable[[Talk], str | None]:
+    """Those that failed have no numbers."""
+    return lambda talk: None if talk.ends is None else show(*talk.ends)
 
 
-def _row(talk: Talk) -> Row:
-    accepted, finished = talk.answer.accepted, talk.answer.finished
-    if accepted is None or finished is None or talk.failure is not None:
-        unknown = [""] * (len(TABLE) - 5)
-        return (talk.deployment, talk.prompt, str(talk.answer.output_tokens), *unknown, "no", "no")
-    return (
-        talk.deployment,
-        talk.prompt,
-        str(finished.output_tokens),
-        f"{finished.ttft_s:.3f}",
-        seconds(accepted.ttft_limit_s),
-        f"{finished.tpot_s:.4f}",
-        seconds(accepted.tpot_limit_s),
-        f"{finished.grace_s:.2f}",
-        _yes(talk.answer.slo_met(with_grace=True)),
-        _yes(talk.answer.slo_met(with_grace=False)),
-    )
+def _met(talk: Talk, *, with_grace: bool) -> str:
+    done = talk.ends is not None
+    return "yes" if done and talk.answer.slo_met(with_grace=with_grace) else "no"
+
+
+TALKS: tuple[Column[Talk], ...] = (
+    word("DEPLOYMENT", lambda t: t.deployment),
+    word("PROMPT", lambda t: t.prompt),
+    number("TOKENS", lambda t: t.answer.output_tokens),
+    number("TTFT_S", _done(lambda accepted, finished: f"{finished.ttft_s:.3f}")),
+    number("TTFT_SLO_S", _done(lambda accepted, finished: seconds(accepted.ttft_limit_s))),
+    number("TPOT_S", _done(lambda accepted, finished: f"{finished.tpot_s:.4f}")),
+    number("TPOT_SLO_S", _done(lambda accepted, finished: seconds(accepted.tpot_limit_s))),
+    number("LOAD_GRACE_S", _done(lambda accepted, finished: f"{finished.grace_s:.2f}")),
+    word("MET", lambda t: _met(t, with_grace=True)),
+    word("MET_WITHOUT_GRACE", lambda t: _met(t, with_grace=False)),
+)
+"""TTFT and TPOT of each, against its SLO."""
 
 
 class Screen:
@@ -84,12 +81,7 @@ class Screen:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         if self._live is not None:
             self._live.update(Text(""), refresh=True)
             self._live.stop()
@@ -127,7 +119,3 @@ def _print(talk: Talk, live: Live | None) -> None:
 
 def _title(talk: Talk) -> str:
     return f"{talk.deployment}  {talk.prompt}"
-
-
-def _yes(yes: bool) -> str:
-    return "yes" if yes else "no"

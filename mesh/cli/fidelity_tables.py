@@ -1,7 +1,9 @@
 """What `mesh bench fidelity` shows: live and simulated figures, and what was calibrated."""
 
-from mesh.cli.output import Column
-from mesh.cli.plain import Plain, plain
+import dataclasses
+from collections.abc import Callable
+
+from mesh.cli.output import text_columns
 from mesh.domain.units import format_bytes
 from mesh.evaluation.fidelity.comparing import (
     E2E_ERROR_MAX,
@@ -13,43 +15,28 @@ from mesh.evaluation.fidelity.comparing import (
 )
 from mesh.evaluation.fidelity.report import FidelityReport
 
-COLUMNS = (
-    Column("FIGURE"),
-    Column("LIVE", right=True),
-    Column("SIMULATED", right=True),
-    Column("ERROR %", right=True),
-    Column("AT LIVE PACE", right=True),
-    Column("ERROR %", right=True),
-    Column("TARGET %", right=True),
+COLUMNS = text_columns(
+    ("FIGURE", "LIVE", "SIMULATED", "ERROR %", "AT LIVE PACE", "ERROR %", "TARGET %")
 )
+_FIGURES: tuple[tuple[str, Callable[[Comparison], Pair], str, float, float | None], ...] = (
+    ("TPOT mean, ms", lambda c: c.tpot_s, ".4g", 1000, TPOT_ERROR_MAX),
+    ("end to end mean, s", lambda c: c.e2e_s, ".4g", 1, E2E_ERROR_MAX),
+    ("TTFT p95, s", lambda c: c.ttft_s_p95, ".4g", 1, TTFT_P95_ERROR_MAX),
+    ("refused", lambda c: c.refused, ".0f", 1, REFUSED_ERROR_MAX),
+    ("SLO met", lambda c: c.met, ".0f", 1, None),
+)
+"""How each is written, what it is multiplied with before, and how large its error may be."""
 
 
 def rows(report: FidelityReport) -> list[tuple[str, ...]]:
-    first, second = report.by_calibration, report.by_pace
-    return [
-        _row("TPOT mean, ms", first.tpot_s, second.tpot_s, 1000, TPOT_ERROR_MAX),
-        _row("end to end mean, s", first.e2e_s, second.e2e_s, 1, E2E_ERROR_MAX),
-        _row("TTFT p95, s", first.ttft_s_p95, second.ttft_s_p95, 1, TTFT_P95_ERROR_MAX),
-        _row("refused", first.refused, second.refused, 1, REFUSED_ERROR_MAX),
-        _row("SLO met", first.met, second.met, 1, None),
-    ]
-
-
-def _row(
-    name: str, first: Pair, second: Pair, scale: float, target: float | None
-) -> tuple[str, ...]:
-    def number(value: float) -> str:
-        return f"{value * scale:.0f}" if name in ("refused", "SLO met") else f"{value * scale:.4g}"
-
-    return (
-        name,
-        number(first.live),
-        number(first.simulated),
-        f"{100 * first.error:.1f}",
-        number(second.simulated),
-        f"{100 * second.error:.1f}",
-        "" if target is None else f"{100 * target:.0f}",
-    )
+    found = []
+    for name, figure, form, scale, target in _FIGURES:
+        calibrated, paced = figure(report.by_calibration), figure(report.by_pace)
+        row = [name, format(calibrated.live * scale, form)]
+        for pair in (calibrated, paced):
+            row += [format(pair.simulated * scale, form), f"{100 * pair.error:.1f}"]
+        found.append((*row, "" if target is None else f"{100 * target:.0f}"))
+    return found
 
 
 def fields(report: FidelityReport) -> list[tuple[str, str]]:
@@ -90,40 +77,28 @@ def _each(count: int, seconds: float) -> str:
     return f"{count}, {taken}" if count else f"none seen, assumed {taken}"
 
 
-def summary(report: FidelityReport) -> Plain:
+def summary(report: FidelityReport) -> dict[str, object]:
     """For programs: the errors of the simulation that knows the calibration alone come first."""
+    sides = ("by_calibration", "by_pace")
+    told = {f.name: getattr(report, f.name) for f in dataclasses.fields(report)}
     return {
         **_errors(report.by_calibration),
-        "within_targets": report.by_calibration.within_targets,
-        "at_live_pace": {
-            **_errors(report.by_pace),
-            "within_targets": report.by_pace.within_targets,
-            "figures": plain(report.by_pace),
-        },
-        "figures": plain(report.by_calibration),
-        "calibrated_s": report.calibrated_s,
-        "calibrated_steps": report.calibrated_steps,
-        "pace_calibrated": report.pace_calibrated,
-        "pace_compared": report.pace_compared,
-        "loads": report.loads,
-        "resizes": report.resizes,
-        "unloads": report.unloads,
-        "delay_s": report.delay_s,
-        "rss_bytes_max": report.rss_bytes_max,
-        "booked_bytes_max": report.booked_bytes_max,
-        "costs": plain(report.costs),
+        "at_live_pace": _errors(report.by_pace),
+        **{name: value for name, value in told.items() if name not in sides},
     }
 
 
-def _errors(made: Comparison) -> dict[str, Plain]:
+def _errors(made: Comparison) -> dict[str, object]:
     return {
-        "tpot_error": plain(made.tpot_s.error),
-        "e2e_error": plain(made.e2e_s.error),
-        "ttft_p95_error": plain(made.ttft_s_p95.error),
-        "refused_error": plain(made.refused.error),
+        "tpot_error": made.tpot_s.error,
+        "e2e_error": made.e2e_s.error,
+        "ttft_p95_error": made.ttft_s_p95.error,
+        "refused_error": made.refused.error,
         "refused_share_error": made.refused_share_error,
         "requests": made.requests,
         "finished_in_both": made.finished_in_both,
-        "refused": plain(made.refused),
-        "met": plain(made.met),
+        "refused": made.refused,
+        "met": made.met,
+        "within_targets": made.within_targets,
+        "figures": made,
     }

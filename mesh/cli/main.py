@@ -38,6 +38,7 @@ VERBS = {
     "status": "Show the cell in a few numbers, and how instances keep up.",
     "top": "Watch memory, instances and memory operations, live.",
     "logs": "Show what happened in the cell.",
+    "replay": "Send a trace's calls to the cell, each at its time.",
     "sim": "Run a scenario under a virtual clock, or replay a journal.",
     "bench": "Repeat a measurement, such as the paper's evaluation.",
     "demo": "Show mesh at work on this machine.",
@@ -87,12 +88,12 @@ def mesh(ctx: click.Context, traceback: bool) -> None:
         click.echo(ctx.get_help())
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run one command line; the exit code."""
+def run(arguments: Sequence[str], command: click.Command = mesh) -> int:
+    """Run one command line, of `mesh` unless given; the exit code."""
     try:
         # Not through click's own main(): it would write a line of its own on Ctrl-C.
-        with mesh.make_context("mesh", list(arguments)) as ctx:
-            mesh.invoke(ctx)
+        with command.make_context(command.name, list(arguments)) as ctx:
+            command.invoke(ctx)
         sys.stdout.flush()
         return DONE
     except click.exceptions.Exit as end:

@@ -74,6 +74,12 @@ def home_option(command: Command) -> Command:
     )(command)
 
 
+def file_option(name: str, help_text: str, metavar: str = "FILE") -> Callable[[Command], Command]:
+    """A Path that may not exist yet, but is no folder."""
+    kind = click.Path(path_type=Path, dir_okay=False)
+    return click.option(name, metavar=metavar, type=kind, help=help_text)
+
+
 def timeout_option(default_s: float, help_text: str) -> Callable[[Command], Command]:
     """`--timeout SECONDS`, given to the command as `timeout_s`."""
     return click.option(

@@ -8,17 +8,18 @@ wrapped or cut; colour and control of the cursor appear on a terminal only, and 
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TextIO
+from operator import itemgetter
+from typing import Generic, TextIO, TypeVar
 
 import yaml
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from mesh.cli.plain import Plain
+from mesh.cli.plain import Plain, plain
 from mesh.domain.errors import (
     AlreadyExists,
     Cancelled,
@@ -32,6 +33,7 @@ from mesh.domain.errors import (
     Unavailable,
 )
 
+T = TypeVar("T")
 GAP = "  "
 NOTHING = "-"
 """An empty cell: so that every line of a table has the same number of words."""
@@ -44,10 +46,26 @@ class Format(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class Column(Generic[T]):
+    """What a table of T shows under a header; None is an empty cell."""
+
     header: str
-    right: bool = False
-    """Numbers stand right-aligned."""
+    cell: Callable[[T], object]
+    right: bool
+
+
+def word(header: str, cell: Callable[[T], object]) -> Column[T]:
+    return Column(header, cell, right=False)
+
+
+def number(header: str, cell: Callable[[T], object]) -> Column[T]:
+    """Right-aligned."""
+    return Column(header, cell, right=True)
+
+
+def text_columns(headers: Sequence[str], words: int = 1) -> list[Column[Sequence[str]]]:
+    """Of rows that are text already; those after the first `words` are numbers."""
+    return [Column(header, itemgetter(n), n >= words) for n, header in enumerate(headers)]
 
 
 _STYLES = {
@@ -66,9 +84,9 @@ _STYLES = {
 }
 
 
-def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Aligned columns. Cells of the words of a state are coloured on a terminal."""
-    lines(table_lines(columns, rows))
+def table(columns: Sequence[Column[T]], items: Iterable[T]) -> None:
+    """Aligned columns, a row an item. Cells of the words of a state are coloured on a terminal."""
+    lines(table_lines(columns, items))
 
 
 def lines(shown: Sequence[Text]) -> None:
@@ -77,10 +95,10 @@ def lines(shown: Sequence[Text]) -> None:
         _write_line(sys.stdout, line)
 
 
-def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[Text]:
+def table_lines(columns: Sequence[Column[T]], items: Iterable[T]) -> list[Text]:
     """A table as lines, for whoever draws it among other things."""
     cells = [[column.header for column in columns]]
-    cells += [[_one_line(cell) or NOTHING for cell in row] for row in rows]
+    cells += [[_cell(column.cell(item)) for column in columns] for item in items]
     widths = [max(cell_len(row[index]) for row in cells) for index in range(len(columns))]
     shown = []
     for number, row in enumerate(cells):
@@ -95,6 +113,10 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> lis
     return shown
 
 
+def _cell(value: object) -> str:
+    return (_one_line(str(value)) if value is not None else "") or NOTHING
+
+
 def fields(pairs: Sequence[tuple[str, str]]) -> None:
     """Names and values, one pair a line, the values aligned."""
     width = max(len(name) for name, _ in pairs)
@@ -104,8 +126,9 @@ def fields(pairs: Sequence[tuple[str, str]]) -> None:
         _write_line(sys.stdout, line)
 
 
-def structured(value: Plain, form: Format) -> None:
-    """A whole answer as JSON or YAML."""
+def structured(answer: object, form: Format) -> None:
+    """A whole answer as JSON or YAML, in its plain form."""
+    value = plain(answer)
     if form is Format.YAML:
         sys.stdout.write(yaml.safe_dump(value, sort_keys=False, allow_unicode=True))
     else:

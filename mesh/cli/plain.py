@@ -11,7 +11,7 @@ from math import isfinite
 
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 
-_PAIRS = frozenset({"refused"})
+_PAIRS = frozenset({"refused", "failed", "footprints"})
 """Fields that hold (key, value) pairs."""
 
 
@@ -32,6 +32,13 @@ def plain(value: object) -> Plain:
             field.name: _field(field.name, getattr(value, field.name)) for field in fields(value)
         }
     raise TypeError(f"{type(value).__name__} has no plain form")
+
+
+def plain_fields(value: object) -> dict[str, Plain]:
+    """Of a dataclass, or of a mapping."""
+    found = plain(value)
+    assert isinstance(found, dict)
+    return found
 
 
 def _field(name: str, value: object) -> Plain:

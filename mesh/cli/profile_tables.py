@@ -3,10 +3,8 @@
 Pure: profiles in, text out; `output` aligns and prints it, `profile_plot` draws the same grids.
 """
 
-from collections.abc import Sequence
-
-from mesh.cli.output import Column
-from mesh.cli.tables import Row, milliseconds
+from mesh.cli.output import Column, number
+from mesh.cli.tables import milliseconds
 from mesh.domain.profile import Grid, Profile
 from mesh.domain.views import ProfileView
 
@@ -40,23 +38,25 @@ def points(profile: Profile) -> int:
     return sum(len(grid.rows) * len(grid.columns) for grid in grids)
 
 
-def prefill_columns(grid: Grid) -> list[Column]:
-    return _columns("PROMPT_TOKENS", "PAST", grid.columns)
+Times = tuple[int, tuple[float, ...]]
+"""A size, and its iteration times in seconds."""
 
 
-def decode_columns(grid: Grid) -> list[Column]:
-    return _columns("BATCH", "CONTEXT", grid.columns)
-
-
-def grid_rows(grid: Grid) -> list[Row]:
+def prefill(grid: Grid) -> tuple[list[Column[Times]], list[Times]]:
     """A row a size; its times in milliseconds."""
-    return [
-        (str(size), *(milliseconds(span_s) for span_s in spans_s))
-        for size, spans_s in zip(grid.rows, grid.seconds, strict=True)
-    ]
+    return _table("PROMPT_TOKENS", "PAST", grid)
 
 
-def _columns(rows: str, name: str, sizes: Sequence[int]) -> list[Column]:
+def decode(grid: Grid) -> tuple[list[Column[Times]], list[Times]]:
+    return _table("BATCH", "CONTEXT", grid)
+
+
+def _table(rows: str, name: str, grid: Grid) -> tuple[list[Column[Times]], list[Times]]:
     """A grid of one column holds for every size along it, so its header names none."""
-    words = [f"{name}_{size}" for size in sizes] if len(sizes) > 1 else [f"{name}_ANY"]
-    return [Column(rows, right=True), *(Column(word, right=True) for word in words)]
+    sizes = grid.columns if len(grid.columns) > 1 else ("ANY",)
+
+    def column(n: int, size: object) -> Column[Times]:
+        return number(f"{name}_{size}", lambda times: milliseconds(times[1][n]))
+
+    columns = [number(rows, lambda times: times[0]), *(column(n, s) for n, s in enumerate(sizes))]
+    return columns, list(zip(grid.rows, grid.seconds, strict=True))

@@ -4,14 +4,18 @@ from pathlib import Path
 
 from mesh.cli import output
 from mesh.cli import sim_tables as tables
-from mesh.cli.output import Column, Format
-from mesh.cli.plain import plain
+from mesh.cli.output import Column, Format, word
 from mesh.cli.progress import progress
+from mesh.evaluation.differences import Difference
 from mesh.evaluation.replaying import OtherDecision, ReplayReport, replay_journal
 
 REPORT_EVERY = 256
 """Events between two looks at the bar."""
-DIFFERENCE_COLUMNS = (Column("WHERE"), Column("RECORDED"), Column("DECIDED"))
+DIFFERENCES: tuple[Column[Difference], ...] = (
+    word("WHERE", lambda d: d.where),
+    word("RECORDED", lambda d: d.recorded),
+    word("DECIDED", lambda d: d.decided),
+)
 
 
 def show_replay(journal: Path, form: Format) -> int:
@@ -29,7 +33,7 @@ def show_replay(journal: Path, form: Format) -> int:
         if report.other is not None:
             _show_other(report.other)
     else:
-        output.structured(plain(report), form)
+        output.structured(report, form)
     return 0 if report.other is None else 1
 
 
@@ -61,7 +65,4 @@ def replay_fields(report: ReplayReport) -> list[tuple[str, str]]:
 def _show_other(other: OtherDecision) -> None:
     output.text("")
     output.text(f"line {other.line}, at {other.now_s:.6f} s: {other.event}")
-    output.table(
-        DIFFERENCE_COLUMNS,
-        [(each.where, each.recorded, each.decided) for each in other.differences],
-    )
+    output.table(DIFFERENCES, other.differences)

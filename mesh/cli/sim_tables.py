@@ -1,16 +1,16 @@
 """What `mesh sim` shows of a run: its numbers one a line, its nodes one a row."""
 
-from mesh.cli.output import Column
+from mesh.cli.output import Column, number, word
 from mesh.domain.reasons import DeviceKind, RefusalReason
-from mesh.evaluation.simulation_report import SimulationReport
+from mesh.evaluation.simulation_report import NodeUse, SimulationReport
 from mesh.evaluation.summary import Summary
 
 _REFUSALS = frozenset(reason.value for reason in RefusalReason)
-NODE_COLUMNS = (
-    Column("NODE"),
-    Column("DEVICE"),
-    Column("IN USE %", right=True),
-    Column("COMPUTING %", right=True),
+NODES: tuple[Column[NodeUse], ...] = (
+    word("NODE", lambda n: n.node_id),
+    word("DEVICE", lambda n: n.device),
+    number("IN USE %", lambda n: f"{100 * n.used_share:.1f}"),
+    number("COMPUTING %", lambda n: f"{100 * n.computing_share:.1f}"),
 )
 
 
@@ -48,18 +48,6 @@ def request_fields(made: Summary) -> list[tuple[str, str]]:
 def _ended(end: str) -> str:
     """Clients that went, and streams that broke, were not refused."""
     return f"refused, {end}" if end in _REFUSALS else end
-
-
-def node_rows(report: SimulationReport) -> list[tuple[str, ...]]:
-    return [
-        (
-            node.node_id,
-            node.device.value,
-            f"{100 * node.used_share:.1f}",
-            f"{100 * node.computing_share:.1f}",
-        )
-        for node in report.nodes
-    ]
 
 
 def _share(count: int, of: int) -> str:

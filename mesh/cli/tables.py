@@ -1,4 +1,4 @@
-"""What the read verbs show of a cell: views as rows of text, units in the headers.
+"""What the read verbs show of a cell: what stands in each column, units in the headers.
 
 Pure: views in, text out; `output` aligns and prints it. The structured forms (`-o json`) do not
 come through here, they carry the views themselves.
@@ -6,153 +6,68 @@ come through here, they carry the views themselves.
 
 from collections.abc import Sequence
 
-from mesh.cli.output import Column
+from mesh.cli.output import Column, number, word
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.model import ModelInfo
 from mesh.domain.views import DeploymentSnapshot, InstanceSnapshot, NodeSnapshot
 
-Row = tuple[str, ...]
-
-DEPLOYMENTS = (
-    Column("NAME"),
-    Column("STATE"),
-    Column("READY", right=True),
-    Column("RUNNING", right=True),
-    Column("QUEUED", right=True),
-    Column("SERVED", right=True),
-    Column("REFUSED", right=True),
-    Column("TTFT_SLO_S", right=True),
-    Column("TPOT_SLO_S", right=True),
-    Column("CONTEXT_TOKENS", right=True),
-    Column("SOURCE"),
+DEPLOYMENTS: tuple[Column[DeploymentSnapshot], ...] = (
+    word("NAME", lambda d: d.spec.name),
+    word("STATE", lambda d: d.state),
+    number("READY", lambda d: sum(i.state is InstanceState.READY for i in d.instances)),
+    number("RUNNING", lambda d: d.running),
+    number("QUEUED", lambda d: d.queued),
+    number("SERVED", lambda d: d.served),
+    number("REFUSED", lambda d: d.refused),
+    number("TTFT_SLO_S", lambda d: seconds(d.spec.slo.ttft_s)),
+    number("TPOT_SLO_S", lambda d: seconds(d.spec.slo.tpot_s)),
+    number("CONTEXT_TOKENS", lambda d: d.context_tokens_max or None),
+    word("SOURCE", lambda d: d.spec.source),
 )
-INSTANCES = (
-    Column("INSTANCE"),
-    Column("NODE"),
-    Column("STATE"),
-    Column("BATCH", right=True),
-    Column("BATCH_MAX", right=True),
-    Column("LOAD_S", right=True),
-    Column("FROM"),
-    Column("PHASE"),
+_WHICH: tuple[Column[InstanceSnapshot], ...] = (
+    word("INSTANCE", lambda i: i.instance_id),
+    word("NODE", lambda i: i.node_id),
+    word("STATE", lambda i: i.state),
+    number("BATCH", lambda i: i.batch),
 )
-PACE = (
-    Column("INSTANCE"),
-    Column("NODE"),
-    Column("STATE"),
-    Column("BATCH", right=True),
-    Column("HEADROOM_LEAST_S", right=True),
-    Column("HEADROOM_P50_S", right=True),
-    Column("ITERATION_MS", right=True),
-    Column("CORRECTION", right=True),
-    Column("PROFILE"),
+INSTANCES: tuple[Column[InstanceSnapshot], ...] = (
+    *_WHICH,
+    number("BATCH_MAX", lambda i: i.batch_max),
+    number("LOAD_S", lambda i: f"{i.load_s:.2f}"),
+    word("FROM", lambda i: i.tier),
+    word("PHASE", lambda i: _phase(i)),
+)
+PACE: tuple[Column[InstanceSnapshot], ...] = (
+    *_WHICH,
+    number("HEADROOM_LEAST_S", lambda i: hundredths(i.headroom_least_s)),
+    number("HEADROOM_P50_S", lambda i: hundredths(i.headroom_p50_s)),
+    number("ITERATION_MS", lambda i: milliseconds(i.iteration_s) if i.iteration_s else None),
+    number("CORRECTION", lambda i: f"{i.correction:.2f}"),
+    # The structured forms say from what it was scaled.
+    word("PROFILE", lambda i: i.profile if i.profile in ("", "measured") else "scaled"),
 )
 """How instances keep up: headroom of their requests, predicted times and how right those are."""
-NODES = (
-    Column("NODE"),
-    Column("STATE"),
-    Column("DEVICE"),
-    Column("CORES", right=True),
-    Column("INSTANCES", right=True),
-    Column("ASLEEP", right=True),
-    Column("SILENT_S", right=True),
-    Column("ENGINE"),
-    Column("HARDWARE"),
+NODES: tuple[Column[NodeSnapshot], ...] = (
+    word("NODE", lambda n: n.node_id),
+    word("STATE", lambda n: n.state),
+    word("DEVICE", lambda n: n.device),
+    number("CORES", lambda n: n.cores),
+    number("INSTANCES", lambda n: len(n.instances)),
+    number("ASLEEP", lambda n: len(n.asleep)),
+    number("SILENT_S", lambda n: f"{n.silent_s:.1f}"),
+    word("ENGINE", lambda n: n.engine),
+    word("HARDWARE", lambda n: n.hardware),
 )
-MODELS = (
-    Column("MODEL"),
-    Column("ARCHITECTURE"),
-    Column("PARAMETERS_M", right=True),
-    Column("CONTEXT_TOKENS", right=True),
-    Column("DISK_MIB", right=True),
-    Column("DEPLOYMENTS"),
-    Column("SOURCE"),
+MODELS: tuple[Column[tuple[ModelInfo, Sequence[str]]], ...] = (
+    word("MODEL", lambda m: m[0].model_id),
+    word("ARCHITECTURE", lambda m: m[0].architecture),
+    number("PARAMETERS_M", lambda m: f"{m[0].parameters / 1e6:.1f}"),
+    number("CONTEXT_TOKENS", lambda m: m[0].context_tokens_max),
+    number("DISK_MIB", lambda m: mebibytes(m[0].disk_bytes)),
+    word("DEPLOYMENTS", lambda m: ",".join(m[1])),
+    word("SOURCE", lambda m: m[0].source),
 )
-
-
-def deployment_rows(deployments: Sequence[DeploymentSnapshot]) -> list[Row]:
-    return [
-        (
-            deployment.spec.name,
-            deployment.state,
-            str(_ready(deployment.instances)),
-            str(deployment.running),
-            str(deployment.queued),
-            str(deployment.served),
-            str(deployment.refused),
-            seconds(deployment.spec.slo.ttft_s),
-            seconds(deployment.spec.slo.tpot_s),
-            str(deployment.context_tokens_max or ""),
-            deployment.spec.source,
-        )
-        for deployment in deployments
-    ]
-
-
-def instance_rows(instances: Sequence[InstanceSnapshot]) -> list[Row]:
-    return [
-        (
-            instance.instance_id,
-            instance.node_id,
-            instance.state,
-            str(instance.batch),
-            str(instance.batch_max),
-            f"{instance.load_s:.2f}",
-            instance.tier or "",
-            _phase(instance),
-        )
-        for instance in instances
-    ]
-
-
-def pace_rows(instances: Sequence[InstanceSnapshot]) -> list[Row]:
-    return [
-        (
-            instance.instance_id,
-            instance.node_id,
-            instance.state,
-            str(instance.batch),
-            _headroom(instance.headroom_least_s),
-            _headroom(instance.headroom_p50_s),
-            milliseconds(instance.iteration_s) if instance.iteration_s else "",
-            f"{instance.correction:.2f}",
-            _profile(instance),
-        )
-        for instance in instances
-    ]
-
-
-def node_rows(nodes: Sequence[NodeSnapshot]) -> list[Row]:
-    return [
-        (
-            node.node_id,
-            node.state,
-            node.device,
-            str(node.cores),
-            str(len(node.instances)),
-            str(len(node.asleep)),
-            f"{node.silent_s:.1f}",
-            node.engine,
-            node.hardware,
-        )
-        for node in nodes
-    ]
-
-
-def model_rows(models: Sequence[tuple[ModelInfo, Sequence[str]]]) -> list[Row]:
-    """Each model with the names of the deployments that use it."""
-    return [
-        (
-            model.model_id,
-            model.architecture,
-            f"{model.parameters / 1e6:.1f}",
-            str(model.context_tokens_max),
-            mebibytes(model.disk_bytes),
-            ",".join(deployments),
-            model.source,
-        )
-        for model, deployments in models
-    ]
+"""Each model with the names of the deployments that use it."""
 
 
 def deployment_fields(deployment: DeploymentSnapshot) -> list[tuple[str, str]]:
@@ -199,6 +114,10 @@ def seconds(span_s: float) -> str:
     return f"{span_s:g}"
 
 
+def hundredths(span_s: float | None) -> str | None:
+    return None if span_s is None else f"{span_s:.2f}"
+
+
 def milliseconds(span_s: float) -> str:
     return f"{span_s * 1e3:.2f}"
 
@@ -207,21 +126,7 @@ def mebibytes(size_bytes: int) -> str:
     return f"{size_bytes / 2**20:.1f}"
 
 
-def _ready(instances: Sequence[InstanceSnapshot]) -> int:
-    return sum(instance.state is InstanceState.READY for instance in instances)
-
-
 def _phase(instance: InstanceSnapshot) -> str:
     if instance.state is not InstanceState.LOADING or not instance.phase:
         return ""
     return f"{instance.phase} {instance.share:.0%}"
-
-
-def _headroom(span_s: float | None) -> str:
-    """Empty for an instance without requests."""
-    return "" if span_s is None else f"{span_s:.2f}"
-
-
-def _profile(instance: InstanceSnapshot) -> str:
-    """`measured` or `scaled`; the structured forms say from what."""
-    return instance.profile if instance.profile in ("", "measured") else "scaled"

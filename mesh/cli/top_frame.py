@@ -9,26 +9,15 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from mesh.cli.memory_tables import OPERATIONS, free_bytes, operation_rows
-from mesh.cli.output import Column, harmless, table_lines
-from mesh.cli.tables import Row, mebibytes, milliseconds
+from mesh.cli.memory_tables import OPERATIONS, free_bytes
+from mesh.cli.output import Column, harmless, number, table_lines, word
+from mesh.cli.tables import hundredths, mebibytes, milliseconds
 from mesh.domain.ids import DeploymentName
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.views import CellStatus, DeploymentSnapshot, InstanceSnapshot, NodeSnapshot
 
 BAR_CELLS = 72
 INDENT = "  "
-INSTANCES = (
-    Column("INSTANCE"),
-    Column("STATE"),
-    Column("BATCH", right=True),
-    Column("QUEUED", right=True),
-    Column("HEADROOM_S", right=True),
-    Column("ITER_MS", right=True),
-    Column("CORRECTION", right=True),
-    Column("KV_USED_MIB", right=True),
-    Column("KV_HELD_MIB", right=True),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,10 +112,9 @@ def _node(node: NodeSnapshot, queued: dict[DeploymentName, int]) -> list[Text]:
     lines = [_text(title, "bold"), _indented(bar(found)), _indented(_text(f"{legend} MiB"))]
     lines.append(_indented(_text(_account(node))))
     if node.instances:
-        rows = [_instance_row(instance, queued) for instance in node.instances]
-        lines += map(_indented, table_lines(INSTANCES, rows))
+        lines += map(_indented, table_lines(_instances(queued), node.instances))
     if node.operations:
-        lines += map(_indented, table_lines(OPERATIONS, operation_rows(node.operations)))
+        lines += map(_indented, table_lines(OPERATIONS, node.operations))
     return lines
 
 
@@ -149,18 +137,18 @@ def _mib(size_bytes: int) -> str:
     return f"{size_mib:.1f}" if abs(size_mib) < 100 else f"{size_mib:.0f}"
 
 
-def _instance_row(instance: InstanceSnapshot, queued: dict[DeploymentName, int]) -> Row:
-    least_s = instance.headroom_least_s
+def _instances(queued: dict[DeploymentName, int]) -> tuple[Column[InstanceSnapshot], ...]:
+    """`queued`: requests, by deployment."""
     return (
-        instance.instance_id,
-        instance.state,
-        str(instance.batch),
-        str(queued.get(instance.deployment, 0)),
-        "" if least_s is None else f"{least_s:.2f}",
-        milliseconds(instance.iteration_s) if instance.iteration_s else "",
-        f"{instance.correction:.2f}",
-        mebibytes(instance.kv_used_bytes),
-        mebibytes(instance.kv_bytes),
+        word("INSTANCE", lambda i: i.instance_id),
+        word("STATE", lambda i: i.state),
+        number("BATCH", lambda i: i.batch),
+        number("QUEUED", lambda i: queued.get(i.deployment, 0)),
+        number("HEADROOM_S", lambda i: hundredths(i.headroom_least_s)),
+        number("ITER_MS", lambda i: milliseconds(i.iteration_s) if i.iteration_s else None),
+        number("CORRECTION", lambda i: f"{i.correction:.2f}"),
+        number("KV_USED_MIB", lambda i: mebibytes(i.kv_used_bytes)),
+        number("KV_HELD_MIB", lambda i: mebibytes(i.kv_bytes)),
     )
 
 

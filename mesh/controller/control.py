@@ -1,7 +1,7 @@
 """The Control service: what operators call. Checks again what clients say they have checked.
 
 Before it are the clients of an operator; after it, an operation's event is posted into the core and
-what the core says of it is streamed back. Reads are answered from the core's picture of the cell.
+what the core says of it is streamed back. Reads are answered from the core's snapshot of the cell.
 """
 
 from collections.abc import Callable
@@ -9,14 +9,14 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Protocol
 
-from mesh.controller.finding import find_deployment
 from mesh.controller.gateway import Cell
+from mesh.controller.lookup import find_deployment, no_deployment
 from mesh.controller.operations import Operations
 from mesh.controller.snapshots import cell_status
 from mesh.controller.watch import CellLog
 from mesh.domain.actions import ReplyProgress
 from mesh.domain.checks import check_scaling, check_spec
-from mesh.domain.errors import InvalidInput
+from mesh.domain.errors import InvalidInput, StorageError
 from mesh.domain.events import (
     ControllerEvent,
     DeleteRequested,
@@ -25,12 +25,14 @@ from mesh.domain.events import (
     ProfileRequested,
     ScaleRequested,
 )
-from mesh.domain.ids import DeploymentName, NodeId, OperationId
+from mesh.domain.ids import DeploymentName, ModelId, NodeId, OperationId
+from mesh.domain.text import TextAssets
 from mesh.domain.views import CellSnapshot, ProfileView
 from mesh.runtime.clock import Clock
 from mesh.v1 import control_pb2 as pb
+from mesh.v1 import model_pb2
 from mesh.v1.control_pb2_grpc import ControlServicer
-from mesh.wire.codec_model import spec_from_wire
+from mesh.wire.codec_model import assets_to_wire, spec_from_wire
 from mesh.wire.codec_views import (
     cell_event_to_wire,
     deployment_to_wire,
@@ -54,7 +56,9 @@ class OperatedCell(Cell, Protocol):
 
 
 class Control(ControlServicer):
-    """`deployed` is called with the name of each deployment that was acknowledged."""
+    """`texts` gives a model's text assets from the registry; `deployed` is called with the name of
+    each deployment that was acknowledged.
+    """
 
     def __init__(
         self,
@@ -63,6 +67,7 @@ class Control(ControlServicer):
         clock: Clock,
         operations: Operations,
         log: CellLog,
+        texts: Callable[[ModelId], TextAssets | None],
         state_path: str,
         deployed: Callable[[DeploymentName], None],
     ) -> None:
@@ -70,6 +75,7 @@ class Control(ControlServicer):
         self._clock = clock
         self._operations = operations
         self._log = log
+        self._texts = texts
         self._state_path = state_path
         self._deployed = deployed
         self._started_s = clock.now_s()
@@ -136,6 +142,17 @@ class Control(ControlServicer):
             # One that is being imported has none yet; what is not there at all raises here.
             find_deployment(name, self._snapshot())
         return pb.GetProfilesResponse(profiles=map(profile_view_to_wire, known or ()))
+
+    async def GetTokenizer(
+        self, request: pb.GetTokenizerRequest, context: Any
+    ) -> model_pb2.TextAssets:
+        found = find_deployment(DeploymentName(request.name), self._snapshot())
+        if found.model is None:
+            raise no_deployment(found.spec.name, self._snapshot())
+        assets = self._texts(found.model.model_id)
+        if assets is None:
+            raise StorageError(f"the registry holds no tokenizer of model {found.model.model_id}")
+        return assets_to_wire(assets)
 
     async def GetDeployment(self, request: pb.GetDeploymentRequest, context: Any) -> pb.Deployment:
         return deployment_to_wire(find_deployment(DeploymentName(request.name), self._snapshot()))

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mesh.controller.asking import check_invocation, check_token_ids, sampling_of
-from mesh.controller.finding import no_deployment
+from mesh.controller.invocation_checks import check_invocation, check_token_ids, sampling_of
+from mesh.controller.lookup import no_deployment
 from mesh.controller.stream import ClientStream, Told
-from mesh.controller.texts import Texts, chars_of
+from mesh.controller.tokenizers import Tokenizers, chars_of
 from mesh.domain.actions import DeliverTokens, RefuseRequest, TellWaiting
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import Cancelled, Refused
@@ -60,7 +60,7 @@ class Gateway(InferenceServicer):
         cell: Cell,
         post: Callable[[ControllerEvent], None],
         clock: Clock,
-        texts: Texts,
+        tokenizers: Tokenizers,
         rng: random.Random,
         epoch: int,
         limits: GatewayLimits,
@@ -68,7 +68,7 @@ class Gateway(InferenceServicer):
         self._cell = cell
         self._post = post
         self._clock = clock
-        self._texts = texts
+        self._tokenizers = tokenizers
         self._rng = rng
         self._epoch = epoch
         self._limits = limits
@@ -164,7 +164,7 @@ class Gateway(InferenceServicer):
                 f"{context_tokens} tokens, of at most {CHARS_PER_TOKEN_MAX} characters each",
                 reason=RefusalReason.PROMPT_TOO_LONG,
             )
-        return await self._texts.tokens(deployment.model.model_id, prompt)
+        return await self._tokenizers.tokens(deployment.model.model_id, prompt)
 
     async def _relay(self, stream: ClientStream, context: Any) -> None:
         """Post the request and write what comes of it, to its end or the client's."""

@@ -124,9 +124,11 @@ class NodeLinks(NodeLinkServicer):
             link.commands.close()
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            # Before anything is awaited: when a node dies, gRPC ends its reports and cancels this
+            # call, too, which may come amid the wait below.
             if not link.core_knows:
                 self._post(NodeDisconnected(link_id=link.link_id, reason=reason))
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read(self, link: _Link, reports: AsyncIterator[pb.NodeReport | Malformed]) -> None:
         async for message in reports:

@@ -25,7 +25,7 @@ from mesh.controller.gateway import Gateway, GatewayLimits
 from mesh.controller.node_link import NodeLinks
 from mesh.controller.operations import Operations
 from mesh.controller.registry import SqliteRegistry
-from mesh.controller.texts import Texts
+from mesh.controller.tokenizers import Tokenizers
 from mesh.controller.watch import CellLog
 from mesh.domain.actions import ControllerAction
 from mesh.domain.events import ControllerEvent, LeaseCheckDue, ShutdownRequested
@@ -144,14 +144,14 @@ class Controller:
         self._core = controller_core(start)
         clock = LoopClock(asyncio.get_running_loop())
         self._log = CellLog(narrate=Narrator(), now_s=clock.now_s)
-        self._texts = Texts(find=registry.text, build=TextCodec)
+        self._tokenizers = Tokenizers(find=registry.text, build=TextCodec)
         self._links = NodeLinks(post=self._post)
         operations = Operations(post=self._post, epoch=start.epoch)
         self._gateway = Gateway(
             cell=self._core,
             post=self._post,
             clock=clock,
-            texts=self._texts,
+            tokenizers=self._tokenizers,
             rng=random.Random(),
             epoch=start.epoch,
             limits=config.gateway,
@@ -161,6 +161,7 @@ class Controller:
             clock=clock,
             operations=operations,
             log=self._log,
+            texts=registry.text,
             state_path=str(registry.path.parent),
             deployed=self._warm,
         )
@@ -192,7 +193,7 @@ class Controller:
         await server.start()
         self._post(LeaseCheckDue())
         for deployment in self._registry.deployments():
-            self._texts.warm(deployment.model.model_id)
+            self._tokenizers.warm(deployment.model.model_id)
 
     async def stop(self, server: grpc.aio.Server) -> None:
         """Bounded by DRAIN_S_MAX and the build of a tokenizer."""
@@ -204,7 +205,7 @@ class Controller:
         # A core that failed answers nobody: there is nothing to wait for.
         await server.stop(DRAIN_S_MAX if self.failure is None else 0.0)
         self._stopped = True
-        await self._texts.close()
+        await self._tokenizers.close()
 
     def _post(self, event: ControllerEvent) -> None:
         """Into the core. A core that fails is in no known state: the controller ends, its nodes
@@ -222,4 +223,4 @@ class Controller:
     def _warm(self, name: DeploymentName) -> None:
         deployment = self._core.deployment(name)
         if deployment is not None:
-            self._texts.warm(deployment.model.model_id)
+            self._tokenizers.warm(deployment.model.model_id)

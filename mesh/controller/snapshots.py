@@ -1,4 +1,4 @@
-"""The cell in a few numbers, from a picture of it."""
+"""The cell in a few numbers, from a snapshot of it."""
 
 from mesh import __version__
 from mesh.domain.lifecycle import InstanceState, NodeState

@@ -63,7 +63,7 @@ class CellLimits:
     place_retry_s: float = 0.05
     """Between two tries to place requests that wait for headroom."""
     validations_max: int = 32
-    """Shadow validations in one turn of the core, so that none takes more than milliseconds."""
+    """Shadow validations for one event, so that none takes the core more than milliseconds."""
     delivery_s_max: float = 0.05
     """The way of a request to its node, and of its tokens from there to their client."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.profile import IterationShape
 from mesh.domain.request import RequestTokens, SamplingParams
 from mesh.domain.values import dataclass
 
@@ -123,6 +124,17 @@ class StepResult:
     elapsed_s: float
     iterations: int = 1
     """That computed anything; all of them decodes where there are several."""
+
+    @property
+    def shape(self) -> IterationShape:
+        """Of one iteration."""
+        batch = self.decode_batch
+        return IterationShape(
+            prefill_tokens=self.prefill_tokens,
+            prefill_past_tokens=self.prefill_past_tokens,
+            decode_batch=batch,
+            decode_context_tokens=self.context_tokens // batch if batch else 0,
+        )
 
     @property
     def goes_on(self) -> bool:

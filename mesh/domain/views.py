@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
-from mesh.domain.model import ModelInfo
+from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind, RefusalReason
 from mesh.domain.steps import LoadTier
@@ -70,6 +70,8 @@ class DeploymentSnapshot:
     served: int
     refused: int
     instances: tuple[InstanceSnapshot, ...]
+    footprints: tuple[tuple[str, Footprint], ...] = ()
+    """What an instance takes, by the name of the engine that said so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

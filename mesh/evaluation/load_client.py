@@ -1,13 +1,15 @@
 """One client for many calls: it sends each at its time and notes when every message comes.
 
-It may run on the cores that it measures: messages are kept as bytes, and read once their call is
-over. Before: whoever draws a workload. After: whoever judges the answers.
+It is an open loop: a call that is late says by how much, and nobody waits for it. It may run on the
+cores that it measures: requests are made ready before their time, and messages kept as bytes and
+read once their call is over. Before: whoever draws a workload. After: whoever judges the answers.
 """
 
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,13 +21,22 @@ from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.slo import Slo
 from mesh.v1 import inference_pb2 as pb
+from mesh.wire.channel import dial
 from mesh.wire.errors import EndedCall, error_of
 
 CALL_S_MAX = 60.0
 """Whoever waits longer for the last token leaves."""
+OPEN_MAX = 4_000
+"""Calls at once. A further one is not sent."""
+PREPARED_MAX = 64
+"""Requests made ready ahead of their time."""
+PREPARE_S_MIN = 0.01
+"""With less time than this until the next call none is made ready."""
 LEAD_S = 1.0
 """Until the first call."""
 WATCH_S = 0.5
+NOT_SENT = "not_sent"
+CANCELLED = "cancelled"
 
 Invoke = Callable[..., Any]
 """A call's bytes as they come; the stubs of grpc know no such call."""
@@ -40,7 +51,9 @@ class Call:
     slo: Slo
     prompt_tokens: tuple[int, ...]
     output_tokens: int
-    """Exactly so many."""
+    """Exactly so many, at most so many unless `forced`."""
+    forced: bool = True
+    """The answer goes on past where the model would end it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +69,15 @@ class Answer:
     refused: str = ""
     """The reason."""
     failed: str = ""
-    """The status of a call that neither finished nor was refused."""
+    """The status of a call that neither finished nor was refused; `not_sent` of one too many, and
+    `cancelled` of one that was open when all of them were ended.
+    """
     finishes: int = 0
     """Messages that say that it is over."""
+    finish: FinishReason = FinishReason.LENGTH
+    """Why, by such a message."""
+    told_tokens: int = 0
+    """How long the answer is, by such a message."""
     grace_s: float = 0.0
     """Load time that it was granted, by such a message."""
     node_id: str = ""
@@ -72,8 +91,14 @@ class Answer:
 
     def whole(self, call: Call) -> bool:
         """All of the call's tokens came in order, and one message said that it is over."""
-        complete = len(self.tokens_s) == call.output_tokens and self.in_order
-        return complete and self.finishes == 1 and not (self.refused or self.failed)
+        expected = call.output_tokens if call.forced else self.told_tokens
+        complete = len(self.tokens_s) == expected and self.in_order
+        ended_well = self.finish in (FinishReason.STOP, FinishReason.LENGTH)
+        return complete and ended_well and self.finishes == 1 and not (self.refused or self.failed)
+
+
+Ended = Callable[[int, Call, Answer], None]
+"""Called with a call's number, the call, and what came of it."""
 
 
 def offer(
@@ -86,32 +111,169 @@ def offer(
     """Send all calls at their times; their answers, in the same order. `watch` is told the time
     since the start now and then, and ends all of it by what it raises.
     """
-    return asyncio.run(_offer(address, calls, call_s_max, watch))
+    answers: dict[int, Answer] = {}
+
+    def ended(number: int, call: Call, answer: Answer) -> None:
+        answers[number] = answer
+
+    send(address, calls, ended, call_s_max=call_s_max, watch=watch)
+    return [answers[number] for number in range(len(answers))]
 
 
-async def _offer(
-    address: str, calls: Sequence[Call], call_s_max: float, watch: Callable[[float], None]
-) -> list[Answer]:
-    requests = [_request(call).SerializeToString() for call in calls]
-    gc.collect()
-    gc.freeze()
-    async with grpc.aio.insecure_channel(address) as channel:
-        invoke: Invoke = channel.unary_stream(
-            "/mesh.v1.Inference/Invoke",
-            request_serializer=bytes,
-            response_deserializer=bytes,
-        )
-        start_s = time.monotonic() + LEAD_S
-        answers = asyncio.gather(
-            *(
-                _ask(invoke, request, start_s + call.at_s, call_s_max)
-                for call, request in zip(calls, requests, strict=True)
+def send(
+    address: str,
+    calls: Iterable[Call],
+    ended: Ended,
+    *,
+    call_s_max: float = CALL_S_MAX,
+    open_max: int = OPEN_MAX,
+    started: Callable[[float], None] = lambda start_s: None,
+    watch: Callable[[float], None] = lambda at_s: None,
+) -> None:
+    """Send calls, which ascend by time, each at its time, and tell `ended` of each as it ends.
+
+    Calls are numbered from 0, and taken from `calls` shortly before they are due. `started` is told
+    the start on the machine's monotonic clock. What `watch` raises ends all of it: calls that are
+    open then are cancelled, and told of.
+    """
+    client = _Client(address, ended, call_s_max, open_max)
+    asyncio.run(client.run(calls, started, watch))
+
+
+class _Client:
+    """One run of calls."""
+
+    def __init__(self, address: str, ended: Ended, call_s_max: float, open_max: int) -> None:
+        self._address = address
+        self._ended = ended
+        self._call_s_max = call_s_max
+        self._open_max = open_max
+        self._open: dict[asyncio.Task[None], tuple[int, Call]] = {}
+        self._prepared: deque[tuple[int, Call, bytes]] = deque()
+        self._numbers = 0
+        self._failure: BaseException | None = None
+        """Raised by `ended`."""
+
+    async def run(
+        self,
+        calls: Iterable[Call],
+        started: Callable[[float], None],
+        watch: Callable[[float], None],
+    ) -> None:
+        coming = iter(calls)
+        while len(self._prepared) < PREPARED_MAX and self._prepare(coming):
+            pass
+        gc.collect()
+        gc.freeze()
+        async with dial(self._address) as channel:
+            invoke: Invoke = channel.unary_stream(
+                "/mesh.v1.Inference/Invoke",
+                request_serializer=bytes,
+                response_deserializer=bytes,
             )
+            start_s = time.monotonic() + LEAD_S
+            started(start_s)
+            sending = asyncio.ensure_future(self._send(invoke, coming, start_s))
+            try:
+                while not sending.done():
+                    await asyncio.wait([sending], timeout=WATCH_S)
+                    watch(time.monotonic() - start_s)
+                    if self._failure is not None:
+                        raise self._failure
+                await sending
+            finally:
+                await self._end(sending)
+
+    async def _end(self, sending: "asyncio.Future[None]") -> None:
+        left = dict(self._open)
+        for task in (sending, *left):
+            task.cancel()
+        await asyncio.gather(sending, *left, return_exceptions=True)
+        for task, (number, call) in left.items():
+            if task.cancelled():  # before it had begun to wait
+                self._ended(number, call, _nothing(CANCELLED))
+
+    async def _send(self, invoke: Invoke, coming: Iterator[Call], start_s: float) -> None:
+        while self._prepared or self._prepare(coming):
+            number, call, request = self._prepared.popleft()
+            await self._until(start_s + call.at_s, coming)
+            if len(self._open) >= self._open_max:
+                self._ended(number, call, _nothing(NOT_SENT))
+                continue
+            sent_s = time.monotonic()
+            stream = invoke(request, timeout=self._call_s_max)
+            lag_s = sent_s - start_s - call.at_s
+            task = asyncio.create_task(self._ask(number, call, stream, sent_s, lag_s))
+            self._open[task] = (number, call)
+            task.add_done_callback(self._closed)
+        await asyncio.gather(*self._open)
+
+    def _closed(self, task: "asyncio.Task[None]") -> None:
+        del self._open[task]
+        if not task.cancelled() and task.exception() is not None:
+            self._failure = task.exception()
+
+    async def _until(self, due_s: float, coming: Iterator[Call]) -> None:
+        """Make further requests ready in the meantime, one after the other."""
+        while (left_s := due_s - time.monotonic()) > 0:
+            ahead = len(self._prepared) < PREPARED_MAX
+            if left_s < PREPARE_S_MIN or not (ahead and self._prepare(coming)):
+                await asyncio.sleep(left_s)
+            else:
+                await asyncio.sleep(0)
+
+    def _prepare(self, coming: Iterator[Call]) -> bool:
+        """Whether there was a further call."""
+        call = next(coming, None)
+        if call is None:
+            return False
+        self._prepared.append((self._numbers, call, _request(call).SerializeToString()))
+        self._numbers += 1
+        return True
+
+    async def _ask(self, number: int, call: Call, stream: Any, sent_s: float, lag_s: float) -> None:
+        """To its end, which is told even if it is cancelled."""
+        came: list[tuple[float, bytes]] = []
+        note = came.append
+        refused = failed = ""
+        try:
+            async for raw in stream:
+                note((time.monotonic(), raw))
+        except grpc.aio.AioRpcError as error:
+            raised = error_of(cast(EndedCall, error))
+            refused = str(raised.reason) if isinstance(raised, Refused) else ""
+            failed = "" if refused else error.code().name.lower()
+        except asyncio.CancelledError:
+            failed = CANCELLED
+        ended_s = time.monotonic()
+        messages = [(at_s, pb.InvokeResponse.FromString(raw)) for at_s, raw in came]
+        finishes = [message.finished for _, message in messages if message.HasField("finished")]
+        numbers = [
+            message.tokens.first_index + i
+            for _, message in messages
+            for i in range(len(message.tokens.token_ids))
+        ]
+        answer = Answer(
+            ended_s=ended_s - sent_s,
+            tokens_s=tuple(
+                at_s - sent_s for at_s, message in messages for _ in message.tokens.token_ids
+            ),
+            sent_s=sent_s,
+            refused=refused,
+            lag_s=lag_s,
+            failed=failed,
+            finishes=len(finishes),
+            finish=FinishReason(finishes[0].reason) if finishes else FinishReason.LENGTH,
+            told_tokens=finishes[0].output_tokens if finishes else 0,
+            grace_s=finishes[0].grace_s if finishes else 0.0,
+            node_id=finishes[0].node if finishes else "",
+            in_order=numbers == list(range(len(numbers))),
         )
-        while not answers.done():
-            await asyncio.wait([answers], timeout=WATCH_S)
-            watch(time.monotonic() - start_s)
-        return answers.result()
+        self._ended(number, call, answer)
+
+
+def _nothing(why: str) -> Answer:
+    return Answer(ended_s=0.0, tokens_s=(), sent_s=time.monotonic(), failed=why)
 
 
 def _request(call: Call) -> pb.InvokeRequest:
@@ -119,48 +281,8 @@ def _request(call: Call) -> pb.InvokeRequest:
         deployment=call.deployment,
         tokens=pb.TokenIds(ids=call.prompt_tokens),
         max_tokens=call.output_tokens,
-        ignore_eos=True,
+        ignore_eos=call.forced,
         seed=1,
-    )
-
-
-async def _ask(invoke: Invoke, request: bytes, at_s: float, call_s_max: float) -> Answer:
-    await asyncio.sleep(at_s - time.monotonic())
-    came_s: list[float] = []
-    came: list[bytes] = []
-    refused = failed = ""
-    sent_s = time.monotonic()
-    try:
-        async for raw in invoke(request, timeout=call_s_max):
-            came_s.append(time.monotonic())
-            came.append(raw)
-    except grpc.aio.AioRpcError as error:
-        raised = error_of(cast(EndedCall, error))
-        refused = str(raised.reason) if isinstance(raised, Refused) else ""
-        failed = "" if refused else error.code().name.lower()
-    ended_s = time.monotonic() - sent_s
-    messages = [pb.InvokeResponse.FromString(raw) for raw in came]
-    finishes = [message.finished for message in messages if message.HasField("finished")]
-    numbers = [
-        message.tokens.first_index + i
-        for message in messages
-        for i in range(len(message.tokens.token_ids))
-    ]
-    return Answer(
-        ended_s=ended_s,
-        tokens_s=tuple(
-            token_s - sent_s
-            for token_s, message in zip(came_s, messages, strict=True)
-            for _ in message.tokens.token_ids
-        ),
-        sent_s=sent_s,
-        refused=refused,
-        lag_s=sent_s - at_s,
-        failed=failed,
-        finishes=len(finishes),
-        grace_s=finishes[0].grace_s if finishes else 0.0,
-        node_id=finishes[0].node if finishes else "",
-        in_order=numbers == list(range(len(numbers))),
     )
 
 
@@ -173,7 +295,9 @@ def outcome_of(call: Call, answer: Answer, start_s: float = 0.0) -> Outcome:
     if answer.refused:
         end = RefusalReason(answer.refused)
     elif answer.whole(call):
-        end = FinishReason.LENGTH
+        end = answer.finish
+    elif answer.failed == CANCELLED:
+        end = FinishReason.CANCELLED
     return Outcome(
         request_id=RequestId(f"{call.deployment}@{call.at_s:.6f}"),
         deployment=call.deployment,

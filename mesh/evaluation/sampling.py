@@ -4,8 +4,6 @@ Counters are read as differences, so that a second's share of use is exact, not 
 `cluster`, whose clock it is woken by. After: `mesh.evaluation.series`.
 """
 
-from dataclasses import dataclass, field
-
 from mesh.evaluation.series import NodeSeries
 from mesh.sim.cluster import VirtualCell
 from mesh.sim.node import VirtualNode
@@ -15,53 +13,50 @@ SECONDS_MAX = 86_400
 """Of one recording: a day."""
 
 
-@dataclass(slots=True)
 class _Seen:
-    """Of one node so far. The counters are their values at the last look."""
+    """Of one node so far: a row of a `NodeSeries` each second."""
 
-    node: VirtualNode
-    used_s: float = 0.0
-    computing_s: float = 0.0
-    decoded_tokens: int = 0
-    loads: int = 0
-    used: list[float] = field(default_factory=list)
-    computing: list[float] = field(default_factory=list)
-    decoded: list[int] = field(default_factory=list)
-    weights_bytes: list[int] = field(default_factory=list)
-    kv_held_bytes: list[int] = field(default_factory=list)
-    requests: list[int] = field(default_factory=list)
-    loaded: list[int] = field(default_factory=list)
+    def __init__(self, node: VirtualNode) -> None:
+        self.node = node
+        self._rows: list[tuple[float, float, int, int, int, int, int]] = []
+        self.set_out()
 
     def set_out(self) -> None:
-        self.used_s, self.computing_s = self.node.used_s, self.node.computing_s
-        self.decoded_tokens = self.node.engine.decoded_tokens
-        self.loads = self.node.engine.loads
+        """What the counters are from now on compared with."""
+        node, engine = self.node, self.node.engine
+        self._before = node.used_s, node.computing_s, engine.decoded_tokens, engine.loads
 
     def look(self) -> None:
         node, engine = self.node, self.node.engine
+        used_s, computing_s, decoded_tokens, loads = self._before
         memory = engine.memory()
-        self.used.append(node.used_s - self.used_s)
-        self.computing.append(node.computing_s - self.computing_s)
-        self.decoded.append(engine.decoded_tokens - self.decoded_tokens)
-        self.loaded.append(engine.loads - self.loads)
-        self.weights_bytes.append(sum(m.weights_bytes for m in memory))
-        self.kv_held_bytes.append(sum(m.kv_held_bytes for m in memory))
-        self.requests.append(engine.requests())
+        self._rows.append(
+            (
+                node.used_s - used_s,
+                node.computing_s - computing_s,
+                engine.decoded_tokens - decoded_tokens,
+                sum(m.weights_bytes for m in memory),
+                sum(m.kv_held_bytes for m in memory),
+                engine.requests(),
+                engine.loads - loads,
+            )
+        )
         self.set_out()
 
     def series(self) -> NodeSeries:
         hello = self.node.plan.hello
+        used, computing, decoded, weights, kv, requests, loads = zip(*self._rows, strict=True)
         return NodeSeries(
             node_id=hello.node_id,
             device=hello.device,
             memory_bytes=hello.memory_bytes,
-            used=tuple(self.used),
-            computing=tuple(self.computing),
-            decoded_tokens=tuple(self.decoded),
-            weights_bytes=tuple(self.weights_bytes),
-            kv_held_bytes=tuple(self.kv_held_bytes),
-            requests=tuple(self.requests),
-            loads=tuple(self.loaded),
+            used=used,
+            computing=computing,
+            decoded_tokens=decoded,
+            weights_bytes=weights,
+            kv_held_bytes=kv,
+            requests=requests,
+            loads=loads,
         )
 
 

@@ -1,10 +1,10 @@
-"""The reservation station of one node: which memory operations are promised, and which may run.
+"""The reservation station of one node: which loads, resizes and unloads are promised, and may run.
 
 After Tomasulo, as LLM-Mesh §6.3 has it. Two accounts of the same memory: *promised*, what every
 instance will hold once all that was issued is done, and *tracked*, what instances may hold at this
-moment: one that shrinks counts with its old size, one that grows with its new one. An operation
+moment: one that shrinks counts with its old size, one that grows with its new one. A reservation
 that takes memory is issued only if the promise fits, and runs only if what is tracked fits; until
-then it waits here. The operations of one instance follow each other. Those of different ones wake
+then it waits here. The reservations of one instance follow each other. Those of different ones wake
 out of order, the earliest deadline first; one that does not fit yet may be overtaken, but not
 forever.
 
@@ -17,21 +17,21 @@ from enum import StrEnum
 from mesh.domain.ids import InstanceId
 
 OVERTAKEN_MAX = 8
-"""Operations that may start before one that has the earlier deadline and does not fit yet."""
+"""Reservations that may start before one that has the earlier deadline and does not fit yet."""
 
 
-class MemoryOperationKind(StrEnum):
+class ReservationKind(StrEnum):
     LOAD = "load"
     RESIZE = "resize"
     UNLOAD = "unload"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryOperation:
-    """What an instance is to hold once it is done, weights included."""
+class Reservation:
+    """A load, resize or unload: what its instance is to hold once it is done, weights included."""
 
     sequence: int
-    kind: MemoryOperationKind
+    kind: ReservationKind
     instance_id: InstanceId
     size_bytes: int
     deadline_s: float
@@ -43,8 +43,8 @@ class _Holding:
     """One instance: what it holds, what is under way, and what is to follow."""
 
     size_bytes: int = 0
-    running: MemoryOperation | None = None
-    waiting: MemoryOperation | None = None
+    running: Reservation | None = None
+    waiting: Reservation | None = None
     overtaken: int = 0
     """Of the waiting one, and of those whose place it took: newer targets would starve else."""
 
@@ -61,7 +61,7 @@ class _Holding:
 @dataclass(slots=True, kw_only=True, eq=False)
 class ReservationStation:
     """Invariants: promised and tracked bytes stay within the capacity, unless a node reports more
-    than was promised of it (`record`, or `done` of a shrink that failed); an operation starts once
+    than was promised of it (`record`, or `done` of a shrink that failed); a reservation starts once
     at most; what waits starts as soon as what runs has freed enough for it. Within the promise,
     nothing waits any more once all that runs has been done twice over.
     """
@@ -91,35 +91,35 @@ class ReservationStation:
         """Every instance that holds memory, or is promised some."""
         return tuple(self._holdings)
 
-    def waiting(self) -> tuple[MemoryOperation, ...]:
+    def waiting(self) -> tuple[Reservation, ...]:
         """Issued and not started, in the order in which they wake."""
         found = [h.waiting for h in self._holdings.values() if h.waiting is not None]
         return tuple(sorted(found, key=_urgency))
 
-    def running(self, instance_id: InstanceId) -> MemoryOperation | None:
+    def running(self, instance_id: InstanceId) -> Reservation | None:
         holding = self._holdings.get(instance_id)
         return holding.running if holding else None
 
-    def running_operations(self) -> tuple[MemoryOperation, ...]:
+    def running_reservations(self) -> tuple[Reservation, ...]:
         """Started and not done, by deadline."""
         found = [h.running for h in self._holdings.values() if h.running is not None]
         return tuple(sorted(found, key=_urgency))
 
     def is_pending(self, instance_id: InstanceId) -> bool:
-        """Whether an operation of the instance runs or waits."""
+        """Whether a reservation of the instance runs or waits."""
         holding = self._holdings.get(instance_id)
         return holding is not None and bool(holding.running or holding.waiting)
 
     def fits(self, instance_id: InstanceId, size_bytes: int) -> bool:
-        """Whether an operation that leaves the instance with so much could be issued. No more than
+        """Whether a reservation that leaves the instance with so much could be issued. No more than
         it has been promised always fits, even on a node that has more than its capacity.
         """
         return size_bytes <= self.size_bytes(instance_id) + max(self.free_bytes, 0)
 
     def issue(
-        self, kind: MemoryOperationKind, instance_id: InstanceId, size_bytes: int, deadline_s: float
-    ) -> tuple[MemoryOperation, ...] | None:
-        """Promise an operation; those that start now. None, and nothing changes, if it does not
+        self, kind: ReservationKind, instance_id: InstanceId, size_bytes: int, deadline_s: float
+    ) -> tuple[Reservation, ...] | None:
+        """Promise a reservation; those that start now. None, and nothing changes, if it does not
         fit. It takes the place of one that waits for the same instance; a load that has not begun
         stays a load when it is resized.
         """
@@ -127,10 +127,10 @@ class ReservationStation:
             return None
         holding = self._holdings.setdefault(instance_id, _Holding())
         replaced = holding.waiting.kind if holding.waiting is not None else None
-        if kind is MemoryOperationKind.RESIZE and replaced is MemoryOperationKind.LOAD:
-            kind = MemoryOperationKind.LOAD
+        if kind is ReservationKind.RESIZE and replaced is ReservationKind.LOAD:
+            kind = ReservationKind.LOAD
         self._sequence += 1
-        operation = MemoryOperation(
+        reservation = Reservation(
             sequence=self._sequence,
             kind=kind,
             instance_id=instance_id,
@@ -138,18 +138,18 @@ class ReservationStation:
             deadline_s=deadline_s,
         )
         self.promised_bytes += size_bytes - holding.promised_bytes
-        holding.waiting = operation
+        holding.waiting = reservation
         return self._wake()
 
-    def takes_memory(self, waiting: MemoryOperation) -> bool:
-        """Whether the promise would be less without an operation that waits."""
+    def takes_memory(self, waiting: Reservation) -> bool:
+        """Whether the promise would be less without a reservation that waits."""
         holding = self._holdings[waiting.instance_id]
         before = holding.running.size_bytes if holding.running else holding.size_bytes
         return waiting.size_bytes > before
 
-    def cancel(self, instance_id: InstanceId) -> tuple[MemoryOperation, ...]:
-        """Take back the operation of an instance that waits for memory. None is no error; one that
-        gives memory stays, for others may have been promised that.
+    def cancel(self, instance_id: InstanceId) -> tuple[Reservation, ...]:
+        """Take back the reservation of an instance that waits for memory. None is no error; one
+        that gives memory stays, for others may have been promised that.
         """
         holding = self._holdings.get(instance_id)
         if holding is None or holding.waiting is None:
@@ -162,8 +162,8 @@ class ReservationStation:
         self.promised_bytes -= given_up_bytes - kept_bytes
         return self._wake()
 
-    def done(self, instance_id: InstanceId, size_bytes: int) -> tuple[MemoryOperation, ...]:
-        """The operation that runs on an instance has ended, done or failed, and left it with so
+    def done(self, instance_id: InstanceId, size_bytes: int) -> tuple[Reservation, ...]:
+        """The reservation that runs on an instance has ended, done or failed, and left it with so
         much. 0 bytes: it is gone, and so is what was to follow.
         """
         holding = self._holdings.get(instance_id)
@@ -172,14 +172,14 @@ class ReservationStation:
         self._set(holding, size_bytes, ended=True)
         return self._wake() if size_bytes else self.forget(instance_id)
 
-    def record(self, instance_id: InstanceId, size_bytes: int) -> tuple[MemoryOperation, ...]:
+    def record(self, instance_id: InstanceId, size_bytes: int) -> tuple[Reservation, ...]:
         """Take over what a node says that an instance holds, fitting or not. Starts something only
         where a known instance turns out to hold another size.
         """
         self._set(self._holdings.setdefault(instance_id, _Holding()), size_bytes, ended=False)
         return self._wake()
 
-    def forget(self, instance_id: InstanceId) -> tuple[MemoryOperation, ...]:
+    def forget(self, instance_id: InstanceId) -> tuple[Reservation, ...]:
         """The instance is gone, whatever was under way. An unknown one is no error."""
         holding = self._holdings.pop(instance_id, None)
         if holding is not None:
@@ -195,17 +195,17 @@ class ReservationStation:
         self.promised_bytes += holding.promised_bytes - promised_bytes
         self.tracked_bytes += holding.tracked_bytes - tracked_bytes
 
-    def _wake(self) -> tuple[MemoryOperation, ...]:
+    def _wake(self) -> tuple[Reservation, ...]:
         """Start what fits, by deadline. Behind one that has been overtaken often enough, nothing
         that takes memory starts.
         """
-        started: list[MemoryOperation] = []
+        started: list[Reservation] = []
         passed: list[_Holding] = []
-        for operation in self.waiting():
-            holding = self._holdings[operation.instance_id]
+        for reservation in self.waiting():
+            holding = self._holdings[reservation.instance_id]
             if holding.running is not None:
                 continue
-            grows_bytes = max(operation.size_bytes - holding.size_bytes, 0)
+            grows_bytes = max(reservation.size_bytes - holding.size_bytes, 0)
             held_up = any(earlier.overtaken >= OVERTAKEN_MAX for earlier in passed)
             fits = self.tracked_bytes + grows_bytes <= self.capacity_bytes
             if grows_bytes and (held_up or not fits):
@@ -214,11 +214,11 @@ class ReservationStation:
             if grows_bytes:
                 for earlier in passed:
                     earlier.overtaken += 1
-            holding.running, holding.waiting, holding.overtaken = operation, None, 0
+            holding.running, holding.waiting, holding.overtaken = reservation, None, 0
             self.tracked_bytes += grows_bytes
-            started.append(operation)
+            started.append(reservation)
         return tuple(started)
 
 
-def _urgency(operation: MemoryOperation) -> tuple[float, int]:
-    return operation.deadline_s, operation.sequence
+def _urgency(reservation: Reservation) -> tuple[float, int]:
+    return reservation.deadline_s, reservation.sequence

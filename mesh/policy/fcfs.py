@@ -2,7 +2,7 @@
 
 from mesh.domain.reasons import DeviceKind, TurnRule
 from mesh.policy.interface import InstanceView, NodeView, Rank
-from mesh.policy.parts import fullest_instance, fullest_node
+from mesh.policy.ranks import fullest_instance, fullest_node
 
 
 class FirstComeFirstServed:
@@ -11,7 +11,7 @@ class FirstComeFirstServed:
     name = "fcfs"
     turns = TurnRule.FIRST_COME
     devices = (DeviceKind.CPU, DeviceKind.GPU)
-    parts = None
+    partitions = None
     validates = False
     refuses_late = False
     reclaims = (DeviceKind.CPU, DeviceKind.GPU)

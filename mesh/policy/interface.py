@@ -59,9 +59,9 @@ class Policy(Protocol):
         ...
 
     @property
-    def parts(self) -> int | None:
-        """Into how many equal parts it cuts a node, at most. An instance has a part with all of its
-        memory from its load to its end. None: instances share a node token by token, and memory
+    def partitions(self) -> int | None:
+        """Into how many equal partitions it cuts a node, at most. An instance has one with all of
+        its memory from its load to its end. None: instances share a node token by token, and memory
         moves between them.
         """
         ...
@@ -69,7 +69,7 @@ class Policy(Protocol):
     @property
     def validates(self) -> bool:
         """Whether a request is only placed where shadow validation finds that every SLO is kept. If
-        not, an instance takes as many requests as its part of a node can serve at most.
+        not, an instance takes as many requests as its partition can serve at most.
         """
         ...
 

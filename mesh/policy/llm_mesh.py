@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from mesh.domain.reasons import DeviceKind, TurnRule
 from mesh.policy.interface import InstanceView, NodeView, Rank
-from mesh.policy.parts import any_instance, fullest_instance, fullest_node
+from mesh.policy.ranks import any_instance, fullest_instance, fullest_node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmMesh:
     name: str = "llm-mesh"
     devices: tuple[DeviceKind, ...] = (DeviceKind.CPU, DeviceKind.GPU)
-    parts: int | None = None
+    partitions: int | None = None
     reclaims: tuple[DeviceKind, ...] = (DeviceKind.CPU, DeviceKind.GPU)
     preempts: bool = True
     consolidates: bool = True
@@ -33,7 +33,7 @@ class LlmMesh:
 LLM_MESH = LlmMesh()
 ABLATIONS = (
     LlmMesh(name="llm-mesh-no-cpu", devices=(DeviceKind.GPU,)),
-    LlmMesh(name="llm-mesh-no-sharing", parts=1, preempts=False),
+    LlmMesh(name="llm-mesh-no-sharing", partitions=1, preempts=False),
     LlmMesh(name="llm-mesh-no-defrag", preempts=False, consolidates=False),
     LlmMesh(name="llm-mesh-no-preemption", preempts=False),
 )

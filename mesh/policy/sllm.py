@@ -2,7 +2,7 @@
 
 from mesh.domain.reasons import DeviceKind, TurnRule
 from mesh.policy.interface import InstanceView, NodeView, Rank
-from mesh.policy.parts import fullest_instance, fullest_node
+from mesh.policy.ranks import fullest_instance, fullest_node
 
 
 class Sllm:
@@ -11,7 +11,7 @@ class Sllm:
     name = "sllm"
     turns = TurnRule.ALTERNATE
     devices = (DeviceKind.GPU,)
-    parts = 1
+    partitions = 1
     validates = False
     refuses_late = True
     reclaims = (DeviceKind.CPU,)

@@ -2,7 +2,7 @@
 
 from mesh.domain.reasons import DeviceKind, TurnRule
 from mesh.policy.interface import InstanceView, NodeView, Rank
-from mesh.policy.parts import fullest_instance, fullest_node
+from mesh.policy.ranks import fullest_instance, fullest_node
 
 
 class SllmCpu:
@@ -11,7 +11,7 @@ class SllmCpu:
     name = "sllm+cpu"
     turns = TurnRule.ALTERNATE
     devices = (DeviceKind.CPU, DeviceKind.GPU)
-    parts = 1
+    partitions = 1
     validates = False
     refuses_late = True
     reclaims = (DeviceKind.CPU,)

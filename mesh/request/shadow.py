@@ -12,12 +12,12 @@ from math import ceil, inf
 
 from mesh.domain.ids import InstanceId
 from mesh.domain.slo import next_due_s
-from mesh.request.lanes import Lane, Prompt
-from mesh.request.rounds import Job, reached_s, spare_s
+from mesh.request.decode_capacity import Job, reached_s, spare_s
+from mesh.request.run_queues import Prompt, RunQueue
 from mesh.request.turns import Grant, next_turn, note_turn
 
 OVERESTIMATE = 1.1
-"""Of every iteration (LLM-Mesh §5.3): the caller puts it into the lanes' times."""
+"""Of every iteration (LLM-Mesh §5.3): the caller puts it into the run queues' times."""
 LOOKAHEAD_TOKENS = 64
 """Contexts count as if they had grown by so much already: every token makes them longer."""
 STEPS_MAX = 512
@@ -40,18 +40,18 @@ class Verdict(StrEnum):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Schedule:
-    """A node's work, copied for one validation, which changes it. The lanes' times hold the
+    """A node's work, copied for one validation, which changes it. The run queues' times hold the
     correction and the overestimate.
     """
 
-    lanes: list[Lane]
+    queues: list[RunQueue]
     now_s: float
     prefill_tokens_max: int
     turn_s_max: float = 0.0
     """As the node's turn rule has it."""
     started_s: float | None = None
     """When the iteration in flight began; None when there is none."""
-    joining: Sequence[tuple[Lane, Prompt]] = ()
+    joining: Sequence[tuple[RunQueue, Prompt]] = ()
     """Requests submitted since then: they take part from the next iteration on."""
     slowdown: float = 1.0
     """Of iterations that begin before `slow_until_s`: a load computes beside them."""
@@ -62,9 +62,9 @@ class Schedule:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Newcomer:
-    """The request to validate, on its way to `lane`, which may be a new one."""
+    """The request to validate, on its way to `queue`, which may be a new one."""
 
-    lane: Lane
+    queue: RunQueue
     prompt: Prompt
     joins_s: float
     """When it can start: now, or once its instance is loaded."""
@@ -76,44 +76,48 @@ class Newcomer:
 
 def validate(schedule: Schedule, newcomer: Newcomer) -> Verdict:
     """Whether the newcomer can be taken, or which of the three cases forbids it."""
-    lanes = schedule.lanes
-    if newcomer.lane not in lanes:
-        lanes.append(newcomer.lane)
+    queues = schedule.queues
+    if newcomer.queue not in queues:
+        queues.append(newcomer.queue)
     settled_s = _final_decodes(schedule, newcomer)
-    if sum(decode_s / lane.tpot_s for lane, decode_s in settled_s) > 1.0:
+    if sum(decode_s / queue.tpot_s for queue, decode_s in settled_s) > 1.0:
         return Verdict.TPOT_EXCEEDED
-    for lane in lanes:
-        lane.predict(LOOKAHEAD_TOKENS)
+    for queue in queues:
+        queue.predict(LOOKAHEAD_TOKENS)
     now_s = _finish_in_flight(schedule)
-    for lane, prompt in schedule.joining:
-        lane.prompts.append(prompt)
+    for queue, prompt in schedule.joining:
+        queue.prompts.append(prompt)
     return _Rollout(schedule, newcomer, settled_s, now_s).run()
 
 
-def _final_decodes(schedule: Schedule, newcomer: Newcomer) -> list[tuple[Lane, float]]:
-    """Seconds of a decode of each lane once all in it, the newcomer too, are past their prompts."""
-    coming: dict[int, list[Prompt]] = {id(newcomer.lane): [newcomer.prompt]}
-    for lane, prompt in schedule.joining:
-        coming.setdefault(id(lane), []).append(prompt)
+def _final_decodes(schedule: Schedule, newcomer: Newcomer) -> list[tuple[RunQueue, float]]:
+    """Seconds of a decode of each run queue once all in it, the newcomer too, are past their
+    prompts.
+    """
+    coming: dict[int, list[Prompt]] = {id(newcomer.queue): [newcomer.prompt]}
+    for queue, prompt in schedule.joining:
+        coming.setdefault(id(queue), []).append(prompt)
     result = []
-    for lane in schedule.lanes:
-        prompts = lane.prompts + coming.get(id(lane), [])
-        batch = lane.batch + len(prompts)
+    for queue in schedule.queues:
+        prompts = queue.prompts + coming.get(id(queue), [])
+        batch = queue.batch + len(prompts)
         if batch:
-            tokens = lane.context_tokens + sum(prompt.left + prompt.past for prompt in prompts)
-            result.append((lane, lane.times.decode_s(batch, tokens / batch + LOOKAHEAD_TOKENS)))
+            tokens = queue.context_tokens + sum(prompt.left + prompt.past for prompt in prompts)
+            result.append((queue, queue.times.decode_s(batch, tokens / batch + LOOKAHEAD_TOKENS)))
     return result
 
 
 def _finish_in_flight(schedule: Schedule) -> float:
-    """Complete the iteration in flight; when it ends. Whom it makes late, it makes late anyway."""
+    """Complete the iteration in flight; when it ends. It is not on account of the newcomer if that
+    makes somebody late.
+    """
     start_s = schedule.started_s
     if start_s is None:
         return schedule.now_s
-    for lane in schedule.lanes:
-        if lane.late_s < inf:
-            # It may not have been when the iteration began.
-            lane.sort_out(start_s)
+    for queue in schedule.queues:
+        if queue.late_s < inf:
+            # What is late now may not have been when the iteration began.
+            queue.sort_out(start_s)
     grant = _next_turn(schedule, start_s)
     if grant is None:
         return schedule.now_s
@@ -124,7 +128,7 @@ def _finish_in_flight(schedule: Schedule) -> float:
 
 def _next_turn(schedule: Schedule, start_s: float) -> Grant | None:
     return next_turn(
-        schedule.lanes,
+        schedule.queues,
         start_s,
         prefill_tokens_max=schedule.prefill_tokens_max,
         turn_s_max=schedule.turn_s_max,
@@ -137,32 +141,32 @@ def _slowed_s(schedule: Schedule, start_s: float, seconds: float) -> float:
 
 def _advance(grant: Grant, end_s: float) -> list[Prompt]:
     """Carry a turn out: the prompts that it completes."""
-    lane = grant.lane
-    if lane.batch:
+    queue = grant.queue
+    if queue.batch:
         for _ in range(grant.iterations):
-            lane.decoded(end_s)
-    done = _compute_prompts(lane, grant.prefill_tokens)
+            queue.decoded(end_s)
+    done = _compute_prompts(queue, grant.prefill_tokens)
     for prompt in done:
-        lane.batch += 1
-        lane.context_tokens += prompt.past
-        lane.add(next_due_s(prompt.due_s, lane.tpot_s, end_s), end_s)
+        queue.batch += 1
+        queue.context_tokens += prompt.past
+        queue.add(next_due_s(prompt.due_s, queue.tpot_s, end_s), end_s)
     if done:
-        lane.predict(LOOKAHEAD_TOKENS)
+        queue.predict(LOOKAHEAD_TOKENS)
     note_turn(grant)
     return done
 
 
-def _compute_prompts(lane: Lane, tokens: int) -> list[Prompt]:
+def _compute_prompts(queue: RunQueue, tokens: int) -> list[Prompt]:
     """Compute so many prompt tokens, in the order of submission; the prompts that this ends."""
     done = []
-    while tokens > 0 and lane.prompts:
-        prompt = lane.prompts[0]
+    while tokens > 0 and queue.prompts:
+        prompt = queue.prompts[0]
         part = min(tokens, prompt.left)
         prompt.left -= part
         prompt.past += part
         tokens -= part
         if not prompt.left:
-            done.append(lane.prompts.pop(0))
+            done.append(queue.prompts.pop(0))
     return done
 
 
@@ -173,7 +177,7 @@ class _Rollout:
         self,
         schedule: Schedule,
         newcomer: Newcomer,
-        settled_s: list[tuple[Lane, float]],
+        settled_s: list[tuple[RunQueue, float]],
         now_s: float,
     ) -> None:
         self._schedule = schedule
@@ -182,7 +186,7 @@ class _Rollout:
         self._now_s = now_s
         self._joined = False
         self._owed_s: dict[InstanceId, float] = {}
-        """The earliest deadline that the next decode of a lane has to keep."""
+        """The earliest deadline that the next decode of a run queue has to keep."""
         self._excused: list[Prompt] = []
         """Prompts that may be late."""
 
@@ -204,14 +208,14 @@ class _Rollout:
 
     def _excuse_late(self) -> None:
         """Who cannot be in time even if it computed at once is late for other reasons."""
-        for lane in self._schedule.lanes:
-            least_s = self._seen_s(self._now_s, lane.decode_s)
-            owed_s = lane.due_s
+        for queue in self._schedule.queues:
+            least_s = self._seen_s(self._now_s, queue.decode_s)
+            owed_s = queue.due_s
             if owed_s < least_s:
-                owed_s = min((due_s for due_s in lane.dues_s if due_s >= least_s), default=inf)
-            self._owed_s[lane.instance_id] = owed_s
-            for prompt in lane.prompts:
-                at_once_s = lane.at_once_s(prompt, self._schedule.prefill_tokens_max)
+                owed_s = min((due_s for due_s in queue.dues_s if due_s >= least_s), default=inf)
+            self._owed_s[queue.instance_id] = owed_s
+            for prompt in queue.prompts:
+                at_once_s = queue.at_once_s(prompt, self._schedule.prefill_tokens_max)
                 if prompt.due_s < self._seen_s(self._now_s, at_once_s):
                     self._excused.append(prompt)
         if self._newcomer.may_be_late:
@@ -224,7 +228,7 @@ class _Rollout:
     def _join(self) -> None:
         newcomer = self._newcomer
         if not self._joined and self._now_s >= newcomer.joins_s:
-            newcomer.lane.prompts.append(newcomer.prompt)
+            newcomer.queue.prompts.append(newcomer.prompt)
             self._joined = True
 
     def _skip(self) -> None:
@@ -239,21 +243,21 @@ class _Rollout:
             until_s, slowdown = min(until_s, schedule.slow_until_s), schedule.slowdown
         if until_s <= now_s:
             return
-        lanes = [lane for lane in schedule.lanes if lane.batch or lane.prompts]
-        jobs = [Job(lane.due_s, lane.decode_s * slowdown, lane.tpot_s) for lane in lanes]
+        queues = [queue for queue in schedule.queues if queue.batch or queue.prompts]
+        jobs = [Job(queue.due_s, queue.decode_s * slowdown, queue.tpot_s) for queue in queues]
         round_s = sum(job.decode_s for job in jobs)
         if not jobs or until_s - now_s <= round_s * SKIPPED_ROUNDS_MIN:
             return
-        if any(lane.prompts or lane.late_s < inf for lane in lanes):
+        if any(queue.prompts or queue.late_s < inf for queue in queues):
             return
         if spare_s(jobs, now_s) < schedule.margin_s:
             return
         reached = reached_s(jobs, until_s - now_s)
-        for lane in lanes:
-            decodes = max(ceil((reached - lane.due_s) / lane.tpot_s), 0)
-            lane.due_s += decodes * lane.tpot_s
-            lane.dues_s = [lane.due_s]
-            self._owed_s[lane.instance_id] = lane.due_s
+        for queue in queues:
+            decodes = max(ceil((reached - queue.due_s) / queue.tpot_s), 0)
+            queue.due_s += decodes * queue.tpot_s
+            queue.dues_s = [queue.due_s]
+            self._owed_s[queue.instance_id] = queue.due_s
         # The turn that is under way by then has to end first.
         self._now_s = until_s + max(schedule.turn_s_max, *(job.decode_s for job in jobs))
 
@@ -263,12 +267,12 @@ class _Rollout:
         if grant is None:
             self._now_s = self._newcomer.joins_s
             return None
-        lane = grant.lane
+        queue = grant.queue
         end_s = self._now_s = start_s + _slowed_s(schedule, start_s, grant.seconds)
         seen_s = end_s + schedule.margin_s
-        decodes_late = seen_s > self._owed_s.get(lane.instance_id, inf)
+        decodes_late = seen_s > self._owed_s.get(queue.instance_id, inf)
         late = [prompt for prompt in _advance(grant, end_s) if seen_s > prompt.due_s]
-        self._owed_s[lane.instance_id] = lane.due_s
+        self._owed_s[queue.instance_id] = queue.due_s
         if decodes_late:
             return Verdict.DELAYS_RUNNING
         for prompt in late:
@@ -283,13 +287,13 @@ class _Rollout:
         All that is left are decodes, computed in the order of their deadlines, none of which has to
         wait for a release. So the deadlines are kept if and only if, for each of them, what is due
         until then can be computed until then. Since one round of decodes takes no longer than the
-        TPOT SLOs allow, that is so for all if it is so for the first deadline of each lane.
+        TPOT SLOs allow, that is so for all if it is so for the first deadline of each run queue.
         """
         if self._now_s < self._schedule.slow_until_s:
             return False
         jobs = []
-        for lane, decode_s in self._settled_s:
-            if lane.prompts or lane.late_s < inf:
+        for queue, decode_s in self._settled_s:
+            if queue.prompts or queue.late_s < inf:
                 return False
-            jobs.append(Job(lane.due_s, decode_s, lane.tpot_s))
+            jobs.append(Job(queue.due_s, decode_s, queue.tpot_s))
         return spare_s(jobs, self._now_s) >= self._schedule.margin_s

@@ -10,11 +10,12 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
 
 from cattrs import BaseValidationError
-from cattrs.preconf.json import make_converter
+from cattrs.preconf.json import JsonConverter, make_converter
 from cattrs.strategies import configure_tagged_union
 
 from mesh.domain.actions import ControllerAction, NodeAction
@@ -68,9 +69,15 @@ _UNIONS: tuple[Any, ...] = (
     Start,
 )
 _EVENT, _ACTION, _START = _UNIONS[3:]
-_converter = make_converter()
-for _union in _UNIONS:
-    configure_tagged_union(_union, _converter)
+
+
+@cache
+def _converter() -> JsonConverter:
+    """Made when a journal is first written or read: it takes a tenth of a second."""
+    converter = make_converter()
+    for union in _UNIONS:
+        configure_tagged_union(union, converter)
+    return converter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,15 +98,15 @@ class Journal:
     def __init__(self, file: TextIO, start: Start) -> None:
         self._file = file
         self._broken = False
-        self._write(_converter.unstructure(start, _START))
+        self._write(_converter().unstructure(start, _START))
 
     def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
         if self._broken:
             return
         line = {
             "now_s": now_s,
-            "event": _converter.unstructure(event, _EVENT),
-            "actions": [_converter.unstructure(action, _ACTION) for action in actions],
+            "event": _converter().unstructure(event, _EVENT),
+            "actions": [_converter().unstructure(action, _ACTION) for action in actions],
         }
         try:
             self._write(line)
@@ -133,7 +140,7 @@ def read_journal(path: Path) -> tuple[Start, Iterator[Decision]]:
     """
     try:
         with path.open("rb") as lines:
-            start: Start = _converter.structure(json.loads(lines.readline()), _START)
+            start: Start = _converter().structure(json.loads(lines.readline()), _START)
     except OSError as error:
         raise InvalidInput(
             f"cannot read the journal {path}: {error.strerror}", hint=_JOURNALS
@@ -163,8 +170,8 @@ def _decisions(path: Path) -> Iterator[Decision]:
                 raw = json.loads(line)
                 yield Decision(
                     now_s=float(raw["now_s"]),
-                    event=_converter.structure(raw["event"], _EVENT),
-                    actions=tuple(_converter.structure(a, _ACTION) for a in raw["actions"]),
+                    event=_converter().structure(raw["event"], _EVENT),
+                    actions=tuple(_converter().structure(a, _ACTION) for a in raw["actions"]),
                 )
             except (ValueError, KeyError, TypeError, BaseValidationError) as error:
                 raise InvalidInput(

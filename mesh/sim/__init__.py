@@ -5,7 +5,7 @@ of it, and said, is `mesh.evaluation`.
 
     scenario_file, scenario, groups, workload, testbed    a TOML file, its nodes and its arrivals
     cluster: controller, callers, links, node, agent      a cell and its parts, on the `clock`
-    engine: costs, sequences, lanes                       what stands in for a node's engine
-    faults, injection, troubles                           when, how, and in which engine calls
-    checking, invariants, books                           what must hold of any cell
+    engine: costs, virtual_engine, sequences, lanes       what stands in for a node's engine
+    faults, injection, engine_faults                      when, how, and in which engine calls
+    checking, cell_checks, invariants                     what must hold of any cell
 """

@@ -2,7 +2,7 @@
 
 It puts cell, workload, faults and invariants together, runs them to the end, and waits until the
 cell has come to rest. What is broken ends the run at once. Before: `mesh sim --check`, tests, the
-bench. After: `invariants`.
+bench. After: `cell_checks`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from mesh.domain.outcome import Outcome
 from mesh.runtime.host import Recorder
 from mesh.runtime.journal import ControllerStart
-from mesh.sim.books import hold
+from mesh.sim.cell_checks import CellChecks, check_rest
 from mesh.sim.cluster import Arrival, CellPlan, VirtualCell
 from mesh.sim.faults import Fault, FaultKind
 from mesh.sim.injection import Injection
-from mesh.sim.invariants import Invariants, check_rest
+from mesh.sim.invariants import hold
 
 STUCK_S = 150.0
 """From the last fault, or a later arrival, to the first token at the latest: a lease, a few waits
@@ -46,16 +46,16 @@ class FaultyRun:
         check: bool,
         started: Callable[[ControllerStart], Sequence[Recorder]] = lambda start: (),
     ) -> None:
-        self._invariants = Invariants() if check else None
-        recorders = () if self._invariants is None else (self._invariants,)
+        self._checks = CellChecks() if check else None
+        recorders = () if self._checks is None else (self._checks,)
         self.cell = VirtualCell(plan, recorders=recorders, started=started)
         self._injection = Injection(self.cell, faults)
         last_s = max((fault.until_s for fault in faults), default=0.0)
         self._over_s = self.cell.started_s + last_s
         self.virtual_s = 0.0
         """From the start of the workload to the last end."""
-        if self._invariants is not None:
-            self._invariants.attach(self.cell)
+        if self._checks is not None:
+            self._checks.attach(self.cell)
             self._check_progress()
 
     def run(
@@ -67,14 +67,14 @@ class FaultyRun:
         """
         outcomes = self.cell.run(workload, told)
         self.virtual_s = self.cell.clock.now_s() - self.cell.started_s
-        if self._invariants is not None:
+        if self._checks is not None:
             rest_s = max(self.cell.clock.now_s(), self._over_s)
             self.cell.clock.run_until(rest_s + REST_S)
             check_rest(self.cell)
         return outcomes
 
     def counts(self) -> FaultCounts:
-        checks = () if self._invariants is None else sorted(self._invariants.seen.items())
+        checks = () if self._checks is None else sorted(self._checks.done.items())
         return FaultCounts(
             faults=tuple((k.value, n) for k in FaultKind if (n := self._injection.done[k])),
             checks=tuple(checks),

@@ -36,3 +36,6 @@ class HeapClock:
         while self._heap and self._heap[0][0] <= until_s:
             self.step()
         self._now_s = max(self._now_s, until_s)
+
+    def advance(self, by_s: float) -> None:
+        self.run_until(self._now_s + by_s)

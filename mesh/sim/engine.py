@@ -2,42 +2,35 @@
 
 It implements `mesh.runtime.engine.Engine` and is held to the contract suite like every other. A
 call returns at once and has told `spend` how long it took; the virtual lanes let its outcome wait
-for as long. Before: `NodePerformer`. After: `sequences`, which computes what an iteration yields.
+for as long. Before: `NodePerformer`. After: `virtual_engine`, which keeps its books.
 """
 
 import math
 import random
 from collections.abc import Callable, Mapping
-from operator import attrgetter
-from pathlib import Path
 
 from mesh.compute.times import Times
-from mesh.domain.errors import EngineError, OutOfMemory, UnsupportedModel
-from mesh.domain.ids import InstanceId, ModelId, RequestId
+from mesh.domain.errors import UnsupportedModel
+from mesh.domain.ids import InstanceId, ModelId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.runtime.engine import (
-    Ended,
     EngineCapabilities,
-    EngineRequest,
-    InstanceMemory,
     LoadedInstance,
     LoadOrder,
     Progress,
     ResizedKv,
     StepResult,
 )
-from mesh.runtime.measurable import check_measurable
 from mesh.sim.costs import ModelCosts, NodeCosts
-from mesh.sim.sequences import Instance
+from mesh.sim.virtual_engine import VirtualEngine
 
 NAME = "cost-model"
 SHARE_MIN = 0.5
 """Of what an iteration takes on the average: no jitter makes it shorter."""
-_SEQUENCES = attrgetter("sequences")
 
 
-class CostEngine:
+class CostEngine(VirtualEngine):
     """`memory_bytes` bounds what all instances take together. `spend` is told the seconds of each
     call while it is made. `now_s` says when it is made, for the pace and for loads beside steps.
     """
@@ -53,9 +46,9 @@ class CostEngine:
         spend: Callable[[float], None],
         now_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        super().__init__(memory_bytes)
         self._models = models
         self._costs = costs
-        self._memory_bytes = memory_bytes
         self._spend = spend
         self._now_s = now_s
         self._random = random.Random(costs.jitter.seed)
@@ -66,15 +59,10 @@ class CostEngine:
         self.working_until_s = -math.inf
         """When the latest of all loads and steps ends."""
         self._times = {m: Times(known.profile, costs.factor) for m, known in models.items()}
-        self._instances: dict[InstanceId, Instance] = {}
-        self._ended: Ended = lambda instance_id, error: None
         self.loads = 0
         self.prefilled_tokens = 0
         self.decoded_tokens = 0
         """Of all steps so far; a prompt's first token is not decoded."""
-
-    def watch(self, ended: Ended) -> None:
-        self._ended = ended
 
     def footprint(self, model: ModelInfo) -> Footprint:
         """Raises UnsupportedModel when nothing is known of what the model costs."""
@@ -85,14 +73,9 @@ class CostEngine:
             )
         return self._models[model.model_id].footprint
 
-    def prepare(self, model: ModelInfo, model_path: Path, progress: Progress) -> None:
-        progress("nothing to prepare", 1.0)
-
     def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
         """The folder is never looked at: there is none."""
         footprint = self.footprint(order.model)
-        if order.instance_id in self._instances:
-            raise EngineError(f"instance {order.instance_id} is already loaded")
         seconds = self._costs.load_time_s(footprint.weights_bytes)
         if self.has_requests() or self._now_s() < self._stepping_until_s:
             seconds *= self._costs.load_stretch
@@ -100,43 +83,15 @@ class CostEngine:
         self._loading_until_s = self._now_s() + seconds
         self._spend(seconds)
         self._works(seconds)
-        self._claim(footprint.instance_bytes(order.kv_blocks), order.instance_id)
-        self._instances[order.instance_id] = Instance(order, footprint, order.kv_blocks)
+        self._enter(order, footprint)
         self.loads += 1
         progress("loaded", 1.0)
         return LoadedInstance(footprint=footprint, kv_blocks=order.kv_blocks, elapsed_s=seconds)
 
     def unload(self, instance_id: InstanceId) -> None:
-        if self._instances.pop(instance_id, None) is not None:
+        if instance_id in self._instances:
             self._spend(self._costs.unload_s)
-
-    def lose(self, instance_id: InstanceId) -> None:
-        """The instance ends by itself, as an engine process that is killed, and its memory is free
-        at once.
-        """
-        del self._instances[instance_id]
-        self._ended(instance_id, EngineError(f"instance {instance_id} has ended: it was killed"))
-
-    def submit(self, instance_id: InstanceId, request: EngineRequest) -> None:
-        instance = self._instance(instance_id)
-        given = len(request.prompt_tokens) + len(request.output_tokens)
-        if request.request_id in instance.sequences:
-            raise EngineError(f"request {request.request_id} is already there")
-        if not request.prompt_tokens:
-            raise EngineError(f"request {request.request_id} has no prompt tokens")
-        if given >= instance.order.context_tokens_max:
-            raise EngineError(
-                f"request {request.request_id}: {given} tokens leave no room in "
-                f"{instance.order.context_tokens_max} of context"
-            )
-        if len(request.output_tokens) >= request.sampling.max_tokens:
-            raise EngineError(f"request {request.request_id} has all of its tokens already")
-        instance.add(request)
-
-    def abort(self, instance_id: InstanceId, request_id: RequestId) -> None:
-        instance = self._instances.get(instance_id)
-        if instance is not None:
-            instance.drop(request_id)
+        super().unload(instance_id)
 
     def step(
         self, instance_id: InstanceId, prefill_tokens_max: int, iterations: int = 1
@@ -165,15 +120,7 @@ class CostEngine:
         return result
 
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
-        instance = self._instance(instance_id)
-        check_measurable(
-            instance_id,
-            shape,
-            context_tokens_max=instance.order.context_tokens_max,
-            batch_max=instance.order.batch_max,
-            block_tokens=instance.footprint.block_tokens,
-            blocks_free=instance.kv_blocks - instance.blocks_used,
-        )
+        instance = self._measurable(instance_id, shape)
         slower = self._slower()
         seconds = self._times[instance.order.model.model_id].iteration_s(shape)
         seconds *= slower * self._costs.prefill_factor if shape.prefill_tokens else slower
@@ -182,29 +129,9 @@ class CostEngine:
         return seconds
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
-        instance = self._instance(instance_id)
-        blocks = max(kv_blocks, instance.blocks_used, 1)
-        old_bytes, new_bytes = (
-            size * instance.footprint.kv_block_bytes for size in (instance.kv_blocks, blocks)
-        )
-        seconds = self._costs.resize_time_s(old_bytes, new_bytes)
+        seconds = self._costs.resize_time_s(*self._resize(instance_id, kv_blocks))
         self._spend(seconds)
-        self._claim(new_bytes - old_bytes, instance_id)
-        instance.kv_blocks = blocks
-        return ResizedKv(kv_blocks=blocks, elapsed_s=seconds)
-
-    def memory(self) -> tuple[InstanceMemory, ...]:
-        return tuple(instance.memory() for _, instance in sorted(self._instances.items()))
-
-    def close(self) -> None:
-        self._instances.clear()
-
-    def has_requests(self) -> bool:
-        return any(map(_SEQUENCES, self._instances.values()))
-
-    def requests(self) -> int:
-        """Submitted and not ended."""
-        return sum(len(instance.sequences) for instance in self._instances.values())
+        return ResizedKv(kv_blocks=self._instances[instance_id].kv_blocks, elapsed_s=seconds)
 
     def _slower(self) -> float:
         """How much longer iterations that begin now take."""
@@ -222,29 +149,8 @@ class CostEngine:
     def _works(self, seconds: float) -> None:
         self.working_until_s = max(self.working_until_s, self._now_s() + seconds)
 
-    def _instance(self, instance_id: InstanceId) -> Instance:
-        if instance_id not in self._instances:
-            raise EngineError(f"instance {instance_id} is not loaded")
-        return self._instances[instance_id]
-
     def count_on(self, before: "CostEngine") -> None:
         """Go on from the counts of an engine that has ended on the same node."""
         self.loads = before.loads
         self.prefilled_tokens = before.prefilled_tokens
         self.decoded_tokens = before.decoded_tokens
-
-    def request_ids(self) -> list[RequestId]:
-        """Of all requests that are in it."""
-        return [r for instance in self._instances.values() for r in instance.sequences]
-
-    def held_bytes(self) -> int:
-        """What all instances take together."""
-        return sum(m.weights_bytes + m.kv_held_bytes for m in self.memory())
-
-    def _claim(self, more_bytes: int, instance_id: InstanceId) -> None:
-        held_bytes = self.held_bytes()
-        if more_bytes > 0 and held_bytes + more_bytes > self._memory_bytes:
-            raise OutOfMemory(
-                f"instance {instance_id} wants {more_bytes} bytes more, "
-                f"{self._memory_bytes - held_bytes} of {self._memory_bytes} are free"
-            )

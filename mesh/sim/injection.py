@@ -86,8 +86,8 @@ class Injection:
         return bool(loaded)
 
     def _ail(self, fault: Fault, node: VirtualNode) -> bool:
-        node.troubles.strike(fault.kind, fault.size)
-        self._later(fault, partial(node.troubles.heal, fault.kind))
+        node.engine_faults.strike(fault.kind, fault.size)
+        self._later(fault, partial(node.engine_faults.heal, fault.kind))
         return True
 
     def _later(self, fault: Fault, call: Callable[[], None]) -> None:

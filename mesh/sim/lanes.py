@@ -19,11 +19,13 @@ R = TypeVar("R")
 
 class VirtualLanes:
     """See `mesh.runtime.node_actions.Lanes`. The core keeps one step under way and the controller
-    bounds batches and loads, and with them what waits here.
+    bounds batches and loads, and with them what waits here. `by_hand`: a call is made when
+    `run_one` says so.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, by_hand: bool = False) -> None:
         self._clock = clock
+        self._by_hand = by_hand
         self._spent_s = 0.0
         self._busy = dict.fromkeys(Lane, False)
         self.busy_s = dict.fromkeys(Lane, 0.0)
@@ -44,20 +46,29 @@ class VirtualLanes:
         call: Callable[[], R],
         done: Callable[[R | MeshError], NodeEvent | None],
     ) -> None:
-        if self._busy[lane] or self._waiting[lane]:
+        if self._by_hand or self._busy[lane] or self._waiting[lane]:
             self._waiting[lane].append(lambda: self._make(lane, call, done))
             self._next(lane)
         else:
             self._make(lane, call, done)
 
+    def run_one(self, lane: Lane) -> bool:
+        """Make the next call of a lane; False when none waits, or one is still being made."""
+        if self._busy[lane] or not self._waiting[lane]:
+            return False
+        self._waiting[lane].popleft()()
+        return True
+
     def post_soon(self, event: NodeEvent) -> None:
         """Post it when the call that is being made, if one is, has come as far as that."""
+        if self._by_hand:
+            self.post(event)
+            return
         self._clock.call_at(self._clock.now_s() + self._spent_s, lambda: self.post(event))
 
     def _next(self, lane: Lane) -> None:
-        waiting = self._waiting[lane]
-        while waiting and not self._busy[lane]:
-            waiting.popleft()()
+        while not self._by_hand and self.run_one(lane):
+            pass
 
     def _make(
         self,

@@ -16,8 +16,8 @@ from mesh.runtime.node_actions import Lane
 from mesh.sim.agent import VirtualAgent
 from mesh.sim.costs import ModelCosts, NodeCosts
 from mesh.sim.engine import CostEngine
+from mesh.sim.engine_faults import EngineFaults, FaultyEngine
 from mesh.sim.links import VirtualLinks
-from mesh.sim.troubles import TroubledEngine, Troubles
 
 RESTART_S = 1.0
 """From the end of an agent that ended by itself to the next one."""
@@ -38,7 +38,7 @@ class NodePlan:
 class VirtualNode:
     def __init__(self, plan: NodePlan, *, clock: Clock, links: VirtualLinks) -> None:
         self.plan = plan
-        self.troubles = Troubles()
+        self.engine_faults = EngineFaults()
         self._clock = clock
         self._links = links
         self._runs = 0
@@ -116,11 +116,11 @@ class VirtualNode:
         )
 
     def _engine_of(self, spend: Callable[[float], None]) -> CostEngine:
-        return TroubledEngine(
+        return FaultyEngine(
             models=self.plan.models,
             costs=self.plan.costs,
             memory_bytes=self.plan.hello.memory_bytes - self.plan.hello.base_bytes,
             spend=spend,
-            troubles=self.troubles,
+            engine_faults=self.engine_faults,
             clock=self._clock,
         )

@@ -21,6 +21,7 @@ from mesh_workloads.processes import Diurnal, Process
 from mesh_workloads.published import AZURE_CONVERSATION, PUBLISHED
 from mesh_workloads.rates import Rates
 from mesh_workloads.reading import read, recognise
+from mesh_workloads.replay_plan import fitted
 from mesh_workloads.sampling import Sample, functions_of, load_for
 from mesh_workloads.trace import Trace
 
@@ -200,6 +201,5 @@ def _arrivals(
         name = deployments[arrival.function]
         input_tokens, output_tokens = arrival.input_tokens, arrival.output_tokens
         if contexts is not None:
-            output_tokens = min(output_tokens, contexts[name] - 1)
-            input_tokens = min(input_tokens, contexts[name] - output_tokens)
+            input_tokens, output_tokens = fitted(input_tokens, output_tokens, contexts[name])
         yield Arrival(arrival.t_s, name, input_tokens, output_tokens)

@@ -46,6 +46,10 @@ class TextCodec:
         """
         return self._encode(text, add_special_tokens=True)
 
+    def encode_part(self, text: str) -> tuple[int, ...]:
+        """Token ids of text in the midst of a prompt: nothing is added at its beginning or end."""
+        return self._encode(text, add_special_tokens=False)
+
     def encode_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """Token ids of a conversation, rendered by the model's template, ready for the answer."""
         return self._encode(self.render_chat(messages), add_special_tokens=False)

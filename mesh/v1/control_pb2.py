@@ -26,13 +26,15 @@ from mesh.v1 import model_pb2 as mesh_dot_v1_dot_model__pb2
 from mesh.v1 import profile_pb2 as mesh_dot_v1_dot_profile__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15mesh/v1/control.proto\x12\x07mesh.v1\x1a\x13mesh/v1/model.proto\x1a\x15mesh/v1/profile.proto\"6\n\rDeployRequest\x12%\n\x04spec\x18\x01 \x01(\x0b\x32\x17.mesh.v1.DeploymentSpec\"\x1d\n\rDeleteRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xa0\x01\n\x0cScaleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x19\n\x0creplicas_min\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x0creplicas_max\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x19\n\x0ckeep_alive_s\x18\x04 \x01(\x01H\x02\x88\x01\x01\x42\x0f\n\r_replicas_minB\x0f\n\r_replicas_maxB\x0f\n\r_keep_alive_s\"-\n\x0c\x44rainRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\"@\n\x0eProfileRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x07node_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\n\n\x08_node_id\"_\n\x0eOperationEvent\x12%\n\x08progress\x18\x01 \x01(\x0b\x32\x11.mesh.v1.ProgressH\x00\x12\x1d\n\x04\x64one\x18\x02 \x01(\x0b\x32\r.mesh.v1.DoneH\x00\x42\x07\n\x05\x65vent\"(\n\x08Progress\x12\r\n\x05phase\x18\x01 \x01(\t\x12\r\n\x05share\x18\x02 \x01(\x01\"\x17\n\x04\x44one\x12\x0f\n\x07message\x18\x01 \x01(\t\"$\n\x14GetDeploymentRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x18\n\x16ListDeploymentsRequest\"C\n\x17ListDeploymentsResponse\x12(\n\x0b\x64\x65ployments\x18\x01 \x03(\x0b\x32\x13.mesh.v1.Deployment\"\xe9\x01\n\nDeployment\x12%\n\x04spec\x18\x01 \x01(\x0b\x32\x17.mesh.v1.DeploymentSpec\x12!\n\x05model\x18\x02 \x01(\x0b\x32\x12.mesh.v1.ModelInfo\x12\r\n\x05state\x18\x03 \x01(\t\x12\x1a\n\x12\x63ontext_tokens_max\x18\x04 \x01(\r\x12\x0e\n\x06queued\x18\x05 \x01(\r\x12\x0f\n\x07running\x18\x06 \x01(\r\x12$\n\tinstances\x18\x07 \x03(\x0b\x32\x11.mesh.v1.Instance\x12\x0e\n\x06served\x18\x08 \x01(\x04\x12\x0f\n\x07refused\x18\t \x01(\x04\"\xd5\x03\n\x08Instance\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x05 \x01(\r\x12\x11\n\tbatch_max\x18\x06 \x01(\r\x12\x11\n\tkv_blocks\x18\x07 \x01(\r\x12\x16\n\x0ekv_blocks_used\x18\x08 \x01(\r\x12\x15\n\rweights_bytes\x18\t \x01(\x04\x12\x10\n\x08kv_bytes\x18\n \x01(\x04\x12\x0e\n\x06load_s\x18\x0b \x01(\x01\x12\r\n\x05phase\x18\x0c \x01(\t\x12\r\n\x05share\x18\r \x01(\x01\x12\x1d\n\x10headroom_least_s\x18\x0e \x01(\x01H\x00\x88\x01\x01\x12\x1b\n\x0eheadroom_p50_s\x18\x0f \x01(\x01H\x01\x88\x01\x01\x12\x13\n\x0biteration_s\x18\x10 \x01(\x01\x12\x12\n\ncorrection\x18\x11 \x01(\x01\x12\x0f\n\x07profile\x18\x12 \x01(\t\x12\x15\n\rkv_used_bytes\x18\x13 \x01(\x04\x12\x19\n\x11kv_required_bytes\x18\x14 \x01(\x04\x12\x0c\n\x04tier\x18\x15 \x01(\tB\x13\n\x11_headroom_least_sB\x11\n\x0f_headroom_p50_s\"n\n\x0fMemoryOperation\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x0f\n\x07running\x18\x04 \x01(\x08\x12\x13\n\x0bneeded_in_s\x18\x05 \x01(\x01\"\x12\n\x10ListNodesRequest\"1\n\x11ListNodesResponse\x12\x1c\n\x05nodes\x18\x01 \x03(\x0b\x32\r.mesh.v1.Node\"\xad\x03\n\x04Node\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x10\n\x08hardware\x18\x04 \x01(\t\x12\r\n\x05\x63ores\x18\x05 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x06 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x07 \x01(\x04\x12\x11\n\trss_bytes\x18\t \x01(\x04\x12\x10\n\x08silent_s\x18\n \x01(\x01\x12$\n\tinstances\x18\x0b \x03(\x0b\x32\x11.mesh.v1.Instance\x12\x13\n\x0b\x66ingerprint\x18\x0c \x01(\t\x12\x15\n\rload_slowdown\x18\r \x01(\x01\x12\x12\n\nbase_bytes\x18\x0e \x01(\x04\x12\x16\n\x0epromised_bytes\x18\x0f \x01(\x04\x12\x15\n\rtracked_bytes\x18\x10 \x01(\x04\x12\x19\n\x11unaccounted_bytes\x18\x11 \x01(\x12\x12,\n\noperations\x18\x12 \x03(\x0b\x32\x18.mesh.v1.MemoryOperation\x12\x0e\n\x06\x61sleep\x18\x13 \x03(\tJ\x04\x08\x08\x10\tR\x15memory_reserved_bytes\"\"\n\x12GetProfilesRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\">\n\x13GetProfilesResponse\x12\'\n\x08profiles\x18\x01 \x03(\x0b\x32\x15.mesh.v1.KnownProfile\"@\n\x0cKnownProfile\x12!\n\x07profile\x18\x01 \x01(\x0b\x32\x10.mesh.v1.Profile\x12\r\n\x05nodes\x18\x02 \x03(\t\"\x12\n\x10GetStatusRequest\"\x9b\x02\n\x06Status\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12\x13\n\x0bnodes_ready\x18\x03 \x01(\r\x12\r\n\x05nodes\x18\x04 \x01(\r\x12\x13\n\x0b\x64\x65ployments\x18\x05 \x01(\r\x12\x11\n\tinstances\x18\x06 \x01(\r\x12\x0e\n\x06queued\x18\x07 \x01(\r\x12\x0f\n\x07running\x18\x08 \x01(\r\x12\x0e\n\x06served\x18\t \x01(\x04\x12-\n\x07refused\x18\n \x03(\x0b\x32\x1c.mesh.v1.Status.RefusedEntry\x12\x12\n\nstate_path\x18\x0b \x01(\t\x1a.\n\x0cRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"/\n\x0cWatchRequest\x12\x0f\n\x07\x62\x61\x63klog\x18\x01 \x01(\r\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\"G\n\tCellEvent\x12\r\n\x05\x61ge_s\x18\x01 \x01(\x01\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0f\n\x07subject\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t2\xd0\x05\n\x07\x43ontrol\x12;\n\x06\x44\x65ploy\x12\x16.mesh.v1.DeployRequest\x1a\x17.mesh.v1.OperationEvent0\x01\x12;\n\x06\x44\x65lete\x12\x16.mesh.v1.DeleteRequest\x1a\x17.mesh.v1.OperationEvent0\x01\x12\x39\n\x05Scale\x12\x15.mesh.v1.ScaleRequest\x1a\x17.mesh.v1.OperationEvent0\x01\x12\x39\n\x05\x44rain\x12\x15.mesh.v1.DrainRequest\x1a\x17.mesh.v1.OperationEvent0\x01\x12=\n\x07Profile\x12\x17.mesh.v1.ProfileRequest\x1a\x17.mesh.v1.OperationEvent0\x01\x12\x43\n\rGetDeployment\x12\x1d.mesh.v1.GetDeploymentRequest\x1a\x13.mesh.v1.Deployment\x12T\n\x0fListDeployments\x12\x1f.mesh.v1.ListDeploymentsRequest\x1a .mesh.v1.ListDeploymentsResponse\x12\x42\n\tListNodes\x12\x19.mesh.v1.ListNodesRequest\x1a\x1a.mesh.v1.ListNodesResponse\x12H\n\x0bGetProfiles\x12\x1b.mesh.v1.GetProfilesRequest\x1a\x1c.mesh.v1.GetProfilesResponse\x12\x37\n\tGetStatus\x12\x19.mesh.v1.GetStatusRequest\x1a\x0f.mesh.v1.Status\x12\x34\n\x05Watch\x12\x15.mesh.v1.WatchRequest\x1a\x12.mesh.v1.CellEvent0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15mesh/v1/control.proto\x12\x07mesh.v1\x1a\x13mesh/v1/model.proto\x1a\x15mesh/v1/profile.proto\"6\n\rDeployRequest\x12%\n\x04spec\x18\x01 \x01(\x0b\x32\x17.mesh.v1.DeploymentSpec\"\x1d\n\rDeleteRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xa0\x01\n\x0cScaleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x19\n\x0creplicas_min\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x0creplicas_max\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x19\n\x0ckeep_alive_s\x18\x04 \x01(\x01H\x02\x88\x01\x01\x42\x0f\n\r_replicas_minB\x0f\n\r_replicas_maxB\x0f\n\r_keep_alive_s\"-\n\x0c\x44rainRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\"@\n\x0eProfileRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x07node_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\n\n\x08_node_id\"_\n\x0eOperationEvent\x12%\n\x08progress\x18\x01 \x01(\x0b\x32\x11.mesh.v1.ProgressH\x00\x12\x1d\n\x04\x64one\x18\x02 \x01(\x0b\x32\r.mesh.v1.DoneH\x00\x42\x07\n\x05\x65vent\"(\n\x08Progress\x12\r\n\x05phase\x18\x01 \x01(\t\x12\r\n\x05share\x18\x02 \x01(\x01\"\x17\n\x04\x44one\x12\x0f\n\x07message\x18\x01 \x01(\t\"$\n\x14GetDeploymentRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x18\n\x16ListDeploymentsRequest\"C\n\x17ListDeploymentsResponse\x12(\n\x0b\x64\x65ployments\x18\x01 \x03(\x0b\x32\x13.mesh.v1.Deployment\"\xe9\x02\n\nDeployment\x12%\n\x04spec\x18\x01 \x01(\x0b\x32\x17.mesh.v1.DeploymentSpec\x12!\n\x05model\x18\x02 \x01(\x0b\x32\x12.mesh.v1.ModelInfo\x12\r\n\x05state\x18\x03 \x01(\t\x12\x1a\n\x12\x63ontext_tokens_max\x18\x04 \x01(\r\x12\x0e\n\x06queued\x18\x05 \x01(\r\x12\x0f\n\x07running\x18\x06 \x01(\r\x12$\n\tinstances\x18\x07 \x03(\x0b\x32\x11.mesh.v1.Instance\x12\x0e\n\x06served\x18\x08 \x01(\x04\x12\x0f\n\x07refused\x18\t \x01(\x04\x12\x37\n\nfootprints\x18\n \x03(\x0b\x32#.mesh.v1.Deployment.FootprintsEntry\x1a\x45\n\x0f\x46ootprintsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12!\n\x05value\x18\x02 \x01(\x0b\x32\x12.mesh.v1.Footprint:\x02\x38\x01\"\xd5\x03\n\x08Instance\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x05 \x01(\r\x12\x11\n\tbatch_max\x18\x06 \x01(\r\x12\x11\n\tkv_blocks\x18\x07 \x01(\r\x12\x16\n\x0ekv_blocks_used\x18\x08 \x01(\r\x12\x15\n\rweights_bytes\x18\t \x01(\x04\x12\x10\n\x08kv_bytes\x18\n \x01(\x04\x12\x0e\n\x06load_s\x18\x0b \x01(\x01\x12\r\n\x05phase\x18\x0c \x01(\t\x12\r\n\x05share\x18\r \x01(\x01\x12\x1d\n\x10headroom_least_s\x18\x0e \x01(\x01H\x00\x88\x01\x01\x12\x1b\n\x0eheadroom_p50_s\x18\x0f \x01(\x01H\x01\x88\x01\x01\x12\x13\n\x0biteration_s\x18\x10 \x01(\x01\x12\x12\n\ncorrection\x18\x11 \x01(\x01\x12\x0f\n\x07profile\x18\x12 \x01(\t\x12\x15\n\rkv_used_bytes\x18\x13 \x01(\x04\x12\x19\n\x11kv_required_bytes\x18\x14 \x01(\x04\x12\x0c\n\x04tier\x18\x15 \x01(\tB\x13\n\x11_headroom_least_sB\x11\n\x0f_headroom_p50_s\"n\n\x0fMemoryOperation\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x0f\n\x07running\x18\x04 \x01(\x08\x12\x13\n\x0bneeded_in_s\x18\x05 \x01(\x01\"\x12\n\x10ListNodesRequest\"1\n\x11ListNodesResponse\x12\x1c\n\x05nodes\x18\x01 \x03(\x0b\x32\r.mesh.v1.Node\"\xad\x03\n\x04Node\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x10\n\x08hardware\x18\x04 \x01(\t\x12\r\n\x05\x63ores\x18\x05 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x06 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x07 \x01(\x04\x12\x11\n\trss_bytes\x18\t \x01(\x04\x12\x10\n\x08silent_s\x18\n \x01(\x01\x12$\n\tinstances\x18\x0b \x03(\x0b\x32\x11.mesh.v1.Instance\x12\x13\n\x0b\x66ingerprint\x18\x0c \x01(\t\x12\x15\n\rload_slowdown\x18\r \x01(\x01\x12\x12\n\nbase_bytes\x18\x0e \x01(\x04\x12\x16\n\x0epromised_bytes\x18\x0f \x01(\x04\x12\x15\n\rtracked_bytes\x18\x10 \x01(\x04\x12\x19\n\x11unaccounted_bytes\x18\x11 \x01(\x12\x12,\n\noperations\x18\x12 \x03(\x0b\x32\x18.mesh.v1.MemoryOperation\x12\x0e\n\x06\x61sleep\x18\x13 \x03(\tJ\x04\x08\x08\x10\tR\x15memory_reserved_bytes\"\"\n\x12GetProfilesRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\">\n\x13GetProfilesResponse\x12\'\n\x08profiles\x18\x01 \x03(\x0b\x32\x15.mesh.v1.KnownProfile\"@\n\x0cKnownProfile\x12!\n\x07profile\x18\x01 \x01(\x0b\x32\x10.mesh.v1.Profile\x12\r\n\x05nodes\x18\x02 \x03(\t\"#\n\x13GetTokenizerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x12\n\x10GetStatusRequest\"\x9b\x02\n\x06Status\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12\x13\n\x0bnodes_ready\x18\x03 \x01(\r\x12\r\n\x05nodes\x18\x04 \x01(\r\x12\x13\n\x0b\x64\x65ployments\x18\x05 \x01(\r\x12\x11\n\tinstances\x18\x06 \x01(\r\x12\x0e\n\x06queued\x18\x07 \x01(\r\x12\x0f\n\x07running\x18\x08 \x01(\r\x12\x0e\n\x06served\x18\t \x01(\x04\x12-\n\x07refused\x18\n \x03(\x0b\x32\x1c.mesh.v1.Status.RefusedEntry\x12\x12\n\nstate_path\x18\x0b \x01(\t\x1a.\n\x0cRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"/\n\x0cWatchRequest\x12\x0f\n\x07\x62\x61\x63klog\x18\x01 \x01(\r\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\"G\n\tCellEvent\x12\r\n\x05\x61ge_s\x18\x01 \x01(\x01\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0f\n\x07subject\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t2\x93\x06\n\x07\x43ontrol\x12;\n\x06\x44\x65ploy\x12\x16.mesh.v1.DeployRequest\x1a\x17.mesh.v1.OperationEvent0\x01\x12;\n\x06\x44\x65lete\x12\x16.mesh.v1.DeleteRequest\x1a\x17.mesh.v1.OperationEvent0\x01\x12\x39\n\x05Scale\x12\x15.mesh.v1.ScaleRequest\x1a\x17.mesh.v1.OperationEvent0\x01\x12\x39\n\x05\x44rain\x12\x15.mesh.v1.DrainRequest\x1a\x17.mesh.v1.OperationEvent0\x01\x12=\n\x07Profile\x12\x17.mesh.v1.ProfileRequest\x1a\x17.mesh.v1.OperationEvent0\x01\x12\x43\n\rGetDeployment\x12\x1d.mesh.v1.GetDeploymentRequest\x1a\x13.mesh.v1.Deployment\x12T\n\x0fListDeployments\x12\x1f.mesh.v1.ListDeploymentsRequest\x1a .mesh.v1.ListDeploymentsResponse\x12\x42\n\tListNodes\x12\x19.mesh.v1.ListNodesRequest\x1a\x1a.mesh.v1.ListNodesResponse\x12H\n\x0bGetProfiles\x12\x1b.mesh.v1.GetProfilesRequest\x1a\x1c.mesh.v1.GetProfilesResponse\x12\x41\n\x0cGetTokenizer\x12\x1c.mesh.v1.GetTokenizerRequest\x1a\x13.mesh.v1.TextAssets\x12\x37\n\tGetStatus\x12\x19.mesh.v1.GetStatusRequest\x1a\x0f.mesh.v1.Status\x12\x34\n\x05Watch\x12\x15.mesh.v1.WatchRequest\x1a\x12.mesh.v1.CellEvent0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'mesh.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_DEPLOYMENT_FOOTPRINTSENTRY']._loaded_options = None
+  _globals['_DEPLOYMENT_FOOTPRINTSENTRY']._serialized_options = b'8\001'
   _globals['_STATUS_REFUSEDENTRY']._loaded_options = None
   _globals['_STATUS_REFUSEDENTRY']._serialized_options = b'8\001'
   _globals['_DEPLOYREQUEST']._serialized_start=78
@@ -58,33 +60,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTDEPLOYMENTSRESPONSE']._serialized_start=669
   _globals['_LISTDEPLOYMENTSRESPONSE']._serialized_end=736
   _globals['_DEPLOYMENT']._serialized_start=739
-  _globals['_DEPLOYMENT']._serialized_end=972
-  _globals['_INSTANCE']._serialized_start=975
-  _globals['_INSTANCE']._serialized_end=1444
-  _globals['_MEMORYOPERATION']._serialized_start=1446
-  _globals['_MEMORYOPERATION']._serialized_end=1556
-  _globals['_LISTNODESREQUEST']._serialized_start=1558
-  _globals['_LISTNODESREQUEST']._serialized_end=1576
-  _globals['_LISTNODESRESPONSE']._serialized_start=1578
-  _globals['_LISTNODESRESPONSE']._serialized_end=1627
-  _globals['_NODE']._serialized_start=1630
-  _globals['_NODE']._serialized_end=2059
-  _globals['_GETPROFILESREQUEST']._serialized_start=2061
-  _globals['_GETPROFILESREQUEST']._serialized_end=2095
-  _globals['_GETPROFILESRESPONSE']._serialized_start=2097
-  _globals['_GETPROFILESRESPONSE']._serialized_end=2159
-  _globals['_KNOWNPROFILE']._serialized_start=2161
-  _globals['_KNOWNPROFILE']._serialized_end=2225
-  _globals['_GETSTATUSREQUEST']._serialized_start=2227
-  _globals['_GETSTATUSREQUEST']._serialized_end=2245
-  _globals['_STATUS']._serialized_start=2248
-  _globals['_STATUS']._serialized_end=2531
-  _globals['_STATUS_REFUSEDENTRY']._serialized_start=2485
-  _globals['_STATUS_REFUSEDENTRY']._serialized_end=2531
-  _globals['_WATCHREQUEST']._serialized_start=2533
-  _globals['_WATCHREQUEST']._serialized_end=2580
-  _globals['_CELLEVENT']._serialized_start=2582
-  _globals['_CELLEVENT']._serialized_end=2653
-  _globals['_CONTROL']._serialized_start=2656
-  _globals['_CONTROL']._serialized_end=3376
+  _globals['_DEPLOYMENT']._serialized_end=1100
+  _globals['_DEPLOYMENT_FOOTPRINTSENTRY']._serialized_start=1031
+  _globals['_DEPLOYMENT_FOOTPRINTSENTRY']._serialized_end=1100
+  _globals['_INSTANCE']._serialized_start=1103
+  _globals['_INSTANCE']._serialized_end=1572
+  _globals['_MEMORYOPERATION']._serialized_start=1574
+  _globals['_MEMORYOPERATION']._serialized_end=1684
+  _globals['_LISTNODESREQUEST']._serialized_start=1686
+  _globals['_LISTNODESREQUEST']._serialized_end=1704
+  _globals['_LISTNODESRESPONSE']._serialized_start=1706
+  _globals['_LISTNODESRESPONSE']._serialized_end=1755
+  _globals['_NODE']._serialized_start=1758
+  _globals['_NODE']._serialized_end=2187
+  _globals['_GETPROFILESREQUEST']._serialized_start=2189
+  _globals['_GETPROFILESREQUEST']._serialized_end=2223
+  _globals['_GETPROFILESRESPONSE']._serialized_start=2225
+  _globals['_GETPROFILESRESPONSE']._serialized_end=2287
+  _globals['_KNOWNPROFILE']._serialized_start=2289
+  _globals['_KNOWNPROFILE']._serialized_end=2353
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=2355
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=2390
+  _globals['_GETSTATUSREQUEST']._serialized_start=2392
+  _globals['_GETSTATUSREQUEST']._serialized_end=2410
+  _globals['_STATUS']._serialized_start=2413
+  _globals['_STATUS']._serialized_end=2696
+  _globals['_STATUS_REFUSEDENTRY']._serialized_start=2650
+  _globals['_STATUS_REFUSEDENTRY']._serialized_end=2696
+  _globals['_WATCHREQUEST']._serialized_start=2698
+  _globals['_WATCHREQUEST']._serialized_end=2745
+  _globals['_CELLEVENT']._serialized_start=2747
+  _globals['_CELLEVENT']._serialized_end=2818
+  _globals['_CONTROL']._serialized_start=2821
+  _globals['_CONTROL']._serialized_end=3608
 # @@protoc_insertion_point(module_scope)

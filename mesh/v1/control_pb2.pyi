@@ -270,6 +270,27 @@ Global___ListDeploymentsResponse: _TypeAlias = ListDeploymentsResponse  # noqa: 
 class Deployment(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class FootprintsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _model_pb2.Footprint: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _model_pb2.Footprint | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     SPEC_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
@@ -279,6 +300,7 @@ class Deployment(_message.Message):
     INSTANCES_FIELD_NUMBER: _builtins.int
     SERVED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    FOOTPRINTS_FIELD_NUMBER: _builtins.int
     state: _builtins.str
     context_tokens_max: _builtins.int
     queued: _builtins.int
@@ -291,6 +313,10 @@ class Deployment(_message.Message):
     def model(self) -> _model_pb2.ModelInfo: ...
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___Instance]: ...
+    @_builtins.property
+    def footprints(self) -> _containers.MessageMap[_builtins.str, _model_pb2.Footprint]:
+        """What an instance takes, by the name of the engine that said so."""
+
     def __init__(
         self,
         *,
@@ -303,10 +329,11 @@ class Deployment(_message.Message):
         instances: _abc.Iterable[Global___Instance] | None = ...,
         served: _builtins.int = ...,
         refused: _builtins.int = ...,
+        footprints: _abc.Mapping[_builtins.str, _model_pb2.Footprint] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_tokens_max", b"context_tokens_max", "instances", b"instances", "model", b"model", "queued", b"queued", "refused", b"refused", "running", b"running", "served", b"served", "spec", b"spec", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_tokens_max", b"context_tokens_max", "footprints", b"footprints", "instances", b"instances", "model", b"model", "queued", b"queued", "refused", b"refused", "running", b"running", "served", b"served", "spec", b"spec", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -622,6 +649,25 @@ class KnownProfile(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___KnownProfile: _TypeAlias = KnownProfile  # noqa: Y015
+
+@_typing.final
+class GetTokenizerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTokenizerRequest: _TypeAlias = GetTokenizerRequest  # noqa: Y015
 
 @_typing.final
 class GetStatusRequest(_message.Message):

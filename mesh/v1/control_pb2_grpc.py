@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from mesh.v1 import control_pb2 as mesh_dot_v1_dot_control__pb2
+from mesh.v1 import model_pb2 as mesh_dot_v1_dot_model__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -79,6 +80,11 @@ class ControlStub:
                 request_serializer=mesh_dot_v1_dot_control__pb2.GetProfilesRequest.SerializeToString,
                 response_deserializer=mesh_dot_v1_dot_control__pb2.GetProfilesResponse.FromString,
                 _registered_method=True)
+        self.GetTokenizer = channel.unary_unary(
+                '/mesh.v1.Control/GetTokenizer',
+                request_serializer=mesh_dot_v1_dot_control__pb2.GetTokenizerRequest.SerializeToString,
+                response_deserializer=mesh_dot_v1_dot_model__pb2.TextAssets.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/mesh.v1.Control/GetStatus',
                 request_serializer=mesh_dot_v1_dot_control__pb2.GetStatusRequest.SerializeToString,
@@ -152,6 +158,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTokenizer(self, request, context):
+        """The tokenizer and chat template of a deployment's model, for clients that send token ids.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatus(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -212,6 +225,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.GetProfiles,
                     request_deserializer=mesh_dot_v1_dot_control__pb2.GetProfilesRequest.FromString,
                     response_serializer=mesh_dot_v1_dot_control__pb2.GetProfilesResponse.SerializeToString,
+            ),
+            'GetTokenizer': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTokenizer,
+                    request_deserializer=mesh_dot_v1_dot_control__pb2.GetTokenizerRequest.FromString,
+                    response_serializer=mesh_dot_v1_dot_model__pb2.TextAssets.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -467,6 +485,33 @@ class Control:
             '/mesh.v1.Control/GetProfiles',
             mesh_dot_v1_dot_control__pb2.GetProfilesRequest.SerializeToString,
             mesh_dot_v1_dot_control__pb2.GetProfilesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTokenizer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/mesh.v1.Control/GetTokenizer',
+            mesh_dot_v1_dot_control__pb2.GetTokenizerRequest.SerializeToString,
+            mesh_dot_v1_dot_model__pb2.TextAssets.FromString,
             options,
             channel_credentials,
             insecure,

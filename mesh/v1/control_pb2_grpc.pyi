@@ -6,6 +6,7 @@ What operators call: deployments, nodes, and the cell's events."""
 from collections import abc as _abc
 from grpc import aio as _aio
 from mesh.v1 import control_pb2 as _control_pb2
+from mesh.v1 import model_pb2 as _model_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -45,6 +46,8 @@ class ControlStub:
     ListNodes: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListNodesRequest, _control_pb2.ListNodesResponse]
     GetProfiles: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetProfilesRequest, _control_pb2.GetProfilesResponse]
     """The profiles that the cell knows of a deployment's model."""
+    GetTokenizer: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetTokenizerRequest, _model_pb2.TextAssets]
+    """The tokenizer and chat template of a deployment's model, for clients that send token ids."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetStatusRequest, _control_pb2.Status]
     Watch: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchRequest, _control_pb2.CellEvent]
     """The cell's events in words: the last `backlog` ones, then new ones while the call is open."""
@@ -66,6 +69,8 @@ class ControlAsyncStub(ControlStub):
     ListNodes: _aio.UnaryUnaryMultiCallable[_control_pb2.ListNodesRequest, _control_pb2.ListNodesResponse]  # type: ignore[assignment]
     GetProfiles: _aio.UnaryUnaryMultiCallable[_control_pb2.GetProfilesRequest, _control_pb2.GetProfilesResponse]  # type: ignore[assignment]
     """The profiles that the cell knows of a deployment's model."""
+    GetTokenizer: _aio.UnaryUnaryMultiCallable[_control_pb2.GetTokenizerRequest, _model_pb2.TextAssets]  # type: ignore[assignment]
+    """The tokenizer and chat template of a deployment's model, for clients that send token ids."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_control_pb2.GetStatusRequest, _control_pb2.Status]  # type: ignore[assignment]
     Watch: _aio.UnaryStreamMultiCallable[_control_pb2.WatchRequest, _control_pb2.CellEvent]  # type: ignore[assignment]
     """The cell's events in words: the last `backlog` ones, then new ones while the call is open."""
@@ -138,6 +143,14 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.GetProfilesResponse, _abc.Awaitable[_control_pb2.GetProfilesResponse]]:
         """The profiles that the cell knows of a deployment's model."""
+
+    @_abc_1.abstractmethod
+    def GetTokenizer(
+        self,
+        request: _control_pb2.GetTokenizerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_pb2.TextAssets, _abc.Awaitable[_model_pb2.TextAssets]]:
+        """The tokenizer and chat template of a deployment's model, for clients that send token ids."""
 
     @_abc_1.abstractmethod
     def GetStatus(

@@ -16,6 +16,7 @@ from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName, NodeId
 from mesh.domain.invocation import Invocation, InvocationEvent
+from mesh.domain.text import TextAssets
 from mesh.domain.views import (
     CellEvent,
     CellStatus,
@@ -29,7 +30,7 @@ from mesh.v1.inference_pb2_grpc import InferenceStub
 from mesh.wire.calls import Calls
 from mesh.wire.channel import channel_options
 from mesh.wire.codec_invoke import event_from_wire, invocation_to_wire
-from mesh.wire.codec_model import spec_to_wire
+from mesh.wire.codec_model import assets_from_wire, spec_to_wire
 from mesh.wire.codec_views import (
     cell_event_from_wire,
     deployment_from_wire,
@@ -145,6 +146,12 @@ class MeshClient:
         """All nodes, by id."""
         answer = self._calls.unary(self._control.ListNodes, pb.ListNodesRequest())
         return tuple(node_from_wire(n) for n in answer.nodes)
+
+    def tokenizer(self, name: DeploymentName) -> TextAssets:
+        """Of the deployment's model. Raises NotFound, Unavailable while it is being imported."""
+        with _writing("the name"):
+            request = pb.GetTokenizerRequest(name=name)
+        return assets_from_wire(self._calls.unary(self._control.GetTokenizer, request))
 
     def status(self) -> CellStatus:
         return status_from_wire(self._calls.unary(self._control.GetStatus, pb.GetStatusRequest()))

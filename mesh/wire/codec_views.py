@@ -18,7 +18,14 @@ from mesh.domain.views import (
     ProfileView,
 )
 from mesh.v1 import control_pb2 as pb
-from mesh.wire.codec_model import model_from_wire, model_to_wire, spec_from_wire, spec_to_wire
+from mesh.wire.codec_model import (
+    footprint_from_wire,
+    footprint_to_wire,
+    model_from_wire,
+    model_to_wire,
+    spec_from_wire,
+    spec_to_wire,
+)
 from mesh.wire.codec_profile import factor_from_wire, profile_from_wire, profile_to_wire
 from mesh.wire.malformed import member, require
 
@@ -109,6 +116,7 @@ def deployment_to_wire(deployment: DeploymentSnapshot) -> pb.Deployment:
         instances=map(instance_to_wire, deployment.instances),
         served=deployment.served,
         refused=deployment.refused,
+        footprints={engine: footprint_to_wire(f) for engine, f in deployment.footprints},
     )
 
 
@@ -124,6 +132,10 @@ def deployment_from_wire(message: pb.Deployment) -> DeploymentSnapshot:
         instances=tuple(instance_from_wire(i) for i in message.instances),
         served=message.served,
         refused=message.refused,
+        footprints=tuple(
+            (engine, footprint_from_wire(found))
+            for engine, found in sorted(message.footprints.items())
+        ),
     )
 
 

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.engine.child import Broken, Child
-from bench.engine.contenders import ENTRIES
+from bench.engine.contenders import ENTRIES, timed
 from bench.engine.models import Models
 from bench.engine.report import Rates, print_report, ratios
 from bench.engine.workload import CONCURRENCIES, PROMPT_TOKENS, prompts
+from bench.peer import Peer
+from mesh.domain.errors import Unavailable
 from mesh.domain.ids import ModelId
 from mesh.domain.model import ModelFormat, ModelInfo
 from mesh_loader.store import StoredModel
@@ -71,6 +72,6 @@ def test_a_contender_without_its_model_is_reported(tmp_path: Path) -> None:
     )
     absent = tmp_path / "absent"
     models = Models(stored=StoredModel(path=absent, info=info), q8_gguf=absent, genai_ir=absent)
-    log = tmp_path / "mesh.log"
-    with Child(ENTRIES[0], models, log) as child, pytest.raises(Broken, match="mesh: "):
-        child.wait_ready()
+    name = ENTRIES[0].name
+    with Peer(name, timed, name, models) as peer, pytest.raises(Unavailable, match="mesh: "):
+        peer.wait_ready()

@@ -11,12 +11,12 @@ from bench.mixed.workload import (
     BURST_S,
     FIRST_BATCH,
     QUIET_GAP_S,
-    CannotSpill,
     Requests,
     burst,
     quiet,
     sizes,
 )
+from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
 from mesh.domain.profile import Grid
 from mesh.domain.slo import Slo
@@ -79,7 +79,7 @@ def test_answers_are_so_long_that_the_first_node_is_busy_while_the_second_loads(
 
 
 def test_a_first_node_that_nothing_is_too_much_for_is_an_error() -> None:
-    with pytest.raises(CannotSpill, match="32 requests"):
+    with pytest.raises(InvalidInput, match="32 requests"):
         sizes(FIRST, profile(decode=decodes(0.500, 0.020)), REQUESTS)
 
 

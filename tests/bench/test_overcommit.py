@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from bench.overcommit.replaying import Audit, Replay
 from bench.overcommit.resident import Resident
-from bench.overcommit.workload import FIRST_S, KINDS, BurstCall, calls, limit_bytes, peaks
+from bench.overcommit.workload import FIRST_S, KINDS, bursts, calls, limit_bytes, peaks
 from mesh.domain.actions import ControllerAction, SendCommand
 from mesh.domain.events import CancelRequested, ControllerEvent, KeepAliveExpired
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
@@ -20,43 +20,45 @@ from mesh.domain.messages import (
     UnloadInstance,
 )
 from mesh.domain.reasons import FinishReason
+from mesh.evaluation.load_client import Call
 from mesh.runtime.journal import Decision
 from tests.core.cells import FOOTPRINT, MIB, CellUnderTest, commands, deployment, hello, request
 
-CALL = BurstCall(
+CALL = Call(
     at_s=0.0,
     deployment=DeploymentName("oc-chat"),
     slo=KINDS["oc-chat"].slo,
-    burst=0,
     prompt_tokens=(7,) * 100,
     output_tokens=3,
 )
 
 
 def test_calls_keep_the_bounds_of_their_deployment_and_come_alike_from_a_seed() -> None:
-    sent = calls(seconds=120.0, seed=3)
-    assert sent == calls(seconds=120.0, seed=3)
-    assert sent != calls(seconds=120.0, seed=4)
+    sent = calls(bursts(seconds=120.0, seed=3))
+    assert sent == calls(bursts(seconds=120.0, seed=3))
+    assert sent != calls(bursts(seconds=120.0, seed=4))
+    assert [call.at_s for call in sent] == sorted(call.at_s for call in sent)
     for call in sent:
         kind = KINDS[call.deployment]
         assert kind.prompt_tokens[0] <= len(call.prompt_tokens) <= kind.prompt_tokens[1]
         assert kind.output_tokens[0] <= call.output_tokens <= kind.output_tokens[1]
-        assert call.tokens < kind.context_tokens, "none is refused for its length"
+        tokens = len(call.prompt_tokens) + call.output_tokens
+        assert tokens < kind.context_tokens, "none is refused for its length"
 
 
 def test_every_deployment_begins_soon_with_a_large_burst_and_goes_on_with_a_small_one() -> None:
-    sent = calls(seconds=200.0, seed=1)
+    sent = bursts(seconds=200.0, seed=1)
     for name, kind in KINDS.items():
-        mine = [call for call in sent if call.deployment == name]
-        sizes = [sum(call.burst == burst for call in mine) for burst in range(mine[-1].burst + 1)]
-        assert mine[0].at_s <= FIRST_S + 1.0
+        mine = [burst for burst in sent if burst[0].deployment == name]
+        sizes = [len(burst) for burst in mine]
+        assert all(call.at_s <= FIRST_S + 1.0 for call in mine[0])
         assert min(sizes[0::2]) >= kind.calls_max // 2 >= max(sizes[1::2])
         assert max(sizes) <= kind.calls_max
 
 
 def test_the_limit_is_a_share_of_what_the_largest_bursts_and_the_weights_want() -> None:
-    in_burst = [replace(CALL, burst=burst) for burst in (0, 1, 1, 1)] * 10
-    found = {peak.deployment: peak for peak in peaks(in_burst, FOOTPRINT)}
+    sent = [(CALL,) * 10, (CALL,) * 30]
+    found = {peak.deployment: peak for peak in peaks(sent, FOOTPRINT)}
     assert (found["oc-chat"].calls, found["oc-chat"].kv_blocks) == (30, 30 * 4)
     assert found["oc-long"].kv_blocks == 64, "one full context of 2048 tokens at least"
     whole_bytes = 4 * FOOTPRINT.weights_bytes + (120 + 32 + 32 + 64) * MIB

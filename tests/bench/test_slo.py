@@ -2,8 +2,9 @@
 
 import pytest
 
-from bench.slo.workload import OUTPUT_TOKENS, PROMPT_TOKENS, SLOS, Costs, calls, jain
+from bench.slo.workload import CONTEXT_TOKENS, SLOS, Costs, jain
 from mesh.compute.times import Times
+from mesh.evaluation.bursts import INPUT_TOKENS, OUTPUT_TOKENS
 from tests.support.profiles import PROFILE
 
 
@@ -14,14 +15,14 @@ def test_jain_is_one_for_equal_shares_and_a_share_for_one_that_has_all() -> None
 
 def test_calls_come_to_as_much_work_as_asked_for_in_order_and_within_the_run() -> None:
     costs = Costs(Times(PROFILE))
-    sent = calls(costs, load=2.0, seconds=30.0, seed=3)
+    sent = costs.calls(load=2.0, seconds=30.0, seed=3)
     work_s = sum(costs.call_s(call) for call in sent)
     assert work_s == pytest.approx(60.0, abs=max(costs.call_s(call) for call in sent))
     assert [call.at_s for call in sent] == sorted(call.at_s for call in sent)
     assert 0.0 <= sent[0].at_s <= sent[-1].at_s <= 30.0
     assert {call.deployment for call in sent} == set(SLOS)
     assert all(
-        PROMPT_TOKENS[0] <= len(call.prompt_tokens) <= PROMPT_TOKENS[1]
+        INPUT_TOKENS[0] <= len(call.prompt_tokens) <= INPUT_TOKENS[1]
         and OUTPUT_TOKENS[0] <= call.output_tokens <= OUTPUT_TOKENS[1]
         for call in sent
     )
@@ -29,15 +30,14 @@ def test_calls_come_to_as_much_work_as_asked_for_in_order_and_within_the_run() -
 
 def test_the_same_seed_draws_the_same_calls() -> None:
     costs = Costs(Times(PROFILE))
-    first = calls(costs, load=1.0, seconds=10.0, seed=5)
-    assert first == calls(costs, load=1.0, seconds=10.0, seed=5)
-    assert first != calls(costs, load=1.0, seconds=10.0, seed=6)
+    first = costs.calls(load=1.0, seconds=10.0, seed=5)
+    assert first == costs.calls(load=1.0, seconds=10.0, seed=5)
+    assert first != costs.calls(load=1.0, seconds=10.0, seed=6)
 
 
 def test_capacity_is_the_largest_batch_whose_decodes_keep_every_tpot() -> None:
     slow = Costs(Times(PROFILE, 10.0))
     rounds_per_s = sum(1 / slo.tpot_s for slo in SLOS.values())
-    context = sum(PROMPT_TOKENS) / 2 + sum(OUTPUT_TOKENS) / 4
     times = Times(PROFILE, 10.0)
-    assert times.decode_s(slow.batch, context) * rounds_per_s <= 1.0
-    assert times.decode_s(slow.batch + 1, context) * rounds_per_s > 1.0
+    assert times.decode_s(slow.batch, CONTEXT_TOKENS) * rounds_per_s <= 1.0
+    assert times.decode_s(slow.batch + 1, CONTEXT_TOKENS) * rounds_per_s > 1.0

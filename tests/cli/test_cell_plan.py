@@ -58,7 +58,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     """What each child would have been told, by its name."""
     told: dict[str, list[str]] = {}
 
-    def start(name: str, module: str, arguments: list[str], log_path: Path) -> Child:
+    def start(
+        name: str, module: str, arguments: list[str], log_path: Path, *, again: bool
+    ) -> Child:
+        assert not again
         told[name] = [module, *arguments]
         return Child(name=name, process=None, log_path=log_path)  # type: ignore[arg-type]
 

@@ -53,6 +53,15 @@ STUBBORN = (
 )
 
 
+def with_one_below(modules: Path) -> str:
+    """What starts a process of its own, whose id it leaves in the folder."""
+    return (
+        "import subprocess\n"
+        "below = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"open({str(modules / 'pid')!r}, 'w').write(str(below.pid))\n{SLEEP}"
+    )
+
+
 def test_a_child_runs_a_module_with_its_arguments_and_its_log(
     started: Callable[[str], Child],
 ) -> None:
@@ -74,6 +83,35 @@ def test_its_fate_and_last_lines_can_be_told(started: Callable[[str], Child]) ->
     assert len(child.log_tail()) == children.LOG_TAIL_LINES
 
 
+def test_a_runs_log_goes_on_after_a_restart_and_the_one_before_is_kept_once(modules: Path) -> None:
+    (modules / "speaker.py").write_text("import sys; print(sys.argv[1])")
+    log = modules / "logs" / "speaker.log"
+
+    def ran(word: str, *, again: bool) -> Child:
+        child = children.start("speaker", "speaker", [word], log, again=again)
+        child.process.wait()
+        return child
+
+    assert ran("first", again=False).log_tail() == ["first"]
+    assert ran("second", again=True).log_tail() == ["second"], "of its own part"
+    assert log.read_text() == "first\nsecond\n"
+    assert ran("third", again=False).log_tail() == ["third"]
+    assert log.read_text() == "third\n"
+    assert log.with_suffix(".previous.log").read_text() == "first\nsecond\n"
+
+
+def test_what_a_child_that_ended_left_behind_is_cleared(
+    started: Callable[[str], Child], modules: Path
+) -> None:
+    child = started(with_one_below(modules))
+    child.process.kill()
+    child.process.wait()
+    pid = int((modules / "pid").read_text())
+    assert alive(pid)
+    children.clear(child)
+    until(lambda: not alive(pid))
+
+
 def test_stopping_ends_even_one_that_will_not(
     started: Callable[[str], Child], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,11 +125,7 @@ def test_stopping_ends_even_one_that_will_not(
 def test_stopping_ends_what_a_child_has_started(
     started: Callable[[str], Child], modules: Path
 ) -> None:
-    child = started(
-        "import subprocess\n"
-        "below = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
-        f"open({str(modules / 'pid')!r}, 'w').write(str(below.pid))\n{SLEEP}"
-    )
+    child = started(with_one_below(modules))
     pid = int((modules / "pid").read_text())
     children.stop([child])
     until(lambda: not alive(pid))

@@ -4,12 +4,13 @@ import io
 import json
 import sys
 from math import inf, nan
+from operator import itemgetter
 
 import pytest
 import yaml
 
 from mesh.cli import output
-from mesh.cli.output import Column, Format
+from mesh.cli.output import Format, number, text_columns, word
 from mesh.cli.plain import Plain, plain
 from mesh.cli.progress import progress
 from mesh.domain.errors import InvalidInput, MeshError, Refused, Unavailable
@@ -36,7 +37,11 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return stream
 
 
-COLUMNS = (Column("NAME"), Column("SIZE_MIB", right=True), Column("SOURCE"))
+COLUMNS = (
+    word("NAME", itemgetter(0)),
+    number("SIZE_MIB", itemgetter(1)),
+    word("SOURCE", itemgetter(2)),
+)
 
 
 def test_a_table_is_aligned_has_no_trailing_space_and_is_never_cut(
@@ -91,7 +96,7 @@ def test_states_are_coloured_on_a_terminal_and_lines_are_not_cut_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     terminal = on_terminal(monkeypatch)
-    output.table((Column("STATE"), Column("X")), [("ready", "y" * 300)])
+    output.table(text_columns(("STATE", "X"), words=2), [("ready", "y" * 300)])
     shown = terminal.getvalue()
     assert "\x1b[32mready" in shown
     assert "y" * 300 in shown
@@ -100,7 +105,7 @@ def test_states_are_coloured_on_a_terminal_and_lines_are_not_cut_there(
 def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = on_terminal(monkeypatch)
     monkeypatch.setenv("NO_COLOR", "1")
-    output.table((Column("STATE"),), [("lost",)])
+    output.table(text_columns(("STATE",)), [("lost",)])
     output.error(MeshError("x", hint="y"))
     assert "\x1b[3" not in terminal.getvalue()
 

@@ -9,7 +9,7 @@ from tests.cli.views import CHAT_SMALL, FRESH, LOADING, MODEL, NODE, PARKED, REA
 
 
 def test_deployments(capsys: pytest.CaptureFixture[str]) -> None:
-    output.table(tables.DEPLOYMENTS, tables.deployment_rows([CHAT_SMALL, FRESH]))
+    output.table(tables.DEPLOYMENTS, [CHAT_SMALL, FRESH])
     assert capsys.readouterr().out == (
         "NAME        STATE      READY  RUNNING  QUEUED  SERVED  REFUSED  TTFT_SLO_S  TPOT_SLO_S"
         "  CONTEXT_TOKENS  SOURCE\n"
@@ -21,7 +21,7 @@ def test_deployments(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_instances(capsys: pytest.CaptureFixture[str]) -> None:
-    output.table(tables.INSTANCES, tables.instance_rows([READY, LOADING, PARKED]))
+    output.table(tables.INSTANCES, [READY, LOADING, PARKED])
     assert capsys.readouterr().out == (
         "INSTANCE      NODE  STATE    BATCH  BATCH_MAX  LOAD_S  FROM  PHASE\n"
         "chat-small-1  cpu0  ready        3         32    1.46  host  -\n"
@@ -31,7 +31,7 @@ def test_instances(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_kv_caches(capsys: pytest.CaptureFixture[str]) -> None:
-    output.table(memory_tables.KV_CACHES, memory_tables.kv_rows([READY, LOADING, PARKED]))
+    output.table(memory_tables.KV_CACHES, [READY, LOADING, PARKED])
     shown = capsys.readouterr().out
     assert shown == (
         "INSTANCE      KV_BLOCKS_USED  KV_BLOCKS  WEIGHTS_MIB  KV_USED_MIB  KV_HELD_MIB"
@@ -48,7 +48,7 @@ def test_kv_caches(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_how_instances_keep_up(capsys: pytest.CaptureFixture[str]) -> None:
     unknown = replace(LOADING, iteration_s=0.0, profile="")
-    output.table(tables.PACE, tables.pace_rows([READY, LOADING, unknown]))
+    output.table(tables.PACE, [READY, LOADING, unknown])
     assert capsys.readouterr().out == (
         "INSTANCE      NODE  STATE    BATCH  HEADROOM_LEAST_S  HEADROOM_P50_S  ITERATION_MS"
         "  CORRECTION  PROFILE\n"
@@ -62,7 +62,7 @@ def test_how_instances_keep_up(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_nodes(capsys: pytest.CaptureFixture[str]) -> None:
-    output.table(tables.NODES, tables.node_rows([NODE]))
+    output.table(tables.NODES, [NODE])
     assert capsys.readouterr().out == (
         "NODE  STATE  DEVICE  CORES  INSTANCES  ASLEEP  SILENT_S  ENGINE    HARDWARE\n"
         "cpu0  ready  cpu         2          1       1       0.4  openvino  AMD EPYC, avx2\n"
@@ -70,7 +70,7 @@ def test_nodes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_memory_of_nodes(capsys: pytest.CaptureFixture[str]) -> None:
-    output.table(memory_tables.NODE_MEMORY, memory_tables.node_memory_rows([NODE]))
+    output.table(memory_tables.NODE_MEMORY, [NODE])
     shown = capsys.readouterr().out
     assert shown == (
         "NODE  LIMIT_MIB  BASE_MIB  PROMISED_MIB  TRACKED_MIB  FREE_MIB  RSS_MIB"
@@ -83,7 +83,7 @@ def test_memory_of_nodes(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_memory_operations(capsys: pytest.CaptureFixture[str]) -> None:
     """One that nobody waits for is needed at no time."""
-    output.table(memory_tables.OPERATIONS, memory_tables.operation_rows(NODE.operations))
+    output.table(memory_tables.OPERATIONS, NODE.operations)
     assert capsys.readouterr().out == (
         "OPERATION  INSTANCE      SIZE_MIB  STATE    NEEDED_IN_S\n"
         "resize     chat-small-1     522.1  running        -0.50\n"
@@ -92,7 +92,7 @@ def test_memory_operations(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_models(capsys: pytest.CaptureFixture[str]) -> None:
-    output.table(tables.MODELS, tables.model_rows([(MODEL, ["chat-fast", "chat-small"])]))
+    output.table(tables.MODELS, [(MODEL, ["chat-fast", "chat-small"])])
     assert capsys.readouterr().out == (
         "MODEL                    ARCHITECTURE  PARAMETERS_M  CONTEXT_TOKENS  DISK_MIB"
         "  DEPLOYMENTS           SOURCE\n"

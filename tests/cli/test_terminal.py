@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -165,6 +166,19 @@ def test_tables_are_coloured_and_never_wrapped_by_us(
     assert get.end() == 0
     assert len(get.shown.splitlines()) == 2
     assert "\x1b[32mready\x1b[0m" in get.shown
+
+
+def test_a_replay_draws_its_progress_and_tells_what_was_sent_after_ctrl_c(
+    talker: str, terminal: Callable[..., Terminal]
+) -> None:
+    options = ("--tokens-scale", "0.01", "--deployments", talker)
+    replay = terminal("replay", "--generate", "5", *options)
+    replay.until(lambda shown: re.search(r", [1-9]\d* of \d+ calls ended", shown) is not None)
+    replay.type(CTRL_C)
+    assert replay.end() == 130
+    assert "Stopped early" in replay.shown
+    assert "LATE_MS_P99" in replay.shown
+    assert "Traceback" not in replay.shown
 
 
 def test_top_draws_on_a_screen_of_its_own_until_ctrl_c(terminal: Callable[..., Terminal]) -> None:

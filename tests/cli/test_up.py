@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mesh.cli.restarts import RestartLimits
 from tests.cli.running import mesh, mesh_process
 from tests.support.tiny_model import write_tiny_llama
 
@@ -103,14 +104,42 @@ def test_up_serves_and_ctrl_c_stops_all_of_it(up: Up) -> None:
     assert up.err.read_text() == "stopping\n"
 
 
-def test_up_stops_everything_when_one_of_its_children_ends(up: Up) -> None:
-    up.child("mesh_nodes").kill()
-    assert up.process.wait(timeout=GONE_S_MAX) == 1
-    *tail, error, hint = up.err.read_text().splitlines()
-    assert error == "error: node cpu0 was ended by SIGKILL"
-    assert hint.startswith("hint: its whole log is ")
-    assert all(line.startswith("  ") for line in tail)
-    assert up.children() == []
+def test_a_node_that_cannot_start_again_ends_the_cell_after_its_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = RestartLimits(in_a_row_max=2, pause_s_min=0.05)
+    monkeypatch.setattr("mesh.cli.verbs.up.RestartLimits", lambda: limits)
+    (tmp_path / "store").write_text("where the store should be")
+    ran = mesh("up", "--listen", "127.0.0.1:0", "--home", str(tmp_path), "--memory", "256MiB")
+    assert ran.code == 1
+    assert ran.out.startswith("controller  ")
+    *told, error, hint = ran.err.splitlines()
+    log = tmp_path / "logs" / "node-cpu0.log"
+    assert error == "error: node cpu0 exited with code 1 after restart 2 of 2 in a row"
+    assert hint == f"hint: its whole log is {log}"
+    assert [line for line in told if not line.startswith("  ")] == [
+        "node cpu0 exited with code 1; restart 1 of 2 in 0.05 s",
+        "node cpu0 exited with code 1; restart 2 of 2 in 0.1 s",
+    ]
+    assert "the model store" in told[-2], "each time with the end of its log"
+    assert log.read_text().count("error: the model store") == 3
+    assert mentioning(tmp_path) == []
+
+
+def test_ctrl_c_in_the_pause_before_a_restart_stops_everything(tmp_path: Path) -> None:
+    home, err = tmp_path / "home", tmp_path / "err"
+    home.mkdir()
+    (home / "store").write_text("where the store should be")
+    arguments = ("up", "--listen", "127.0.0.1:0", "--home", str(home), "--memory", "256MiB")
+    with mesh_process(*arguments, environ=os.environ, err=err) as process:
+        until(lambda: "restart 1 of 5 in 0.5 s" in err.read_text(), READY_S_MAX)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=GONE_S_MAX) == 0
+    assert err.read_text().splitlines()[-2:] == [
+        "node cpu0 exited with code 1; restart 1 of 5 in 0.5 s",
+        "stopping",
+    ]
+    assert mentioning(home) == []
 
 
 def test_the_children_end_with_an_up_that_is_killed(up: Up) -> None:

@@ -23,7 +23,7 @@ from mesh.v1 import control_pb2 as pb
 from mesh.v1.control_pb2_grpc import ControlStub
 from mesh.wire.channel import dial
 from mesh.wire.codec_model import spec_to_wire
-from tests.controller.live import HELLO, MODEL, SPEC, LiveCell, asking, live_cell
+from tests.controller.live import ASSETS, HELLO, MODEL, SPEC, LiveCell, asking, live_cell
 
 
 async def test_deploy_shows_progress_and_the_deployment_is_there(cell: LiveCell) -> None:
@@ -137,6 +137,13 @@ async def test_what_is_not_there_is_not_found(cell: LiveCell) -> None:
         assert "nothing is deployed" in caught.value.hint
     with pytest.raises(NotFound, match="no node 'nobody'"):
         await cell.ask(client.drain, NodeId("nobody"))
+
+
+async def test_a_client_gets_the_tokenizer_to_send_token_ids(cell: LiveCell) -> None:
+    await cell.deployed()
+    assert await cell.ask(cell.client.tokenizer, SPEC.name) == ASSETS
+    with pytest.raises(NotFound, match="no deployment 'nil'"):
+        await cell.ask(cell.client.tokenizer, DeploymentName("nil"))
 
 
 async def test_a_deleted_deployment_is_gone(cell: LiveCell) -> None:

@@ -69,7 +69,8 @@ def test_it_stops_in_time_while_a_watcher_follows_and_a_health_check_watches(
         controller("--home", str(tmp_path), "--listen", "127.0.0.1:0") as (process, address),
         MeshClient(address) as client,
     ):
-        events = client.watch(follow=True)
+        # With a backlog: a watch that begins only after the signal is told of it, too.
+        events = client.watch(backlog=1, follow=True)
         client.status()
         process.send_signal(signal.SIGTERM)
         assert process.wait(STOP_S_MAX) == 0

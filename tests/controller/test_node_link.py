@@ -1,6 +1,7 @@
 """Links as the controller keeps them: hello, names, malformed reports, breaks, silence."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any, cast
 import grpc
 import pytest
 
+from mesh.controller.node_link import NodeLinks
 from mesh.domain.errors import AlreadyExists, InvalidInput, MeshError, Unavailable
+from mesh.domain.events import ControllerEvent, NodeConnected, NodeDisconnected
 from mesh.domain.ids import InstanceId, NodeId
 from mesh.domain.invocation import Finished, Tokens
 from mesh.domain.messages import (
@@ -155,6 +158,32 @@ async def test_a_broken_link_is_noticed_at_once_and_the_node_may_come_back(
     events = await cell.ask(lambda: list(cell.client.invoke(asking())))
     assert isinstance(events[-1], Finished)
     assert [c for c in back.commands if isinstance(c, LoadInstance)] == [load]
+
+
+@pytest.mark.parametrize("loop_turns", range(6))
+async def test_a_break_that_comes_as_an_end_and_as_a_cancellation_is_told_once(
+    loop_turns: int,
+) -> None:
+    """gRPC does both when a node dies, in either order and any distance."""
+    posted: list[ControllerEvent] = []
+    came, died = asyncio.Event(), asyncio.Event()
+
+    def post(event: ControllerEvent) -> None:
+        posted.append(event)
+        came.set()
+
+    async def reports() -> AsyncIterator[pb.NodeReport]:
+        yield report_to_wire(HELLO)
+        await died.wait()
+
+    serving = asyncio.create_task(NodeLinks(post=post).Connect(reports(), None))
+    await came.wait()
+    died.set()
+    for _ in range(loop_turns):
+        await asyncio.sleep(0)
+    serving.cancel()
+    await asyncio.wait([serving])
+    assert [type(event) for event in posted] == [NodeConnected, NodeDisconnected]
 
 
 async def test_a_silent_node_is_lost_and_told_so(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ class CellMachine(CheckedCell):
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        running = [r for r, c in self.world.clients.items() if not c.ended and not c.gone]
+        running = self.world.callers.open_ids()
         if running:
             self.world.cancel(data.draw(st.sampled_from(running)))
 
@@ -126,20 +126,20 @@ class CellMachine(CheckedCell):
     @rule(node=NODES)
     def fail_a_load(self, node: int) -> None:
         self.faults += 1
-        self.world.nodes[node].engine.fail_loads += 1
+        self.world.nodes[node].engine.script.fail_loads += 1
 
     @precondition(is_calm)
     @rule(node=NODES)
     def fail_a_step(self, node: int) -> None:
         self.faults += 1
-        self.world.nodes[node].engine.fail_steps += 1
+        self.world.nodes[node].engine.script.fail_steps += 1
 
     @precondition(is_calm)
     @rule(node=NODES, pick=st.integers(0, 7))
     def lose_an_instance(self, node: int, pick: int) -> None:
         """Whatever it does: its process is killed."""
         engine = self.world.nodes[node].engine
-        held = sorted(engine.held())
+        held = [memory.instance_id for memory in engine.memory()]
         if held:
             self.faults += 1
             engine.lose(held[pick % len(held)])
@@ -148,13 +148,13 @@ class CellMachine(CheckedCell):
     @rule(node=NODES)
     def fail_a_measurement(self, node: int) -> None:
         self.faults += 1
-        self.world.nodes[node].engine.fail_measures += 1
+        self.world.nodes[node].engine.script.fail_measures += 1
 
     @precondition(is_calm)
     @rule(node=NODES)
     def fail_a_resize(self, node: int) -> None:
         self.faults += 1
-        self.world.nodes[node].engine.fail_resizes += 1
+        self.world.nodes[node].engine.script.fail_resizes += 1
 
     @rule(node=NODES)
     def run_well(self, node: int) -> None:
@@ -201,7 +201,7 @@ class CellMachine(CheckedCell):
             made = data.draw(st.sampled_from(self.profiles))
             self.world.tell(OperationCancelled(operation_id=made))
 
-    @precondition(lambda self: self.is_calm() and len(self.world.deployments) > 2)
+    @precondition(lambda self: self.is_calm() and len(self.world.registry.deployments) > 2)
     @rule(name=NAMES)
     def delete(self, name: DeploymentName) -> None:
         self.faults += 1
@@ -221,9 +221,9 @@ class FirstComeCellMachine(CellMachine):
 
     @invariant()
     def nobody_is_refused_for_want_of_time(self) -> None:
-        reasons = {client.reason for client in self.world.clients.values()}
+        reasons = {outcome.end for outcome in self.world.callers.outcomes}
         assert not reasons & FOR_WANT_OF_TIME
-        assert all(held.refused is None for held in self.world.core.cell.requests.values())
+        assert all(held.refusals.verdict is None for held in self.world.core.cell.requests.values())
 
 
 FOR_WANT_OF_TIME = {

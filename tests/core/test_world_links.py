@@ -7,7 +7,6 @@ from mesh.domain.lifecycle import InstanceState
 from mesh.domain.slo import Slo
 from mesh.runtime.node_actions import Lane
 from tests.core.cells import MIB, deployment
-from tests.core.world.books import check_engine
 from tests.core.world.cell import LIMITS, World
 from tests.core.world.node import WorldNode
 
@@ -36,18 +35,14 @@ def deliver(node: WorldNode) -> None:
         pass
 
 
-def is_held(world: World, node: WorldNode) -> None:
-    check_engine(world.core.cell, node.link_id, node.engine)
-
-
 def compute(world: World, node: WorldNode) -> None:
     """All that the engine has been asked for; the books are looked at before and after each answer
     comes.
     """
     while node.lanes.run_one(Lane.COMPUTE):
-        is_held(world, node)
+        world.check_engines()
         while node.deliver_up():
-            is_held(world, node)
+            world.check_engines()
 
 
 @pytest.mark.parametrize("links", [1, 2], ids=["one", "two"])
@@ -62,7 +57,7 @@ def test_a_resize_of_an_earlier_link_does_not_end_one_of_this_link(links: int) -
         deliver(node)
     compute(world, node)
     world.settle(5.0)
-    assert all(client.ended for client in world.clients.values())
+    assert not world.callers.open_ids()
 
 
 def test_the_end_of_an_earlier_links_resize_corrects_the_books() -> None:
@@ -97,9 +92,9 @@ def test_a_cache_does_not_grow_into_the_memory_of_a_load_that_nobody_knows_of() 
     assert instance.promised_blocks == 75
     compute(world, node)
     node.lanes.run_one(Lane.LOADING)
-    assert len(node.engine.held()) == 2
+    assert len(node.engine.memory()) == 2
     world.settle(5.0)
-    assert all(client.ended for client in world.clients.values() if not client.gone)
+    assert not world.callers.open_ids()
 
 
 def test_an_instance_that_becomes_idle_twice_at_one_moment_is_parked_all_the_same() -> None:

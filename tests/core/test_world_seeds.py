@@ -111,7 +111,7 @@ def make(machine: CellMachine, call: Call) -> None:
     world = machine.world
     match name:
         case "cancel":
-            running = [r for r, c in world.clients.items() if not c.ended and not c.gone]
+            running = world.callers.open_ids()
             if running:
                 world.cancel(running[int(str(arguments["pick"])) % len(running)])
         case "cancel_profile":
@@ -120,7 +120,7 @@ def make(machine: CellMachine, call: Call) -> None:
                 world.tell(OperationCancelled(operation_id=made))
         case "undrain":
             machine.drain(**arguments, undo=True)
-        case "delete" if len(world.deployments) <= 2:
+        case "delete" if len(world.registry.deployments) <= 2:
             pass
         case "restart_controller" if world.epoch >= 3:
             pass
@@ -135,8 +135,8 @@ def run(kind: type[CellMachine], calls: list[Call]) -> Counter[str]:
     machine.begin(up=True)
     for call in calls:
         make(machine, call)
-    seen = Counter(machine.world.seen)
-    seen.update(f"ended {client.reason}" for client in machine.world.clients.values())
+    seen = machine.world.seen()
+    seen.update(f"ended {outcome.end}" for outcome in machine.world.callers.outcomes)
     machine.teardown()
     return seen
 

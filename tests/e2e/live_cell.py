@@ -108,7 +108,7 @@ class LiveCell:
         self._root = root
         self._store_home = store_home
         self._processes: list[Process] = []
-        self.address = f"127.0.0.1:{_free_port()}"
+        self.address = f"127.0.0.1:{free_port()}"
         self.client = MeshClient(self.address)
 
     # Processes.
@@ -302,7 +302,7 @@ def _collect(events: Iterable[InvocationEvent], answer: Answer) -> None:
         answer.ended.set()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port that nothing listens on now. The cell keeps it over restarts of its controller."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -1,11 +1,28 @@
-"""What came of a call, as a live client makes an outcome of it."""
+"""Calls go out at their times, whatever becomes of others; each end is told, and judged."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from threading import Barrier
 
 import pytest
 
+from mesh.domain.errors import MeshError, Refused
 from mesh.domain.ids import DeploymentName
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.slo import Slo
-from mesh.evaluation.load_client import Answer, Call, outcome_of
+from mesh.evaluation.load_client import (
+    CANCELLED,
+    NOT_SENT,
+    PREPARED_MAX,
+    Answer,
+    Call,
+    offer,
+    outcome_of,
+    send,
+)
+from mesh.v1 import inference_pb2 as pb
+from tests.support.token_server import away, token_server
 
 CALL = Call(
     at_s=7.0,
@@ -41,3 +58,140 @@ def test_times_count_from_the_start_of_the_run() -> None:
     made = outcome_of(CALL, answer, 100.0)
     assert (made.arrival_s, made.tokens_s, made.ended_s) == (7.25, (7.75, 8.25), 8.25)
     assert (made.ttft_s, made.grace_s, made.input_tokens) == (0.5, 0.125, 3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "end"),
+    [
+        (Answer(ended_s=1.0, tokens_s=(0.5,), finishes=1, told_tokens=1), FinishReason.LENGTH),
+        (
+            Answer(
+                ended_s=1.0, tokens_s=(0.5,), finishes=1, told_tokens=1, finish=FinishReason.STOP
+            ),
+            FinishReason.STOP,
+        ),
+        (Answer(ended_s=1.0, tokens_s=(0.5,), finishes=1, told_tokens=2), FinishReason.FAILED),
+        (Answer(ended_s=1.0, tokens_s=(0.5,), failed=CANCELLED), FinishReason.CANCELLED),
+    ],
+)
+def test_an_answer_that_ends_by_itself_is_as_long_as_it_says(
+    answer: Answer, end: FinishReason
+) -> None:
+    assert outcome_of(replace(CALL, forced=False), answer, 0.0).end is end
+
+
+def calls(count: int, every_s: float, tokens: int = 2) -> list[Call]:
+    return [replace(CALL, at_s=n * every_s, output_tokens=tokens) for n in range(count)]
+
+
+def test_calls_are_answered_in_their_order_with_what_they_asked_for() -> None:
+    sent = [replace(call, prompt_tokens=(n + 1,)) for n, call in enumerate(calls(20, 0.01))]
+    with token_server() as (address, server):
+        answers = offer(address, [replace(sent[0], forced=False), *sent[1:]])
+    assert all(answer.whole(call) for answer, call in zip(answers, sent, strict=True))
+    assert {answer.node_id for answer in answers} == {"n1"}
+    asked = sorted(server.requests, key=lambda request: request.tokens.ids[0])
+    assert [request.ignore_eos for request in asked] == [False, *[True] * 19]
+    assert all(b.sent_s >= a.sent_s for a, b in pairwise(answers))
+    assert all(answer.lag_s >= 0.0 for answer in answers)
+
+
+def test_a_slow_cell_slows_nobody_down() -> None:
+    all_sent = Barrier(10)
+
+    def script(request: pb.InvokeRequest) -> None:
+        all_sent.wait(30.0)
+
+    with token_server(script) as (address, _):
+        answers = offer(address, calls(10, 0.02))
+    assert not any(answer.failed for answer in answers)
+
+
+def test_refusals_keep_their_reason_and_failures_their_status() -> None:
+    def script(request: pb.InvokeRequest) -> MeshError | None:
+        if request.tokens.ids[0] == 1:
+            return Refused("full", reason=RefusalReason.MEMORY_FULL)
+        return away(request)
+
+    sent = [replace(CALL, prompt_tokens=(1,)), replace(CALL, prompt_tokens=(2,))]
+    with token_server(script) as (address, _):
+        refused, failed = offer(address, [replace(call, at_s=0.0) for call in sent])
+    assert (refused.refused, refused.failed) == ("memory_full", "")
+    assert (failed.refused, failed.failed) == ("", "unavailable")
+
+
+def test_without_a_server_all_calls_fail_and_are_told_of() -> None:
+    with token_server() as (address, _):
+        pass
+    answers = offer(address, calls(3, 0.01), call_s_max=5.0)
+    assert [answer.failed for answer in answers] == ["unavailable"] * 3
+
+
+def test_a_call_that_takes_too_long_is_left() -> None:
+    with token_server(token_s=5.0) as (address, _):
+        (answer,) = offer(address, calls(1, 0.0), call_s_max=0.3)
+    assert answer.failed == "deadline_exceeded"
+
+
+def test_one_call_too_many_is_not_sent() -> None:
+    told = Told()
+    with token_server(token_s=0.5) as (address, server):
+        send(address, calls(5, 0.001), told, open_max=3)
+    assert told.failed == {0: "", 1: "", 2: "", 3: NOT_SENT, 4: NOT_SENT}
+    assert len(server.requests) == 3
+
+
+class Told:
+    def __init__(self) -> None:
+        self.failed: dict[int, str] = {}
+
+    def __call__(self, number: int, call: Call, answer: Answer) -> None:
+        self.failed[number] = answer.failed
+
+
+class Enough(Exception):
+    pass
+
+
+def test_what_watch_raises_ends_all_and_open_calls_are_told_of() -> None:
+    told = Told()
+
+    def watch(at_s: float) -> None:
+        if at_s > 0.2:
+            raise Enough
+
+    with token_server(token_s=0.1) as (address, _), pytest.raises(Enough):
+        send(
+            address,
+            [*calls(3, 0.01, tokens=600), replace(CALL, at_s=600.0)],
+            told,
+            watch=watch,
+        )
+    assert told.failed == dict.fromkeys(range(3), CANCELLED)
+
+
+def test_what_ended_raises_ends_all() -> None:
+    def ended(number: int, call: Call, answer: Answer) -> None:
+        raise Enough
+
+    with token_server() as (address, _), pytest.raises(Enough):
+        send(address, [*calls(1, 0.0), replace(CALL, at_s=600.0)], ended)
+
+
+def test_requests_are_taken_shortly_before_their_time() -> None:
+    taken: list[int] = []
+    most_ahead = 0
+
+    def coming() -> Iterator[Call]:
+        for number, call in enumerate(calls(3 * PREPARED_MAX, 0.002, tokens=1)):
+            taken.append(number)
+            yield call
+
+    def ended(number: int, call: Call, answer: Answer) -> None:
+        nonlocal most_ahead
+        most_ahead = max(most_ahead, len(taken) - number)
+
+    with token_server(token_s=0.0) as (address, _):
+        send(address, coming(), ended)
+    assert len(taken) == 3 * PREPARED_MAX
+    assert most_ahead < 3 * PREPARED_MAX

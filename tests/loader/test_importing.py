@@ -150,7 +150,7 @@ def test_sigterm_ends_an_import_cleanly(tmp_path: Path, monkeypatch: pytest.Monk
     assert '"type": "Cancelled"' in said.splitlines()[-1]
     assert complaints == ""
     assert not list((store / "staging").iterdir())
-    assert not processes_of(store)
+    wait_for(lambda: not processes_of(store))
 
 
 def test_no_import_outlives_a_killed_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

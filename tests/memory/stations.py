@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from mesh.domain.ids import InstanceId
 from mesh.memory import station as station_module
-from mesh.memory.station import MemoryOperation, MemoryOperationKind, ReservationStation
+from mesh.memory.station import Reservation, ReservationKind, ReservationStation
 
 LOAD, RESIZE, UNLOAD = (
-    MemoryOperationKind.LOAD,
-    MemoryOperationKind.RESIZE,
-    MemoryOperationKind.UNLOAD,
+    ReservationKind.LOAD,
+    ReservationKind.RESIZE,
+    ReservationKind.UNLOAD,
 )
-Started = tuple[MemoryOperation, ...]
+Started = tuple[Reservation, ...]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -26,8 +26,8 @@ class Known:
     """Of one instance."""
 
     size_bytes: int = 0
-    running: MemoryOperation | None = None
-    waiting: MemoryOperation | None = None
+    running: Reservation | None = None
+    waiting: Reservation | None = None
     overtaken: int = 0
 
     @property
@@ -87,7 +87,7 @@ class CheckedStation:
         return self.issue(UNLOAD, name, 0, by_s)
 
     def issue(
-        self, kind: MemoryOperationKind, name: str, size_bytes: int, by_s: float = 0.0
+        self, kind: ReservationKind, name: str, size_bytes: int, by_s: float = 0.0
     ) -> list[str] | None:
         instance_id = InstanceId(name)
         known = self.known.get(instance_id, Known())
@@ -109,7 +109,7 @@ class CheckedStation:
             self.seen["replaced"] += 1
             if known.waiting.kind is LOAD and kind is RESIZE:
                 kind = LOAD
-        known.waiting = MemoryOperation(
+        known.waiting = Reservation(
             sequence=self.issued,
             kind=kind,
             instance_id=instance_id,
@@ -120,7 +120,7 @@ class CheckedStation:
         return self._check(started)
 
     def done(self, name: str, size_bytes: int | None = None) -> list[str]:
-        """With the size that the operation wants, unless another is given."""
+        """With the size that the reservation wants, unless another is given."""
         instance_id = InstanceId(name)
         known = self.known.get(instance_id, Known())
         if size_bytes is None:
@@ -134,7 +134,7 @@ class CheckedStation:
         return self._check(started)
 
     def fail(self, name: str) -> list[str]:
-        """The operation that runs ends with the size that the instance had."""
+        """The reservation that runs ends with the size that the instance had."""
         return self.done(name, self.known[InstanceId(name)].size_bytes)
 
     def cancel(self, name: str) -> list[str]:
@@ -175,17 +175,17 @@ class CheckedStation:
             assert getattr(again, method)(*arguments) == answer
 
     def _check(self, started: Started) -> list[str]:
-        for operation in started:
-            known = self.known[operation.instance_id]
-            assert known.waiting == operation, "issued last, and not started yet"
-            assert operation.sequence not in self.started
+        for reservation in started:
+            known = self.known[reservation.instance_id]
+            assert known.waiting == reservation, "issued last, and not started yet"
+            assert reservation.sequence not in self.started
             assert self._could_start(known)
             for earlier in self._more_urgent(known):
                 assert not self._could_start(earlier), "the more urgent one goes first"
                 if known.grows_bytes:
                     earlier.overtaken += 1
-            known.running, known.waiting, known.overtaken = operation, None, 0
-            self.started.add(operation.sequence)
+            known.running, known.waiting, known.overtaken = reservation, None, 0
+            self.started.add(reservation.sequence)
         assert not [known for known in self.known.values() if self._could_start(known)]
         self._check_books()
         return _said(started)
@@ -221,9 +221,9 @@ class CheckedStation:
             assert station.running(instance_id) == known.running
 
 
-def _urgency(operation: MemoryOperation) -> tuple[float, int]:
-    return operation.deadline_s, operation.sequence
+def _urgency(reservation: Reservation) -> tuple[float, int]:
+    return reservation.deadline_s, reservation.sequence
 
 
-def _said(operations: Iterable[MemoryOperation]) -> list[str]:
-    return [f"{o.kind} {o.instance_id} {o.size_bytes}" for o in operations]
+def _said(reservations: Iterable[Reservation]) -> list[str]:
+    return [f"{r.kind} {r.instance_id} {r.size_bytes}" for r in reservations]

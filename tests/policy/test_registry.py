@@ -22,7 +22,7 @@ def test_the_default_keeps_slos_and_the_baseline_computes_in_the_order_of_arriva
 
 def test_the_ablations_are_the_default_policy_with_a_part_left_out() -> None:
     assert policy("llm-mesh-no-cpu").devices == (DeviceKind.GPU,)
-    assert policy("llm-mesh-no-sharing").parts == 1
+    assert policy("llm-mesh-no-sharing").partitions == 1
     assert not policy("llm-mesh-no-preemption").preempts
     without = policy("llm-mesh-no-defrag")
     assert (without.preempts, without.consolidates) == (False, False)
@@ -31,6 +31,6 @@ def test_the_ablations_are_the_default_policy_with_a_part_left_out() -> None:
 @pytest.mark.parametrize("name", ["sllm", "sllm+cpu", "sllm+cpu+share"])
 def test_serverless_llm_cuts_nodes_into_parts_and_validates_nothing(name: str) -> None:
     chosen = policy(name)
-    assert chosen.parts == (2 if name.endswith("share") else 1)
+    assert chosen.partitions == (2 if name.endswith("share") else 1)
     assert (DeviceKind.CPU in chosen.devices) == ("cpu" in name)
     assert not chosen.validates

@@ -1,14 +1,14 @@
 """A second opinion on a schedule: request by request, step by step, as a node would compute it.
 
-Nothing is summed up into lanes from one turn to the next: every request has a deadline of its own,
-and each turn is asked for with lanes made afresh from the requests. Nobody ever ends; the rollout
-stops once every request has had its tokens.
+Nothing is summed up into run queues from one turn to the next: every request has a deadline of its
+own, and each turn is asked for with run queues made afresh from the requests. Nobody ever ends; the
+rollout stops once every request has had its tokens.
 """
 
 from dataclasses import dataclass, field
 
 from mesh.domain.slo import next_due_s
-from mesh.request.lanes import Lane
+from mesh.request.run_queues import RunQueue
 from mesh.request.shadow import LOOKAHEAD_TOKENS
 from mesh.request.turns import Grant, next_turn, note_turn
 from tests.request.schedules import Instance, Node, Request
@@ -47,18 +47,18 @@ class Rollout:
                 return late
         raise AssertionError("the rollout does not end")
 
-    def _lanes(self, now_s: float, grow: bool) -> list[Lane]:
+    def _queues(self, now_s: float, grow: bool) -> list[RunQueue]:
         """As they are now, with the growth that validation counts on from the start."""
-        lanes = []
+        queues = []
         for instance in self.node.instances:
-            lane = instance.lane(now_s, 0 if grow else LOOKAHEAD_TOKENS)
+            queue = instance.queue(now_s, 0 if grow else LOOKAHEAD_TOKENS)
             if grow:
                 running = [request for request in instance.requests if not request.left]
                 for request in running:
-                    lane.context_tokens += min(self.tokens.get(id(request), 0), LOOKAHEAD_TOKENS)
-                lane.predict()
-            lanes.append(lane)
-        return lanes
+                    queue.context_tokens += min(self.tokens.get(id(request), 0), LOOKAHEAD_TOKENS)
+                queue.predict()
+            queues.append(queue)
+        return queues
 
     def turn(self) -> tuple[Instance, Grant] | None:
         """Compute the next iteration, whoever it makes late."""
@@ -69,7 +69,7 @@ class Rollout:
 
     def _turn(self, now_s: float) -> tuple[Instance, Grant] | None:
         grant = next_turn(
-            self._lanes(now_s, self.grow),
+            self._queues(now_s, self.grow),
             now_s,
             prefill_tokens_max=self.node.tokens_max,
             turn_s_max=self.node.turn_s_max,
@@ -78,9 +78,9 @@ class Rollout:
             return None
         note_turn(grant)
         by_name = {instance.name: instance for instance in self.node.instances}
-        for lane in (*grant.passed, grant.lane):
-            by_name[lane.instance_id].passed = lane.passed
-        return by_name[grant.lane.instance_id], grant
+        for queue in (*grant.passed, grant.queue):
+            by_name[queue.instance_id].passed = queue.passed
+        return by_name[grant.queue.instance_id], grant
 
     def _slowed_s(self, start_s: float, seconds: float) -> float:
         return seconds * (self.node.slowdown if start_s < self.node.slow_until_s else 1.0)
@@ -98,24 +98,26 @@ class Rollout:
 
     def _excuse(self) -> None:
         """Who could not be in time even if it computed at once."""
-        for instance, lane in zip(self.node.instances, self._lanes(self.now_s, False), strict=True):
+        for instance, queue in zip(
+            self.node.instances, self._queues(self.now_s, False), strict=True
+        ):
             for request in instance.requests:
-                seconds = self._at_once_s(lane, request) if request.left else lane.decode_s
+                seconds = self._at_once_s(queue, request) if request.left else queue.decode_s
                 seen_s = self.now_s + self._slowed_s(self.now_s, seconds) + self.node.margin_s
                 if request.due_s < seen_s:
                     self.excused.add(id(request))
         if self.node.may_be_late:
             self.excused.add(id(self.node.newcomer))
 
-    def _at_once_s(self, lane: Lane, request: Request) -> float:
+    def _at_once_s(self, queue: RunQueue, request: Request) -> float:
         """Of its whole prompt, in the largest chunks."""
         seconds, left, past = 0.0, request.left, request.past
         while left:
             part = min(left, self.node.tokens_max)
-            if lane.batch:
-                seconds += lane.decode_s + lane.times.chunk_s(part, past, lane.batch)
+            if queue.batch:
+                seconds += queue.decode_s + queue.times.chunk_s(part, past, queue.batch)
             else:
-                seconds += lane.times.prefill_s(part, past)
+                seconds += queue.times.prefill_s(part, past)
             left, past = left - part, past + part
         return seconds
 

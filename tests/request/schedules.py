@@ -1,5 +1,5 @@
-"""Nodes in plain numbers: instances and their requests, as lanes for the turn rule, as a schedule
-for `mesh.request.shadow`, and for the reference in `tests.request.rollout`.
+"""Nodes in plain numbers: instances and their requests, as run queues for the turn rule, as a
+schedule for `mesh.request.shadow`, and for the reference in `tests.request.rollout`.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from mesh.compute.times import Times
 from mesh.domain.ids import InstanceId
 from mesh.domain.profile import Grid
-from mesh.request.lanes import Lane, Prompt
+from mesh.request.run_queues import Prompt, RunQueue
 from mesh.request.shadow import Newcomer, Schedule, Verdict, validate
 from tests.support.profiles import profile
 
@@ -64,9 +64,9 @@ class Instance:
     """In order of submission."""
     passed: int = 0
 
-    def lane(self, now_s: float, lookahead_tokens: int = 0) -> Lane:
+    def queue(self, now_s: float, lookahead_tokens: int = 0) -> RunQueue:
         """As its owner sees it now."""
-        lane = Lane(
+        queue = RunQueue(
             instance_id=InstanceId(self.name),
             times=self.times,
             tpot_s=self.tpot_s,
@@ -74,13 +74,13 @@ class Instance:
         )
         for request in self.requests:
             if request.left:
-                lane.prompts.append(prompt_of(request))
+                queue.prompts.append(prompt_of(request))
             else:
-                lane.batch += 1
-                lane.context_tokens += request.past
-                lane.add(request.due_s, now_s)
-        lane.predict(lookahead_tokens)
-        return lane
+                queue.batch += 1
+                queue.context_tokens += request.past
+                queue.add(request.due_s, now_s)
+        queue.predict(lookahead_tokens)
+        return queue
 
 
 def instance(
@@ -99,7 +99,7 @@ def instance(
     )
 
 
-def lane(
+def queue(
     name: str,
     *due_s: float,
     times: Times,
@@ -107,10 +107,10 @@ def lane(
     prompts: Sequence[tuple[int, float]] = (),
     passed: int = 0,
     now_s: float = 0.0,
-) -> Lane:
-    """The lane of such an instance."""
+) -> RunQueue:
+    """The run queue of such an instance."""
     made = instance(name, *due_s, times=times, tpot_s=tpot_s, prompts=prompts, passed=passed)
-    return made.lane(now_s)
+    return made.queue(now_s)
 
 
 def prompt_of(request: Request) -> Prompt:
@@ -137,21 +137,23 @@ class Node:
 
     def schedule(self, *, target_known: bool = True) -> tuple[Schedule, Newcomer]:
         """What the controller would give to `validate`, made afresh each time."""
-        lanes = [instance.lane(self.now_s) for instance in self.instances]
+        queues = [instance.queue(self.now_s) for instance in self.instances]
         newcomer = Newcomer(
-            lane=lanes[self.target],
+            queue=queues[self.target],
             prompt=prompt_of(self.newcomer),
             joins_s=self.now_s if self.joins_s is None else self.joins_s,
             may_be_late=self.may_be_late,
         )
-        known = lanes if target_known else [lane for lane in lanes if lane is not newcomer.lane]
+        known = (
+            queues if target_known else [queue for queue in queues if queue is not newcomer.queue]
+        )
         schedule = Schedule(
-            lanes=known,
+            queues=known,
             now_s=self.now_s,
             prefill_tokens_max=self.tokens_max,
             turn_s_max=self.turn_s_max,
             started_s=self.started_s,
-            joining=[(lanes[index], prompt_of(request)) for index, request in self.joining],
+            joining=[(queues[index], prompt_of(request)) for index, request in self.joining],
             slowdown=self.slowdown,
             slow_until_s=self.slow_until_s,
             margin_s=self.margin_s,

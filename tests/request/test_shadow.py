@@ -10,7 +10,7 @@ from copy import deepcopy
 import pytest
 
 from mesh.request import shadow, turns
-from mesh.request.lanes import Lane
+from mesh.request.run_queues import RunQueue
 from mesh.request.shadow import Verdict
 from tests.request.schedules import TIMES, Instance, Node, Request, a_prompt, instance, times
 
@@ -96,11 +96,11 @@ class TestBounds:
         asked: list[float] = []
 
         def counted(
-            lanes: list[Lane], now_s: float, *, prefill_tokens_max: int, turn_s_max: float
+            queues: list[RunQueue], now_s: float, *, prefill_tokens_max: int, turn_s_max: float
         ) -> turns.Grant | None:
             asked.append(now_s)
             return turns.next_turn(
-                lanes, now_s, prefill_tokens_max=prefill_tokens_max, turn_s_max=turn_s_max
+                queues, now_s, prefill_tokens_max=prefill_tokens_max, turn_s_max=turn_s_max
             )
 
         monkeypatch.setattr(shadow, "next_turn", counted)

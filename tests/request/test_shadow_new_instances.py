@@ -16,7 +16,7 @@ def test_the_newcomer_starts_once_its_instance_is_loaded(due_s: float, verdict: 
     assert validate(*node.schedule(target_known=False)) is verdict
 
 
-def test_a_new_lane_is_part_of_the_schedule() -> None:
+def test_a_new_queue_is_part_of_the_schedule() -> None:
     a, b = (instance(name, 5.0, times=TIMES, tpot_s=0.25) for name in ("a", "b"))
     new = instance("c", times=TIMES, tpot_s=0.25)
     node = Node(instances=[a, b, new], newcomer=a_prompt(10, 5.0), joins_s=1.0)

@@ -39,10 +39,10 @@ from mesh.runtime.engine import EngineRequest, LoadOrder, Progress, ResizedKv, S
 from mesh.runtime.host import Host
 from mesh.runtime.journal import NodeStart, open_journal, read_journal, replay
 from mesh.runtime.node_actions import Lane, NodePerformer
+from mesh.sim.clock import HeapClock
+from mesh.sim.lanes import VirtualLanes
 from tests.core.cells import of_kind, request
 from tests.core.nodes import load_command
-from tests.core.world.clock import HeapClock
-from tests.core.world.lanes import QueuedLanes
 from tests.support.scripted_engine import (
     BLOCK_TOKENS,
     KV_BLOCK_BYTES,
@@ -87,7 +87,7 @@ class HostedNode:
     """With an instance loaded, and a link that keeps what is reported."""
 
     def __init__(self, tmp_path: Path) -> None:
-        self.engine, self.lanes = LoggingEngine(), QueuedLanes()
+        self.engine, self.lanes = LoggingEngine(), VirtualLanes(HeapClock(), by_hand=True)
         self.reports: list[NodeReport] = []
         self.journal_path = tmp_path / "journal.jsonl"
         self.journal = open_journal(self.journal_path, START)
@@ -235,7 +235,7 @@ def test_an_instance_that_ends_by_itself_is_missed_and_its_journal_replays(
     assert isinstance(beat, Heartbeat)
     assert beat.instances == ()
     assert isinstance(returned, RequestReturned)
-    assert "the test wants it so" in returned.message
+    assert "it was killed" in returned.message
     (gone,) = of_kind(node.compute(), InstanceGone)
     assert (gone.instance_id, gone.error) == (I1, "EngineError")
     node.journal.close()

@@ -6,20 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from mesh.core.controller.state.cell import NodeEntry
+from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.actions import DeliverTokens, SendCommand
 from mesh.domain.lifecycle import InstanceState
-from mesh.domain.messages import LoadInstance, ResizeKv
+from mesh.domain.messages import ResizeKv, UnloadInstance
 from mesh.domain.request import RequestTokens
-from mesh.sim.books import RuleBroken, check_books, check_engine
+from mesh.memory.station import ReservationKind
+from mesh.sim.cell_checks import CellChecks, check_rest
 from mesh.sim.checking import FaultyRun
 from mesh.sim.cluster import Arrival, VirtualCell
 from mesh.sim.costs import NodeCosts
 from mesh.sim.faults import FaultKind
-from mesh.sim.invariants import Invariants, check_rest
+from mesh.sim.invariants import RuleBroken, Watch, check_books, check_engine
 from mesh.sim.scenario import plan
 from tests.sim.scenarios import scenario
 
+pytestmark = pytest.mark.breaks_invariants
 LONG = Arrival(0.0, "chat-1", 200, 900)
 
 
@@ -50,10 +52,6 @@ def forget(node: NodeEntry) -> None:
     node.instances.clear()
 
 
-def need_more(node: NodeEntry) -> None:
-    next(iter(node.instances.values())).required_blocks += 1
-
-
 def load_for_nobody(node: NodeEntry) -> None:
     next(iter(node.instances.values())).state = InstanceState.LOADING
 
@@ -64,8 +62,12 @@ def hold_too_few(node: NodeEntry) -> None:
     instance.required_blocks = held.required_blocks = 1
 
 
+def resize_unnoticed(node: NodeEntry) -> None:
+    next(iter(node.instances.values())).kv_blocks += 1
+
+
 @pytest.mark.parametrize(
-    "breaks", [promise_more, track_less, forget, need_more, load_for_nobody, hold_too_few]
+    "breaks", [promise_more, track_less, forget, load_for_nobody, hold_too_few, resize_unnoticed]
 )
 def test_books_that_do_not_balance_are_found(
     cell: VirtualCell, breaks: Callable[[NodeEntry], None]
@@ -89,40 +91,57 @@ def test_an_engine_with_more_than_is_tracked_is_found(cell: VirtualCell) -> None
             check_engine(node, [wrong])
 
 
-def test_operations_of_an_instance_that_overlap_are_found(cell: VirtualCell) -> None:
+def test_operations_that_overlap_or_that_nobody_issued_are_found(cell: VirtualCell) -> None:
+    node = in_use(cell)
+    (instance,) = node.instances.values()
+    name, link_id = instance.instance_id, node.link_id
+    resize = SendCommand(link_id=link_id, command=ResizeKv(instance_id=name, kv_blocks=9))
+    unload = SendCommand(link_id=link_id, command=UnloadInstance(instance_id=name))
+
+    def watch() -> Watch:
+        watch = Watch()
+        watch.begin(cell.core)
+        return watch
+
+    with pytest.raises(RuleBroken, match="without the station"):
+        watch().note(cell.core, None, [resize])
+    watch().note(cell.core, None, [unload])
+    size_bytes = instance.promised_bytes + instance.footprint.kv_block_bytes
+    unsent, told = watch(), watch()
+    assert node.station.issue(ReservationKind.RESIZE, name, size_bytes, 0.0)
+    with pytest.raises(RuleBroken, match="has started, and its node was sent"):
+        unsent.look(cell.core, cell.clock.now_s())
+    told.note(cell.core, None, [resize])
+    node.station.done(name, size_bytes)
+    assert node.station.issue(ReservationKind.RESIZE, name, size_bytes, 0.0)
+    with pytest.raises(RuleBroken, match="overlaps"):
+        told.note(cell.core, None, [resize])
+
+
+def lose(cell: VirtualCell) -> None:
+    """As if the controller had forgotten its request."""
     (instance,) = in_use(cell).instances.values()
-    assert isinstance(instance.to_load, LoadInstance)
-    load = SendCommand(link_id=1, command=instance.to_load)
-    resize = SendCommand(link_id=1, command=ResizeKv(instance_id=instance.instance_id, kv_blocks=9))
-    for overlapping in ([load, resize], [resize, resize], [load, load]):
-        with pytest.raises(RuleBroken):
-            Invariants().record(0.0, None, overlapping)
-    Invariants().record(0.0, None, [load])
+    instance.requests.clear()
+    instance.required_blocks = instance.tokens = 0
+    instance.node.iteration_started_s = None
+    cell.core.cell.requests.clear()
 
 
 def test_a_request_that_the_controller_lost_is_found(cell: VirtualCell) -> None:
-    rules = Invariants()
+    rules = CellChecks()
     rules.attach(cell)
     cell.clock.run_until(cell.clock.now_s() + 1.0)
-    for instance in in_use(cell).instances.values():
-        instance.requests.clear()
-    cell.core.cell.requests.clear()
+    lose(cell)
     with pytest.raises(RuleBroken, match="requests"):
         cell.clock.run_until(cell.clock.now_s() + 1.0)
 
 
 def test_a_request_that_nobody_waits_for_and_a_node_computes_is_found(cell: VirtualCell) -> None:
-    rules = Invariants()
+    rules = CellChecks()
     rules.attach(cell)
     (request_id,) = cell.callers.open_ids()
     cell.callers.cancel(request_id)
-    (held,) = cell.core.cell.requests.values()
-    # As if the abort had never been sent.
-    instance = held.instance
-    assert instance is not None
-    instance.requests.clear()
-    instance.required_blocks = 0
-    cell.core.cell.requests.clear()
+    lose(cell)
     with pytest.raises(RuleBroken, match="for nobody"):
         cell.clock.run_until(cell.clock.now_s() + 30.0)
 
@@ -134,10 +153,10 @@ def test_a_request_that_is_queued_for_too_long_is_found(tmp_path: Path) -> None:
     cell._invoke(LONG)
     cell.clock.run_until(cell.clock.now_s() + 0.1)
     (queued,) = (held for d in cell.core.cell.deployments.values() for held in d.queue)
-    Invariants().attach(cell)
+    CellChecks().attach(cell)
     queued.queued_at_s -= 1000.0
     with pytest.raises(RuleBroken, match="waits for 1000"):
-        Invariants().attach(cell)
+        CellChecks().attach(cell)
 
 
 def test_a_caller_finds_wrong_and_missing_tokens(cell: VirtualCell) -> None:
@@ -168,6 +187,6 @@ def test_a_cell_that_does_not_come_to_rest_is_found(tmp_path: Path) -> None:
 def test_a_request_that_never_ends_is_found(tmp_path: Path) -> None:
     run = FaultyRun(plan(scenario(tmp_path)), check=True)
     for node in run.cell.nodes:
-        node.troubles.strike(FaultKind.WRONG_PROFILE, 1e6)
+        node.engine_faults.strike(FaultKind.WRONG_PROFILE, 1e6)
     with pytest.raises(RuleBroken, match="stuck"):
         run.run([Arrival(0.0, "chat-1", 20, 5)])

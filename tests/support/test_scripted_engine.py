@@ -9,13 +9,13 @@ from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.profile import IterationShape
 from mesh.domain.request import SamplingParams
 from mesh.runtime.engine import EngineRequest, LoadOrder
+from mesh.sim.sequences import answer_of
 from tests.core.cells import MODEL
 from tests.support.scripted_engine import (
     KV_BLOCK_BYTES,
     WEIGHTS_BYTES,
     Script,
     ScriptedEngine,
-    scripted_token,
 )
 
 INSTANCE = InstanceId("i-1")
@@ -99,8 +99,4 @@ def test_tokens_can_be_foretold(tmp_path: Path) -> None:
     for _ in range(4):
         (output,) = engine.step(INSTANCE, 64).outputs
         tokens += output.token_ids
-    vocabulary = [n for n in range(MODEL.vocabulary_tokens) if n not in MODEL.stop_token_ids]
-    assert tokens == [
-        scripted_token(REQUEST.prompt_tokens, REQUEST.sampling, index, vocabulary)
-        for index in range(4)
-    ]
+    assert tokens == list(answer_of(REQUEST.prompt_tokens, REQUEST.sampling, 4, MODEL))

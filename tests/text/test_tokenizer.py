@@ -32,6 +32,11 @@ def test_a_prompt_begins_as_the_model_wants_it_and_once_only(assets: TextAssets)
     assert TextCodec(assets).encode("<s>cat") == with_bos
 
 
+def test_a_part_of_a_prompt_has_no_beginning(assets: TextAssets) -> None:
+    codec = TextCodec(replace(assets, add_bos=True))
+    assert codec.encode_part("one two") == codec.encode("one two")[1:]
+
+
 def test_a_conversation_is_rendered_for_the_answer(codec: TextCodec) -> None:
     system = ChatMessage(role="system", content="be brief")
     assert codec.render_chat([system, USER]) == (

@@ -10,8 +10,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from hypothesis import strategies as st
 
 from mesh.domain.messages import NodeHello, ResizeKv
+from mesh.domain.model import Footprint
 from mesh.domain.profile import Grid, Profile
-from mesh.domain.views import CellStatus
+from mesh.domain.views import CellStatus, DeploymentSnapshot
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
@@ -107,6 +108,9 @@ def _field(owner: type, name: str, kind: Any) -> st.SearchStrategy[Any]:
         reason = get_args(get_args(kind)[0])[0]
         counts = st.dictionaries(st.sampled_from(reason), U64, max_size=4)
         return counts.map(lambda given: tuple(sorted(given.items())))
+    if owner is DeploymentSnapshot and name == "footprints":
+        stated = st.dictionaries(IDS, values(Footprint), max_size=3)
+        return stated.map(lambda given: tuple(sorted(given.items())))
     if name == "context_tokens_max":
         some = st.integers(1, 2**32 - 1)
         return st.none() | some if type(None) in get_args(kind) else some

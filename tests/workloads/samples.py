@@ -44,7 +44,13 @@ MOONCAKE = """\
 """
 PLAIN = """\
 t_s,function,input_tokens,output_tokens
-0.25,3,1056,430
 0.125,0,396,112
+0.25,3,1056,430
 1.5,3,1112,395
+"""
+REPLAY_RECORD = """\
+t_s,function,input_tokens,output_tokens,deployment,late_ms,end,tokens,ttft_s,tpot_s,whole_s,\
+grace_s,met,met_in_the_mean
+2.5,a1/f1,396,112,chat,0.4,length,112,0.31,0.02,2.51,0.0,1,1
+0.25,a2/f1,1056,430,code,0.2,queue_full,0,,,0.01,0.0,0,0
 """

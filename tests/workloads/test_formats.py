@@ -26,6 +26,7 @@ def rows_of(trace: Trace) -> Rows:
         (samples.BURSTGPT, "burstgpt"),
         (samples.BURSTGPT_SESSIONS, "burstgpt"),
         (samples.MOONCAKE, "mooncake"),
+        (samples.REPLAY_RECORD, "replay"),
     ],
 )
 def test_the_header_tells_the_format(write_file: WriteFile, text: str, name: str) -> None:
@@ -82,7 +83,44 @@ def test_mooncake_is_in_milliseconds(write_file: WriteFile) -> None:
     assert rows_of(trace) == [(0.0, 0, 6755, 500), (3.0, 0, 7319, 490), (3.0, 0, 12, 3)]
 
 
-def test_plain_functions_keep_their_numbers_and_are_put_in_order(write_file: WriteFile) -> None:
+def test_a_format_may_be_named(write_file: WriteFile) -> None:
+    path = write_file(samples.MOONCAKE)
+    assert recognise(path, "mooncake").name == "mooncake"
+    with pytest.raises(InvalidInput, match="are of another format than burstgpt") as caught:
+        read(path, format_name="burstgpt")
+    assert "Request tokens" in caught.value.hint
+    with pytest.raises(InvalidInput, match="no trace format 'parquet'") as caught:
+        read(path, format_name="parquet")
+    assert "azure-functions-2019" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "behind"),
+    [
+        (samples.AZURE_FUNCTIONS_2019, 0),
+        (samples.AZURE_FUNCTIONS_2021, 1),
+        (samples.BURSTGPT.replace("1106", "1130"), 1),
+        (samples.REPLAY_RECORD, 1),
+    ],
+)
+def test_formats_without_an_order_are_sorted_and_that_is_said(
+    write_file: WriteFile, text: str, behind: int
+) -> None:
+    trace = read(write_file(text))
+    assert trace.out_of_order == behind
+    times = [arrival.t_s for arrival in trace.arrivals]
+    assert times == sorted(times)
+
+
+def test_a_record_is_a_trace_with_its_labels(write_file: WriteFile) -> None:
+    trace = read(write_file(samples.REPLAY_RECORD))
+    assert [(a.t_s, trace.label(a.function), a.output_tokens) for a in trace.arrivals] == [
+        (0.25, "a2/f1", 430),
+        (2.5, "a1/f1", 112),
+    ]
+
+
+def test_plain_functions_keep_their_numbers(write_file: WriteFile) -> None:
     assert rows_of(read(write_file(samples.PLAIN))) == [
         (0.125, 0, 396, 112),
         (0.25, 3, 1056, 430),
@@ -101,11 +139,15 @@ def test_plain_functions_keep_their_numbers_and_are_put_in_order(write_file: Wri
         (samples.AZURE_LLM_2023, "396", f"{TOKENS_MAX + 1}", "3: column ContextTokens is 1677"),
         (samples.AZURE_LLM_2023, "-16 18:15:50", "-16T18:61:50", "3: column TIMESTAMP is '2023"),
         (samples.AZURE_LLM_2024, "05-13", "05-11", "3: column TIMESTAMP is 172799.500 s before"),
+        (samples.MOONCAKE, "3000", "-3", "2: column timestamp is -3"),
+        (samples.MOONCAKE, '"timestamp": 0', '"timestamp": 3006', "2: column timestamp is 0.006 s"),
+        (samples.BURSTGPT, "\n45,", "\n4,", "3: column Timestamp is 1.000 s before the first row"),
+        (samples.PLAIN, "1.5", "0.15", "4: column t_s is 0.100 s before the line before it"),
         (samples.BURSTGPT, "GPT-4,1087", "GPT-4,1087.5", "3: column Request tokens is '1087.5'"),
         (samples.MOONCAKE, '"output_length": 490, ', "", "2: column output_length is missing"),
         (samples.MOONCAKE, "7319", "[7]", "2: column input_length is '<list>'"),
         (samples.MOONCAKE, ": 3}", "", "4: column"),
-        (samples.PLAIN, "0.125,0", "0.125,-1", "3: column function is '-1'"),
+        (samples.PLAIN, "0.125,0", "0.125,-1", "2: column function is '-1'"),
         (samples.PLAIN, "1.5", "1e99", "4: column t_s is 1e99"),
     ],
 )

@@ -55,6 +55,22 @@ class Workload:
         return sum(parts) / sum(rates)
 
 
+GENERATED_S = 120.0
+GENERATED_ON_S = 20.0
+
+
+def bursty(functions: int, rate_per_s: float, duration_s: float = GENERATED_S) -> Workload:
+    """A load for a small cell: a few functions take most calls, each in bursts of some seconds."""
+    return Workload(
+        name="generated",
+        functions=functions,
+        rate_per_s=rate_per_s,
+        duration_s=duration_s,
+        rates=Lognormal(sigma=1.0),
+        process=OnOff(duty=0.4, on_s=GENERATED_ON_S),
+    )
+
+
 def generate(workload: Workload, seed: int) -> Trace:
     """The same arrivals for the same workload and seed.
 

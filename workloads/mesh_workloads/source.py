@@ -57,8 +57,8 @@ class Row:
             raise self.wrong(column, f"is {value}; it must be from 0 to {most:g}")
         return number
 
-    def wrong(self, column: str, why: str) -> InvalidInput:
-        return InvalidInput(f"{self.path}:{self.line}: column {column} {why}", hint=HINT)
+    def wrong(self, column: str, why: str, *, hint: str = HINT) -> InvalidInput:
+        return InvalidInput(f"{self.path}:{self.line}: column {column} {why}", hint=hint)
 
 
 def shown(text: str) -> str:

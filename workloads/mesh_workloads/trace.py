@@ -81,6 +81,8 @@ class Trace:
     duration_s: float
     labels: tuple[str, ...] = field(default=(), repr=False)
     left_out: int = 0
+    out_of_order: int = 0
+    """Rows of the source that came after a later one, where its format allows that."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.duration_s) and 0 < self.duration_s <= DURATION_S_MAX):
@@ -96,6 +98,14 @@ class Trace:
                     f"{last_s:g} s in a trace of {self.duration_s:g} s"
                 )
             last_s = arrival.t_s
+
+    def label(self, function: int) -> str:
+        """What the source calls it; its number where the source has no names."""
+        return self.labels[function] if self.labels else str(function)
+
+    def functions(self) -> tuple[int, ...]:
+        """Numbers of those with at least one arrival, ascending."""
+        return tuple(sorted({arrival.function for arrival in self.arrivals}))
 
     def summary(self) -> Summary:
         counts = sorted(Counter(a.function for a in self.arrivals).values(), reverse=True)

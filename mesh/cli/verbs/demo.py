@@ -20,7 +20,7 @@ from mesh.cli import output
 from mesh.cli.answer import receive
 from mesh.cli.cell import LocalCell
 from mesh.cli.cell_plan import CellPlan, plan_nodes
-from mesh.cli.demo_screen import TABLE, Screen, Talk, rows
+from mesh.cli.demo_screen import TALKS, Screen, Talk
 from mesh.cli.options import home_option
 from mesh.cli.progress import progress
 from mesh.cli.running_cell import running_cell
@@ -76,7 +76,7 @@ def demo(source: str | None, home: Path) -> None:
     if source is not None:
         specs = [replace(spec, source=source, context_tokens_max=None) for spec in specs]
     talks = [Talk(deployment=spec.name, prompt=prompt) for spec, prompt in PROMPTS]
-    with Stopping() as stopping, _temporary_home(home / "store") as scratch:
+    with Stopping() as stopping, temporary_home(home / "store") as scratch:
         plan = CellPlan(listen="127.0.0.1:0", home=scratch, nodes=plan_nodes(["cpu"]))
         # Leaving them in this order ends the calls first, and so the threads that wait for them.
         with (
@@ -86,7 +86,7 @@ def demo(source: str | None, home: Path) -> None:
         ):
             _play(client, specs, talks, threads, _watcher(cell, stopping))
         output.text("")
-        output.table(TABLE, rows(talks))
+        output.table(TALKS, talks)
         failed = [talk for talk in talks if talk.failure is not None]
         if failed:
             raise MeshError(
@@ -149,7 +149,7 @@ def _watcher(cell: LocalCell, stopping: Stopping) -> Callable[[], None]:
 
 
 @contextmanager
-def _temporary_home(store: Path) -> Iterator[Path]:
+def temporary_home(store: Path) -> Iterator[Path]:
     """A new home whose model store is `store`. It is kept when something fails, for its logs."""
     try:
         store.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,6 @@ import click
 from mesh.cli import memory_tables, output, tables
 from mesh.cli.options import controller_option, format_option
 from mesh.cli.output import Format
-from mesh.cli.plain import plain
 from mesh.domain.ids import DeploymentName
 from mesh.wire.client import MeshClient
 
@@ -19,13 +18,13 @@ def describe(name: str, form: Format, address: str) -> None:
     with MeshClient(address) as client:
         found = client.get(DeploymentName(name))
     if form is not Format.TABLE:
-        output.structured(plain(found), form)
+        output.structured(found, form)
         return
     output.fields(tables.deployment_fields(found))
     if found.instances:
         output.text("")
-        output.table(tables.INSTANCES, tables.instance_rows(found.instances))
+        output.table(tables.INSTANCES, found.instances)
         output.text("")
-        output.table(memory_tables.KV_CACHES, memory_tables.kv_rows(found.instances))
+        output.table(memory_tables.KV_CACHES, found.instances)
         output.text("")
-        output.table(tables.PACE, tables.pace_rows(found.instances))
+        output.table(tables.PACE, found.instances)

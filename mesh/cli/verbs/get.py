@@ -5,7 +5,6 @@ import click
 from mesh.cli import output, tables
 from mesh.cli.options import controller_option, format_option
 from mesh.cli.output import Format
-from mesh.cli.plain import plain
 from mesh.domain.ids import DeploymentName
 from mesh.wire.client import MeshClient
 
@@ -19,6 +18,6 @@ def get(name: str | None, form: Format, address: str) -> None:
     with MeshClient(address) as client:
         found = client.list() if name is None else (client.get(DeploymentName(name)),)
     if form is Format.TABLE:
-        output.table(tables.DEPLOYMENTS, tables.deployment_rows(found))
+        output.table(tables.DEPLOYMENTS, found)
     else:
-        output.structured(plain(found if name is None else found[0]), form)
+        output.structured(found if name is None else found[0], form)

@@ -9,7 +9,6 @@ from mesh.cli import output
 from mesh.cli.answer import Answer, receive
 from mesh.cli.options import controller_option, format_option, timeout_option
 from mesh.cli.output import Format
-from mesh.cli.plain import Plain
 from mesh.cli.progress import progress
 from mesh.cli.prompts import read_prompt
 from mesh.cli.sampling import Sampling, sampling_options
@@ -55,8 +54,7 @@ def invoke(
     with MeshClient(address) as client:
         _run(client, invocation, timeout_s, answer, live=stream and form is Format.TABLE)
     if form is not Format.TABLE:
-        value: dict[str, Plain] = {"deployment": name, **answer.plain()}
-        output.structured(value, form)
+        output.structured({"deployment": name, **answer.plain()}, form)
     elif not stream:
         output.text(answer.text)
     if stats:

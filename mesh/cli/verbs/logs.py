@@ -9,7 +9,7 @@ import click
 from mesh.cli import output
 from mesh.cli.options import controller_option, output_option
 from mesh.cli.output import Format
-from mesh.cli.plain import plain
+from mesh.cli.plain import plain_fields
 from mesh.domain.views import CellEvent
 from mesh.wire.client import MeshClient
 
@@ -52,9 +52,7 @@ def _print(events: Iterable[CellEvent] | Iterator[CellEvent], form: Format) -> N
         at_s = time.time() - event.age_s
         line = event.line
         if form is Format.JSON:
-            value = plain(line)
-            assert isinstance(value, dict)
-            output.json_line({"time_unix_s": round(at_s, 3), **value})
+            output.json_line({"time_unix_s": round(at_s, 3), **plain_fields(line)})
         else:
             clock = time.strftime("%H:%M:%S", time.localtime(at_s))
             output.text(f"{clock}  {line.kind:<{KIND_WIDTH}}  {line.subject}  {line.text}")

@@ -7,7 +7,7 @@ import click
 from mesh.cli import output, tables
 from mesh.cli.options import controller_option, format_option, home_option
 from mesh.cli.output import Format
-from mesh.cli.plain import Plain, plain
+from mesh.cli.plain import plain_fields
 from mesh.domain.model import ModelInfo
 from mesh.wire.client import MeshClient
 from mesh_loader.store import ModelStore
@@ -22,9 +22,11 @@ def models(local: bool, form: Format, address: str, home: Path) -> None:
     """List models: those that the cell serves, or with --store those on this disk."""
     found = _in_store(home) if local else _in_cell(address)
     if form is Format.TABLE:
-        output.table(tables.MODELS, tables.model_rows(found))
+        output.table(tables.MODELS, found)
     else:
-        output.structured([_plain(model, deployments) for model, deployments in found], form)
+        output.structured(
+            [{**plain_fields(model), "deployments": names} for model, names in found], form
+        )
 
 
 def _in_cell(address: str) -> list[tuple[ModelInfo, list[str]]]:
@@ -38,12 +40,6 @@ def _in_cell(address: str) -> list[tuple[ModelInfo, list[str]]]:
             models.setdefault(deployment.model.model_id, deployment.model)
             users.setdefault(deployment.model.model_id, []).append(deployment.spec.name)
     return [(models[model_id], users[model_id]) for model_id in models]
-
-
-def _plain(model: ModelInfo, deployments: list[str]) -> Plain:
-    value = plain(model)
-    assert isinstance(value, dict)
-    return {**value, "deployments": plain(deployments)}
 
 
 def _in_store(home: Path) -> list[tuple[ModelInfo, list[str]]]:

@@ -5,7 +5,6 @@ import click
 from mesh.cli import memory_tables, output, tables
 from mesh.cli.options import controller_option, format_option
 from mesh.cli.output import Format
-from mesh.cli.plain import plain
 from mesh.wire.client import MeshClient
 
 
@@ -17,9 +16,9 @@ def nodes(form: Format, address: str) -> None:
     with MeshClient(address) as client:
         found = client.nodes()
     if form is Format.TABLE:
-        output.table(tables.NODES, tables.node_rows(found))
+        output.table(tables.NODES, found)
         if found:
             output.text("")
-            output.table(memory_tables.NODE_MEMORY, memory_tables.node_memory_rows(found))
+            output.table(memory_tables.NODE_MEMORY, found)
     else:
-        output.structured(plain(found), form)
+        output.structured(found, form)

@@ -13,7 +13,6 @@ from mesh.cli import output
 from mesh.cli import profile_tables as tables
 from mesh.cli.options import controller_option, format_option
 from mesh.cli.output import Format
-from mesh.cli.plain import plain
 from mesh.cli.plotting import check_plotting
 from mesh.cli.progress import progress
 from mesh.domain.errors import NotFound
@@ -114,7 +113,7 @@ def _measure(client: MeshClient, name: DeploymentName, node_id: NodeId | None) -
 
 def _tell(name: str, view: ProfileView, form: Format) -> None:
     if form is not Format.TABLE:
-        output.structured(plain(view), form)
+        output.structured(view, form)
         return
     profile = view.profile
     nodes = ", ".join(view.nodes) or "no node that is here now"
@@ -125,7 +124,7 @@ def _tell(name: str, view: ProfileView, form: Format) -> None:
 def _show(views: Sequence[ProfileView], form: Format, *, whole: bool) -> None:
     """All of them, or the only one that holds for a node."""
     if form is not Format.TABLE:
-        output.structured(plain(views if whole else views[0]), form)
+        output.structured(views if whole else views[0], form)
         return
     for number, view in enumerate(views):
         if number:
@@ -133,9 +132,9 @@ def _show(views: Sequence[ProfileView], form: Format, *, whole: bool) -> None:
         output.fields(tables.profile_fields(view))
         prefill, decode = view.profile.prefill, view.profile.decode
         output.text(f"\n{tables.PREFILL}")
-        output.table(tables.prefill_columns(prefill), tables.grid_rows(prefill))
+        output.table(*tables.prefill(prefill))
         output.text(f"\n{tables.DECODE}")
-        output.table(tables.decode_columns(decode), tables.grid_rows(decode))
+        output.table(*tables.decode(decode))
 
 
 def _draw(name: str, views: Sequence[ProfileView], path: Path) -> None:

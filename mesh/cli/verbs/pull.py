@@ -7,7 +7,7 @@ import click
 from mesh.cli import output, tables
 from mesh.cli.options import format_option, home_option
 from mesh.cli.output import Format
-from mesh.cli.plain import plain
+from mesh.cli.plain import plain_fields
 from mesh.cli.progress import progress
 from mesh_loader.store import ModelStore
 
@@ -25,6 +25,4 @@ def pull(source: str, form: Format, home: Path) -> None:
         pairs = [*tables.model_fields(stored.info), ("path", str(stored.path))]
         output.fields(pairs)
         return
-    value = plain(stored.info)
-    assert isinstance(value, dict)
-    output.structured({**value, "path": str(stored.path)}, form)
+    output.structured({**plain_fields(stored.info), "path": str(stored.path)}, form)

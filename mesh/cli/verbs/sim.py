@@ -14,9 +14,8 @@ import click
 
 from mesh.cli import output
 from mesh.cli import sim_tables as tables
-from mesh.cli.options import format_option
+from mesh.cli.options import file_option, format_option
 from mesh.cli.output import Format
-from mesh.cli.plain import plain
 from mesh.cli.progress import Report, progress
 from mesh.cli.sim_check import Journals, command_of, replayable
 from mesh.cli.sim_replay import show_replay
@@ -38,11 +37,9 @@ REPORT_EVERY = 16
 @click.argument("scenario", type=click.Path(path_type=Path), required=False)
 @click.option("--policy", metavar="NAME", help="In place of the scenario's.")
 @click.option("--seed", type=click.IntRange(min=0), help="In place of the scenario's.")
-@click.option(
+@file_option(
     "--trace",
-    metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Arrivals of this file, in place of the scenario's. Its only group of deployments becomes "
+    "Arrivals of this file, in place of the scenario's. Its only group of deployments becomes "
     "as large as the trace has functions, also with --functions.",
 )
 @click.option(
@@ -56,24 +53,18 @@ REPORT_EVERY = 16
     type=click.FloatRange(min=0, min_open=True, max=DURATION_S_MAX),
     help="Seconds of arrivals, in place of the scenario's.",
 )
-@click.option(
-    "--journal",
-    metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write down every decision of the controller.",
-)
+@file_option("--journal", "Write down every decision of the controller.")
 @click.option(
     "--check",
     is_flag=True,
     default=None,
     help="Hold the cell to all that must hold of any, after every decision and at the end.",
 )
-@click.option(
+@file_option(
     "--replay",
-    metavar="JOURNAL",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Decide again what this journal of a controller or a node holds, without a scenario; 1 "
+    "Decide again what this journal of a controller or a node holds, without a scenario; 1 "
     "when something comes out otherwise.",
+    "JOURNAL",
 )
 @format_option
 @click.pass_context
@@ -115,11 +106,11 @@ def sim(
     with progress(scenario.stem) as show, replayable(command_of(ctx, read.seed)):
         report = _simulate(read, journal, show, fit=fit, check=bool(check))
     if form is not Format.TABLE:
-        output.structured(plain(report), form)
+        output.structured(report, form)
         return
     output.fields(tables.summary_fields(report))
     output.text("")
-    output.table(tables.NODE_COLUMNS, tables.node_rows(report))
+    output.table(tables.NODES, report.nodes)
 
 
 def _workload(
@@ -148,6 +139,8 @@ def _simulate(
     trace = trace_of(scenario)
     if trace is not None and trace.left_out:
         output.message(f"{trace.left_out} requests without a prompt or an answer are left out")
+    if trace is not None and trace.out_of_order:
+        output.message(f"{trace.out_of_order} rows came after a later one; they are sorted")
     if fit and trace is not None:
         scenario = fitted(scenario, trace)
     coming, cell_plan = arrivals(scenario, trace), plan_of(scenario)

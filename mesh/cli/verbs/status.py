@@ -5,8 +5,8 @@ import click
 from mesh.cli import memory_tables, output, tables
 from mesh.cli.options import controller_option, format_option
 from mesh.cli.output import Format
-from mesh.cli.plain import Plain, plain
-from mesh.domain.views import CellStatus, InstanceSnapshot
+from mesh.cli.plain import plain_fields
+from mesh.domain.views import CellStatus
 from mesh.wire.client import MeshClient
 
 
@@ -19,21 +19,15 @@ def status(form: Format, address: str) -> None:
         found = client.status()
         instances = [instance for node in client.nodes() for instance in node.instances]
     if form is not Format.TABLE:
-        output.structured(_plain(found, instances), form)
+        # `instances` is their number; those that are still loading stand in `by_instance` alone.
+        output.structured({**plain_fields(found), "by_instance": instances}, form)
         return
     output.fields(_fields(address, found))
     if instances:
         output.text("")
-        output.table(tables.PACE, tables.pace_rows(instances))
+        output.table(tables.PACE, instances)
         output.text("")
-        output.table(memory_tables.KV_CACHES, memory_tables.kv_rows(instances))
-
-
-def _plain(status: CellStatus, instances: list[InstanceSnapshot]) -> Plain:
-    """`instances` is their number; those that are still loading stand in `by_instance` alone."""
-    value = plain(status)
-    assert isinstance(value, dict)
-    return {**value, "by_instance": plain(instances)}
+        output.table(memory_tables.KV_CACHES, instances)
 
 
 def _fields(address: str, status: CellStatus) -> list[tuple[str, str]]:

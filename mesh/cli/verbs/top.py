@@ -14,7 +14,6 @@ from rich.text import Text
 from mesh.cli import output
 from mesh.cli.options import controller_option, format_option
 from mesh.cli.output import Format
-from mesh.cli.plain import plain
 from mesh.cli.top_frame import Picture, fitting, frame
 from mesh.domain.errors import Unavailable
 from mesh.wire.client import MeshClient
@@ -41,7 +40,7 @@ def top(interval_s: float, once: bool, form: Format, address: str) -> None:
     """Watch each node's memory, its instances and memory operations, until Ctrl-C."""
     with MeshClient(address) as client:
         if form is not Format.TABLE:
-            output.structured(plain(client.nodes()), form)
+            output.structured(client.nodes(), form)
         elif once or not _can_draw():
             output.lines(frame(_picture(client), address))
         else:

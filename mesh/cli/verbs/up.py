@@ -1,4 +1,7 @@
-"""`mesh up`: a cell on this machine until Ctrl-C, with the controller and its nodes as children."""
+"""`mesh up`: a cell on this machine until Ctrl-C, with the controller and its nodes as children.
+
+A child that ends is started again, and the others go on; one that cannot start ends the cell.
+"""
 
 from pathlib import Path
 
@@ -8,6 +11,7 @@ from mesh.cli import output
 from mesh.cli.cell import LocalCell
 from mesh.cli.cell_plan import CellPlan, plan_nodes
 from mesh.cli.options import DEFAULT_ADDRESS, home_option, policy_option
+from mesh.cli.restarts import RestartLimits
 from mesh.cli.stopping import Stopping
 from mesh.domain.units import parse_bytes
 
@@ -53,7 +57,7 @@ def up(
         threads=threads,
         policy=policy,
     )
-    cell = LocalCell(plan)
+    cell = LocalCell(plan, RestartLimits())
     with Stopping() as stopping:
         try:
             cell.start()

@@ -15,9 +15,10 @@ from mesh.core.controller.instances.kv_cache import park
 from mesh.core.controller.operations import fail_operation, reply_error
 from mesh.core.controller.requests import queueing, serving
 from mesh.core.controller.requests.ending import refuse
-from mesh.core.controller.snapshot import picture, profile_views
-from mesh.core.controller.state.cell import Cell, DeploymentEntry
-from mesh.core.controller.state.context import Turn
+from mesh.core.controller.snapshot import cell_snapshot, profile_views
+from mesh.core.controller.state.cell import Cell
+from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.expectations import Expectations
 from mesh.domain.actions import ControllerAction, SetTimer
 from mesh.domain.deployment import Deployment
@@ -75,13 +76,14 @@ class ControllerCore:
         self._limits = limits
         self._policy = policy
         for deployment in deployments:
-            self.cell.deployments[deployment.spec.name] = DeploymentEntry(
+            entry = DeploymentEntry(
                 spec=deployment.spec,
                 state=DeploymentState.READY,
                 candidates=Candidates(policy),
                 deployment=deployment,
                 history=(histories or {}).get(deployment.spec.name, OutputHistory()),
             )
+            self.cell.add_deployment(entry)
 
     def deployment(self, name: DeploymentName) -> Deployment | None:
         """The acknowledged deployment of this name."""
@@ -90,8 +92,8 @@ class ControllerCore:
         return entry.deployment if entry is not None and ready else None
 
     def snapshot(self, now_s: float) -> CellSnapshot:
-        """A picture of the cell for people and APIs."""
-        return picture(self.cell, now_s)
+        """The cell as people and APIs see it."""
+        return cell_snapshot(self.cell, now_s)
 
     def profiles(self, name: DeploymentName) -> tuple[ProfileView, ...] | None:
         """The profiles of a deployment's model that hold for a node or have been measured, by
@@ -101,7 +103,7 @@ class ControllerCore:
         return profile_views(self.cell, deployment) if deployment is not None else None
 
     def handle(self, event: ControllerEvent, now_s: float) -> list[ControllerAction]:
-        turn = Turn(
+        ctx = EventContext(
             cell=self.cell,
             epoch=self._epoch,
             limits=self._limits,
@@ -109,116 +111,118 @@ class ControllerCore:
             now_s=now_s,
             validations_left=self._limits.validations_max,
         )
-        self._dispatch(turn, event)
-        _settle(turn)
-        return turn.actions
+        self._dispatch(ctx, event)
+        _settle(ctx)
+        return ctx.actions
 
-    def _dispatch(self, turn: Turn, event: ControllerEvent) -> None:
+    def _dispatch(self, ctx: EventContext, event: ControllerEvent) -> None:
         match event:
             case NodeReported():
-                reports.report(turn, event.link_id, event.report)
+                reports.report(ctx, event.link_id, event.report)
             case InvokeRequested():
-                serving.invoke(turn, event.request)
+                serving.invoke(ctx, event.request)
             case CancelRequested():
-                serving.cancel(turn, event.request_id)
+                serving.cancel(ctx, event.request_id)
             case PlaceRetryDue():
-                queueing.retry(turn)
+                queueing.retry(ctx)
             case KeepAliveExpired():
-                _keep_alive_expired(turn, event)
+                _keep_alive_expired(ctx, event)
             case LeaseCheckDue():
-                nodes.check_leases(turn)
+                nodes.check_leases(ctx)
             case LoadExpired():
-                reports.load_expired(turn, event.instance_id)
+                reports.load_expired(ctx, event.instance_id)
             case RetryLoadDue():
-                _retry_load(turn, event.name)
+                _retry_load(ctx, event.name)
             case NodeConnected():
-                nodes.connect(turn, event)
+                nodes.connect(ctx, event)
             case NodeDisconnected():
-                node = turn.cell.links.get(event.link_id)
+                node = ctx.cell.links.get(event.link_id)
                 if node is not None:
-                    nodes.lose(turn, node, event.reason)
+                    nodes.lose(ctx, node, event.reason)
             case DeployRequested():
-                deployments.deploy(turn, event)
+                deployments.deploy(ctx, event)
             case DeleteRequested():
-                deployments.delete(turn, event)
+                deployments.delete(ctx, event)
             case ScaleRequested():
-                deployments.scale(turn, event)
+                deployments.scale(ctx, event)
             case DrainRequested():
-                nodes.drain_node(turn, event)
+                nodes.drain_node(ctx, event)
             case ProfileRequested():
-                profiling.request_profile(turn, event)
+                profiling.request_profile(ctx, event)
             case DeploymentStored():
-                deployments.stored(turn, event.operation_id)
+                deployments.stored(ctx, event.operation_id)
             case StoreFailed():
-                _fail(turn, event.operation_id, "StorageError", event.message)
+                _fail(ctx, event.operation_id, "StorageError", event.message)
             case OperationCancelled():
-                _fail(turn, event.operation_id, "Cancelled", "the caller went away")
+                _fail(ctx, event.operation_id, "Cancelled", "the caller went away")
             case OperationExpired():
-                message = f"not done within {turn.limits.import_s_max:.0f} s"
-                _fail(turn, event.operation_id, "Unavailable", message)
+                message = f"not done within {ctx.limits.import_s_max:.0f} s"
+                _fail(ctx, event.operation_id, "Unavailable", message)
             case ShutdownRequested():
-                _shut_down(turn)
+                _shut_down(ctx)
             case _:
                 assert_never(event)
 
 
-def _settle(turn: Turn) -> None:
-    """The end of a turn: fill the room that appeared. What stays idle may be wanted by others."""
-    while turn.room_appeared or turn.to_fill or turn.released:
-        queueing.fill(turn)
-        queueing.fill_released(turn)
-        if turn.cell.operations:
-            profiling.advance_profiles(turn)
-        queueing.note_released(turn)
+def _settle(ctx: EventContext) -> None:
+    """The end of every event: fill the room that appeared. What stays idle may be
+    wanted by others.
+    """
+    while ctx.unsettled():
+        queueing.fill(ctx)
+        queueing.fill_released(ctx)
+        if ctx.cell.operations:
+            profiling.advance_profiles(ctx)
+        queueing.settle_released(ctx)
 
 
-def _fail(turn: Turn, operation_id: OperationId, error: str, message: str) -> None:
-    operation = turn.cell.operations.get(operation_id)
+def _fail(ctx: EventContext, operation_id: OperationId, error: str, message: str) -> None:
+    operation = ctx.cell.operations.get(operation_id)
     if operation is not None:
-        fail_operation(turn, operation, error, message)
+        fail_operation(ctx, operation, error, message)
 
 
-def _keep_alive_expired(turn: Turn, expired: KeepAliveExpired) -> None:
+def _keep_alive_expired(ctx: EventContext, expired: KeepAliveExpired) -> None:
     """Park an instance that has been idle since, or unload it if it has been parked for as long as
     it may, unless something wants it to stay.
     """
-    instance = turn.cell.instances.get(expired.instance_id)
+    instance = ctx.cell.instances.get(expired.instance_id)
     if instance is None or instance.idle_since_s != expired.idle_since_s:
         return
-    queueing.offer(turn, instance)
+    queueing.offer(ctx, instance)
     parked = instance.state is InstanceState.PARKED
-    owner = turn.cell.deployments.get(instance.deployment)
+    owner = ctx.cell.deployments.get(instance.deployment)
     if not instance.node.may_go(instance):
         if parked:
-            # What wants it to stay may not want it for ever.
-            _look_again(turn, expired)
+            # A minimum or a measurement keeps it now, but not for ever.
+            _look_again(ctx, expired)
         return
     if parked and not expired.parked:
-        return  # it became idle twice at that very moment
-    stays = turn.limits.parked_s_max > 0.0 and turn.policy.parts is None
+        return  # a second timer of the same moment: the first has parked it
+    stays = ctx.limits.parked_s_max > 0.0 and ctx.policy.partitions is None
     if parked or not stays:
-        lifecycle.unload(turn, instance)
+        lifecycle.unload(ctx, instance)
     elif owner is None or owner.may_park():
-        park(turn, instance)
-        _look_again(turn, expired)
+        park(ctx, instance)
+        _look_again(ctx, expired)
 
 
-def _look_again(turn: Turn, expired: KeepAliveExpired) -> None:
+def _look_again(ctx: EventContext, expired: KeepAliveExpired) -> None:
     """See whether an instance that is parked now still is, then."""
     timer = replace(expired, parked=True)
-    turn.act(SetTimer(at_s=turn.now_s + turn.limits.parked_s_max, timer=timer))
+    ctx.act(SetTimer(at_s=ctx.now_s + ctx.limits.parked_s_max, timer=timer))
 
 
-def _retry_load(turn: Turn, name: DeploymentName) -> None:
-    entry = turn.cell.deployments.get(name)
-    if entry is not None and turn.now_s >= entry.paused_until_s:
-        replicas.keep_minimum(turn, entry)
-        turn.to_fill[name] = None
+def _retry_load(ctx: EventContext, name: DeploymentName) -> None:
+    entry = ctx.cell.deployments.get(name)
+    if entry is not None and ctx.now_s >= entry.paused_until_s:
+        replicas.keep_minimum(ctx, entry)
+        ctx.wake(name)
 
 
-def _shut_down(turn: Turn) -> None:
-    for held in list(turn.cell.requests.values()):
-        refuse(turn, held, RefusalReason.SHUTTING_DOWN, "the controller is stopping")
-    for operation_id in list(turn.cell.operations):
-        reply_error(turn, operation_id, "Unavailable", "the controller is stopping")
-        del turn.cell.operations[operation_id]
+def _shut_down(ctx: EventContext) -> None:
+    for request in list(ctx.cell.requests.values()):
+        refuse(ctx, request, RefusalReason.SHUTTING_DOWN, "the controller is stopping")
+    for operation_id in list(ctx.cell.operations):
+        reply_error(ctx, operation_id, "Unavailable", "the controller is stopping")
+        ctx.cell.remove_operation(operation_id)

@@ -11,24 +11,25 @@ from mesh.core.controller.instances.placement import why_no_node
 from mesh.core.controller.instances.replicas import keep_minimum, trim_to_maximum
 from mesh.core.controller.operations import begin, fail_operation, reply_error
 from mesh.core.controller.requests.ending import refuse, refuse_all_queued
-from mesh.core.controller.state.cell import DeploymentEntry, OperationEntry
-from mesh.core.controller.state.context import Turn
+from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.operation import OperationEntry
 from mesh.domain.actions import RemoveDeployment, ReplyDone, SendCommand, StoreDeployment
 from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.events import DeleteRequested, DeployRequested, ScaleRequested
 from mesh.domain.ids import OperationId
-from mesh.domain.lifecycle import DEPLOYMENT, DeploymentState, advance
+from mesh.domain.lifecycle import DeploymentState
 from mesh.domain.messages import ImportDone, ImportModel
 from mesh.domain.reasons import OperationKind, RefusalReason
 from mesh.request.candidates import Candidates
 
 
-def deploy(turn: Turn, asked: DeployRequested) -> None:
+def deploy(ctx: EventContext, asked: DeployRequested) -> None:
     spec, operation_id = asked.spec, asked.operation_id
-    entry = turn.cell.deployments.get(spec.name)
+    entry = ctx.cell.deployments.get(spec.name)
     if entry is not None:
         if entry.state is DeploymentState.READY and entry.spec == spec:
-            turn.act(ReplyDone(operation_id=operation_id, message="unchanged"))
+            ctx.act(ReplyDone(operation_id=operation_id, message="unchanged"))
             return
         if entry.state is DeploymentState.READY:
             message = f"the name {spec.name!r} is taken by a deployment that differs from this one"
@@ -36,38 +37,38 @@ def deploy(turn: Turn, asked: DeployRequested) -> None:
         else:
             message = f"{spec.name!r} is under way: it is {entry.state}"
             hint = "wait for that to end"
-        reply_error(turn, operation_id, "AlreadyExists", message, hint)
+        reply_error(ctx, operation_id, "AlreadyExists", message, hint)
         return
-    nodes = [n for n in turn.cell.nodes.values() if n.takes(spec)]
+    nodes = [n for n in ctx.cell.nodes.values() if n.takes(spec)]
     if not nodes:
-        message, hint = why_no_node(turn, spec, f" to import {spec.source}")
-        reply_error(turn, operation_id, "Unavailable", message, hint)
+        message, hint = why_no_node(ctx, spec, f" to import {spec.source}")
+        reply_error(ctx, operation_id, "Unavailable", message, hint)
         return
-    node = min(nodes, key=turn.policy.node_rank)
-    turn.cell.deployments[spec.name] = DeploymentEntry(
-        spec=spec, state=DeploymentState.IMPORTING, candidates=Candidates(turn.policy)
-    )
+    node = min(nodes, key=ctx.policy.node_rank)
     operation = OperationEntry(
         operation_id=operation_id, kind=OperationKind.DEPLOY, name=spec.name, node=node
     )
-    if not begin(turn, operation):
-        del turn.cell.deployments[spec.name]
+    if not begin(ctx, operation):
         return
+    entry = DeploymentEntry(
+        spec=spec, state=DeploymentState.IMPORTING, candidates=Candidates(ctx.policy)
+    )
+    ctx.cell.add_deployment(entry)
     command = ImportModel(operation_id=operation_id, source=spec.source)
-    turn.act(SendCommand(link_id=node.link_id, command=command))
+    ctx.act(SendCommand(link_id=node.link_id, command=command))
 
 
-def import_done(turn: Turn, report: ImportDone) -> None:
+def import_done(ctx: EventContext, report: ImportDone) -> None:
     """The model is in a node's store: make it durable."""
-    operation = turn.cell.operations.get(report.operation_id)
+    operation = ctx.cell.operations.get(report.operation_id)
     if operation is None or operation.pending is not None or operation.node is None:
         return
-    entry = turn.cell.deployments[operation.name]
+    entry = ctx.cell.deployments[operation.name]
     allowed = report.model.context_tokens_max
     wanted = entry.spec.context_tokens_max or allowed
     if wanted > allowed:
         message = f"context_tokens_max is {wanted}; {report.model.architecture} model has {allowed}"
-        fail_operation(turn, operation, "InvalidInput", message, "lower spec.context_tokens_max")
+        fail_operation(ctx, operation, "InvalidInput", message, "lower spec.context_tokens_max")
         return
     engine = operation.node.hello.engine
     deployment = Deployment(
@@ -76,10 +77,9 @@ def import_done(turn: Turn, report: ImportDone) -> None:
         context_tokens_max=wanted,
         footprints=((engine, report.footprint),),
     )
-    operation.node = None
-    entry.state = advance(DEPLOYMENT, entry.state, DeploymentState.SAVING)
+    entry.advance(DeploymentState.SAVING)
     _store(
-        turn,
+        ctx,
         operation,
         StoreDeployment(
             operation_id=operation.operation_id, deployment=deployment, text=report.text
@@ -87,88 +87,84 @@ def import_done(turn: Turn, report: ImportDone) -> None:
     )
 
 
-def _store(turn: Turn, operation: OperationEntry, store: StoreDeployment) -> None:
-    operation.pending = store.deployment
-    turn.act(store)
+def _store(ctx: EventContext, operation: OperationEntry, store: StoreDeployment) -> None:
+    operation.store(store.deployment)
+    ctx.act(store)
 
 
-def stored(turn: Turn, operation_id: OperationId) -> None:
+def stored(ctx: EventContext, operation_id: OperationId) -> None:
     """The registry has it: what was asked for holds from now on."""
-    operation = turn.cell.operations.pop(operation_id, None)
+    operation = ctx.cell.remove_operation(operation_id)
     if operation is None:
         return
     if operation.pending_profile is not None:
-        turn.act(ReplyDone(operation_id=operation_id, message="profiled"))
+        ctx.act(ReplyDone(operation_id=operation_id, message="profiled"))
         return
-    entry = turn.cell.deployments.get(operation.name)
+    entry = ctx.cell.deployments.get(operation.name)
     if entry is None:
-        reply_error(turn, operation_id, "NotFound", f"{operation.name!r} was deleted meanwhile")
+        reply_error(ctx, operation_id, "NotFound", f"{operation.name!r} was deleted meanwhile")
         return
     message = "deleted"
     if operation.kind is OperationKind.DELETE:
-        _remove(turn, entry)
+        _remove(ctx, entry)
     elif operation.pending is not None:
-        entry.deployment, entry.spec = operation.pending, operation.pending.spec
+        entry.use(operation.pending)
         if operation.kind is OperationKind.DEPLOY:
-            entry.state = advance(DEPLOYMENT, entry.state, DeploymentState.READY)
+            entry.advance(DeploymentState.READY)
             message = "deployed"
         else:
-            trim_to_maximum(turn, entry)
-            turn.to_fill[operation.name] = None
-            # What the old minimum kept, or the old keep-alive, counts anew by the new ones.
-            turn.released.update(entry.instances)
+            trim_to_maximum(ctx, entry)
+            ctx.wake(operation.name)
+            # What the old minimum or keep-alive kept is judged by the new ones.
             for instance in entry.instances.values():
-                instance.node.eased += 1
+                ctx.note_released(instance)
             message = "scaled"
-        keep_minimum(turn, entry)
-    turn.act(ReplyDone(operation_id=operation_id, message=message))
+        keep_minimum(ctx, entry)
+    ctx.act(ReplyDone(operation_id=operation_id, message=message))
 
 
-def _remove(turn: Turn, entry: DeploymentEntry) -> None:
+def _remove(ctx: EventContext, entry: DeploymentEntry) -> None:
     message = f"{entry.spec.name!r} was deleted"
-    refuse_all_queued(turn, entry, RefusalReason.DEPLOYMENT_DELETED, message)
+    refuse_all_queued(ctx, entry, RefusalReason.DEPLOYMENT_DELETED, message)
     for instance in list(entry.instances.values()):
-        for held in list(instance.requests.values()):
-            refuse(turn, held, RefusalReason.DEPLOYMENT_DELETED, message)
-        drain(turn, instance)
-    entry.state = advance(DEPLOYMENT, entry.state, DeploymentState.GONE)
-    del turn.cell.deployments[entry.spec.name]
+        for request in list(instance.requests.values()):
+            refuse(ctx, request, RefusalReason.DEPLOYMENT_DELETED, message)
+        drain(ctx, instance)
+    ctx.cell.remove_deployment(entry)
 
 
-def delete(turn: Turn, asked: DeleteRequested) -> None:
-    entry = turn.cell.deployments.get(asked.name)
+def delete(ctx: EventContext, asked: DeleteRequested) -> None:
+    entry = ctx.cell.deployments.get(asked.name)
     if entry is None or entry.state is not DeploymentState.READY:
-        reply_error(turn, asked.operation_id, "NotFound", f"there is no deployment {asked.name!r}")
+        reply_error(ctx, asked.operation_id, "NotFound", f"there is no deployment {asked.name!r}")
         return
     operation = OperationEntry(
         operation_id=asked.operation_id, kind=OperationKind.DELETE, name=asked.name
     )
-    if begin(turn, operation):
-        entry.state = advance(DEPLOYMENT, entry.state, DeploymentState.DELETING)
-        turn.act(RemoveDeployment(operation_id=asked.operation_id, name=asked.name))
+    if begin(ctx, operation):
+        entry.advance(DeploymentState.DELETING)
+        ctx.act(RemoveDeployment(operation_id=asked.operation_id, name=asked.name))
 
 
-def scale(turn: Turn, asked: ScaleRequested) -> None:
-    entry = turn.cell.deployments.get(asked.name)
+def scale(ctx: EventContext, asked: ScaleRequested) -> None:
+    entry = ctx.cell.deployments.get(asked.name)
     if entry is None or entry.state is not DeploymentState.READY or entry.deployment is None:
-        reply_error(turn, asked.operation_id, "NotFound", f"there is no deployment {asked.name!r}")
+        reply_error(ctx, asked.operation_id, "NotFound", f"there is no deployment {asked.name!r}")
         return
     spec = _scaled(entry.spec, asked)
     if spec.scaling.replicas_min > spec.scaling.replicas_max:
         low, high = spec.scaling.replicas_min, spec.scaling.replicas_max
         message = f"replicas_min would be {low} and replicas_max {high}"
         reply_error(
-            turn, asked.operation_id, "InvalidInput", message, "give both with --min and --max"
+            ctx, asked.operation_id, "InvalidInput", message, "give both with --min and --max"
         )
         return
     operation = OperationEntry(
         operation_id=asked.operation_id, kind=OperationKind.SCALE, name=asked.name
     )
-    if begin(turn, operation):
+    if begin(ctx, operation):
         changed = replace(entry.deployment, spec=spec)
-        _store(
-            turn, operation, StoreDeployment(operation_id=asked.operation_id, deployment=changed)
-        )
+        _store(ctx, operation, StoreDeployment(operation_id=asked.operation_id, deployment=changed))
 
 
 def _scaled(spec: DeploymentSpec, asked: ScaleRequested) -> DeploymentSpec:

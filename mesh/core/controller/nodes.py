@@ -6,102 +6,93 @@ tokens so far. What a node says while it is linked is taken by `reports`.
 """
 
 from mesh.core.controller.instances.lifecycle import adopt, forget, note_idle, unload
-from mesh.core.controller.instances.placement import ask_anew
 from mesh.core.controller.instances.replicas import room_changed
 from mesh.core.controller.operations import fail_operation, reply_error
 from mesh.core.controller.requests.serving import requeue
-from mesh.core.controller.state.cell import NodeEntry
-from mesh.core.controller.state.context import Turn
+from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.actions import AcceptLink, CloseLink, ReplyDone, SetTimer
 from mesh.domain.events import DrainRequested, LeaseCheckDue, NodeConnected
-from mesh.domain.lifecycle import NODE, InstanceState, NodeState, advance
+from mesh.domain.lifecycle import InstanceState, NodeState
 from mesh.domain.reasons import RefusalReason
 from mesh.memory.station import ReservationStation
 
 
-def connect(turn: Turn, connected: NodeConnected) -> None:
+def connect(ctx: EventContext, connected: NodeConnected) -> None:
     """A node dials in: take it and what it holds over, unless its name is taken."""
     hello, link_id = connected.hello, connected.link_id
-    known = turn.cell.nodes.get(hello.node_id)
+    known = ctx.cell.nodes.get(hello.node_id)
     if known is not None and known.hello.run_id != hello.run_id:
         message = f"a node named {hello.node_id!r} is in this cell already"
         hint = "start this one with another --name"
-        turn.act(CloseLink(link_id=link_id, error="AlreadyExists", message=message, hint=hint))
+        ctx.act(CloseLink(link_id=link_id, error="AlreadyExists", message=message, hint=hint))
         return
     draining = known is not None and known.state is NodeState.DRAINING
     if known is not None:
         # Hellos of different links may overtake each other: should the node live on the old one,
         # it has to hear that this one took its place.
         reason = "the node opened a new link"
-        turn.act(CloseLink(link_id=known.link_id, error="Unavailable", message=reason))
-        lose(turn, known, reason)
+        ctx.act(CloseLink(link_id=known.link_id, error="Unavailable", message=reason))
+        lose(ctx, known, reason)
     node = NodeEntry(
         hello=hello,
         link_id=link_id,
         station=ReservationStation(capacity_bytes=max(hello.memory_bytes - hello.base_bytes, 0)),
-        last_seen_s=turn.now_s,
+        last_seen_s=ctx.now_s,
         state=NodeState.DRAINING if draining else NodeState.READY,
-        protected=turn.cell.deployments,
+        protected=ctx.cell.deployments,
     )
-    turn.cell.nodes[hello.node_id] = node
-    turn.cell.links[link_id] = node
-    ask_anew(turn)
-    rule, turn_s_max = turn.policy.turns, turn.limits.turn_s_max
-    turn.act(AcceptLink(link_id=link_id, turns=rule, turn_s_max=turn_s_max))
+    ctx.cell.add_node(node)
+    rule, turn_s_max = ctx.policy.turns, ctx.limits.turn_s_max
+    ctx.act(AcceptLink(link_id=link_id, turns=rule, turn_s_max=turn_s_max))
     for report in hello.instances:
-        adopt(turn, node, report)
-    room_changed(turn)
+        adopt(ctx, node, report)
+    room_changed(ctx)
 
 
-def lose(turn: Turn, node: NodeEntry, reason: str) -> None:
+def lose(ctx: EventContext, node: NodeEntry, reason: str) -> None:
     """The node is out of reach: forget what it held, move its requests, fail its imports."""
-    node.state = advance(NODE, node.state, NodeState.LOST)
-    del turn.cell.nodes[node.node_id]
-    del turn.cell.links[node.link_id]
-    ask_anew(turn)
+    ctx.cell.remove_node(node)
     for instance in list(node.instances.values()):
-        held_here = list(instance.requests.values())
-        forget(turn, instance)
-        for held in held_here:
+        requests = list(instance.requests.values())
+        forget(ctx, instance)
+        for request in requests:
             message = f"node {node.node_id!r} was lost ({reason})"
-            requeue(turn, held, RefusalReason.NODE_LOST, message)
-    for operation in list(turn.cell.operations.values()):
+            requeue(ctx, request, RefusalReason.NODE_LOST, message)
+    for operation in list(ctx.cell.operations.values()):
         if operation.node is node:
             message = f"node {node.node_id!r} was lost while it worked on that ({reason})"
-            fail_operation(turn, operation, "Unavailable", message, "try again")
-    room_changed(turn)
+            fail_operation(ctx, operation, "Unavailable", message, "try again")
+    room_changed(ctx)
 
 
-def check_leases(turn: Turn) -> None:
+def check_leases(ctx: EventContext) -> None:
     """Drop nodes that have been silent too long, and look again later."""
-    for node in list(turn.cell.nodes.values()):
-        silent_s = turn.now_s - node.last_seen_s
-        if silent_s > turn.limits.node_lease_s:
-            reason = f"silent for {silent_s:.1f} s; the lease is {turn.limits.node_lease_s:.1f} s"
-            turn.act(CloseLink(link_id=node.link_id, error="Unavailable", message=reason))
-            lose(turn, node, reason)
-    turn.act(SetTimer(at_s=turn.now_s + turn.limits.lease_check_s, timer=LeaseCheckDue()))
+    for node in list(ctx.cell.nodes.values()):
+        silent_s = ctx.now_s - node.last_seen_s
+        if silent_s > ctx.limits.node_lease_s:
+            reason = f"silent for {silent_s:.1f} s; the lease is {ctx.limits.node_lease_s:.1f} s"
+            ctx.act(CloseLink(link_id=node.link_id, error="Unavailable", message=reason))
+            lose(ctx, node, reason)
+    ctx.act(SetTimer(at_s=ctx.now_s + ctx.limits.lease_check_s, timer=LeaseCheckDue()))
 
 
-def drain_node(turn: Turn, asked: DrainRequested) -> None:
+def drain_node(ctx: EventContext, asked: DrainRequested) -> None:
     """No new work for a node; its instances go as they become idle. `undo` takes that back."""
-    node = turn.cell.nodes.get(asked.node_id)
+    node = ctx.cell.nodes.get(asked.node_id)
     if node is None:
         message = f"there is no node {asked.node_id!r}"
-        hint = f"nodes: {', '.join(sorted(turn.cell.nodes)) or 'none'}"
-        reply_error(turn, asked.operation_id, "NotFound", message, hint)
+        hint = f"nodes: {', '.join(sorted(ctx.cell.nodes)) or 'none'}"
+        reply_error(ctx, asked.operation_id, "NotFound", message, hint)
         return
     wanted = NodeState.READY if asked.undo else NodeState.DRAINING
-    node.eased += 1
-    if node.state is not wanted:
-        ask_anew(turn)
-        node.state = advance(NODE, node.state, wanted)
+    ctx.cell.turn_node(node, wanted)
     for instance in list(node.instances.values()):
         if asked.undo or instance.state is InstanceState.UNLOADING:
             continue
         if instance.state is InstanceState.LOADING:
-            unload(turn, instance)
+            unload(ctx, instance)
         elif not instance.requests:
-            note_idle(turn, instance)
-    room_changed(turn)
-    turn.act(ReplyDone(operation_id=asked.operation_id, message=wanted.value))
+            note_idle(ctx, instance)
+    room_changed(ctx)
+    ctx.act(ReplyDone(operation_id=asked.operation_id, message=wanted.value))

@@ -5,53 +5,49 @@ is, kept until the node has measured it, and the profile is stored. It then hold
 every node of the same fingerprint, running instances included.
 """
 
-from mesh.compute.correction import Correction
 from mesh.core.controller.instances.kv_cache import least_blocks, resize
 from mesh.core.controller.instances.lifecycle import start_instance
-from mesh.core.controller.instances.placement import ask_anew, why_no_node
+from mesh.core.controller.instances.placement import why_no_node
 from mesh.core.controller.operations import begin, fail_operation, release_instance, reply_error
-from mesh.core.controller.state.cell import (
-    DeploymentEntry,
-    InstanceEntry,
-    NodeEntry,
-    OperationEntry,
-)
-from mesh.core.controller.state.context import Turn
+from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
+from mesh.core.controller.state.operation import OperationEntry
 from mesh.domain.actions import ReplyProgress, SendCommand, StoreProfile
 from mesh.domain.events import ProfileRequested
 from mesh.domain.ids import NodeId
-from mesh.domain.lifecycle import INSTANCE, InstanceState, advance
 from mesh.domain.messages import LoadProgress, ProfileDone, ProfileInstance, UseProfile
 from mesh.domain.reasons import OperationKind
 
 
-def request_profile(turn: Turn, asked: ProfileRequested) -> None:
+def request_profile(ctx: EventContext, asked: ProfileRequested) -> None:
     """Have a model measured."""
-    entry = turn.cell.deployments.get(asked.name)
+    entry = ctx.cell.deployments.get(asked.name)
     if entry is None or entry.deployment is None:
         message = f"there is no deployment {asked.name!r}"
-        reply_error(turn, asked.operation_id, "NotFound", message)
+        reply_error(ctx, asked.operation_id, "NotFound", message)
         return
-    node = _node(turn, entry, asked.node_id)
+    node = _node(ctx, entry, asked.node_id)
     if isinstance(node, str):
-        error = "NotFound" if asked.node_id not in (None, *turn.cell.nodes) else "Unavailable"
-        hint = f"nodes: {', '.join(sorted(turn.cell.nodes)) or 'none'}"
-        reply_error(turn, asked.operation_id, error, node, hint)
+        error = "NotFound" if asked.node_id not in (None, *ctx.cell.nodes) else "Unavailable"
+        hint = f"nodes: {', '.join(sorted(ctx.cell.nodes)) or 'none'}"
+        reply_error(ctx, asked.operation_id, error, node, hint)
         return
     operation = OperationEntry(
         operation_id=asked.operation_id, kind=OperationKind.PROFILE, name=asked.name, node=node
     )
-    if begin(turn, operation):
-        turn.room_appeared = True
+    if begin(ctx, operation):
+        ctx.wake_all()
 
 
-def _node(turn: Turn, entry: DeploymentEntry, wanted: NodeId | None) -> NodeEntry | str:
+def _node(ctx: EventContext, entry: DeploymentEntry, wanted: NodeId | None) -> NodeEntry | str:
     """The node to measure on, or why there is none."""
     if wanted is not None:
-        node = turn.cell.nodes.get(wanted)
+        node = ctx.cell.nodes.get(wanted)
         if node is None:
             return f"there is no node {wanted!r}"
-        if turn.takes(node, entry.spec):
+        if ctx.takes(node, entry.spec):
             return node
         spec, span = entry.spec, node.hello.tensor_parallel_max
         if node.device in spec.devices and span < spec.tensor_parallel:
@@ -62,118 +58,115 @@ def _node(turn: Turn, entry: DeploymentEntry, wanted: NodeId | None) -> NodeEntr
     if loaded:
         idlest = min(loaded, key=lambda i: (not i.node.is_idle(), i.batch, i.instance_id))
         return idlest.node
-    nodes = [n for n in turn.cell.nodes.values() if turn.takes(n, entry.spec)]
+    nodes = [n for n in ctx.cell.nodes.values() if ctx.takes(n, entry.spec)]
     if not nodes:
-        return why_no_node(turn, entry.spec)[0]
+        return why_no_node(ctx, entry.spec)[0]
     return min(
-        nodes, key=lambda node: (*_lacks_room(turn, entry, node), *turn.policy.node_rank(node))
+        nodes, key=lambda node: (*_lacks_room(ctx, entry, node), *ctx.policy.node_rank(node))
     )
 
 
-def _lacks_room(turn: Turn, entry: DeploymentEntry, node: NodeEntry) -> tuple[bool, bool]:
+def _lacks_room(ctx: EventContext, entry: DeploymentEntry, node: NodeEntry) -> tuple[bool, bool]:
     """Whether it has no room for an instance, and whether idle ones could not make it either."""
     deployment = entry.deployment
     assert deployment is not None
     footprint = node.footprint_of(deployment)
-    least = least_blocks(turn.limits, footprint, deployment.context_tokens_max)
+    least = least_blocks(ctx.limits, footprint, deployment.context_tokens_max)
     missing = footprint.instance_bytes(least) - node.free_bytes
     idle = sum(size_bytes for _, size_bytes in node.reclaimable())
     return missing > 0, missing > idle
 
 
-def advance_profiles(turn: Turn) -> None:
+def advance_profiles(ctx: EventContext) -> None:
     """Send off those whose instance is up; load the instance of those that have none."""
-    for operation in list(turn.cell.operations.values()):
+    for operation in list(ctx.cell.operations.values()):
         if operation.kind is OperationKind.PROFILE and not operation.measuring:
-            _advance(turn, operation)
+            _advance(ctx, operation)
 
 
-def _advance(turn: Turn, operation: OperationEntry) -> None:
-    entry, node = turn.cell.deployments.get(operation.name), operation.node
+def _advance(ctx: EventContext, operation: OperationEntry) -> None:
+    entry, node = ctx.cell.deployments.get(operation.name), operation.node
     if entry is None or entry.deployment is None or node is None:
         message = f"{operation.name!r} was deleted meanwhile"
-        fail_operation(turn, operation, "NotFound", message)
+        fail_operation(ctx, operation, "NotFound", message)
         return
     here = [i for i in entry.instances.values() if i.node is node]
     for instance in here:
         if instance.is_loaded and not node.station.is_pending(instance.instance_id):
-            _measure(turn, operation, instance)
+            _measure(ctx, operation, instance)
     if here:
         return
-    operation.instance = None
+    operation.release()
     if node.node_id in entry.avoided:
         message = f"its last load on {node.node_id} failed: {entry.avoided[node.node_id]}"
-        fail_operation(turn, operation, "Unavailable", message)
+        fail_operation(ctx, operation, "Unavailable", message)
         return
     if entry.replicas() >= entry.spec.scaling.replicas_max:
         message = f"all {entry.replicas()} instances that {operation.name!r} may have are elsewhere"
         hint = "measure it on a node that has one, or raise its maximum with `mesh scale`"
-        fail_operation(turn, operation, "Unavailable", message, hint)
+        fail_operation(ctx, operation, "Unavailable", message, hint)
         return
-    lacking = start_instance(turn, entry, only=node)
+    lacking = start_instance(ctx, entry, only=node)
     if lacking is not None:
         message = f"{node.node_id} has no room for an instance of {operation.name!r}"
         hint = "try again when its instances are idle, or choose another node with --node"
-        fail_operation(turn, operation, "Unavailable", message, hint)
+        fail_operation(ctx, operation, "Unavailable", message, hint)
 
 
-def _measure(turn: Turn, operation: OperationEntry, instance: InstanceEntry) -> None:
+def _measure(ctx: EventContext, operation: OperationEntry, instance: InstanceEntry) -> None:
     """Have it measured, with a KV cache as large as a survey can use and memory allows: resized
     first, if need be, and kept from then on.
     """
     node = instance.node
     if operation.instance is not instance:
-        operation.instance, instance.profiling = instance, True
-        if instance.state is InstanceState.PARKED:
-            instance.state = advance(INSTANCE, instance.state, InstanceState.READY)
-        target = _measured_blocks(turn, instance)
+        operation.keep(instance)
+        instance.unpark()
+        target = _measured_blocks(ctx, instance)
         if target > instance.promised_blocks:
-            resize(turn, instance, target, turn.now_s)
+            resize(ctx, instance, target, ctx.now_s)
             return
-    operation.measuring = True
+    operation.note_measuring()
     command = ProfileInstance(operation_id=operation.operation_id, instance_id=instance.instance_id)
-    turn.act(SendCommand(link_id=node.link_id, command=command))
+    ctx.act(SendCommand(link_id=node.link_id, command=command))
 
 
-def _measured_blocks(turn: Turn, instance: InstanceEntry) -> int:
+def _measured_blocks(ctx: EventContext, instance: InstanceEntry) -> int:
     footprint = instance.footprint
     useful = instance.batch_max * footprint.blocks_for(instance.context_tokens_max)
-    wanted = min(footprint.blocks_for(turn.limits.kv_tokens_profiled), useful)
+    wanted = min(footprint.blocks_for(ctx.limits.kv_tokens_profiled), useful)
     free_bytes = max(instance.node.free_bytes, 0)
     return min(wanted, instance.promised_blocks + free_bytes // footprint.kv_block_bytes)
 
 
-def tell_of_load(turn: Turn, instance: InstanceEntry, said: LoadProgress) -> None:
+def tell_of_load(ctx: EventContext, instance: InstanceEntry, said: LoadProgress) -> None:
     """Those who want a profile of what loads there wait for it, too."""
-    for operation in turn.cell.operations.values():
+    for operation in ctx.cell.operations.values():
         wants = operation.kind is OperationKind.PROFILE and operation.name == instance.deployment
         if wants and operation.node is instance.node:
             operation_id = operation.operation_id
-            turn.act(ReplyProgress(operation_id=operation_id, phase=said.phase, share=said.share))
+            ctx.act(ReplyProgress(operation_id=operation_id, phase=said.phase, share=said.share))
 
 
-def profile_done(turn: Turn, said: ProfileDone) -> None:
+def profile_done(ctx: EventContext, said: ProfileDone) -> None:
     """Measured: use it wherever it holds, as its node does already, and keep it. The call is
     answered when it is kept; were that to fail, it would hold until the controller ends.
     """
-    operation = turn.cell.operations.get(said.operation_id)
+    operation = ctx.cell.operations.get(said.operation_id)
     if operation is None or operation.instance is None or not operation.measuring:
         return
     instance, profile = operation.instance, said.profile
     asked = (instance.model_id, instance.node.hello.fingerprint)
     if (profile.model_id, profile.fingerprint) != asked:
         message = f"the node measured {profile.model_id} on {profile.fingerprint} instead"
-        fail_operation(turn, operation, "Unavailable", message)
+        fail_operation(ctx, operation, "Unavailable", message)
         return
-    operation.pending_profile, operation.node = profile, None
-    release_instance(turn, operation)
-    turn.cell.expectations.learn_profile(profile)
-    ask_anew(turn)
-    for instance in turn.cell.instances.values():
+    operation.store(profile)
+    release_instance(ctx, operation)
+    ctx.cell.learn_profile(profile)
+    for instance in ctx.cell.instances.values():
         fits = instance.node.hello.fingerprint == profile.fingerprint
         if fits and instance.model_id == profile.model_id:
-            instance.profile, instance.correction = profile, Correction()
-            instance.node.eased += 1
+            instance.use_profile(profile)
             command = UseProfile(instance_id=instance.instance_id, profile=profile)
-            turn.act(SendCommand(link_id=instance.node.link_id, command=command))
-    turn.act(StoreProfile(operation_id=operation.operation_id, profile=profile))
+            ctx.act(SendCommand(link_id=instance.node.link_id, command=command))
+    ctx.act(StoreProfile(operation_id=operation.operation_id, profile=profile))

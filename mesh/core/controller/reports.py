@@ -19,11 +19,12 @@ from mesh.core.controller.profiling import profile_done, tell_of_load
 from mesh.core.controller.requests.ending import refuse_all_queued
 from mesh.core.controller.requests.queueing import tell_waiting
 from mesh.core.controller.requests.serving import deliver, give_back, relieve, requeue
-from mesh.core.controller.state.cell import InstanceEntry, NodeEntry
-from mesh.core.controller.state.context import Turn
+from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.actions import SendCommand
 from mesh.domain.ids import InstanceId
-from mesh.domain.lifecycle import INSTANCE, InstanceState, advance
+from mesh.domain.lifecycle import InstanceState
 from mesh.domain.messages import (
     Heartbeat,
     ImportDone,
@@ -49,158 +50,150 @@ EASED_SHARE = 0.95
 """Of what its iterations took, with which a node has got less to compute."""
 
 
-def report(turn: Turn, link_id: int, said: NodeReport) -> None:
+def report(ctx: EventContext, link_id: int, said: NodeReport) -> None:
     """Whatever a node says. Reports on a link that is not its node's any more mean nothing."""
-    node = turn.cell.links.get(link_id)
+    node = ctx.cell.links.get(link_id)
     if node is None:
         return
-    node.last_seen_s = turn.now_s
+    node.seen(ctx.now_s)
     match said:
         case TokensReport():
             for outputs in said.outputs:
-                deliver(turn, outputs)
-            _note_iteration(turn, node, said)
+                deliver(ctx, outputs)
+            _note_iteration(ctx, node, said)
         case Heartbeat():
-            _heartbeat(turn, node, said)
+            _heartbeat(ctx, node, said)
         case RequestReturned():
-            give_back(turn, said)
+            give_back(ctx, said)
         case InstanceLoaded():
-            _loaded(turn, node, said)
+            _loaded(ctx, node, said)
         case InstanceGone():
-            _gone(turn, said)
+            _gone(ctx, said)
         case KvResized():
-            resized(turn, node, said)
+            resized(ctx, node, said)
         case LoadFailed():
-            _load_failed(turn, said)
+            _load_failed(ctx, said)
         case LoadProgress():
-            _load_progress(turn, said)
+            _load_progress(ctx, said)
         case ImportProgress() | ProfileProgress():
-            progress(turn, said)
+            progress(ctx, said)
         case ImportDone():
-            import_done(turn, said)
+            import_done(ctx, said)
         case ProfileDone():
-            profile_done(turn, said)
+            profile_done(ctx, said)
         case ImportFailed() | ProfileFailed():
-            failed_on_node(turn, said)
+            failed_on_node(ctx, said)
         case NodeHello():
             pass  # only the first message of a link may be one; the link has dealt with it
 
 
-def _note_iteration(turn: Turn, node: NodeEntry, said: TokensReport) -> None:
+def _note_iteration(ctx: EventContext, node: NodeEntry, said: TokensReport) -> None:
     """An iteration has ended, and if there is work the next one began at once."""
     instance = node.instances.get(said.instance_id)
-    busy = (instance is not None and instance.requests) or not node.is_idle()
-    node.iteration_started_s = turn.now_s if busy else None
+    node.note_iteration(instance, ctx.now_s)
     if instance is None:
         return
     if said.correction < instance.correction.latest * EASED_SHARE:
-        node.eased += 1
+        node.ease()
     beside_load = instance.correction.trial_left > 0 and node.is_loading()
-    instance.correction.reported(said.correction, turn.now_s, beside_load=beside_load)
+    instance.correction.reported(said.correction, ctx.now_s, beside_load=beside_load)
     for request_id, tokens in said.prefill_left:
-        held = instance.requests.get(request_id)
-        if held is not None:
-            held.prefill_left = tokens
+        request = instance.requests.get(request_id)
+        if request is not None:
+            request.note_prefill_left(tokens)
     if said.starved and any(request_id in instance.requests for request_id in said.starved):
-        relieve(turn, instance)
+        relieve(ctx, instance)
 
 
-def _heartbeat(turn: Turn, node: NodeEntry, said: Heartbeat) -> None:
+def _heartbeat(ctx: EventContext, node: NodeEntry, said: Heartbeat) -> None:
     """Bring the books in line with what is loaded. An instance that the node does not list serves
     no more: it broke. The node gives its requests back, and says when its memory is free.
     """
-    node.rss_bytes, node.engine_bytes, node.asleep = said.rss_bytes, said.engine_bytes, said.asleep
-    node.load_slowdown = max(said.load_slowdown, 1.0)
-    # Time alone eases it, too: plans forget the worst of the last seconds (`Correction.planned`).
-    node.eased += 1
+    node.note_heartbeat(said)
     listed = {loaded.instance_id for loaded in said.instances}
     for instance in node.instances.values():
         serves = instance.is_loaded or instance.state is InstanceState.DRAINING
         if serves and instance.instance_id not in listed:
-            unload(turn, instance)
+            unload(ctx, instance)
             if not instance.has_served:
                 message = f"{instance.instance_id} ended by itself before its first token"
-                _note_failure(turn, instance, message, "see `mesh logs`")
+                _note_failure(ctx, instance, message, "see `mesh logs`")
     for loaded in said.instances:
-        known = turn.cell.instances.get(loaded.instance_id)
+        known = ctx.cell.instances.get(loaded.instance_id)
         if known is None:
-            adopt(turn, node, loaded)
+            adopt(ctx, node, loaded)
         else:
-            known.kv_blocks_used = loaded.kv_blocks_used
-            known.correction.told(loaded.correction, turn.now_s)
-            take_over(turn, known, loaded.kv_blocks)
-    restore(turn, node)
+            known.note_report(loaded, ctx.now_s)
+            take_over(ctx, known, loaded.kv_blocks)
+    restore(ctx, node)
 
 
-def _loaded(turn: Turn, node: NodeEntry, said: InstanceLoaded) -> None:
-    instance = turn.cell.instances.get(said.instance_id)
+def _loaded(ctx: EventContext, node: NodeEntry, said: InstanceLoaded) -> None:
+    instance = ctx.cell.instances.get(said.instance_id)
     if instance is None:
         command = UnloadInstance(instance_id=said.instance_id)
-        turn.act(SendCommand(link_id=node.link_id, command=command))
+        ctx.act(SendCommand(link_id=node.link_id, command=command))
         return
-    fits = take_over_size(turn, instance, said)
-    node.eased += 1
+    fits = take_over_size(ctx, instance, said)
     if instance.state is not InstanceState.LOADING:
         return
-    instance.state = advance(INSTANCE, instance.state, InstanceState.READY)
-    instance.loaded_at_s, instance.phase, instance.share = turn.now_s, "", 1.0
-    note_loaded(turn, instance, said)
-    turn.to_fill[instance.deployment] = None
+    note_loaded(ctx, instance, said)
+    ctx.wake(instance.deployment)
     if fits:
-        turn.released[instance.instance_id] = instance
+        ctx.note_released(instance)
     else:
-        unload(turn, instance)
+        unload(ctx, instance)
 
 
-def _load_progress(turn: Turn, said: LoadProgress) -> None:
-    instance = turn.cell.instances.get(said.instance_id)
+def _load_progress(ctx: EventContext, said: LoadProgress) -> None:
+    instance = ctx.cell.instances.get(said.instance_id)
     if instance is not None and instance.state is InstanceState.LOADING:
-        instance.phase, instance.share = said.phase, said.share
-        owner = turn.cell.deployments.get(instance.deployment)
+        instance.note_progress(said.phase, said.share)
+        owner = ctx.cell.deployments.get(instance.deployment)
         if owner is not None:
-            tell_waiting(turn, owner, said.phase, said.share)
-        tell_of_load(turn, instance, said)
+            tell_waiting(ctx, owner, said.phase, said.share)
+        tell_of_load(ctx, instance, said)
 
 
-def _load_failed(turn: Turn, said: LoadFailed) -> None:
-    instance = turn.cell.instances.get(said.instance_id)
+def _load_failed(ctx: EventContext, said: LoadFailed) -> None:
+    instance = ctx.cell.instances.get(said.instance_id)
     if instance is not None:
         given_up = instance.state is InstanceState.UNLOADING
-        forget(turn, instance)
+        forget(ctx, instance)
         if not given_up:
-            _note_failure(turn, instance, said.message, said.hint)
-        room_changed(turn)
+            _note_failure(ctx, instance, said.message, said.hint)
+        room_changed(ctx)
 
 
-def _gone(turn: Turn, said: InstanceGone) -> None:
-    instance = turn.cell.instances.get(said.instance_id)
+def _gone(ctx: EventContext, said: InstanceGone) -> None:
+    instance = ctx.cell.instances.get(said.instance_id)
     if instance is None:
         return
-    held_here, loading = list(instance.requests.values()), instance.state is InstanceState.LOADING
-    forget(turn, instance)
-    for held in held_here:
-        requeue(turn, held, RefusalReason.ENGINE_FAILED, said.message or "its instance is gone")
+    requests, loading = list(instance.requests.values()), instance.state is InstanceState.LOADING
+    forget(ctx, instance)
+    for request in requests:
+        requeue(ctx, request, RefusalReason.ENGINE_FAILED, said.message or "its instance is gone")
     if loading and said.error:
-        _note_failure(turn, instance, said.message, "see `mesh logs`")
-    elif not said.error and instance.deployment in turn.cell.deployments:
-        turn.cell.deployments[instance.deployment].forgive_loads()
-    room_changed(turn)
+        _note_failure(ctx, instance, said.message, "see `mesh logs`")
+    elif not said.error and instance.deployment in ctx.cell.deployments:
+        ctx.cell.deployments[instance.deployment].forgive_loads()
+    room_changed(ctx)
 
 
-def _note_failure(turn: Turn, instance: InstanceEntry, message: str, hint: str) -> None:
-    owner = turn.cell.deployments.get(instance.deployment)
+def _note_failure(ctx: EventContext, instance: InstanceEntry, message: str, hint: str) -> None:
+    owner = ctx.cell.deployments.get(instance.deployment)
     if owner is None:
         return
-    note_load_failure(turn, owner, instance.node, message)
-    if owner.load_failures >= turn.limits.load_attempts_max and not owner.replicas():
+    note_load_failure(ctx, owner, instance.node, message)
+    if owner.load_failures >= ctx.limits.load_attempts_max and not owner.replicas():
         told = f"{owner.load_failures} loads failed in a row, the last so: {message}"
-        refuse_all_queued(turn, owner, RefusalReason.LOAD_FAILED, told, hint)
+        refuse_all_queued(ctx, owner, RefusalReason.LOAD_FAILED, told, hint)
 
 
-def load_expired(turn: Turn, instance_id: InstanceId) -> None:
+def load_expired(ctx: EventContext, instance_id: InstanceId) -> None:
     """A load that never ends: give it up. Its memory stays booked until the node lets go of it."""
-    instance = turn.cell.instances.get(instance_id)
+    instance = ctx.cell.instances.get(instance_id)
     if instance is not None and instance.state is InstanceState.LOADING:
-        unload(turn, instance)
-        message = f"{instance_id} was not loaded within {turn.limits.load_s_max:.0f} s"
-        _note_failure(turn, instance, message, "see `mesh logs`")
+        unload(ctx, instance)
+        message = f"{instance_id} was not loaded within {ctx.limits.load_s_max:.0f} s"
+        _note_failure(ctx, instance, message, "see `mesh logs`")

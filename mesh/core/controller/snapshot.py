@@ -3,7 +3,10 @@
 from statistics import median
 
 from mesh.compute.times import Times
-from mesh.core.controller.state.cell import Cell, DeploymentEntry, InstanceEntry, NodeEntry
+from mesh.core.controller.state.cell import Cell
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.deployment import Deployment
 from mesh.domain.ids import NodeId
 from mesh.domain.lifecycle import InstanceState
@@ -16,10 +19,10 @@ from mesh.domain.views import (
     NodeSnapshot,
     ProfileView,
 )
-from mesh.memory.station import MemoryOperation, ReservationStation
+from mesh.memory.station import Reservation, ReservationStation
 
 
-def picture(cell: Cell, now_s: float) -> CellSnapshot:
+def cell_snapshot(cell: Cell, now_s: float) -> CellSnapshot:
     """Everything, ordered by name."""
     return CellSnapshot(
         deployments=tuple(
@@ -45,6 +48,7 @@ def _deployment(entry: DeploymentEntry, now_s: float) -> DeploymentSnapshot:
         served=entry.served,
         refused=entry.refused,
         instances=tuple(_instance(entry.instances[i], now_s) for i in sorted(entry.instances)),
+        footprints=tuple(sorted(deployment.footprints)) if deployment else (),
     )
 
 
@@ -62,7 +66,7 @@ def _node(node: NodeEntry, now_s: float) -> NodeSnapshot:
         tracked_bytes=node.station.tracked_bytes,
         rss_bytes=node.rss_bytes,
         unaccounted_bytes=_unaccounted_bytes(node),
-        operations=_operations(node.station, now_s),
+        operations=_reservations(node.station, now_s),
         silent_s=now_s - node.last_seen_s,
         instances=tuple(_instance(node.instances[i], now_s) for i in sorted(node.instances)),
         fingerprint=node.hello.fingerprint,
@@ -80,24 +84,24 @@ def _unaccounted_bytes(node: NodeEntry) -> int:
     return node.rss_bytes - node.hello.base_bytes - node.engine_bytes
 
 
-def _operations(station: ReservationStation, now_s: float) -> tuple[MemoryOperationView, ...]:
-    def view(operation: MemoryOperation, running: bool) -> MemoryOperationView:
+def _reservations(station: ReservationStation, now_s: float) -> tuple[MemoryOperationView, ...]:
+    def view(reservation: Reservation, running: bool) -> MemoryOperationView:
         return MemoryOperationView(
-            kind=operation.kind,
-            instance_id=operation.instance_id,
-            size_bytes=operation.size_bytes,
+            kind=reservation.kind,
+            instance_id=reservation.instance_id,
+            size_bytes=reservation.size_bytes,
             running=running,
-            needed_in_s=operation.deadline_s - now_s,
+            needed_in_s=reservation.deadline_s - now_s,
         )
 
-    running = [view(operation, True) for operation in station.running_operations()]
-    return (*running, *(view(operation, False) for operation in station.waiting()))
+    running = [view(reservation, True) for reservation in station.running_reservations()]
+    return (*running, *(view(reservation, False) for reservation in station.waiting()))
 
 
 def _instance(instance: InstanceEntry, now_s: float) -> InstanceSnapshot:
     loading = instance.state is InstanceState.LOADING
     until_s = now_s if loading else instance.loaded_at_s
-    headrooms = sorted(held.due_s - now_s for held in instance.requests.values())
+    headrooms = sorted(request.due_s - now_s for request in instance.requests.values())
     profile = instance.profile
     return InstanceSnapshot(
         instance_id=instance.instance_id,
@@ -130,7 +134,7 @@ def _iteration_s(instance: InstanceEntry, now_s: float) -> float:
         return 0.0
     times = Times(instance.profile, instance.correction.factor(now_s))
     batch = max(instance.batch, 1)
-    tokens = sum(held.tokens for held in instance.requests.values())
+    tokens = sum(request.tokens for request in instance.requests.values())
     return times.decode_s(batch, tokens / batch if tokens else instance.context_tokens_max / 2)
 
 

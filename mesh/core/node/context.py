@@ -1,15 +1,16 @@
-"""One turn of the node core: the time, and what has been decided so far."""
+"""The context of one event in the node core: the time, and what has been decided so far."""
 
 from dataclasses import dataclass, field
 
+from mesh.core.node.state import LocalNode
 from mesh.domain.actions import NodeAction, SendReport
 from mesh.domain.messages import NodeReport
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class NodeTurn:
+class NodeEventContext:
     now_s: float
-    linked: bool
+    node: LocalNode
     _engine: list[NodeAction] = field(default_factory=list)
     _reports: list[NodeAction] = field(default_factory=list)
 
@@ -19,7 +20,7 @@ class NodeTurn:
 
     def report(self, said: NodeReport) -> None:
         """Something to tell the controller; nobody is there to hear it without a link."""
-        if self.linked:
+        if self.node.linked:
             self._reports.append(SendReport(report=said))
 
     def ordered(self) -> list[NodeAction]:

@@ -9,7 +9,7 @@ the tokens.
 from typing import assert_never
 
 from mesh.core.node import imports, instances, measuring
-from mesh.core.node.context import NodeTurn
+from mesh.core.node.context import NodeEventContext
 from mesh.core.node.instances import drop
 from mesh.core.node.iterations import broken, learn, step_finished, submit_broke
 from mesh.core.node.priming import to_prime
@@ -56,7 +56,7 @@ from mesh.domain.node_events import (
 )
 from mesh.domain.slo import due_s
 from mesh.domain.steps import EngineRequest
-from mesh.request.turns import next_turn, note_turn
+from mesh.request.turns import next_turn
 
 
 class NodeCore:
@@ -72,121 +72,113 @@ class NodeCore:
 
     def handle(self, event: NodeEvent, now_s: float) -> list[NodeAction]:
         self._now_s = now_s
-        turn = NodeTurn(now_s=now_s, linked=self._node.linked)
-        self._dispatch(turn, event)
-        self._grant(turn)
-        return turn.ordered()
+        ctx = NodeEventContext(now_s=now_s, node=self._node)
+        self._dispatch(ctx, event)
+        self._grant(ctx)
+        return ctx.ordered()
 
-    def _grant(self, turn: NodeTurn) -> None:
+    def _grant(self, ctx: NodeEventContext) -> None:
         """The next turn, if the engine is free and an instance has work; else a measurement."""
         node = self._node
         if node.stepping is not None:
             return
         delivery_s = self._limits.delivery_s_max
-        loading = node.loading()
-        slowdown = node.load_slowdown.latest if loading else 1.0
-        lanes = [
-            lane
+        slowdown = node.load_slowdown.latest if node.loading() else 1.0
+        run_queues = [
+            run_queue
             for instance in node.instances.values()
             if instance.requests
-            and (lane := instance.lane(turn.now_s, delivery_s, slowdown)) is not None
+            and (run_queue := instance.run_queue(ctx.now_s, delivery_s, slowdown)) is not None
         ]
         grant = next_turn(
-            lanes,
-            turn.now_s,
+            run_queues,
+            ctx.now_s,
             prefill_tokens_max=self._limits.prefill_tokens_max,
             turn_s_max=node.turn_s_max,
             rule=node.turns,
         )
         if grant is None:
-            measuring.grant(turn, node)
+            measuring.grant(ctx, node)
             return
-        note_turn(grant)
-        for lane in (*grant.passed, grant.lane):
-            node.instances[lane.instance_id].passed = lane.passed
-        node.stepping = grant.lane.instance_id
-        node.instances[node.stepping].promising = False
-        node.steps_started += 1
-        node.step_started_s, node.step_beside_load = turn.now_s, loading
-        turn.engine(
+        node.begin_turn(grant, ctx.now_s)
+        ctx.engine(
             StartStep(
-                instance_id=grant.lane.instance_id,
+                instance_id=grant.queue.instance_id,
                 prefill_tokens_max=grant.prefill_tokens,
                 iterations=grant.iterations,
             )
         )
 
-    def _dispatch(self, turn: NodeTurn, event: NodeEvent) -> None:
+    def _dispatch(self, ctx: NodeEventContext, event: NodeEvent) -> None:
         match event:
             case StepFinished():
-                self._node.stepping = None
+                self._node.end_turn()
                 instance = self._node.instances.get(event.instance_id)
                 if instance is not None:
-                    learn(turn, self._node, instance, event.result)
-                    step_finished(turn, instance, event.result, self._node.steps_started)
+                    learn(ctx, self._node, instance, event.result)
+                    step_finished(ctx, instance, event.result, self._node.steps_started)
             case CommandReceived():
-                self._command(turn, event.command)
+                self._command(ctx, event.command)
             case HeartbeatDue():
                 self._node.beat(event)
-                turn.report(self._node.heartbeat(turn.now_s))
+                ctx.report(self._node.heartbeat(ctx.now_s))
             case MeasureFinished() | MeasureBroke():
-                self._node.stepping = None
-                measuring.measured(turn, self._node, event)
+                self._node.end_turn()
+                measuring.measured(ctx, self._node, event)
             case StepBroke() | InstanceBroke():
                 if isinstance(event, StepBroke):
-                    self._node.stepping = None
+                    self._node.end_turn()
                 instance = self._node.instances.get(event.instance_id)
                 if instance is not None:
-                    broken(turn, self._node, instance, event)
+                    broken(ctx, self._node, instance, event)
             case SubmitBroke():
                 for instance in self._node.instances.values():
-                    submit_broke(turn, instance, event)
+                    submit_broke(ctx, instance, event)
             case LoadProgressed() | LoadFinished() | LoadBroke() | UnloadFinished():
-                instances.loading(turn, self._node, event)
+                instances.loading(ctx, self._node, event)
                 loaded = self._node.instances.get(event.instance_id)
                 if isinstance(event, LoadFinished) and loaded is not None:
-                    loaded.unprimed = to_prime(
+                    shapes = to_prime(
                         batch_max=loaded.command.batch_max,
                         context_tokens_max=loaded.command.context_tokens_max,
                         tokens_max=self._limits.primed_tokens_max,
                     )
+                    loaded.prime(shapes)
             case ResizeFinished() | ResizeBroke():
-                instances.resized(turn, self._node, event)
+                instances.resized(ctx, self._node, event)
             case ImportProgressed() | ImportFinished() | ImportBroke():
-                imports.importing(turn, self._node, event)
+                imports.importing(ctx, self._node, event)
             case AbortFinished():
                 instance = self._node.instances.get(event.instance_id)
                 if instance is not None:
-                    instance.kv_blocks_used = event.kv_blocks_used
+                    instance.note_blocks_used(event.kv_blocks_used)
             case LinkOpened():
-                self._node.linked = turn.linked = True
-                self._node.turns, self._node.turn_s_max = event.turns, event.turn_s_max
+                self._node.link_opened(event.turns, event.turn_s_max)
                 # An instance may have broken since the hello.
-                turn.report(self._node.heartbeat(turn.now_s))
+                ctx.report(self._node.heartbeat(ctx.now_s))
             case LinkClosed():
-                self._node.linked = turn.linked = False
-                instances.abandon(turn, self._node)
+                instances.abandon(ctx, self._node)
             case _:
                 assert_never(event)
 
-    def _command(self, turn: NodeTurn, command: NodeCommand) -> None:
+    def _command(self, ctx: NodeEventContext, command: NodeCommand) -> None:
         match command:
             case SubmitRequest():
-                self._submit(turn, command)
+                self._submit(ctx, command)
             case AbortRequest():
-                self._abort(turn, command)
+                self._abort(ctx, command)
             case LoadInstance():
-                instances.load(turn, self._node, command)
+                instances.load(ctx, self._node, command)
             case UnloadInstance():
-                instances.unload(turn, self._node, command.instance_id)
+                instances.unload(ctx, self._node, command.instance_id)
             case ResizeKv():
-                instances.resize(turn, self._node, command)
+                instances.resize(ctx, self._node, command)
             case ImportModel():
-                imports.start_import(turn, self._node, command)
+                imports.start_import(ctx, self._node, command)
             case CancelImport():
-                imports.cancel_import(turn, self._node, command)
+                imports.cancel_import(ctx, self._node, command)
             case ProfileInstance():
-                measuring.start(turn, self._node, command, self._limits.prefill_tokens_max)
+                measuring.start(ctx, self._node, command, self._limits.prefill_tokens_max)
             case CancelProfile():
                 measuring.cancel(self._node, command)
             case UseProfile():
@@ -194,11 +186,11 @@ class NodeCore:
             case _:
                 assert_never(command)
 
-    def _submit(self, turn: NodeTurn, command: SubmitRequest) -> None:
+    def _submit(self, ctx: NodeEventContext, command: SubmitRequest) -> None:
         order, instance = command.order, self._node.instances.get(command.instance_id)
         request = order.request
         if instance is None or instance.state is not LocalState.READY:
-            turn.report(
+            ctx.report(
                 RequestReturned(
                     request_id=request.request_id,
                     attempt=order.attempt,
@@ -207,8 +199,8 @@ class NodeCore:
                 )
             )
             return
-        start_s = turn.now_s - order.age_s
-        instance.requests[request.request_id] = LocalRequest(
+        start_s = ctx.now_s - order.age_s
+        local = LocalRequest(
             order=order,
             start_s=start_s,
             output_tokens=len(order.output_tokens),
@@ -221,8 +213,8 @@ class NodeCore:
             ),
             prefill_left=len(request.prompt_tokens) + len(order.output_tokens),
         )
-        instance.promising, instance.kept_lane = True, None
-        turn.engine(
+        instance.add(local)
+        ctx.engine(
             SubmitToEngine(
                 instance_id=command.instance_id,
                 attempt=order.attempt,
@@ -237,8 +229,8 @@ class NodeCore:
             )
         )
 
-    def _abort(self, turn: NodeTurn, command: AbortRequest) -> None:
+    def _abort(self, ctx: NodeEventContext, command: AbortRequest) -> None:
         for instance in self._node.instances.values():
-            held = instance.requests.get(command.request_id)
-            if held is not None and held.order.attempt == command.attempt:
-                drop(turn, instance, held)
+            request = instance.requests.get(command.request_id)
+            if request is not None and request.order.attempt == command.attempt:
+                drop(ctx, instance, request)

@@ -4,7 +4,7 @@ An import runs beside everything else and touches no instance; what it brings is
 to store. Before: the deploy call of an operator. After: the model store of the node.
 """
 
-from mesh.core.node.context import NodeTurn
+from mesh.core.node.context import NodeEventContext
 from mesh.core.node.state import LocalNode
 from mesh.domain.actions import (
     StartImport,
@@ -24,30 +24,30 @@ from mesh.domain.node_events import (
 )
 
 
-def start_import(turn: NodeTurn, node: LocalNode, command: ImportModel) -> None:
-    node.imports[command.operation_id] = command.source
-    turn.engine(StartImport(operation_id=command.operation_id, source=command.source))
+def start_import(ctx: NodeEventContext, node: LocalNode, command: ImportModel) -> None:
+    node.begin_import(command.operation_id, command.source)
+    ctx.engine(StartImport(operation_id=command.operation_id, source=command.source))
 
 
-def cancel_import(turn: NodeTurn, node: LocalNode, command: CancelImport) -> None:
-    if node.imports.pop(command.operation_id, None) is not None:
-        turn.engine(StopImport(operation_id=command.operation_id))
+def cancel_import(ctx: NodeEventContext, node: LocalNode, command: CancelImport) -> None:
+    if node.end_import(command.operation_id):
+        ctx.engine(StopImport(operation_id=command.operation_id))
 
 
 def importing(
-    turn: NodeTurn, node: LocalNode, event: ImportProgressed | ImportFinished | ImportBroke
+    ctx: NodeEventContext, node: LocalNode, event: ImportProgressed | ImportFinished | ImportBroke
 ) -> None:
     operation_id = event.operation_id
     if operation_id not in node.imports:
         return
     match event:
         case ImportProgressed():
-            turn.report(
+            ctx.report(
                 ImportProgress(operation_id=operation_id, phase=event.phase, share=event.share)
             )
         case ImportFinished():
-            del node.imports[operation_id]
-            turn.report(
+            node.end_import(operation_id)
+            ctx.report(
                 ImportDone(
                     operation_id=operation_id,
                     model=event.model,
@@ -56,8 +56,8 @@ def importing(
                 )
             )
         case ImportBroke():
-            del node.imports[operation_id]
-            turn.report(
+            node.end_import(operation_id)
+            ctx.report(
                 ImportFailed(
                     operation_id=operation_id,
                     error=event.error,

@@ -2,7 +2,7 @@
 
 from mesh.compute.correction import Correction
 from mesh.core.node import measuring
-from mesh.core.node.context import NodeTurn
+from mesh.core.node.context import NodeEventContext
 from mesh.core.node.state import LocalInstance, LocalNode, LocalRequest, LocalState
 from mesh.domain.actions import (
     AbortInEngine,
@@ -32,27 +32,24 @@ from mesh.domain.node_events import (
 )
 
 
-def load(turn: NodeTurn, node: LocalNode, command: LoadInstance) -> None:
+def load(ctx: NodeEventContext, node: LocalNode, command: LoadInstance) -> None:
     if command.instance_id in node.instances:
         message = f"{command.instance_id} is on this node already"
         failed = LoadFailed(instance_id=command.instance_id, error="AlreadyExists", message=message)
-        turn.report(failed)
+        ctx.report(failed)
         return
     instance = LocalInstance(
         command=command, profile=command.profile, correction=Correction.of(command.profile)
     )
-    node.instances[command.instance_id] = instance
-    if node.has_unbooked():
-        instance.state = LocalState.WAITING
-    else:
-        _start_load(turn, node, instance)
+    node.add(instance)
+    if not node.has_unbooked():
+        _start_load(ctx, node, instance)
 
 
-def _start_load(turn: NodeTurn, node: LocalNode, instance: LocalInstance) -> None:
+def _start_load(ctx: NodeEventContext, node: LocalNode, instance: LocalInstance) -> None:
     command = instance.command
-    instance.state = LocalState.LOADING
-    node.loads += 1
-    turn.engine(
+    node.begin_load(instance)
+    ctx.engine(
         StartLoad(
             instance_id=command.instance_id,
             deployment=command.deployment,
@@ -64,86 +61,84 @@ def _start_load(turn: NodeTurn, node: LocalNode, instance: LocalInstance) -> Non
     )
 
 
-def _gone(turn: NodeTurn, node: LocalNode, instance: LocalInstance) -> None:
-    """Its memory is free. What waited for the last that nobody knew of can begin."""
-    del node.instances[instance.instance_id]
+def _gone(ctx: NodeEventContext, node: LocalNode, instance: LocalInstance) -> None:
+    """Its memory is free. With the last that was in nobody's books, loads and grows that wait
+    begin.
+    """
+    node.remove(instance)
     if node.has_unbooked():
         return
     for other in node.instances.values():
         if other.state is LocalState.WAITING:
-            _start_load(turn, node, other)
+            _start_load(ctx, node, other)
         elif other.state is LocalState.READY and other.growth_waiting is not None:
-            _start_resize(turn, other, other.growth_waiting)
+            _start_resize(ctx, other, other.growth_waiting)
 
 
-def unload(turn: NodeTurn, node: LocalNode, instance_id: InstanceId) -> None:
+def unload(ctx: NodeEventContext, node: LocalNode, instance_id: InstanceId) -> None:
     instance = node.instances.get(instance_id)
     if instance is None:
-        turn.report(InstanceGone(instance_id=instance_id))
+        ctx.report(InstanceGone(instance_id=instance_id))
     elif instance.state is LocalState.WAITING:
-        del node.instances[instance_id]
-        turn.report(InstanceGone(instance_id=instance_id))
+        node.remove(instance)
+        ctx.report(InstanceGone(instance_id=instance_id))
     elif instance.state is LocalState.LOADING:
-        instance.state = LocalState.ABANDONED
+        instance.abandon()
     elif instance.state is LocalState.READY:
-        for held in list(instance.requests.values()):
+        for request in list(instance.requests.values()):
             returned = RequestReturned(
-                request_id=held.request_id,
-                attempt=held.order.attempt,
+                request_id=request.request_id,
+                attempt=request.order.attempt,
                 error="Unavailable",
                 message=f"{instance_id} was unloaded",
             )
-            drop(turn, instance, held)
-            turn.report(returned)
-        instance.state = LocalState.UNLOADING
-        measuring.stop(turn, node, instance)
-        turn.engine(StartUnload(instance_id=instance_id))
+            drop(ctx, instance, request)
+            ctx.report(returned)
+        instance.leave()
+        measuring.stop(ctx, node, instance)
+        ctx.engine(StartUnload(instance_id=instance_id))
 
 
-def resize(turn: NodeTurn, node: LocalNode, command: ResizeKv) -> None:
-    """Between two iterations, in the order of the commands; growth, not into memory that is still
-    to become free. The end of an instance that is about to go answers for its resizes, too.
+def resize(ctx: NodeEventContext, node: LocalNode, command: ResizeKv) -> None:
+    """Resizes run between two iterations, in the order of the commands. A grow waits while memory
+    is in nobody's books. An instance that is about to go tells of its end instead.
     """
     instance = node.instances.get(command.instance_id)
     if instance is None:
-        turn.report(InstanceGone(instance_id=command.instance_id))
+        ctx.report(InstanceGone(instance_id=command.instance_id))
     elif instance.state is LocalState.READY:
         grows = command.kv_blocks > instance.kv_blocks_next
         if grows and node.has_unbooked():
-            instance.growth_waiting = command.kv_blocks
+            instance.wait_to_grow(command.kv_blocks)
         else:
-            _start_resize(turn, instance, command.kv_blocks)
+            _start_resize(ctx, instance, command.kv_blocks)
 
 
-def _start_resize(turn: NodeTurn, instance: LocalInstance, kv_blocks: int) -> None:
-    instance.growth_waiting = None
-    instance.resizing.append(kv_blocks)
-    instance.promising = True
-    turn.engine(StartResize(instance_id=instance.instance_id, kv_blocks=kv_blocks))
+def _start_resize(ctx: NodeEventContext, instance: LocalInstance, kv_blocks: int) -> None:
+    instance.begin_resize(kv_blocks)
+    ctx.engine(StartResize(instance_id=instance.instance_id, kv_blocks=kv_blocks))
 
 
-def resized(turn: NodeTurn, node: LocalNode, event: ResizeFinished | ResizeBroke) -> None:
-    """The oldest resize under way has ended. One that an earlier link asked for must not pass for
-    the end of one that this link has asked for meanwhile: a heartbeat tells of it.
+def resized(ctx: NodeEventContext, node: LocalNode, event: ResizeFinished | ResizeBroke) -> None:
+    """The oldest resize under way has ended. If an earlier link asked for it, a heartbeat tells of
+    it: KvResized would be taken for the end of a resize that this link has asked for.
     """
     instance = node.instances.get(event.instance_id)
     if instance is None:
         return
-    instance.resizing.popleft()
-    elapsed_s, error, message = 0.0, "", ""
+    kv_blocks, elapsed_s, error, message = instance.kv_blocks, 0.0, "", ""
     match event:
         case ResizeFinished():
-            instance.kv_blocks, elapsed_s = event.kv_blocks, event.elapsed_s
+            kv_blocks, elapsed_s = event.kv_blocks, event.elapsed_s
         case ResizeBroke():
             error, message = event.error, event.message
-    if instance.resizing_unasked:
-        instance.resizing_unasked -= 1
-        turn.report(node.heartbeat(turn.now_s))
+    if not instance.end_resize(kv_blocks):
+        ctx.report(node.heartbeat(ctx.now_s))
         return
-    turn.report(
+    ctx.report(
         KvResized(
             instance_id=event.instance_id,
-            kv_blocks=instance.kv_blocks,
+            kv_blocks=kv_blocks,
             elapsed_s=elapsed_s,
             error=error,
             message=message,
@@ -152,7 +147,7 @@ def resized(turn: NodeTurn, node: LocalNode, event: ResizeFinished | ResizeBroke
 
 
 def loading(
-    turn: NodeTurn,
+    ctx: NodeEventContext,
     node: LocalNode,
     event: LoadProgressed | LoadFinished | LoadBroke | UnloadFinished,
 ) -> None:
@@ -160,19 +155,18 @@ def loading(
     if instance is None:
         return
     if isinstance(event, LoadFinished | LoadBroke):
-        node.loads -= 1
+        node.end_load()
     instance_id = event.instance_id
     match event:
         case LoadProgressed():
-            turn.report(LoadProgress(instance_id=instance_id, phase=event.phase, share=event.share))
+            ctx.report(LoadProgress(instance_id=instance_id, phase=event.phase, share=event.share))
         case LoadFinished() if instance.state is LocalState.ABANDONED:
-            instance.state = LocalState.UNLOADING
-            turn.engine(StartUnload(instance_id=instance_id))
+            instance.leave()
+            ctx.engine(StartUnload(instance_id=instance_id))
         case LoadFinished():
             loaded = event.loaded
-            instance.state = LocalState.READY
-            instance.footprint, instance.kv_blocks = loaded.footprint, loaded.kv_blocks
-            turn.report(
+            instance.note_loaded(loaded.footprint, loaded.kv_blocks)
+            ctx.report(
                 InstanceLoaded(
                     instance_id=instance_id,
                     footprint=loaded.footprint,
@@ -182,8 +176,8 @@ def loading(
                 )
             )
         case LoadBroke():
-            _gone(turn, node, instance)
-            turn.report(
+            _gone(ctx, node, instance)
+            ctx.report(
                 LoadFailed(
                     instance_id=instance_id,
                     error=event.error,
@@ -192,35 +186,28 @@ def loading(
                 )
             )
         case UnloadFinished():
-            _gone(turn, node, instance)
-            turn.report(
+            _gone(ctx, node, instance)
+            ctx.report(
                 InstanceGone(
                     instance_id=instance_id, error=instance.error, message=instance.message
                 )
             )
 
 
-def abandon(turn: NodeTurn, node: LocalNode) -> None:
+def abandon(ctx: NodeEventContext, node: LocalNode) -> None:
     """The link is gone: nobody waits for the requests and imports, and the controller will
     know nothing of what loads or leaves. What is loaded stays, for the next link.
     """
     for operation_id in node.imports:
-        turn.engine(StopImport(operation_id=operation_id))
-    node.imports.clear()
-    node.survey = None
-    for instance in list(node.instances.values()):
-        if instance.state is LocalState.WAITING:
-            del node.instances[instance.instance_id]
-        if instance.state is LocalState.LOADING:
-            instance.state = LocalState.ABANDONED
-        instance.unbooked = instance.state is not LocalState.READY
-        instance.resizing_unasked, instance.growth_waiting = len(instance.resizing), None
-        for held in list(instance.requests.values()):
-            drop(turn, instance, held)
+        ctx.engine(StopImport(operation_id=operation_id))
+    node.link_closed()
+    for instance in node.instances.values():
+        for request in list(instance.requests.values()):
+            drop(ctx, instance, request)
 
 
-def drop(turn: NodeTurn, instance: LocalInstance, held: LocalRequest) -> None:
+def drop(ctx: NodeEventContext, instance: LocalInstance, request: LocalRequest) -> None:
     """Take a request off its instance; it frees its place within the iteration under way."""
-    del instance.requests[held.request_id]
-    instance.promising, instance.kept_lane = True, None
-    turn.engine(AbortInEngine(instance_id=instance.instance_id, request_id=held.request_id))
+    instance.remove(request)
+    instance.encourage()
+    ctx.engine(AbortInEngine(instance_id=instance.instance_id, request_id=request.request_id))

@@ -2,7 +2,7 @@
 
 from mesh.compute.times import Times
 from mesh.core.node import measuring
-from mesh.core.node.context import NodeTurn
+from mesh.core.node.context import NodeEventContext
 from mesh.core.node.state import LocalInstance, LocalNode, LocalRequest, LocalState
 from mesh.domain.actions import StartUnload
 from mesh.domain.ids import RequestId
@@ -11,13 +11,15 @@ from mesh.domain.node_events import InstanceBroke, StepBroke, SubmitBroke
 from mesh.domain.steps import StepResult
 
 
-def learn(turn: NodeTurn, node: LocalNode, instance: LocalInstance, result: StepResult) -> None:
+def learn(
+    ctx: NodeEventContext, node: LocalNode, instance: LocalInstance, result: StepResult
+) -> None:
     """Correct the instance's profile by how long its iterations took, from turn to turn.
 
-    Beside a load it says more about loads than about the model.
+    Beside a load, how much loads slow iterations down is learned instead.
     """
     batch = result.decode_batch
-    now_s, correction = turn.now_s, instance.correction
+    now_s, correction = ctx.now_s, instance.correction
     measured_s = now_s - node.step_started_s
     predicted_s = result.iterations * Times(instance.profile).seconds(
         result.prefill_tokens,
@@ -32,30 +34,32 @@ def learn(turn: NodeTurn, node: LocalNode, instance: LocalInstance, result: Step
         correction.observe(measured_s, predicted_s, now_s)
 
 
-def step_finished(turn: NodeTurn, instance: LocalInstance, result: StepResult, step: int) -> None:
+def step_finished(
+    ctx: NodeEventContext, instance: LocalInstance, result: StepResult, step: int
+) -> None:
     """Report the tokens of requests that still run; an aborted one's are for nobody."""
-    requests, now_s = instance.requests, turn.now_s
-    instance.kv_blocks_used, instance.kept_lane = result.kv_blocks_used, None
+    requests, now_s = instance.requests, ctx.now_s
+    instance.note_iteration(result.kv_blocks_used)
 
     def took_part(request_id: RequestId) -> bool:
-        held = requests.get(request_id)
-        return held is not None and held.first_step <= step
+        request = requests.get(request_id)
+        return request is not None and request.first_step <= step
 
     outputs = []
     for output in result.outputs:
-        held = requests.get(output.request_id)
-        if held is not None and held.order.attempt == output.attempt:
+        request = requests.get(output.request_id)
+        if request is not None and request.order.attempt == output.attempt:
             outputs.append(output)
-            held.note_tokens(len(output.token_ids), now_s)
+            request.note_tokens(len(output.token_ids), now_s)
             if output.finish is not None:
-                del requests[output.request_id]
+                instance.remove(request)
     prefill_left = tuple([of for of in result.prefill_left if took_part(of[0])])
     for request_id, left in prefill_left:
-        requests[request_id].prefill_left = left
+        requests[request_id].note_prefill_left(left)
     starved = tuple([request_id for request_id in result.starved if took_part(request_id)])
     if result.decode_batch or result.prefill_tokens or not starved:
-        instance.promising = True
-    turn.report(
+        instance.encourage()
+    ctx.report(
         TokensReport(
             instance_id=instance.instance_id,
             outputs=tuple(outputs),
@@ -67,40 +71,40 @@ def step_finished(turn: NodeTurn, instance: LocalInstance, result: StepResult, s
 
 
 def broken(
-    turn: NodeTurn, node: LocalNode, instance: LocalInstance, broke: StepBroke | InstanceBroke
+    ctx: NodeEventContext,
+    node: LocalNode,
+    instance: LocalInstance,
+    broke: StepBroke | InstanceBroke,
 ) -> None:
     """The engine failed in an iteration, so that the instance cannot be trusted any more, or has
     lost it. Both may be told of the same end, and in any order.
 
     The heartbeat says that it serves no more, so that what it gives back does not come again.
     """
+    if instance.state not in (LocalState.LOADING, LocalState.READY):
+        return
+    instance.note_broken(broke.error, broke.message)
     if instance.state is LocalState.LOADING:
         # It was loaded, and broke before that could be told: it goes as soon as it has been.
-        instance.state = LocalState.ABANDONED
-        instance.error, instance.message = broke.error, broke.message
-    if instance.state is not LocalState.READY:
+        instance.abandon()
         return
-    instance.state = LocalState.UNLOADING
-    instance.error, instance.message = broke.error, broke.message
-    turn.report(node.heartbeat(turn.now_s))
-    for held in instance.requests.values():
-        turn.report(_returned(held, broke.error, broke.message))
-    instance.requests.clear()
-    instance.kept_lane = None
-    measuring.stop(turn, node, instance)
-    turn.engine(StartUnload(instance_id=instance.instance_id))
+    requests = instance.leave()
+    ctx.report(node.heartbeat(ctx.now_s))
+    for request in requests:
+        ctx.report(_returned(request, broke.error, broke.message))
+    measuring.stop(ctx, node, instance)
+    ctx.engine(StartUnload(instance_id=instance.instance_id))
 
 
-def submit_broke(turn: NodeTurn, instance: LocalInstance, broke: SubmitBroke) -> None:
+def submit_broke(ctx: NodeEventContext, instance: LocalInstance, broke: SubmitBroke) -> None:
     """The engine would not take the request; the instance is well."""
-    held = instance.requests.get(broke.request_id)
-    if held is not None and held.order.attempt == broke.attempt:
-        del instance.requests[broke.request_id]
-        instance.kept_lane = None
-        turn.report(_returned(held, broke.error, broke.message))
+    request = instance.requests.get(broke.request_id)
+    if request is not None and request.order.attempt == broke.attempt:
+        instance.remove(request)
+        ctx.report(_returned(request, broke.error, broke.message))
 
 
-def _returned(held: LocalRequest, error: str, message: str) -> RequestReturned:
+def _returned(request: LocalRequest, error: str, message: str) -> RequestReturned:
     return RequestReturned(
-        request_id=held.request_id, attempt=held.order.attempt, error=error, message=message
+        request_id=request.request_id, attempt=request.order.attempt, error=error, message=message
     )

@@ -6,10 +6,9 @@ Requests always go first, and wait for one timed iteration at most. What to meas
 
 from dataclasses import replace
 
-from mesh.compute.correction import Correction
 from mesh.compute.survey import Survey
 from mesh.core.node import priming
-from mesh.core.node.context import NodeTurn
+from mesh.core.node.context import NodeEventContext
 from mesh.core.node.state import LocalInstance, LocalNode, LocalState, LocalSurvey
 from mesh.domain.actions import StartMeasure
 from mesh.domain.errors import EngineError
@@ -28,14 +27,16 @@ PROGRESS_SHARE = 0.01
 """Told to the controller after each such part."""
 
 
-def start(turn: NodeTurn, node: LocalNode, command: ProfileInstance, prefill_tokens: int) -> None:
+def start(
+    ctx: NodeEventContext, node: LocalNode, command: ProfileInstance, prefill_tokens: int
+) -> None:
     """Begin to measure; `prefill_tokens` is the largest chunk that an iteration may have."""
     instance = node.instances.get(command.instance_id)
     if node.survey is not None:
         busy = node.survey.instance.instance_id
-        _fail(turn, command.operation_id, f"the node measures {busy} at the moment")
+        _fail(ctx, command.operation_id, f"the node measures {busy} at the moment")
     elif instance is None or instance.footprint is None or instance.state is not LocalState.READY:
-        _fail(turn, command.operation_id, f"{command.instance_id} is not ready on its node")
+        _fail(ctx, command.operation_id, f"{command.instance_id} is not ready on its node")
     else:
         survey = Survey(
             context_tokens_max=instance.command.context_tokens_max,
@@ -43,45 +44,44 @@ def start(turn: NodeTurn, node: LocalNode, command: ProfileInstance, prefill_tok
             kv_tokens=instance.kv_blocks_next * instance.footprint.block_tokens,
             prefill_tokens_max=prefill_tokens,
         )
-        node.survey = LocalSurvey(
-            operation_id=command.operation_id, instance=instance, survey=survey
-        )
+        local = LocalSurvey(operation_id=command.operation_id, instance=instance, survey=survey)
+        node.begin_survey(local)
         phase = "wait until the node has nothing else to compute"
-        turn.report(ProfileProgress(operation_id=command.operation_id, phase=phase, share=0.0))
+        ctx.report(ProfileProgress(operation_id=command.operation_id, phase=phase, share=0.0))
 
 
-def grant(turn: NodeTurn, node: LocalNode) -> None:
+def grant(ctx: NodeEventContext, node: LocalNode) -> None:
     """Time the next shape, if a survey is under way and nothing disturbs it; else prime."""
     if node.loading():
         return
     running = node.survey
     if running is None:
-        priming.grant(turn, node)
+        priming.grant(ctx, node)
         return
     shape = running.survey.next_shape()
     if shape is None:
-        node.survey = None
-        _finish(turn, running)
+        node.end_survey()
+        _finish(ctx, running)
         return
-    node.stepping = running.instance.instance_id
-    running.asked = True
-    turn.engine(StartMeasure(instance_id=running.instance.instance_id, shape=shape))
+    node.begin_measured(running.instance)
+    running.ask()
+    ctx.engine(StartMeasure(instance_id=running.instance.instance_id, shape=shape))
 
 
-def measured(turn: NodeTurn, node: LocalNode, event: MeasureFinished | MeasureBroke) -> None:
+def measured(ctx: NodeEventContext, node: LocalNode, event: MeasureFinished | MeasureBroke) -> None:
     """A shape has been timed, or could not be."""
     running = node.survey
     if running is None or not running.asked:
         return
-    running.asked = False
+    running.answered()
     if isinstance(event, MeasureFinished):
         running.survey.note(event.elapsed_s)
     else:
         running.survey.skip()
     share = running.survey.share
     if share >= running.told_share + PROGRESS_SHARE:
-        running.told_share = share
-        turn.report(
+        running.note_told(share)
+        ctx.report(
             ProfileProgress(
                 operation_id=running.operation_id, phase=running.survey.phase, share=share
             )
@@ -90,30 +90,30 @@ def measured(turn: NodeTurn, node: LocalNode, event: MeasureFinished | MeasureBr
 
 def cancel(node: LocalNode, command: CancelProfile) -> None:
     if node.survey is not None and node.survey.operation_id == command.operation_id:
-        node.survey = None
+        node.end_survey()
 
 
-def stop(turn: NodeTurn, node: LocalNode, instance: LocalInstance) -> None:
+def stop(ctx: NodeEventContext, node: LocalNode, instance: LocalInstance) -> None:
     """The instance is about to go, and with it a survey of it."""
-    if node.survey is not None and node.survey.instance is instance:
-        operation_id, node.survey = node.survey.operation_id, None
-        _fail(turn, operation_id, f"{instance.instance_id} was unloaded")
+    survey = node.survey
+    if survey is not None and survey.instance is instance:
+        node.end_survey()
+        _fail(ctx, survey.operation_id, f"{instance.instance_id} was unloaded")
 
 
 def use(node: LocalNode, command: UseProfile) -> None:
-    """Predict by a better profile. What was learned about the old one does not hold for it."""
+    """Predict by a better profile."""
     instance = node.instances.get(command.instance_id)
     if instance is not None and instance.profile != command.profile:
-        instance.profile, instance.kept_lane = command.profile, None
-        instance.correction = Correction.of(command.profile)
+        instance.use_profile(command.profile)
 
 
-def _finish(turn: NodeTurn, running: LocalSurvey) -> None:
+def _finish(ctx: NodeEventContext, running: LocalSurvey) -> None:
     instance, survey = running.instance, running.survey
     try:
         prefill, decode = survey.grids()
     except EngineError as error:
-        _fail(turn, running.operation_id, error.message)
+        _fail(ctx, running.operation_id, error.message)
         return
     profile = replace(
         instance.profile,
@@ -122,12 +122,12 @@ def _finish(turn: NodeTurn, running: LocalSurvey) -> None:
         scaled_from="",
         measured_s=survey.measured_s,
     )
-    instance.profile, instance.correction, instance.kept_lane = profile, Correction(), None
-    turn.report(ProfileDone(operation_id=running.operation_id, profile=profile))
+    instance.use_profile(profile)
+    ctx.report(ProfileDone(operation_id=running.operation_id, profile=profile))
 
 
-def _fail(turn: NodeTurn, operation_id: OperationId, message: str) -> None:
-    turn.report(
+def _fail(ctx: NodeEventContext, operation_id: OperationId, message: str) -> None:
+    ctx.report(
         ProfileFailed(
             operation_id=operation_id,
             error="Unavailable",

@@ -8,7 +8,7 @@ A size that the KV cache does not hold is left until it does.
 
 from collections import deque
 
-from mesh.core.node.context import NodeTurn
+from mesh.core.node.context import NodeEventContext
 from mesh.core.node.state import LocalInstance, LocalNode, LocalState
 from mesh.domain.actions import StartMeasure
 from mesh.domain.profile import IterationShape
@@ -28,14 +28,14 @@ def to_prime(*, batch_max: int, context_tokens_max: int, tokens_max: int) -> deq
     return deque([*decodes, *(IterationShape(prefill_tokens=tokens) for tokens in lengths)])
 
 
-def grant(turn: NodeTurn, node: LocalNode) -> None:
+def grant(ctx: NodeEventContext, node: LocalNode) -> None:
     """Compute the next size of an instance that has some left."""
     for instance in node.instances.values():
         shape = _next_shape(instance) if instance.state is LocalState.READY else None
         if shape is not None:
-            instance.unprimed.remove(shape)
-            node.stepping = instance.instance_id
-            turn.engine(StartMeasure(instance_id=instance.instance_id, shape=shape))
+            instance.note_primed(shape)
+            node.begin_measured(instance)
+            ctx.engine(StartMeasure(instance_id=instance.instance_id, shape=shape))
             return
 
 

@@ -18,8 +18,9 @@ from mesh.domain.reasons import TurnRule
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import next_due_s
 from mesh.domain.steps import SleepingModel
-from mesh.request.lanes import Lane, Prompt
+from mesh.request.run_queues import Prompt, RunQueue
 from mesh.request.shadow import OVERESTIMATE
+from mesh.request.turns import Grant, note_turn
 
 LOAD_SLOWDOWN = 2.0
 """By which a load lengthens the iterations beside it, until this node has learned its own."""
@@ -70,12 +71,15 @@ class LocalRequest:
         self.prefill_left = 0
         self.due_s = next_due_s(self.due_s, self.order.slo.tpot_s, now_s, count)
 
+    def note_prefill_left(self, tokens: int) -> None:
+        self.prefill_left = tokens
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LocalInstance:
     command: LoadInstance
     profile: Profile
-    state: LocalState = LocalState.LOADING
+    state: LocalState = LocalState.WAITING
     footprint: Footprint | None = None
     """None until it is loaded."""
     kv_blocks: int = 0
@@ -98,12 +102,12 @@ class LocalInstance:
     """Sizes of iterations that the engine has not met on it yet; see `priming`."""
     passed: int = 0
     """Turns in a row that passed it over."""
-    kept_lane: Lane | None = None
-    """Its work as `lane` gave it last. Whoever changes its requests or its profile resets it."""
+    kept_run_queue: RunQueue | None = None
+    """Its work as `run_queue` gave it last; None once its requests or its profile have changed."""
     kept_until_s: float = 0.0
-    """Until when its times are near enough, for as long as no load begins or ends."""
+    """Until when its times are near enough to be used as they are, while no load begins or ends."""
     kept_slowdown: float = 1.0
-    """By loads, with which its times were reckoned."""
+    """The slowdown by loads that its times were worked out with."""
     unbooked: bool = False
     """It was loading or leaving when a link broke: no later controller knows of its memory."""
     error: str = ""
@@ -119,7 +123,92 @@ class LocalInstance:
         """What a call that the engine gets now will find."""
         return self.resizing[-1] if self.resizing else self.kv_blocks
 
-    def lane(self, now_s: float, delivery_s: float, slowdown: float) -> Lane | None:
+    def begin_load(self) -> None:
+        """The engine loads it: at once, or when the memory that it waited for is free."""
+        self.state = LocalState.LOADING
+
+    def note_loaded(self, footprint: Footprint, kv_blocks: int) -> None:
+        self.state = LocalState.READY
+        self.footprint, self.kv_blocks = footprint, kv_blocks
+
+    def abandon(self) -> None:
+        """Nobody wants it any more: it goes as soon as it is loaded."""
+        self.state = LocalState.ABANDONED
+
+    def leave(self) -> list[LocalRequest]:
+        """The engine unloads it. Returns the requests that were on it."""
+        self.state = LocalState.UNLOADING
+        requests = list(self.requests.values())
+        self.requests.clear()
+        self.kept_run_queue = None
+        return requests
+
+    def note_broken(self, error: str, message: str) -> None:
+        self.error, self.message = error, message
+
+    def link_closed(self) -> None:
+        """No controller knows what it is in the midst of."""
+        if self.state is LocalState.LOADING:
+            self.abandon()
+        self.unbooked = self.state is not LocalState.READY
+        self.resizing_unasked, self.growth_waiting = len(self.resizing), None
+
+    def add(self, request: LocalRequest) -> None:
+        self.requests[request.request_id] = request
+        self.kept_run_queue = None
+        self.encourage()
+
+    def remove(self, request: LocalRequest) -> None:
+        del self.requests[request.request_id]
+        self.kept_run_queue = None
+
+    def encourage(self) -> None:
+        """There may be KV blocks now for which it computed nothing."""
+        self.promising = True
+
+    def note_turn(self, passed: int) -> None:
+        """A turn was given; so many in a row have passed it over."""
+        self.passed = passed
+
+    def begin_turn(self) -> None:
+        self.promising = False
+
+    def note_iteration(self, kv_blocks_used: int) -> None:
+        """Its requests have got tokens, or have fewer of their prompts left to compute."""
+        self.kv_blocks_used, self.kept_run_queue = kv_blocks_used, None
+
+    def note_blocks_used(self, kv_blocks: int) -> None:
+        self.kv_blocks_used = kv_blocks
+
+    def wait_to_grow(self, kv_blocks: int) -> None:
+        """Until all that is `unbooked` has left the memory."""
+        self.growth_waiting = kv_blocks
+
+    def begin_resize(self, kv_blocks: int) -> None:
+        self.growth_waiting = None
+        self.resizing.append(kv_blocks)
+        self.encourage()
+
+    def end_resize(self, kv_blocks: int) -> bool:
+        """The oldest resize has led to so many blocks. Returns whether this link asked for it."""
+        self.resizing.popleft()
+        self.kv_blocks = kv_blocks
+        asked = not self.resizing_unasked
+        self.resizing_unasked = max(self.resizing_unasked - 1, 0)
+        return asked
+
+    def use_profile(self, profile: Profile) -> None:
+        """What was learned about another one does not hold for it."""
+        self.profile, self.correction = profile, Correction.of(profile)
+        self.kept_run_queue = None
+
+    def prime(self, shapes: deque[IterationShape]) -> None:
+        self.unprimed = shapes
+
+    def note_primed(self, shape: IterationShape) -> None:
+        self.unprimed.remove(shape)
+
+    def run_queue(self, now_s: float, delivery_s: float, slowdown: float) -> RunQueue | None:
         """Its work as the turn rule sees it; None when it has none, cannot do it or is not ready.
 
         Times are overestimated, as in the validation that let the requests in; `slowdown`, of a
@@ -128,44 +217,48 @@ class LocalInstance:
         """
         if self.state is not LocalState.READY or not self.requests or not self.promising:
             return None
-        lane = self.kept_lane
-        if lane is not None and now_s < self.kept_until_s and slowdown == self.kept_slowdown:
-            return lane
+        run_queue = self.kept_run_queue
+        if run_queue is not None and now_s < self.kept_until_s and slowdown == self.kept_slowdown:
+            return run_queue
         factor = self.correction.factor(now_s) * OVERESTIMATE * slowdown
-        if lane is None:
-            lane = self.kept_lane = self._filled_lane(now_s, delivery_s, factor)
-        elif lane.times.factor != factor:
-            lane.slow_down(factor)
-            if lane.late_s < inf or lane.due_s < now_s:
-                lane.sort_dues(now_s)
+        if run_queue is None:
+            run_queue = self.kept_run_queue = self._filled_run_queue(now_s, delivery_s, factor)
+        elif run_queue.times.factor != factor:
+            run_queue.slow_down(factor)
+            if run_queue.late_s < inf or run_queue.due_s < now_s:
+                run_queue.sort_dues(now_s)
         self.kept_until_s, self.kept_slowdown = now_s + FACTOR_KEPT_S, slowdown
-        return lane
+        return run_queue
 
-    def _filled_lane(self, now_s: float, delivery_s: float, factor: float) -> Lane:
+    def _filled_run_queue(self, now_s: float, delivery_s: float, factor: float) -> RunQueue:
         requests = self.requests.values()
         tpot_s = next(iter(requests)).order.slo.tpot_s
         margin_s = min(delivery_s, tpot_s / 4)
-        lane = Lane(
+        run_queue = RunQueue(
             instance_id=self.instance_id,
             times=Times(self.profile, factor),
             tpot_s=tpot_s,
             passed=self.passed,
         )
-        dues_s, oldest_s, context_tokens = lane.dues_s, inf, 0
-        for held in requests:
-            if held.start_s < oldest_s:
-                oldest_s = held.start_s
-            left = held.prefill_left
+        dues_s, oldest_s, context_tokens = run_queue.dues_s, inf, 0
+        for request in requests:
+            if request.start_s < oldest_s:
+                oldest_s = request.start_s
+            left = request.prefill_left
             if left:
-                due_s = held.due_s - margin_s
-                lane.prompts.append(Prompt(left=left, past=held.tokens - left, due_s=due_s))
+                due_s = request.due_s - margin_s
+                run_queue.prompts.append(Prompt(left=left, past=request.tokens - left, due_s=due_s))
             else:
-                dues_s.append(held.due_s - margin_s)
-                context_tokens += held.tokens
-        lane.batch, lane.context_tokens, lane.oldest_s = len(dues_s), context_tokens, oldest_s
-        lane.sort_dues(now_s)
-        lane.predict()
-        return lane
+                dues_s.append(request.due_s - margin_s)
+                context_tokens += request.tokens
+        run_queue.batch, run_queue.context_tokens, run_queue.oldest_s = (
+            len(dues_s),
+            context_tokens,
+            oldest_s,
+        )
+        run_queue.sort_dues(now_s)
+        run_queue.predict()
+        return run_queue
 
     def report(self, now_s: float) -> InstanceReport | None:
         """None while it is not loaded. Its KV blocks are the most that it has until the resizes
@@ -198,6 +291,15 @@ class LocalSurvey:
     """One of its shapes is being timed."""
     told_share: float = 0.0
 
+    def ask(self) -> None:
+        self.asked = True
+
+    def answered(self) -> None:
+        self.asked = False
+
+    def note_told(self, share: float) -> None:
+        self.told_share = share
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LocalNode:
@@ -222,7 +324,7 @@ class LocalNode:
     rss_bytes: int = 0
     engine_bytes: int = 0
     asleep: tuple[SleepingModel, ...] = ()
-    """All three at the last heartbeat."""
+    """All three as of the last heartbeat."""
 
     def loading(self) -> bool:
         """Whether a load takes part of the machine."""
@@ -232,12 +334,68 @@ class LocalNode:
         """Whether something takes memory that no controller knows of."""
         return any(instance.unbooked for instance in self.instances.values())
 
+    def link_opened(self, turns: TurnRule, turn_s_max: float) -> None:
+        self.linked, self.turns, self.turn_s_max = True, turns, turn_s_max
+
+    def link_closed(self) -> None:
+        """Nobody waits for imports and profiles, nor for what is not loaded yet."""
+        self.linked = False
+        self.imports.clear()
+        self.survey = None
+        for instance in list(self.instances.values()):
+            if instance.state is LocalState.WAITING:
+                self.remove(instance)
+            instance.link_closed()
+
+    def add(self, instance: LocalInstance) -> None:
+        self.instances[instance.instance_id] = instance
+
+    def remove(self, instance: LocalInstance) -> None:
+        del self.instances[instance.instance_id]
+
+    def begin_load(self, instance: LocalInstance) -> None:
+        instance.begin_load()
+        self.loads += 1
+
+    def end_load(self) -> None:
+        self.loads -= 1
+
+    def begin_turn(self, grant: Grant, now_s: float) -> None:
+        """The engine computes for one instance; the others are passed over."""
+        note_turn(grant)
+        for run_queue in (*grant.passed, grant.queue):
+            self.instances[run_queue.instance_id].note_turn(run_queue.passed)
+        self.stepping = grant.queue.instance_id
+        self.instances[self.stepping].begin_turn()
+        self.steps_started += 1
+        self.step_started_s, self.step_beside_load = now_s, self.loading()
+
+    def begin_measured(self, instance: LocalInstance) -> None:
+        """The engine computes an iteration of no request, to time it or to prime the instance."""
+        self.stepping = instance.instance_id
+
+    def end_turn(self) -> None:
+        self.stepping = None
+
+    def begin_survey(self, survey: LocalSurvey) -> None:
+        self.survey = survey
+
+    def end_survey(self) -> None:
+        self.survey = None
+
+    def begin_import(self, operation_id: OperationId, source: str) -> None:
+        self.imports[operation_id] = source
+
+    def end_import(self, operation_id: OperationId) -> bool:
+        """False if there is no such import."""
+        return self.imports.pop(operation_id, None) is not None
+
     def beat(self, due: HeartbeatDue) -> None:
         """What the process and its engine say of themselves; starved instances may try again."""
         self.rss_bytes, self.engine_bytes = due.rss_bytes, due.engine_bytes
         self.asleep = due.asleep
         for instance in self.instances.values():
-            instance.promising = True
+            instance.encourage()
 
     def heartbeat(self, now_s: float) -> Heartbeat:
         return Heartbeat(

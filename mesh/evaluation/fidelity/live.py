@@ -5,7 +5,6 @@ it again while it is fresh. The node writes its journal while it serves: that is
 measured. Before: `mesh bench fidelity`, which starts the cell. After: `report`.
 """
 
-import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
@@ -13,16 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from mesh.compute.times import Times
 from mesh.controller.registry import SqliteRegistry
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import StorageError
-from mesh.domain.ids import DeploymentName
-from mesh.domain.messages import NodeHello
 from mesh.domain.profile import Profile
 from mesh.domain.views import NodeSnapshot
+from mesh.evaluation.bursts import bursts, calls_of
+from mesh.evaluation.fidelity.deployments import BATCH, SLOS, deployments
 from mesh.evaluation.fidelity.observing import Observer
+from mesh.evaluation.fidelity.planning import hello_of
 from mesh.evaluation.fidelity.report import LiveRun
-from mesh.evaluation.fidelity.workload import SLOS, bursts, deployments
 from mesh.evaluation.load_client import Answer, Call, offer, outcome_of
 from mesh.runtime.journal import read_journal
 from mesh.sim.cluster import Arrival
@@ -30,7 +30,6 @@ from mesh.wire.client import MeshClient
 
 PROFILE_S_MAX = 600.0
 """Age until which a profile is taken as it is."""
-TOKEN_IDS = range(100, 2000)
 Report = Callable[[str, float], None]
 
 
@@ -101,8 +100,15 @@ class LiveSide:
                 client.profile(specs[0].name, progress=self._told)
                 self._profiled.touch()
                 return None
-            arrivals = bursts(profile, seconds=wanted.seconds, load=wanted.load, seed=wanted.seed)
-            calls = _calls(arrivals, wanted.seed)
+            arrivals = bursts(
+                tuple(SLOS),
+                Times(profile),
+                BATCH,
+                seconds=wanted.seconds,
+                load=wanted.load,
+                seed=wanted.seed,
+            )
+            calls = calls_of(arrivals, SLOS, wanted.seed)
             answers = offer(cell.address, calls, watch=lambda at_s: self._watch(cell, at_s))
         return live_run(
             self._folder,
@@ -170,7 +176,7 @@ def live_run(
     with closing(SqliteRegistry(home / "controller")) as registry:
         deployed = registry.deployments()
     return LiveRun(
-        node=_hello(node),
+        node=hello_of(node),
         deployments=deployed,
         profile=profile,
         arrivals=tuple(
@@ -182,32 +188,3 @@ def live_run(
         calibrated_s=calibrated_s,
         observed=Observer().run(decisions),
     )
-
-
-def _hello(node: NodeSnapshot) -> NodeHello:
-    """What the node said when it came, as far as it matters."""
-    return NodeHello(
-        node_id=node.node_id,
-        run_id="virtual",
-        device=node.device,
-        hardware=node.hardware,
-        cores=node.cores,
-        engine=node.engine,
-        memory_bytes=node.memory_bytes,
-        base_bytes=node.base_bytes,
-        fingerprint=node.fingerprint,
-    )
-
-
-def _calls(arrivals: tuple[Arrival, ...], seed: int) -> list[Call]:
-    draw = random.Random(seed)
-    return [
-        Call(
-            at_s=arrival.at_s,
-            deployment=DeploymentName(arrival.deployment),
-            slo=SLOS[arrival.deployment],
-            prompt_tokens=tuple(draw.choices(TOKEN_IDS, k=arrival.input_tokens)),
-            output_tokens=arrival.output_tokens,
-        )
-        for arrival in arrivals
-    ]

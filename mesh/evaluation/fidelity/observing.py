@@ -29,7 +29,6 @@ from mesh.domain.node_events import (
     UnloadFinished,
 )
 from mesh.domain.profile import IterationShape
-from mesh.domain.steps import StepResult
 from mesh.runtime.journal import Decision
 
 
@@ -124,7 +123,7 @@ class Observer:
         seen = self.observed
         match event:
             case StepFinished(result=result):
-                seen.steps.append(self._iteration(_shape(result), result.elapsed_s, now_s))
+                seen.steps.append(self._iteration(result.shape, result.elapsed_s, now_s))
             case MeasureFinished(elapsed_s=elapsed_s):
                 seen.primings.append(self._iteration(self._shape, elapsed_s, now_s))
             case LoadFinished(instance_id=instance_id):
@@ -195,13 +194,3 @@ class Observer:
             alone=self._alone,
             beside_load=self._beside_load,
         )
-
-
-def _shape(result: StepResult) -> IterationShape:
-    batch = result.decode_batch
-    return IterationShape(
-        prefill_tokens=result.prefill_tokens,
-        prefill_past_tokens=result.prefill_past_tokens,
-        decode_batch=batch,
-        decode_context_tokens=result.context_tokens // batch if batch else 0,
-    )

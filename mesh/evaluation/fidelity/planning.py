@@ -8,6 +8,7 @@ from mesh.domain.messages import NodeHello
 from mesh.domain.model import Footprint
 from mesh.domain.outcome import Outcome
 from mesh.domain.profile import Profile
+from mesh.domain.views import NodeSnapshot
 from mesh.sim.cluster import SETTLE_S, Arrival, CellPlan, VirtualCell
 from mesh.sim.costs import ModelCosts, NodeCosts
 from mesh.sim.node import NodePlan
@@ -49,12 +50,27 @@ def simulate(
     ended = cell.run(arrivals)
     by_number = {int(o.request_id.removeprefix("r-")): o for o in ended}
     return tuple(
-        _seen_by_client(by_number[number + 1], SETTLE_S + lead_s, live.delay_s / 2)
+        seen_by_client(by_number[number + 1], SETTLE_S + lead_s, live.delay_s / 2)
         for number in range(len(arrivals))
     )
 
 
-def _seen_by_client(outcome: Outcome, start_s: float, delay_s: float) -> Outcome:
+def hello_of(node: NodeSnapshot) -> NodeHello:
+    """What the node said when it came, as far as it matters; nothing is loaded on it."""
+    return NodeHello(
+        node_id=node.node_id,
+        run_id="virtual",
+        device=node.device,
+        hardware=node.hardware,
+        cores=node.cores,
+        engine=node.engine,
+        memory_bytes=node.memory_bytes,
+        base_bytes=node.base_bytes,
+        fingerprint=node.fingerprint,
+    )
+
+
+def seen_by_client(outcome: Outcome, start_s: float, delay_s: float) -> Outcome:
     """As if the client had sent it that much before it came, and saw all of it that much later:
     `delay_s` is both ways together.
     """

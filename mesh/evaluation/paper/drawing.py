@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from mesh.domain.reasons import DeviceKind
 from mesh.evaluation.charts.chart import BarChart, Bars, Chart, Line, LineChart, Points
+from mesh.evaluation.charts.page import file_name
 from mesh.evaluation.paper.evaluation import EvaluatedRun, Evaluation, ablated, is_ablation
 from mesh.evaluation.ranks import RankGroup
 from mesh.evaluation.series import NodeSeries, binned, nodes_in_use
@@ -97,11 +98,6 @@ def run_charts(run: EvaluatedRun) -> tuple[Chart, ...]:
             lines=_nodes(run, lambda node: node.loads),
         ),
     )
-
-
-def file_name(words: str) -> str:
-    """7B/128 is 7b-128, sllm+cpu is sllm-cpu."""
-    return words.lower().replace("/", "-").replace("+", "-")
 
 
 def over_time(values: Sequence[float]) -> Points:

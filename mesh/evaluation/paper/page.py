@@ -1,55 +1,18 @@
-"""The evaluation as one HTML page: no script, no link to anywhere, light or dark as the reader is.
+"""The evaluation as one HTML page. Before: `tables`, `drawing`. After: `charts.page`."""
 
-Layout and colours are in `page.html`. Before: `tables`, `drawing`, `svg`.
-After: a file.
-"""
+from collections.abc import Iterator
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from importlib import resources
-
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
-
-from mesh.evaluation.charts.chart import Chart
-from mesh.evaluation.charts.svg import SERIES_MAX, names, svg
-from mesh.evaluation.paper.drawing import cell_charts, file_name, overview_charts, run_charts
+from mesh.evaluation.charts.page import Section, drawn, of_table, render
+from mesh.evaluation.paper.drawing import cell_charts, overview_charts, run_charts
 from mesh.evaluation.paper.evaluation import Evaluation
-from mesh.evaluation.paper.tables import Table, tables
+from mesh.evaluation.paper.tables import tables
 
 TITLE = "The evaluation of LLM-Mesh on virtual nodes"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Drawn:
-    title: str
-    names: list[str]
-    svg: Markup
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Section:
-    title: str
-    notes: tuple[str, ...] = ()
-    table: Table | None = None
-    wide: tuple[_Drawn, ...] = ()
-    charts: tuple[_Drawn, ...] = ()
-    folded: tuple[tuple[str, tuple[_Drawn, ...]], ...] = ()
-
-    @property
-    def anchor(self) -> str:
-        return file_name(self.title).replace(" ", "-")
-
-
 def page(made: Evaluation) -> str:
     """The whole text of the page."""
-    environment = Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
-    )
-    source = resources.files("mesh.evaluation.paper").joinpath("page.html").read_text("utf-8")
-    return environment.from_string(source).render(
-        title=TITLE, about=_about(made), sections=list(_sections(made)), series=SERIES_MAX
-    )
+    return render(TITLE, _about(made), list(_sections(made)))
 
 
 def _about(made: Evaluation) -> list[str]:
@@ -64,20 +27,16 @@ def _about(made: Evaluation) -> list[str]:
     return [load, nodes, "Nobody else's figures hold for this load."]
 
 
-def _sections(made: Evaluation) -> Iterator[_Section]:
-    yield _Section(title="Overview", wide=_drawn(overview_charts(made)))
-    for table in tables(made):
-        yield _Section(title=table.title, notes=(table.note,), table=table)
+def _sections(made: Evaluation) -> Iterator[Section]:
+    yield Section(title="Overview", wide=drawn(overview_charts(made)))
+    yield from map(of_table, tables(made))
     for cell in made.cells:
-        yield _Section(
+        yield Section(
             title=cell,
             notes=("A line for each policy; upright lines are SLOs.",),
-            charts=_drawn(cell_charts(made, cell)),
-            folded=tuple((run.policy, _drawn(run_charts(run))) for run in made.of_cell(cell)),
+            charts=drawn(cell_charts(made, cell)),
+            folded=tuple(
+                (f"{run.policy}: each node over time", drawn(run_charts(run)))
+                for run in made.of_cell(cell)
+            ),
         )
-
-
-def _drawn(charts: Iterable[Chart]) -> tuple[_Drawn, ...]:
-    return tuple(
-        _Drawn(title=chart.title, names=names(chart), svg=Markup(svg(chart))) for chart in charts
-    )

@@ -5,22 +5,11 @@ Before: `evaluation`. After: the command line, and the HTML page.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from mesh.evaluation.charts.page import Table
 from mesh.evaluation.paper.evaluation import EvaluatedRun, Evaluation, ablated, ratio
 
 NONE = "-"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """Cells are text; the columns after the first `words` are numbers."""
-
-    title: str
-    note: str
-    headers: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    words: int = 2
 
 
 def tables(made: Evaluation) -> tuple[Table, ...]:

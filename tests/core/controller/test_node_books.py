@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mesh.core.controller.state.cell import InstanceEntry
+from mesh.core.controller.state.instance import InstanceEntry
 from mesh.domain.actions import RefuseRequest, SetTimer
 from mesh.domain.events import (
     CancelRequested,

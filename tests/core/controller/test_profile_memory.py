@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mesh.core.controller.state.cell import InstanceEntry
+from mesh.core.controller.state.instance import InstanceEntry
 from mesh.domain.actions import ControllerAction
 from mesh.domain.events import OperationCancelled, ProfileRequested
 from mesh.domain.ids import DeploymentName, OperationId

@@ -1,6 +1,6 @@
 """The controller core on the KV cache of an instance that is to be measured."""
 
-from mesh.core.controller.state.cell import InstanceEntry
+from mesh.core.controller.state.instance import InstanceEntry
 from mesh.domain.actions import ControllerAction
 from mesh.domain.events import OperationCancelled, ProfileRequested
 from mesh.domain.ids import DeploymentName, OperationId

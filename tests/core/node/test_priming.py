@@ -5,7 +5,7 @@ from mesh.domain.actions import StartMeasure, StartStep
 from mesh.domain.ids import InstanceId
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import ResizeKv
-from mesh.domain.node_events import MeasureBroke, MeasureFinished
+from mesh.domain.node_events import LinkOpened, MeasureBroke, MeasureFinished
 from tests.core.cells import of_kind, only
 from tests.core.nodes import NodeUnderTest
 
@@ -15,6 +15,7 @@ I1 = InstanceId("i1")
 def priming_node(tokens_max: int) -> NodeUnderTest:
     node = NodeUnderTest()
     node.core = NodeCore(limits=NodeLimits(primed_tokens_max=tokens_max))
+    node.tell(LinkOpened())
     return node
 
 

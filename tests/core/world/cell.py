@@ -8,12 +8,9 @@ from collections.abc import Callable, Sequence
 from mesh.core.controller.core import ControllerCore
 from mesh.domain.actions import (
     ControllerAction,
-    DeliverTokens,
-    RefuseRequest,
     ReplyDone,
     ReplyError,
     ReplyProgress,
-    TellWaiting,
 )
 from mesh.domain.deployment import Deployment
 from mesh.domain.events import (
@@ -29,15 +26,15 @@ from mesh.domain.limits import CellLimits
 from mesh.domain.messages import NodeCommand
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import TurnRule
-from mesh.domain.text import TextAssets
 from mesh.policy.registry import policy
 from mesh.runtime.controller_actions import ControllerPerformer
 from mesh.runtime.host import Host
-from tests.core.cells import request
-from tests.core.world.client import Client
-from tests.core.world.clock import HeapClock
+from mesh.sim.callers import Callers, MemoryRegistry
+from mesh.sim.clock import HeapClock
+from mesh.sim.invariants import Watch, check_engine
+from tests.core.cells import deployment, request
+from tests.core.world.coverage import Coverage
 from tests.core.world.node import PREFILL_TOKENS_MAX, TURN_S_MAX, WorldNode
-from tests.core.world.watch import WatchedCore
 
 SETTLE_STEP_S = 0.25
 """Well below every lease and pause, and coarse enough that a failing example shrinks in time."""
@@ -70,17 +67,16 @@ class World:
         """One node for each size in `memory_bytes`; `rule` is the name of the policy."""
         self.clock = HeapClock()
         self.rule = rule
-        self.deployments = deployments
-        self.profiles = profiles
-        self.histories = {d.spec.name: SHORT for d in deployments}
+        self.registry = MemoryRegistry(deployments, profiles)
+        self.registry.histories = {d.spec.name: SHORT for d in deployments}
         self.operations: dict[OperationId, bool] = {}
         """Whether each has been answered."""
-        self.clients: dict[RequestId, Client] = {}
+        self.callers = Callers(self.clock)
         self.links: dict[int, WorldNode] = {}
         self.links_made = 0
         self.epoch = 0
-        self.seen: Counter[str] = Counter()
-        """What happened, how often."""
+        self.watch = Watch()
+        self.coverage = Coverage()
         self.requests_made = 0
         self.operations_made = 0
         self.start_controller()
@@ -91,28 +87,48 @@ class World:
         self.epoch += 1
         self.core = ControllerCore(
             epoch=self.epoch,
-            deployments=self.deployments,
+            deployments=tuple(self.registry.deployments.values()),
             limits=LIMITS,
             policy=policy(self.rule),
-            profiles=self.profiles,
-            histories=self.histories,
+            profiles=self.registry.profiles,
+            histories=self.registry.histories,
         )
         performer = ControllerPerformer(
-            links=self, clients=self, operators=self, registry=self, clock=self.clock
+            links=self,
+            clients=self.callers,
+            operators=self,
+            registry=self.registry,
+            clock=self.clock,
         )
         host: Host[ControllerEvent, ControllerAction] = Host(
-            core=WatchedCore(self.core, self.seen), clock=self.clock, perform=performer.perform
+            core=self.core, clock=self.clock, perform=performer.perform, recorders=(self,)
         )
         epoch = self.epoch
         self.tell: Callable[[ControllerEvent], None] = host.post
         performer.post = lambda event: host.post(event) if self.epoch == epoch else None
         self.tell(LeaseCheckDue())
 
+    def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
+        """The controller has decided."""
+        self.watch.note(self.core, event, actions)
+        self.watch.look(self.core, now_s)
+        self.coverage.note(self.core.cell, event)
+
+    def seen(self) -> Counter[str]:
+        """What happened, how often."""
+        return self.coverage.seen + self.watch.seen
+
+    def check_engines(self) -> None:
+        """They hold no more than is tracked of them."""
+        for node in self.nodes:
+            entry = self.core.cell.links.get(node.link_id or 0)
+            if entry is not None:
+                check_engine(entry, node.engine.memory())
+
     def restart_controller(self) -> None:
         """Its callers get nothing more; its nodes notice that their links broke."""
         self.operations.clear()
-        for client in self.clients.values():
-            client.gone = True
+        self.callers.cut_off()
         self.links.clear()
         self.start_controller()
         for node in self.nodes:
@@ -122,7 +138,7 @@ class World:
         self.requests_made += 1
         request_id = RequestId(f"r{self.epoch}-{self.requests_made}")
         made = request(request_id, of=name, prompt=prompt, max_tokens=max_tokens)
-        self.clients[request_id] = Client(made)
+        self.callers.call(made, self.registry.deployments.get(name) or deployment(name))
         self.tell(InvokeRequested(request=made))
         return request_id
 
@@ -135,7 +151,7 @@ class World:
         return operation_id
 
     def cancel(self, request_id: RequestId) -> None:
-        self.clients[request_id].gone = True
+        self.callers.cancel(request_id)
         self.tell(CancelRequested(request_id=request_id))
 
     def drain(self, node_id: NodeId, *, undo: bool) -> None:
@@ -176,32 +192,8 @@ class World:
         if node is not None and node.link_id == link_id:
             node.drop_link()
 
-    def waiting(self, told: TellWaiting) -> None:
-        assert not self.clients[told.request_id].ended
-
-    def deliver(self, tokens: DeliverTokens) -> None:
-        self.clients[tokens.outputs.request_id].take(tokens)
-
-    def refuse(self, refusal: RefuseRequest) -> None:
-        self.clients[refusal.request_id].refused(refusal.reason)
-
     def reply(self, reply: ReplyProgress | ReplyDone | ReplyError) -> None:
         assert not self.operations[reply.operation_id], "answered twice"
         self.operations[reply.operation_id] = not isinstance(reply, ReplyProgress)
         if isinstance(reply, ReplyError):
             assert reply.error in EXPECTED_ERRORS, reply
-
-    def store(self, deployment: Deployment, text: TextAssets | None) -> None:
-        others = tuple(d for d in self.deployments if d.spec.name != deployment.spec.name)
-        self.deployments = (*others, deployment)
-
-    def remove(self, name: DeploymentName) -> None:
-        self.deployments = tuple(d for d in self.deployments if d.spec.name != name)
-
-    def store_history(self, name: DeploymentName, history: OutputHistory) -> None:
-        self.histories[name] = history
-
-    def store_profile(self, profile: Profile) -> None:
-        key = (profile.model_id, profile.fingerprint)
-        others = tuple(p for p in self.profiles if (p.model_id, p.fingerprint) != key)
-        self.profiles = (*others, profile)

@@ -3,7 +3,7 @@
 Commands and reports wait on the link, and calls in the lanes, until the test lets them through.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,11 +31,11 @@ from mesh.domain.text import TextAssets
 from mesh.runtime.engine import Progress
 from mesh.runtime.host import Host
 from mesh.runtime.node_actions import Lane, NodePerformer
+from mesh.sim.clock import HeapClock
+from mesh.sim.lanes import VirtualLanes
 from tests.core.cells import FOOTPRINT, MODEL, hello
-from tests.core.world.clock import HeapClock
-from tests.core.world.engine import WorldEngine
-from tests.core.world.kept import check_kept
-from tests.core.world.lanes import QueuedLanes
+from tests.core.world.coverage import Coverage
+from tests.core.world.engine import StrictEngine
 from tests.support.profiles import FINGERPRINT
 
 TEXT = TextAssets(tokenizer_json=b"{}")
@@ -46,7 +46,7 @@ class Controller(Protocol):
 
     clock: HeapClock
     tell: Callable[[ControllerEvent], None]
-    seen: Counter[str]
+    coverage: Coverage
 
     def open_link(self, node: "WorldNode") -> int:
         """The id of a new link, over which the controller reaches the node from now on."""
@@ -80,8 +80,8 @@ class WorldNode:
         self.runs += 1
         self.down: deque[NodeCommand] = deque()
         self.up: deque[NodeReport] = deque()
-        self.engine = WorldEngine(self.memory_bytes)
-        self.lanes = QueuedLanes()
+        self.engine = StrictEngine(self.memory_bytes)
+        self.lanes = VirtualLanes(self.controller.clock, by_hand=True)
         limits = NodeLimits(prefill_tokens_max=PREFILL_TOKENS_MAX)
         self.core = NodeCore(limits=limits)
         performer = NodePerformer(engine=self.engine, lanes=self.lanes, link=self, models=self)
@@ -178,8 +178,7 @@ class WorldNode:
             pass
 
     def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
-        self.controller.seen["node events"] += 1
-        check_kept(self.core)
+        self.controller.coverage.seen["node events"] += 1
 
     # The node's ports.
 
@@ -189,8 +188,7 @@ class WorldNode:
 
     def start_import(self, operation_id: OperationId, source: str) -> None:
         def done(result: MeshError | None) -> NodeEvent:
-            if self.engine.fail_loads:
-                self.engine.fail_loads -= 1
+            if self.engine.script.fails("fail_loads"):
                 return ImportBroke(
                     operation_id=operation_id, error="TornModel", message="as told", hint=""
                 )
@@ -209,7 +207,7 @@ class WorldNode:
             instance_id=action.instance_id,
             deployment=action.deployment,
             model=action.model,
-            model_path=Path("none"),
+            model_path=Path(),
             kv_blocks=action.kv_blocks,
             context_tokens_max=action.context_tokens_max,
             batch_max=action.batch_max,

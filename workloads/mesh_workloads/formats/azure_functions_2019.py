@@ -39,4 +39,5 @@ FORMAT = Format(
     matches=_matches,
     records=_records,
     from_first=False,
+    in_order=False,
 )

@@ -28,4 +28,5 @@ FORMAT = Format(
     matches=lambda header: header == _COLUMNS,
     records=_records,
     from_first=False,
+    in_order=False,
 )

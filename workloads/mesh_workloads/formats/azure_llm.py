@@ -42,4 +42,5 @@ FORMAT = Format(
     matches=lambda header: header == _COLUMNS,
     records=_records,
     from_first=True,
+    in_order=True,
 )

@@ -33,4 +33,5 @@ FORMAT = Format(
     matches=lambda header: header in _HEADERS,
     records=_records,
     from_first=True,
+    in_order=False,
 )

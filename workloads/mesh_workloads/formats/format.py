@@ -33,3 +33,7 @@ class Format:
     records: Callable[[Row], Iterable[Record]]
     from_first: bool
     """Times count from the first row's; otherwise from the file's own zero."""
+    in_order: bool
+    """Rows come in the order of their times, so that one which does not is a torn file's; other
+    files are sorted when they are read.
+    """

@@ -33,4 +33,5 @@ FORMAT = Format(
     matches=lambda header: set(_KEYS) <= set(header),
     records=_records,
     from_first=False,
+    in_order=True,
 )

@@ -35,4 +35,5 @@ FORMAT = Format(
     matches=lambda header: header == _COLUMNS,
     records=_records,
     from_first=False,
+    in_order=True,
 )

@@ -10,13 +10,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mesh.core.controller.instances.reservations import issue, reclaim
-from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry, RequestEntry
-from mesh.core.controller.state.context import Turn
+from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import InstanceId
-from mesh.domain.lifecycle import INSTANCE, InstanceState, advance
+from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.model import Footprint
-from mesh.memory.station import MemoryOperationKind
+from mesh.memory.station import ReservationKind
 from mesh.memory.watermark import Watermark, expected_tokens
 from mesh.request.placement import enough
 
@@ -42,23 +44,23 @@ def least_blocks(limits: CellLimits, footprint: Footprint, context_tokens_max: i
 
 
 def request_blocks(
-    owner: DeploymentEntry, held: RequestEntry, footprint: Footprint, context_tokens_max: int
+    owner: DeploymentEntry, request: RequestEntry, footprint: Footprint, context_tokens_max: int
 ) -> int:
     """KV blocks that a request is expected to need: its term of eq. 2."""
-    request = held.request
-    prompt = len(request.prompt_tokens)
+    prompt = len(request.original.prompt_tokens)
     tokens = expected_tokens(
         prompt,
         # One more than there are: its next token has to be written somewhere.
-        len(held.output_tokens) + 1,
-        output_tokens_max=min(prompt + request.sampling.max_tokens, context_tokens_max) - prompt,
+        len(request.output_tokens) + 1,
+        output_tokens_max=min(prompt + request.original.sampling.max_tokens, context_tokens_max)
+        - prompt,
         output_tokens_mean=owner.history.mean_tokens,
     )
     return -(-tokens // footprint.block_tokens)
 
 
 def blocks_for_load(
-    turn: Turn,
+    ctx: EventContext,
     entry: DeploymentEntry,
     waiting: Iterable[RequestEntry],
     footprint: Footprint,
@@ -67,150 +69,152 @@ def blocks_for_load(
     """KV blocks of a new instance: the least that serves the first of those who wait, and what is
     recommended for as many as it would take.
     """
-    least = least_blocks(turn.limits, footprint, context_tokens_max)
+    least = least_blocks(ctx.limits, footprint, context_tokens_max)
     demands = [
-        request_blocks(entry, held, footprint, context_tokens_max)
-        for held, _ in zip(waiting, range(turn.limits.batch_max), strict=False)
+        request_blocks(entry, request, footprint, context_tokens_max)
+        for request, _ in zip(waiting, range(ctx.limits.batch_max), strict=False)
     ]
     required = max(sum(demands), least)
-    return max(least, *demands[:1], 1), watermark(turn.limits).recommended(required)
+    return max(least, *demands[:1], 1), watermark(ctx.limits).recommended(required)
 
 
 def room_for(
-    turn: Turn, owner: DeploymentEntry, instance: InstanceEntry, held: RequestEntry
+    ctx: EventContext, owner: DeploymentEntry, instance: InstanceEntry, request: RequestEntry
 ) -> Room | None:
     """How a loaded instance would have the KV cache for one more request; None if it cannot."""
-    blocks = request_blocks(owner, held, instance.footprint, instance.context_tokens_max)
-    return _room(turn, instance, instance.required_blocks + blocks)
+    blocks = request_blocks(owner, request, instance.footprint, instance.context_tokens_max)
+    return _room(ctx, instance, instance.required_blocks + blocks)
 
 
 def room_for_all(
-    turn: Turn, owner: DeploymentEntry, instance: InstanceEntry, coming: Sequence[RequestEntry]
+    ctx: EventContext,
+    owner: DeploymentEntry,
+    instance: InstanceEntry,
+    coming: Sequence[RequestEntry],
 ) -> Room | None:
-    """The same for several."""
+    """As `room_for`, for several requests at once."""
     footprint, context = instance.footprint, instance.context_tokens_max
-    blocks = sum(request_blocks(owner, held, footprint, context) for held in coming)
-    return _room(turn, instance, instance.required_blocks + blocks)
+    blocks = sum(request_blocks(owner, request, footprint, context) for request in coming)
+    return _room(ctx, instance, instance.required_blocks + blocks)
 
 
 def missing_bytes(
-    turn: Turn, owner: DeploymentEntry, instance: InstanceEntry, held: RequestEntry | None = None
+    ctx: EventContext,
+    owner: DeploymentEntry,
+    instance: InstanceEntry,
+    request: RequestEntry | None = None,
 ) -> int:
     """By how much M_require, with one more request or without, does not fit though all idle
     instances went; 0 where a grow has just failed, for then it is not memory that is missing.
     """
-    if turn.now_s < instance.grow_again_s:
+    if ctx.now_s < instance.grow_again_s:
         return 0
     footprint, context = instance.footprint, instance.context_tokens_max
-    blocks = request_blocks(owner, held, footprint, context) if held is not None else 0
-    required = max(instance.required_blocks + blocks, least_blocks(turn.limits, footprint, context))
-    idle_bytes = sum(size_bytes for _, size_bytes in _idle_beside(turn, instance))
+    blocks = request_blocks(owner, request, footprint, context) if request is not None else 0
+    required = max(instance.required_blocks + blocks, least_blocks(ctx.limits, footprint, context))
+    idle_bytes = sum(size_bytes for _, size_bytes in _idle_beside(ctx, instance))
     more_bytes = footprint.instance_bytes(required) - instance.promised_bytes
     return max(more_bytes - instance.node.station.free_bytes - idle_bytes, 0)
 
 
-def _room(turn: Turn, instance: InstanceEntry, requested_blocks: int) -> Room | None:
+def _room(ctx: EventContext, instance: InstanceEntry, requested_blocks: int) -> Room | None:
     """What its cache has, if that will do; else M_recommend, else M_require, else M_require in the
     place of idle instances. None where there is no room, or where a grow has just failed.
     """
     footprint, station = instance.footprint, instance.node.station
-    least = least_blocks(turn.limits, footprint, instance.context_tokens_max)
+    least = least_blocks(ctx.limits, footprint, instance.context_tokens_max)
     required = max(requested_blocks, least)
     if required <= instance.promised_blocks:
         return Room(kv_blocks=instance.promised_blocks)
-    if turn.now_s < instance.grow_again_s:
+    if ctx.now_s < instance.grow_again_s:
         return None
-    for kv_blocks in (watermark(turn.limits).recommended(required), required):
+    for kv_blocks in (watermark(ctx.limits).recommended(required), required):
         if station.fits(instance.instance_id, footprint.instance_bytes(kv_blocks)):
             return Room(kv_blocks=kv_blocks)
     held_bytes = station.size_bytes(instance.instance_id)
     lacking_bytes = footprint.instance_bytes(required) - held_bytes - station.free_bytes
-    reclaim = enough(_idle_beside(turn, instance), lacking_bytes)
+    reclaim = enough(_idle_beside(ctx, instance), lacking_bytes)
     return Room(kv_blocks=required, reclaim=reclaim) if reclaim else None
 
 
-def _idle_beside(turn: Turn, instance: InstanceEntry) -> list[tuple[InstanceId, int]]:
+def _idle_beside(ctx: EventContext, instance: InstanceEntry) -> list[tuple[InstanceId, int]]:
     """Other instances of its node that may go now, with their bytes."""
-    if instance.device not in turn.policy.reclaims:
+    if instance.device not in ctx.policy.reclaims:
         return []
     return [idle for idle in instance.node.reclaimable() if idle[0] != instance.instance_id]
 
 
 def claim(
-    turn: Turn, owner: DeploymentEntry, instance: InstanceEntry, held: RequestEntry, room: Room
+    ctx: EventContext,
+    owner: DeploymentEntry,
+    instance: InstanceEntry,
+    request: RequestEntry,
+    room: Room,
+    *,
+    due_s: float,
+    grace_s: float,
 ) -> None:
-    """Enter a request's demand, and resize the cache if the room says so. The request may be
-    submitted right after: if the resize has to wait, so will those of its blocks that are missing.
+    """Enter a request and its demand, and resize the cache if the room says so. The request may be
+    submitted right after: if the resize has to wait, it waits on its node for missing blocks.
     """
-    if instance.state is InstanceState.PARKED:
-        instance.state = advance(INSTANCE, instance.state, InstanceState.READY)
-    held.required_blocks = request_blocks(
-        owner, held, instance.footprint, instance.context_tokens_max
-    )
-    instance.required_blocks += held.required_blocks
-    _take(turn, instance, room, held.due_s)
+    blocks = request_blocks(owner, request, instance.footprint, instance.context_tokens_max)
+    instance.add(request, blocks=blocks, due_s=due_s, grace_s=grace_s, now_s=ctx.now_s)
+    _take(ctx, instance, room, due_s)
 
 
-def give_up(instance: InstanceEntry, held: RequestEntry) -> None:
-    """A request needs its blocks no more."""
-    instance.required_blocks -= held.required_blocks
-    held.required_blocks = 0
-
-
-def note_longer(turn: Turn, instance: InstanceEntry, held: RequestEntry) -> None:
+def note_longer(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) -> None:
     """A request is longer than expected: its demand grows with it, and so does the cache."""
-    tokens = min(held.tokens + 1, held.request.tokens_max, instance.context_tokens_max)
+    tokens = min(request.tokens + 1, request.original.tokens_max, instance.context_tokens_max)
     blocks = instance.footprint.blocks_for(tokens)
-    if blocks > held.required_blocks:
-        instance.required_blocks += blocks - held.required_blocks
-        held.required_blocks = blocks
-        grow(turn, instance, held.due_s)
+    if blocks > request.required_blocks:
+        instance.note_demand(request, blocks)
+        grow(ctx, instance, request.due_s)
 
 
-def grow(turn: Turn, instance: InstanceEntry, needed_s: float) -> bool:
+def grow(ctx: EventContext, instance: InstanceEntry, needed_s: float) -> bool:
     """Have the cache hold what its requests need; False when there is no room for that."""
-    room = _room(turn, instance, instance.required_blocks)
+    room = _room(ctx, instance, instance.required_blocks)
     if room is None:
         return False
-    _take(turn, instance, room, needed_s)
+    _take(ctx, instance, room, needed_s)
     return True
 
 
-def shrink(turn: Turn, instance: InstanceEntry) -> None:
+def shrink(ctx: EventContext, instance: InstanceEntry) -> None:
     """Give back what is far more than its requests need: late, for the next ones may come soon."""
-    fixed = turn.policy.parts is not None
+    fixed = ctx.policy.partitions is not None
     if fixed or instance.state is not InstanceState.READY or instance.profiling:
         return
-    least = least_blocks(turn.limits, instance.footprint, instance.context_tokens_max)
+    least = least_blocks(ctx.limits, instance.footprint, instance.context_tokens_max)
     required = max(instance.required_blocks, least)
-    target = watermark(turn.limits).target(instance.promised_blocks, required)
+    target = watermark(ctx.limits).target(instance.promised_blocks, required)
     if target < instance.promised_blocks:
-        resize(turn, instance, target, turn.now_s)
-        turn.room_appeared = True
+        resize(ctx, instance, target, ctx.now_s)
+        ctx.wake_all()
 
 
-def park(turn: Turn, instance: InstanceEntry) -> None:
+def park(ctx: EventContext, instance: InstanceEntry) -> None:
     """An idle instance keeps its weights and gives its KV cache back."""
-    instance.state = advance(INSTANCE, instance.state, InstanceState.PARKED)
-    park_cache(turn, instance)
+    instance.advance(InstanceState.PARKED)
+    park_cache(ctx, instance)
 
 
-def park_cache(turn: Turn, instance: InstanceEntry) -> None:
+def park_cache(ctx: EventContext, instance: InstanceEntry) -> None:
     """See to it that a parked instance holds next to no KV cache."""
     if instance.state is InstanceState.PARKED and instance.promised_blocks > PARKED_BLOCKS:
-        resize(turn, instance, PARKED_BLOCKS, turn.now_s)
-        turn.room_appeared = True
+        resize(ctx, instance, PARKED_BLOCKS, ctx.now_s)
+        ctx.wake_all()
 
 
-def resize(turn: Turn, instance: InstanceEntry, kv_blocks: int, needed_s: float) -> None:
+def resize(ctx: EventContext, instance: InstanceEntry, kv_blocks: int, needed_s: float) -> None:
     """Have a KV cache of so many blocks, which must fit."""
     size_bytes = instance.footprint.instance_bytes(kv_blocks)
     if kv_blocks < instance.promised_blocks:
-        instance.node.eased += 1
-    issue(turn, instance, MemoryOperationKind.RESIZE, size_bytes, needed_s)
+        instance.node.ease()
+    issue(ctx, instance, ReservationKind.RESIZE, size_bytes, needed_s)
 
 
-def _take(turn: Turn, instance: InstanceEntry, room: Room, needed_s: float) -> None:
-    reclaim(turn, instance.node, room.reclaim)
+def _take(ctx: EventContext, instance: InstanceEntry, room: Room, needed_s: float) -> None:
+    reclaim(ctx, instance.node, room.reclaim)
     if room.kv_blocks > instance.promised_blocks:
-        resize(turn, instance, room.kv_blocks, needed_s)
+        resize(ctx, instance, room.kv_blocks, needed_s)

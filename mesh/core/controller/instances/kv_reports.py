@@ -9,68 +9,67 @@ instances go, and then what waits is taken back, the least urgent first.
 from mesh.core.controller.instances.kv_cache import park_cache, shrink
 from mesh.core.controller.instances.lifecycle import unload
 from mesh.core.controller.instances.reservations import let_go, send_started
-from mesh.core.controller.state.cell import InstanceEntry, NodeEntry
-from mesh.core.controller.state.context import Turn
+from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.messages import KvResized
-from mesh.memory.station import MemoryOperationKind
+from mesh.memory.station import ReservationKind
 
 
-def resized(turn: Turn, node: NodeEntry, said: KvResized) -> None:
+def resized(ctx: EventContext, node: NodeEntry, said: KvResized) -> None:
     """A resize has ended, as wanted or not. What a failed grow was for is served from the blocks
     that there are, or evicted when they do not do: it is tried again only after a pause.
     """
-    instance = turn.cell.instances.get(said.instance_id)
+    instance = ctx.cell.instances.get(said.instance_id)
     if instance is None:
         return
-    instance.kv_blocks = said.kv_blocks
+    instance.note_size(said.kv_blocks)
     size_bytes = instance.footprint.instance_bytes(said.kv_blocks)
     asked = node.station.running(instance.instance_id)
     if asked is not None and size_bytes < asked.size_bytes:
-        instance.grow_again_s = turn.now_s + turn.limits.grow_retry_s
-    send_started(turn, node, node.station.done(instance.instance_id, size_bytes))
-    node.eased += 1
-    turn.room_appeared = True
+        instance.note_grow_failed(ctx.now_s + ctx.limits.grow_retry_s)
+    send_started(ctx, node, node.station.done(instance.instance_id, size_bytes))
+    ctx.wake_all()
 
 
-def take_over(turn: Turn, instance: InstanceEntry, kv_blocks: int) -> None:
+def take_over(ctx: EventContext, instance: InstanceEntry, kv_blocks: int) -> None:
     """A heartbeat says how large a cache is: another size than the books have if an earlier link
     had asked for a resize. What is under way here answers for itself.
     """
     station = instance.node.station
     if kv_blocks != instance.kv_blocks and not station.running(instance.instance_id):
-        instance.kv_blocks = kv_blocks
+        instance.note_size(kv_blocks)
         size_bytes = instance.footprint.instance_bytes(kv_blocks)
-        send_started(turn, instance.node, station.record(instance.instance_id, size_bytes))
-        instance.node.eased += 1
-        turn.room_appeared = True
+        send_started(ctx, instance.node, station.record(instance.instance_id, size_bytes))
+        ctx.wake_all()
 
 
-def restore(turn: Turn, node: NodeEntry) -> None:
+def restore(ctx: EventContext, node: NodeEntry) -> None:
     """Bring what is promised below the capacity again, if it is above."""
     station = node.station
     if station.free_bytes >= 0:
         return
     for instance in node.instances.values():
         if not station.is_pending(instance.instance_id):
-            shrink(turn, instance)
-            park_cache(turn, instance)
+            shrink(ctx, instance)
+            park_cache(ctx, instance)
     idle = node.reclaimable()
-    # The next request would only have the last one loaded again, as large as it is.
+    # Where all are idle, one stays: the next request would have it loaded again, at the same size.
     spared = 1 if len(idle) == len(node.instances) else 0
     for instance_id, _ in idle[: len(idle) - spared]:
         if station.free_bytes < 0:
-            let_go(turn, node.instances[instance_id])
-    for operation in reversed(station.waiting()):
+            let_go(ctx, node.instances[instance_id])
+    for reservation in reversed(station.waiting()):
         if station.free_bytes >= 0:
             return
-        instance = node.instances[operation.instance_id]
-        match operation.kind:
-            case MemoryOperationKind.LOAD:
-                unload(turn, instance)
-                if instance.deployment in turn.cell.deployments:
-                    # It may have been one of a minimum, which nobody else would see to.
-                    turn.cell.below_minimum[instance.deployment] = None
-            case MemoryOperationKind.RESIZE if station.takes_memory(operation):
-                send_started(turn, node, station.cancel(instance.instance_id))
-            case MemoryOperationKind.RESIZE | MemoryOperationKind.UNLOAD:
+        instance = node.instances[reservation.instance_id]
+        match reservation.kind:
+            case ReservationKind.LOAD:
+                unload(ctx, instance)
+                if instance.deployment in ctx.cell.deployments:
+                    # Its deployment may be below its minimum now.
+                    ctx.cell.note_minimum(instance.deployment, lacking=True)
+            case ReservationKind.RESIZE if station.takes_memory(reservation):
+                send_started(ctx, node, station.cancel(instance.instance_id))
+            case ReservationKind.RESIZE | ReservationKind.UNLOAD:
                 pass

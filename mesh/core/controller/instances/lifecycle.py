@@ -3,24 +3,26 @@
 from collections.abc import Collection
 
 from mesh.compute.correction import Correction
-from mesh.core.controller.instances.load_reports import state_footprint
 from mesh.core.controller.instances.node_schedule import first_due_s
-from mesh.core.controller.instances.placement import batch_max, find_room, load_s, worth_asking
+from mesh.core.controller.instances.placement import batch_max, find_room, load_s
 from mesh.core.controller.instances.reservations import issue, let_go, reclaim, send_started
-from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry, NodeEntry, RequestEntry
-from mesh.core.controller.state.context import Turn
+from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
+from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import SendCommand, SetTimer
 from mesh.domain.events import KeepAliveExpired, LoadExpired
 from mesh.domain.ids import InstanceId
-from mesh.domain.lifecycle import INSTANCE, InstanceState, NodeState, advance
+from mesh.domain.lifecycle import InstanceState, NodeState
 from mesh.domain.messages import InstanceReport, LoadInstance, UnloadInstance, UseProfile
 from mesh.domain.profile import Profile
-from mesh.memory.station import MemoryOperationKind
+from mesh.memory.station import ReservationKind
 from mesh.request.placement import NoRoom, NoTime, Start
 
 
 def start_instance(
-    turn: Turn,
+    ctx: EventContext,
     entry: DeploymentEntry,
     *,
     only: NodeEntry | None = None,
@@ -32,27 +34,36 @@ def start_instance(
     Returns None when it is under way, else what was missing. A node holds at most one instance of a
     deployment: a second would compute on the same device and only take memory.
     """
-    if wanted_by and turn.policy.validates and not turn.validations_left:
+    if wanted_by and ctx.policy.validates and not ctx.validations_left:
         return NoTime()
-    nodes: Collection[NodeEntry] = turn.cell.nodes.values() if only is None else (only,)
-    asked = worth_asking(entry, wanted_by, nodes, turn.cell.fleet_changes) if wanted_by else nodes
-    placed = find_room(turn, entry, asked, waiting=entry.queue, wanted_by=wanted_by)
+    nodes: Collection[NodeEntry] = ctx.cell.nodes.values() if only is None else (only,)
+    name, known = entry.spec.name, ctx.cell.refusals
+    asked = known.worth_starting_on(name, wanted_by, nodes) if wanted_by else nodes
+    placed = find_room(ctx, entry, asked, waiting=entry.queue, wanted_by=wanted_by)
     if not isinstance(placed, Start):
         return placed if len(asked) == len(nodes) else NoTime()
-    entry.in_vain.clear()
-    load(turn, entry, placed, first_due_s(wanted_by) if wanted_by else turn.now_s)
+    known.note_started(name)
+    load(ctx, entry, placed, first_due_s(wanted_by) if wanted_by else ctx.now_s)
     return None
 
 
-def load(turn: Turn, entry: DeploymentEntry, start: Start, needed_s: float) -> None:
+def load(ctx: EventContext, entry: DeploymentEntry, start: Start, needed_s: float) -> None:
     """Start an instance where room was found for it."""
-    deployment, node = entry.deployment, turn.cell.nodes[start.node.node_id]
+    deployment, node = entry.deployment, ctx.cell.nodes[start.node.node_id]
     assert deployment is not None
-    reclaim(turn, node, start.reclaim)
-    turn.cell.instances_started += 1
-    profile = turn.cell.expectations.profile(deployment.model, start.footprint, node.hello)
-    instance_id = InstanceId(f"{entry.spec.name}-{turn.epoch}-{turn.cell.instances_started}")
-    served_max = batch_max(turn, entry, deployment, node)
+    reclaim(ctx, node, start.reclaim)
+    profile = ctx.cell.expectations.profile(deployment.model, start.footprint, node.hello)
+    instance_id = InstanceId(f"{entry.spec.name}-{ctx.epoch}-{ctx.cell.number_instance()}")
+    served_max = batch_max(ctx, entry, deployment, node)
+    to_load = LoadInstance(
+        instance_id=instance_id,
+        deployment=entry.spec.name,
+        model=deployment.model,
+        kv_blocks=start.kv_blocks,
+        context_tokens_max=deployment.context_tokens_max,
+        batch_max=served_max,
+        profile=profile,
+    )
     instance = InstanceEntry(
         instance_id=instance_id,
         deployment=entry.spec.name,
@@ -65,58 +76,39 @@ def load(turn: Turn, entry: DeploymentEntry, start: Start, needed_s: float) -> N
         context_tokens_max=deployment.context_tokens_max,
         batch_max=served_max,
         correction=Correction.of(profile),
-        load_s=load_s(turn, deployment, node),
-        load_started_s=turn.now_s,
+        to_load=to_load,
+        load_s=load_s(ctx, deployment, node),
+        load_started_s=ctx.now_s,
         phase="load",
     )
-    instance.to_load = LoadInstance(
-        instance_id=instance_id,
-        deployment=entry.spec.name,
-        model=deployment.model,
-        kv_blocks=start.kv_blocks,
-        context_tokens_max=deployment.context_tokens_max,
-        batch_max=served_max,
-        profile=profile,
-    )
-    _enter(turn, instance)
+    ctx.cell.add_instance(instance)
     size_bytes = start.footprint.instance_bytes(start.kv_blocks)
-    issue(turn, instance, MemoryOperationKind.LOAD, size_bytes, needed_s)
-    turn.act(
+    issue(ctx, instance, ReservationKind.LOAD, size_bytes, needed_s)
+    ctx.act(
         SetTimer(
-            at_s=turn.now_s + turn.limits.load_s_max,
+            at_s=ctx.now_s + ctx.limits.load_s_max,
             timer=LoadExpired(instance_id=instance_id),
         )
     )
 
 
-def _enter(turn: Turn, instance: InstanceEntry) -> None:
-    turn.cell.instances[instance.instance_id] = instance
-    instance.node.instances[instance.instance_id] = instance
-    owner = turn.cell.deployments.get(instance.deployment)
-    if owner is not None:
-        for other in owner.instances.values():
-            other.node.eased += 1  # a minimum may have kept it till now
-        owner.instances[instance.instance_id] = instance
-        owner.candidates.rank(instance)
-
-
-def adopt(turn: Turn, node: NodeEntry, report: InstanceReport) -> None:
-    """Take an instance that a node reports into the books; unload it if nothing wants it."""
-    owner = turn.cell.deployments.get(report.deployment)
+def adopt(ctx: EventContext, node: NodeEntry, report: InstanceReport) -> None:
+    """Take an instance that a node reports into the books; unload it if no deployment wants it."""
+    owner = ctx.cell.deployments.get(report.deployment)
     wanted = (
         owner is not None
         and owner.deployment is not None
-        and node.device in turn.policy.devices
+        and node.device in ctx.policy.devices
         and owner.deployment.model.model_id == report.model_id
         and owner.deployment.context_tokens_max == report.context_tokens_max
-        and report.instance_id not in turn.cell.instances
+        and report.instance_id not in ctx.cell.instances
         and all(i.node is not node for i in owner.instances.values())
     )
-    if report.instance_id in turn.cell.instances:
+    if report.instance_id in ctx.cell.instances:
         twice = UnloadInstance(instance_id=report.instance_id)
-        turn.act(SendCommand(link_id=node.link_id, command=twice))
+        ctx.act(SendCommand(link_id=node.link_id, command=twice))
         return
-    profile = _profile(turn, node, report) if wanted else None
+    profile = _profile(ctx, node, report) if wanted else None
     instance = InstanceEntry(
         instance_id=report.instance_id,
         deployment=report.deployment,
@@ -126,60 +118,59 @@ def adopt(turn: Turn, node: NodeEntry, report: InstanceReport) -> None:
         footprint=report.footprint,
         profile=profile,
         correction=(
-            Correction.of(profile, report.correction, turn.now_s) if profile else Correction()
+            Correction.of(profile, report.correction, ctx.now_s) if profile else Correction()
         ),
         kv_blocks=report.kv_blocks,
         context_tokens_max=report.context_tokens_max,
-        batch_max=_served_max(turn, owner, node, report),
-        load_started_s=turn.now_s,
-        loaded_at_s=turn.now_s,
+        batch_max=_served_max(ctx, owner, node, report),
+        load_started_s=ctx.now_s,
+        loaded_at_s=ctx.now_s,
     )
     if owner is not None and instance.profile is not None:
-        state_footprint(owner, node.hello.engine, report.footprint)
-    _enter(turn, instance)
+        owner.note_footprint(node.hello.engine, report.footprint)
+    ctx.cell.add_instance(instance)
     size_bytes = report.footprint.instance_bytes(report.kv_blocks)
-    send_started(turn, node, node.station.record(instance.instance_id, size_bytes))
+    send_started(ctx, node, node.station.record(instance.instance_id, size_bytes))
     if instance.profile is None:
-        let_go(turn, instance)
+        let_go(ctx, instance)
         return
     command = UseProfile(instance_id=instance.instance_id, profile=instance.profile)
-    turn.act(SendCommand(link_id=node.link_id, command=command))
-    note_idle(turn, instance)
+    ctx.act(SendCommand(link_id=node.link_id, command=command))
+    note_idle(ctx, instance)
 
 
-def _profile(turn: Turn, node: NodeEntry, report: InstanceReport) -> Profile:
-    deployment = turn.cell.deployments[report.deployment].deployment
+def _profile(ctx: EventContext, node: NodeEntry, report: InstanceReport) -> Profile:
+    deployment = ctx.cell.deployments[report.deployment].deployment
     assert deployment is not None
-    return turn.cell.expectations.profile(deployment.model, report.footprint, node.hello)
+    return ctx.cell.expectations.profile(deployment.model, report.footprint, node.hello)
 
 
 def _served_max(
-    turn: Turn, owner: DeploymentEntry | None, node: NodeEntry, report: InstanceReport
+    ctx: EventContext, owner: DeploymentEntry | None, node: NodeEntry, report: InstanceReport
 ) -> int:
     """Requests that it may have at a time: it may have been loaded under another policy."""
     if owner is None or owner.deployment is None:
         return report.batch_max
-    return min(report.batch_max, batch_max(turn, owner, owner.deployment, node))
+    return min(report.batch_max, batch_max(ctx, owner, owner.deployment, node))
 
 
-def note_idle(turn: Turn, instance: InstanceEntry) -> None:
+def note_idle(ctx: EventContext, instance: InstanceEntry) -> None:
     """An instance has no request: unload it now if it is draining, else after its keep-alive."""
-    instance.idle_since_s = turn.now_s
-    instance.node.eased += 1
+    instance.note_idle(ctx.now_s)
     if instance.state is InstanceState.DRAINING or instance.node.state is NodeState.DRAINING:
-        unload(turn, instance)
+        unload(ctx, instance)
         return
-    owner = turn.cell.deployments.get(instance.deployment)
+    owner = ctx.cell.deployments.get(instance.deployment)
     keep_alive_s = owner.spec.scaling.keep_alive_s if owner else 0.0
-    turn.act(
+    ctx.act(
         SetTimer(
-            at_s=turn.now_s + keep_alive_s,
-            timer=KeepAliveExpired(instance_id=instance.instance_id, idle_since_s=turn.now_s),
+            at_s=ctx.now_s + keep_alive_s,
+            timer=KeepAliveExpired(instance_id=instance.instance_id, idle_since_s=ctx.now_s),
         )
     )
 
 
-def unload(turn: Turn, instance: InstanceEntry) -> None:
+def unload(ctx: EventContext, instance: InstanceEntry) -> None:
     """Let an instance go. A load that its node has begun is given up: nobody knows when the node
     lets go of its memory, so it stays promised until then. One that waits for memory never begins.
     """
@@ -187,37 +178,29 @@ def unload(turn: Turn, instance: InstanceEntry) -> None:
         case InstanceState.UNLOADING:
             pass
         case InstanceState.LOADING if instance.node.station.running(instance.instance_id):
-            instance.state = advance(INSTANCE, instance.state, InstanceState.UNLOADING)
+            instance.advance(InstanceState.UNLOADING)
             command = UnloadInstance(instance_id=instance.instance_id)
-            turn.act(SendCommand(link_id=instance.node.link_id, command=command))
+            ctx.act(SendCommand(link_id=instance.node.link_id, command=command))
         case InstanceState.LOADING:
-            forget(turn, instance)
-            turn.room_appeared = True
+            forget(ctx, instance)
+            ctx.wake_all()
         case _:
-            let_go(turn, instance)
+            let_go(ctx, instance)
 
 
-def drain(turn: Turn, instance: InstanceEntry) -> None:
+def drain(ctx: EventContext, instance: InstanceEntry) -> None:
     """No new requests; it goes when its last one ends."""
     if instance.state is InstanceState.LOADING:
-        unload(turn, instance)
+        unload(ctx, instance)
     elif instance.state is InstanceState.READY and instance.requests:
-        instance.state = advance(INSTANCE, instance.state, InstanceState.DRAINING)
+        instance.advance(InstanceState.DRAINING)
     elif instance.is_loaded:
-        unload(turn, instance)
+        unload(ctx, instance)
 
 
-def forget(turn: Turn, instance: InstanceEntry) -> None:
+def forget(ctx: EventContext, instance: InstanceEntry) -> None:
     """The instance is gone: give its memory back and take it out of every book."""
-    instance.state = advance(INSTANCE, instance.state, InstanceState.GONE)
-    instance.node.eased += 1
+    ctx.cell.remove_instance(instance)
     if instance.profile is not None and not instance.correction.trial_left:
-        turn.cell.expectations.learn_estimate(instance.profile, instance.correction.latest)
-    started = instance.node.station.forget(instance.instance_id)
-    instance.node.instances.pop(instance.instance_id, None)
-    send_started(turn, instance.node, started)
-    turn.cell.instances.pop(instance.instance_id, None)
-    owner = turn.cell.deployments.get(instance.deployment)
-    if owner is not None:
-        owner.instances.pop(instance.instance_id, None)
-        owner.candidates.discard(instance)
+        ctx.cell.expectations.learn_estimate(instance.profile, instance.correction.latest)
+    send_started(ctx, instance.node, instance.node.station.forget(instance.instance_id))

@@ -1,11 +1,11 @@
-"""Where a new instance starts, as the controller decides it: memory, time, and its part of a node.
+"""Where a new instance starts, as the controller decides it: memory, time, and its partition.
 
 `mesh.request.placement` chooses among the nodes; what each of them could do for the instance is
 read from the cell here. Before: `instances.lifecycle`, which starts it, or a preemption, which
 only asks.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from mesh.core.controller.instances.kv_cache import blocks_for_load
 from mesh.core.controller.instances.node_schedule import (
@@ -13,18 +13,20 @@ from mesh.core.controller.instances.node_schedule import (
     first_due_s,
     verdict_on_start,
 )
-from mesh.core.controller.state.cell import DeploymentEntry, NodeEntry, RequestEntry
-from mesh.core.controller.state.context import Turn
+from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.node import NodeEntry
+from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.model import Footprint
-from mesh.request.parts import Part, part_for
+from mesh.request.partitions import Partition, partition_for
 from mesh.request.placement import NoRoom, NoTime, Start, StartNode, place_instance
 from mesh.request.shadow import Verdict
 
 
 def find_room(
-    turn: Turn,
+    ctx: EventContext,
     entry: DeploymentEntry,
     among: Iterable[NodeEntry],
     *,
@@ -39,31 +41,31 @@ def find_room(
     deployment = entry.deployment
     assert deployment is not None
     taken = [i.node for i in entry.instances.values()]
-    nodes = [n for n in among if turn.takes(n, entry.spec) and n not in taken]
+    nodes = [n for n in among if ctx.takes(n, entry.spec) and n not in taken]
     fresh = [n for n in nodes if n.node_id not in entry.avoided]
 
-    validates = wanted_by is not None and turn.policy.validates
+    validates = wanted_by is not None and ctx.policy.validates
 
     def has_time(node: StartNode) -> bool | None:
         if wanted_by is None or not validates:
             return True
-        if not turn.validations_left:
-            _forget_unasked(entry)
+        if not ctx.validations_left:
+            ctx.cell.refusals.note_not_all_tried(entry.spec.name)
             return None
-        turn.validations_left -= 1
-        return _has_time(turn, entry, turn.cell.nodes[node.node_id], wanted_by, granted)
+        ctx.note_validation()
+        return _has_time(ctx, entry, ctx.cell.nodes[node.node_id], wanted_by, granted)
 
     sizes: dict[tuple[Footprint, int, str], tuple[int, int]] = {}
 
     def kv_blocks(node: StartNode, footprint: Footprint) -> tuple[int, int]:
-        known = turn.cell.nodes[node.node_id]
+        known = ctx.cell.nodes[node.node_id]
         kind = (footprint, node.capacity_bytes, known.hello.fingerprint)
         if kind not in sizes:
-            part = part_of(turn, entry, deployment, known)
+            partition = partition_of(ctx, entry, deployment, known)
             sizes[kind] = (
-                blocks_for_load(turn, entry, waiting, footprint, deployment.context_tokens_max)
-                if part is None
-                else (part.kv_blocks, part.kv_blocks)
+                blocks_for_load(ctx, entry, waiting, footprint, deployment.context_tokens_max)
+                if partition is None
+                else (partition.kv_blocks, partition.kv_blocks)
             )
         return sizes[kind]
 
@@ -72,9 +74,9 @@ def find_room(
             deployment,
             among,
             kv_blocks=kv_blocks,
-            policy=turn.policy,
+            policy=ctx.policy,
             has_time=has_time,
-            looks_max=turn.limits.validations_max if validates else len(among),
+            looks_max=ctx.limits.validations_max if validates else len(among),
         )
 
     placed = place(fresh)
@@ -83,10 +85,10 @@ def find_room(
     return placed
 
 
-def why_no_node(turn: Turn, spec: DeploymentSpec, purpose: str = "") -> tuple[str, str]:
+def why_no_node(ctx: EventContext, spec: DeploymentSpec, purpose: str = "") -> tuple[str, str]:
     """Where no node takes instances of a deployment: what is missing, and what to do about it."""
-    usable = [d for d in spec.devices if d in turn.policy.devices]
-    nodes = [n for n in turn.cell.nodes.values() if n.device in usable]
+    usable = [d for d in spec.devices if d in ctx.policy.devices]
+    nodes = [n for n in ctx.cell.nodes.values() if n.device in usable]
     spans = [n.hello.tensor_parallel_max for n in nodes if n.state is NodeState.READY]
     widest = max(spans, default=0)
     if not 0 < widest < spec.tensor_parallel:
@@ -99,87 +101,34 @@ def why_no_node(turn: Turn, spec: DeploymentSpec, purpose: str = "") -> tuple[st
     return message, f"deploy it with tensor_parallel: {widest}, or start a node whose engine can"
 
 
-def worth_asking(
-    entry: DeploymentEntry, held: RequestEntry, nodes: Collection[NodeEntry], fleet_changes: int
-) -> list[NodeEntry]:
-    """Nodes that have not refused an instance for this request since they were last eased. They are
-    taken to refuse it, unless `find_room` finds room or a refusal that need not stand.
-    """
-    head = (held.request.request_id, entry.served, fleet_changes)
-    if entry.head != head:
-        entry.head = head
-        entry.in_vain.clear()
-    in_vain, asked = entry.in_vain, []
-    for node in nodes:
-        eased, verdict = in_vain.get(node.node_id, (-1, None))
-        if eased != node.eased:
-            in_vain[node.node_id] = (node.eased, None)
-            asked.append(node)
-        elif verdict is not None:
-            held.turn_down(verdict)
-    return asked
-
-
-def _forget_unasked(entry: DeploymentEntry) -> None:
-    """Not all nodes were looked at. Those that had no room will say so again, at no great cost."""
-    entry.in_vain = {name: of for name, of in entry.in_vain.items() if of[1] is not None}
-
-
-def ask_anew(turn: Turn) -> None:
-    """The nodes are not those that they were, or what is known of them: nothing that any of them
-    has refused counts, nor by when a request would have to begin.
-    """
-    turn.cell.fleet_changes += 1
-    for entry in turn.cell.with_queues():
-        for held in entry.queue:
-            held.latest_start_s = None
-
-
-def _remember(
-    entry: DeploymentEntry, node: NodeEntry, held: RequestEntry, verdict: Verdict
-) -> None:
-    """What a node said to the request that waits stands until it is eased, if it had no time for
-    one of any length. What it said to one that a preemption would displace is nothing to that.
-    """
-    if entry.head is None or entry.head[0] != held.request.request_id:
-        return
-    if verdict is Verdict.TPOT_EXCEEDED:
-        entry.in_vain[node.node_id] = (node.eased, verdict)
-    else:
-        # It may pass a little later.
-        entry.in_vain.pop(node.node_id, None)
-
-
 def _has_time(
-    turn: Turn, entry: DeploymentEntry, node: NodeEntry, held: RequestEntry, granted: bool
+    ctx: EventContext, entry: DeploymentEntry, node: NodeEntry, request: RequestEntry, granted: bool
 ) -> bool:
     """Whether every SLO would be kept with a new instance on the node, its load included."""
     deployment = entry.deployment
     assert deployment is not None
-    needed_s = load_s(turn, deployment, node)
-    if node.node_id not in turn.decodes_shares:
-        turn.decodes_shares[node.node_id] = decodes_share(node, turn.now_s)
+    needed_s = load_s(ctx, deployment, node)
     verdict = verdict_on_start(
         node,
-        turn.cell.expectations.profile(deployment.model, node.footprint_of(deployment), node.hello),
+        ctx.cell.expectations.profile(deployment.model, node.footprint_of(deployment), node.hello),
         needed_s,
-        held,
-        share=turn.decodes_shares[node.node_id],
-        next_due_s=first_due_s(held) + (needed_s if granted else held.grace_s),
-        now_s=turn.now_s,
-        limits=turn.limits,
-        may_be_late=granted and held.attempt > 0,
+        request,
+        share=ctx.share_of(node, decodes_share),
+        next_due_s=first_due_s(request) + (needed_s if granted else request.grace_s),
+        now_s=ctx.now_s,
+        limits=ctx.limits,
+        may_be_late=granted and request.attempt > 0,
         moves=not granted,
     )
-    _remember(entry, node, held, verdict)
+    ctx.cell.refusals.note_start(entry.spec.name, request, node, verdict)
     if verdict is not Verdict.PASSES:
-        held.turn_down(verdict)
+        request.refusals.note(verdict)
     return verdict is Verdict.PASSES
 
 
-def load_s(turn: Turn, deployment: Deployment, node: NodeEntry) -> float:
+def load_s(ctx: EventContext, deployment: Deployment, node: NodeEntry) -> float:
     """Seconds that a load on the node is expected to take, from where it would come."""
-    return turn.cell.expectations.load_s(
+    return ctx.cell.expectations.load_s(
         deployment.model.model_id,
         node.hello.fingerprint,
         node.footprint_of(deployment).weights_bytes,
@@ -187,26 +136,28 @@ def load_s(turn: Turn, deployment: Deployment, node: NodeEntry) -> float:
     )
 
 
-def part_of(
-    turn: Turn, entry: DeploymentEntry, deployment: Deployment, node: NodeEntry
-) -> Part | None:
-    """What an instance gets of the node, where the policy cuts nodes into parts."""
-    if turn.policy.parts is None:
+def partition_of(
+    ctx: EventContext, entry: DeploymentEntry, deployment: Deployment, node: NodeEntry
+) -> Partition | None:
+    """What an instance gets of the node, where the policy cuts nodes into partitions."""
+    if ctx.policy.partitions is None:
         return None
     footprint = node.footprint_of(deployment)
-    return part_for(
-        turn.cell.expectations.profile(deployment.model, footprint, node.hello),
+    return partition_for(
+        ctx.cell.expectations.profile(deployment.model, footprint, node.hello),
         footprint,
         capacity_bytes=node.capacity_bytes,
-        parts_max=turn.policy.parts,
+        partitions_max=ctx.policy.partitions,
         context_tokens=deployment.context_tokens_max,
         tpot_s=entry.spec.slo.tpot_s,
     )
 
 
-def batch_max(turn: Turn, entry: DeploymentEntry, deployment: Deployment, node: NodeEntry) -> int:
-    """Validation finds out how many requests a node can serve; without it, its part says so."""
-    part = part_of(turn, entry, deployment, node)
-    if part is None or turn.policy.validates:
-        return turn.limits.batch_max
-    return min(part.batch_max, turn.limits.batch_max)
+def batch_max(
+    ctx: EventContext, entry: DeploymentEntry, deployment: Deployment, node: NodeEntry
+) -> int:
+    """Validation finds out how many requests a node can serve; without it, its partition does."""
+    partition = partition_of(ctx, entry, deployment, node)
+    if partition is None or ctx.policy.validates:
+        return ctx.limits.batch_max
+    return min(partition.batch_max, ctx.limits.batch_max)

@@ -6,44 +6,40 @@ keep-alive. What starts and ends a single instance is in `instances.lifecycle`.
 """
 
 from mesh.core.controller.instances.lifecycle import drain, start_instance
-from mesh.core.controller.state.cell import DeploymentEntry
-from mesh.core.controller.state.context import Turn
+from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.domain.lifecycle import InstanceState
 
 
-def keep_minimum(turn: Turn, entry: DeploymentEntry) -> None:
+def keep_minimum(ctx: EventContext, entry: DeploymentEntry) -> None:
     """Load instances until `replicas_min` serve or will, as far as there is room."""
-    turn.cell.below_minimum.pop(entry.spec.name, None)
+    ctx.cell.note_minimum(entry.spec.name, lacking=False)
     if not entry.spec.scaling.replicas_min:
         return
-    if entry.deployment is None or turn.now_s < entry.paused_until_s:
+    if entry.deployment is None or ctx.now_s < entry.paused_until_s:
         return
     while (before := entry.replicas()) < entry.spec.scaling.replicas_min:
-        start_instance(turn, entry)
+        start_instance(ctx, entry)
         if entry.replicas() == before:
-            turn.cell.below_minimum[entry.spec.name] = None
+            ctx.cell.note_minimum(entry.spec.name, lacking=True)
             return
 
 
-def keep_bounds(turn: Turn) -> None:
+def keep_bounds(ctx: EventContext) -> None:
     """Instances came or went, or may start where they could not: of any deployment."""
-    for entry in turn.cell.deployments.values():
-        trim_to_maximum(turn, entry)
+    for entry in ctx.cell.deployments.values():
+        trim_to_maximum(ctx, entry)
         if entry.spec.scaling.replicas_min:
-            keep_minimum(turn, entry)
+            keep_minimum(ctx, entry)
 
 
-def keep_minima(turn: Turn) -> None:
+def keep_minima(ctx: EventContext) -> None:
     """An instance became idle: its memory may be what a deployment below its minimum lacks."""
-    for name in list(turn.cell.below_minimum):
-        entry = turn.cell.deployments.get(name)
-        if entry is None:
-            del turn.cell.below_minimum[name]
-        else:
-            keep_minimum(turn, entry)
+    for name in list(ctx.cell.below_minimum):
+        keep_minimum(ctx, ctx.cell.deployments[name])
 
 
-def trim_to_maximum(turn: Turn, entry: DeploymentEntry) -> None:
+def trim_to_maximum(ctx: EventContext, entry: DeploymentEntry) -> None:
     """Drain instances above `replicas_max`: first those that load or are parked, then the smallest
     batch.
     """
@@ -52,10 +48,10 @@ def trim_to_maximum(turn: Turn, entry: DeploymentEntry) -> None:
     serving = [i for i in entry.instances.values() if i.takes_requests]
     serving.sort(key=lambda i: (i.state is InstanceState.READY, i.batch, i.instance_id))
     for instance in serving[: max(0, len(serving) - entry.spec.scaling.replicas_max)]:
-        drain(turn, instance)
+        drain(ctx, instance)
 
 
-def room_changed(turn: Turn) -> None:
+def room_changed(ctx: EventContext) -> None:
     """A node, or memory of one, came or went."""
-    turn.room_appeared = True
-    keep_bounds(turn)
+    ctx.wake_all()
+    keep_bounds(ctx)

@@ -8,66 +8,66 @@ sent to the node. Before: `placement` and `kv_cache`, which decide sizes. After:
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from mesh.core.controller.state.cell import InstanceEntry, NodeEntry
-from mesh.core.controller.state.context import Turn
+from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.actions import SendCommand
 from mesh.domain.ids import InstanceId
-from mesh.domain.lifecycle import INSTANCE, InstanceState, NodeState, advance
+from mesh.domain.lifecycle import NodeState
 from mesh.domain.messages import LoadInstance, ResizeKv, UnloadInstance
-from mesh.memory.station import MemoryOperation, MemoryOperationKind
+from mesh.memory.station import Reservation, ReservationKind
 
 
 def issue(
-    turn: Turn,
+    ctx: EventContext,
     instance: InstanceEntry,
-    kind: MemoryOperationKind,
+    kind: ReservationKind,
     size_bytes: int,
     needed_s: float,
 ) -> None:
-    """Promise an operation that fits, and start what may start."""
+    """Promise a reservation that fits, and start what may start."""
     node = instance.node
     started = node.station.issue(kind, instance.instance_id, size_bytes, needed_s)
     assert started is not None, f"{kind} of {instance.instance_id} to {size_bytes} B does not fit"
-    send_started(turn, node, started)
+    send_started(ctx, node, started)
 
 
-def send_started(turn: Turn, node: NodeEntry, operations: Iterable[MemoryOperation]) -> None:
+def send_started(ctx: EventContext, node: NodeEntry, reservations: Iterable[Reservation]) -> None:
     """Send what the station has started to the node. A lost one is told nothing any more."""
     if node.state is NodeState.LOST:
         return
-    for operation in operations:
-        instance = node.instances[operation.instance_id]
-        command = _command(instance, operation)
-        turn.act(SendCommand(link_id=node.link_id, command=command))
+    for reservation in reservations:
+        instance = node.instances[reservation.instance_id]
+        command = _command(instance, reservation)
+        ctx.act(SendCommand(link_id=node.link_id, command=command))
 
 
 def _command(
-    instance: InstanceEntry, operation: MemoryOperation
+    instance: InstanceEntry, reservation: Reservation
 ) -> LoadInstance | ResizeKv | UnloadInstance:
     footprint = instance.footprint
-    kv_bytes = operation.size_bytes - footprint.weights_bytes
+    kv_bytes = reservation.size_bytes - footprint.weights_bytes
     kv_blocks = kv_bytes // footprint.kv_block_bytes
-    match operation.kind:
-        case MemoryOperationKind.LOAD:
+    match reservation.kind:
+        case ReservationKind.LOAD:
             assert instance.to_load is not None
             return replace(instance.to_load, kv_blocks=kv_blocks)
-        case MemoryOperationKind.RESIZE:
-            return ResizeKv(instance_id=operation.instance_id, kv_blocks=kv_blocks)
-        case MemoryOperationKind.UNLOAD:
-            return UnloadInstance(instance_id=operation.instance_id)
+        case ReservationKind.RESIZE:
+            return ResizeKv(instance_id=reservation.instance_id, kv_blocks=kv_blocks)
+        case ReservationKind.UNLOAD:
+            return UnloadInstance(instance_id=reservation.instance_id)
 
 
-def reclaim(turn: Turn, node: NodeEntry, instance_ids: Sequence[InstanceId]) -> None:
+def reclaim(ctx: EventContext, node: NodeEntry, instance_ids: Sequence[InstanceId]) -> None:
     """Unload idle instances of the node: their memory is wanted."""
     for instance_id in instance_ids:
-        let_go(turn, node.instances[instance_id])
+        let_go(ctx, node.instances[instance_id])
 
 
-def let_go(turn: Turn, instance: InstanceEntry) -> None:
+def let_go(ctx: EventContext, instance: InstanceEntry) -> None:
     """Unload a loaded instance; what it holds is promised to others at once, and theirs when its
     node says that it is gone.
     """
-    instance.state = advance(INSTANCE, instance.state, InstanceState.UNLOADING)
-    instance.node.eased += 1
-    issue(turn, instance, MemoryOperationKind.UNLOAD, 0, turn.now_s)
-    turn.room_appeared = True
+    instance.leave()
+    issue(ctx, instance, ReservationKind.UNLOAD, 0, ctx.now_s)
+    ctx.wake_all()

@@ -1,12 +1,12 @@
 """How a request ends, exactly once: finished, refused with a reason, or silently when its client
-has gone. Ending frees its place; what that makes possible is decided at the end of the turn.
+has gone. Ending frees its place; what that makes possible is decided at the end of the event.
 """
 
-from mesh.core.controller.instances.kv_cache import give_up
-from mesh.core.controller.state.cell import DeploymentEntry, RequestEntry
-from mesh.core.controller.state.context import Turn
+from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import RefuseRequest, SendCommand
-from mesh.domain.lifecycle import REQUEST, RequestState, advance
+from mesh.domain.lifecycle import RequestState
 from mesh.domain.messages import AbortRequest
 from mesh.domain.reasons import RefusalReason
 
@@ -15,8 +15,8 @@ _RETRY_AFTER_S = 1.0
 
 
 def refuse(
-    turn: Turn,
-    held: RequestEntry,
+    ctx: EventContext,
+    request: RequestEntry,
     reason: RefusalReason,
     message: str,
     *,
@@ -24,71 +24,56 @@ def refuse(
     hint: str = "",
 ) -> None:
     """End a request with a reason, wherever it is."""
-    abort_on_node(turn, held)
-    count_refusal(turn, turn.cell.deployments.get(held.request.deployment), reason)
-    turn.act(
+    abort_on_node(ctx, request)
+    ctx.cell.note_refused(ctx.cell.deployments.get(request.original.deployment), reason)
+    ctx.act(
         RefuseRequest(
-            request_id=held.request.request_id,
+            request_id=request.original.request_id,
             reason=reason,
             message=message,
             retry_after_s=_RETRY_AFTER_S if retry else 0.0,
             hint=hint,
         )
     )
-    end(turn, held)
+    end(ctx, request)
 
 
 def refuse_all_queued(
-    turn: Turn, entry: DeploymentEntry, reason: RefusalReason, message: str, hint: str = ""
+    ctx: EventContext, entry: DeploymentEntry, reason: RefusalReason, message: str, hint: str = ""
 ) -> None:
-    for held in list(entry.queue):
-        refuse(turn, held, reason, message, hint=hint)
+    for request in list(entry.queue):
+        refuse(ctx, request, reason, message, hint=hint)
 
 
-def count_refusal(turn: Turn, entry: DeploymentEntry | None, reason: RefusalReason) -> None:
-    turn.cell.refused[reason] = turn.cell.refused.get(reason, 0) + 1
-    if entry is not None:
-        entry.refused += 1
-
-
-def abort_on_node(turn: Turn, held: RequestEntry) -> None:
+def abort_on_node(ctx: EventContext, request: RequestEntry) -> None:
     """Take the request off its instance, on the node and in the books. Queued ones have none."""
-    if held.instance is None:
+    if request.instance is None:
         return
-    turn.act(
+    ctx.act(
         SendCommand(
-            link_id=held.instance.node.link_id,
-            command=AbortRequest(request_id=held.request.request_id, attempt=held.attempt),
+            link_id=request.instance.node.link_id,
+            command=AbortRequest(request_id=request.original.request_id, attempt=request.attempt),
         )
     )
-    release(turn, held)
+    release(ctx, request)
 
 
-def release(turn: Turn, held: RequestEntry) -> None:
+def release(ctx: EventContext, request: RequestEntry) -> None:
     """Take the request off its instance in the books."""
-    instance, held.instance = held.instance, None
+    instance = request.instance
     if instance is None:
         return
-    del instance.requests[held.request.request_id]
-    instance.tokens -= held.tokens
-    instance.node.eased += 1
-    turn.decodes_shares.pop(instance.node.node_id, None)
-    give_up(instance, held)
-    if instance.node.is_idle():
-        instance.node.iteration_started_s = None
-    owner = turn.cell.deployments.get(instance.deployment)
-    if owner is not None and instance.instance_id in owner.instances:
-        owner.candidates.rank(instance)
-    turn.released[instance.instance_id] = instance
+    instance.remove(request)
+    owner = ctx.cell.deployments.get(instance.deployment)
+    if owner is not None:
+        owner.rank(instance)
+    ctx.note_released(instance)
 
 
-def end(turn: Turn, held: RequestEntry) -> None:
+def end(ctx: EventContext, request: RequestEntry) -> None:
     """The request is over; whoever must know has been told."""
-    entry = turn.cell.deployments.get(held.request.deployment)
-    if held.state is RequestState.QUEUED and entry is not None and held in entry.queue:
-        entry.queue.remove(held)
-        # It may have been the head, and those behind it may need less room.
-        turn.to_fill[entry.spec.name] = None
-    held.state = advance(REQUEST, held.state, RequestState.ENDED)
-    del turn.cell.requests[held.request.request_id]
-    release(turn, held)
+    entry = ctx.cell.deployments.get(request.original.deployment)
+    if request.state is RequestState.QUEUED and entry is not None and request in entry.queue:
+        ctx.dequeue(entry, request)
+    ctx.cell.remove_request(request)
+    release(ctx, request)

@@ -6,41 +6,44 @@ keep the earlier one's SLO by itself takes nobody who came later, until that one
 """
 
 from mesh.core.controller.instances.node_schedule import in_time_alone
-from mesh.core.controller.state.cell import InstanceEntry, NodeEntry, RequestEntry
-from mesh.core.controller.state.context import Turn
+from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
+from mesh.core.controller.state.request import RequestEntry
 
 
-def must_give_way(turn: Turn, node: NodeEntry, held: RequestEntry) -> bool:
+def must_give_way(ctx: EventContext, node: NodeEntry, request: RequestEntry) -> bool:
     """Whether an earlier request has been overtaken often enough that the node could compute in
     time, if it had nothing else to do.
     """
     return any(
-        earlier.overtaken >= turn.limits.overtaken_max
-        and in_time_alone(instance, earlier, turn.now_s, turn.limits)
-        for earlier, instance in _earlier(turn, node, held)
+        earlier.overtaken >= ctx.limits.overtaken_max
+        and in_time_alone(instance, earlier, ctx.now_s, ctx.limits)
+        for earlier, instance in _earlier(ctx, node, request)
     )
 
 
-def note_overtaken(turn: Turn, node: NodeEntry, held: RequestEntry) -> None:
+def note_overtaken(ctx: EventContext, node: NodeEntry, request: RequestEntry) -> None:
     """The request gets a place on the node, before those that came earlier."""
-    for earlier, _ in _earlier(turn, node, held):
-        earlier.overtaken = min(earlier.overtaken + 1, turn.limits.overtaken_max)
+    for earlier, _ in _earlier(ctx, node, request):
+        earlier.note_overtaken(ctx.limits.overtaken_max)
 
 
 def _earlier(
-    turn: Turn, node: NodeEntry, held: RequestEntry
+    ctx: EventContext, node: NodeEntry, request: RequestEntry
 ) -> list[tuple[RequestEntry, InstanceEntry]]:
     """Requests that came before this one and wait because the node could not compute them in time,
     of all deployments that are loaded there, with their instances.
     """
     found: list[tuple[RequestEntry, InstanceEntry]] = []
     for instance in node.instances.values():
-        owner = turn.cell.deployments.get(instance.deployment)
+        owner = ctx.cell.deployments.get(instance.deployment)
         if owner is None or not owner.queue or not instance.takes_now:
             continue
         for waiting in owner.queue:
-            if waiting.arrival_s >= held.arrival_s:
+            if waiting.arrival_s >= request.arrival_s:
                 break
-            if waiting.refused and not waiting.short_of_memory and not instance.is_full:
+            said = waiting.refusals
+            if said.verdict and not said.short_of_memory and not instance.is_full:
                 found.append((waiting, instance))
     return found

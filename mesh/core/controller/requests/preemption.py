@@ -15,11 +15,13 @@ from mesh.core.controller.instances.node_schedule import first_due_s, verdict_on
 from mesh.core.controller.instances.placement import find_room
 from mesh.core.controller.instances.reservations import let_go
 from mesh.core.controller.requests.ending import abort_on_node
-from mesh.core.controller.requests.submitting import enqueue, submit
-from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry, RequestEntry
-from mesh.core.controller.state.context import Turn
+from mesh.core.controller.requests.submitting import submit
+from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import NodeId, RequestId
-from mesh.domain.lifecycle import REQUEST, InstanceState, RequestState, advance
+from mesh.domain.lifecycle import InstanceState
 from mesh.request.defrag import victims
 from mesh.request.placement import Start
 from mesh.request.shadow import Verdict
@@ -29,8 +31,8 @@ from mesh.request.shadow import Verdict
 class _Moves:
     """Where displaced requests are to go.
 
-    Each was found room for by itself. Should two moves want idle instances of one deployment to go,
-    on different nodes, its minimum may forbid the second: that request is queued.
+    Room was found for each by itself. Two moves may count on unloading idle instances of the same
+    deployment, on different nodes, of which its minimum keeps one: the second request is queued.
     """
 
     placed: list[tuple[RequestEntry, InstanceEntry]] = field(default_factory=list)
@@ -38,7 +40,7 @@ class _Moves:
     """Those for whom an instance is to be loaded."""
 
     def to(self, instance: InstanceEntry) -> list[RequestEntry]:
-        return [held for held, target in self.placed if target is instance]
+        return [request for request, target in self.placed if target is instance]
 
     def takes_more(self, instance: InstanceEntry) -> bool:
         """Only one instance of a node grows for them, and none does where one is to be loaded."""
@@ -48,66 +50,70 @@ class _Moves:
         return node not in others and node.node_id not in loading
 
 
-def preempt(turn: Turn, instance: InstanceEntry, missing_bytes: int) -> bool:
+def preempt(ctx: EventContext, instance: InstanceEntry, missing_bytes: int) -> bool:
     """Have smaller neighbours of the instance give up so much memory, which is promised at once;
     False when that cannot be, and nothing moves. Requests whose new instance has to be loaded first
     are queued.
     """
-    if not turn.policy.preempts or missing_bytes <= 0:
+    if not ctx.policy.preempts or missing_bytes <= 0:
         return False
     others = instance.node.instances.values()
-    neighbours = [other for other in others if _may_be_preempted(turn, other)]
+    neighbours = [other for other in others if _may_be_preempted(ctx, other)]
     taken = victims(neighbours, batch=instance.batch, missing_bytes=missing_bytes)
     if not taken:
         return False
-    moves = _plan(turn, taken, instance.node.node_id)
+    moves = _plan(ctx, taken, instance.node.node_id)
     if moves is None:
         return False
-    for held, target in moves.placed:
-        _move(turn, held, target)
-    for held, start in moves.started:
-        _move_to_new(turn, held, start)
+    for request, target in moves.placed:
+        _move(ctx, request, target)
+    for request, start in moves.started:
+        _move_to_new(ctx, request, start)
     for victim in taken:
-        let_go(turn, victim)
+        let_go(ctx, victim)
     return True
 
 
-def _may_be_preempted(turn: Turn, instance: InstanceEntry) -> bool:
+def _may_be_preempted(ctx: EventContext, instance: InstanceEntry) -> bool:
     """Whether an instance serves, nothing wants it to stay, and none of its requests has been moved
     too often.
     """
-    owner = turn.cell.deployments.get(instance.deployment)
+    owner = ctx.cell.deployments.get(instance.deployment)
     if instance.state is not InstanceState.READY or instance.profiling or owner is None:
         return False
-    most = turn.limits.preempted_max
-    often = any(held.evictions >= most for held in instance.requests.values())
+    most = ctx.limits.preempted_max
+    often = any(request.evictions >= most for request in instance.requests.values())
     above_minimum = owner.replicas() > owner.spec.scaling.replicas_min
     return bool(instance.requests) and not often and above_minimum
 
 
-def _plan(turn: Turn, taken: Sequence[InstanceEntry], away_from: NodeId) -> _Moves | None:
+def _plan(ctx: EventContext, taken: Sequence[InstanceEntry], away_from: NodeId) -> _Moves | None:
     """Where all requests of the victims go, none of them on their node; None if one has no place.
     An instance is loaded only for a victim's only request: the start of one is validated for one.
     """
     moves = _Moves()
     for victim in taken:
-        owner = turn.cell.deployments[victim.deployment]
-        for held in sorted(victim.requests.values(), key=_by_deadline):
-            if not turn.validations_left:
+        owner = ctx.cell.deployments[victim.deployment]
+        for request in sorted(victim.requests.values(), key=_by_deadline):
+            if not ctx.validations_left:
                 return None
-            if _place(turn, owner, held, moves, away_from):
+            if _place(ctx, owner, request, moves, away_from):
                 continue
-            if len(victim.requests) > 1 or not _start(turn, owner, held, moves, away_from):
+            if len(victim.requests) > 1 or not _start(ctx, owner, request, moves, away_from):
                 return None
     return moves
 
 
-def _by_deadline(held: RequestEntry) -> tuple[float, RequestId]:
-    return held.due_s, held.request.request_id
+def _by_deadline(request: RequestEntry) -> tuple[float, RequestId]:
+    return request.due_s, request.original.request_id
 
 
 def _place(
-    turn: Turn, owner: DeploymentEntry, held: RequestEntry, moves: _Moves, away_from: NodeId
+    ctx: EventContext,
+    owner: DeploymentEntry,
+    request: RequestEntry,
+    moves: _Moves,
+    away_from: NodeId,
 ) -> bool:
     """Plan the move to a loaded instance on another node."""
     for instance in owner.candidates:
@@ -115,63 +121,66 @@ def _place(
         full = instance.batch + len(others) >= instance.batch_max
         if full or not instance.takes_now or instance.node.node_id == away_from:
             continue
-        if not moves.takes_more(instance) or not turn.validations_left:
+        if not moves.takes_more(instance) or not ctx.validations_left:
             continue
-        if room_for_all(turn, owner, instance, [*others, held]) is None:
+        if room_for_all(ctx, owner, instance, [*others, request]) is None:
             continue
-        turn.validations_left -= 1
+        ctx.note_validation()
         verdict = verdict_on(
             instance,
-            held,
-            next_due_s=first_due_s(held) + held.grace_s,
-            now_s=turn.now_s,
-            limits=turn.limits,
+            request,
+            next_due_s=first_due_s(request) + request.grace_s,
+            now_s=ctx.now_s,
+            limits=ctx.limits,
             beside=others,
             moves=True,
         )
         if verdict is Verdict.PASSES:
-            moves.placed.append((held, instance))
+            moves.placed.append((request, instance))
             return True
     return False
 
 
 def _start(
-    turn: Turn, owner: DeploymentEntry, held: RequestEntry, moves: _Moves, away_from: NodeId
+    ctx: EventContext,
+    owner: DeploymentEntry,
+    request: RequestEntry,
+    moves: _Moves,
+    away_from: NodeId,
 ) -> bool:
     """Plan the move to a new instance on a node that no other of them goes to; none starts in the
     pause after a failed load.
     """
-    if turn.now_s < owner.paused_until_s:
+    if ctx.now_s < owner.paused_until_s:
         return False
     taken = [away_from, *(target.node.node_id for _, target in moves.placed)]
     taken += [start.node.node_id for _, start in moves.started]
-    nodes = [node for node in turn.cell.nodes.values() if node.node_id not in taken]
-    found = find_room(turn, owner, nodes, waiting=(held,), wanted_by=held, granted=False)
+    nodes = [node for node in ctx.cell.nodes.values() if node.node_id not in taken]
+    found = find_room(ctx, owner, nodes, waiting=(request,), wanted_by=request, granted=False)
     if not isinstance(found, Start):
         return False
-    moves.started.append((held, found))
+    moves.started.append((request, found))
     return True
 
 
-def _move(turn: Turn, held: RequestEntry, target: InstanceEntry) -> None:
-    owner = _leave(turn, held)
-    room = room_for(turn, owner, target, held)
+def _move(ctx: EventContext, request: RequestEntry, target: InstanceEntry) -> None:
+    owner = _leave(ctx, request)
+    room = room_for(ctx, owner, target, request)
     if room is None:  # an idle instance beside it has to stay now; see `_Moves`
-        enqueue(turn, owner, held)
+        ctx.enqueue(owner, request)
     else:
-        submit(turn, owner, held, target, room)
+        submit(ctx, owner, request, target, room)
 
 
-def _move_to_new(turn: Turn, held: RequestEntry, start: Start) -> None:
-    owner = _leave(turn, held)
-    enqueue(turn, owner, held)
-    node = turn.cell.nodes[start.node.node_id]
+def _move_to_new(ctx: EventContext, request: RequestEntry, start: Start) -> None:
+    owner = _leave(ctx, request)
+    ctx.enqueue(owner, request)
+    node = ctx.cell.nodes[start.node.node_id]
     if all(node.may_go(node.instances[instance_id]) for instance_id in start.reclaim):
-        load(turn, owner, start, held.due_s)
+        load(ctx, owner, start, request.due_s)
 
 
-def _leave(turn: Turn, held: RequestEntry) -> DeploymentEntry:
-    abort_on_node(turn, held)
-    held.evictions += 1
-    held.state = advance(REQUEST, held.state, RequestState.QUEUED)
-    return turn.cell.deployments[held.request.deployment]
+def _leave(ctx: EventContext, request: RequestEntry) -> DeploymentEntry:
+    abort_on_node(ctx, request)
+    request.note_evicted()
+    return ctx.cell.deployments[request.original.deployment]

@@ -1,12 +1,12 @@
 """The queues: requests wait per deployment for a place where every SLO is kept, or for a load.
 
-Whenever room appears, and every few hundredths of a second while requests wait, the turn ends by
+Whenever room appears, and every few hundredths of a second while requests wait, the event ends by
 placing what it can, the longest waiting first, and by seeing to another instance for what is left.
 A request waits as long as its first token could still be in time; then it is refused, with the
 reason. A later request may overtake one that cannot be computed in time yet, but not forever.
 
-What a turn may cost is bounded: the end of a request is looked at on its node alone, and a turn
-validates so often at most, the next one going on from there.
+What an event may cost is bounded: the end of a request is looked at on its node alone, and an event
+validates `CellLimits.validations_max` times at most; the next one goes on from there.
 """
 
 from collections.abc import Iterable
@@ -16,13 +16,15 @@ from mesh.core.controller.instances.kv_cache import missing_bytes, room_for, shr
 from mesh.core.controller.instances.lifecycle import note_idle, start_instance
 from mesh.core.controller.instances.node_schedule import first_due_s, grace_s, verdict_on
 from mesh.core.controller.instances.replicas import keep_minima
-from mesh.core.controller.requests.deadlines import refuse_hopeless
+from mesh.core.controller.requests.deadlines import refuse_too_late
 from mesh.core.controller.requests.ending import refuse_all_queued
 from mesh.core.controller.requests.fairness import must_give_way, note_overtaken
 from mesh.core.controller.requests.preemption import preempt
 from mesh.core.controller.requests.submitting import submit
-from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry, RequestEntry
-from mesh.core.controller.state.context import Turn
+from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import SetTimer, TellWaiting
 from mesh.domain.events import PlaceRetryDue
 from mesh.domain.lifecycle import InstanceState
@@ -35,208 +37,203 @@ TRIES_MAX = 4
 """Waiting requests of a deployment that are tried one after the other."""
 
 
-def retry(turn: Turn) -> None:
-    """Some time has passed for those who wait: try them, in turns if they are too many for one."""
-    cell = turn.cell
-    cell.retry_at_s = None
+def retry(ctx: EventContext) -> None:
+    """Some time has passed for those who wait: try them, over several events if one is
+    not enough.
+    """
+    cell = ctx.cell
+    cell.set_retry(None)
     waiting = cell.with_queues()
     waiting.sort(key=lambda entry: (entry.spec.name <= cell.retried, entry.spec.name))
     for entry in waiting:
-        if turn.validations_left > 0:
-            _place_waiting(turn, entry)
-            cell.retried = entry.spec.name
-    _see_to(turn, waiting)
+        if ctx.validations_left > 0:
+            _place_waiting(ctx, entry)
+            cell.note_retried(entry)
+    _see_to(ctx, waiting)
 
 
-def offer(turn: Turn, instance: InstanceEntry) -> None:
-    """Place what waits for an instance that would give its cache up now, or go: the pause after a
-    failed grow may just be over.
+def offer(ctx: EventContext, instance: InstanceEntry) -> None:
+    """Place what waits for an instance before it is parked or unloaded: the pause after a failed
+    grow may just be over.
     """
-    owner = turn.cell.deployments.get(instance.deployment)
+    owner = ctx.cell.deployments.get(instance.deployment)
     if owner is not None and owner.queue:
-        _place_waiting(turn, owner, only=instance)
+        _place_waiting(ctx, owner, only=instance)
 
 
-def fill(turn: Turn) -> None:
+def fill(ctx: EventContext) -> None:
     """Place what waits, where memory or a node came free, or the queue itself may find a place."""
-    deployments = turn.cell.deployments
-    if turn.room_appeared:
-        waiting = turn.cell.with_queues()
-    else:
-        filled = [deployments.get(name) for name in turn.to_fill]
-        waiting = [entry for entry in filled if entry is not None and entry.queue]
-    turn.room_appeared = False
-    turn.to_fill.clear()
+    waiting = ctx.take_woken()
     if len(waiting) > 1:
         waiting.sort(key=lambda d: (d.queue[0].arrival_s, d.spec.name))
     for entry in waiting:
-        _place_waiting(turn, entry)
-    # Only then: an instance that is idle, but that a queue was waiting for, is nobody else's room.
-    _see_to(turn, waiting)
+        _place_waiting(ctx, entry)
+    # Only after every queue has been tried: an idle instance that its own queue can use must not
+    # be unloaded for another deployment.
+    _see_to(ctx, waiting)
 
 
-def _see_to(turn: Turn, waiting: list[DeploymentEntry]) -> None:
-    """What becomes of those that could not be placed."""
+def _see_to(ctx: EventContext, waiting: list[DeploymentEntry]) -> None:
+    """For requests that were not placed: load instances, refuse those that are too
+    late, try again.
+    """
     for entry in waiting:
         if entry.queue:
-            _scale_out(turn, entry)
-            refuse_hopeless(turn, entry)
-        if entry.queue and turn.cell.retry_at_s is None:
-            turn.cell.retry_at_s = turn.now_s + turn.limits.place_retry_s
-            turn.act(SetTimer(at_s=turn.cell.retry_at_s, timer=PlaceRetryDue()))
+            _scale_out(ctx, entry)
+            refuse_too_late(ctx, entry)
+        if entry.queue and ctx.cell.retry_at_s is None:
+            at_s = ctx.now_s + ctx.limits.place_retry_s
+            ctx.cell.set_retry(at_s)
+            ctx.act(SetTimer(at_s=at_s, timer=PlaceRetryDue()))
 
 
-def fill_released(turn: Turn) -> None:
+def fill_released(ctx: EventContext) -> None:
     """Place what waits for instances that lost a request, or for others on their nodes."""
-    nodes = {instance.node.node_id: instance.node for instance in turn.released.values()}
+    nodes = {instance.node.node_id: instance.node for instance in ctx.released.values()}
     found = [
         (owner, instance)
         for node in nodes.values()
         for instance in node.instances.values()
-        if (owner := turn.cell.deployments.get(instance.deployment)) and owner.queue
+        if (owner := ctx.cell.deployments.get(instance.deployment)) and owner.queue
     ]
     found.sort(key=lambda of: (of[0].queue[0].arrival_s, of[1].instance_id))
     for owner, instance in found:
-        _place_waiting(turn, owner, only=instance)
+        _place_waiting(ctx, owner, only=instance)
 
 
-def note_released(turn: Turn) -> None:
+def settle_released(ctx: EventContext) -> None:
     """What the queues did not refill shrinks, and idles if it has no request."""
-    released, turn.released = turn.released, {}
-    for instance in released.values():
-        shrink(turn, instance)
+    for instance in ctx.take_released():
+        shrink(ctx, instance)
         alive = instance.state in (InstanceState.READY, InstanceState.DRAINING)
         if alive and not instance.requests:
-            note_idle(turn, instance)
-            turn.room_appeared = True
-    if turn.room_appeared:
-        keep_minima(turn)
+            note_idle(ctx, instance)
+            ctx.wake_all()
+    if ctx.all_woken:
+        keep_minima(ctx)
 
 
-def _place_waiting(turn: Turn, entry: DeploymentEntry, only: InstanceEntry | None = None) -> None:
-    """Place what can be. Behind a request that would be late, another may fit; where there is no
-    time for a further one of any length, none will. Behind one that only lacks room none is tried:
-    those that need less would keep it from ever having enough.
+def _place_waiting(
+    ctx: EventContext, entry: DeploymentEntry, only: InstanceEntry | None = None
+) -> None:
+    """Place what can be placed, in order. Behind a request that would be late another may fit, but
+    none behind TPOT_EXCEEDED, which holds for any length. Behind one that lacks memory alone none
+    is tried: smaller ones would keep taking what it waits for.
     """
     left = 0
     while left < min(len(entry.queue), TRIES_MAX):
-        held = entry.queue[left]
-        if _place(turn, entry, held, only):
-            del entry.queue[left]
+        request = entry.queue[left]
+        if _place(ctx, entry, request, only):
+            entry.dequeue(request)
             continue
         left += 1
-        if held.refused in (None, Verdict.TPOT_EXCEEDED):
+        if request.refusals.verdict in (None, Verdict.TPOT_EXCEEDED):
             return
 
 
 def _place(
-    turn: Turn, entry: DeploymentEntry, held: RequestEntry, only: InstanceEntry | None
+    ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, only: InstanceEntry | None
 ) -> bool:
-    before, held.refused, stopped = held.refused, None, False
-    held.short_of_memory = False
-    for place, instance in _in_order(entry) if only is None else [(0, only)]:
+    said, stopped = request.refusals, False
+    before = said.try_again()
+    for place, instance in _in_order(ctx, entry) if only is None else [(0, only)]:
         if not instance.takes_now or instance.is_full:
             continue
-        room = room_for(turn, entry, instance, held)
+        room = room_for(ctx, entry, instance, request)
         if room is None:
-            held.short_of_memory = True
+            said.note_no_room()
             continue
-        if turn.policy.validates and not turn.validations_left:
-            entry.resume_at, stopped = place, True
+        if ctx.policy.validates and not ctx.validations_left:
+            ctx.cell.refusals.note_stopped(entry.spec.name, place)
+            stopped = True
             break
-        if _in_time(turn, instance, held):
-            note_overtaken(turn, instance.node, held)
-            submit(turn, entry, held, instance, room)
+        if _in_time(ctx, instance, request):
+            note_overtaken(ctx, instance.node, request)
+            submit(ctx, entry, request, instance, room)
             return True
-    if only is None and held.short_of_memory and not stopped and held is entry.queue[0]:
-        return _preempt(turn, entry, held)
+    if only is None and said.short_of_memory and not stopped and request is entry.queue[0]:
+        return _preempt(ctx, entry, request)
     if only is not None or stopped:
-        # What was not looked at is as it was.
-        held.refused = held.refused or before
+        # Not every instance was tried: what the others said before still holds.
+        said.keep(before)
     return False
 
 
-def _preempt(turn: Turn, entry: DeploymentEntry, held: RequestEntry) -> bool:
+def _preempt(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> bool:
     """Place a request in the memory of smaller neighbours."""
     for instance in list(entry.candidates):
-        if not instance.takes_now or instance.is_full or not turn.validations_left:
+        if not instance.takes_now or instance.is_full or not ctx.validations_left:
             continue
-        lacking = missing_bytes(turn, entry, instance, held)
-        if not lacking or not _in_time(turn, instance, held):
+        lacking = missing_bytes(ctx, entry, instance, request)
+        if not lacking or not _in_time(ctx, instance, request):
             continue
-        if preempt(turn, instance, lacking):
-            room = room_for(turn, entry, instance, held)
-            if (
-                room is None
-            ):  # an idle instance beside it has to stay now; see `requests.preemption`
+        if preempt(ctx, instance, lacking):
+            room = room_for(ctx, entry, instance, request)
+            if room is None:
+                # An idle instance beside it has to stay now; see `requests.preemption`.
                 return False
-            note_overtaken(turn, instance.node, held)
-            submit(turn, entry, held, instance, room)
+            note_overtaken(ctx, instance.node, request)
+            submit(ctx, entry, request, instance, room)
             return True
     return False
 
 
-def _in_order(entry: DeploymentEntry) -> Iterable[tuple[int, InstanceEntry]]:
-    """Candidates as the policy has them, from where the last turn had to stop."""
-    start, entry.resume_at = min(entry.resume_at, len(entry.candidates)), 0
+def _in_order(ctx: EventContext, entry: DeploymentEntry) -> Iterable[tuple[int, InstanceEntry]]:
+    """Candidates as the policy has them, from where the last event had to stop."""
+    start = min(ctx.cell.refusals.where_to_resume(entry.spec.name), len(entry.candidates))
     places = enumerate(entry.candidates)
     if not start:
         return places
     return chain(islice(places, start, None), islice(enumerate(entry.candidates), start))
 
 
-def _in_time(turn: Turn, instance: InstanceEntry, held: RequestEntry) -> bool:
+def _in_time(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) -> bool:
     """Whether every SLO would be kept with the request there; if not, the request knows why."""
-    if not turn.policy.validates:
+    if not ctx.policy.validates:
         return True
-    verdict = _known_refusal(turn, instance, held)
+    verdict = _known_refusal(ctx, instance, request)
     if verdict is None:
-        turn.validations_left -= 1
+        ctx.note_validation()
         verdict = verdict_on(
             instance,
-            held,
-            next_due_s=first_due_s(held) + grace_s(instance, held),
-            now_s=turn.now_s,
-            limits=turn.limits,
-            may_be_late=held.attempt > 0,
+            request,
+            next_due_s=first_due_s(request) + grace_s(instance, request),
+            now_s=ctx.now_s,
+            limits=ctx.limits,
+            may_be_late=request.attempt > 0,
         )
         if verdict is Verdict.PASSES:
             return True
-        if verdict is Verdict.TPOT_EXCEEDED:
-            instance.exceeded = (instance.node.eased, held.tokens)
-        elif verdict is not Verdict.FIRST_TOKEN_LATE:
-            turn.refusals[instance.instance_id] = (verdict, held.tokens)
-    held.turn_down(verdict)
+        ctx.cell.refusals.note_refused(instance, request, verdict)
+    request.refusals.note(verdict)
     return False
 
 
-def _known_refusal(turn: Turn, instance: InstanceEntry, held: RequestEntry) -> Verdict | None:
-    """Why the instance will not do, if that is known without looking: somebody earlier has to be
-    let through, its node has got no less to compute since it had no time for one that was no
-    longer, or such a one has been refused there in this very turn. One that was too late
-    itself says nothing about those that are due later.
+def _known_refusal(
+    ctx: EventContext, instance: InstanceEntry, request: RequestEntry
+) -> Verdict | None:
+    """A refusal that is known without a validation: an earlier request has to be let through, the
+    node has not been eased since it had no time for a request that was no longer, or the instance
+    has refused such a one in this very event. FIRST_TOKEN_LATE is not kept: it says nothing about
+    requests that are due later.
     """
-    if must_give_way(turn, instance.node, held):
+    if must_give_way(ctx, instance.node, request):
         return Verdict.DELAYS_RUNNING
-    eased, tokens = instance.exceeded
-    if eased == instance.node.eased and held.tokens >= tokens:
-        # Counts as one all the same: a turn must not go through every full instance of a cell.
-        turn.validations_left -= 1
-        return Verdict.TPOT_EXCEEDED
-    verdict, tokens = turn.refusals.get(instance.instance_id, (None, 0))
-    return verdict if held.tokens >= tokens else None
+    verdict = ctx.cell.refusals.why_refuses(instance, request)
+    if verdict is Verdict.TPOT_EXCEEDED:
+        # Counts as one all the same: an event must not go through every full instance of a cell.
+        ctx.note_validation()
+    return verdict
 
 
-def _scale_out(turn: Turn, entry: DeploymentEntry) -> None:
-    """Requests wait: load another instance, unless one is coming that will hold them all, or is
-    about to show how many it can.
-    """
-    no_time = entry.queue[0].refused is not None
+def _scale_out(ctx: EventContext, entry: DeploymentEntry) -> None:
+    """Load another instance for those who wait, unless those that are coming will hold them all."""
+    no_time = entry.queue[0].refusals.verdict is not None
     coming = sum(i.batch_max for i in entry.instances.values() if _is_coming(i, no_time))
     full = entry.replicas() >= entry.spec.scaling.replicas_max
-    if full or coming >= len(entry.queue) or turn.now_s < entry.paused_until_s:
+    if full or coming >= len(entry.queue) or ctx.now_s < entry.paused_until_s:
         return
-    lacking = start_instance(turn, entry, wanted_by=entry.queue[0])
+    lacking = start_instance(ctx, entry, wanted_by=entry.queue[0])
     if not isinstance(lacking, NoRoom) or entry.instances:
         return
     if lacking.in_vain and lacking.largest_bytes:
@@ -245,17 +242,17 @@ def _scale_out(turn: Turn, entry: DeploymentEntry) -> None:
             f"the largest has {format_bytes(lacking.largest_bytes)}"
         )
         hint = "lower spec.context_tokens_max, or start a node with more --memory"
-        refuse_all_queued(turn, entry, RefusalReason.MEMORY_FULL, message, hint)
+        refuse_all_queued(ctx, entry, RefusalReason.MEMORY_FULL, message, hint)
 
 
 def _is_coming(instance: InstanceEntry, no_time: bool) -> bool:
-    """Whether it loads; or whether, where it is time that is lacking, the first request on it tries
-    out the estimate of its times.
+    """Whether it loads; or, where time is lacking, whether its first request is just showing how
+    far the estimate of its times is off.
     """
     tries = instance.takes_now and instance.requests and instance.correction.trial_left
     return instance.state is InstanceState.LOADING or (no_time and bool(tries))
 
 
-def tell_waiting(turn: Turn, entry: DeploymentEntry, phase: str, share: float) -> None:
-    for held in entry.queue:
-        turn.act(TellWaiting(request_id=held.request.request_id, phase=phase, share=share))
+def tell_waiting(ctx: EventContext, entry: DeploymentEntry, phase: str, share: float) -> None:
+    for request in entry.queue:
+        ctx.act(TellWaiting(request_id=request.original.request_id, phase=phase, share=share))

@@ -3,114 +3,105 @@
 from mesh.core.controller.instances.kv_cache import grow, missing_bytes, note_longer
 from mesh.core.controller.instances.placement import why_no_node
 from mesh.core.controller.requests.deadlines import has_node
-from mesh.core.controller.requests.ending import abort_on_node, count_refusal, end, refuse
+from mesh.core.controller.requests.ending import abort_on_node, end, refuse
 from mesh.core.controller.requests.preemption import preempt
-from mesh.core.controller.requests.submitting import enqueue
-from mesh.core.controller.state.cell import DeploymentEntry, InstanceEntry, RequestEntry
-from mesh.core.controller.state.context import Turn
+from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import DeliverTokens, RefuseRequest, StoreHistory
 from mesh.domain.ids import RequestId
-from mesh.domain.lifecycle import REQUEST, DeploymentState, RequestState, advance
+from mesh.domain.lifecycle import DeploymentState
 from mesh.domain.messages import RequestReturned
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.request import Request, RequestTokens
-from mesh.domain.slo import next_due_s
 
 
-def invoke(turn: Turn, request: Request) -> None:
-    """A new request: refuse it at once, or queue it; the end of the turn places what it can."""
-    name = request.deployment
-    entry = turn.cell.deployments.get(name)
+def invoke(ctx: EventContext, original: Request) -> None:
+    """A new request: refuse it at once, or queue it; the end of the event places what it can."""
+    name = original.deployment
+    entry = ctx.cell.deployments.get(name)
     if entry is None or entry.state is not DeploymentState.READY or entry.deployment is None:
-        count_refusal(turn, entry, RefusalReason.UNKNOWN_DEPLOYMENT)
-        turn.act(
+        ctx.cell.note_refused(entry, RefusalReason.UNKNOWN_DEPLOYMENT)
+        ctx.act(
             RefuseRequest(
-                request_id=request.request_id,
+                request_id=original.request_id,
                 reason=RefusalReason.UNKNOWN_DEPLOYMENT,
                 message=f"there is no deployment {name!r}",
             )
         )
         return
-    held = RequestEntry(
-        request=request, slo=entry.spec.slo, arrival_s=turn.now_s, queued_at_s=turn.now_s
+    request = RequestEntry(
+        original=original, slo=entry.spec.slo, arrival_s=ctx.now_s, queued_at_s=ctx.now_s
     )
-    turn.cell.requests[request.request_id] = held
-    prompt, context = len(request.prompt_tokens), entry.deployment.context_tokens_max
+    ctx.cell.add_request(request)
+    prompt, context = len(original.prompt_tokens), entry.deployment.context_tokens_max
     if prompt >= context:
         message = f"the prompt has {prompt} tokens; the context of {name!r} holds {context}"
-        refuse(turn, held, RefusalReason.PROMPT_TOO_LONG, message)
-    elif not has_node(turn, entry):
-        message, _ = why_no_node(turn, entry.spec)
-        refuse(turn, held, RefusalReason.NO_NODE, message, retry=True)
-    elif _cannot_load(turn, entry):
-        refuse(turn, held, RefusalReason.LOAD_FAILED, entry.load_error, retry=True)
-    elif len(entry.queue) >= turn.limits.queue_requests_max:
+        refuse(ctx, request, RefusalReason.PROMPT_TOO_LONG, message)
+    elif not has_node(ctx, entry):
+        message, _ = why_no_node(ctx, entry.spec)
+        refuse(ctx, request, RefusalReason.NO_NODE, message, retry=True)
+    elif _cannot_load(ctx, entry):
+        refuse(ctx, request, RefusalReason.LOAD_FAILED, entry.load_error, retry=True)
+    elif len(entry.queue) >= ctx.limits.queue_requests_max:
         message = f"{len(entry.queue)} requests of {name!r} wait already, which is the limit"
-        refuse(turn, held, RefusalReason.QUEUE_FULL, message, retry=True)
+        refuse(ctx, request, RefusalReason.QUEUE_FULL, message, retry=True)
     else:
-        enqueue(turn, entry, held)
+        ctx.enqueue(entry, request)
 
 
-def _cannot_load(turn: Turn, entry: DeploymentEntry) -> bool:
+def _cannot_load(ctx: EventContext, entry: DeploymentEntry) -> bool:
     """Its loads failed too often in a row, none is under way, and the next try is not due."""
-    given_up = entry.load_failures >= turn.limits.load_attempts_max
-    return given_up and not entry.replicas() and turn.now_s < entry.paused_until_s
+    given_up = entry.load_failures >= ctx.limits.load_attempts_max
+    return given_up and not entry.replicas() and ctx.now_s < entry.paused_until_s
 
 
-def deliver(turn: Turn, outputs: RequestTokens) -> None:
+def deliver(ctx: EventContext, outputs: RequestTokens) -> None:
     """New tokens from a node. Those of an earlier attempt, or of a request that ended, are not
     for anyone; a gap means that the node lost track, and the request starts anew from its tokens.
     """
-    held = turn.cell.requests.get(outputs.request_id)
-    if held is None or held.attempt != outputs.attempt:
+    request = ctx.cell.requests.get(outputs.request_id)
+    if request is None or request.attempt != outputs.attempt:
         return
-    instance = held.instance
+    instance = request.instance
     if instance is None:
         return
-    if outputs.first_index != len(held.output_tokens):
-        message = f"token {len(held.output_tokens)} was due, {outputs.first_index} came"
-        requeue(turn, held, RefusalReason.ENGINE_FAILED, message)
+    if outputs.first_index != len(request.output_tokens):
+        message = f"token {len(request.output_tokens)} was due, {outputs.first_index} came"
+        requeue(ctx, request, RefusalReason.ENGINE_FAILED, message)
         return
-    count = len(outputs.token_ids)
-    held.output_tokens += outputs.token_ids
-    held.tokens += count
-    instance.tokens += count
-    instance.has_served = True
-    held.prefill_left = 0
-    held.due_s = next_due_s(held.due_s, held.slo.tpot_s, turn.now_s, count)
+    instance.note_tokens(request, outputs.token_ids, ctx.now_s)
     if outputs.finish is None:
-        if held.tokens >= held.required_blocks * instance.footprint.block_tokens:
-            note_longer(turn, instance, held)
-        turn.act(DeliverTokens(outputs=outputs))
+        if request.tokens >= request.required_blocks * instance.footprint.block_tokens:
+            note_longer(ctx, instance, request)
+        ctx.act(DeliverTokens(outputs=outputs))
         return
     node_id = instance.node.node_id
-    turn.act(DeliverTokens(outputs=outputs, grace_s=held.grace_s, node_id=node_id))
+    ctx.act(DeliverTokens(outputs=outputs, grace_s=request.grace_s, node_id=node_id))
     if outputs.finish in (FinishReason.STOP, FinishReason.LENGTH):
-        turn.cell.served += 1
-        owner = turn.cell.deployments.get(held.request.deployment)
+        owner = ctx.cell.deployments.get(request.original.deployment)
+        ctx.cell.note_served(owner, len(request.output_tokens))
         if owner is not None:
-            owner.served += 1
-            owner.forgive_loads()
-            _learn_length(turn, owner, len(held.output_tokens))
-    end(turn, held)
+            _store_history(ctx, owner)
+    end(ctx, request)
 
 
-def _learn_length(turn: Turn, owner: DeploymentEntry, output_tokens: int) -> None:
-    owner.history = owner.history.after(output_tokens)
-    if turn.now_s - owner.history_stored_s >= turn.limits.history_store_s:
-        owner.history_stored_s = turn.now_s
-        turn.act(StoreHistory(name=owner.spec.name, history=owner.history))
+def _store_history(ctx: EventContext, owner: DeploymentEntry) -> None:
+    if ctx.now_s - owner.history_stored_s >= ctx.limits.history_store_s:
+        owner.note_history_stored(ctx.now_s)
+        ctx.act(StoreHistory(name=owner.spec.name, history=owner.history))
 
 
-def cancel(turn: Turn, request_id: RequestId) -> None:
+def cancel(ctx: EventContext, request_id: RequestId) -> None:
     """The client has gone: free its place, wherever it is, and tell it nothing more."""
-    held = turn.cell.requests.get(request_id)
-    if held is not None:
-        abort_on_node(turn, held)
-        end(turn, held)
+    request = ctx.cell.requests.get(request_id)
+    if request is not None:
+        abort_on_node(ctx, request)
+        end(ctx, request)
 
 
-def relieve(turn: Turn, instance: InstanceEntry) -> None:
+def relieve(ctx: EventContext, instance: InstanceEntry) -> None:
     """The instance's KV blocks do not do for its requests. Unless more are on their way, it grows,
     for which smaller neighbours may have to go; if it cannot, the request with the longest headroom
     gives its own up and continues elsewhere, or later, with its tokens so far (LLM-Mesh §6.4).
@@ -118,37 +109,38 @@ def relieve(turn: Turn, instance: InstanceEntry) -> None:
     missing = instance.required_blocks > instance.kv_blocks
     if not missing or instance.node.station.is_pending(instance.instance_id):
         return
-    longest = max(instance.requests.values(), key=lambda r: (r.due_s, r.request.request_id))
-    owner = turn.cell.deployments.get(instance.deployment)
-    if grow(turn, instance, turn.now_s):
+    longest = max(instance.requests.values(), key=lambda r: (r.due_s, r.original.request_id))
+    owner = ctx.cell.deployments.get(instance.deployment)
+    if grow(ctx, instance, ctx.now_s):
         return
     if owner is not None:
-        lacking = missing_bytes(turn, owner, instance)
-        if preempt(turn, instance, lacking) and grow(turn, instance, turn.now_s):
+        lacking = missing_bytes(ctx, owner, instance)
+        if preempt(ctx, instance, lacking) and grow(ctx, instance, ctx.now_s):
             return
-    longest.evictions += 1
+    longest.note_evicted()
     message = (
         f"evicted from {instance.instance_id}: its {instance.kv_blocks} KV blocks did not do for "
         f"{instance.batch} requests"
     )
-    requeue(turn, longest, RefusalReason.MEMORY_FULL, message)
+    requeue(ctx, longest, RefusalReason.MEMORY_FULL, message)
 
 
-def give_back(turn: Turn, returned: RequestReturned) -> None:
+def give_back(ctx: EventContext, returned: RequestReturned) -> None:
     """A node returns a request unfinished: its instance broke, or would not take it."""
-    held = turn.cell.requests.get(returned.request_id)
-    if held is not None and held.attempt == returned.attempt and held.instance is not None:
-        requeue(turn, held, RefusalReason.ENGINE_FAILED, returned.message)
+    request = ctx.cell.requests.get(returned.request_id)
+    if request is not None and request.attempt == returned.attempt and request.instance is not None:
+        requeue(ctx, request, RefusalReason.ENGINE_FAILED, returned.message)
 
 
-def requeue(turn: Turn, held: RequestEntry, reason: RefusalReason, message: str) -> None:
+def requeue(ctx: EventContext, request: RequestEntry, reason: RefusalReason, message: str) -> None:
     """Back into its queue with the tokens so far, if it has an attempt left."""
-    abort_on_node(turn, held)
-    entry = turn.cell.deployments.get(held.request.deployment)
-    failures = held.attempt - held.evictions
-    last = failures >= turn.limits.attempts_max or held.evictions > turn.limits.evictions_max
+    abort_on_node(ctx, request)
+    entry = ctx.cell.deployments.get(request.original.deployment)
+    failures = request.attempt - request.evictions
+    last = failures >= ctx.limits.attempts_max or request.evictions > ctx.limits.evictions_max
     if last or entry is None:
-        refuse(turn, held, reason, f"{message}; attempt {held.attempt} was the last", retry=True)
+        refuse(
+            ctx, request, reason, f"{message}; attempt {request.attempt} was the last", retry=True
+        )
         return
-    held.state = advance(REQUEST, held.state, RequestState.QUEUED)
-    enqueue(turn, entry, held)
+    ctx.enqueue(entry, request)

@@ -1,18 +1,26 @@
-"""One turn of the controller core: the cell, the time, and what has been decided so far."""
+"""The context of one event in the controller core: the cell, the time, what is decided so far.
 
+Whoever frees something says so here (`wake`, `wake_all`, `note_released`), and the end of the event
+has `requests.queueing` look at what may find a place now.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from mesh.core.controller.state.cell import Cell, InstanceEntry, NodeEntry
+from mesh.core.controller.state.cell import Cell
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
+from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import ControllerAction
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId
 from mesh.domain.limits import CellLimits
 from mesh.policy.interface import Policy
-from mesh.request.shadow import Verdict
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Turn:
+class EventContext:
     cell: Cell
     epoch: int
     """Start counter of the controller; part of every id it gives, so that none comes twice."""
@@ -22,17 +30,17 @@ class Turn:
     validations_left: int
     """Shadow validations that it may still make."""
     actions: list[ControllerAction] = field(default_factory=list)
-    room_appeared: bool = False
-    """Memory or a node came free for anyone: the turn ends with a look at every queue."""
-    to_fill: dict[DeploymentName, None] = field(default_factory=dict)
-    """Deployments whose own queue may find a place now, in the order in which that came up."""
-    refusals: dict[InstanceId, tuple[Verdict, int]] = field(default_factory=dict)
-    """Instances that would not keep an SLO, why, and for how many tokens of prompt."""
-    decodes_shares: dict[NodeId, float] = field(default_factory=dict)
-    """What is known of nodes (see `mesh.core.schedule.decodes_share`); none whose requests changed
-    since."""
+    all_woken: bool = False
+    """Memory or a node came free for anyone: every queue is looked at before the event is over."""
     released: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
-    """Instances that lost a request in this turn, and are idle if the queues do not refill them."""
+    """Instances that lost a request in this event, and are idle if the queues do not refill them.
+    """
+    _woken: dict[DeploymentName, None] = field(default_factory=dict)
+    """Deployments whose own queue may find a place now, in the order in which that came up."""
+    _shares: dict[NodeId, tuple[int, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.cell.refusals.event_begins()
 
     def takes(self, node: NodeEntry, spec: DeploymentSpec) -> bool:
         """Whether the node takes new instances of a deployment, and the policy uses such nodes."""
@@ -40,3 +48,58 @@ class Turn:
 
     def act(self, action: ControllerAction) -> None:
         self.actions.append(action)
+
+    def note_validation(self) -> None:
+        """One validation less is left to the event."""
+        self.validations_left -= 1
+
+    def enqueue(self, entry: DeploymentEntry, request: RequestEntry) -> None:
+        """Queue a request; see `DeploymentEntry.enqueue`."""
+        entry.enqueue(request, self.now_s)
+        self.cell.note_queue(entry)
+        self.wake(entry.spec.name)
+
+    def dequeue(self, entry: DeploymentEntry, request: RequestEntry) -> None:
+        """A request waits no more. It may have been the head, and those behind it may need less."""
+        entry.dequeue(request)
+        self.wake(entry.spec.name)
+
+    def wake(self, name: DeploymentName) -> None:
+        """The queue of one deployment may find a place."""
+        self._woken[name] = None
+
+    def wake_all(self) -> None:
+        """Memory or a node came free."""
+        self.all_woken = True
+
+    def note_released(self, instance: InstanceEntry) -> None:
+        """An instance may have become idle, or may go by now."""
+        self.released[instance.instance_id] = instance
+
+    def unsettled(self) -> bool:
+        """Whether something is to be looked at before the event is over."""
+        return bool(self.all_woken or self._woken or self.released)
+
+    def take_woken(self) -> list[DeploymentEntry]:
+        """Deployments to look at, which have a queue. They are no longer woken then."""
+        if self.all_woken:
+            waiting = self.cell.with_queues()
+        else:
+            found = [self.cell.deployments.get(name) for name in self._woken]
+            waiting = [entry for entry in found if entry is not None and entry.queue]
+        self.all_woken = False
+        self._woken.clear()
+        return waiting
+
+    def take_released(self) -> list[InstanceEntry]:
+        """Instances that were released. They no longer are then."""
+        released, self.released = self.released, {}
+        return list(released.values())
+
+    def share_of(self, node: NodeEntry, work_out: Callable[[NodeEntry, float], float]) -> float:
+        """`work_out` of the node now, which is done once until its requests change."""
+        changes, share = self._shares.get(node.node_id, (-1, 0.0))
+        if changes != node.request_changes:
+            share = work_out(node, self.now_s)
+            self._shares[node.node_id] = (node.request_changes, share)
+        return share

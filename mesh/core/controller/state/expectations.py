@@ -11,16 +11,16 @@ from mesh.domain.steps import LoadTier
 
 LOAD_S_LEAST = 0.5
 LOAD_BYTES_PER_S = 0.5e9
-"""Expected of a load until one has been seen: what it costs anyway, and for its weights."""
+"""Expected of a load until one has been seen: a fixed part, and the rate for its weights."""
 WAKE_S_LEAST = 0.2
 WAKE_BYTES_PER_S = 4e9
-"""The same for weights that are in the host's memory: half of what its bus does, and less."""
+"""The same for weights in the host's memory: at most half of the rate of its bus."""
 LEARNED_SHARE = 0.5
-"""Of the last load in the mean of a model's loads."""
+"""Weight of the last load in the mean of a model's loads."""
 
 
 class Expectations:
-    """By model and device fingerprint. What is asked again is not worked out again."""
+    """By model and device fingerprint. What has been worked out once is kept."""
 
     def __init__(self, profiles: Iterable[Profile] = ()) -> None:
         self._measured = {(p.model_id, p.fingerprint): p for p in profiles}

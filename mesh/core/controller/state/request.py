@@ -1,23 +1,26 @@
 """What the controller core knows of a request: its deadlines, where it runs, why it waits.
 
-Owned by the controller core, like all entries; see `state.cell`, which gives it to the others.
+Owned by the controller core, like all entries. `InstanceEntry.add` and `remove` call `submitted`
+and `left`, so that a request and its instance never disagree on where it runs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mesh.domain.lifecycle import RequestState
+from mesh.core.controller.state.refusals import RequestRefusals
+from mesh.domain.lifecycle import REQUEST, RequestState, advance
 from mesh.domain.request import Request
-from mesh.domain.slo import Slo
-from mesh.request.shadow import Verdict
+from mesh.domain.slo import Slo, next_due_s
 
 if TYPE_CHECKING:
-    from mesh.core.controller.state.cell import InstanceEntry
+    from mesh.core.controller.state.instance import InstanceEntry
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RequestEntry:
-    request: Request
+    original: Request
+    """As its client sent it."""
     slo: Slo
     arrival_s: float
     state: RequestState = RequestState.QUEUED
@@ -35,27 +38,66 @@ class RequestEntry:
     submitted_s: float = 0.0
     prefill_left: int = 0
     """Tokens that its node has still to compute before its next one."""
-    refused: Verdict | None = None
-    """Why the last node that was asked could not compute it in time, on an instance or on one to be
-    loaded for it. None: none was asked.
-    """
-    held_up: Verdict | None = None
-    """Why it waits: the first verdict that was not about its own first token, if there was one.
-    Waiting makes every first token late in the end."""
-    latest_start_s: float | None = None
-    """Waiting for longer than this would make its first token late. None: not worked out yet."""
-    short_of_memory: bool = False
-    """An instance that it was last tried on had no room for its KV cache."""
+    refusals: RequestRefusals = field(default_factory=RequestRefusals)
+    """Why it waits."""
     overtaken: int = 0
-    """Later requests that got a place on a node that could not take this one in time."""
+    """Later requests that were placed on a node that could not compute this one in time."""
     tokens: int = field(init=False)
     """Of prompt and output."""
 
     def __post_init__(self) -> None:
-        self.tokens = len(self.request.prompt_tokens) + len(self.output_tokens)
+        self.tokens = len(self.original.prompt_tokens) + len(self.output_tokens)
 
-    def turn_down(self, verdict: Verdict) -> None:
-        """A node cannot compute it in time."""
-        self.refused = verdict
-        if self.held_up in (None, Verdict.FIRST_TOKEN_LATE):
-            self.held_up = verdict
+    def advance(self, to: RequestState) -> None:
+        self.state = advance(REQUEST, self.state, to)
+
+    def queued(self, now_s: float) -> None:
+        """It enters its queue."""
+        self.queued_at_s = now_s
+
+    def submitted(
+        self,
+        instance: "InstanceEntry",
+        *,
+        blocks: int,
+        due_s: float,
+        grace_s: float,
+        now_s: float,
+    ) -> None:
+        """It goes to an instance, where it is expected to need so many KV blocks. Its next token is
+        due at `due_s`, load time of `grace_s` that it is granted included.
+        """
+        self.advance(RequestState.RUNNING)
+        self.attempt += 1
+        self.instance, self.required_blocks = instance, blocks
+        self.due_s, self.grace_s = due_s, grace_s
+        self.submitted_s, self.prefill_left = now_s, self.tokens
+
+    def left(self) -> None:
+        """It is not on its instance any more; unless it is over, it waits for another place."""
+        self.instance, self.required_blocks = None, 0
+        if self.state is RequestState.RUNNING:
+            self.advance(RequestState.QUEUED)
+
+    def note_tokens(self, token_ids: Sequence[int], now_s: float) -> None:
+        """It has these further tokens, so that its prompt is computed, and the next one is due."""
+        self.output_tokens += token_ids
+        self.tokens += len(token_ids)
+        self.prefill_left = 0
+        self.due_s = next_due_s(self.due_s, self.slo.tpot_s, now_s, len(token_ids))
+
+    def note_prefill_left(self, tokens: int) -> None:
+        """Its node has so many tokens left to compute before its next one."""
+        self.prefill_left = tokens
+
+    def note_demand(self, blocks: int) -> None:
+        """It needs so many KV blocks where it runs."""
+        self.required_blocks = blocks
+
+    def note_evicted(self) -> None:
+        """It has to leave its instance for want of memory there."""
+        self.evictions += 1
+
+    def note_overtaken(self, most: int) -> None:
+        """A later one was placed where it could not be in time; counted up to `most`."""
+        self.overtaken = min(self.overtaken + 1, most)

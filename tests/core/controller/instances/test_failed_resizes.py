@@ -1,6 +1,6 @@
 """The controller core when a shrink fails whose memory others have been promised."""
 
-from mesh.core.controller.state.cell import InstanceEntry
+from mesh.core.controller.state.instance import InstanceEntry
 from mesh.domain.actions import ControllerAction
 from mesh.domain.messages import Heartbeat, InstanceReport, ResizeKv
 from tests.core.cells import MIB, commands

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import pytest
 
-from mesh.core.controller.state.cell import InstanceEntry
+from mesh.core.controller.state.instance import InstanceEntry
 from mesh.domain.actions import (
     ControllerAction,
     DeliverTokens,
@@ -91,8 +91,8 @@ class MemoryCell(CellUnderTest):
     def idle(self, name: str) -> None:
         """The request has ended, and the cache has become smaller if it was to."""
         self.finish(name)
-        for operation in self.station.running_operations():
-            instance = self.core.cell.instances[operation.instance_id]
+        for reservation in self.station.running_reservations():
+            instance = self.core.cell.instances[reservation.instance_id]
             self.resized(instance, instance.promised_blocks)
 
     def starved(self, instance: InstanceEntry, *names: str) -> list[ControllerAction]:

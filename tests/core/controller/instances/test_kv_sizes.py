@@ -1,6 +1,6 @@
 """The controller core on how large KV caches are to be, at the edges: least, most, and for whom."""
 
-from mesh.core.controller.state.cell import InstanceEntry
+from mesh.core.controller.state.instance import InstanceEntry
 from mesh.domain.actions import ControllerAction
 from mesh.domain.events import NodeDisconnected, RetryLoadDue
 from mesh.domain.history import OutputHistory

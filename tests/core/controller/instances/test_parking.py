@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mesh.core.controller.state.cell import InstanceEntry
+from mesh.core.controller.state.instance import InstanceEntry
 from mesh.domain.actions import ControllerAction, SetTimer, StoreDeployment
 from mesh.domain.events import DeploymentStored, KeepAliveExpired, ScaleRequested
 from mesh.domain.ids import DeploymentName, InstanceId, OperationId

@@ -96,7 +96,7 @@ def test_a_trial_is_not_for_several_that_move_at_once() -> None:
     cell = unmeasured()
     idle = cell.core.cell.instances[InstanceId("a")]
     first, second = (
-        RequestEntry(request=request(name, of="a"), slo=PATIENT, arrival_s=cell.now_s)
+        RequestEntry(original=request(name, of="a"), slo=PATIENT, arrival_s=cell.now_s)
         for name in ("r1", "r2")
     )
 

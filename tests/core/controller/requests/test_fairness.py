@@ -78,7 +78,7 @@ def test_a_request_that_has_to_give_way_is_told_what_for() -> None:
     cell = busy_cell()
     ask_for_short_ones(cell, "a", BOUND + 1)
     held = cell.core.cell.requests[RequestId(f"a-{BOUND}")]
-    assert held.refused == RefusalReason.DELAYS_RUNNING.value
+    assert held.refusals.verdict == RefusalReason.DELAYS_RUNNING.value
 
 
 def test_on_a_node_that_it_does_not_want_nobody_gives_way() -> None:

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from mesh.core.controller.instances.placement import find_room, worth_asking
-from mesh.core.controller.state.cell import RequestEntry
-from mesh.core.controller.state.context import Turn
+from mesh.core.controller.instances.placement import find_room
+from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.events import (
     CancelRequested,
     DeploymentStored,
@@ -58,12 +58,14 @@ def test_a_quicker_node_that_joins_gives_those_who_wait_more_time() -> None:
     for name, of in (("r1", "a"), ("r2", "b"), ("r3", "c")):
         cell.ask(name, of)
     (waiting,) = cell.core.cell.deployments[C].queue
-    before_s = waiting.latest_start_s
+    known = cell.core.cell.refusals
+    before_s = known.latest_start_s(waiting)
     cell.core.cell.expectations.learn_profile(replace(PROFILE, fingerprint="quick"))
     cell.join(hello("n2", run_id="n2", memory_bytes=MIB, fingerprint="quick"))
     assert before_s is not None
-    assert waiting.latest_start_s is not None
-    assert waiting.latest_start_s > before_s
+    now_s = known.latest_start_s(waiting)
+    assert now_s is not None
+    assert now_s > before_s
 
 
 def test_a_better_profile_lets_in_who_was_refused_for_lack_of_time() -> None:
@@ -122,12 +124,12 @@ def test_what_was_refused_to_a_request_that_would_move_is_not_kept_for_the_one_t
         cell.invoke(request(f"{name}1", of=name))
     known, entry = cell.core.cell, cell.core.cell.deployments[C]
     waiting, moved = (
-        RequestEntry(request=request(name, of="c"), slo=Slo(), arrival_s=cell.now_s)
+        RequestEntry(original=request(name, of="c"), slo=Slo(), arrival_s=cell.now_s)
         for name in ("waiting", "moved")
     )
-    worth_asking(entry, waiting, known.nodes.values(), known.fleet_changes)
-    entry.in_vain.clear()
-    turn = Turn(
+    known.refusals.worth_starting_on(C, waiting, known.nodes.values())
+    known.refusals.note_started(C)
+    ctx = EventContext(
         cell=known,
         epoch=1,
         limits=CellLimits(),
@@ -136,8 +138,10 @@ def test_what_was_refused_to_a_request_that_would_move_is_not_kept_for_the_one_t
         validations_left=9,
     )
     nodes = list(known.nodes.values())
-    find_room(turn, entry, nodes, waiting=(moved,), wanted_by=moved, granted=False)
-    assert moved.refused is Verdict.TPOT_EXCEEDED
-    assert entry.in_vain == {}
-    find_room(turn, entry, nodes, waiting=(waiting,), wanted_by=waiting)
-    assert entry.in_vain == {"n1": (nodes[0].eased, Verdict.TPOT_EXCEEDED)}
+    find_room(ctx, entry, nodes, waiting=(moved,), wanted_by=moved, granted=False)
+    assert moved.refusals.verdict is Verdict.TPOT_EXCEEDED
+    assert known.refusals.worth_starting_on(C, waiting, nodes) == nodes
+    find_room(ctx, entry, nodes, waiting=(waiting,), wanted_by=waiting)
+    waiting.refusals.try_again()
+    assert known.refusals.worth_starting_on(C, waiting, nodes) == []
+    assert waiting.refusals.verdict is Verdict.TPOT_EXCEEDED

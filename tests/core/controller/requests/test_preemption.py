@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mesh.core.controller.state.cell import RequestEntry
+from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import ControllerAction
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.lifecycle import InstanceState
@@ -153,7 +153,10 @@ def test_a_running_instance_that_starves_preempts_before_it_evicts() -> None:
     cell = FullNode()
     cell.second_node("b")
     instance_a = cell.core.cell.instances[InstanceId("a")]
-    instance_a.required_blocks = 30  # its requests turned out longer
+    longer = cell.core.cell.requests[RequestId("a1")]
+    more = 30 - instance_a.required_blocks
+    longer.required_blocks += more
+    instance_a.required_blocks += more
     said = TokensReport(instance_id=InstanceId("a"), outputs=(), starved=(RequestId("a1"),))
     decided = cell.report(cell.link, said)
     assert only(commands(decided, AbortRequest), AbortRequest).request_id == "b1"
@@ -189,12 +192,12 @@ def test_whoever_waits_for_time_there_has_been_overtaken() -> None:
     cell.second_node("b")
     cell.now_s += 0.5
     early = RequestEntry(
-        request=request("early", of="c"),
+        original=request("early", of="c"),
         slo=Slo(),
         arrival_s=cell.now_s - 0.1,
-        refused=Verdict.DELAYS_RUNNING,
     )
-    cell.core.cell.requests[early.request.request_id] = early
+    early.refusals.note(Verdict.DELAYS_RUNNING)
+    cell.core.cell.requests[early.original.request_id] = early
     cell.core.cell.deployments[DeploymentName("c")].queue.append(early)
     assert ("a3", "a") in submitted(cell.ask("a3", "a"))
     assert early.overtaken == 1
@@ -223,4 +226,4 @@ def test_a_minimum_keeps_the_second_of_two_idle_instances_that_were_both_to_make
     gone = [unload.instance_id for unload in commands(decided, UnloadInstance)]
     assert gone == ["e2", "b"]
     (waiting,) = cell.core.cell.deployments[DeploymentName("a")].queue
-    assert waiting.request.request_id == "a3"
+    assert waiting.original.request_id == "a3"

@@ -1,17 +1,24 @@
 """Whole histories of random arrivals on one node whose iterations take what their profile says."""
 
+from collections.abc import Sequence
+from math import inf
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mesh.core.controller.instances.node_schedule import in_time_alone
-from mesh.domain.events import ControllerEvent
+from mesh.domain.events import InvokeRequested
 from mesh.domain.ids import RequestId
-from mesh.domain.limits import CellLimits
+from mesh.domain.limits import CellLimits, NodeLimits
+from mesh.domain.messages import SubmitRequest
+from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import FinishReason
 from mesh.domain.slo import Slo
+from mesh.sim.cluster import Arrival, CellPlan, VirtualCell
+from mesh.sim.costs import ModelCosts, NodeCosts
+from mesh.sim.node import NodePlan
 from tests.core.admission import SLOW
-from tests.core.cells import deployment
-from tests.core.simulated import SimulatedCell
+from tests.core.cells import FOOTPRINT, MODEL, commands, deployment, hello
 
 DEPLOYMENTS = (
     deployment("short", slo=Slo(ttft_s=1.0, tpot_s=0.5), keep_alive_s=60.0),
@@ -36,50 +43,76 @@ def arrivals(draw: st.DrawFn) -> list[tuple[float, str, int, int]]:
     return made
 
 
-class WatchedCell(SimulatedCell):
+class Overtaking:
     """Looks at who was overtaken by whom, event after event."""
 
-    def tell(self, event: ControllerEvent) -> None:
-        waiting = {
-            held.request.request_id: held.overtaken
-            for entry in self.core.cell.deployments.values()
-            for held in entry.queue
-            if held.refused is not None and self._is_loaded(held.request.deployment)
+    def __init__(self, rule: str) -> None:
+        """One node, a link without delay, loads of a second."""
+        node = NodePlan(
+            hello=hello(memory_bytes=8 << 30),
+            models={MODEL.model_id: ModelCosts(profile=SLOW, footprint=FOOTPRINT)},
+            costs=NodeCosts(load_s=1.0, load_bytes_per_s=inf, resize_s=0.0, unload_s=0.0),
+            limits=NodeLimits(primed_tokens_max=0),
+        )
+        plan = CellPlan(
+            nodes=(node,),
+            deployments=DEPLOYMENTS,
+            profiles=(SLOW,),
+            policy=rule,
+            limits=LIMITS,
+            link_delay_s=0.0,
+        )
+        self._arrivals_s: dict[RequestId, float] = {}
+        self._waiting: dict[RequestId, int] = {}
+        """Those that a loaded instance had no time for before this event, and how often each had
+        been overtaken.
+        """
+        self.placed: set[RequestId] = set()
+        self.cell = VirtualCell(plan, recorders=[self])
+
+    def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
+        if isinstance(event, InvokeRequested):
+            self._arrivals_s[event.request.request_id] = now_s
+        new = [c.order.request.request_id for c in commands(actions, SubmitRequest)]
+        self.placed.update(new)
+        for placed in new:
+            self._check(placed, now_s)
+        if not self._arrivals_s:
+            return
+        for request in self.cell.core.cell.requests.values():
+            assert request.overtaken <= LIMITS.overtaken_max
+        self._waiting = {
+            request.original.request_id: request.overtaken
+            for entry in self.cell.core.cell.deployments.values()
+            for request in entry.queue
+            if request.refusals.verdict is not None
+            and any(i.is_loaded for i in entry.instances.values())
         }
-        before = len(self.placed)
-        super().tell(event)
-        for placed in self.placed[before:]:
-            self._check(placed, waiting)
-        for held in self.core.cell.requests.values():
-            assert held.overtaken <= LIMITS.overtaken_max
 
-    def _is_loaded(self, name: str) -> bool:
-        return any(i.deployment == name and i.is_loaded for i in self.core.cell.instances.values())
-
-    def _check(self, placed: RequestId, waiting: dict[RequestId, int]) -> None:
-        still = self.core.cell.requests
-        for earlier, overtaken in waiting.items():
+    def _check(self, placed: RequestId, now_s: float) -> None:
+        still = self.cell.core.cell.requests
+        for earlier, overtaken in self._waiting.items():
             left = earlier not in still or earlier in self.placed
-            later = self.callers[placed].arrival_s > self.callers[earlier].arrival_s
+            later = self._arrivals_s[placed] > self._arrivals_s[earlier]
             if not left and later and overtaken >= LIMITS.overtaken_max:
-                assert self._is_hopeless(earlier), (placed, earlier)
+                assert self._is_hopeless(earlier, now_s), (placed, earlier)
 
-    def _is_hopeless(self, request_id: RequestId) -> bool:
+    def _is_hopeless(self, request_id: RequestId, now_s: float) -> bool:
         """Whether it would be late by now on the node, if that did nothing else."""
-        held, now_s = self.core.cell.requests[request_id], self.clock.now_s()
+        request = self.cell.core.cell.requests[request_id]
         return not any(
-            in_time_alone(instance, held, now_s, LIMITS)
-            for instance in self.core.cell.instances.values()
-            if instance.deployment == held.request.deployment
+            in_time_alone(instance, request, now_s, LIMITS)
+            for instance in self.cell.core.cell.instances.values()
+            if instance.deployment == request.original.deployment
         )
 
 
-def history(made: list[tuple[float, str, int, int]], rule: str = "llm-mesh") -> WatchedCell:
-    cell = WatchedCell(DEPLOYMENTS, SLOW, LIMITS, rule)
-    for at_s, of, prompt, tokens in made:
-        cell.invoke_at(at_s, of, prompt, tokens)
-    cell.clock.advance_to(made[-1][0] + 50.0)
-    return cell
+def history(
+    made: list[tuple[float, str, int, int]], rule: str = "llm-mesh"
+) -> tuple[set[RequestId], tuple[Outcome, ...]]:
+    """Who was placed, and what came of all."""
+    watched = Overtaking(rule)
+    return watched.placed, watched.cell.run([Arrival(*call) for call in made])
 
 
 @settings(max_examples=40, deadline=None)
@@ -91,21 +124,21 @@ def test_nobody_is_overtaken_too_often_and_nobody_is_late_by_more_than_an_iterat
     were validated. At random that makes hardly anybody late, none of 3,000 requests; a search for
     the worst arrivals finds some that are.
     """
-    cell = history(made)
-    for request_id, caller in cell.callers.items():
-        assert caller.ended is not None, f"{request_id} is stuck"
-        if request_id in cell.placed:
-            assert caller.ended is FinishReason.LENGTH
-            assert caller.late_s() < ITERATION_S, request_id
+    placed, outcomes = history(made)
+    assert len(outcomes) == len(made)
+    for outcome in outcomes:
+        if outcome.request_id in placed:
+            assert outcome.end is FinishReason.LENGTH
+            assert outcome.late_s - outcome.grace_s < ITERATION_S, outcome.request_id
         else:
-            assert caller.seen_s == []
+            assert outcome.tokens_s == ()
 
 
 def test_without_validation_the_same_node_makes_requests_late() -> None:
     """So that the property above is not empty."""
     made = [(1.0 + n * 0.05, "long", 300, 20) for n in range(10)]
     late = {
-        rule: [c for c in history(made, rule).callers.values() if c.seen_s and c.late_s() > 0.0]
+        rule: [o for o in history(made, rule)[1] if o.tokens_s and o.late_s > o.grace_s]
         for rule in ("llm-mesh", "fcfs")
     }
     assert late["llm-mesh"] == []

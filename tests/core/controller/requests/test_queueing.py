@@ -83,7 +83,7 @@ def test_requests_that_lost_their_node_wait_in_the_order_in_which_they_came() ->
     for link in links:
         cell.tell(NodeDisconnected(link_id=link, reason="reset"))
     (entry,) = cell.core.cell.deployments.values()
-    assert [held.request.request_id for held in entry.queue] == ["r1", "r2", "r3"]
+    assert [held.original.request_id for held in entry.queue] == ["r1", "r2", "r3"]
 
 
 def test_memory_that_an_idle_instance_leaves_goes_to_who_waits() -> None:

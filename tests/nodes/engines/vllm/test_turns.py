@@ -29,13 +29,13 @@ from mesh.domain.steps import LoadOrder
 from mesh.runtime.engine import Progress
 from mesh.runtime.host import Host
 from mesh.runtime.node_actions import Lane, NodePerformer
+from mesh.sim.clock import HeapClock
+from mesh.sim.lanes import VirtualLanes
 from mesh_nodes.engines.vllm import VllmEngine, remote
 from tests.contract.driving import Driver, greedy
 from tests.contract.engine_contract import StoredModel
 from tests.core.cells import of_kind
 from tests.core.nodes import load_command
-from tests.core.world.clock import HeapClock
-from tests.core.world.lanes import QueuedLanes
 from tests.nodes.engines.vllm.test_ends import (
     PROMPT,
     WAIT_S_MAX,
@@ -57,7 +57,7 @@ class Node:
     """A node core over a real engine. Calls of its lanes are made when the test says so."""
 
     def __init__(self, engine: VllmEngine, model: StoredModel) -> None:
-        self.engine, self.lanes = engine, QueuedLanes()
+        self.engine, self.lanes = engine, VirtualLanes(HeapClock(), by_hand=True)
         self.reports: list[NodeReport] = []
         self._model = model
         port: Any = self

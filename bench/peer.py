@@ -1,0 +1,112 @@
+"""A contender in a process of its own, which waits on a pipe, idle, until it is asked.
+
+What it writes goes to a log: engines write freely, and a benchmark's last line is for programs.
+Every wait of the parent is bounded.
+"""
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from mesh.domain.errors import Unavailable
+
+START_S_MAX = 180.0
+"""To build an engine and load the model."""
+RUN_S_MAX = 300.0
+"""For one answer."""
+STOP_S_MAX = 10.0
+LOG_LINES_SHOWN = 5
+
+Build = Callable[..., Callable[[Any], object]]
+"""In the new process: from its arguments, which can be pickled, to what answers a question."""
+
+
+class Peer:
+    """Starts at once; `wait_ready` says when it can be asked. Its methods raise
+    Unavailable, with the end of its log, when it failed or took too long.
+    """
+
+    def __init__(
+        self, name: str, build: Build, *arguments: object, environment: Mapping[str, str] = {}
+    ) -> None:
+        self.name = name
+        descriptor, log = tempfile.mkstemp(prefix="peer-", suffix=".log")
+        os.close(descriptor)
+        self._log = Path(log)
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        told = (theirs, self._log, dict(environment), build, arguments)
+        self._process = context.Process(target=_serve, args=told, name=name)
+        self._process.start()
+        theirs.close()
+
+    def __enter__(self) -> "Peer":
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        self._connection.close()
+        self._process.join(STOP_S_MAX)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join(STOP_S_MAX)
+        self._log.unlink()
+
+    def wait_ready(self) -> None:
+        self._receive(START_S_MAX, "ready")
+
+    def ask(self, question: object = None) -> Any:
+        self._connection.send(question)
+        return self._receive(RUN_S_MAX, "done")
+
+    def cpu_s(self) -> float:
+        """CPU seconds that the process has used so far."""
+        times = psutil.Process(self._process.pid).cpu_times()
+        return float(times.user + times.system)
+
+    def _receive(self, seconds_max: float, what: str) -> object:
+        try:
+            if not self._connection.poll(seconds_max):
+                raise Unavailable(
+                    f"{self.name} was not {what} within {seconds_max:.0f} s{self._tail()}"
+                )
+            failed, answer = self._connection.recv()
+        except (EOFError, ConnectionError) as error:
+            raise Unavailable(f"{self.name} ended before it was {what}{self._tail()}") from error
+        if failed:
+            raise Unavailable(f"{self.name}: {failed}{self._tail()}")
+        return answer
+
+    def _tail(self) -> str:
+        lines = self._log.read_text(errors="replace").splitlines()
+        return "".join(f"\n    {line}" for line in lines[-LOG_LINES_SHOWN:])
+
+
+def _serve(
+    connection: Connection,
+    log: Path,
+    environment: Mapping[str, str],
+    build: Build,
+    arguments: tuple[object, ...],
+) -> None:
+    """The peer's side: what failed, or an answer to each question."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_TRUNC)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.environ.update(environment)
+    try:
+        answer = build(*arguments)
+        connection.send(("", None))
+        while True:
+            connection.send(("", answer(connection.recv())))
+    except EOFError:
+        return  # the parent has what it wants
+    except Exception as error:
+        traceback.print_exc()
+        connection.send((f"{type(error).__name__}: {error}".splitlines()[0], None))

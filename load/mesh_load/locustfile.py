@@ -1,0 +1,58 @@
+"""What `locust -f` loads: a user, a shape and the listeners that replay a trace against a cell.
+
+The composition root of a locust process, be it master, worker or both. Users send nothing by
+themselves: a worker's calls are due at the trace's times, however many users there are; one user a
+worker stands for it, and ends with it.
+"""
+
+import argparse
+import sys
+from typing import Any
+
+from locust import LoadTestShape, User, constant, events, task
+from locust.env import Environment
+
+from mesh.cli import output
+from mesh.cli.main import FAILED, USAGE
+from mesh.domain.errors import InvalidInput, MeshError
+from mesh_load.grpc_sender import GrpcSender, wait_by_gevent
+from mesh_load.options import add_options
+from mesh_load.session import Session
+
+USERS_PER_S = 100.0
+
+SESSION = Session(GrpcSender)
+
+
+class ReplayUser(User):
+    """Stands for its worker's replay."""
+
+    wait_time = constant(1.0)
+
+    @task
+    def replay(self) -> None:
+        SESSION.worker.join()
+
+
+class ReplayShape(LoadTestShape):
+    """One user a worker, until the replay is over."""
+
+    def tick(self) -> tuple[int, float] | None:
+        return None if SESSION.ended() else (SESSION.users(), USERS_PER_S)
+
+
+def _add_options(parser: argparse.ArgumentParser, **_: Any) -> None:
+    add_options(parser)
+
+
+def _enter(environment: Environment, **_: Any) -> None:
+    wait_by_gevent()
+    try:
+        SESSION.enter(environment)
+    except MeshError as error:
+        output.error(error)
+        sys.exit(USAGE if isinstance(error, InvalidInput) else FAILED)
+
+
+events.init_command_line_parser.add_listener(_add_options)
+events.init.add_listener(_enter)

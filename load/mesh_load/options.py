@@ -1,0 +1,95 @@
+"""What locust is told of a replay: the options of `mesh replay`, beside locust's own.
+
+They are taken from that verb, and read by its rules; the trace is `--trace`, its `--config` is
+`--replay-config` here, and the cell's controller is locust's `--host`. Before: locust's command
+line. After: `preparing`.
+"""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Unpack
+
+import click
+
+from mesh.cli.options import DEFAULT_ADDRESS, checked_address
+from mesh.cli.replay_options import ReplayOptions, replay_options
+from mesh.domain.errors import InvalidInput
+
+LOOPBACK = "127.0.0.1"
+_RENAMED = {"--config": "--replay-config"}
+"""Locust has an option of the first name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Of one run."""
+
+    address: str
+    trace: Path | None
+    given: ReplayOptions
+    record: Path | None
+    report: Path | None
+
+
+_Asked = tuple[Path | None, ReplayOptions]
+
+
+@click.command()
+@click.option(
+    "--trace",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file of a known format, or a scenario with a workload that is generated.",
+)
+@replay_options
+def _replay(
+    trace: Path | None, **given: Unpack[ReplayOptions]
+) -> tuple[Path | None, ReplayOptions]:
+    return trace, given
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Locust's own ports are the loopback's, unless it is told otherwise."""
+    parser.set_defaults(master_bind_host=LOOPBACK, web_host=LOOPBACK)
+
+    def add(name: str, text: str, **more: Any) -> None:
+        # What locust's parser takes beside argparse's: its page does not ask for it.
+        parser.add_argument(name, help=text, include_in_web_ui=False, **more)
+
+    for option in _options():
+        for name in (*option.opts, *option.secondary_opts):
+            more = {"action": "store_true"} if option.is_flag else {"metavar": option.metavar}
+            add(
+                _RENAMED.get(name, name),
+                (option.help or "A trace file.").replace("%", "%%"),
+                **more,
+            )
+    add("--record", "Write each call down as it ends.", metavar="FILE")
+    add("--report", "Write an HTML page in the end.", metavar="FILE")
+
+
+def read_options(parsed: argparse.Namespace) -> Options:
+    """Raises InvalidInput for what `mesh replay` would not take."""
+    words: list[str] = []
+    for option in _options():
+        for name in (*option.opts, *option.secondary_opts):
+            value = getattr(parsed, _RENAMED.get(name, name).lstrip("-").replace("-", "_"))
+            if value:
+                words += [name] if option.is_flag else [name, str(value)]
+    try:
+        trace, given = _replay.main(words, standalone_mode=False)
+        address = checked_address(parsed.host or DEFAULT_ADDRESS)
+    except click.UsageError as error:
+        raise InvalidInput(error.format_message(), hint="see locust --help") from error
+    return Options(
+        address=address,
+        trace=trace,
+        given=given,
+        record=Path(parsed.record) if parsed.record else None,
+        report=Path(parsed.report) if parsed.report else None,
+    )
+
+
+def _options() -> list[click.Option]:
+    return [param for param in _replay.params if isinstance(param, click.Option)]

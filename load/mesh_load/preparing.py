@@ -1,0 +1,56 @@
+"""From the options to the run: the cell is asked what it has, the trace is read, calls are planned.
+
+Only the master does it. Before: `options`. After: `master`, which gives the calls to workers.
+"""
+
+from dataclasses import dataclass
+
+from mesh.cli.replay_options import asked_of, trace_asked
+from mesh.evaluation.replay.cell import contexts_of, deployed
+from mesh.text.tokenizer import TextCodec
+from mesh.wire.client import MeshClient
+from mesh_load.options import Options
+from mesh_load.share import Share
+from mesh_workloads.prompts import sentences_shipped
+from mesh_workloads.replay_plan import ReplayPlan, plan_replay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    plan: ReplayPlan
+    share: Share
+    """Of all calls."""
+
+
+def prepare(options: Options) -> Prepared:
+    """Raises InvalidInput, NotFound and StorageError for what cannot be replayed, Unavailable when
+    the cell does not answer.
+    """
+    asked = asked_of(options.given)
+    with MeshClient(options.address) as client:
+        found = deployed(client)
+        trace = trace_asked(options.trace, options.given, max(len(asked.deployments or found), 1))
+        plan = plan_replay(trace, asked, contexts_of(found))
+        called = {call.deployment for call in plan.calls}
+        models: dict[str, str] = {}
+        sentences: dict[str, tuple[tuple[int, ...], ...]] = {}
+        for name in sorted(called):
+            model, view = found[name].model, found[name]
+            assert model is not None, "deployments without a model are not called"
+            models[name] = str(model.model_id)
+            if models[name] not in sentences:
+                codec = TextCodec(client.tokenizer(view.spec.name))
+                sentences[models[name]] = tuple(
+                    codec.encode_part(f" {sentence}") for sentence in sentences_shipped()
+                )
+    share = Share(
+        address=options.address,
+        slos={name: found[name].spec.slo for name in models},
+        models=models,
+        sentences=sentences,
+        seed=options.given["seed"],
+        forced=plan.forced,
+        calls=plan.calls,
+        calls_whole=len(plan.calls),
+    )
+    return Prepared(plan=plan, share=share)

@@ -1,0 +1,72 @@
+"""Sends a worker's calls at their times, each from a greenlet of its own: open loop.
+
+A worker that cannot keep up sends its calls late, each answer says by how much, and no call waits
+for another's answer. It owns the greenlets. Before: `worker`, which has the calls. After: `sender`.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Iterable
+
+import gevent
+from gevent.event import Event
+from gevent.pool import Group
+
+from mesh.evaluation.load_client import CALL_S_MAX, NOT_SENT, OPEN_MAX, Answer, Call
+from mesh_load.sender import Sender, ask
+from mesh_workloads import replay_plan as planned
+
+OnAnswer = Callable[[planned.Call, Call, Answer], None]
+"""Called with each call, as planned and as sent, when it has ended."""
+
+
+class Replayer:
+    """Of one run: `run` once; `stop` from any greenlet."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        calls: Iterable[tuple[planned.Call, Call]],
+        on_answer: OnAnswer,
+        *,
+        call_s_max: float = CALL_S_MAX,
+        open_max: int = OPEN_MAX,
+    ) -> None:
+        """`calls`, as planned and as they are sent, in the order of their times; each is drawn when
+        the one before it has gone.
+        """
+        self._sender = sender
+        self._calls = calls
+        self._on_answer = on_answer
+        self._call_s_max = call_s_max
+        self._open_max = open_max
+        self._open: Group = Group()
+        self._stopped = Event()
+
+    def run(self, start_s: float) -> None:
+        """Until all have ended. `start_s`: the moment from which their times count."""
+        gc.collect()
+        gc.freeze()
+        for plan, call in self._calls:
+            due_s = start_s + call.at_s
+            if self._stopped.wait(max(0.0, due_s - time.monotonic())):
+                break
+            if len(self._open) < self._open_max:
+                self._open.add(gevent.spawn(self._ask, plan, call, due_s))
+            else:
+                self._on_answer(plan, call, _not_sent(due_s))
+        self._open.join()
+
+    def stop(self) -> None:
+        """Send nothing more, and leave the calls that are open; `run` returns soon."""
+        self._stopped.set()
+        self._open.kill(block=False)
+
+    def _ask(self, plan: planned.Call, call: Call, due_s: float) -> None:
+        answer = ask(self._sender, call, due_s=due_s, timeout_s=self._call_s_max)
+        self._on_answer(plan, call, answer)
+
+
+def _not_sent(due_s: float) -> Answer:
+    now_s = time.monotonic()
+    return Answer(ended_s=0.0, tokens_s=(), sent_s=now_s, lag_s=now_s - due_s, failed=NOT_SENT)

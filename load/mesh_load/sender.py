@@ -1,0 +1,76 @@
+"""What a replay asks of a protocol, and what it notes of an answer.
+
+The replay itself knows no protocol: a `Sender` speaks one, and `ask` notes when every token of an
+answer comes. Before: `replayer`. After: `mesh.evaluation.load_client`, which judges the answers
+of every client alike.
+"""
+
+import time
+from collections.abc import Iterator
+from typing import Protocol
+
+import gevent
+
+from mesh.domain.errors import Cancelled, MeshError, Refused
+from mesh.domain.invocation import Finished, InvocationEvent, Tokens
+from mesh.domain.reasons import FinishReason
+from mesh.evaluation.load_client import CANCELLED, Answer, Call
+from mesh.wire.errors import status_of
+
+TIME_LIMIT = "deadline_exceeded"
+
+
+class Sender(Protocol):
+    """A worker's way to a cell. It may block a greenlet, never the process."""
+
+    def send(self, call: Call, timeout_s: float) -> Iterator[InvocationEvent]:
+        """The answer's events as they come. Closing the iterator leaves the call.
+
+        Raises Refused with the reason, Cancelled after `timeout_s`, another MeshError when the
+        call fails.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+def ask(sender: Sender, call: Call, *, due_s: float, timeout_s: float) -> Answer:
+    """Send a call that was due at a moment of the machine's monotonic clock, and wait for its end.
+
+    A greenlet that is killed meanwhile leaves the call, and still returns what came.
+    """
+    tokens_s: list[float] = []
+    numbers: list[int] = []
+    finishes: list[Finished] = []
+    refused = failed = ""
+    sent_s = time.monotonic()
+    try:
+        for event in sender.send(call, timeout_s):
+            if isinstance(event, Tokens):
+                came_s = time.monotonic() - sent_s
+                tokens_s += [came_s] * len(event.token_ids)
+                numbers += range(event.first_index, event.first_index + len(event.token_ids))
+            elif isinstance(event, Finished):
+                finishes.append(event)
+    except Refused as error:
+        refused = str(error.reason)
+    except Cancelled:
+        failed = TIME_LIMIT
+    except MeshError as error:
+        failed = status_of(error).code.name.lower()
+    except gevent.GreenletExit:
+        failed = CANCELLED
+    return Answer(
+        ended_s=time.monotonic() - sent_s,
+        tokens_s=tuple(tokens_s),
+        sent_s=sent_s,
+        lag_s=sent_s - due_s,
+        refused=refused,
+        failed=failed,
+        finishes=len(finishes),
+        grace_s=finishes[0].grace_s if finishes else 0.0,
+        finish=finishes[0].reason if finishes else FinishReason.LENGTH,
+        told_tokens=finishes[0].output_tokens if finishes else 0,
+        node_id=(finishes[0].node_id or "") if finishes else "",
+        in_order=numbers == list(range(len(numbers))),
+    )

@@ -1,0 +1,77 @@
+"""What one worker sends: its part of a plan's calls, and all that it needs to make them.
+
+Call `i` of the plan is worker `i mod n`'s. A share crosses in pieces of bounded length, and holds
+the tokens of the prompts' sentences: only the master reads the trace, and has the tokenizer.
+Before: `master`. After: `worker`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from mesh.domain.ids import DeploymentName
+from mesh.domain.slo import Slo
+from mesh.evaluation import load_client
+from mesh_workloads.prompts import Prompts, sentences_shipped
+from mesh_workloads.replay_plan import Call
+
+CALLS_PER_PIECE = 20_000
+"""About 3 MB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Of one worker; a piece of it has a part of its calls."""
+
+    address: str
+    """The cell's."""
+    slos: dict[str, Slo]
+    """By deployment."""
+    models: dict[str, str]
+    """By deployment: what its tokenizer is told by."""
+    sentences: dict[str, tuple[tuple[int, ...], ...]]
+    """By model: the tokens of each that is shipped, with the space before it."""
+    seed: int
+    """Of the prompts."""
+    forced: bool
+    """Answers have exactly the planned lengths."""
+    calls: tuple[Call, ...] = ()
+    calls_whole: int = 0
+    """In all pieces together."""
+
+    def of_worker(self, index: int, workers: int) -> "Share":
+        calls = self.calls[index::workers]
+        return replace(self, calls=calls, calls_whole=len(calls))
+
+    @property
+    def complete(self) -> bool:
+        return len(self.calls) == self.calls_whole
+
+    def joined(self, piece: "Share") -> "Share":
+        """With the calls of the piece that follows."""
+        return replace(self, calls=self.calls + piece.calls)
+
+    def to_send(self) -> Iterator[tuple[Call, load_client.Call]]:
+        """Calls as planned and as they are sent, their prompts made when they are drawn."""
+        prompts = {model: self._prompts(tokens) for model, tokens in self.sentences.items()}
+        for call in self.calls:
+            prompt = prompts[self.models[call.deployment]].prompt(call.number, call.input_tokens)
+            yield (
+                call,
+                load_client.Call(
+                    at_s=call.at_s,
+                    deployment=DeploymentName(call.deployment),
+                    slo=self.slos[call.deployment],
+                    prompt_tokens=prompt,
+                    output_tokens=call.output_tokens,
+                    forced=self.forced,
+                ),
+            )
+
+    def _prompts(self, sentences: Sequence[tuple[int, ...]]) -> Prompts:
+        tokens = {f" {s}": ids for s, ids in zip(sentences_shipped(), sentences, strict=True)}
+        return Prompts(tokens.__getitem__, seed=self.seed)
+
+    def pieces(self) -> Iterator["Share"]:
+        """One at least."""
+        for begin in range(0, max(1, len(self.calls)), CALLS_PER_PIECE):
+            yield replace(self, calls=self.calls[begin : begin + CALLS_PER_PIECE])

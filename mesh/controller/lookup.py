@@ -1,0 +1,51 @@
+"""Finds a deployment or node by name in a snapshot of the cell, or says what is there instead."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from mesh.domain.checks import NAME_CHARS_MAX
+from mesh.domain.errors import NotFound, Unavailable
+from mesh.domain.ids import DeploymentName
+from mesh.domain.lifecycle import DeploymentState
+from mesh.domain.views import CellSnapshot, DeploymentSnapshot
+
+NAMES_MAX = 8
+"""As many names are listed in a hint."""
+
+
+def find_deployment(name: DeploymentName, snapshot: CellSnapshot) -> DeploymentSnapshot:
+    """Raises NotFound, which lists names like it."""
+    for deployment in snapshot.deployments:
+        if deployment.spec.name == name:
+            return deployment
+    asked = name if len(name) <= NAME_CHARS_MAX else name[:NAME_CHARS_MAX] + "…"
+    raise NotFound(f"there is no deployment {asked!r}", hint=_instead(asked, _names(snapshot)))
+
+
+def no_deployment(name: DeploymentName, snapshot: CellSnapshot) -> NotFound | Unavailable:
+    """Why a deployment takes no requests."""
+    try:
+        state = find_deployment(name, snapshot).state
+    except NotFound as error:
+        return error
+    if state in (DeploymentState.IMPORTING, DeploymentState.SAVING):
+        return Unavailable(
+            f"deployment {name!r} is still {state}", hint=f"`mesh get {name}` shows how far it is"
+        )
+    return NotFound(f"deployment {name!r} is {state}")
+
+
+def _names(snapshot: CellSnapshot) -> list[str]:
+    return [str(deployment.spec.name) for deployment in snapshot.deployments]
+
+
+def _instead(name: str, names: Iterable[str]) -> str:
+    known = sorted(names)
+    if not known:
+        return "nothing is deployed; `mesh deploy model.yaml` deploys a model"
+    close = get_close_matches(name, known, n=NAMES_MAX)
+    if close:
+        return f"did you mean {', '.join(close)}?"
+    listed = ", ".join(known[:NAMES_MAX])
+    more = len(known) - NAMES_MAX
+    return f"deployments: {listed}" + (f" and {more} more" if more > 0 else "")

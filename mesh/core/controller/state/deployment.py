@@ -1,0 +1,127 @@
+"""A deployment as the controller core knows it: its queue, its instances, how its loads went.
+
+Owned by the controller core, like all entries. What its requests have been refused is in
+`state.refusals`.
+"""
+
+from bisect import insort
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.request import RequestEntry
+from mesh.domain.deployment import Deployment, DeploymentSpec
+from mesh.domain.history import OutputHistory
+from mesh.domain.ids import InstanceId, NodeId
+from mesh.domain.lifecycle import DEPLOYMENT, DeploymentState, InstanceState, advance
+from mesh.domain.limits import CellLimits
+from mesh.domain.model import Footprint
+from mesh.request.candidates import Candidates
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class DeploymentEntry:
+    spec: DeploymentSpec
+    state: DeploymentState
+    candidates: Candidates[InstanceEntry]
+    """Its instances, in the policy's order."""
+    history: OutputHistory = field(default_factory=OutputHistory)
+    """Lengths of its answers so far."""
+    deployment: Deployment | None = None
+    """None until its model is imported."""
+    queue: deque[RequestEntry] = field(default_factory=deque)
+    instances: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
+    history_stored_s: float = 0.0
+    served: int = 0
+    refused: int = 0
+    load_failures: int = 0
+    """In a row. An instance that ended by itself before its first token counts as one, too."""
+    load_error: str = ""
+    paused_until_s: float = 0.0
+    avoided: dict[NodeId, str] = field(default_factory=dict)
+    """Nodes whose last load of it failed, and why; tried only when no other has room."""
+
+    def replicas(self) -> int:
+        """Instances that take new requests or will."""
+        return sum(i.takes_requests for i in self.instances.values())
+
+    def may_park(self) -> bool:
+        """Whether more than its minimum keep their KV caches: then one need not."""
+        taking = [i for i in self.instances.values() if i.takes_requests]
+        ready = sum(i.state is not InstanceState.PARKED for i in taking)
+        return ready > self.spec.scaling.replicas_min
+
+    def advance(self, to: DeploymentState) -> None:
+        self.state = advance(DEPLOYMENT, self.state, to)
+
+    def use(self, deployment: Deployment) -> None:
+        """It is stored so: the minimum that kept its instances may be another one now."""
+        self.deployment, self.spec = deployment, deployment.spec
+        self._ease_nodes()
+
+    def enqueue(self, request: RequestEntry, now_s: float) -> None:
+        """By arrival: one that has run before goes ahead of those that came later. The queue may
+        grow beyond its bound by such requests, of which there are no more than places.
+        """
+        request.queued(now_s)
+        insort(self.queue, request, key=lambda waiting: waiting.arrival_s)
+
+    def dequeue(self, request: RequestEntry) -> None:
+        self.queue.remove(request)
+
+    def add(self, instance: InstanceEntry) -> None:
+        """One instance more: the minimum may have kept others till now."""
+        self._ease_nodes()
+        self.instances[instance.instance_id] = instance
+        self.candidates.rank(instance)
+
+    def remove(self, instance: InstanceEntry) -> None:
+        """The instance is gone. It may be one of an earlier deployment of the same name."""
+        self.instances.pop(instance.instance_id, None)
+        self.candidates.discard(instance)
+
+    def rank(self, instance: InstanceEntry) -> None:
+        """The batch of an instance has changed, perhaps of an earlier one of the same name."""
+        if instance.instance_id in self.instances:
+            self.candidates.rank(instance)
+
+    def _ease_nodes(self) -> None:
+        for instance in self.instances.values():
+            instance.node.ease()
+
+    def note_served(self, output_tokens: int) -> None:
+        """A request has ended well, with an answer of so many tokens."""
+        self.served += 1
+        self.history = self.history.after(output_tokens)
+        self.forgive_loads()
+
+    def note_history_stored(self, now_s: float) -> None:
+        self.history_stored_s = now_s
+
+    def note_refused(self) -> None:
+        self.refused += 1
+
+    def note_footprint(self, engine: str, footprint: Footprint) -> None:
+        """An instance says what the deployment takes on its engine, unless that is known."""
+        deployment = self.deployment
+        if deployment is not None and engine not in dict(deployment.footprints):
+            footprints = (*deployment.footprints, (engine, footprint))
+            self.deployment = replace(deployment, footprints=footprints)
+
+    def note_loaded(self) -> None:
+        """A load has ended well."""
+        self.paused_until_s = 0.0
+        self.avoided.clear()
+
+    def note_load_failure(
+        self, node_id: NodeId, message: str, now_s: float, limits: CellLimits
+    ) -> None:
+        """A load has failed there. The pause before the next is longer each time, up to a bound."""
+        doublings = min(self.load_failures, limits.load_retry_doublings_max)
+        self.load_failures += 1
+        self.load_error = self.avoided[node_id] = message
+        self.paused_until_s = now_s + limits.load_retry_s * 2**doublings
+
+    def forgive_loads(self) -> None:
+        """An instance has served, or lived until it was let go."""
+        self.load_failures, self.load_error = 0, ""

@@ -1,0 +1,199 @@
+"""An instance as the controller core knows it: what it holds, its requests, how its load went.
+
+Its requests, their tokens and their KV blocks change together, by `add`, `note_tokens`,
+`note_demand` and `remove`; each tells the node what that means for it. Owned by the controller
+core, like all entries; it is read as the view that policies and placement take.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mesh.compute.correction import Correction
+from mesh.core.controller.state.request import RequestEntry
+from mesh.domain.ids import DeploymentName, InstanceId, ModelId, RequestId
+from mesh.domain.lifecycle import INSTANCE, InstanceState, NodeState, advance
+from mesh.domain.messages import InstanceReport, LoadInstance
+from mesh.domain.model import Footprint
+from mesh.domain.profile import Profile
+from mesh.domain.reasons import DeviceKind
+from mesh.domain.steps import LoadTier
+
+if TYPE_CHECKING:
+    from mesh.core.controller.state.node import NodeEntry
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class InstanceEntry:
+    instance_id: InstanceId
+    deployment: DeploymentName
+    model_id: ModelId
+    node: "NodeEntry"
+    state: InstanceState
+    footprint: Footprint
+    profile: Profile | None
+    """What predicts its iterations. None only for an instance that a node brought along and that is
+    unloaded at once, since no deployment wants it.
+    """
+    kv_blocks: int
+    """In force, as its node reports it; of one that loads, those that it will have."""
+    context_tokens_max: int
+    batch_max: int
+    requests: dict[RequestId, RequestEntry] = field(default_factory=dict)
+    tokens: int = 0
+    required_blocks: int = 0
+    """Both summed over its requests."""
+    kv_blocks_used: int = 0
+    correction: Correction = field(default_factory=Correction)
+    """As its node reports it."""
+    _measurements: int = field(default=0, init=False)
+    """Operations that have its model measured on it."""
+    grow_again_s: float = 0.0
+    """When a grow may be tried again after one that its node could not do."""
+    to_load: LoadInstance | None = None
+    """The command that loads it, sent once its memory is free; None for one that a node brought
+    along.
+    """
+    load_s: float = 0.0
+    """Seconds that its load is expected to take."""
+    tier: LoadTier | None = None
+    """From where it was loaded; None until then, and for one that a node brought along."""
+    load_started_s: float = 0.0
+    loaded_at_s: float = 0.0
+    has_served: bool = False
+    """A token has come from it."""
+    idle_since_s: float = 0.0
+    phase: str = ""
+    share: float = 0.0
+
+    @property
+    def device(self) -> DeviceKind:
+        return self.node.device
+
+    @property
+    def profiling(self) -> bool:
+        """Its model is being measured on it: it stays."""
+        return self._measurements > 0
+
+    @property
+    def batch(self) -> int:
+        return len(self.requests)
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether requests may wait for it: loaded or loading, on a node that takes new work."""
+        coming = self.is_loaded or self.state is InstanceState.LOADING
+        return coming and self.node.state is NodeState.READY
+
+    @property
+    def takes_now(self) -> bool:
+        """Whether a request may be submitted to it, if there is room and time."""
+        return self.is_loaded and self.node.state is NodeState.READY
+
+    @property
+    def is_loaded(self) -> bool:
+        """Loaded, and not about to go."""
+        return self.state in (InstanceState.READY, InstanceState.PARKED)
+
+    @property
+    def is_full(self) -> bool:
+        return self.batch >= self.batch_max
+
+    @property
+    def promised_bytes(self) -> int:
+        """What it holds, weights included, once all that was issued for it is done."""
+        return self.node.station.size_bytes(self.instance_id)
+
+    @property
+    def promised_blocks(self) -> int:
+        """KV blocks that it will have when all that was issued for it is done."""
+        held_bytes = self.promised_bytes - self.footprint.weights_bytes
+        return max(held_bytes // self.footprint.kv_block_bytes, 0)
+
+    def add(
+        self, request: RequestEntry, *, blocks: int, due_s: float, grace_s: float, now_s: float
+    ) -> None:
+        """A request is submitted to it, which is expected to need so many KV blocks; see
+        `RequestEntry.submitted`. A parked instance is woken.
+        """
+        self.unpark()
+        self.node.request_joins(now_s)
+        request.submitted(self, blocks=blocks, due_s=due_s, grace_s=grace_s, now_s=now_s)
+        self.requests[request.original.request_id] = request
+        self.tokens += request.tokens
+        self.required_blocks += blocks
+
+    def remove(self, request: RequestEntry) -> None:
+        """A request runs here no more, for whatever reason."""
+        del self.requests[request.original.request_id]
+        self.tokens -= request.tokens
+        self.required_blocks -= request.required_blocks
+        request.left()
+        self.node.request_left()
+
+    def note_tokens(self, request: RequestEntry, token_ids: Sequence[int], now_s: float) -> None:
+        """A request on it has these further tokens."""
+        request.note_tokens(token_ids, now_s)
+        self.tokens += len(token_ids)
+        self.has_served = True
+
+    def note_demand(self, request: RequestEntry, blocks: int) -> None:
+        """A request on it needs so many KV blocks, all in all."""
+        self.required_blocks += blocks - request.required_blocks
+        request.note_demand(blocks)
+
+    def advance(self, to: InstanceState) -> None:
+        self.state = advance(INSTANCE, self.state, to)
+
+    def unpark(self) -> None:
+        if self.state is InstanceState.PARKED:
+            self.advance(InstanceState.READY)
+
+    def leave(self) -> None:
+        """It is unloaded: what it holds is promised to others."""
+        self.advance(InstanceState.UNLOADING)
+        self.node.ease()
+
+    def note_progress(self, phase: str, share: float) -> None:
+        """How far its load is."""
+        self.phase, self.share = phase, share
+
+    def note_size(self, kv_blocks: int, footprint: Footprint | None = None) -> None:
+        """Its KV cache has so many blocks now, and a load has shown its footprint."""
+        self.kv_blocks = kv_blocks
+        if footprint is not None:
+            self.footprint = footprint
+        self.node.ease()
+
+    def note_loaded(self, tier: LoadTier, now_s: float) -> None:
+        """Its load has ended well."""
+        self.advance(InstanceState.READY)
+        self.tier, self.loaded_at_s = tier, now_s
+        self.note_progress("", 1.0)
+
+    def note_report(self, said: InstanceReport, now_s: float) -> None:
+        """What a heartbeat says of it, but for the size of its KV cache."""
+        self.kv_blocks_used = said.kv_blocks_used
+        self.correction.told(said.correction, now_s)
+
+    def note_grow_failed(self, again_s: float) -> None:
+        """Its node could not do a grow; the next is not tried before `again_s`."""
+        self.grow_again_s = again_s
+
+    def note_idle(self, now_s: float) -> None:
+        """It has no request, from now on or anew."""
+        self.idle_since_s = now_s
+        self.node.ease()
+
+    def use_profile(self, profile: Profile) -> None:
+        """Predict by a profile that was measured; what an earlier one was off by does not count."""
+        self.profile, self.correction = profile, Correction()
+        self.node.ease()
+
+    def keep_for_profile(self) -> None:
+        """One more operation has it measured."""
+        self._measurements += 1
+
+    def release_from_profile(self) -> None:
+        """One operation less."""
+        self._measurements -= 1

@@ -1,0 +1,158 @@
+"""A node as the controller core knows it: what it said last, its memory's books, its instances.
+
+Whatever may give it less to compute or more memory eases it, and with that what it has refused
+is asked again (`state.refusals`). Owned by the controller core; it is read as the view that
+policies and placement take.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.domain.deployment import Deployment, DeploymentSpec
+from mesh.domain.ids import DeploymentName, InstanceId, NodeId
+from mesh.domain.lifecycle import NODE, InstanceState, NodeState, advance
+from mesh.domain.messages import Heartbeat, NodeHello
+from mesh.domain.model import Footprint
+from mesh.domain.reasons import DeviceKind
+from mesh.domain.steps import LoadTier, SleepingModel
+from mesh.memory.demand import estimate_footprint
+from mesh.memory.station import ReservationStation
+
+if TYPE_CHECKING:
+    from mesh.core.controller.state.deployment import DeploymentEntry
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class NodeEntry:
+    hello: NodeHello
+    link_id: int
+    station: ReservationStation
+    last_seen_s: float
+    state: NodeState = NodeState.READY
+    rss_bytes: int = 0
+    engine_bytes: int = 0
+    iteration_started_s: float | None = None
+    """When the iteration under way began, as far as reports tell; None when it has no work."""
+    load_slowdown: float = 1.0
+    asleep: tuple[SleepingModel, ...] = ()
+    """Models whose weights the host keeps, as of its last heartbeat, without those woken since."""
+    eased: int = 0
+    """Counts the times that it may have got less to compute or more memory, heartbeats included.
+    What it refuses is remembered with this count, and holds until the count changes.
+    """
+    request_changes: int = 0
+    """Requests that joined or left its instances."""
+    instances: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
+    protected: "dict[DeploymentName, DeploymentEntry]" = field(default_factory=dict)
+    """The cell's deployments: their `replicas_min` keeps instances from being reclaimed."""
+
+    @property
+    def node_id(self) -> NodeId:
+        return self.hello.node_id
+
+    @property
+    def device(self) -> DeviceKind:
+        return self.hello.device
+
+    @property
+    def free_bytes(self) -> int:
+        return self.station.free_bytes
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self.station.capacity_bytes
+
+    def is_idle(self) -> bool:
+        """Whether no request is on it."""
+        return not any(instance.requests for instance in self.instances.values())
+
+    def is_loading(self) -> bool:
+        """Whether a load runs on it, which slows its iterations down."""
+        loading = [i for i in self.instances.values() if i.state is InstanceState.LOADING]
+        return any(self.station.running(i.instance_id) for i in loading)
+
+    def takes(self, spec: DeploymentSpec) -> bool:
+        """Whether it takes new instances of a deployment now."""
+        return self.state is NodeState.READY and self.suits(spec)
+
+    def suits(self, spec: DeploymentSpec) -> bool:
+        """Whether it has the kind of device for a deployment, and enough for an instance."""
+        enough = spec.tensor_parallel <= self.hello.tensor_parallel_max
+        return enough and self.device in spec.devices
+
+    def footprint_of(self, deployment: Deployment) -> Footprint:
+        stated = dict(deployment.footprints)
+        return stated.get(self.hello.engine) or estimate_footprint(deployment.model)
+
+    def tier_of(self, deployment: Deployment) -> LoadTier:
+        """From where it would load the deployment's model."""
+        if not self.asleep:
+            return LoadTier.DISK
+        wanted = SleepingModel(
+            model_id=deployment.model.model_id, context_tokens_max=deployment.context_tokens_max
+        )
+        return LoadTier.HOST if wanted in self.asleep else LoadTier.DISK
+
+    def reclaimable(self) -> Sequence[tuple[InstanceId, int]]:
+        idle = [i for i in self.instances.values() if self.may_go(i)]
+        idle.sort(key=lambda i: (i.idle_since_s, i.instance_id))
+        return [(i.instance_id, self.station.size_bytes(i.instance_id)) for i in idle]
+
+    def may_go(self, instance: InstanceEntry) -> bool:
+        """Whether an instance is idle, and neither a minimum nor a measurement wants it to stay."""
+        if instance.requests or instance.profiling or not instance.is_loaded:
+            return False
+        owner = self.protected.get(instance.deployment)
+        return owner is None or owner.replicas() > owner.spec.scaling.replicas_min
+
+    def ease(self) -> None:
+        """It may have got less to compute or more memory: what it has refused is asked again."""
+        self.eased += 1
+
+    def advance(self, to: NodeState) -> None:
+        self.state = advance(NODE, self.state, to)
+
+    def seen(self, now_s: float) -> None:
+        """It has said something."""
+        self.last_seen_s = now_s
+
+    def note_heartbeat(self, said: Heartbeat) -> None:
+        """What it says of its process and its engine."""
+        self.rss_bytes, self.engine_bytes = said.rss_bytes, said.engine_bytes
+        self.asleep, self.load_slowdown = said.asleep, max(said.load_slowdown, 1.0)
+        # Time alone eases it, too: `Correction.planned` forgets the worst of the last seconds.
+        self.ease()
+
+    def note_woken(self, model: SleepingModel) -> None:
+        """A load has used up weights that its host kept."""
+        left = list(self.asleep)
+        if model in left:
+            left.remove(model)
+        self.asleep = tuple(left)
+
+    def note_iteration(self, of: InstanceEntry | None, now_s: float) -> None:
+        """An iteration has ended, and if there is work the next one began at once."""
+        busy = (of is not None and of.requests) or not self.is_idle()
+        self.iteration_started_s = now_s if busy else None
+
+    def request_joins(self, now_s: float) -> None:
+        """A request is about to be added to one of its instances."""
+        if self.is_idle():
+            self.iteration_started_s = now_s
+        self.request_changes += 1
+
+    def request_left(self) -> None:
+        """A request has been removed from one of its instances."""
+        if self.is_idle():
+            self.iteration_started_s = None
+        self.request_changes += 1
+        self.ease()
+
+    def add(self, instance: InstanceEntry) -> None:
+        self.instances[instance.instance_id] = instance
+
+    def remove(self, instance: InstanceEntry) -> None:
+        del self.instances[instance.instance_id]
+        self.ease()

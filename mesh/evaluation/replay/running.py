@@ -1,0 +1,99 @@
+"""Sends a plan's calls to a cell, and makes results of the answers.
+
+It owns the results of one replay. Prompts are made as their calls come near, so that a long trace
+of long prompts never is in memory. Before: `replay_plan`, `cell`. After: `numbers`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from mesh.domain.errors import InvalidInput
+from mesh.domain.ids import DeploymentName
+from mesh.domain.slo import Slo
+from mesh.domain.views import DeploymentSnapshot
+from mesh.evaluation import load_client
+from mesh.evaluation.load_client import CALL_S_MAX, OPEN_MAX, Answer, outcome_of, send
+from mesh.evaluation.replay.results import CallResult
+from mesh_workloads.prompts import Prompts
+from mesh_workloads.replay_plan import Call, ReplayPlan
+
+RUN_S_MAX = 24 * 3600.0
+"""Of a whole replay; the last call's own limit comes on top."""
+
+
+class Replaying:
+    """`ended` is told each result as it comes; what it raises ends the replay."""
+
+    def __init__(
+        self,
+        plan: ReplayPlan,
+        deployments: Mapping[str, DeploymentSnapshot],
+        prompts: Mapping[str, Prompts],
+        ended: Callable[[CallResult], None] = lambda result: None,
+    ) -> None:
+        """Raises InvalidInput for a plan that lasts for too long."""
+        if plan.duration_s > RUN_S_MAX:
+            raise InvalidInput(
+                f"the replay would last {plan.duration_s:.0f} s; at most {RUN_S_MAX:.0f}",
+                hint="cut a window with --start and --duration, or lower --time-scale",
+            )
+        self._plan = plan
+        self._slos: dict[str, Slo] = {name: view.spec.slo for name, view in deployments.items()}
+        self._prompts = prompts
+        self._ended = ended
+        self._start_s = 0.0
+        self._results: dict[int, CallResult] = {}
+
+    def run(
+        self,
+        address: str,
+        *,
+        call_s_max: float = CALL_S_MAX,
+        open_max: int = OPEN_MAX,
+        watch: Callable[[float], None] = lambda at_s: None,
+    ) -> None:
+        """To the end of the last call. What `watch` raises cancels the open ones; their results
+        are there then as the others' are.
+        """
+        send(
+            address,
+            self._calls(),
+            self._take,
+            call_s_max=call_s_max,
+            open_max=open_max,
+            started=self._started,
+            watch=watch,
+        )
+
+    @property
+    def results(self) -> Sequence[CallResult]:
+        """So far, in the order of the calls."""
+        return [self._results[number] for number in sorted(self._results.copy())]
+
+    def _started(self, start_s: float) -> None:
+        self._start_s = start_s
+
+    def _calls(self) -> Iterator[load_client.Call]:
+        for call in self._plan.calls:
+            yield load_client.Call(
+                at_s=call.at_s,
+                deployment=DeploymentName(call.deployment),
+                slo=self._slos[call.deployment],
+                prompt_tokens=self._prompts[call.deployment].prompt(call.number, call.input_tokens),
+                output_tokens=call.output_tokens,
+                forced=self._plan.forced,
+            )
+
+    def _take(self, number: int, call: load_client.Call, answer: Answer) -> None:
+        result = result_of(self._plan.calls[number], call, answer, self._start_s)
+        self._results[number] = result
+        self._ended(result)
+
+
+def result_of(planned: Call, call: load_client.Call, answer: Answer, start_s: float) -> CallResult:
+    """`start_s` is the replay's start, on the clock of the answer's sending."""
+    return CallResult(
+        call=planned,
+        outcome=outcome_of(call, answer, start_s),
+        late_s=answer.lag_s,
+        failed=answer.failed,
+    )

@@ -1,0 +1,60 @@
+"""Partitions of nodes: what an instance gets where a policy cuts nodes instead of sharing them.
+
+The baselines give an instance an equal part of a node with all of its memory, and let it take as
+many requests as that partition can serve at most: full contexts in its memory, and a decode of all
+of them within the TPOT SLO (the "tailored" concurrency limits of LLM-Mesh §8.1).
+"""
+
+from dataclasses import dataclass
+
+from mesh.compute.times import Times
+from mesh.domain.model import Footprint
+from mesh.domain.profile import Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """Of a node, for one model."""
+
+    kv_blocks: int
+    batch_max: int
+    """Requests that it serves at a time."""
+
+
+def partition_for(
+    profile: Profile,
+    footprint: Footprint,
+    *,
+    capacity_bytes: int,
+    partitions_max: int,
+    context_tokens: int,
+    tpot_s: float,
+) -> Partition:
+    """The smallest partition, `1 / partitions_max` of the node or more, that can serve a request.
+    Where none can in time, the whole node; where that has no memory for it, more than the node has.
+    A partition computes as if it had its share of the node's time.
+    """
+    context_blocks = footprint.blocks_for(context_tokens)
+    for partitions in range(partitions_max, 0, -1):
+        kv_bytes = capacity_bytes // partitions - footprint.weights_bytes
+        kv_blocks = kv_bytes // footprint.kv_block_bytes
+        contexts = kv_blocks // context_blocks
+        batch = min(
+            contexts, _batch_in_time(profile, context_tokens, tpot_s / partitions, contexts)
+        )
+        if batch >= 1:
+            return Partition(kv_blocks=kv_blocks, batch_max=batch)
+    return Partition(kv_blocks=max(kv_blocks, context_blocks), batch_max=1)
+
+
+def _batch_in_time(profile: Profile, context_tokens: int, limit_s: float, most: int) -> int:
+    """The largest batch, up to `most`, of which a decode takes no longer than the limit."""
+    times = Times(profile)
+    low, high = 0, max(most, 0)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if times.decode_s(middle, context_tokens) <= limit_s:
+            low = middle
+        else:
+            high = middle - 1
+    return low

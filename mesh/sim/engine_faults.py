@@ -1,0 +1,142 @@
+"""What is wrong with a virtual node's engine: slow loads, failing calls, times that no table knows.
+
+`EngineFaults` outlast the engine, as a broken disk outlasts a process; faults are written into
+them, and the engine looks at them in every call. What an unload or a shrink gives back is taken
+until the call has ended, for a real engine may be no quicker. Before: `injection`. After: `engine`,
+which does the work.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from mesh.domain.errors import EngineError, OutOfMemory
+from mesh.domain.ids import InstanceId, ModelId
+from mesh.domain.steps import LoadedInstance, LoadOrder, ResizedKv, StepResult
+from mesh.runtime.clock import Clock
+from mesh.runtime.engine import Progress
+from mesh.sim.costs import ModelCosts, NodeCosts
+from mesh.sim.engine import CostEngine
+from mesh.sim.faults import FaultKind
+
+
+@dataclass(slots=True)
+class EngineFaults:
+    """Of one node. Counts are of calls that will fail; factors are of the time that calls take."""
+
+    loads_failing: int = 0
+    steps_failing: int = 0
+    resizes_failing: int = 0
+    load_factor: float = 1.0
+    step_factor: float = 1.0
+    overbooked: list[str] = field(default_factory=list)
+    """Calls for which there was no memory: the controller has promised some of it twice."""
+
+    def strike(self, kind: FaultKind, size: float) -> None:
+        """`size` is the factor, or the number of calls that will fail (rounded down)."""
+        match kind:
+            case FaultKind.SLOW_LOADS:
+                self.load_factor = size
+            case FaultKind.WRONG_PROFILE:
+                self.step_factor = size
+            case FaultKind.FAILING_LOADS:
+                self.loads_failing = int(size)
+            case FaultKind.FAILING_STEPS:
+                self.steps_failing = int(size)
+            case FaultKind.FAILING_RESIZES:
+                self.resizes_failing = int(size)
+            case _:
+                raise ValueError(f"{kind} is nothing that ails an engine")
+
+    def heal(self, kind: FaultKind) -> None:
+        """All is well again; calls that have not failed by now do not."""
+        factor = kind in (FaultKind.SLOW_LOADS, FaultKind.WRONG_PROFILE)
+        self.strike(kind, 1.0 if factor else 0.0)
+
+
+class FaultyEngine(CostEngine):
+    """A cost-model engine that fails, and takes its time, as its node's faults say."""
+
+    def __init__(
+        self,
+        *,
+        models: Mapping[ModelId, ModelCosts],
+        costs: NodeCosts,
+        memory_bytes: int,
+        spend: Callable[[float], None],
+        engine_faults: EngineFaults,
+        clock: Clock,
+    ) -> None:
+        super().__init__(
+            models=models,
+            costs=costs,
+            memory_bytes=memory_bytes,
+            spend=spend,
+            now_s=clock.now_s,
+        )
+        self._engine_faults = engine_faults
+        self._clock = clock
+        self._leaving_bytes = 0
+        """Given back by calls that have not ended."""
+
+    def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
+        engine_faults = self._engine_faults
+        if engine_faults.loads_failing:
+            engine_faults.loads_failing -= 1
+            self._spend(self._costs.load_s)
+            raise EngineError(f"instance {order.instance_id} does not load: the node is in trouble")
+        try:
+            loaded = super().load(order, progress)
+        except OutOfMemory as error:
+            engine_faults.overbooked.append(error.message)
+            raise
+        elapsed_s = loaded.elapsed_s * engine_faults.load_factor
+        more_s = elapsed_s - loaded.elapsed_s
+        self._loading_until_s += more_s
+        self._spend(more_s)
+        self._works(elapsed_s)
+        return replace(loaded, elapsed_s=elapsed_s)
+
+    def unload(self, instance_id: InstanceId) -> None:
+        before_bytes = self.held_bytes()
+        super().unload(instance_id)
+        self._leave(before_bytes - self.held_bytes(), self._costs.unload_s)
+
+    def step(
+        self, instance_id: InstanceId, prefill_tokens_max: int, iterations: int = 1
+    ) -> StepResult:
+        engine_faults = self._engine_faults
+        if engine_faults.steps_failing:
+            engine_faults.steps_failing -= 1
+            raise EngineError(f"instance {instance_id} does not compute: the node is in trouble")
+        return super().step(instance_id, prefill_tokens_max, iterations)
+
+    def _slower(self) -> float:
+        return super()._slower() * self._engine_faults.step_factor
+
+    def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
+        engine_faults = self._engine_faults
+        if engine_faults.resizes_failing:
+            engine_faults.resizes_failing -= 1
+            raise OutOfMemory(f"instance {instance_id} is not resized: the node is in trouble")
+        before_bytes = self.held_bytes()
+        try:
+            resized = super().resize_kv(instance_id, kv_blocks)
+        except OutOfMemory as error:
+            engine_faults.overbooked.append(error.message)
+            raise
+        self._leave(before_bytes - self.held_bytes(), resized.elapsed_s)
+        return resized
+
+    def held_bytes(self) -> int:
+        return super().held_bytes() + self._leaving_bytes
+
+    def _leave(self, given_bytes: int, elapsed_s: float) -> None:
+        """The call that is being made gives memory back, once it has ended."""
+        if given_bytes <= 0:
+            return
+        self._leaving_bytes += given_bytes
+
+        def end() -> None:
+            self._leaving_bytes -= given_bytes
+
+        self._clock.call_at(self._clock.now_s() + elapsed_s, end)

@@ -1,0 +1,225 @@
+"""What holds of a controller core after every event: each book says what the others say.
+
+Nodes, instances, deployments, requests and operations are held against each other, sums are added
+up anew, and what is kept from event to event (refusals, the order of candidates, who waits) is
+worked out anew. Before: whoever watches a cell. After: `memory`, for the books of each node.
+"""
+
+from collections.abc import Iterable
+
+from mesh.core.controller.core import ControllerCore
+from mesh.core.controller.instances.placement import find_room
+from mesh.core.controller.state.cell import Cell
+from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
+from mesh.core.controller.state.request import RequestEntry
+from mesh.domain.ids import RequestId
+from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState, RequestState
+from mesh.domain.limits import CellLimits
+from mesh.domain.reasons import OperationKind
+from mesh.request.placement import Start
+from mesh.sim.invariants.memory import check_books
+from mesh.sim.invariants.rule import hold
+
+EMPTY = (InstanceState.LOADING, InstanceState.PARKED)
+"""Instances without requests."""
+
+
+def check_cell(core: ControllerCore, now_s: float) -> None:
+    """All of it. `now_s` is the time of the last event."""
+    cell, limits = core.cell, core._limits
+    hold(len(cell.links) == len(cell.nodes), "{} links, {} nodes", len(cell.links), len(cell.nodes))
+    here = sum(len(node.instances) for node in cell.nodes.values())
+    hold(len(cell.instances) == here, "{} instances, {} on nodes", len(cell.instances), here)
+    for node in cell.nodes.values():
+        _check_node(cell, node, now_s)
+        check_books(node)
+    for instance in cell.instances.values():
+        _check_instance(cell, instance)
+    for entry in cell.deployments.values():
+        _check_deployment(core, entry)
+        _check_queue(core, entry, now_s)
+    _check_requests(cell, limits)
+    _check_operations(cell, limits)
+    check_refusals(core, now_s)
+
+
+def check_callers(cell: Cell, open_ids: Iterable[RequestId]) -> None:
+    """Who waits for an answer is known, and nobody else is."""
+    known, waiting = sorted(cell.requests), sorted(open_ids)
+    hold(known == waiting, "requests {}, not {}", known, waiting)
+
+
+def _check_node(cell: Cell, node: NodeEntry, now_s: float) -> None:
+    name = node.node_id
+    hold(cell.nodes.get(name) is node, "{} is known by another name", name)
+    hold(cell.links.get(node.link_id) is node, "{} is not on its link", name)
+    hold(node.state in (NodeState.READY, NodeState.DRAINING), "{} is {}", name, node.state)
+    hold(node.protected is cell.deployments, "{} protects no minimum", name)
+    started_s = node.iteration_started_s
+    computes = (started_s is None) == node.is_idle()
+    hold(computes, "{}: an iteration began at {}, idle is {}", name, started_s, node.is_idle())
+    hold((started_s or 0.0) <= now_s, "{}: an iteration will begin at {}", name, started_s)
+    serving = [i for i in node.instances.values() if i.state is not InstanceState.UNLOADING]
+    names = sorted(instance.deployment for instance in serving)
+    hold(len(names) == len(set(names)), "{} serves a deployment twice: {}", name, names)
+    if node.state is NodeState.DRAINING:
+        idle = [instance.instance_id for instance in serving if not instance.requests]
+        hold(not idle, "{} is draining, and keeps {}", name, idle)
+
+
+def _check_instance(cell: Cell, instance: InstanceEntry) -> None:
+    name, state, node = instance.instance_id, instance.state, instance.node
+    hold(cell.instances.get(name) is instance, "{} is known by another id", name)
+    hold(cell.nodes.get(node.node_id) is node, "{} is on a node that is gone", name)
+    hold(node.instances.get(name) is instance, "{} is not on its node", name)
+    requests = instance.requests.values()
+    tokens = sum(request.tokens for request in requests)
+    hold(instance.tokens == tokens, "{} has {} tokens, not {}", name, instance.tokens, tokens)
+    required, blocks = instance.required_blocks, sum(r.required_blocks for r in requests)
+    hold(required == blocks, "{} requires {} blocks, not {}", name, required, blocks)
+    hold(instance.batch <= instance.batch_max, "{} has {} requests", name, instance.batch)
+    hold(all(r.instance is instance for r in requests), "{} has another's requests", name)
+    hold(state is not InstanceState.GONE, "{} is gone, and in the books", name)
+    hold(
+        state not in EMPTY or not requests, "{} is {} with {} requests", name, state, len(requests)
+    )
+    drains = state is not InstanceState.DRAINING or requests
+    hold(drains, "{} is draining without requests", name)
+    if state is not InstanceState.UNLOADING:
+        owner = cell.deployments.get(instance.deployment)
+        known = owner is not None and owner.instances.get(name) is instance
+        hold(known, "{} is {}, and its deployment knows nothing of it", name, state)
+        hold(instance.profile is not None, "{} serves without a profile", name)
+    measured = any(operation.instance is instance for operation in cell.operations.values())
+    hold(instance.profiling == measured, "{} is measured: {}", name, measured)
+
+
+def _check_deployment(core: ControllerCore, entry: DeploymentEntry) -> None:
+    cell, name, scaling = core.cell, entry.spec.name, entry.spec.scaling
+    hold(cell.deployments.get(name) is entry, "{} is known by another name", name)
+    for instance_id, instance in entry.instances.items():
+        hold(cell.instances.get(instance_id) is instance, "{} has {} yet", name, instance_id)
+        hold(instance.deployment == name, "{} has {}", name, instance_id)
+    replicas = entry.replicas()
+    hold(replicas <= scaling.replicas_max, "{} has {} instances", name, replicas)
+    tried = [(core._policy.instance_rank(i), i.instance_id) for i in entry.candidates]
+    hold(tried == sorted(tried), "{}: candidates out of order: {}", name, tried)
+    known = sorted(instance_id for _, instance_id in tried)
+    hold(known == sorted(entry.instances), "{}: candidates are {}", name, known)
+    kinds = {o.kind for o in cell.operations.values() if o.name == name}
+    match entry.state:
+        case DeploymentState.READY:
+            hold(entry.deployment is not None, "{} is ready without a model", name)
+        case DeploymentState.IMPORTING | DeploymentState.SAVING:
+            hold(OperationKind.DEPLOY in kinds, "{} is {}, and nobody asked", name, entry.state)
+            hold(not entry.queue and not entry.instances, "{} serves before it is ready", name)
+        case DeploymentState.DELETING:
+            hold(OperationKind.DELETE in kinds, "{} is {}, and nobody asked", name, entry.state)
+        case DeploymentState.GONE:
+            hold(False, "{} is gone, and in the books", name)
+    if entry.deployment is not None and len(entry.instances) < scaling.replicas_min:
+        # The end of the pause after a failed load has it tried again, or the first node.
+        seen_to = name in cell.below_minimum or entry.load_failures or not cell.nodes
+        hold(seen_to, "{} is below its minimum, and nobody will see to it", name)
+
+
+def _check_queue(core: ControllerCore, entry: DeploymentEntry, now_s: float) -> None:
+    """Its requests wait where they should, in their order, and will be tried again."""
+    cell, limits, name = core.cell, core._limits, entry.spec.name
+    if not entry.queue:
+        return
+    for request in entry.queue:
+        asked, state = request.original.request_id, request.state
+        hold(state is RequestState.QUEUED, "{} is queued, and {}", asked, state)
+        hold(request.original.deployment == name, "{} is queued for {}", asked, name)
+        free = request.instance is None and not request.required_blocks
+        hold(free, "{} is queued, and holds {} blocks", asked, request.required_blocks)
+    arrivals_s = [request.arrival_s for request in entry.queue]
+    hold(arrivals_s == sorted(arrivals_s), "{}: the queue is out of order", name)
+    new = sum(not request.attempt for request in entry.queue)
+    hold(new <= limits.queue_requests_max, "{}: {} new requests are queued", name, new)
+    hold(name in cell.waiting, "{} has a queue, and is not looked at", name)
+    retry_at_s = cell.retry_at_s
+    soon = retry_at_s is not None and retry_at_s <= now_s + limits.place_retry_s
+    hold(soon, "{} has a queue, which is tried again at {}", name, retry_at_s)
+
+
+def _check_requests(cell: Cell, limits: CellLimits) -> None:
+    """Every request is queued or running, in one place."""
+    places = [r.original.request_id for d in cell.deployments.values() for r in d.queue]
+    places += [request_id for i in cell.instances.values() for request_id in i.requests]
+    hold(sorted(places) == sorted(cell.requests), "requests in {}", sorted(places))
+    for request_id, request in cell.requests.items():
+        hold(request.original.request_id == request_id, "{} has another id", request_id)
+        _check_request(request, limits)
+
+
+def _check_request(request: RequestEntry, limits: CellLimits) -> None:
+    name, attempt, evictions = request.original.request_id, request.attempt, request.evictions
+    tokens = len(request.original.prompt_tokens) + len(request.output_tokens)
+    hold(request.tokens == tokens, "{} has {} tokens, not {}", name, request.tokens, tokens)
+    hold(request.overtaken <= limits.overtaken_max, "{} is overtaken too often", name)
+    failed = attempt - evictions
+    hold(failed <= limits.attempts_max, "{} is in its attempt {}", name, attempt)
+    often = max(limits.evictions_max, limits.preempted_max)
+    hold(evictions <= often, "{} was evicted {} times", name, evictions)
+    if request.instance is None:
+        return
+    hold(request.state is RequestState.RUNNING, "{} runs, and is {}", name, request.state)
+    hold(attempt, "{} runs, and was never submitted", name)
+    left = request.prefill_left
+    hold(0 <= left <= tokens, "{} has {} of {} tokens to compute", name, left, tokens)
+    hold(name in request.instance.requests, "{} is not where it runs", name)
+
+
+def _check_operations(cell: Cell, limits: CellLimits) -> None:
+    """Calls under way are about what is there, and in the state that they brought it into."""
+    hold(len(cell.operations) <= limits.operations_max, "{} operations", len(cell.operations))
+    for operation_id, operation in cell.operations.items():
+        hold(operation.operation_id == operation_id, "{} has another id", operation_id)
+        entry, node = cell.deployments.get(operation.name), operation.node
+        lost = node is not None and cell.nodes.get(node.node_id) is not node
+        hold(not lost, "{} waits for a node that is gone", operation_id)
+        state = entry.state if entry is not None else None
+        match operation.kind:
+            case OperationKind.DEPLOY:
+                saving = operation.pending is not None
+                due = DeploymentState.SAVING if saving else DeploymentState.IMPORTING
+                hold(state is due, "{} is {} while it is deployed", operation.name, state)
+                hold(saving or node is not None, "{} is imported nowhere", operation.name)
+            case OperationKind.DELETE:
+                deleting = state is DeploymentState.DELETING
+                hold(deleting, "{} is {} while it is deleted", operation.name, state)
+            case OperationKind.SCALE:
+                hold(operation.pending is not None, "{} is not being stored", operation_id)
+            case OperationKind.PROFILE:
+                measures = operation.measuring and operation.pending_profile is None
+                known = not measures or operation.instance is not None
+                hold(known, "{} measures nothing", operation_id)
+
+
+def check_refusals(core: ControllerCore, now_s: float) -> None:
+    """A node that had no memory for a new instance, and has not been eased since, has none."""
+    cell = core.cell
+    for entry in cell.deployments.values():
+        if not entry.queue or entry.replicas() >= entry.spec.scaling.replicas_max:
+            continue
+        tried_for, refused = cell.refusals._starts.get(entry.spec.name, (None, {}))
+        if tried_for != entry.queue[0].original.request_id:
+            continue
+        nodes = cell.nodes.values()
+        full = [n for n in nodes if refused.get(n.node_id) == (n.eased, None)]
+        ctx = EventContext(
+            cell=cell,
+            epoch=0,
+            limits=core._limits,
+            policy=core._policy,
+            now_s=now_s,
+            validations_left=0,
+        )
+        found = find_room(ctx, entry, full, waiting=entry.queue, wanted_by=None)
+        if isinstance(found, Start):
+            hold(False, "{} could hold {} by now", found.node.node_id, entry.spec.name)

@@ -1,0 +1,75 @@
+"""The controller's books of a node's memory, added up anew, and held against what its engine has.
+
+Before: whoever watches a cell. After: nothing; a rule that is broken raises.
+"""
+
+from collections.abc import Iterable
+
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
+from mesh.domain.lifecycle import InstanceState
+from mesh.domain.steps import InstanceMemory
+from mesh.memory.station import OVERTAKEN_MAX, Reservation, ReservationKind
+from mesh.sim.invariants.rule import hold
+
+
+def check_books(node: NodeEntry) -> None:
+    """Memory is promised and tracked as instances and reservations say, and within the capacity.
+
+    More is tracked only where a node says itself that it holds more, for a model's footprint was
+    underestimated. More may be promised where a node could not give back what it was to, too: see
+    `Watch`.
+    """
+    station, known = node.station, set(node.instances)
+    name, capacity = node.node_id, station.capacity_bytes
+    hold(set(station.holders()) == known, "{}: {} hold memory", name, station.holders())
+    promised = sum(map(station.size_bytes, known))
+    tracked = sum(map(station.held_bytes, known))
+    hold(station.promised_bytes == promised, "{}: promised {} B", name, station.promised_bytes)
+    hold(station.tracked_bytes == tracked, "{}: tracked {} B", name, station.tracked_bytes)
+    hold(promised + station.free_bytes == capacity, "{}: free {} B", name, station.free_bytes)
+    said = sum(i.footprint.instance_bytes(i.kv_blocks) for i in node.instances.values())
+    hold(tracked <= max(capacity, said), "{}: {} B of {} B", name, tracked, capacity)
+    most = max((h.overtaken for h in station._holdings.values()), default=0)
+    hold(most <= OVERTAKEN_MAX, "{}: a reservation was overtaken {} times", name, most)
+    waiting = {reservation.instance_id for reservation in station.waiting()}
+    for instance_id, instance in node.instances.items():
+        _check_instance(instance, station.running(instance_id), instance_id in waiting)
+
+
+def _check_instance(instance: InstanceEntry, running: Reservation | None, waits: bool) -> None:
+    """Its state, its cache and its reservations say the same; `waits`: one does."""
+    name, state, station = instance.instance_id, instance.state, instance.node.station
+    kind = running.kind if running is not None else None
+    size_bytes = instance.footprint.instance_bytes(instance.kv_blocks)
+    match state:
+        case InstanceState.LOADING:
+            loads = waits or kind is ReservationKind.LOAD
+            hold(loads, "{} is loading, and nothing loads it", name)
+            hold(instance.promised_bytes == size_bytes, "{} loads with other than promised", name)
+        case InstanceState.READY | InstanceState.PARKED | InstanceState.DRAINING:
+            resizes = kind in (None, ReservationKind.RESIZE)
+            hold(resizes, "{} is {}, and its node is to {} it", name, state, kind)
+            held_bytes = station.held_bytes(name)
+            as_told = running is not None or held_bytes == size_bytes
+            hold(as_told, "{} has {} B, and {} B are tracked", name, size_bytes, held_bytes)
+        case _:
+            pass  # it broke, or its load has ended although it was given up
+    for request in instance.requests.values():
+        asked = request.original.request_id
+        tokens = min(request.tokens, instance.context_tokens_max)
+        has, needs = request.required_blocks, instance.footprint.blocks_for(tokens)
+        hold(has >= needs, "{} counts with {} blocks, and takes {}", asked, has, needs)
+
+
+def check_engine(node: NodeEntry, memory: Iterable[InstanceMemory]) -> None:
+    """What an engine has of the instances in the books is no more than is tracked of them, and
+    nobody's blocks were taken away.
+    """
+    for found in memory:
+        name = found.instance_id
+        used, blocks = found.kv_blocks_used, found.kv_blocks
+        hold(used <= blocks, "{} uses {} KV blocks of {}", name, used, blocks)
+        if name in node.instances:
+            tracked, has = node.station.held_bytes(name), found.weights_bytes + found.kv_held_bytes
+            hold(has <= tracked, "{} holds {} B, and {} B are tracked", name, has, tracked)

@@ -1,0 +1,91 @@
+"""What holds of a node core after every event: what it has is counted, and the engine has work.
+
+Before: whoever watches a node. After: nothing; a rule that is broken raises.
+"""
+
+from mesh.core.node.core import NodeCore
+from mesh.core.node.state import LocalInstance, LocalNode, LocalState
+from mesh.sim.invariants.rule import hold
+
+LOADS = (LocalState.LOADING, LocalState.ABANDONED)
+
+
+def check_node_core(core: NodeCore) -> None:
+    """All of it."""
+    node = core._node  # the state as it is kept
+    loads = sum(instance.state in LOADS for instance in node.instances.values())
+    hold(node.loads == loads, "{} loads are under way, not {}", node.loads, loads)
+    for instance_id, instance in node.instances.items():
+        hold(instance.instance_id == instance_id, "{} is known by another id", instance_id)
+        _check_instance(node, instance)
+        _check_requests(node, instance)
+    running = [r for instance in node.instances.values() for r in instance.requests]
+    hold(len(running) == len(set(running)), "a request is here twice: {}", sorted(running))
+    _check_work(node)
+    if not node.linked:
+        hold(not running, "{} run for nobody", running)
+        asked = node.imports or node.survey is not None
+        hold(not asked, "{} or a survey go on for nobody", list(node.imports))
+
+
+def _check_instance(node: LocalNode, instance: LocalInstance) -> None:
+    name, state = instance.instance_id, instance.state
+    ready = state is LocalState.READY
+    hold(not ready or instance.footprint is not None, "{} is ready, and of no size", name)
+    hold(ready or not instance.requests, "{} is {}, with requests", name, state)
+    unasked, under_way = instance.resizing_unasked, len(instance.resizing)
+    hold(unasked <= under_way, "{}: {} of {} resizes unasked", name, unasked, under_way)
+    waits = state is LocalState.WAITING or (ready and instance.growth_waiting is not None)
+    hold(not waits or node.has_unbooked(), "{} waits for memory that is free", name)
+    hold(node.linked or state is not LocalState.WAITING, "{} is to be loaded for nobody", name)
+    hold(not (ready and instance.unbooked), "{} is ready, and unbooked", name)
+
+
+def _check_requests(node: LocalNode, instance: LocalInstance) -> None:
+    batch_max = instance.command.batch_max
+    batch = len(instance.requests)
+    hold(batch <= batch_max, "{} has {} requests of {}", instance.instance_id, batch, batch_max)
+    for request_id, request in instance.requests.items():
+        tokens = len(request.order.request.prompt_tokens) + request.output_tokens
+        hold(
+            request.tokens == tokens, "{} has {} tokens, not {}", request_id, request.tokens, tokens
+        )
+        left = request.prefill_left
+        hold(0 <= left <= tokens, "{} has {} of {} tokens to compute", request_id, left, tokens)
+        step = request.first_step
+        hold(step <= node.steps_started + 1, "{} is to begin with step {}", request_id, step)
+    if instance.kept_run_queue is not None:
+        _check_run_queue(instance)
+
+
+def _check_run_queue(instance: LocalInstance) -> None:
+    """It holds the requests that the instance has now, for the profile that it has now."""
+    kept = instance.kept_run_queue
+    assert kept is not None
+    name = instance.instance_id
+    if not instance.requests:
+        hold(False, "{} has work without requests", name)
+    now = instance._filled_run_queue(0.0, 0.0, kept.times.factor)
+    hold(kept.batch == now.batch, "{}: {} decode, not {}", name, kept.batch, now.batch)
+    same = (kept.context_tokens, kept.oldest_s, kept.decode_s)
+    hold(same == (now.context_tokens, now.oldest_s, now.decode_s), "{}: kept {}", name, same)
+    prompts = [(prompt.left, prompt.past) for prompt in kept.prompts]
+    hold(prompts == [(p.left, p.past) for p in now.prompts], "{}: prompts {}", name, prompts)
+    margins_s = {round(due - at, 6) for due, at in zip(now.dues_s, kept.dues_s, strict=True)}
+    early = len(margins_s) <= 1 and all(0.0 <= margin_s <= now.tpot_s / 4 for margin_s in margins_s)
+    hold(early, "{}: deadlines come earlier by {} s", name, margins_s)
+
+
+def _check_work(node: LocalNode) -> None:
+    """The engine is idle only when there is nothing to compute."""
+    survey, stepping = node.survey, node.stepping
+    if survey is not None:
+        known = node.instances.get(survey.instance.instance_id) is survey.instance
+        ready = survey.instance.state is LocalState.READY
+        hold(known and ready, "{} is measured, and not ready", survey.instance.instance_id)
+    if stepping is not None:
+        return
+    for instance_id, instance in node.instances.items():
+        works = instance.state is LocalState.READY and instance.requests and instance.promising
+        hold(not works, "{} has work, and the engine is idle", instance_id)
+    hold(survey is None or node.loading(), "a survey waits, and the engine is idle")

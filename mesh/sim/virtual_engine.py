@@ -1,0 +1,134 @@
+"""An engine without a model, but for what its calls cost: memory and requests are really counted.
+
+What the cost-model engine and the scripted engine of the tests have in common. It owns the loaded
+instances and bounds what they take together. Before: the engines that derive from it, which say how
+long calls take and which of them fail. After: `sequences`, which computes what an iteration yields.
+"""
+
+from operator import attrgetter
+from pathlib import Path
+
+from mesh.domain.errors import EngineError, OutOfMemory
+from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.profile import IterationShape
+from mesh.runtime.engine import Ended, EngineRequest, InstanceMemory, LoadOrder, Progress
+from mesh.runtime.measurable import check_measurable
+from mesh.sim.sequences import Instance
+
+_SEQUENCES = attrgetter("sequences")
+
+
+class VirtualEngine:
+    """See `mesh.runtime.engine.Engine`, of which loads, steps, measuring and resizes are left to
+    who derives from it. `memory_bytes` bounds what all instances take together; None: nothing does.
+    """
+
+    def __init__(self, memory_bytes: int | None) -> None:
+        self._memory_bytes = memory_bytes
+        self._instances: dict[InstanceId, Instance] = {}
+        self._ended: Ended = lambda instance_id, error: None
+
+    def watch(self, ended: Ended) -> None:
+        self._ended = ended
+
+    def prepare(self, model: ModelInfo, model_path: Path, progress: Progress) -> None:
+        progress("nothing to prepare", 1.0)
+
+    def unload(self, instance_id: InstanceId) -> None:
+        self._instances.pop(instance_id, None)
+
+    def lose(self, instance_id: InstanceId) -> None:
+        """The instance ends by itself, as an engine process that is killed, and its memory is free
+        at once.
+        """
+        del self._instances[instance_id]
+        self._ended(instance_id, EngineError(f"instance {instance_id} has ended: it was killed"))
+
+    def submit(self, instance_id: InstanceId, request: EngineRequest) -> None:
+        instance = self._instance(instance_id)
+        given = len(request.prompt_tokens) + len(request.output_tokens)
+        if request.request_id in instance.sequences:
+            raise EngineError(f"request {request.request_id} is already there")
+        if not request.prompt_tokens:
+            raise EngineError(f"request {request.request_id} has no prompt tokens")
+        if given >= instance.order.context_tokens_max:
+            raise EngineError(
+                f"request {request.request_id}: {given} tokens leave no room in "
+                f"{instance.order.context_tokens_max} of context"
+            )
+        if len(request.output_tokens) >= request.sampling.max_tokens:
+            raise EngineError(f"request {request.request_id} has all of its tokens already")
+        instance.add(request)
+
+    def abort(self, instance_id: InstanceId, request_id: RequestId) -> None:
+        instance = self._instances.get(instance_id)
+        if instance is not None:
+            instance.drop(request_id)
+
+    def memory(self) -> tuple[InstanceMemory, ...]:
+        return tuple(instance.memory() for _, instance in sorted(self._instances.items()))
+
+    def close(self) -> None:
+        self._instances.clear()
+
+    # For those who look at it from outside.
+
+    def has_requests(self) -> bool:
+        return any(map(_SEQUENCES, self._instances.values()))
+
+    def requests(self) -> int:
+        """Submitted and not ended."""
+        return sum(len(instance.sequences) for instance in self._instances.values())
+
+    def request_ids(self) -> list[RequestId]:
+        """Of all requests that are in it."""
+        return [r for instance in self._instances.values() for r in instance.sequences]
+
+    def held_bytes(self) -> int:
+        """What all instances take together."""
+        return sum(m.weights_bytes + m.kv_held_bytes for m in self.memory())
+
+    # For those who derive from it.
+
+    def _instance(self, instance_id: InstanceId) -> Instance:
+        if instance_id not in self._instances:
+            raise EngineError(f"instance {instance_id} is not loaded")
+        return self._instances[instance_id]
+
+    def _enter(self, order: LoadOrder, footprint: Footprint) -> None:
+        """The instance is loaded, if it is not there and there is memory for it."""
+        if order.instance_id in self._instances:
+            raise EngineError(f"instance {order.instance_id} is already loaded")
+        self._claim(footprint.instance_bytes(order.kv_blocks), order.instance_id)
+        self._instances[order.instance_id] = Instance(order, footprint, order.kv_blocks)
+
+    def _resize(self, instance_id: InstanceId, kv_blocks: int) -> tuple[int, int]:
+        """To so many blocks, or to those in use; the bytes of the cache before and after."""
+        instance = self._instance(instance_id)
+        block_bytes, before = instance.footprint.kv_block_bytes, instance.kv_blocks
+        blocks = max(kv_blocks, instance.blocks_used, 1)
+        self._claim((blocks - before) * block_bytes, instance_id)
+        instance.kv_blocks = blocks
+        return before * block_bytes, blocks * block_bytes
+
+    def _measurable(self, instance_id: InstanceId, shape: IterationShape) -> Instance:
+        """The instance, if an iteration of this shape can be computed on it now."""
+        instance = self._instance(instance_id)
+        check_measurable(
+            instance_id,
+            shape,
+            context_tokens_max=instance.order.context_tokens_max,
+            batch_max=instance.order.batch_max,
+            block_tokens=instance.footprint.block_tokens,
+            blocks_free=instance.kv_blocks - instance.blocks_used,
+        )
+        return instance
+
+    def _claim(self, more_bytes: int, instance_id: InstanceId) -> None:
+        held_bytes, memory_bytes = self.held_bytes(), self._memory_bytes
+        if memory_bytes is not None and more_bytes > 0 and held_bytes + more_bytes > memory_bytes:
+            raise OutOfMemory(
+                f"instance {instance_id} wants {more_bytes} bytes more, "
+                f"{memory_bytes - held_bytes} of {memory_bytes} are free"
+            )

@@ -1,0 +1,88 @@
+"""When a child that ended is started again, and when no more: a table of what was seen and when."""
+
+import pytest
+
+from mesh.cli.restarts import (
+    NO_RESTARTS,
+    Ended,
+    GiveUp,
+    Restart,
+    RestartLimits,
+    Restarts,
+    Serves,
+)
+
+LIMITS = RestartLimits(in_a_row_max=3, pause_s_min=1.0, pause_s_max=3.0, well_s=10.0)
+SERVES, KILLED, FAILED, USAGE = (
+    Serves(),
+    Ended(exit_code=-9),
+    Ended(exit_code=1),
+    Ended(exit_code=2),
+)
+Seen = tuple[Serves | Ended, float]
+
+
+def restart(now_s: float, pause_s: float, number: int) -> Restart:
+    return Restart(at_s=now_s + pause_s, pause_s=pause_s, number=number)
+
+
+@pytest.mark.parametrize(
+    ("seen", "last"),
+    [
+        pytest.param([(KILLED, 5.0)], restart(5.0, 1.0, 1), id="one-that-never-served"),
+        pytest.param([(SERVES, 5.0), (KILLED, 6.0)], restart(6.0, 1.0, 1), id="one-that-served"),
+        pytest.param([(SERVES, 5.0)], None, id="serving-needs-nothing"),
+        pytest.param([(KILLED, 0.0), (KILLED, 2.0)], restart(2.0, 2.0, 2), id="the-pause-doubles"),
+        pytest.param(
+            [(KILLED, 0.0), (KILLED, 2.0), (KILLED, 5.0)],
+            restart(5.0, 3.0, 3),
+            id="up-to-its-bound",
+        ),
+        pytest.param(
+            [(KILLED, 0.0), (KILLED, 2.0), (KILLED, 5.0), (FAILED, 9.0)],
+            GiveUp(restarts=3),
+            id="given-up-after-the-bound",
+        ),
+        pytest.param(
+            [(KILLED, 0.0), (SERVES, 2.0), (KILLED, 11.9)],
+            restart(11.9, 2.0, 2),
+            id="served-too-briefly-to-be-well",
+        ),
+        pytest.param(
+            [(KILLED, 0.0), (SERVES, 2.0), (KILLED, 12.0)],
+            restart(12.0, 1.0, 1),
+            id="forgiven-once-well",
+        ),
+        pytest.param(
+            [(KILLED, 0.0), (SERVES, 2.0), (SERVES, 9.0), (KILLED, 12.0)],
+            restart(12.0, 1.0, 1),
+            id="serving-counts-from-when-it-was-first-seen",
+        ),
+        pytest.param(
+            [(SERVES, 0.0), (KILLED, 100.0), (KILLED, 102.0)],
+            restart(102.0, 2.0, 2),
+            id="the-process-before-does-not-make-this-one-well",
+        ),
+        pytest.param([(USAGE, 0.0)], GiveUp(restarts=0), id="told-what-cannot-be-meant"),
+        pytest.param(
+            [(Ended(exit_code=0), 0.0)], restart(0.0, 1.0, 1), id="nobody-asked-it-to-stop"
+        ),
+    ],
+)
+def test_what_is_decided(seen: list[Seen], last: Restart | GiveUp | None) -> None:
+    restarts = Restarts(LIMITS)
+    decisions = [restarts.handle(what, now_s) for what, now_s in seen]
+    assert decisions[-1] == last
+
+
+def test_without_restarts_the_first_end_is_the_last() -> None:
+    restarts = Restarts(NO_RESTARTS)
+    assert restarts.handle(SERVES, 0.0) is None
+    assert restarts.handle(KILLED, 1e6) == GiveUp(restarts=0)
+
+
+def test_one_that_is_well_between_its_ends_is_started_again_for_ever() -> None:
+    restarts = Restarts(RestartLimits())
+    for now_s in range(0, 100_000, 1000):
+        assert restarts.handle(SERVES, now_s) is None
+        assert restarts.handle(KILLED, now_s + 10.0) == restart(now_s + 10.0, 0.5, 1)

@@ -1,0 +1,103 @@
+"""Tokenizers are built once each, beside the loop, and only so many are kept."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from mesh.controller.tokenizers import INLINE_CHARS_MAX, Tokenizers
+from mesh.domain.errors import InvalidInput, StorageError, TornModel
+from mesh.domain.ids import ModelId
+from mesh.domain.invocation import ChatPrompt, TextPrompt
+from mesh.domain.text import ChatMessage, TextAssets
+
+ONE, TWO, THREE = ModelId("one"), ModelId("two"), ModelId("three")
+HI = TextPrompt(text="hi")
+
+
+class Codec:
+    """One token a character; notes which thread tokenised."""
+
+    threads: list[int]
+
+    def __init__(self) -> None:
+        self.threads = []
+
+    def encode(self, text: str) -> Sequence[int]:
+        self.threads.append(threading.get_ident())
+        return [ord(char) for char in text]
+
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> Sequence[int]:
+        return self.encode("".join(message.content for message in messages))
+
+
+class Shelf:
+    """Builds codecs, and counts how often."""
+
+    def __init__(self, *known: ModelId) -> None:
+        self.built: list[bytes] = []
+        self.codec = Codec()
+        self.fail = False
+        self.tokenizers = Tokenizers(
+            find=lambda model: (
+                TextAssets(tokenizer_json=model.encode()) if model in known else None
+            ),
+            build=self._build,
+            codecs_max=2,
+        )
+
+    def _build(self, assets: TextAssets) -> Codec:
+        if self.fail:
+            raise TornModel("torn")
+        self.built.append(assets.tokenizer_json)
+        return self.codec
+
+
+async def test_a_codec_is_built_once_for_all_who_wait() -> None:
+    shelf = Shelf(ONE)
+    answers = await asyncio.gather(*(shelf.tokenizers.tokens(ONE, HI) for _ in range(5)))
+    assert answers == [(104, 105)] * 5
+    assert shelf.built == [b"one"]
+
+
+async def test_the_least_used_codec_goes_first() -> None:
+    shelf = Shelf(ONE, TWO, THREE)
+    for model in (ONE, TWO, ONE, THREE, ONE, TWO):
+        await shelf.tokenizers.tokens(model, HI)
+    assert shelf.built == [b"one", b"two", b"three", b"two"]
+
+
+async def test_a_failed_build_is_told_and_tried_again() -> None:
+    shelf = Shelf(ONE)
+    shelf.fail = True
+    for _ in range(2):
+        with pytest.raises(TornModel):
+            await shelf.tokenizers.tokens(ONE, HI)
+    shelf.fail = False
+    assert await shelf.tokenizers.tokens(ONE, HI) == (104, 105)
+    with pytest.raises(StorageError, match="no tokenizer of model two"):
+        await shelf.tokenizers.tokens(TWO, HI)
+
+
+async def test_warming_builds_ahead_and_hides_no_failure() -> None:
+    shelf = Shelf(ONE)
+    for model in (ONE, TWO):
+        shelf.tokenizers.warm(model)
+    await shelf.tokenizers.close()
+    assert shelf.built == [b"one"]
+
+
+async def test_long_prompts_are_tokenised_on_a_thread_and_short_ones_in_place() -> None:
+    shelf = Shelf(ONE)
+    here = threading.get_ident()
+    await shelf.tokenizers.tokens(ONE, HI)
+    long = ChatMessage(role="user", content="x" * (INLINE_CHARS_MAX + 1))
+    await shelf.tokenizers.tokens(ONE, ChatPrompt(messages=(long,)))
+    assert shelf.codec.threads[0] == here
+    assert shelf.codec.threads[1] != here
+
+
+async def test_a_prompt_without_tokens_is_invalid() -> None:
+    with pytest.raises(InvalidInput, match="comes to no tokens"):
+        await Shelf(ONE).tokenizers.tokens(ONE, TextPrompt(text=""))

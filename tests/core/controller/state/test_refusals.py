@@ -1,0 +1,153 @@
+"""What has been refused is remembered for as long as it holds, and no longer."""
+
+from collections.abc import Callable
+
+import pytest
+
+from mesh.core.controller.state.refusals import RequestRefusals
+from mesh.domain.lifecycle import NodeState
+from mesh.request.shadow import Verdict
+from tests.core.controller.state.entries import A, Entries
+from tests.support.profiles import PROFILE
+
+LATE, EXCEEDED, DELAYS = (
+    Verdict.FIRST_TOKEN_LATE,
+    Verdict.TPOT_EXCEEDED,
+    Verdict.DELAYS_RUNNING,
+)
+
+
+class WithOther(Entries):
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = self.a_node("other", 9)
+        self.a_request("r1")
+        self.a_request("r2")
+
+
+def worth(known: WithOther, name: str = "r1") -> list[str]:
+    """Nodes that are worth a start for the request of this name, which heads the queue."""
+    head = next(r for r in known.cell.requests.values() if r.original.request_id == name)
+    nodes = known.cell.nodes.values()
+    return [n.node_id for n in known.cell.refusals.worth_starting_on(A, head, nodes)]
+
+
+def ends(known: WithOther) -> dict[str, Callable[[], object]]:
+    """After which a node is worth a start again."""
+    cell = known.cell
+    return {
+        "the node is eased": known.node.ease,
+        "an answer has ended": lambda: cell.note_served(known.deployment, 3),
+        "an instance was started": lambda: cell.refusals.note_started(A),
+        "another node has come": lambda: known.a_node("n2", 2),
+        "another node has gone": lambda: cell.remove_node(known.other),
+        "another node is drained": lambda: cell.turn_node(known.other, NodeState.DRAINING),
+        "a profile was measured": lambda: cell.learn_profile(PROFILE),
+        "the deployment was deleted": lambda: cell.refusals.forget_deployment(A),
+    }
+
+
+@pytest.mark.parametrize("end", list(ends(WithOther())))
+def test_a_node_that_has_refused_is_worth_a_start_again_when(end: str) -> None:
+    known = WithOther()
+    assert worth(known) == ["n1", "other"]
+    assert worth(known) == []
+    ends(known)[end]()
+    assert "n1" in worth(known)
+
+
+def test_what_was_refused_to_the_head_says_nothing_about_the_next_one() -> None:
+    known = WithOther()
+    worth(known, "r1")
+    assert worth(known, "r2") == ["n1", "other"]
+
+
+def test_a_verdict_on_a_start_holds_only_if_it_does_so_for_any_length() -> None:
+    known = WithOther()
+    head, moved = known.cell.requests.values()
+    worth(known)
+    known.cell.refusals.note_start(A, head, known.node, LATE)
+    known.cell.refusals.note_start(A, head, known.other, EXCEEDED)
+    known.cell.refusals.note_start(A, moved, known.other, LATE)
+    assert worth(known) == ["n1"]
+    assert head.refusals.verdict is EXCEEDED
+
+
+def test_when_validations_run_out_only_those_that_were_tried_have_refused() -> None:
+    known = WithOther()
+    worth(known)
+    head = next(iter(known.cell.requests.values()))
+    known.cell.refusals.note_start(A, head, known.node, EXCEEDED)
+    known.cell.refusals.note_not_all_tried(A)
+    assert worth(known) == ["other"]
+
+
+def test_no_time_holds_for_longer_requests_until_the_node_is_eased() -> None:
+    known = Entries()
+    short, long = known.a_request("short", tokens=2), known.a_request("long", tokens=9)
+    middle, refusals = known.a_request("middle", tokens=5), known.cell.refusals
+    refusals.note_refused(known.instance, middle, EXCEEDED)
+    said = [refusals.why_refuses(known.instance, r) for r in (short, middle, long)]
+    assert said == [None, EXCEEDED, EXCEEDED]
+    known.context()
+    assert refusals.why_refuses(known.instance, long) is EXCEEDED
+    known.node.ease()
+    assert refusals.why_refuses(known.instance, long) is None
+
+
+def test_other_refusals_hold_in_their_event_alone() -> None:
+    known = Entries()
+    entry, refusals = known.a_request(), known.cell.refusals
+    refusals.note_refused(known.instance, entry, LATE)
+    assert refusals.why_refuses(known.instance, entry) is None
+    refusals.note_refused(known.instance, entry, DELAYS)
+    assert refusals.why_refuses(known.instance, entry) is DELAYS
+    known.context()
+    assert refusals.why_refuses(known.instance, entry) is None
+
+
+def test_an_instance_that_comes_back_under_its_name_has_refused_nothing() -> None:
+    known = Entries()
+    entry = known.a_request()
+    known.cell.refusals.note_refused(known.instance, entry, EXCEEDED)
+    known.cell.remove_instance(known.instance)
+    again = known.an_instance("a1", known.a_node("n1", 2))
+    while again.node.eased < known.node.eased - 1:
+        again.node.ease()
+    assert known.cell.refusals.why_refuses(again, entry) is None
+
+
+def test_an_event_goes_on_once_where_validations_ran_out() -> None:
+    refusals = Entries().cell.refusals
+    refusals.note_stopped(A, 7)
+    assert [refusals.where_to_resume(A) for _ in range(2)] == [7, 0]
+    refusals.note_stopped(A, 7)
+    refusals.forget_deployment(A)
+    assert refusals.where_to_resume(A) == 0
+
+
+def test_the_latest_start_is_worked_out_anew_for_other_nodes_and_forgotten_at_the_end() -> None:
+    known = WithOther()
+    entry, refusals = known.cell.requests[next(iter(known.cell.requests))], known.cell.refusals
+    refusals.note_latest_start(entry, 4.0)
+    assert refusals.latest_start_s(entry) == 4.0
+    refusals.fleet_changed()
+    assert refusals.latest_start_s(entry) is None
+    refusals.note_latest_start(entry, 4.0)
+    known.cell.remove_request(entry)
+    assert refusals.latest_start_s(entry) is None
+
+
+def test_a_request_waits_for_the_first_reason_that_waiting_does_not_bring_about() -> None:
+    said = RequestRefusals()
+    for verdict in (LATE, DELAYS, EXCEEDED, LATE):
+        said.note(verdict)
+    assert (said.held_up, said.verdict) == (DELAYS, LATE)
+    said.note_no_room()
+    before = said.try_again()
+    assert (before, said.verdict, said.short_of_memory) == (LATE, None, False)
+    said.keep(before)
+    assert said.verdict is LATE
+    said.note(EXCEEDED)
+    said.keep(before)
+    assert said.verdict is EXCEEDED

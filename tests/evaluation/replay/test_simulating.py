@@ -1,0 +1,85 @@
+"""A cell is described from what its controller says, and runs the plan's calls."""
+
+from dataclasses import replace
+
+import pytest
+
+from mesh.domain.errors import InvalidInput
+from mesh.domain.ids import DeploymentName, NodeId
+from mesh.domain.slo import Slo
+from mesh.domain.views import DeploymentSnapshot, NodeSnapshot, ProfileView
+from mesh.evaluation.replay.simulating import LiveCell, cell_plan, simulate
+from mesh.sim.testbed import known_models
+from mesh_workloads.replay_plan import Call, ReplayPlan
+from tests.cli.views import CHAT_SMALL, NODE
+
+MODEL = known_models()["llama-3.2-3b"]
+COSTS = MODEL.costs["xeon-16"]
+VIEW = replace(
+    CHAT_SMALL,
+    spec=replace(CHAT_SMALL.spec, name=DeploymentName("chat"), slo=Slo(ttft_s=10.0, tpot_s=1.0)),
+    model=MODEL.info,
+    context_tokens_max=4096,
+    instances=(),
+    footprints=(("openvino", COSTS.footprint),),
+)
+HOST = replace(
+    NODE,
+    engine="openvino",
+    fingerprint=COSTS.profile.fingerprint,
+    memory_bytes=64 << 30,
+    base_bytes=0,
+    instances=(),
+)
+PLAN = ReplayPlan(
+    name="t",
+    calls=tuple(
+        Call(
+            number=n,
+            at_s=4.0 * n,
+            deployment="chat",
+            function="0",
+            input_tokens=100,
+            output_tokens=5 + n,
+        )
+        for n in range(5)
+    ),
+    duration_s=20.0,
+    deployments=("chat",),
+    functions=1,
+    forced=True,
+    too_long=0,
+    clipped=True,
+    left_out=0,
+)
+
+
+def live(view: DeploymentSnapshot = VIEW, *nodes: NodeSnapshot, known: bool = True) -> LiveCell:
+    views = (ProfileView(profile=COSTS.profile, nodes=(HOST.node_id,)),) if known else ()
+    return LiveCell(nodes=nodes or (HOST,), deployments=(view,), profiles={"chat": views})
+
+
+def test_the_same_calls_come_with_the_same_lengths() -> None:
+    results = simulate(live(), PLAN)
+    assert [r.call for r in results] == list(PLAN.calls)
+    assert all(r.finished and r.outcome.met for r in results)
+    assert [len(r.outcome.tokens_s) for r in results] == [5, 6, 7, 8, 9]
+    assert [r.outcome.arrival_s for r in results] == pytest.approx([0.0, 4.0, 8.0, 12.0, 16.0])
+
+
+def test_a_node_is_what_the_live_one_is() -> None:
+    second = replace(HOST, node_id=NodeId("other"), engine="vllm")
+    plan = cell_plan(live(VIEW, HOST, second))
+    assert [node.hello.node_id for node in plan.nodes] == [HOST.node_id, "other"]
+    assert plan.nodes[0].hello.memory_bytes == 64 << 30
+    assert [bool(node.models) for node in plan.nodes] == [True, False]
+    (made,) = plan.deployments
+    assert (made.spec, made.context_tokens_max) == (VIEW.spec, 4096)
+
+
+@pytest.mark.parametrize("lacking", ["profile", "footprint"])
+def test_a_deployment_of_which_too_little_is_known_is_named(lacking: str) -> None:
+    cell = live(known=False) if lacking == "profile" else live(replace(VIEW, footprints=()))
+    with pytest.raises(InvalidInput, match="knows of no node how long 'chat' would take") as caught:
+        cell_plan(cell)
+    assert caught.value.hint == "measure it: mesh profile chat"

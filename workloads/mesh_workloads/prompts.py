@@ -1,0 +1,41 @@
+"""Prompts of exactly the lengths that a plan asks for, in tokens, from a text that is shipped.
+
+The text is fifty sentences that were written for this. A prompt is sentences drawn by the seed and
+the call's number, cut where it is long enough: prompts differ from each other, and are the same in
+every run. Before: `replay_plan`. After: whoever sends the calls.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+
+from mesh.domain.errors import InvalidInput
+
+Encode = Callable[[str], Sequence[int]]
+"""A tokenizer: a text's token ids, without any that begin or end it."""
+
+
+class Prompts:
+    """Of deployments that share a tokenizer."""
+
+    def __init__(self, encode: Encode, *, seed: int = 0) -> None:
+        """Raises InvalidInput when the tokenizer makes no tokens of the text."""
+        self._seed = seed
+        sentences = (tuple(encode(f" {sentence}")) for sentence in sentences_shipped())
+        self._sentences = tuple(ids for ids in sentences if ids)
+        if not self._sentences:
+            raise InvalidInput("the tokenizer makes no tokens of the text for prompts")
+
+    def prompt(self, number: int, tokens: int) -> tuple[int, ...]:
+        """The token ids of call `number`'s prompt, as many as asked for."""
+        draw = random.Random(f"{self._seed}/{number}/prompt")
+        ids: list[int] = []
+        while len(ids) < tokens:
+            ids += self._sentences[int(draw.random() * len(self._sentences))]
+        return tuple(ids[:tokens])
+
+
+def sentences_shipped() -> tuple[str, ...]:
+    """A line each of `prompts.txt`."""
+    text = files("mesh_workloads").joinpath("prompts.txt").read_text(encoding="utf-8")
+    return tuple(text.splitlines())
