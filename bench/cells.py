@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,16 +25,21 @@ def local_cell(
     policy: str | None = None,
     memory_bytes: int | None = None,
     journal: Path | None = None,
+    node_journals: Path | None = None,
+    home: Path | None = None,
 ) -> Iterator[LocalCell]:
-    """One controller and one CPU node, in a temporary home; the node computes on `threads` cores
-    in `memory_bytes`, all of them and most of it unless given, and the controller decides by
-    `policy`, or by its default, and writes its decisions to `journal`.
+    """One controller and one CPU node, with their state in `home`, or in a folder of their own; the
+    node computes on `threads` cores in `memory_bytes`, all of them and most of it unless given, and
+    the controller decides by `policy`, or by its default. They write their decisions to `journal`
+    and into the folder `node_journals`.
 
     Raises MeshError when a part of it does not start.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        (home / "store").symlink_to(store_path())
+    with ExitStack() as opened:
+        if home is None:
+            home = Path(opened.enter_context(tempfile.TemporaryDirectory()))
+        if not (home / "store").exists():
+            (home / "store").symlink_to(store_path())
         plan = CellPlan(
             listen="127.0.0.1:0",
             home=home,
@@ -43,9 +48,10 @@ def local_cell(
             policy=policy,
             memory_bytes=memory_bytes,
             journal=journal,
+            node_journals=node_journals,
         )
-        with Stopping() as stopping, running_cell(plan, stopping) as cell:
-            yield cell
+        stopping = opened.enter_context(Stopping())
+        yield opened.enter_context(running_cell(plan, stopping))
 
 
 def deployed(address: str, specs: Sequence[DeploymentSpec]) -> None:

@@ -6,7 +6,7 @@ measured. Before: `mesh bench fidelity`, which starts the cell. After: `report`.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +23,9 @@ from mesh.evaluation.fidelity.deployments import BATCH, SLOS, deployments
 from mesh.evaluation.fidelity.observing import Observer
 from mesh.evaluation.fidelity.planning import hello_of
 from mesh.evaluation.fidelity.report import LiveRun
-from mesh.evaluation.load_client import offer, outcome_of
+from mesh.evaluation.load_client import Answer, Call, offer, outcome_of
 from mesh.runtime.journal import read_journal
+from mesh.sim.cluster import Arrival
 from mesh.wire.client import MeshClient
 
 PROFILE_S_MAX = 600.0
@@ -109,20 +110,14 @@ class LiveSide:
             )
             calls = calls_of(arrivals, SLOS, wanted.seed)
             answers = offer(cell.address, calls, watch=lambda at_s: self._watch(cell, at_s))
-        _, decisions = read_journal(journals / f"{node.node_id}.journal")
-        start_s = answers[0].sent_s - answers[0].lag_s - calls[0].at_s
-        with closing(SqliteRegistry(self._folder / "controller")) as registry:
-            deployed = registry.deployments()
-        return LiveRun(
-            node=hello_of(node),
-            deployments=deployed,
+        return live_run(
+            self._folder,
+            journals / f"{node.node_id}.journal",
+            node=node,
             profile=profile,
-            arrivals=arrivals,
-            prompts=tuple(call.prompt_tokens for call in calls),
-            outcomes=tuple(outcome_of(c, a, start_s) for c, a in zip(calls, answers, strict=True)),
-            start_s=start_s,
+            calls=calls,
+            answers=answers,
             calibrated_s=wanted.calibrate_s,
-            observed=Observer().run(decisions),
         )
 
     def _deploy(self, client: MeshClient, specs: tuple[DeploymentSpec, ...]) -> None:
@@ -160,3 +155,36 @@ def _link_store(folder: Path, store: Path) -> None:
             f"cannot write {error.filename}: {(error.strerror or str(error)).lower()}",
             hint="choose a state folder that you may write with --home or MESH_HOME",
         ) from error
+
+
+def live_run(
+    home: Path,
+    journal: Path,
+    *,
+    node: NodeSnapshot,
+    profile: Profile,
+    calls: Sequence[Call],
+    answers: Sequence[Answer],
+    calibrated_s: float,
+) -> LiveRun:
+    """Of a cell that has ended: its state folder, and its node's journal.
+
+    Raises MeshError when either cannot be read.
+    """
+    _, decisions = read_journal(journal)
+    start_s = answers[0].sent_s - answers[0].lag_s - calls[0].at_s
+    with closing(SqliteRegistry(home / "controller")) as registry:
+        deployed = registry.deployments()
+    return LiveRun(
+        node=hello_of(node),
+        deployments=deployed,
+        profile=profile,
+        arrivals=tuple(
+            Arrival(c.at_s, c.deployment, len(c.prompt_tokens), c.output_tokens) for c in calls
+        ),
+        prompts=tuple(call.prompt_tokens for call in calls),
+        outcomes=tuple(outcome_of(c, a, start_s) for c, a in zip(calls, answers, strict=True)),
+        start_s=start_s,
+        calibrated_s=calibrated_s,
+        observed=Observer().run(decisions),
+    )

@@ -5,7 +5,7 @@ Times are points on the node's clock, which is its machine's. Before: `mesh.runt
 `calibrating`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mesh.domain.actions import (
@@ -59,6 +59,8 @@ class Spent:
 class Observed:
     """In the order of their ends."""
 
+    first_s: float | None = None
+    """When the node decided for the first time."""
     steps: list[Iteration] = field(default_factory=list)
     primings: list[Iteration] = field(default_factory=list)
     loads: list[Spent] = field(default_factory=list)
@@ -75,6 +77,17 @@ class Observed:
     """The most that the process said it takes."""
     engine_bytes_max: int = 0
     """The most that weights and KV caches came to, by the engine's books."""
+
+
+def pooled(several: Sequence[Observed]) -> Observed:
+    """What a node's calls took in several runs on one machine, in order; no requests."""
+    return Observed(
+        steps=[step for one in several for step in one.steps],
+        primings=[priming for one in several for priming in one.primings],
+        loads=[load for one in several for load in one.loads],
+        resizes=[resize for one in several for resize in one.resizes],
+        unloads=[unload for one in several for unload in one.unloads],
+    )
 
 
 AT_ONCE_S = 0.02
@@ -99,6 +112,8 @@ class Observer:
     def run(self, decisions: Iterable[Decision]) -> Observed:
         for decision in decisions:
             event = decision.event
+            if self.observed.first_s is None:
+                self.observed.first_s = decision.now_s
             self._happened(event, decision.now_s)
             for action in decision.actions:
                 self._decided(action, decision.now_s)

@@ -9,7 +9,7 @@ from mesh.domain.model import Footprint
 from mesh.domain.outcome import Outcome
 from mesh.domain.profile import Profile
 from mesh.domain.views import NodeSnapshot
-from mesh.sim.cluster import Arrival, CellPlan, VirtualCell
+from mesh.sim.cluster import SETTLE_S, Arrival, CellPlan, VirtualCell
 from mesh.sim.costs import ModelCosts, NodeCosts
 from mesh.sim.node import NodePlan
 
@@ -39,13 +39,18 @@ def cell_plan(live: LiveCell, costs: NodeCosts) -> CellPlan:
     )
 
 
-def simulate(live: LiveCell, costs: NodeCosts, arrivals: Sequence[Arrival]) -> tuple[Outcome, ...]:
-    """In the order of the arrivals; times count from the start of the workload."""
+def simulate(
+    live: LiveCell, costs: NodeCosts, arrivals: Sequence[Arrival], *, lead_s: float = 0.0
+) -> tuple[Outcome, ...]:
+    """In the order of the arrivals; times count from the start of the workload, which is at
+    `SETTLE_S` + `lead_s` on the virtual clock.
+    """
     cell = VirtualCell(cell_plan(live, costs))
+    cell.clock.run_until(SETTLE_S + lead_s)
     ended = cell.run(arrivals)
     by_number = {int(o.request_id.removeprefix("r-")): o for o in ended}
     return tuple(
-        seen_by_client(by_number[number + 1], cell.started_s, live.delay_s / 2)
+        seen_by_client(by_number[number + 1], SETTLE_S + lead_s, live.delay_s / 2)
         for number in range(len(arrivals))
     )
 

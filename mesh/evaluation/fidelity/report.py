@@ -21,7 +21,7 @@ from mesh.evaluation.fidelity.comparing import Comparison, compare
 from mesh.evaluation.fidelity.observing import Observed
 from mesh.evaluation.fidelity.planning import LiveCell, simulate
 from mesh.sim.cluster import SETTLE_S, Arrival
-from mesh.sim.costs import NodeCosts
+from mesh.sim.costs import Jitter, NodeCosts, Pace
 
 SIMULATIONS = 5
 """Of each kind: they differ in which iteration has which jitter."""
@@ -45,6 +45,13 @@ class LiveRun:
     calibrated_s: float
     """The first part of the run, which is not compared."""
     observed: Observed
+    lead_s: float = 0.0
+    """Virtual seconds before the first arrival, besides `SETTLE_S`: for what is loaded by then."""
+
+    @property
+    def zero_s(self) -> float:
+        """On the node's clock, when the virtual clock is at 0."""
+        return self.start_s - SETTLE_S - self.lead_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,53 +77,82 @@ class FidelityReport:
     by_pace: Comparison
 
 
-def report_on(run: LiveRun, *, simulations: int = SIMULATIONS) -> FidelityReport:
-    """`simulations` of each kind.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """What the first part of a run tells of its cell."""
 
-    Raises InvalidInput when the run does not do for calibrating or comparing.
+    cell: LiveCell
+    costs: NodeCosts
+    """At an even pace, without jitter."""
+    pace: Pace
+    """From the virtual clock's start on."""
+    jitter: Jitter
+
+    def simulations(
+        self, run: LiveRun, count: int, pace: Pace | None = None
+    ) -> list[tuple[Outcome, ...]]:
+        """The run's arrivals again, at the calibrated pace unless another is given."""
+        costs = replace(self.costs, pace=pace or self.pace)
+        return [
+            simulate(
+                self.cell,
+                replace(costs, jitter=replace(self.jitter, seed=seed)),
+                run.arrivals,
+                lead_s=run.lead_s,
+            )
+            for seed in range(count)
+        ]
+
+
+def calibrated(run: LiveRun, costs: NodeCosts | None = None) -> Calibrated:
+    """By the first part of the run; `costs` are known where the node had other runs.
+
+    Raises InvalidInput when that part does not do for it.
     """
     times, observed = Times(run.profile), run.observed
     if observed.footprint is None:
         raise InvalidInput("nothing was loaded", hint="run for longer")
-    calibrated_s = run.start_s + run.calibrated_s
-    costs = calibrate(observed, times, from_s=run.start_s, until_s=calibrated_s)
-    delay = delay_s(observed, *_seen(run))
+    until_s = run.start_s + run.calibrated_s
+    costs = costs or calibrate(observed, times, from_s=run.start_s, until_s=until_s)
     cell = LiveCell(
         node=run.node,
         deployments=run.deployments,
         profile=run.profile,
         footprint=observed.footprint,
-        delay_s=delay,
+        delay_s=delay_s(observed, *_seen(run)),
     )
-    # The virtual clock is at SETTLE_S when the workload begins.
-    zero_s, end_s = run.start_s - SETTLE_S, max(s.began_s for s in observed.steps)
-    known = pace(observed, times, costs, from_s=zero_s, until_s=calibrated_s)
-    whole = pace(observed, times, costs, from_s=zero_s, until_s=end_s)
-    drawn = jitter(observed, times, costs, known, from_s=zero_s, until_s=calibrated_s)
-    later = whole.factors[len(known.factors) :]
+    known = pace(observed, times, costs, from_s=run.zero_s, until_s=until_s)
+    drawn = jitter(observed, times, costs, known, from_s=run.zero_s, until_s=until_s)
+    return Calibrated(cell=cell, costs=costs, pace=known, jitter=drawn)
+
+
+def report_on(run: LiveRun, *, simulations: int = SIMULATIONS) -> FidelityReport:
+    """`simulations` of each kind.
+
+    Raises InvalidInput when the run does not do for calibrating or comparing.
+    """
+    made, times, observed = calibrated(run), Times(run.profile), run.observed
+    calibrated_s = run.start_s + run.calibrated_s
+    end_s = max(s.began_s for s in observed.steps)
+    whole = pace(observed, times, made.costs, from_s=run.zero_s, until_s=end_s)
+    later = whole.factors[len(made.pace.factors) :]
+    by_calibration = made.simulations(run, simulations)
+    by_pace = made.simulations(run, simulations, whole)
     return FidelityReport(
         calibrated_s=run.calibrated_s,
         calibrated_steps=sum(run.start_s <= s.began_s < calibrated_s for s in observed.steps),
-        costs=costs,
+        costs=made.costs,
         loads=sum(spent.began_s < calibrated_s for spent in observed.loads),
         resizes=sum(spent.began_s < calibrated_s for spent in observed.resizes),
         unloads=sum(spent.began_s < calibrated_s for spent in observed.unloads),
-        delay_s=delay,
-        pace_calibrated=_mean(known.factors),
+        delay_s=made.cell.delay_s,
+        pace_calibrated=_mean(made.pace.factors),
         pace_compared=_mean(later),
         rss_bytes_max=observed.rss_bytes_max,
         booked_bytes_max=run.node.base_bytes + observed.engine_bytes_max,
-        by_calibration=_compared(run, cell, replace(costs, pace=known, jitter=drawn), simulations),
-        by_pace=_compared(run, cell, replace(costs, pace=whole, jitter=drawn), simulations),
+        by_calibration=compare(run.outcomes, by_calibration, from_s=run.calibrated_s),
+        by_pace=compare(run.outcomes, by_pace, from_s=run.calibrated_s),
     )
-
-
-def _compared(run: LiveRun, cell: LiveCell, costs: NodeCosts, simulations: int) -> Comparison:
-    simulated = [
-        simulate(cell, replace(costs, jitter=replace(costs.jitter, seed=seed)), run.arrivals)
-        for seed in range(simulations)
-    ]
-    return compare(run.outcomes, simulated, from_s=run.calibrated_s)
 
 
 def _seen(

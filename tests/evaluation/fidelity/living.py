@@ -62,15 +62,23 @@ def journal() -> Iterator[list[Decision]]:
 
 
 def live(
-    plan: CellPlan, costs: NodeCosts, asked: Sequence[Arrival], *, calibrated_s: float
+    plan: CellPlan,
+    costs: NodeCosts,
+    asked: Sequence[Arrival],
+    *,
+    calibrated_s: float,
+    lead_s: float = 0.0,
 ) -> LiveRun:
-    """What a live run would leave, had its node these costs."""
+    """What a live run would leave, had its node these costs. It begins `lead_s` after all have
+    joined.
+    """
     # Its instances are primed, as those of scenarios are not.
     node = replace(plan.nodes[0], costs=costs, limits=NodeLimits())
     with journal() as decisions:
         cell = VirtualCell(replace(plan, nodes=(node,)))
+        cell.clock.run_until(cell.started_s + lead_s)
         ended = {int(o.request_id.removeprefix("r-")): o for o in cell.run(asked)}
-    start_s = cell.started_s
+    start_s = cell.started_s + lead_s
     outcomes = tuple(
         replace(
             ended[n],
@@ -90,4 +98,5 @@ def live(
         start_s=start_s,
         calibrated_s=calibrated_s,
         observed=Observer().run(decisions),
+        lead_s=lead_s,
     )

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from mesh.domain.deployment import Scaling
 from mesh.domain.errors import InvalidInput
-from mesh.evaluation.fidelity.report import report_on
-from mesh.sim.cluster import CellPlan
+from mesh.evaluation.fidelity.report import calibrated, report_on
+from mesh.sim.cluster import SETTLE_S, CellPlan
 from mesh.sim.costs import NodeCosts, Pace
 from mesh.sim.scenario import plan
 from tests.evaluation.fidelity.living import SCENARIO, arrivals, live
@@ -62,6 +63,26 @@ def test_a_machine_that_slows_down_is_told_by_its_pace_alone(made: CellPlan) -> 
     assert found.by_calibration.tpot_s.error > 0.3
     assert found.by_pace.tpot_s.error < 0.05
     assert found.by_pace.e2e_s.error < 0.05
+
+
+def test_what_was_loaded_before_the_run_is_so_in_its_simulations(made: CellPlan) -> None:
+    always = tuple(
+        replace(d, spec=replace(d.spec, scaling=Scaling(replicas_min=1, replicas_max=1)))
+        for d in made.deployments
+    )
+    run = live(
+        replace(made, deployments=always),
+        SECRET,
+        arrivals(70, 1.1),
+        calibrated_s=80.0,
+        lead_s=30.0,
+    )
+    assert run.observed.first_s == pytest.approx(run.start_s - SETTLE_S - run.lead_s, abs=0.1)
+    (simulated,) = calibrated(run).simulations(run, 1)
+    for again, first in zip(simulated[:3], run.outcomes, strict=False):
+        assert first.ttft_s is not None
+        assert first.ttft_s < SECRET.load_s
+        assert again.ttft_s == pytest.approx(first.ttft_s, rel=0.1)
 
 
 def test_too_short_a_calibration_is_refused(made: CellPlan) -> None:

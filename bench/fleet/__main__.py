@@ -1,0 +1,128 @@
+"""Many deployments on one CPU node, in two scenes, beside llama.cpp as a person would set it up.
+
+`fleet`: 40 deployments, memory for 11, called rarely; the peer is a swapper, first come, first
+served, least recently used out. `resident`: 8 deployments that are all loaded; the peer is eight
+servers side by side. At each rate mesh and its peer get the same calls, one after the other, each
+call at its time whatever became of those before. What is met is counted by the client, and nobody
+is credited the time of a load; `sim_difference` is what share mesh met, less what simulations of
+the same runs say. The last line is one JSON object, with lists by rate.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from bench.demo_model import stored_model
+from bench.fleet.cell import deployed_home, measured, profiled_home, simulated_met_shares
+from bench.fleet.peer import swapped
+from bench.fleet.report import Measured, Played, report
+from bench.fleet.seconds import Kind, Span, seconds_by_kind, spans_of
+from bench.fleet.workload import SCENES, Scene, calls
+from bench.printing import errors_told, show_status
+from mesh.cli.output import message
+from mesh.domain.errors import InvalidInput
+from mesh.evaluation.fidelity.report import LiveRun
+from mesh.evaluation.judging import judge
+from mesh.evaluation.load_client import Answer, Call
+
+PATIENCE_S = 300.0
+"""Callers wait for so long after the last call was sent."""
+
+
+class Bench:
+    """`folder` keeps the state of cells from one run to the next."""
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        self._folder = folder
+        self._options = options
+
+    def play(self, scene: Scene) -> Played:
+        profiled, deployed = self._folder / "profiled", self._folder / scene.name
+        if not profiled.exists():
+            profiled.mkdir()
+            profiled_home(profiled, show_status)
+        deployed_home(profiled, deployed, scene, show_status)
+        rates = self._options.rates or scene.rates
+        seconds = self._options.seconds or scene.seconds
+        ours, peer, runs = [], [], []
+        for rate in rates:
+            sent = calls(scene, rate=rate, seconds=seconds, seed=self._options.seed)
+            show_status(f"{scene.name}, {rate:g} calls/s: {len(sent)} calls to mesh")
+            answers, run = measured(scene, deployed, sent, seconds + PATIENCE_S)
+            ours.append(_measured(rate, seconds, sent, answers, spans_of(run.observed)))
+            runs.append(run)
+            if self._options.peer:
+                peer.append(self._peer(scene, rate, seconds, sent))
+        if self._options.sim:
+            ours = self._simulated(scene, ours, runs)
+        return Played(scene=scene, ours=tuple(ours), peer=tuple(peer))
+
+    def _simulated(
+        self, scene: Scene, ours: list[Measured], runs: Sequence[LiveRun]
+    ) -> list[Measured]:
+        show_status(f"{scene.name}: simulated")
+        try:
+            shares = simulated_met_shares(runs)
+        except InvalidInput as error:
+            message(f"{scene.name}, not simulated: {error}")
+            return ours
+        return [
+            replace(one, simulated_met_share=share) for one, share in zip(ours, shares, strict=True)
+        ]
+
+    def _peer(self, scene: Scene, rate: float, seconds: float, sent: Sequence[Call]) -> Measured:
+        show_status(f"{scene.name}, {rate:g} calls/s: {len(sent)} calls to its peer")
+        with tempfile.TemporaryDirectory() as folder:
+            answers, spans = swapped(scene, sent, Path(folder), seconds + PATIENCE_S)
+        return _measured(rate, seconds, sent, answers, spans)
+
+
+def _measured(
+    rate: float,
+    seconds: float,
+    sent: Sequence[Call],
+    answers: Sequence[Answer],
+    spans: Sequence[Span],
+) -> Measured:
+    start_s = answers[0].sent_s - answers[0].lag_s - sent[0].at_s
+    until_s = start_s + seconds
+    loads = [span for span in spans if span.kind is Kind.LOAD]
+    return Measured(
+        rate=rate,
+        judged=judge(sent, answers),
+        seconds=seconds_by_kind(spans, start_s, until_s),
+        loads=sum(start_s <= load.began_s < until_s for load in loads),
+        loading_s=seconds_by_kind(loads, start_s, until_s)[Kind.LOAD],
+    )
+
+
+def main() -> None:
+    names = [scene.name for scene in SCENES]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scene", choices=names, help="only this one")
+    parser.add_argument("--rates", type=_rate, nargs="+", metavar="RATE", help="calls a second")
+    parser.add_argument("--seconds", type=_rate, help="that calls are sent for, at each rate")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--no-peer", dest="peer", action="store_false", help="mesh alone")
+    parser.add_argument("--no-sim", dest="sim", action="store_false", help="nothing simulated")
+    options = parser.parse_args()
+    stored_model()
+    wanted = [scene for scene in SCENES if options.scene in (None, scene.name)]
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), options)
+        with errors_told():
+            played = [bench.play(scene) for scene in wanted]
+    report(played)
+
+
+def _rate(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
+if __name__ == "__main__":
+    main()

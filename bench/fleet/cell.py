@@ -1,0 +1,140 @@
+"""mesh's side of a scene: a cell that begins anew at each rate, knowing its deployments and a
+profile of their model, but nothing of earlier answers; and the same calls on a virtual cell.
+
+Before: `workload`. After: `report`.
+"""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+import psutil
+
+from bench.cells import LOADED_S_MAX, local_cell
+from bench.demo_model import SOURCE
+from bench.fleet.workload import CONTEXT_TOKENS, Scene
+from mesh.cli.verbs.deploy import wait_ready
+from mesh.compute.times import Times
+from mesh.controller.registry import SqliteRegistry
+from mesh.domain.deployment import DeploymentSpec, Scaling
+from mesh.domain.errors import MeshError
+from mesh.domain.ids import DeploymentName
+from mesh.domain.slo import Slo
+from mesh.evaluation.fidelity.calibrating import calibrate
+from mesh.evaluation.fidelity.live import live_run
+from mesh.evaluation.fidelity.observing import pooled
+from mesh.evaluation.fidelity.report import SIMULATIONS, LiveRun, calibrated
+from mesh.evaluation.load_client import Answer, Call, offer
+from mesh.sim.cluster import SETTLE_S
+from mesh.wire.client import MeshClient
+
+PROFILED = DeploymentName("profiled")
+CALM_SHARE = 0.1
+"""Of a core: a node that uses less has computed all that it computes for nobody."""
+CALM_S = 1.0
+
+Told = Callable[[str], None]
+
+
+def profiled_home(home: Path, told: Told) -> None:
+    """A state folder whose registry has a measured profile of the demo model, and nothing else."""
+    with local_cell(home=home) as cell, MeshClient(cell.address) as client:
+        client.deploy(_spec(PROFILED, Slo(), Scaling()))
+        client.profile(PROFILED, progress=lambda what, share: told(f"{what}: {100 * share:.0f} %"))
+        client.delete(PROFILED)
+
+
+def deployed_home(profiled: Path, home: Path, scene: Scene, told: Told) -> None:
+    """The same with the scene's deployments."""
+    _copy(profiled, home)
+    with local_cell(home=home) as cell, MeshClient(cell.address) as client:
+        for name in scene.names():
+            told(f"deploy {name}")
+            client.deploy(_spec(name, scene.slo, scene.scaling))
+
+
+def measured(
+    scene: Scene, deployed: Path, calls: Sequence[Call], call_s_max: float
+) -> tuple[list[Answer], LiveRun]:
+    """Offer a fresh cell these calls. All of the run is for calibrating.
+
+    Raises MeshError when a part of the cell ends.
+    """
+    with closing(SqliteRegistry(deployed / "controller")) as registry:
+        footprint = dict(registry.deployments()[0].footprints)["openvino"]
+    with tempfile.TemporaryDirectory() as folder:
+        home, journals = Path(folder) / "home", Path(folder) / "journals"
+        _copy(deployed, home)
+        journals.mkdir()
+        memory_bytes = None if scene.resident else scene.memory_bytes(footprint)
+        with (
+            local_cell(home=home, node_journals=journals, memory_bytes=memory_bytes) as cell,
+            MeshClient(cell.address) as client,
+        ):
+            if scene.resident:
+                for name in scene.names():
+                    wait_ready(client, _spec(name, scene.slo, scene.scaling), LOADED_S_MAX)
+                _wait_calm(psutil.Process(cell.children[1].process.pid))
+            (node,) = client.nodes()
+            views = client.profiles(scene.names()[0])
+            answers = offer(cell.address, calls, call_s_max=call_s_max)
+            cell.check_alive()
+        run = live_run(
+            home,
+            journals / f"{node.node_id}.journal",
+            node=node,
+            profile=next(v.profile for v in views if v.profile.fingerprint == node.fingerprint),
+            calls=calls,
+            answers=answers,
+            calibrated_s=max(a.sent_s + a.ended_s for a in answers) - answers[0].sent_s,
+        )
+    began_s = run.observed.first_s
+    lead_s = 0.0 if began_s is None else max(run.start_s - began_s - SETTLE_S, 0.0)
+    return answers, replace(run, lead_s=lead_s)
+
+
+def simulated_met_shares(runs: Sequence[LiveRun]) -> list[float]:
+    """Of the same calls on virtual nodes: of one node, whose costs all runs tell together, at the
+    pace of each.
+
+    Raises InvalidInput when the runs were too short for that, or never without a load.
+    """
+    first, last = runs[0], runs[-1]
+    costs = calibrate(
+        pooled([run.observed for run in runs]),
+        Times(first.profile),
+        from_s=first.start_s,
+        until_s=last.start_s + last.calibrated_s,
+    )
+    return [
+        fmean(
+            outcome.met_in_the_mean_without_grace
+            for outcomes in calibrated(run, costs).simulations(run, SIMULATIONS)
+            for outcome in outcomes
+        )
+        for run in runs
+    ]
+
+
+def _spec(name: DeploymentName, slo: Slo, scaling: Scaling) -> DeploymentSpec:
+    return DeploymentSpec(
+        name=name, source=SOURCE, context_tokens_max=CONTEXT_TOKENS, slo=slo, scaling=scaling
+    )
+
+
+def _copy(home: Path, to: Path) -> None:
+    """The controller's state: the store is linked anew, and logs stay."""
+    shutil.copytree(home / "controller", to / "controller")
+
+
+def _wait_calm(process: psutil.Process) -> None:
+    """New instances compute many sizes once."""
+    until_s = time.monotonic() + LOADED_S_MAX
+    while process.cpu_percent(CALM_S) > 100 * CALM_SHARE:
+        if time.monotonic() > until_s:
+            raise MeshError(f"the node was not idle within {LOADED_S_MAX:.0f} s")

@@ -1,0 +1,155 @@
+"""What the benchmark shows: a row a rate and system, and the same in one JSON object."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import quantiles
+
+from bench.fleet.seconds import Kind
+from bench.fleet.workload import Scene
+from bench.printing import last_line, show_table
+from mesh.cli.output import text
+from mesh.evaluation.judging import Judgement
+
+HEADINGS = (
+    *("calls/s", "met", "every", "taken", "p50 s", "p95 s"),
+    *("loads, s", "load", "first", "prefill", "decode", "idle", "sim"),
+)
+LEGEND = (
+    "met: share of all calls with TTFT and mean TPOT in time; every: with every token. taken: not "
+    "refused; p50, p95: their TTFT. loads: how many, in so many seconds. load to idle: where the "
+    "seconds went; load: while nothing was computed, first: runs of new instances for nobody. "
+    "sim: met, simulated"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One system under one rate, by its clients' clock; loads are credited to nobody."""
+
+    rate: float
+    judged: Judgement
+    seconds: dict[str, float]
+    """Of the time in which calls came, by kind."""
+    loads: int
+    """That began in it."""
+    loading_s: float
+    """With a load under way, whatever was computed beside it."""
+    simulated_met_share: float | None = None
+
+    @property
+    def met(self) -> int:
+        """TTFT and mean TPOT."""
+        return sum(j.outcome.met_in_the_mean_without_grace for j in self.judged.all)
+
+    @property
+    def met_share(self) -> float:
+        return self.met / self.judged.requests
+
+    @property
+    def met_every_token_share(self) -> float:
+        """Each token by the TTFT limit and its index times the TPOT."""
+        met = sum(j.outcome.met_without_grace for j in self.judged.all)
+        return met / self.judged.requests
+
+    @property
+    def met_of_admitted(self) -> float | None:
+        return self.met / len(self.judged.admitted) if self.judged.admitted else None
+
+    def ttft_s(self, percent: int) -> float | None:
+        """A percentile over the admitted that have a first token."""
+        ttfts = [s for j in self.judged.admitted if (s := j.outcome.ttft_s) is not None]
+        if len(ttfts) < 2:
+            return ttfts[0] if ttfts else None
+        return quantiles(ttfts, n=100, method="inclusive")[percent - 1]
+
+    @property
+    def sim_difference(self) -> float | None:
+        simulated = self.simulated_met_share
+        return None if simulated is None else self.met_share - simulated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """A scene, by rate. There is no peer where none was asked for."""
+
+    scene: Scene
+    ours: tuple[Measured, ...]
+    peer: tuple[Measured, ...] = ()
+
+
+def report(played: Sequence[Played]) -> None:
+    text(LEGEND)
+    for each in played:
+        scene, slo = each.scene, each.scene.slo
+        text(
+            f"{scene.name}: {scene.deployments} deployments, memory for {scene.resident_max}; "
+            f"TTFT {slo.ttft_s:g} s, TPOT {slo.tpot_s:g} s, no credit for loads"
+        )
+        named = [("mesh", one) for one in each.ours] + [("peer", one) for one in each.peer]
+        by_rate = sorted(named, key=lambda pair: pair[1].rate)
+        show_table(HEADINGS, [_row(name, one) for name, one in by_rate])
+        for one in each.ours:
+            if reasons := one.judged.refused_by_reason:
+                words = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+                text(f"refused at {one.rate:g} calls/s: {words}")
+    last_line(figures(played))
+
+
+def _row(name: str, one: Measured) -> tuple[str, ...]:
+    return (
+        f"{one.rate:g} {name}",
+        f"{one.met_share:.2f}",
+        f"{one.met_every_token_share:.2f}",
+        f"{len(one.judged.admitted)}/{one.judged.requests}",
+        *("" if s is None else f"{s:.2f}" for s in (one.ttft_s(50), one.ttft_s(95))),
+        f"{one.loads} in {one.loading_s:.0f}",
+        *(
+            f"{one.seconds[kind]:.0f}"
+            for kind in (Kind.LOAD, Kind.FIRST_RUN, Kind.PREFILL, Kind.DECODE, Kind.IDLE)
+        ),
+        "" if one.simulated_met_share is None else f"{one.simulated_met_share:.2f}",
+    )
+
+
+def figures(played: Sequence[Played]) -> dict[str, object]:
+    """Lists are by rate. Those of the scene in which all are resident say so."""
+    found: dict[str, object] = {}
+    for each in played:
+        mark = "resident_" if each.scene.resident else ""
+        ours, peer = each.ours, each.peer
+        found |= {
+            f"{mark}rates": [one.rate for one in ours],
+            f"{mark}met_share": [_round(one.met_share) for one in ours],
+            f"{mark}met_every_token_share": [_round(one.met_every_token_share) for one in ours],
+            f"{mark}ttft_s_p95": [_round(one.ttft_s(95)) for one in ours],
+            f"{mark}met_of_admitted": [_round(one.met_of_admitted) for one in ours],
+            f"{mark}refused_by_reason": [one.judged.refused_by_reason for one in ours],
+            f"{mark}sim_difference": [_round(one.sim_difference) for one in ours],
+            f"{mark}seconds_by_kind": [_rounded(one.seconds) for one in ours],
+            f"{mark}loads": [one.loads for one in ours],
+            f"{mark}loading_s": [round(one.loading_s, 1) for one in ours],
+            f"{mark}client_lag_s_p99": [_round(one.judged.lag_s_p99) for one in ours],
+        }
+        name = "resident_peer" if each.scene.resident else "lru"
+        found |= {
+            f"{name}_met_share": [_round(one.met_share) for one in peer],
+            f"{name}_ratio": [_ratio(a, b) for a, b in zip(ours, peer, strict=False)],
+            f"{name}_ttft_s_p95": [_round(one.ttft_s(95)) for one in peer],
+            f"{name}_seconds_by_kind": [_rounded(one.seconds) for one in peer],
+            f"{name}_loads": [one.loads for one in peer],
+            f"{name}_loading_s": [round(one.loading_s, 1) for one in peer],
+        }
+    return found
+
+
+def _ratio(ours: Measured, peer: Measured) -> float | None:
+    """Calls met over the peer's; None where it met none."""
+    return round(ours.met / peer.met, 2) if peer.met else None
+
+
+def _rounded(seconds: dict[str, float]) -> dict[str, float]:
+    return {kind: round(value, 1) for kind, value in seconds.items()}
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

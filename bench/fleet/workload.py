@@ -1,0 +1,99 @@
+"""The two scenes: what is deployed on which node, and the calls, drawn once and offered to both
+systems.
+
+Popularity falls with 1/rank^0.9, calls come by a Poisson process. All deployments are the demo
+model. So mesh learns how long its loads take from the first of them, and the node's page cache
+holds one file; neither system shares anything in memory. Deployments with weights of their own
+would want a store with a model each: a source such as `file:///…/NN.gguf`, written once with other
+weights, in the place of `SOURCE`, and the same file for the peer.
+"""
+
+import random
+from dataclasses import dataclass
+
+from mesh.domain.deployment import Scaling
+from mesh.domain.ids import DeploymentName
+from mesh.domain.model import Footprint
+from mesh.domain.slo import Slo
+from mesh.evaluation.load_client import Call
+from mesh.memory.watermark import Watermark
+
+CONTEXT_TOKENS = 1024
+"""Of mesh's deployments: an instance begins with as much KV cache, and its watermark."""
+PROMPT_TOKENS = (20, 34)
+OUTPUT_TOKENS = (16, 48, 96)
+"""One of these each."""
+POPULARITY = 0.9
+TOKEN_IDS = range(100, 2000)
+BASE_BYTES = 192 * 2**20
+"""For a node's process without instances, which takes 110 MiB; less than an instance more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    name: str
+    deployments: int
+    resident_max: int
+    """So many fit into memory."""
+    slo: Slo
+    scaling: Scaling
+    rates: tuple[float, ...]
+    """Calls a second."""
+    seconds: float
+
+    @property
+    def resident(self) -> bool:
+        """All are loaded before the first call."""
+        return self.resident_max >= self.deployments
+
+    def names(self) -> list[DeploymentName]:
+        """By rank, the most popular first."""
+        return [DeploymentName(f"{self.name}-{n:02}") for n in range(1, self.deployments + 1)]
+
+    def memory_bytes(self, footprint: Footprint) -> int:
+        """`--memory` of a node on which `resident_max` instances fit as they are loaded."""
+        blocks = Watermark().recommended(footprint.blocks_for(CONTEXT_TOKENS))
+        return BASE_BYTES + self.resident_max * footprint.instance_bytes(blocks)
+
+
+SCENES = (
+    Scene(
+        name="fleet",
+        deployments=40,
+        resident_max=11,
+        slo=Slo(ttft_s=4.0, tpot_s=0.3),
+        scaling=Scaling(),
+        rates=(0.5, 1.0, 2.0),
+        seconds=120.0,
+    ),
+    Scene(
+        name="resident",
+        deployments=8,
+        resident_max=8,
+        slo=Slo(ttft_s=1.0, tpot_s=0.12),
+        scaling=Scaling(replicas_min=1, replicas_max=1, keep_alive_s=600.0),
+        rates=(1.0, 2.0, 4.0),
+        seconds=60.0,
+    ),
+)
+
+
+def calls(scene: Scene, *, rate: float, seconds: float, seed: int) -> list[Call]:
+    """In order, one at least: `rate` calls a second in the mean."""
+    draw, names = random.Random(seed), scene.names()
+    weights = [1 / rank**POPULARITY for rank in range(1, len(names) + 1)]
+    found: list[Call] = []
+    at_s = min(draw.expovariate(rate), seconds)
+    while at_s < seconds or not found:
+        (name,) = draw.choices(names, weights)
+        found.append(
+            Call(
+                at_s=at_s,
+                deployment=name,
+                slo=scene.slo,
+                prompt_tokens=tuple(draw.choices(TOKEN_IDS, k=draw.randint(*PROMPT_TOKENS))),
+                output_tokens=draw.choice(OUTPUT_TOKENS),
+            )
+        )
+        at_s += draw.expovariate(rate)
+    return found

@@ -1,0 +1,216 @@
+"""The fleet benchmark: its calls, a node's memory, where seconds go, who is swapped, figures."""
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bench.fleet.report import Measured, Played, figures
+from bench.fleet.seconds import Kind, Span, seconds_by_kind
+from bench.fleet.swapper import Swapper
+from bench.fleet.workload import OUTPUT_TOKENS, SCENES, calls
+from mesh.domain.ids import DeploymentName
+from mesh.domain.model import Footprint
+from mesh.domain.slo import Slo
+from mesh.evaluation.judging import judge
+from mesh.evaluation.load_client import Answer, Call
+from mesh.v1 import inference_pb2 as pb
+
+FLEET, RESIDENT = SCENES
+MIB = 2**20
+
+
+def test_calls_come_in_order_at_their_rate_and_the_popular_more_often() -> None:
+    sent = calls(FLEET, rate=20.0, seconds=200.0, seed=2)
+    assert len(sent) == pytest.approx(4000, rel=0.05)
+    assert [call.at_s for call in sent] == sorted(call.at_s for call in sent)
+    assert sent[0].at_s > 0.0
+    assert sent[-1].at_s < 200.0
+    counts = Counter(call.deployment for call in sent)
+    first, second, last = FLEET.names()[0], FLEET.names()[1], FLEET.names()[-1]
+    assert counts[first] / counts[second] == pytest.approx(2**0.9, rel=0.2)
+    assert counts[first] / counts[last] == pytest.approx(40**0.9, rel=0.4)
+    assert {call.output_tokens for call in sent} == set(OUTPUT_TOKENS)
+    assert sum(len(call.prompt_tokens) for call in sent) / len(sent) == pytest.approx(27, rel=0.02)
+
+
+def test_the_same_seed_draws_the_same_calls_and_a_short_run_has_one() -> None:
+    assert calls(FLEET, rate=1.0, seconds=9.0, seed=3) == calls(
+        FLEET, rate=1.0, seconds=9.0, seed=3
+    )
+    assert calls(FLEET, rate=1.0, seconds=9.0, seed=3) != calls(
+        FLEET, rate=1.0, seconds=9.0, seed=4
+    )
+    assert calls(FLEET, rate=0.001, seconds=1.0, seed=5)
+
+
+@pytest.mark.parametrize("base_bytes", [90 * MIB, 190 * MIB])
+def test_a_node_has_memory_for_as_many_instances_as_the_scene_says(base_bytes: int) -> None:
+    footprint = Footprint(weights_bytes=236 * MIB, kv_block_bytes=720 * 1024, block_tokens=32)
+    free_bytes = FLEET.memory_bytes(footprint) - base_bytes
+    assert free_bytes // footprint.instance_bytes(40) == FLEET.resident_max
+
+
+def test_each_second_counts_once_and_what_is_computed_hides_a_load() -> None:
+    spans = [
+        Span(Kind.LOAD, 8.0, 12.0),
+        Span(Kind.DECODE, 11.0, 13.0),
+        Span(Kind.DECODE, 12.5, 13.5),
+        Span(Kind.PREFILL, 13.5, 14.0),
+        Span(Kind.FIRST_RUN, 19.0, 25.0),
+        Span(Kind.LOAD, 30.0, 31.0),
+    ]
+    assert seconds_by_kind(spans, 10.0, 20.0) == {
+        "load": pytest.approx(1.0),
+        "decode": pytest.approx(2.5),
+        "prefill": pytest.approx(0.5),
+        "first_run": pytest.approx(1.0),
+        "idle": pytest.approx(5.0),
+    }
+
+
+class Servers:
+    """What the swapper loads: servers that answer when they are told to, or at once."""
+
+    def __init__(self, *chunks: int) -> None:
+        self.chunks = chunks
+        self.loaded = 0
+        self.asked: list[list[int]] = []
+        self.asked_once = threading.Event()
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    def __call__(self) -> "Servers":
+        self.loaded += 1
+        return self
+
+    def handle_completions(
+        self, asked: dict[str, Any], on_chunk: Callable[[dict[str, Any]], bool]
+    ) -> None:
+        self.asked.append(asked["prompt"])
+        self.asked_once.set()
+        assert self.may_answer.wait(10.0)
+        for count in self.chunks:
+            on_chunk({"timings": {"predicted_n": count}})
+
+
+async def ask(swapper: Swapper, name: str, prompt: int = 7) -> list[pb.InvokeResponse]:
+    request = pb.InvokeRequest(deployment=name, tokens=pb.TokenIds(ids=[prompt]), max_tokens=4)
+    return [message async for message in swapper.Invoke(request, None)]
+
+
+async def test_an_answer_has_each_token_once_and_one_end() -> None:
+    swapper = Swapper(Servers(1, 2, 2, 4), resident_max=1, at_once=1)
+    *tokens, last = await ask(swapper, "a")
+    assert [m.tokens.first_index + i for m in tokens for i in range(len(m.tokens.token_ids))] == [
+        0, 1, 2, 3,
+    ]  # fmt: skip
+    assert last.finished.output_tokens == 4
+    assert [span.kind for span in swapper.spans] == [Kind.LOAD, Kind.PREFILL, Kind.DECODE]
+
+
+async def test_the_least_recently_used_goes_for_a_model_that_is_not_there() -> None:
+    servers = Servers(4)
+    swapper = Swapper(servers, resident_max=2, at_once=1)
+    for name, loads in [("a", 1), ("b", 2), ("a", 2), ("c", 3), ("a", 3), ("b", 4), ("c", 5)]:
+        await ask(swapper, name)
+        assert servers.loaded == loads, name
+
+
+async def test_calls_are_served_in_the_order_in_which_they_came() -> None:
+    servers = Servers(4)
+    swapper = Swapper(servers, resident_max=1, at_once=1)
+    await asyncio.gather(*(ask(swapper, name, n) for n, name in enumerate("abab")))
+    assert servers.asked == [[0], [1], [2], [3]]
+    assert servers.loaded == 4
+
+
+async def test_a_busy_model_is_not_unloaded() -> None:
+    servers = Servers(4)
+    swapper = Swapper(servers, resident_max=2, at_once=2)
+    servers.may_answer.clear()
+    busy = asyncio.create_task(ask(swapper, "a"))
+    assert await asyncio.to_thread(servers.asked_once.wait, 10.0)
+    await swapper.resident("b")
+    await swapper.resident("c")
+    await swapper.resident("a")
+    assert servers.loaded == 3
+    servers.may_answer.set()
+    await busy
+
+
+async def test_a_server_that_fails_ends_its_call_and_frees_its_place() -> None:
+    class Failing(Servers):
+        def handle_completions(self, asked: Any, on_chunk: Any) -> None:
+            raise RuntimeError("no answer")
+
+    swapper = Swapper(Failing(), resident_max=1, at_once=1)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no answer"):
+            await ask(swapper, "a")
+
+
+CALL = Call(
+    at_s=0.0,
+    deployment=DeploymentName("fleet-01"),
+    slo=Slo(ttft_s=1.0, tpot_s=0.1),
+    prompt_tokens=(7,),
+    output_tokens=3,
+)
+MET = Answer(ended_s=1.0, tokens_s=(0.5, 0.6, 0.7), finishes=1)
+
+
+def measured(*answers: Answer, rate: float = 1.0, simulated: float | None = None) -> Measured:
+    return Measured(
+        rate=rate,
+        judged=judge([CALL] * len(answers), answers),
+        seconds={str(kind): 1.04 for kind in Kind},
+        loads=2,
+        loading_s=1.04,
+        simulated_met_share=simulated,
+    )
+
+
+@pytest.fixture
+def mixed() -> Measured:
+    """One met, one only in the mean, one only by every token, one by grace alone, one refused."""
+    return measured(
+        MET,
+        replace(MET, tokens_s=(0.95, 1.14, 1.14)),
+        replace(MET, tokens_s=(0.5, 0.85, 1.19)),
+        replace(MET, tokens_s=(1.5, 1.6, 1.7), grace_s=3.0),
+        replace(MET, tokens_s=(), finishes=0, refused="queue_timeout"),
+        simulated=0.3,
+    )
+
+
+def test_calls_are_counted_both_ways_without_credit_for_loads(mixed: Measured) -> None:
+    assert mixed.met_share == pytest.approx(2 / 5)
+    assert mixed.met_every_token_share == pytest.approx(2 / 5)
+    assert mixed.met_of_admitted == pytest.approx(2 / 4)
+    assert mixed.ttft_s(95) == pytest.approx(1.5, abs=0.1)
+
+
+def test_figures_are_lists_by_rate_beside_those_of_the_peer(mixed: Measured) -> None:
+    late = replace(MET, tokens_s=(9.0, 9.1, 9.2))
+    peer = (measured(MET, MET, MET, MET, late), measured(late, rate=2.0))
+    found = figures([Played(scene=FLEET, ours=(mixed, measured(MET, rate=2.0)), peer=peer)])
+    assert found["rates"] == [1.0, 2.0]
+    assert found["met_share"] == [0.4, 1.0]
+    assert found["lru_met_share"] == [0.8, 0.0]
+    assert found["lru_ratio"] == [0.5, None]
+    assert found["met_of_admitted"] == [0.5, 1.0]
+    assert found["sim_difference"] == [pytest.approx(0.1), None]
+    assert found["refused_by_reason"] == [{"queue_timeout": 1}, {}]
+    assert found["seconds_by_kind"] == [{str(kind): 1.0 for kind in Kind}] * 2
+
+
+def test_figures_of_resident_models_say_so_and_do_without_a_peer() -> None:
+    found = figures([Played(scene=RESIDENT, ours=(measured(MET),))])
+    assert found["resident_met_share"] == [1.0]
+    assert found["resident_peer_met_share"] == []
+    assert "met_share" not in found
