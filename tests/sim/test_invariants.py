@@ -124,7 +124,8 @@ def lose(cell: VirtualCell) -> None:
     instance.requests.clear()
     instance.required_blocks = instance.tokens = 0
     instance.node.iteration_started_s = None
-    instance.node.eased += 1
+    instance.node.running = 0
+    instance.node.ease()
     cell.core.cell.requests.clear()
 
 
