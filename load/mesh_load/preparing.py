@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mesh.cli.replay_options import asked_of, trace_asked
 from mesh.evaluation.replay.cell import contexts_of, deployed
+from mesh.evaluation.replay.running import check_bounds
 from mesh.text.tokenizer import TextCodec
 from mesh.wire.client import MeshClient
 from mesh_load.options import Options
@@ -31,6 +32,7 @@ def prepare(options: Options) -> Prepared:
         found = deployed(client)
         trace = trace_asked(options.trace, options.given, max(len(asked.deployments or found), 1))
         plan = plan_replay(trace, asked, contexts_of(found))
+        check_bounds(plan)
         called = {call.deployment for call in plan.calls}
         models: dict[str, str] = {}
         sentences: dict[str, tuple[tuple[int, ...], ...]] = {}

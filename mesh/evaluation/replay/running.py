@@ -22,6 +22,20 @@ RUN_S_MAX = 24 * 3600.0
 """Of a whole replay; the last call's own limit comes on top."""
 
 
+def check_bounds(plan: ReplayPlan) -> None:
+    """Raises InvalidInput for a plan that lasts for too long, or has too many calls."""
+    if len(plan.calls) > CALLS_MAX:
+        raise InvalidInput(
+            f"the replay would send {len(plan.calls)} calls; at most {CALLS_MAX}",
+            hint="cut a window with --start and --duration, or lower --rate-scale",
+        )
+    if plan.duration_s > RUN_S_MAX:
+        raise InvalidInput(
+            f"the replay would last {plan.duration_s:.0f} s; at most {RUN_S_MAX:.0f}",
+            hint="cut a window with --start and --duration, or lower --time-scale",
+        )
+
+
 class Replaying:
     """`ended` is told each result as it comes; what it raises ends the replay."""
 
@@ -32,17 +46,8 @@ class Replaying:
         prompts: Mapping[str, Prompts],
         ended: Callable[[CallResult], None] = lambda result: None,
     ) -> None:
-        """Raises InvalidInput for a plan that lasts for too long, or has too many calls."""
-        if len(plan.calls) > CALLS_MAX:
-            raise InvalidInput(
-                f"the replay would send {len(plan.calls)} calls; at most {CALLS_MAX}",
-                hint="cut a window with --start and --duration, or lower --rate-scale",
-            )
-        if plan.duration_s > RUN_S_MAX:
-            raise InvalidInput(
-                f"the replay would last {plan.duration_s:.0f} s; at most {RUN_S_MAX:.0f}",
-                hint="cut a window with --start and --duration, or lower --time-scale",
-            )
+        """Raises what `check_bounds` does."""
+        check_bounds(plan)
         self._plan = plan
         self._slos: dict[str, Slo] = {name: view.spec.slo for name, view in deployments.items()}
         self._prompts = prompts
