@@ -80,18 +80,18 @@ def rate_scale(lengths: Iterable[Lengths], seconds: float) -> float:
     return round(min(1.0, LOAD * seconds / cost_s), 4)
 
 
-def replayed(address: str, path: Path, seconds: float, folder: Path) -> Replayed:
+def replayed(address: str, path: Path, seconds: float, time_scale: float, folder: Path) -> Replayed:
     """Raises MeshError when `mesh replay` does."""
     trace = read(path, Asked(duration_s=seconds))
     lengths, tokens = file_lengths(path, seconds), tokens_scale(trace)
     shorter = list(scaled(lengths, tokens))
-    rate, record = rate_scale(shorter, seconds), folder / f"{path.stem}.csv"
-    show_status(f"{path.name}: {seconds:g} s at {rate:g} of its rate")
+    rate, record = rate_scale(shorter, seconds * time_scale), folder / f"{path.stem}.csv"
+    show_status(f"{path.name}: {seconds:g} s in {seconds * time_scale:g} s, {rate:g} of its calls")
     ran = subprocess.run(
         [
             *(*MESH, "replay", str(path), "--controller", address, "-o", "json"),
-            *("--duration", str(seconds), "--rate-scale", str(rate)),
-            *("--tokens-scale", str(tokens)),
+            *("--duration", str(seconds), "--time-scale", str(time_scale)),
+            *("--rate-scale", str(rate), "--tokens-scale", str(tokens)),
             *("--deployments", ",".join(DEPLOYMENTS), "--map", "popularity"),
             *("--record", str(record)),
         ],
@@ -138,6 +138,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.replay", description=__doc__)
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of each (%(default)g)")
+    parser.add_argument("--time-scale", type=float, default=1.0, help="0.2: five times as quickly")
     options = parser.parse_args()
     specs = [
         DeploymentSpec(
@@ -150,7 +151,9 @@ def main() -> None:
         for path in options.traces:
             with local_cell() as cell:
                 deployed(cell.address, specs)
-                found.append(replayed(cell.address, path, options.seconds, Path(folder)))
+                found.append(
+                    replayed(cell.address, path, options.seconds, options.time_scale, Path(folder))
+                )
         report(found)
     in_time = all(each.late_ms_p99 <= LATE_MS_MAX for each in found)
     equal = all(each.counts_equal and each.lengths_equal for each in found)
