@@ -19,14 +19,7 @@ from mesh.domain.request import Request
 from mesh.domain.slo import Slo
 from mesh.evaluation.differences import Difference, differences
 from mesh.evaluation.summary import Summary, summarize
-from mesh.runtime.journal import (
-    ControllerStart,
-    Decision,
-    Divergence,
-    Start,
-    read_journal,
-    replay,
-)
+from mesh.runtime.journal import ControllerStart, Decision, Divergence, Start, read_journal, replay
 from mesh.runtime.starting import fresh_core
 
 LINES_BEFORE = 1
