@@ -9,6 +9,7 @@ import os
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,9 @@ class Peer:
         self._receive(START_S_MAX, "ready")
 
     def ask(self, question: object = None) -> Any:
-        self._connection.send(question)
+        # One that has ended is told by what it leaves unanswered.
+        with suppress(ConnectionError):
+            self._connection.send(question)
         return self._receive(RUN_S_MAX, "done")
 
     def cpu_s(self) -> float:

@@ -19,11 +19,11 @@ def show_status(line: str) -> None:
 
 @contextmanager
 def errors_told() -> Iterator[None]:
-    """A MeshError ends the benchmark in a line. The status line is wiped either way."""
+    """A MeshError ends the benchmark, told with its hint. The status line is wiped either way."""
     try:
         yield
     except MeshError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""))
     finally:
         show_status("")
 

@@ -14,8 +14,8 @@ from bench.engine.models import Models, prepared_models
 from bench.engine.report import Rates, print_report
 from bench.engine.workload import CONCURRENCIES, OUTPUT_TOKENS, prompts
 from bench.peer import Peer
+from bench.printing import errors_told
 from mesh.cli import output
-from mesh.domain.errors import MeshError
 
 ROUNDS = 5
 
@@ -83,13 +83,10 @@ def main() -> int:
     if options.rounds < 1:
         parser.error("--rounds must be 1 or more")
     missing = [entry.name for entry in ENTRIES if not entry.installed]
-    try:
+    with errors_told():
         output.message("prepare the model for each engine")
         models = prepared_models()
         bench = measure(models, options.rounds)
-    except MeshError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
     if missing:
         print(f"error: not installed, so not measured: {', '.join(missing)}", file=sys.stderr)
         print("hint: make bench-engine, or pip install -e '.[bench]'", file=sys.stderr)

@@ -13,13 +13,7 @@ from typing import Any, Protocol
 
 from bench.driving import LoadedModel
 from bench.engine.models import Models
-from bench.engine.workload import (
-    CONCURRENCIES,
-    CONTEXT_TOKENS,
-    OUTPUT_TOKENS,
-    THREADS,
-    Prompts,
-)
+from bench.engine.workload import CONCURRENCIES, CONTEXT_TOKENS, OUTPUT_TOKENS, THREADS, Prompts
 from mesh.domain.limits import NodeLimits
 
 BATCH_MAX = max(CONCURRENCIES)

@@ -10,14 +10,7 @@ from dataclasses import dataclass
 from bench.demo_model import stored_model
 from bench.driving import INSTANCE, no_progress, order
 from bench.kv_resize.resident import resident_bytes
-from bench.kv_resize.serving import (
-    BATCH,
-    BLOCKS,
-    CONTEXT_TOKENS,
-    Served,
-    draw_prompts,
-    wait_until,
-)
+from bench.kv_resize.serving import BATCH, BLOCKS, CONTEXT_TOKENS, Served, draw_prompts, wait_until
 from mesh_nodes.engines.openvino import OpenVinoEngine
 
 DECODES = 20

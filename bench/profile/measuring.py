@@ -15,12 +15,7 @@ from bench.profile.loaded import CONTEXT_TOKENS, KV_TOKENS, PrimedModel
 from bench.profile.neighbour import noisy_neighbour
 from bench.profile.predicting import Iteration, Predictions, right_after_s, typical, whole
 from bench.profile.quiet import Quiet
-from bench.profile.workloads import (
-    BATCH_MAX,
-    NOISY_CONTEXT_TOKENS,
-    Sweep,
-    noisy_batches,
-)
+from bench.profile.workloads import BATCH_MAX, NOISY_CONTEXT_TOKENS, Sweep, noisy_batches
 from mesh.compute.survey import Survey
 from mesh.domain.limits import PREFILL_TOKENS_MAX
 from mesh.domain.profile import IterationShape, Profile

@@ -141,9 +141,9 @@ def main() -> None:
     parser.add_argument("--load", type=float, default=LOAD, help="offered over capacity")
     parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it works")
     options = parser.parse_args()
-    stored_model()
     seconds = QUICK_SECONDS if options.quick else options.seconds
     with errors_told():
+        stored_model()
         compared = compare(seconds, options.rounds, options.seed, options.load)
     report(compared)
 

@@ -15,7 +15,7 @@ import psutil
 
 from bench.cells import local_cell
 from bench.demo_model import SOURCE, stored_model
-from bench.printing import last_line, show_table
+from bench.printing import errors_told, last_line, show_table
 from bench.soak.traffic import Traffic
 from bench.soak.watching import Held, sample
 from mesh.cli import output
@@ -133,7 +133,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    sys.exit(soak(options.seconds, options.workers, options.seed))
+    with errors_told():
+        sys.exit(soak(options.seconds, options.workers, options.seed))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from statistics import median
 
 from bench.demo_model import stored_model
 from bench.driving import no_progress, order, request
-from bench.printing import last_line, show_table
+from bench.printing import errors_told, last_line, show_table
 from mesh.domain.ids import InstanceId
 from mesh.domain.steps import LoadTier
 from mesh_loader.store import StoredModel
@@ -127,7 +127,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
-    report(options.rounds, options.threads)
+    with errors_told():
+        report(options.rounds, options.threads)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Measuring and comparing, apart from what serves: production does not import it.
 
-load_client                            calls to a live cell, each at its time
+bursts, load_client                    calls, and their sending to a live cell, each at its time
+judging                                what came of calls, beside their SLOs
 summary, distribution, ranks           outcomes of requests in numbers
 sampling, series, cell_numbers         nodes by the second; a run of a cell in numbers
 simulation_report                      what `mesh sim` says of a run
@@ -8,4 +9,5 @@ replaying, differences                 journals, decided again
 charts/                                charts as values; SVG and PNG
 paper/                                 the evaluation of LLM-Mesh on virtual nodes
 fidelity/                              a live run beside a simulation of it
+replay/                                a trace's calls to a running cell
 """

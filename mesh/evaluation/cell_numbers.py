@@ -36,7 +36,7 @@ class CellNumbers:
     cold_requests: int
     """Whose admission started an instance: those that were granted a grace."""
     refused: tuple[tuple[str, int], ...]
-    """All that did not finish, by reason: see `outcomes.Summary`."""
+    """All that did not finish, by reason: see `summary.Summary`."""
     decode_tokens_per_s: tuple[tuple[str, float], ...]
     """By kind of device, of one node while it is in use; none for a kind that never was."""
     ttft: Distribution

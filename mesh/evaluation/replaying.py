@@ -19,14 +19,7 @@ from mesh.domain.request import Request
 from mesh.domain.slo import Slo
 from mesh.evaluation.differences import Difference, differences
 from mesh.evaluation.summary import Summary, summarize
-from mesh.runtime.journal import (
-    ControllerStart,
-    Decision,
-    Divergence,
-    Start,
-    read_journal,
-    replay,
-)
+from mesh.runtime.journal import ControllerStart, Decision, Divergence, Start, read_journal, replay
 from mesh.runtime.starting import fresh_core
 
 LINES_BEFORE = 1
@@ -154,17 +147,17 @@ class _Seen:
     def _end(
         self, request_id: RequestId, end: FinishReason | RefusalReason, grace_s: float
     ) -> None:
-        held = self.open.pop(request_id, None)
-        if held is None:
+        ended = self.open.pop(request_id, None)
+        if ended is None:
             return
         self.outcomes.append(
             Outcome(
                 request_id=request_id,
-                deployment=held.request.deployment,
-                slo=held.slo,
-                arrival_s=held.arrival_s,
-                input_tokens=len(held.request.prompt_tokens),
-                tokens_s=tuple(held.tokens_s),
+                deployment=ended.request.deployment,
+                slo=ended.slo,
+                arrival_s=ended.arrival_s,
+                input_tokens=len(ended.request.prompt_tokens),
+                tokens_s=tuple(ended.tokens_s),
                 ended_s=self.last_s,
                 grace_s=grace_s,
                 end=end,

@@ -79,9 +79,9 @@ class Callers:
         now_s = self._clock.now_s()
         return tuple(
             request_id
-            for request_id, held in self._waiting.items()
-            if now_s - max(held.arrival_s, since_s)
-            > wait_s_max + len(held.answer) * held.deployment.spec.slo.tpot_s
+            for request_id, caller in self._waiting.items()
+            if now_s - max(caller.arrival_s, since_s)
+            > wait_s_max + len(caller.answer) * caller.deployment.spec.slo.tpot_s
         )
 
     def __len__(self) -> int:
@@ -93,15 +93,15 @@ class Callers:
 
     def deliver(self, tokens: DeliverTokens) -> None:
         outputs = tokens.outputs
-        held = self._waiting.get(outputs.request_id)
-        assert held is not None, f"tokens of {outputs.request_id} after its end"
-        assert outputs.first_index == len(held.tokens_s), "a token was lost, or came twice"
+        caller = self._waiting.get(outputs.request_id)
+        assert caller is not None, f"tokens of {outputs.request_id} after its end"
+        assert outputs.first_index == len(caller.tokens_s), "a token was lost, or came twice"
         first, count = outputs.first_index, len(outputs.token_ids)
-        due = held.answer[first : first + count]
+        due = caller.answer[first : first + count]
         assert outputs.token_ids == due, f"tokens of {outputs.request_id} are another request's"
-        held.tokens_s += [self._clock.now_s()] * count
+        caller.tokens_s += [self._clock.now_s()] * count
         if outputs.finish is not None:
-            missing = len(held.answer) - len(held.tokens_s)
+            missing = len(caller.answer) - len(caller.tokens_s)
             assert not missing, f"{outputs.request_id} lacks {missing} tokens at its end"
             self._end(outputs.request_id, outputs.finish, tokens.grace_s)
 
@@ -112,15 +112,15 @@ class Callers:
     def _end(
         self, request_id: RequestId, end: FinishReason | RefusalReason, grace_s: float
     ) -> None:
-        held = self._waiting.pop(request_id)
+        caller = self._waiting.pop(request_id)
         self._ended(
             Outcome(
                 request_id=request_id,
-                deployment=held.request.deployment,
-                slo=held.deployment.spec.slo,
-                arrival_s=held.arrival_s,
-                input_tokens=len(held.request.prompt_tokens),
-                tokens_s=tuple(held.tokens_s),
+                deployment=caller.request.deployment,
+                slo=caller.deployment.spec.slo,
+                arrival_s=caller.arrival_s,
+                input_tokens=len(caller.request.prompt_tokens),
+                tokens_s=tuple(caller.tokens_s),
                 ended_s=self._clock.now_s(),
                 grace_s=grace_s,
                 end=end,

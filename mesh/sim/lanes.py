@@ -37,9 +37,6 @@ class VirtualLanes:
         """The call that is being made takes so much longer."""
         self._spent_s += seconds
 
-    def is_busy(self, lane: Lane) -> bool:
-        return self._busy[lane]
-
     def run(
         self,
         lane: Lane,

@@ -7,15 +7,7 @@ import pytest
 
 from bench.mixed.report import rows
 from bench.mixed.running import BURST, QUIET_AFTER, QUIET_BEFORE, Run
-from bench.mixed.workload import (
-    BURST_S,
-    FIRST_BATCH,
-    QUIET_GAP_S,
-    Requests,
-    burst,
-    quiet,
-    sizes,
-)
+from bench.mixed.workload import BURST_S, FIRST_BATCH, QUIET_GAP_S, Requests, burst, quiet, sizes
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
 from mesh.domain.profile import Grid

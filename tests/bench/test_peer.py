@@ -42,6 +42,9 @@ def test_a_peer_that_fails_or_ends_is_told_with_the_end_of_its_log() -> None:
         peer.wait_ready()
         with pytest.raises(Unavailable, match=r"doubling: ValueError: below zero\n(.*\n)*.* raise"):
             peer.ask(-1)
+        peer._process.join()
+        with pytest.raises(Unavailable, match="doubling ended before it was done"):
+            peer.ask(1)
     with Peer("leaving", leaving) as peer:
         peer.wait_ready()
         with pytest.raises(Unavailable, match="leaving ended before it was done"):

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,15 +11,7 @@ import pytest
 
 from mesh.cli import children
 from mesh.cli.children import Child
-
-WAIT_S_MAX = 20.0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    give_up_s = time.monotonic() + WAIT_S_MAX
-    while not condition():
-        assert time.monotonic() < give_up_s, "it did not happen in time"
-        time.sleep(0.02)
+from tests.support.waiting import alive, until
 
 
 @pytest.fixture
@@ -148,12 +139,3 @@ def test_children_end_with_a_parent_that_is_killed(modules: Path) -> None:
         parent.send_signal(signal.SIGKILL)
         parent.wait()
     until(lambda: not alive(pid))
-
-
-def alive(pid: int) -> bool:
-    """A zombie that nobody has reaped yet is dead."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"

@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pytest
 from mesh.cli.restarts import RestartLimits
 from tests.cli.running import mesh, mesh_process
 from tests.support.tiny_model import write_tiny_llama
+from tests.support.waiting import until
 
 READY_S_MAX = 60.0
 GONE_S_MAX = 15.0
@@ -50,13 +51,6 @@ def mentioning(path: Path) -> list[psutil.Process]:
         ):
             found.append(process)
     return found
-
-
-def until(condition: Callable[[], bool], for_s: float = GONE_S_MAX) -> None:
-    give_up_s = time.monotonic() + for_s
-    while not condition():
-        assert time.monotonic() < give_up_s, "it did not happen in time"
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +140,7 @@ def test_the_children_end_with_an_up_that_is_killed(up: Up) -> None:
     assert len(up.children()) >= 2
     up.process.kill()
     up.process.wait()
-    until(lambda: not up.children())
+    until(lambda: not up.children(), GONE_S_MAX)
 
 
 def test_a_node_that_cannot_start_is_named_with_its_own_words(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import yaml
 
 from tests.cli.conftest import RunningCell
 from tests.cli.running import mesh_process
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -23,13 +24,6 @@ def chat(cell: RunningCell) -> Iterator[str]:
     assert ran.err.splitlines()[-1] == "chat: deployed"
     yield "chat"
     assert cell.mesh("delete", "chat").code == 0
-
-
-def until(condition: Callable[[], bool], for_s: float = 20.0) -> None:
-    give_up_s = time.monotonic() + for_s
-    while not condition():
-        assert time.monotonic() < give_up_s, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def test_get_lists_deployments_in_aligned_columns(cell: RunningCell, chat: str) -> None:

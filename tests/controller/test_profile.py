@@ -7,12 +7,7 @@ import pytest
 
 from mesh.domain.errors import EngineError, MeshError, NotFound
 from mesh.domain.ids import DeploymentName, NodeId
-from mesh.domain.messages import (
-    CancelProfile,
-    LoadInstance,
-    ProfileFailed,
-    ProfileInstance,
-)
+from mesh.domain.messages import CancelProfile, LoadInstance, ProfileFailed, ProfileInstance
 from mesh.domain.views import ProfileView
 from mesh.v1 import control_pb2 as pb
 from mesh.v1.control_pb2_grpc import ControlStub

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -19,6 +18,7 @@ from mesh_loader.importing import import_in_child, import_until
 from mesh_loader.store import ModelStore
 from tests.loader.package_index import hanging_index
 from tests.loader.tiny_gguf import write_tiny_gguf
+from tests.support.waiting import until
 
 WAIT_S = 15.0
 HANGING = "pkg://tiny_hanging_model/m.gguf"
@@ -38,13 +38,6 @@ def processes_of(store: Path) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    give_up_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < give_up_s, "it did not come about in time"
-        time.sleep(0.02)
 
 
 def pip_runs(store: Path) -> bool:
@@ -81,7 +74,7 @@ async def test_cancelling_ends_the_child_and_its_pip(
     store = tmp_path / "store"
     with hanging_index(monkeypatch):
         task = asyncio.create_task(import_in_child(HANGING, store, silent, timeout_s=60))
-        await asyncio.to_thread(wait_for, lambda: pip_runs(store))
+        await asyncio.to_thread(until, lambda: pip_runs(store))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -114,13 +107,13 @@ async def test_a_killed_child_is_a_model_error_that_says_so(
     store = tmp_path / "store"
     with hanging_index(monkeypatch):
         task = asyncio.create_task(import_in_child(HANGING, store, silent, timeout_s=60))
-        await asyncio.to_thread(wait_for, lambda: pip_runs(store))
+        await asyncio.to_thread(until, lambda: pip_runs(store))
         ours = psutil.Process().children()
         (child,) = [process for process in ours if str(store) in process.cmdline()]
         child.kill()
         with pytest.raises(ModelError, match="was killed by SIGKILL"):
             await task
-        wait_for(lambda: not processes_of(store))
+        until(lambda: not processes_of(store))
 
 
 def test_a_thread_stops_its_import_by_an_event(
@@ -143,14 +136,14 @@ def test_sigterm_ends_an_import_cleanly(tmp_path: Path, monkeypatch: pytest.Monk
     argv = [sys.executable, "-m", "mesh_loader", "import", HANGING, "--store", str(store)]
     with hanging_index(monkeypatch):
         child = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        wait_for(lambda: pip_runs(store))
+        until(lambda: pip_runs(store))
         child.send_signal(signal.SIGTERM)
         said, complaints = child.communicate(timeout=WAIT_S)
     assert child.returncode == 1
     assert '"type": "Cancelled"' in said.splitlines()[-1]
     assert complaints == ""
     assert not list((store / "staging").iterdir())
-    wait_for(lambda: not processes_of(store))
+    until(lambda: not processes_of(store))
 
 
 def test_no_import_outlives_a_killed_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,10 +156,10 @@ def test_no_import_outlives_a_killed_node(tmp_path: Path, monkeypatch: pytest.Mo
     )
     with hanging_index(monkeypatch):
         node = subprocess.Popen([sys.executable, "-c", program, HANGING, str(store)])
-        wait_for(lambda: pip_runs(store))
+        until(lambda: pip_runs(store))
         node.kill()
         node.wait()
-        wait_for(lambda: not processes_of(store))
+        until(lambda: not processes_of(store))
 
 
 def test_a_program_that_takes_too_long_is_stopped() -> None:

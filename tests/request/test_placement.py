@@ -8,13 +8,7 @@ from mesh.domain.model import Footprint
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.steps import LoadTier
 from mesh.policy.registry import policy
-from mesh.request.placement import (
-    NoRoom,
-    NoTime,
-    Start,
-    StartNode,
-    place_instance,
-)
+from mesh.request.placement import NoRoom, NoTime, Start, StartNode, place_instance
 from tests.core.cells import FOOTPRINT, MIB, deployment
 
 LLM_MESH = policy("llm-mesh")

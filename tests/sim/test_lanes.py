@@ -82,7 +82,8 @@ def test_an_error_is_an_outcome_like_any_other(watched: Watched) -> None:
     assert watched.posted == []
     watched.clock.step()
     assert [(at, type(event)) for at, event in watched.posted] == [(0.5, SubmitBroke)]
-    assert not watched.lanes.is_busy(Lane.COMPUTE)
+    watched.run(Lane.COMPUTE, "next", 0.0)
+    assert len(watched.posted) == 2, "the lane is free again"
 
 
 def test_progress_is_told_when_the_call_has_come_that_far(watched: Watched) -> None:

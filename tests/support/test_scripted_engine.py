@@ -11,12 +11,7 @@ from mesh.domain.request import SamplingParams
 from mesh.runtime.engine import EngineRequest, LoadOrder
 from mesh.sim.sequences import answer_of
 from tests.core.cells import MODEL
-from tests.support.scripted_engine import (
-    KV_BLOCK_BYTES,
-    WEIGHTS_BYTES,
-    Script,
-    ScriptedEngine,
-)
+from tests.support.scripted_engine import KV_BLOCK_BYTES, WEIGHTS_BYTES, Script, ScriptedEngine
 
 INSTANCE = InstanceId("i-1")
 REQUEST = EngineRequest(

@@ -103,6 +103,7 @@ class ControllerCore:
         return profile_views(self.cell, deployment) if deployment is not None else None
 
     def handle(self, event: ControllerEvent, now_s: float) -> list[ControllerAction]:
+        self.cell.refusals.event_begins()
         ctx = EventContext(
             cell=self.cell,
             epoch=self._epoch,
@@ -165,9 +166,7 @@ class ControllerCore:
 
 
 def _settle(ctx: EventContext) -> None:
-    """The end of every event: fill the room that appeared. What stays idle may be
-    wanted by others.
-    """
+    """The end of every event: fill the room that appeared. What stays idle, others may want."""
     while ctx.unsettled():
         queueing.fill(ctx)
         queueing.fill_released(ctx)

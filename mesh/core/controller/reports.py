@@ -5,6 +5,8 @@ Each report goes to the room that decides what follows from it: tokens and retur
 asked for them. Before: a message on a node's link. After: `core` places what has become possible.
 """
 
+from typing import assert_never
+
 from mesh.core.controller.deployments import import_done
 from mesh.core.controller.instances.kv_reports import resized, restore, take_over
 from mesh.core.controller.instances.lifecycle import adopt, forget, unload
@@ -85,6 +87,8 @@ def report(ctx: EventContext, link_id: int, said: NodeReport) -> None:
             failed_on_node(ctx, said)
         case NodeHello():
             pass  # only the first message of a link may be one; the link has dealt with it
+        case _:
+            assert_never(said)
 
 
 def _note_iteration(ctx: EventContext, node: NodeEntry, said: TokensReport) -> None:

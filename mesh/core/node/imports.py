@@ -6,22 +6,9 @@ to store. Before: the deploy call of an operator. After: the model store of the 
 
 from mesh.core.node.context import NodeEventContext
 from mesh.core.node.state import LocalNode
-from mesh.domain.actions import (
-    StartImport,
-    StopImport,
-)
-from mesh.domain.messages import (
-    CancelImport,
-    ImportDone,
-    ImportFailed,
-    ImportModel,
-    ImportProgress,
-)
-from mesh.domain.node_events import (
-    ImportBroke,
-    ImportFinished,
-    ImportProgressed,
-)
+from mesh.domain.actions import StartImport, StopImport
+from mesh.domain.messages import CancelImport, ImportDone, ImportFailed, ImportModel, ImportProgress
+from mesh.domain.node_events import ImportBroke, ImportFinished, ImportProgressed
 
 
 def start_import(ctx: NodeEventContext, node: LocalNode, command: ImportModel) -> None:

@@ -4,13 +4,7 @@ from mesh.compute.correction import Correction
 from mesh.core.node import measuring
 from mesh.core.node.context import NodeEventContext
 from mesh.core.node.state import LocalInstance, LocalNode, LocalRequest, LocalState
-from mesh.domain.actions import (
-    AbortInEngine,
-    StartLoad,
-    StartResize,
-    StartUnload,
-    StopImport,
-)
+from mesh.domain.actions import AbortInEngine, StartLoad, StartResize, StartUnload, StopImport
 from mesh.domain.ids import InstanceId
 from mesh.domain.messages import (
     InstanceGone,

@@ -6,12 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from mesh.core.controller.core import ControllerCore
-from mesh.domain.actions import (
-    ControllerAction,
-    ReplyDone,
-    ReplyError,
-    ReplyProgress,
-)
+from mesh.domain.actions import ControllerAction, ReplyDone, ReplyError, ReplyProgress
 from mesh.domain.deployment import Deployment
 from mesh.domain.events import (
     CancelRequested,

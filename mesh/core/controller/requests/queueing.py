@@ -38,9 +38,7 @@ TRIES_MAX = 4
 
 
 def retry(ctx: EventContext) -> None:
-    """Some time has passed for those who wait: try them, over several events if one is
-    not enough.
-    """
+    """Some time has passed for those who wait: try them, over several events if need be."""
     cell = ctx.cell
     cell.set_retry(None)
     waiting = cell.with_queues()
@@ -74,9 +72,7 @@ def fill(ctx: EventContext) -> None:
 
 
 def _see_to(ctx: EventContext, waiting: list[DeploymentEntry]) -> None:
-    """For requests that were not placed: load instances, refuse those that are too
-    late, try again.
-    """
+    """For requests that were not placed: load instances, refuse what is too late, try again."""
     for entry in waiting:
         if entry.queue:
             _scale_out(ctx, entry)
@@ -216,10 +212,8 @@ def _in_time(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) 
 def _known_refusal(
     ctx: EventContext, instance: InstanceEntry, request: RequestEntry
 ) -> Verdict | None:
-    """A refusal that is known without a validation: an earlier request has to be let through, the
-    node has not been eased since it had no time for a request that was no longer, or the instance
-    has refused such a one in this very event. FIRST_TOKEN_LATE is not kept: it says nothing about
-    requests that are due later.
+    """A refusal that is known without a validation: an earlier request has to be let through, or
+    the instance has refused one that was no longer; see `state.refusals`.
     """
     if must_give_way(ctx, instance.node, request):
         return Verdict.DELAYS_RUNNING

@@ -39,9 +39,6 @@ class EventContext:
     """Deployments whose own queue may find a place now, in the order in which that came up."""
     _shares: dict[NodeId, tuple[int, float]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.cell.refusals.event_begins()
-
     def takes(self, node: NodeEntry, spec: DeploymentSpec) -> bool:
         """Whether the node takes new instances of a deployment, and the policy uses such nodes."""
         return node.device in self.policy.devices and node.takes(spec)

@@ -110,7 +110,7 @@ class RefusalMemory:
     ) -> None:
         """A node had room for an instance for the request, but perhaps no time. TPOT_EXCEEDED
         holds for requests of any length; with another verdict the same request may be in time a
-        little later. What is said to a request that preemption would move says nothing to the head.
+        little later. Nothing is kept of a request that is not the head: preemption would move it.
         """
         head, refused = self._starts.get(name, (None, {}))
         if head != request.original.request_id:

@@ -36,16 +36,7 @@ from mesh.domain.messages import (
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.slo import Slo
 from mesh.memory.station import ReservationStation
-from tests.core.cells import (
-    MIB,
-    CellUnderTest,
-    commands,
-    deployment,
-    hello,
-    of_kind,
-    only,
-    request,
-)
+from tests.core.cells import MIB, CellUnderTest, commands, deployment, hello, of_kind, only, request
 
 A = TypeVar("A")
 PATIENT = Slo(ttft_s=60.0)

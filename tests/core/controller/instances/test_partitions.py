@@ -10,16 +10,7 @@ from mesh.domain.messages import LoadInstance, SubmitRequest, UnloadInstance
 from mesh.domain.profile import Grid
 from mesh.domain.reasons import DeviceKind, FinishReason
 from tests.core.admission import instance, node
-from tests.core.cells import (
-    MIB,
-    CellUnderTest,
-    commands,
-    deployment,
-    hello,
-    of_kind,
-    only,
-    request,
-)
+from tests.core.cells import MIB, CellUnderTest, commands, deployment, hello, of_kind, only, request
 from tests.support.profiles import profile
 
 SLOW = profile(decode=Grid(rows=(1, 101), columns=(0,), seconds=((0.1,), (10.1,))))

@@ -13,15 +13,7 @@ from mesh.domain.node_events import HeartbeatDue, LinkClosed, LinkOpened
 from mesh.domain.slo import Slo
 from mesh.domain.steps import LoadTier, SleepingModel
 from tests.core.admission import SLOW, instance, node
-from tests.core.cells import (
-    FOOTPRINT,
-    MODEL,
-    CellUnderTest,
-    commands,
-    deployment,
-    hello,
-    request,
-)
+from tests.core.cells import FOOTPRINT, MODEL, CellUnderTest, commands, deployment, hello, request
 from tests.core.nodes import NodeUnderTest, reports
 from tests.support.profiles import FINGERPRINT
 

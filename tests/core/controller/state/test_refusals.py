@@ -94,7 +94,7 @@ def test_no_time_holds_for_longer_requests_until_the_node_is_eased() -> None:
     refusals.note_refused(known.instance, middle, EXCEEDED)
     said = [refusals.why_refuses(known.instance, r) for r in (short, middle, long)]
     assert said == [None, EXCEEDED, EXCEEDED]
-    known.context()
+    refusals.event_begins()
     assert refusals.why_refuses(known.instance, long) is EXCEEDED
     known.node.ease()
     assert refusals.why_refuses(known.instance, long) is None
@@ -107,7 +107,7 @@ def test_other_refusals_hold_in_their_event_alone() -> None:
     assert refusals.why_refuses(known.instance, entry) is None
     refusals.note_refused(known.instance, entry, DELAYS)
     assert refusals.why_refuses(known.instance, entry) is DELAYS
-    known.context()
+    refusals.event_begins()
     assert refusals.why_refuses(known.instance, entry) is None
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mesh_nodes.engines.openvino.blocks import BlockPool, Blocks
 from mesh_nodes.engines.openvino.held_blocks import HeldBlocks
-from tests.nodes.engines.openvino.residency import wait_until
+from tests.support.waiting import until
 
 BLOCKS = 64
 
@@ -54,7 +54,7 @@ def numbers(*blocks: int) -> Blocks:
 def test_a_trim_gives_back_the_highest_free_blocks_in_slices(pages: Pages) -> None:
     pages.held.hold(np.arange(30))
     pages.held.trim(numbers(1, 29), keep=10)
-    wait_until(lambda: pages.held.count == 10)
+    until(lambda: pages.held.count == 10)
     assert pages.given == [(21, 29), (13, 21), (9, 13)]
     pages.held.trim(numbers(1, 29), keep=10)
     assert pages.held.count == 10
@@ -63,7 +63,7 @@ def test_a_trim_gives_back_the_highest_free_blocks_in_slices(pages: Pages) -> No
 def test_what_is_in_use_stays_however_little_may(pages: Pages) -> None:
     pages.held.hold(np.arange(6))
     pages.held.trim(numbers(0, 2, 5), keep=0)
-    wait_until(lambda: pages.held.count == 3)
+    until(lambda: pages.held.count == 3)
     assert pages.given == [(3, 5), (1, 2)] or pages.given == [(1, 2), (3, 5)]
 
 
@@ -83,7 +83,7 @@ def test_a_call_does_not_wait_for_the_pages_to_go(pages: Pages) -> None:
     assert pages.held.claim(np.arange(16), 4).tolist() == [0, 1, 2, 3]
     assert pages.held.count == 32, "held until they are gone"
     pages.leave.set()
-    wait_until(lambda: pages.held.count == 4)
+    until(lambda: pages.held.count == 4)
     assert min(first for first, _ in pages.given) == 4
 
 
@@ -114,7 +114,7 @@ def test_a_trim_that_may_wait_does_until_one_may_not(pages: Pages) -> None:
     time.sleep(0.02)
     assert pages.held.count == 8
     pages.held.trim(numbers(), keep=4)
-    wait_until(lambda: pages.held.count == 0)
+    until(lambda: pages.held.count == 0)
 
 
 def test_who_comes_before_the_rest_is_over_keeps_the_pages_for_all_who_follow(pages: Pages) -> None:
@@ -133,12 +133,12 @@ def test_pages_that_the_system_keeps_stay_held_and_can_be_given_back_later(
     pages.fails = True
     pages.held.hold(np.arange(4))
     pages.held.trim(numbers(), keep=0)
-    wait_until(lambda: "stay held" in caplog.text)
+    until(lambda: "stay held" in caplog.text)
     pages.held.claim(np.arange(8), 2)
     assert pages.held.count == 4
     pages.fails = False
     pages.held.trim(numbers(0, 1), keep=0)
-    wait_until(lambda: pages.held.count == 2)
+    until(lambda: pages.held.count == 2)
 
 
 def test_nothing_is_given_back_after_a_close(pages: Pages) -> None:
@@ -161,7 +161,7 @@ def test_shared_pages_go_with_the_last_block_on_them(
     pages = Pages(shared_blocks=100)
     pages.held.hold(numbers(10, *in_use))
     pages.held.trim(numbers(*in_use), keep=0)
-    wait_until(lambda: pages.held.count == len(in_use))
+    until(lambda: pages.held.count == len(in_use))
     pages.held.close()
     assert pages.given == [expected]
 
@@ -196,8 +196,8 @@ def test_no_history_takes_pages_from_a_block_in_use(
         assert pages.held.count >= pool.used
         assert {block: pages.contents.get(block) for block in in_use} == in_use
     pages.held.trim(pool.taken(), keep=pool.blocks)
-    wait_until(lambda: pages.held.count <= pool.blocks)
+    until(lambda: pages.held.count <= pool.blocks)
     pages.held.trim(pool.taken(), keep=0)
-    wait_until(lambda: pages.held.count == pool.used)
+    until(lambda: pages.held.count == pool.used)
     assert {block: pages.contents.get(block) for block in in_use} == in_use
     pages.held.close()

@@ -12,10 +12,10 @@ from tests.nodes.engines.openvino.residency import (
     mapped_bytes,
     mappings,
     resident_bytes,
-    wait_until,
 )
 from tests.nodes.engines.openvino.tiny import TinyModel
 from tests.nodes.engines.serving import INSTANCE, load, request, run
+from tests.support.waiting import until
 
 CYCLES = 50
 MIB = 2**20
@@ -28,7 +28,7 @@ def books(engine: OpenVinoEngine) -> InstanceMemory:
 
 
 def test_what_is_held_follows_use_and_not_the_size_in_force(loaded: OpenVinoEngine) -> None:
-    wait_until(lambda: books(loaded).kv_held_bytes == 0)
+    until(lambda: books(loaded).kv_held_bytes == 0)
     block_bytes = books(loaded).kv_block_bytes
     loaded.submit(INSTANCE, request("r", range(40), LONG))
     loaded.step(INSTANCE, 64)
@@ -41,7 +41,7 @@ def test_what_is_held_follows_use_and_not_the_size_in_force(loaded: OpenVinoEngi
         loaded.step(INSTANCE, 128)
     assert books(loaded).kv_held_bytes == 5 * block_bytes, "kept for the next request"
     loaded.resize_kv(INSTANCE, 3)
-    wait_until(lambda: books(loaded).kv_held_bytes == 3 * block_bytes)
+    until(lambda: books(loaded).kv_held_bytes == 3 * block_bytes)
 
 
 def test_an_idle_instance_holds_no_kv_and_a_request_that_comes_soon_finds_some(
@@ -56,7 +56,7 @@ def test_an_idle_instance_holds_no_kv_and_a_request_that_comes_soon_finds_some(
     assert books(loaded).kv_used_bytes == books(loaded).kv_block_bytes
     assert books(loaded).kv_held_bytes == 3 * books(loaded).kv_block_bytes, "for those that follow"
     loaded.abort(INSTANCE, request("s", range(30)).request_id)
-    wait_until(lambda: books(loaded).kv_held_bytes == 0)
+    until(lambda: books(loaded).kv_held_bytes == 0)
 
 
 @pytest.mark.parametrize("how", list(KvResize))

@@ -14,8 +14,9 @@ from mesh_nodes.engines.openvino.kv_copying import CopyingKvCache
 from mesh_nodes.engines.openvino.kv_elastic import ElasticKvCache
 from mesh_nodes.engines.openvino.kv_layers import FIRST_BLOCK
 from mesh_nodes.engines.openvino.weights import WeightPrecision
-from tests.nodes.engines.openvino.residency import resident_bytes, wait_until
+from tests.nodes.engines.openvino.residency import resident_bytes
 from tests.nodes.engines.openvino.tiny import CONTEXT_TOKENS_MAX, TinyModel
+from tests.support.waiting import until
 
 RANGE_BLOCKS = 4096
 NAMES = ("key_cache.0", "value_cache.0", "key_cache.1", "value_cache.1")
@@ -130,7 +131,7 @@ def test_memory_is_what_the_books_say(bind: Bind, how: KvResize, kv: KvPrecision
     assert 0.95 * whole_bytes < taken_bytes() < 1.05 * whole_bytes
     bound.pool.give_back(taken[::2])
     bound.resize(RANGE_BLOCKS // 2)
-    wait_until(lambda: bound.cache.held_bytes == whole_bytes // 2)
+    until(lambda: bound.cache.held_bytes == whole_bytes // 2)
     assert 0.45 * whole_bytes < taken_bytes() < 0.55 * whole_bytes
     bound.cache.close()
     assert bound.cache.held_bytes == 0
@@ -144,7 +145,7 @@ def test_memory_of_a_cache_at_rest_goes_and_what_comes_anew_is_zeros(bind: Bind)
     bound.pool.give_back(taken)
     bound.cache.rest()
     assert bound.cache.held_bytes == 64 * bound.cache.block_bytes, "a request may come yet"
-    wait_until(lambda: bound.cache.held_bytes == 0)
+    until(lambda: bound.cache.held_bytes == 0)
     assert not any(bound.blocks(name).any() for name in NAMES)
 
 
@@ -152,7 +153,7 @@ def test_no_token_moves_where_blocks_cover_whole_pages(bind: Bind) -> None:
     bound = bind(blocks=100)
     bound.pool.give_back(bound.pool.take(100)[:99])
     assert bound.resize(1) == {99: 99}
-    wait_until(lambda: bound.cache.held_bytes == bound.cache.block_bytes)
+    until(lambda: bound.cache.held_bytes == bound.cache.block_bytes)
     assert bound.pool.free == 0
 
 
@@ -192,7 +193,7 @@ def test_a_block_is_backed_once_and_again_after_its_memory_went(bind: Bind, how:
     assert bound.numbers(5) == {3.0}, "there is memory under it already"
     bound.pool.give_back(taken[2:])
     bound.resize(2)
-    wait_until(lambda: bound.cache.held_bytes == 2 * bound.cache.block_bytes)
+    until(lambda: bound.cache.held_bytes == 2 * bound.cache.block_bytes)
     bound.resize(8)
     bound.cache.back(np.array(bound.pool.take(6)))
     assert bound.numbers(1) == {3.0}

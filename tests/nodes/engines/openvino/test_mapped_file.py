@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mesh_nodes.engines.openvino.mapped_file import MappedFile, pages_released
-from tests.nodes.engines.openvino.residency import wait_until
+from tests.support.waiting import until
 
 SIZE_BYTES = 8 * 2**20
 
@@ -36,9 +36,9 @@ def test_pages_that_are_read_within_the_block_go_while_it_lasts(path: Path) -> N
     whole = file.bytes_at(0, SIZE_BYTES)
     assert resident_bytes(path) == SIZE_BYTES
     with pages_released([file]):
-        wait_until(lambda: resident_bytes(path) == 0)
+        until(lambda: resident_bytes(path) == 0)
         assert file.bytes_at(0, SIZE_BYTES) == whole, "they come back as they were"
-        wait_until(lambda: resident_bytes(path) == 0)
+        until(lambda: resident_bytes(path) == 0)
         file.bytes_at(0, SIZE_BYTES)
     assert resident_bytes(path) == 0, "none is left behind"
 

@@ -1,0 +1,23 @@
+"""Waits for what comes by and by, in this process or in another, for so long and no longer."""
+
+import time
+from collections.abc import Callable
+
+import psutil
+
+POLL_S = 0.01
+
+
+def until(condition: Callable[[], bool], for_s: float = 20.0) -> None:
+    give_up_s = time.monotonic() + for_s
+    while not condition():
+        assert time.monotonic() < give_up_s, f"it did not happen within {for_s:g} s"
+        time.sleep(POLL_S)
+
+
+def alive(pid: int) -> bool:
+    """A zombie that nobody has reaped yet is dead."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
