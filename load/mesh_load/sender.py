@@ -14,7 +14,7 @@ import gevent
 from mesh.domain.errors import Cancelled, MeshError, Refused
 from mesh.domain.invocation import Finished, InvocationEvent, Tokens
 from mesh.domain.reasons import FinishReason
-from mesh.evaluation.load_client import CANCELLED, Answer, Call
+from mesh.evaluation.load_client import STOPPED, Answer, Call
 from mesh.wire.errors import status_of
 
 TIME_LIMIT = "deadline_exceeded"
@@ -59,7 +59,7 @@ def ask(sender: Sender, call: Call, *, due_s: float, timeout_s: float) -> Answer
     except MeshError as error:
         failed = status_of(error).code.name.lower()
     except gevent.GreenletExit:
-        failed = CANCELLED
+        failed = STOPPED
     return Answer(
         ended_s=time.monotonic() - sent_s,
         tokens_s=tuple(tokens_s),

@@ -36,7 +36,7 @@ LEAD_S = 1.0
 """Until the first call."""
 WATCH_S = 0.5
 NOT_SENT = "not_sent"
-CANCELLED = "cancelled"
+STOPPED = "stopped"
 
 Invoke = Callable[..., Any]
 """A call's bytes as they come; the stubs of grpc know no such call."""
@@ -70,7 +70,7 @@ class Answer:
     """The reason."""
     failed: str = ""
     """The status of a call that neither finished nor was refused; `not_sent` of one too many, and
-    `cancelled` of one that was open when all of them were ended.
+    `stopped` of one that was open when all of them were ended.
     """
     finishes: int = 0
     """Messages that say that it is over."""
@@ -191,7 +191,7 @@ class _Client:
         await asyncio.gather(sending, *left, return_exceptions=True)
         for task, (number, call) in left.items():
             if task.cancelled():  # before it had begun to wait
-                self._ended(number, call, _nothing(CANCELLED))
+                self._ended(number, call, _nothing(STOPPED))
 
     async def _send(self, invoke: Invoke, coming: Iterator[Call], start_s: float) -> None:
         while self._prepared or self._prepare(coming):
@@ -244,7 +244,7 @@ class _Client:
             refused = str(raised.reason) if isinstance(raised, Refused) else ""
             failed = "" if refused else error.code().name.lower()
         except asyncio.CancelledError:
-            failed = CANCELLED
+            failed = STOPPED
         ended_s = time.monotonic()
         messages = [(at_s, pb.InvokeResponse.FromString(raw)) for at_s, raw in came]
         finishes = [message.finished for _, message in messages if message.HasField("finished")]
@@ -296,7 +296,7 @@ def outcome_of(call: Call, answer: Answer, start_s: float = 0.0) -> Outcome:
         end = RefusalReason(answer.refused)
     elif answer.whole(call):
         end = answer.finish
-    elif answer.failed == CANCELLED:
+    elif answer.failed == STOPPED:
         end = FinishReason.CANCELLED
     return Outcome(
         request_id=RequestId(f"{call.deployment}@{call.at_s:.6f}"),

@@ -5,7 +5,7 @@ import time
 import gevent
 import pytest
 
-from mesh.evaluation.load_client import CANCELLED, NOT_SENT, Answer, Call
+from mesh.evaluation.load_client import NOT_SENT, STOPPED, Answer, Call
 from mesh_load.replayer import Replayer
 from mesh_workloads import replay_plan
 from tests.load.speaking import ScriptedSender, as_sent, planned
@@ -57,6 +57,6 @@ def test_stopped_it_leaves_what_is_open_and_sends_nothing_more() -> None:
     running.join(timeout=5.0)
     assert running.ready()
     assert {number: answer.failed for number, answer in run.answers.items()} == {
-        0: CANCELLED,
+        0: STOPPED,
         1: "",
     }
