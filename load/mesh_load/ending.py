@@ -53,15 +53,7 @@ class Ending:
         self._opened.close()
         if self._options.record is not None:
             self._record = self._opened.enter_context(Record(self._options.record))
-            self._master.on_result = self._write_down
-
-    def _write_down(self, result: CallResult) -> None:
-        """What cannot be written once is not tried again: the replay goes on."""
-        try:
-            if self._record is not None:
-                self._record.write(result)
-        except StorageError as error:
-            self._record, self._failure = None, error
+            self._master.on_result = self._record.write
 
     def begin(self) -> None:
         self._made, self._failure, self.stopped = None, None, False
@@ -90,11 +82,13 @@ class Ending:
         """The files, and what the process is to end with."""
         made = self._made = replace(self.report(), counted=self._counted())
         self._opened.close()
+        if self._record is not None:
+            self._failure = self._record.failure
         try:
             self._write_files(made)
             judge(made)
         except MeshError as error:
-            self._failure = error
+            self._failure = self._failure or error
         whole = not (self._failure or made.unsent)
         self._environment.process_exit_code = DONE if whole else FAILED
 
