@@ -5,11 +5,12 @@ of the client. Before: `mesh replay`. After: `replay_plan`, which needs the cont
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mesh.domain.errors import NotFound
-from mesh.domain.ids import DeploymentName, ModelId
+from mesh.domain.ids import ModelId
 from mesh.domain.views import DeploymentSnapshot
 from mesh.evaluation.replay.results import CallResult
 from mesh.text.tokenizer import TextCodec
@@ -103,16 +104,18 @@ def counted(
     before: CellCounts,
     after: CellCounts,
     results: Sequence[CallResult],
-    names: Iterable[DeploymentName | str],
+    names: Iterable[str],
 ) -> Counted:
+    finished = Counter(r.call.deployment for r in results if r.finished)
+    refused = Counter(r.call.deployment for r in results if r.refused)
     return Counted(
         pairs=tuple(
             CountPair(
                 deployment=name,
                 served=after.served.get(name, 0) - before.served.get(name, 0),
-                finished=sum(r.finished for r in results if r.call.deployment == name),
+                finished=finished[name],
                 refused=after.refused.get(name, 0) - before.refused.get(name, 0),
-                refused_seen=sum(bool(r.refused) for r in results if r.call.deployment == name),
+                refused_seen=refused[name],
             )
             for name in names
         ),
