@@ -15,7 +15,7 @@ from mesh.domain.views import DeploymentSnapshot
 from mesh.evaluation.replay.results import CallResult
 from mesh.text.tokenizer import TextCodec
 from mesh.wire.client import MeshClient
-from mesh_workloads.prompts import Prompts
+from mesh_workloads.prompts import Prompts, encoded
 
 COUNTS_DIFFERENCE_MAX = 0.01
 """Of all calls: above it, somebody else calls the deployments, or calls were lost."""
@@ -86,7 +86,7 @@ def prompts_of(
         model_id = view.model.model_id
         if model_id not in by_model:
             codec = TextCodec(client.tokenizer(view.spec.name))
-            by_model[model_id] = Prompts(codec.encode_part, seed=seed)
+            by_model[model_id] = Prompts(encoded(codec.encode_part), seed=seed)
         found[view.spec.name] = by_model[model_id]
     return found
 
