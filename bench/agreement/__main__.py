@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cells import deployed, local_cell
+from bench.cells import MESH, deployed, local_cell
 from bench.demo_model import SOURCE, stored_model
 from bench.printing import errors_told, last_line, show_status, show_table
 from mesh.domain.deployment import DeploymentSpec
@@ -37,7 +37,6 @@ DEPLOYMENTS = tuple(f"agree-{n}" for n in range(3))
 SLO = Slo(ttft_s=2.0, ttft_tokens_per_s=256.0, tpot_s=0.2)
 RUN_S_MAX = 300.0
 """Beside what the trace lasts for."""
-MESH = (sys.executable, "-c", "from mesh.cli.main import main; main()")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
