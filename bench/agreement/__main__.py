@@ -117,6 +117,8 @@ def run(sender: str, address: str, what: Sequence[str], seconds: float) -> Round
         made = json.loads(slo.read_text() if sender == "locust" else ran.stdout)
         with record.open() as file:
             rows = tuple(csv.DictReader(file))
+    if made["counts_difference"] is None:
+        raise MeshError("the controller's own counts are not to be had")
     return Round(rows=rows, counts_difference=made["counts_difference"])
 
 
