@@ -215,6 +215,8 @@ class _Client:
 
     async def _until(self, due_s: float, coming: Iterator[Call]) -> None:
         """Make further requests ready in the meantime, one after the other."""
+        # What was sent goes out, and answers are read, also while calls are late.
+        await asyncio.sleep(0)
         while (left_s := due_s - time.monotonic()) > 0:
             ahead = len(self._prepared) < PREPARED_MAX
             if left_s < PREPARE_S_MIN or not (ahead and self._prepare(coming)):

@@ -1,5 +1,6 @@
 """Calls go out at their times, whatever becomes of others; each end is told, and judged."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -175,6 +176,27 @@ def test_what_watch_raises_ends_all_and_open_calls_are_told_of() -> None:
             watch=watch,
         )
     assert told.failed == dict.fromkeys(range(3), STOPPED)
+
+
+def test_a_sender_that_is_late_for_all_calls_still_reads_and_watches() -> None:
+    drawn = 0
+
+    def slowly_made() -> Iterator[Call]:
+        nonlocal drawn
+        for call in calls(4000, 0.0):
+            drawn += 1
+            time.sleep(0.001)
+            yield call
+
+    def watch(at_s: float) -> None:
+        if at_s > 0.2:
+            raise Enough
+
+    told = Told()
+    with token_server() as (address, _), pytest.raises(Enough):
+        send(address, slowly_made(), told, watch=watch)
+    assert drawn < 4000
+    assert "" in told.failed.values()
 
 
 def test_what_ended_raises_ends_all() -> None:
