@@ -10,18 +10,20 @@ import gc
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import grpc.aio
 
 from mesh.domain.errors import Refused
 from mesh.domain.ids import DeploymentName, RequestId
+from mesh.domain.invocation import Finished, InvocationEvent, Tokens
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.slo import Slo
 from mesh.v1 import inference_pb2 as pb
 from mesh.wire.channel import dial
+from mesh.wire.codec_invoke import event_from_wire
 from mesh.wire.errors import EndedCall, error_of
 
 CALL_S_MAX = 60.0
@@ -248,28 +250,9 @@ class _Client:
         except asyncio.CancelledError:
             failed = STOPPED
         ended_s = time.monotonic()
-        messages = [(at_s, pb.InvokeResponse.FromString(raw)) for at_s, raw in came]
-        finishes = [message.finished for _, message in messages if message.HasField("finished")]
-        numbers = [
-            message.tokens.first_index + i
-            for _, message in messages
-            for i in range(len(message.tokens.token_ids))
-        ]
-        answer = Answer(
-            ended_s=ended_s - sent_s,
-            tokens_s=tuple(
-                at_s - sent_s for at_s, message in messages for _ in message.tokens.token_ids
-            ),
-            sent_s=sent_s,
-            refused=refused,
-            lag_s=lag_s,
-            failed=failed,
-            finishes=len(finishes),
-            finish=FinishReason(finishes[0].reason) if finishes else FinishReason.LENGTH,
-            told_tokens=finishes[0].output_tokens if finishes else 0,
-            grace_s=finishes[0].grace_s if finishes else 0.0,
-            node_id=finishes[0].node if finishes else "",
-            in_order=numbers == list(range(len(numbers))),
+        events = [(at_s, event_from_wire(pb.InvokeResponse.FromString(raw))) for at_s, raw in came]
+        answer = answer_of(
+            events, sent_s=sent_s, ended_s=ended_s, lag_s=lag_s, refused=refused, failed=failed
         )
         self._ended(number, call, answer)
 
@@ -285,6 +268,40 @@ def _request(call: Call) -> pb.InvokeRequest:
         max_tokens=call.output_tokens,
         ignore_eos=call.forced,
         seed=1,
+    )
+
+
+def answer_of(
+    events: Sequence[tuple[float, InvocationEvent]],
+    *,
+    sent_s: float,
+    ended_s: float,
+    lag_s: float,
+    refused: str = "",
+    failed: str = "",
+) -> Answer:
+    """Of a call's events, each with when it came, on the clock of its sending and its end."""
+    tokens = [(at_s - sent_s, event) for at_s, event in events if isinstance(event, Tokens)]
+    numbers = [event.first_index + i for _, event in tokens for i in range(len(event.token_ids))]
+    answer = Answer(
+        ended_s=ended_s - sent_s,
+        tokens_s=tuple(at_s for at_s, event in tokens for _ in event.token_ids),
+        sent_s=sent_s,
+        lag_s=lag_s,
+        refused=refused,
+        failed=failed,
+        in_order=numbers == list(range(len(numbers))),
+    )
+    finishes = [event for _, event in events if isinstance(event, Finished)]
+    if not finishes:
+        return answer
+    return replace(
+        answer,
+        finishes=len(finishes),
+        finish=finishes[0].reason,
+        told_tokens=finishes[0].output_tokens,
+        grace_s=finishes[0].grace_s,
+        node_id=finishes[0].node_id or "",
     )
 
 
