@@ -4,7 +4,7 @@ takes along is missed.
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gevent
@@ -56,11 +56,14 @@ class Fleet:
             self.master.take(name, report)
         return self.master.over(self.alive)
 
-    def run(self, bound_s: float = 20.0) -> None:
+    def run(self) -> None:
+        self.until(self.poll)
+
+    def until(self, condition: Callable[[], object], bound_s: float = 20.0) -> None:
         until_s = time.monotonic() + bound_s
-        while not self.poll():
-            assert time.monotonic() < until_s, "not over in time"
-            gevent.sleep(0.05)
+        while not condition():
+            assert time.monotonic() < until_s, "not in time"
+            gevent.sleep(0.01)
 
 
 def test_workers_share_the_calls_and_start_at_one_moment() -> None:
@@ -115,9 +118,7 @@ def test_a_worker_without_its_share_is_not_waited_for_for_ever(monkeypatch: Any)
     fleet = Fleet(share_of(*((0.0, "quick", 1) for _ in range(4))), ["a", "b"])
     fleet.mute.add("b")
     fleet.master.begin(["a", "b"])
-    while not fleet.starts:
-        fleet.poll()
-        gevent.sleep(0.01)
+    fleet.until(lambda: fleet.poll() or fleet.starts)
     fleet.master.ready("b")
     fleet.run()
     assert list(fleet.starts) == ["a"]
@@ -137,7 +138,8 @@ def test_stopped_before_all_are_ready_nothing_is_sent() -> None:
 def test_stopped_the_master_still_hears_of_what_was_sent() -> None:
     fleet = Fleet(share_of((0.0, "quick", 1), (0.0, "slow", 1000), (90.0, "quick", 1)), ["a"])
     fleet.master.begin(["a"])
-    gevent.sleep(masters.LEAD_S + 0.4)
+    sent = fleet.senders["a"].sent
+    fleet.until(lambda: fleet.poll() or (0 in fleet.master.results and len(sent) == 2))
     fleet.master.stop()
     fleet.run()
     ends = [fleet.master.results[number].outcome.end for number in sorted(fleet.master.results)]
