@@ -30,25 +30,26 @@ help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
 
 # Relative paths only: make cannot quote a folder with a space in its name.
+define SET_UP
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: mesh needs python 3.11 or newer; $(PYTHON) is older"; echo "hint: make PYTHON=python3.12 …"; exit 1; } >&2
+test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+echo "setting up $(VENV) for $(EXTRAS) …" >&2
+$(BIN)/python -m $(PIP) -e '.[$(EXTRAS)]' 2> >(grep -v WARNING >&2)
+endef
+
+$(VENV)/.installed-demo: EXTRAS := demo
 $(VENV)/.installed-demo: pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: mesh needs python 3.11 or newer; $(PYTHON) is older"; echo "hint: make PYTHON=python3.12 …"; exit 1; } >&2
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	echo "setting up $(VENV) …" >&2
-	$(BIN)/python -m $(PIP) -e '.[demo]' 2> >(grep -v WARNING >&2)
+	$(SET_UP)
 	touch $@
 
+$(VENV)/.installed-dev: EXTRAS := dev
 $(VENV)/.installed-dev: pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: mesh needs python 3.11 or newer; $(PYTHON) is older"; echo "hint: make PYTHON=python3.12 …"; exit 1; } >&2
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	echo "setting up $(VENV) with the development tools …" >&2
-	$(BIN)/python -m $(PIP) -e '.[dev]' 2> >(grep -v WARNING >&2)
+	$(SET_UP)
 	touch $@ $(VENV)/.installed-demo $(VENV)/.installed-load
 
+$(VENV)/.installed-load: EXTRAS := demo,load
 $(VENV)/.installed-load: pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: mesh needs python 3.11 or newer; $(PYTHON) is older"; echo "hint: make PYTHON=python3.12 …"; exit 1; } >&2
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	echo "setting up $(VENV) with locust …" >&2
-	$(BIN)/python -m $(PIP) -e '.[demo,load]' 2> >(grep -v WARNING >&2)
+	$(SET_UP)
 	touch $@ $(VENV)/.installed-demo
 
 .venv-bench/.installed: pyproject.toml

@@ -1,5 +1,6 @@
 """A cell on this machine, for benchmarks that measure the whole system."""
 
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,6 +16,8 @@ from mesh.cli.verbs.deploy import wait_ready
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.wire.client import MeshClient
 
+MESH = (sys.executable, "-c", "from mesh.cli.main import main; main()")
+"""The command, in this environment."""
 LOADED_S_MAX = 180.0
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.cells import deployed, local_cell
+from bench.cells import MESH, deployed, local_cell
 from bench.demo_model import SOURCE
 from bench.printing import errors_told, last_line, show_status, show_table
 from bench.replay.checking import (
@@ -31,6 +31,7 @@ from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import MeshError
 from mesh.domain.ids import DeploymentName
 from mesh.domain.slo import Slo
+from mesh.evaluation.replay.report import LATE_MS_MAX
 from mesh_workloads.asked import Asked
 from mesh_workloads.reading import read
 from mesh_workloads.replay_plan import fitted
@@ -44,8 +45,8 @@ INPUT_TOKENS_PER_S, OUTPUT_TOKENS_PER_S = 400.0, 200.0
 """About what two cores compute of the demo model."""
 LOAD = 0.8
 """Offered, over that."""
-LATE_MS_MAX = 20.0
-MESH = (sys.executable, "-c", "from mesh.cli.main import main; main()")
+RUN_S_MAX = 300.0
+"""Beside what the trace lasts for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class Replayed:
     late_ms_p99: float
     counts_equal: bool
     lengths_equal: bool
-    counts_difference: float | None
+    counts_difference: float
 
 
 def tokens_scale(trace: Trace) -> float:
@@ -98,10 +99,13 @@ def replayed(address: str, path: Path, seconds: float, time_scale: float, folder
         check=False,
         capture_output=True,
         text=True,
+        timeout=seconds + RUN_S_MAX,
     )
     if not ran.stdout:
         raise MeshError(ran.stderr.strip())
     made = json.loads(ran.stdout)
+    if made["counts_difference"] is None:
+        raise MeshError("the controller's own counts are not to be had")
     whole, sent = made["numbers"][0], sent_lengths(record)
     return Replayed(
         file=path.name,
@@ -128,7 +132,7 @@ def report(found: list[Replayed]) -> None:
             "late_ms_p99": max(each.late_ms_p99 for each in found),
             "counts_equal": all(each.counts_equal for each in found),
             "lengths_equal": all(each.lengths_equal for each in found),
-            "counts_difference": max(each.counts_difference or 0.0 for each in found),
+            "counts_difference": max(each.counts_difference for each in found),
             "files": [asdict(each) for each in found],
         }
     )

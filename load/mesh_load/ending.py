@@ -4,7 +4,7 @@ The report is that of `mesh replay`, with a row for each worker. It is written w
 be it over or not. Before: `session`. After: files, the terminal.
 """
 
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ from mesh.cli import output
 from mesh.cli.main import DONE, FAILED
 from mesh.cli.output import Format
 from mesh.cli.replay_report import judge, show
-from mesh.domain.errors import MeshError, StorageError, Unavailable
+from mesh.domain.errors import MeshError, Unavailable
 from mesh.evaluation.replay.cell import CellCounts, Counted, counted, counts
 from mesh.evaluation.replay.numbers import numbers, worker_numbers
-from mesh.evaluation.replay.page import write_page
+from mesh.evaluation.replay.page import write_page, write_text
 from mesh.evaluation.replay.record import Record
 from mesh.evaluation.replay.report import ReplayReport
 from mesh.evaluation.replay.results import CallResult
@@ -42,7 +42,6 @@ class Ending:
         self._master = master
         self._before: CellCounts | None = None
         self._record: Record | None = None
-        self._opened = ExitStack()
         self._made: ReplayReport | None = None
         self._failure: MeshError | None = None
         self.stopped = False
@@ -50,18 +49,11 @@ class Ending:
         self._reopen()
 
     def _reopen(self) -> None:
-        self._opened.close()
+        if self._record is not None:
+            self._record.close()
         if self._options.record is not None:
-            self._record = self._opened.enter_context(Record(self._options.record))
-            self._master.on_result = self._write_down
-
-    def _write_down(self, result: CallResult) -> None:
-        """What cannot be written once is not tried again: the replay goes on."""
-        try:
-            if self._record is not None:
-                self._record.write(result)
-        except StorageError as error:
-            self._record, self._failure = None, error
+            self._record = Record(self._options.record)
+            self._master.on_result = self._record.write
 
     def begin(self) -> None:
         self._made, self._failure, self.stopped = None, None, False
@@ -89,12 +81,14 @@ class Ending:
     def write(self, **_: Any) -> None:
         """The files, and what the process is to end with."""
         made = self._made = replace(self.report(), counted=self._counted())
-        self._opened.close()
+        if self._record is not None:
+            self._record.close()
+            self._failure = self._record.failure
         try:
             self._write_files(made)
             judge(made)
         except MeshError as error:
-            self._failure = error
+            self._failure = self._failure or error
         whole = not (self._failure or made.unsent)
         self._environment.process_exit_code = DONE if whole else FAILED
 
@@ -108,7 +102,10 @@ class Ending:
             (parsed.json_file, "_slo.json", json_of),
         ):
             if prefix:
-                _write(Path(f"{prefix}{name}"), text(made))
+                path = Path(f"{prefix}{name}")
+                with suppress(OSError):  # which the writing tells
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                write_text(text(made), path)
 
     def _counts(self) -> CellCounts | None:
         try:
@@ -135,14 +132,3 @@ class Ending:
             output.message(f"the report is in {self._options.report}")
         if self._failure is not None:
             output.error(self._failure)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StorageError(
-            f"{path} cannot be written: {(error.strerror or str(error)).lower()}",
-            hint="choose a file in a folder that you may write",
-        ) from error

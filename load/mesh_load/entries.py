@@ -2,7 +2,8 @@
 
 A call's entry has its whole time, its output tokens as the size, and refusals and failures by
 reason. Beside it stand entries of TTFT, of TPOT, and two of the SLO, whose failures are the calls
-that missed it; these are no requests, and leave locust's total alone. Before: `session`.
+that missed it; these are no requests, leave locust's total alone, and are of the calls that
+`numbers` judges, too. Before: `session`.
 """
 
 from locust.env import Environment
@@ -29,6 +30,8 @@ def log(environment: Environment, result: CallResult) -> None:
         context={},
         exception=None if result.finished else NotServed(why),
     )
+    if not result.judged:
+        return
     for kind, seconds in ((TTFT, outcome.ttft_s), (TPOT, outcome.tpot_s)):
         if seconds is not None:
             environment.stats.get(outcome.deployment, kind).log(round(1000 * seconds), 0)

@@ -2,7 +2,7 @@
 
 It gives every worker its share, tells all the same start once all have theirs, and keeps every
 answer; one process alone is master and worker. Before: `preparing`. After: `worker`, which it
-speaks with by locust's messages; `figures`, which tell what has come.
+speaks with by locust's messages; `ending`, which tells what has come.
 """
 
 import time
@@ -65,10 +65,12 @@ class Master:
     start_s: float = 0.0
     """From which the calls' times count, on the machine's monotonic clock; 0 before it is known."""
     _begun_s: float = 0.0
+    _stopped: bool = False
 
     def begin(self, workers: Sequence[str]) -> None:
         """Give each its share; calls of a run before are forgotten."""
         self.results, self.start_s, self._begun_s = {}, 0.0, time.monotonic()
+        self._stopped = False
         shares = [self.share.of_worker(i, len(workers)) for i in range(len(workers))]
         pairs = list(zip(workers, shares, strict=True))
         self.parts = {worker: Part(worker, len(share.calls)) for worker, share in pairs}
@@ -77,15 +79,15 @@ class Master:
                 self.send(Word.SHARE, plain_of(piece), worker)
 
     def ready(self, worker: str) -> None:
-        """Starts the run when it was the last."""
+        """Starts the run when it was the last; one that comes after the start takes no part."""
+        if self.start_s or self._stopped:
+            return
         if worker in self.parts:
             self.parts[worker].ready = True
         if all(part.ready for part in self.parts.values()):
             self._start()
 
     def _start(self) -> None:
-        if self.start_s:
-            return
         self.start_s = time.monotonic() + LEAD_S
         start = {"start_unix_s": time.time() + LEAD_S}
         for part in self.parts.values():
@@ -104,17 +106,21 @@ class Master:
         part.ended = report["ended"]
 
     def stop(self) -> None:
+        self._stopped = True
         for part in self.parts.values():
             if not part.ended:
                 self.send(Word.STOP, None, part.worker)
 
     def over(self, alive: Collection[str]) -> bool:
-        """Whether nothing more will come: all have ended but those that are gone, or the time that
-        the last call may take has passed. Starts without those that have not got ready in time.
+        """Whether nothing more will come: all have ended but those that are gone, the time that the
+        last call may take has passed, or it was stopped before its start. Starts without those that
+        have not got ready in time.
         """
         if not self.parts:
             return False
         if not self.start_s:
+            if self._stopped:
+                return True
             if time.monotonic() > self._begun_s + READY_S_MAX:
                 self._start()
             return False
@@ -123,8 +129,3 @@ class Master:
             return True
         parts = (part for part in self.parts.values() if part.ready and part.worker in alive)
         return all(part.ended for part in parts)
-
-    @property
-    def unheard(self) -> int:
-        """Calls of which nothing was heard: never sent, or a worker took them along."""
-        return len(self.share.calls) - len(self.results)

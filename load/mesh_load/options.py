@@ -32,9 +32,6 @@ class Options:
     report: Path | None
 
 
-_Asked = tuple[Path | None, ReplayOptions]
-
-
 @click.command()
 @click.option(
     "--trace",

@@ -6,13 +6,10 @@ Only the master does it. Before: `options`. After: `master`, which gives the cal
 from dataclasses import dataclass
 
 from mesh.cli.replay_options import asked_of, trace_asked
-from mesh.evaluation.replay.cell import contexts_of, deployed
-from mesh.evaluation.replay.running import check_bounds
-from mesh.text.tokenizer import TextCodec
+from mesh.evaluation.replay.cell import contexts_of, deployed, prompts_of
 from mesh.wire.client import MeshClient
 from mesh_load.options import Options
 from mesh_load.share import Share
-from mesh_workloads.prompts import sentences_shipped
 from mesh_workloads.replay_plan import ReplayPlan, plan_replay
 
 
@@ -32,24 +29,12 @@ def prepare(options: Options) -> Prepared:
         found = deployed(client)
         trace = trace_asked(options.trace, options.given, max(len(asked.deployments or found), 1))
         plan = plan_replay(trace, asked, contexts_of(found))
-        check_bounds(plan)
-        called = {call.deployment for call in plan.calls}
-        models: dict[str, str] = {}
-        sentences: dict[str, tuple[tuple[int, ...], ...]] = {}
-        for name in sorted(called):
-            model, view = found[name].model, found[name]
-            assert model is not None, "deployments without a model are not called"
-            models[name] = str(model.model_id)
-            if models[name] not in sentences:
-                codec = TextCodec(client.tokenizer(view.spec.name))
-                sentences[models[name]] = tuple(
-                    codec.encode_part(f" {sentence}") for sentence in sentences_shipped()
-                )
+        called = sorted({call.deployment for call in plan.calls})
+        prompts = prompts_of(client, (found[name] for name in called), seed=options.given["seed"])
     share = Share(
         address=options.address,
-        slos={name: found[name].spec.slo for name in models},
-        models=models,
-        sentences=sentences,
+        slos={name: found[name].spec.slo for name in called},
+        sentences={name: each.sentences for name, each in prompts.items()},
         seed=options.given["seed"],
         forced=plan.forced,
         calls=plan.calls,

@@ -12,9 +12,8 @@ from typing import Protocol
 import gevent
 
 from mesh.domain.errors import Cancelled, MeshError, Refused
-from mesh.domain.invocation import Finished, InvocationEvent, Tokens
-from mesh.domain.reasons import FinishReason
-from mesh.evaluation.load_client import CANCELLED, Answer, Call
+from mesh.domain.invocation import InvocationEvent
+from mesh.evaluation.load_client import STOPPED, Answer, Call, answer_of
 from mesh.wire.errors import status_of
 
 TIME_LIMIT = "deadline_exceeded"
@@ -39,19 +38,13 @@ def ask(sender: Sender, call: Call, *, due_s: float, timeout_s: float) -> Answer
 
     A greenlet that is killed meanwhile leaves the call, and still returns what came.
     """
-    tokens_s: list[float] = []
-    numbers: list[int] = []
-    finishes: list[Finished] = []
+    events: list[tuple[float, InvocationEvent]] = []
+    note = events.append
     refused = failed = ""
     sent_s = time.monotonic()
     try:
         for event in sender.send(call, timeout_s):
-            if isinstance(event, Tokens):
-                came_s = time.monotonic() - sent_s
-                tokens_s += [came_s] * len(event.token_ids)
-                numbers += range(event.first_index, event.first_index + len(event.token_ids))
-            elif isinstance(event, Finished):
-                finishes.append(event)
+            note((time.monotonic(), event))
     except Refused as error:
         refused = str(error.reason)
     except Cancelled:
@@ -59,18 +52,12 @@ def ask(sender: Sender, call: Call, *, due_s: float, timeout_s: float) -> Answer
     except MeshError as error:
         failed = status_of(error).code.name.lower()
     except gevent.GreenletExit:
-        failed = CANCELLED
-    return Answer(
-        ended_s=time.monotonic() - sent_s,
-        tokens_s=tuple(tokens_s),
+        failed = STOPPED
+    return answer_of(
+        events,
         sent_s=sent_s,
+        ended_s=time.monotonic(),
         lag_s=sent_s - due_s,
         refused=refused,
         failed=failed,
-        finishes=len(finishes),
-        grace_s=finishes[0].grace_s if finishes else 0.0,
-        finish=finishes[0].reason if finishes else FinishReason.LENGTH,
-        told_tokens=finishes[0].output_tokens if finishes else 0,
-        node_id=(finishes[0].node_id or "") if finishes else "",
-        in_order=numbers == list(range(len(numbers))),
     )

@@ -5,13 +5,13 @@ the tokens of the prompts' sentences: only the master reads the trace, and has t
 Before: `master`. After: `worker`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from mesh.domain.ids import DeploymentName
 from mesh.domain.slo import Slo
 from mesh.evaluation import load_client
-from mesh_workloads.prompts import Prompts, sentences_shipped
+from mesh.evaluation.replay.running import as_sent
+from mesh_workloads.prompts import Prompts, Sentences
 from mesh_workloads.replay_plan import Call
 
 CALLS_PER_PIECE = 20_000
@@ -26,10 +26,8 @@ class Share:
     """The cell's."""
     slos: dict[str, Slo]
     """By deployment."""
-    models: dict[str, str]
-    """By deployment: what its tokenizer is told by."""
-    sentences: dict[str, tuple[tuple[int, ...], ...]]
-    """By model: the tokens of each that is shipped, with the space before it."""
+    sentences: dict[str, Sentences]
+    """By deployment."""
     seed: int
     """Of the prompts."""
     forced: bool
@@ -52,24 +50,10 @@ class Share:
 
     def to_send(self) -> Iterator[tuple[Call, load_client.Call]]:
         """Calls as planned and as they are sent, their prompts made when they are drawn."""
-        prompts = {model: self._prompts(tokens) for model, tokens in self.sentences.items()}
+        prompts = {name: Prompts(each, seed=self.seed) for name, each in self.sentences.items()}
         for call in self.calls:
-            prompt = prompts[self.models[call.deployment]].prompt(call.number, call.input_tokens)
-            yield (
-                call,
-                load_client.Call(
-                    at_s=call.at_s,
-                    deployment=DeploymentName(call.deployment),
-                    slo=self.slos[call.deployment],
-                    prompt_tokens=prompt,
-                    output_tokens=call.output_tokens,
-                    forced=self.forced,
-                ),
-            )
-
-    def _prompts(self, sentences: Sequence[tuple[int, ...]]) -> Prompts:
-        tokens = {f" {s}": ids for s, ids in zip(sentences_shipped(), sentences, strict=True)}
-        return Prompts(tokens.__getitem__, seed=self.seed)
+            name = call.deployment
+            yield call, as_sent(call, self.slos[name], prompts[name], forced=self.forced)
 
     def pieces(self) -> Iterator["Share"]:
         """One at least."""

@@ -13,7 +13,7 @@ from typing import Any, TypedDict, TypeVar
 import click
 
 from mesh.cli.options import decoded
-from mesh.domain.errors import InvalidInput, NotFound
+from mesh.domain.errors import InvalidInput, NotFound, StorageError
 from mesh.sim.scenario import read_scenario, trace_of
 from mesh_workloads.asked import Asked
 from mesh_workloads.formats import plain_csv
@@ -30,7 +30,6 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 FORCED, MODEL = "forced", "model"
 _SCALE = click.FloatRange(min=0, min_open=True, max=SCALE_MAX)
-_SECONDS = click.FloatRange(min=0, max=DURATION_S_MAX)
 
 
 class ReplayOptions(TypedDict):
@@ -59,7 +58,11 @@ def _configured(ctx: click.Context, _: click.Parameter, path: Path | None) -> No
     try:
         given = tomllib.loads(decoded(path.read_bytes(), str(path)))
     except FileNotFoundError as error:
-        raise NotFound(f"there is no file {path}") from error
+        raise NotFound(
+            f"there is no file {path}", hint="give the path of a TOML file with options"
+        ) from error
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(f"{path}: not TOML: {error}") from error
     names = {
@@ -105,10 +108,19 @@ _OPTIONS = (
         f"for --duration ({GENERATED_S:g} s).",
     ),
     click.option(
-        "--start", "start_s", metavar="S", type=_SECONDS, default=0.0, help="Into the trace."
+        "--start",
+        "start_s",
+        metavar="S",
+        type=click.FloatRange(min=0, max=DURATION_S_MAX),
+        default=0.0,
+        help="Into the trace.",
     ),
     click.option(
-        "--duration", "duration_s", metavar="S", type=_SECONDS, help="Of the trace; all of it."
+        "--duration",
+        "duration_s",
+        metavar="S",
+        type=click.FloatRange(min=0, min_open=True, max=DURATION_S_MAX),
+        help="Of the trace; all of it.",
     ),
     click.option(
         "--time-scale",

@@ -10,18 +10,20 @@ import gc
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import grpc.aio
 
 from mesh.domain.errors import Refused
 from mesh.domain.ids import DeploymentName, RequestId
+from mesh.domain.invocation import Finished, InvocationEvent, Tokens
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.slo import Slo
 from mesh.v1 import inference_pb2 as pb
 from mesh.wire.channel import dial
+from mesh.wire.codec_invoke import event_from_wire
 from mesh.wire.errors import EndedCall, error_of
 
 CALL_S_MAX = 60.0
@@ -36,7 +38,7 @@ LEAD_S = 1.0
 """Until the first call."""
 WATCH_S = 0.5
 NOT_SENT = "not_sent"
-CANCELLED = "cancelled"
+STOPPED = "stopped"
 
 Invoke = Callable[..., Any]
 """A call's bytes as they come; the stubs of grpc know no such call."""
@@ -70,7 +72,7 @@ class Answer:
     """The reason."""
     failed: str = ""
     """The status of a call that neither finished nor was refused; `not_sent` of one too many, and
-    `cancelled` of one that was open when all of them were ended.
+    `stopped` of one that was open when all of them were ended.
     """
     finishes: int = 0
     """Messages that say that it is over."""
@@ -191,7 +193,7 @@ class _Client:
         await asyncio.gather(sending, *left, return_exceptions=True)
         for task, (number, call) in left.items():
             if task.cancelled():  # before it had begun to wait
-                self._ended(number, call, _nothing(CANCELLED))
+                self._ended(number, call, _nothing(STOPPED))
 
     async def _send(self, invoke: Invoke, coming: Iterator[Call], start_s: float) -> None:
         while self._prepared or self._prepare(coming):
@@ -215,6 +217,8 @@ class _Client:
 
     async def _until(self, due_s: float, coming: Iterator[Call]) -> None:
         """Make further requests ready in the meantime, one after the other."""
+        # What was sent goes out, and answers are read, also while calls are late.
+        await asyncio.sleep(0)
         while (left_s := due_s - time.monotonic()) > 0:
             ahead = len(self._prepared) < PREPARED_MAX
             if left_s < PREPARE_S_MIN or not (ahead and self._prepare(coming)):
@@ -244,30 +248,11 @@ class _Client:
             refused = str(raised.reason) if isinstance(raised, Refused) else ""
             failed = "" if refused else error.code().name.lower()
         except asyncio.CancelledError:
-            failed = CANCELLED
+            failed = STOPPED
         ended_s = time.monotonic()
-        messages = [(at_s, pb.InvokeResponse.FromString(raw)) for at_s, raw in came]
-        finishes = [message.finished for _, message in messages if message.HasField("finished")]
-        numbers = [
-            message.tokens.first_index + i
-            for _, message in messages
-            for i in range(len(message.tokens.token_ids))
-        ]
-        answer = Answer(
-            ended_s=ended_s - sent_s,
-            tokens_s=tuple(
-                at_s - sent_s for at_s, message in messages for _ in message.tokens.token_ids
-            ),
-            sent_s=sent_s,
-            refused=refused,
-            lag_s=lag_s,
-            failed=failed,
-            finishes=len(finishes),
-            finish=FinishReason(finishes[0].reason) if finishes else FinishReason.LENGTH,
-            told_tokens=finishes[0].output_tokens if finishes else 0,
-            grace_s=finishes[0].grace_s if finishes else 0.0,
-            node_id=finishes[0].node if finishes else "",
-            in_order=numbers == list(range(len(numbers))),
+        events = [(at_s, event_from_wire(pb.InvokeResponse.FromString(raw))) for at_s, raw in came]
+        answer = answer_of(
+            events, sent_s=sent_s, ended_s=ended_s, lag_s=lag_s, refused=refused, failed=failed
         )
         self._ended(number, call, answer)
 
@@ -286,6 +271,40 @@ def _request(call: Call) -> pb.InvokeRequest:
     )
 
 
+def answer_of(
+    events: Sequence[tuple[float, InvocationEvent]],
+    *,
+    sent_s: float,
+    ended_s: float,
+    lag_s: float,
+    refused: str = "",
+    failed: str = "",
+) -> Answer:
+    """Of a call's events, each with when it came, on the clock of its sending and its end."""
+    tokens = [(at_s - sent_s, event) for at_s, event in events if isinstance(event, Tokens)]
+    numbers = [event.first_index + i for _, event in tokens for i in range(len(event.token_ids))]
+    answer = Answer(
+        ended_s=ended_s - sent_s,
+        tokens_s=tuple(at_s for at_s, event in tokens for _ in event.token_ids),
+        sent_s=sent_s,
+        lag_s=lag_s,
+        refused=refused,
+        failed=failed,
+        in_order=numbers == list(range(len(numbers))),
+    )
+    finishes = [event for _, event in events if isinstance(event, Finished)]
+    if not finishes:
+        return answer
+    return replace(
+        answer,
+        finishes=len(finishes),
+        finish=finishes[0].reason,
+        told_tokens=finishes[0].output_tokens,
+        grace_s=finishes[0].grace_s,
+        node_id=finishes[0].node_id or "",
+    )
+
+
 def outcome_of(call: Call, answer: Answer, start_s: float = 0.0) -> Outcome:
     """Its times count from `start_s`, a moment on the machine's clock. What did not end whole and
     was not refused has failed.
@@ -296,7 +315,7 @@ def outcome_of(call: Call, answer: Answer, start_s: float = 0.0) -> Outcome:
         end = RefusalReason(answer.refused)
     elif answer.whole(call):
         end = answer.finish
-    elif answer.failed == CANCELLED:
+    elif answer.failed == STOPPED:
         end = FinishReason.CANCELLED
     return Outcome(
         request_id=RequestId(f"{call.deployment}@{call.at_s:.6f}"),

@@ -131,6 +131,7 @@ def test_one_call_too_many_makes_it_fail(deployed: RunningCell, trace: Path) -> 
         ((), 2, "there is no trace"),
         (("{trace}", "--generate", "1"), 2, "a trace and --generate"),
         (("--generate", "1", "--start", "5"), 2, "what is generated has no --start"),
+        (("--generate", "1", "--duration", "0"), 2, "0.0 is not in the range"),
         (("nowhere.csv",), 1, "there is no file nowhere.csv"),
         (("{trace}", "--format", "mooncake"), 2, "are of another format than mooncake"),
         (("{trace}", "--format", "parquet"), 2, "there is no trace format 'parquet'"),

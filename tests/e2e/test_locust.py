@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -231,7 +230,7 @@ def test_the_page_starts_a_run_and_shows_it(
     assert tabs["workers"][0]["calls"] == 30
     assert get("/mesh/slo.csv").decode().splitlines()[1].startswith("all,30,30,")
     assert json.loads(get("/mesh/slo.json"))["planned"] == 30
-    time.sleep(1.5)
+    cell.wait_for("the report", (tmp_path / "r_slo.json").exists, RUN_S_MAX)
     locust.interrupt()
     assert locust.wait() == 0, locust.said
 

@@ -3,16 +3,15 @@
 import json
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 from mesh.domain.slo import Slo
 from mesh_loader.store import StoredModel
 from mesh_workloads.reading import read
+from tests.cli.running import MESH
 from tests.e2e.live_cell import ROOT, LiveCell
 
-MESH = (sys.executable, "-c", "from mesh.cli.main import main; main()")
 REPLAY_S = 20
 RUN_S_MAX = 100.0
 PATIENT = Slo(ttft_s=60.0, tpot_s=10.0)

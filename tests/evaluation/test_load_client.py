@@ -1,5 +1,6 @@
 """Calls go out at their times, whatever becomes of others; each end is told, and judged."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -7,14 +8,14 @@ from threading import Barrier
 
 import pytest
 
-from mesh.domain.errors import MeshError, Refused
+from mesh.domain.errors import Cancelled, MeshError, Refused
 from mesh.domain.ids import DeploymentName
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.slo import Slo
 from mesh.evaluation.load_client import (
-    CANCELLED,
     NOT_SENT,
     PREPARED_MAX,
+    STOPPED,
     Answer,
     Call,
     offer,
@@ -71,7 +72,7 @@ def test_times_count_from_the_start_of_the_run() -> None:
             FinishReason.STOP,
         ),
         (Answer(ended_s=1.0, tokens_s=(0.5,), finishes=1, told_tokens=2), FinishReason.FAILED),
-        (Answer(ended_s=1.0, tokens_s=(0.5,), failed=CANCELLED), FinishReason.CANCELLED),
+        (Answer(ended_s=1.0, tokens_s=(0.5,), failed=STOPPED), FinishReason.CANCELLED),
     ],
 )
 def test_an_answer_that_ends_by_itself_is_as_long_as_it_says(
@@ -118,6 +119,13 @@ def test_refusals_keep_their_reason_and_failures_their_status() -> None:
         refused, failed = offer(address, [replace(call, at_s=0.0) for call in sent])
     assert (refused.refused, refused.failed) == ("memory_full", "")
     assert (failed.refused, failed.failed) == ("", "unavailable")
+
+
+def test_what_the_cell_itself_cancels_has_failed() -> None:
+    with token_server(lambda request: Cancelled("the cell stops")) as (address, _):
+        (answer,) = offer(address, [replace(CALL, at_s=0.0)])
+    assert answer.failed == "cancelled"
+    assert outcome_of(CALL, answer).end is FinishReason.FAILED
 
 
 def test_without_a_server_all_calls_fail_and_are_told_of() -> None:
@@ -167,7 +175,28 @@ def test_what_watch_raises_ends_all_and_open_calls_are_told_of() -> None:
             told,
             watch=watch,
         )
-    assert told.failed == dict.fromkeys(range(3), CANCELLED)
+    assert told.failed == dict.fromkeys(range(3), STOPPED)
+
+
+def test_a_sender_that_is_late_for_all_calls_still_reads_and_watches() -> None:
+    drawn = 0
+
+    def slowly_made() -> Iterator[Call]:
+        nonlocal drawn
+        for call in calls(4000, 0.0):
+            drawn += 1
+            time.sleep(0.001)
+            yield call
+
+    def watch(at_s: float) -> None:
+        if at_s > 0.2:
+            raise Enough
+
+    told = Told()
+    with token_server() as (address, _), pytest.raises(Enough):
+        send(address, slowly_made(), told, watch=watch)
+    assert drawn < 4000
+    assert "" in told.failed.values()
 
 
 def test_what_ended_raises_ends_all() -> None:

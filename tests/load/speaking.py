@@ -13,7 +13,7 @@ from mesh.domain.slo import Slo
 from mesh.evaluation.load_client import Call
 from mesh_load.share import Share
 from mesh_workloads import replay_plan
-from mesh_workloads.prompts import sentences_shipped
+from mesh_workloads.prompts import encoded
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.1)
 
@@ -75,8 +75,7 @@ def share_of(*calls: tuple[float, str, int]) -> Share:
     return Share(
         address="127.0.0.1:1",
         slos=dict.fromkeys(names, SLO),
-        models=dict.fromkeys(names, "m"),
-        sentences={"m": tuple(tuple(s.encode()) for s in sentences_shipped())},
+        sentences=dict.fromkeys(names, encoded(str.encode)),
         seed=1,
         forced=True,
         calls=planned(*calls),

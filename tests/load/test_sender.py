@@ -6,7 +6,7 @@ import gevent
 
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import FinishReason, RefusalReason
-from mesh.evaluation.load_client import CANCELLED, Answer, outcome_of
+from mesh.evaluation.load_client import STOPPED, Answer, outcome_of
 from mesh_load.sender import ask
 from tests.load.speaking import ScriptedSender, as_sent, planned
 
@@ -44,6 +44,6 @@ def test_a_greenlet_that_is_killed_returns_what_came() -> None:
     asking.kill()
     answer = asking.value
     assert isinstance(answer, Answer)
-    assert answer.failed == CANCELLED
+    assert answer.failed == STOPPED
     assert 0 < len(answer.tokens_s) < 1000
     assert outcome_of(call, answer).end is FinishReason.CANCELLED

@@ -75,8 +75,9 @@ def test_a_table_is_a_csv_file(write_file: WriteFile, monkeypatch: pytest.Monkey
         read_table(write_file("function,deployment\nx\n"))
     with pytest.raises(InvalidInput, match=r"trace.csv:1: the columns 'x,a' are not function,depl"):
         read_table(write_file("x,a\n"))
-    with pytest.raises(NotFound):
-        read_table(Path("nowhere.csv"))
+    with pytest.raises(NotFound) as caught:
+        read_table(Path("populair"))
+    assert "popularity" in caught.value.hint
     monkeypatch.setattr(mapping, "FUNCTIONS_MAX", 1)
     with pytest.raises(InvalidInput, match="is one of more than 1"):
         read_table(write_file("function,deployment\nx,a\ny,b\n"))

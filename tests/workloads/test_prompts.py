@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.domain.errors import InvalidInput
-from mesh_workloads.prompts import Prompts, sentences_shipped
+from mesh_workloads.prompts import Prompts, encoded, sentences_shipped
 
 
 def by_bytes(text: str) -> list[int]:
     return list(text.encode())
 
 
-PROMPTS = Prompts(by_bytes, seed=1)
+PROMPTS = Prompts(encoded(by_bytes), seed=1)
 
 
 @given(number=st.integers(0, 10**6), tokens=st.integers(1, 5000))
@@ -31,8 +31,8 @@ def test_a_prompt_has_its_length_and_the_text_s_sentences(number: int, tokens: i
 def test_prompts_differ_and_are_the_same_in_every_run() -> None:
     some = [PROMPTS.prompt(number, 200) for number in range(500)]
     assert len(set(some)) > 480
-    assert some == [Prompts(by_bytes, seed=1).prompt(number, 200) for number in range(500)]
-    assert some[0] != Prompts(by_bytes, seed=2).prompt(0, 200)
+    assert some == [Prompts(encoded(by_bytes), seed=1).prompt(number, 200) for number in range(500)]
+    assert some[0] != Prompts(encoded(by_bytes), seed=2).prompt(0, 200)
 
 
 def test_the_text_is_many_sentences() -> None:
@@ -42,4 +42,4 @@ def test_the_text_is_many_sentences() -> None:
 
 def test_a_tokenizer_without_tokens_is_refused() -> None:
     with pytest.raises(InvalidInput, match="no tokens"):
-        Prompts(lambda text: [])
+        encoded(lambda text: [])

@@ -1,13 +1,16 @@
 """A plan is the trace's calls, at their times, with their lengths, to known deployments."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.domain.errors import InvalidInput, NotFound
+from mesh_workloads import replay_plan
 from mesh_workloads.generating import LLM_MESH, generate
 from mesh_workloads.mapping import POPULARITY
-from mesh_workloads.replay_plan import Call, Replay, fitted, plan_replay
+from mesh_workloads.replay_plan import RUN_S_MAX, Call, Replay, fitted, plan_replay
 from mesh_workloads.scaling import Scale
 from mesh_workloads.trace import Arrival, Trace
 
@@ -126,3 +129,11 @@ def test_parameters_that_cannot_be_meant_are_refused() -> None:
         Replay(output_tokens_max=0)
     with pytest.raises(InvalidInput, match="asked for twice"):
         plan_replay(TRACE, Replay(deployments=("chat", "chat")), CONTEXTS)
+
+
+def test_a_replay_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidInput, match=r"would last 90000 s; at most 86400"):
+        plan_replay(replace(TRACE, duration_s=RUN_S_MAX + 3600), ASKED, CONTEXTS)
+    monkeypatch.setattr(replay_plan, "CALLS_MAX", 2)
+    with pytest.raises(InvalidInput, match=r"would send 3 calls; at most 2"):
+        plan_replay(TRACE, ASKED, CONTEXTS)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mesh.domain.errors import InvalidInput
+from mesh.domain.errors import InvalidInput, NotFound
 from mesh_workloads.source import header, rows, shown
 from mesh_workloads.trace import FUNCTIONS_MAX, Trace
 
@@ -72,7 +72,11 @@ def read_table(path: Path) -> dict[str, str]:
 
     Raises InvalidInput with the line, NotFound or StorageError when it cannot be read.
     """
-    columns = header(path)
+    try:
+        columns = header(path)
+    except NotFound as error:
+        hint = f"a mapping is {HASH}, {POPULARITY}, or the path of a table"
+        raise NotFound(error.message, hint=hint) from error
     if columns != _COLUMNS:
         raise InvalidInput(
             f"{path}:1: the columns {shown(','.join(columns))} are not {','.join(_COLUMNS)}",

@@ -13,26 +13,33 @@ from mesh.domain.errors import InvalidInput
 
 Encode = Callable[[str], Sequence[int]]
 """A tokenizer: a text's token ids, without any that begin or end it."""
+Sentences = tuple[tuple[int, ...], ...]
+"""One at least, each of one token at least, in tokens with the space before it."""
 
 
 class Prompts:
     """Of deployments that share a tokenizer."""
 
-    def __init__(self, encode: Encode, *, seed: int = 0) -> None:
-        """Raises InvalidInput when the tokenizer makes no tokens of the text."""
+    def __init__(self, sentences: Sentences, *, seed: int = 0) -> None:
+        self.sentences = sentences
         self._seed = seed
-        sentences = (tuple(encode(f" {sentence}")) for sentence in sentences_shipped())
-        self._sentences = tuple(ids for ids in sentences if ids)
-        if not self._sentences:
-            raise InvalidInput("the tokenizer makes no tokens of the text for prompts")
 
     def prompt(self, number: int, tokens: int) -> tuple[int, ...]:
         """The token ids of call `number`'s prompt, as many as asked for."""
         draw = random.Random(f"{self._seed}/{number}/prompt")
         ids: list[int] = []
         while len(ids) < tokens:
-            ids += self._sentences[int(draw.random() * len(self._sentences))]
+            ids += self.sentences[int(draw.random() * len(self.sentences))]
         return tuple(ids[:tokens])
+
+
+def encoded(encode: Encode) -> Sentences:
+    """Those that are shipped. Raises InvalidInput when the tokenizer makes no tokens of them."""
+    sentences = (tuple(encode(f" {sentence}")) for sentence in sentences_shipped())
+    found = tuple(ids for ids in sentences if ids)
+    if not found:
+        raise InvalidInput("the tokenizer makes no tokens of the text for prompts")
+    return found
 
 
 def sentences_shipped() -> tuple[str, ...]:

@@ -13,6 +13,11 @@ from mesh_workloads.mapping import HASH, POPULARITY, by_hash, by_popularity, by_
 from mesh_workloads.scaling import Scale
 from mesh_workloads.trace import TOKENS_MAX, Trace
 
+CALLS_MAX = 1_000_000
+"""Of a replay: their results stay in memory to its end, some kilobytes each."""
+RUN_S_MAX = 24 * 3600.0
+"""Of a whole replay; the last call's own limit comes on top."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
@@ -85,11 +90,11 @@ class ReplayPlan:
 def plan_replay(trace: Trace, asked: Replay, contexts: Mapping[str, int]) -> ReplayPlan:
     """`contexts` has the tokens that fit into each deployment's context, by its name.
 
-    Raises InvalidInput for parameters that cannot be meant, NotFound for deployments that are not
-    in `contexts`, both naming them.
+    Raises InvalidInput for parameters that cannot be meant and for a replay that would be too long,
+    NotFound for deployments that are not in `contexts`, all naming them.
     """
     deployments = _known(asked.deployments, contexts)
-    scaled = asked.scale.of(trace)
+    scaled = _bounded(asked.scale.of(trace))
     to = _mapped(scaled, asked.mapping, deployments)
     labels = {function: scaled.label(function) for function in to}
     calls: list[Call] = []
@@ -133,6 +138,20 @@ def fitted(input_tokens: int, output_tokens: int, context_tokens: int) -> tuple[
     """
     output_tokens = min(output_tokens, context_tokens - 1)
     return min(input_tokens, context_tokens - output_tokens), output_tokens
+
+
+def _bounded(scaled: Trace) -> Trace:
+    if len(scaled.arrivals) > CALLS_MAX:
+        raise InvalidInput(
+            f"the replay would send {len(scaled.arrivals)} calls; at most {CALLS_MAX}",
+            hint="take a shorter window, or lower the rate scale",
+        )
+    if scaled.duration_s > RUN_S_MAX:
+        raise InvalidInput(
+            f"the replay would last {scaled.duration_s:.0f} s; at most {RUN_S_MAX:.0f}",
+            hint="take a shorter window, or lower the time scale",
+        )
+    return scaled
 
 
 def _known(asked: tuple[str, ...], contexts: Mapping[str, int]) -> tuple[str, ...]:

@@ -38,7 +38,8 @@ from mesh.evaluation.replay.record import Record
 from mesh.evaluation.replay.report import ReplayReport
 from mesh.evaluation.replay.results import CallResult
 from mesh.evaluation.replay.running import Replaying
-from mesh.evaluation.replay.simulating import LiveCell, look, simulate
+from mesh.evaluation.replay.simulating import cell_plan, look, simulate
+from mesh.sim.cluster import CellPlan
 from mesh.wire.client import MeshClient
 from mesh_workloads.replay_plan import ReplayPlan, plan_replay
 from mesh_workloads.trace import Trace
@@ -86,7 +87,7 @@ def replay(
         _tell(read, plan)
         called = {call.deployment for call in plan.calls}
         views = {name: found[name] for name in plan.deployments if name in called}
-        cell = look(client, views) if beside else None
+        cell = cell_plan(look(client, views)) if beside else None
         view = ReplayView(plan)
         written = opened.enter_context(Record(record)) if record is not None else None
 
@@ -100,11 +101,12 @@ def replay(
         before = counts(client)
         stopped = _run(replaying, view, address, timeout_s, open_max)
         made = _report(client, plan, views, replaying, before, stopped, cell)
-    if report is not None:
-        write_page(made, report)
     show(made, form)
     if report is not None:
+        write_page(made, report)
         output.message(f"the report is in {report}")
+    if written is not None and written.failure is not None:
+        raise written.failure
     if stopped:
         raise KeyboardInterrupt
     judge(made)
@@ -144,7 +146,7 @@ def _report(
     replaying: Replaying,
     before: CellCounts,
     stopped: bool,
-    cell: LiveCell | None,
+    cell: CellPlan | None,
 ) -> ReplayReport:
     results = tuple(replaying.results)
     simulated: tuple[CallResult, ...] = ()

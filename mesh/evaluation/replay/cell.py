@@ -5,16 +5,17 @@ of the client. Before: `mesh replay`. After: `replay_plan`, which needs the cont
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mesh.domain.errors import NotFound
-from mesh.domain.ids import DeploymentName, ModelId
+from mesh.domain.ids import ModelId
 from mesh.domain.views import DeploymentSnapshot
 from mesh.evaluation.replay.results import CallResult
 from mesh.text.tokenizer import TextCodec
 from mesh.wire.client import MeshClient
-from mesh_workloads.prompts import Prompts
+from mesh_workloads.prompts import Prompts, encoded
 
 COUNTS_DIFFERENCE_MAX = 0.01
 """Of all calls: above it, somebody else calls the deployments, or calls were lost."""
@@ -85,7 +86,7 @@ def prompts_of(
         model_id = view.model.model_id
         if model_id not in by_model:
             codec = TextCodec(client.tokenizer(view.spec.name))
-            by_model[model_id] = Prompts(codec.encode_part, seed=seed)
+            by_model[model_id] = Prompts(encoded(codec.encode_part), seed=seed)
         found[view.spec.name] = by_model[model_id]
     return found
 
@@ -103,16 +104,18 @@ def counted(
     before: CellCounts,
     after: CellCounts,
     results: Sequence[CallResult],
-    names: Iterable[DeploymentName | str],
+    names: Iterable[str],
 ) -> Counted:
+    finished = Counter(r.call.deployment for r in results if r.finished)
+    refused = Counter(r.call.deployment for r in results if r.refused)
     return Counted(
         pairs=tuple(
             CountPair(
                 deployment=name,
                 served=after.served.get(name, 0) - before.served.get(name, 0),
-                finished=sum(r.finished for r in results if r.call.deployment == name),
+                finished=finished[name],
                 refused=after.refused.get(name, 0) - before.refused.get(name, 0),
-                refused_seen=sum(bool(r.refused) for r in results if r.call.deployment == name),
+                refused_seen=refused[name],
             )
             for name in names
         ),

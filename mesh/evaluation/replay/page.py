@@ -19,8 +19,13 @@ BARS_MAX = 24
 
 def write_page(report: ReplayReport, path: Path) -> None:
     """Raises StorageError."""
+    write_text(page(report), path)
+
+
+def write_text(text: str, path: Path) -> None:
+    """Something of the report. Raises StorageError."""
     try:
-        path.write_text(page(report), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise StorageError(
             f"the report {path} cannot be written: {(error.strerror or str(error)).lower()}",

@@ -5,8 +5,8 @@ The file is a trace again, of the format `replay`. Before: `running`. After:
 """
 
 import csv
+from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 
 from mesh.domain.errors import StorageError
 from mesh.evaluation.replay.results import CallResult
@@ -14,45 +14,57 @@ from mesh_workloads.formats.replay_record import COLUMNS
 
 
 class Record:
-    """A context; the file is written anew. Raises StorageError when it cannot be."""
+    """A context; the file is written anew. Raises StorageError when it cannot be begun; what fails
+    later is in `failure`, and the replay goes on without it.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
             # Every line goes out at once.
             self._file = path.open("w", buffering=1, encoding="utf-8", newline="")
-            self._writer = csv.writer(self._file, lineterminator="\n")
-            self._writer.writerow(COLUMNS)
         except OSError as error:
             raise self._unwritten(error) from error
+        self._writer = csv.writer(self._file, lineterminator="\n")
+        self.failure = self._line(COLUMNS)
+        if self.failure is not None:
+            self.close()
+            raise self.failure
 
     def __enter__(self) -> "Record":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._file.close()
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        try:
+            self._file.close()
+        except OSError as error:
+            self.failure = self.failure or self._unwritten(error)
 
     def write(self, result: CallResult) -> None:
-        call, outcome = result.call, result.outcome
-        if not result.sent:
+        """Nothing of a call that was not sent, after a failure, or once it is closed."""
+        if self.failure or self._file.closed or not result.sent:
             return
+        call, outcome = result.call, result.outcome
         whole_s = outcome.ended_s - outcome.arrival_s
-        row = (
-            *(_short(call.at_s), call.function, call.input_tokens, call.output_tokens),
-            *(call.deployment, f"{1000 * result.late_s:.3f}", str(outcome.end)),
-            *(len(outcome.tokens_s), _seconds(outcome.ttft_s), _seconds(outcome.tpot_s)),
-            *(_seconds(whole_s), _seconds(outcome.grace_s)),
-            *(int(outcome.met), int(outcome.met_in_the_mean)),
+        self.failure = self._line(
+            (
+                *(_short(call.at_s), call.function, call.input_tokens, call.output_tokens),
+                *(call.deployment, f"{1000 * result.late_s:.3f}", str(outcome.end)),
+                *(len(outcome.tokens_s), _seconds(outcome.ttft_s), _seconds(outcome.tpot_s)),
+                *(_seconds(whole_s), _seconds(outcome.grace_s)),
+                *(int(outcome.met), int(outcome.met_in_the_mean)),
+            )
         )
+
+    def _line(self, cells: Iterable[object]) -> StorageError | None:
         try:
-            self._writer.writerow(row)
+            self._writer.writerow(cells)
         except OSError as error:
-            raise self._unwritten(error) from error
+            return self._unwritten(error)
+        return None
 
     def _unwritten(self, error: OSError) -> StorageError:
         return StorageError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import FinishReason, RefusalReason
-from mesh.evaluation.load_client import CANCELLED, NOT_SENT
+from mesh.evaluation.load_client import NOT_SENT, STOPPED
 from mesh_workloads.replay_plan import Call
 
 
@@ -29,7 +29,7 @@ class CallResult:
     @property
     def cancelled(self) -> bool:
         """It was open when the replay was stopped."""
-        return self.failed == CANCELLED
+        return self.failed == STOPPED
 
     @property
     def judged(self) -> bool:

@@ -6,7 +6,6 @@ of long prompts never is in memory. Before: `replay_plan`, `cell`. After: `numbe
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
 from mesh.domain.slo import Slo
 from mesh.domain.views import DeploymentSnapshot
@@ -15,25 +14,6 @@ from mesh.evaluation.load_client import CALL_S_MAX, OPEN_MAX, Answer, outcome_of
 from mesh.evaluation.replay.results import CallResult
 from mesh_workloads.prompts import Prompts
 from mesh_workloads.replay_plan import Call, ReplayPlan
-
-CALLS_MAX = 1_000_000
-"""Of a replay: their results stay in memory to its end, some kilobytes each."""
-RUN_S_MAX = 24 * 3600.0
-"""Of a whole replay; the last call's own limit comes on top."""
-
-
-def check_bounds(plan: ReplayPlan) -> None:
-    """Raises InvalidInput for a plan that lasts for too long, or has too many calls."""
-    if len(plan.calls) > CALLS_MAX:
-        raise InvalidInput(
-            f"the replay would send {len(plan.calls)} calls; at most {CALLS_MAX}",
-            hint="cut a window with --start and --duration, or lower --rate-scale",
-        )
-    if plan.duration_s > RUN_S_MAX:
-        raise InvalidInput(
-            f"the replay would last {plan.duration_s:.0f} s; at most {RUN_S_MAX:.0f}",
-            hint="cut a window with --start and --duration, or lower --time-scale",
-        )
 
 
 class Replaying:
@@ -46,8 +26,6 @@ class Replaying:
         prompts: Mapping[str, Prompts],
         ended: Callable[[CallResult], None] = lambda result: None,
     ) -> None:
-        """Raises what `check_bounds` does."""
-        check_bounds(plan)
         self._plan = plan
         self._slos: dict[str, Slo] = {name: view.spec.slo for name, view in deployments.items()}
         self._prompts = prompts
@@ -86,19 +64,25 @@ class Replaying:
 
     def _calls(self) -> Iterator[load_client.Call]:
         for call in self._plan.calls:
-            yield load_client.Call(
-                at_s=call.at_s,
-                deployment=DeploymentName(call.deployment),
-                slo=self._slos[call.deployment],
-                prompt_tokens=self._prompts[call.deployment].prompt(call.number, call.input_tokens),
-                output_tokens=call.output_tokens,
-                forced=self._plan.forced,
-            )
+            name = call.deployment
+            yield as_sent(call, self._slos[name], self._prompts[name], forced=self._plan.forced)
 
     def _take(self, number: int, call: load_client.Call, answer: Answer) -> None:
         result = result_of(self._plan.calls[number], call, answer, self._start_s)
         self._results[number] = result
         self._ended(result)
+
+
+def as_sent(planned: Call, slo: Slo, prompts: Prompts, *, forced: bool) -> load_client.Call:
+    """With its prompt, and what its caller expects."""
+    return load_client.Call(
+        at_s=planned.at_s,
+        deployment=DeploymentName(planned.deployment),
+        slo=slo,
+        prompt_tokens=prompts.prompt(planned.number, planned.input_tokens),
+        output_tokens=planned.output_tokens,
+        forced=forced,
+    )
 
 
 def result_of(planned: Call, call: load_client.Call, answer: Answer, start_s: float) -> CallResult:

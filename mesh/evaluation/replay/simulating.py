@@ -41,12 +41,9 @@ def look(client: MeshClient, names: Iterable[str]) -> LiveCell:
     )
 
 
-def simulate(cell: LiveCell, plan: ReplayPlan) -> tuple[CallResult, ...]:
-    """What came of each call; times count from the replay's start. Nothing is loaded at its start.
-
-    Raises InvalidInput when the controller knows too little of the cell.
-    """
-    virtual = VirtualCell(cell_plan(cell))
+def simulate(cell: CellPlan, plan: ReplayPlan) -> tuple[CallResult, ...]:
+    """What came of each call; times count from the replay's start, at which nothing is loaded."""
+    virtual = VirtualCell(cell)
     ended = virtual.run(
         Arrival(call.at_s, call.deployment, call.input_tokens, call.output_tokens)
         for call in plan.calls

@@ -6,7 +6,7 @@ from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.slo import Slo
-from mesh.evaluation.load_client import CANCELLED, NOT_SENT
+from mesh.evaluation.load_client import NOT_SENT, STOPPED
 from mesh.evaluation.replay.results import CallResult
 from mesh_workloads.replay_plan import Call, ReplayPlan
 
@@ -55,7 +55,7 @@ RESULTS = (
     result(4, end=RefusalReason.MEMORY_FULL, deployment="code"),
     result(5, end=FinishReason.FAILED, failed="unavailable"),
     result(6, end=FinishReason.FAILED, failed=NOT_SENT),
-    result(7, 0.5, end=FinishReason.CANCELLED, failed=CANCELLED),
+    result(7, 0.5, end=FinishReason.CANCELLED, failed=STOPPED),
 )
 """Met; met but for its mean TPOT; met in the mean only; missed; and what did not finish."""
 PLAN = ReplayPlan(

@@ -4,17 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from mesh.domain.errors import InvalidInput
 from mesh.domain.slo import Slo
-from mesh.evaluation.replay import running
 from mesh.evaluation.replay.results import CallResult
-from mesh.evaluation.replay.running import RUN_S_MAX, Replaying
-from mesh_workloads.prompts import Prompts
+from mesh.evaluation.replay.running import Replaying
+from mesh_workloads.prompts import Prompts, encoded
 from mesh_workloads.replay_plan import Call, ReplayPlan
 from tests.cli.views import CHAT_SMALL
 from tests.support.token_server import token_server
 
-PROMPTS = Prompts(lambda text: list(text.encode()))
+PROMPTS = Prompts(encoded(lambda text: list(text.encode())))
 VIEW = replace(CHAT_SMALL, spec=replace(CHAT_SMALL.spec, slo=Slo(ttft_s=30.0, tpot_s=5.0)))
 PLAN = ReplayPlan(
     name="t",
@@ -54,11 +52,3 @@ def test_calls_have_the_plans_lengths_and_results_its_calls() -> None:
     for result in results:
         assert result.outcome.arrival_s == pytest.approx(result.call.at_s + result.late_s)
         assert len(result.outcome.tokens_s) == result.call.output_tokens
-
-
-def test_a_replay_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidInput, match=r"would last 90000 s; at most 86400"):
-        Replaying(replace(PLAN, duration_s=RUN_S_MAX + 3600), {}, {})
-    monkeypatch.setattr(running, "CALLS_MAX", 5)
-    with pytest.raises(InvalidInput, match=r"would send 8 calls; at most 5"):
-        Replaying(PLAN, {}, {})

@@ -60,7 +60,7 @@ def live(view: DeploymentSnapshot = VIEW, *nodes: NodeSnapshot, known: bool = Tr
 
 
 def test_the_same_calls_come_with_the_same_lengths() -> None:
-    results = simulate(live(), PLAN)
+    results = simulate(cell_plan(live()), PLAN)
     assert [r.call for r in results] == list(PLAN.calls)
     assert all(r.finished and r.outcome.met for r in results)
     assert [len(r.outcome.tokens_s) for r in results] == [5, 6, 7, 8, 9]

@@ -15,7 +15,8 @@ COLUMNS = (
     *("deployment", "late_ms", "end", "tokens", "ttft_s", "tpot_s", "whole_s", "grace_s"),
     *("met", "met_in_the_mean"),
 )
-"""`end` is how it ended: stop, length, the reason of a refusal, or failed. `met` (1 or 0) is with
+"""`end` is how it ended: stop, length, the reason of a refusal, failed, or cancelled, which is
+left when the replay was stopped. `met` (1 or 0) is with
 every token in time, `met_in_the_mean` with TTFT and mean TPOT, load time granted to both.
 """
 
