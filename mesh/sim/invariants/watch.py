@@ -300,7 +300,8 @@ def _could_be_loaded(core: ControllerCore, entry: DeploymentEntry, now_s: float)
     deployment = entry.deployment
     coming = any(i.state is InstanceState.LOADING for i in entry.instances.values())
     full = entry.replicas() >= entry.spec.scaling.replicas_max
-    if deployment is None or coming or full or now_s < entry.paused_until_s:
+    # The pause's own timer may be the next event of this very moment.
+    if deployment is None or coming or full or now_s <= entry.paused_until_s:
         return False
     taken = [instance.node for instance in entry.instances.values()]
     for node in core.cell.nodes.values():
