@@ -121,10 +121,6 @@ def _check_deployment(core: ControllerCore, entry: DeploymentEntry) -> None:
             hold(OperationKind.DELETE in kinds, "{} is {}, and nobody asked", name, entry.state)
         case DeploymentState.GONE:
             hold(False, "{} is gone, and in the books", name)
-    if entry.deployment is not None and len(entry.instances) < scaling.replicas_min:
-        # The end of the pause after a failed load has it tried again, or the first node.
-        seen_to = name in cell.below_minimum or entry.load_failures or not cell.nodes
-        hold(seen_to, "{} is below its minimum, and nobody will see to it", name)
 
 
 def _check_queue(core: ControllerCore, entry: DeploymentEntry, now_s: float) -> None:
