@@ -280,12 +280,7 @@ def _has_place(core: ControllerCore, entry: DeploymentEntry, now_s: float) -> bo
     ready = [instance for instance in instances if instance.takes_now and not instance.is_full]
     if any(_has_room(instance, most, core._limits) for instance in ready):
         return True
-    if not _could_be_loaded(core, entry, now_s):
-        return False
-    # It has just become the head, or others have just filled the instance that it waited for.
-    why = head.refusals.short_of_memory or any(instance.is_full for instance in instances)
-    hold(why, "{} waits, and an instance could be loaded", head.original.request_id)
-    return True
+    return _could_be_loaded(core, entry, now_s)
 
 
 def _has_room(instance: InstanceEntry, tokens: int, limits: CellLimits) -> bool:
