@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -236,15 +235,14 @@ def test_too_little_space_is_known_before_the_work_and_the_numbers_are_told(
 def test_a_disk_that_fills_during_the_import_is_a_storage_error(root: Path, gguf: Path) -> None:
     """A real limit on file sizes stands in for the full disk; nothing is left behind."""
 
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-
+    # Not by a preexec_fn: that forks a process in which other tests may have used gRPC.
+    limited = (
+        "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)); "
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    command = ["-m", "mesh_loader", "import", f"file://{gguf}", "--store", str(root)]
     child = subprocess.run(
-        [sys.executable, "-m", "mesh_loader", "import", f"file://{gguf}", "--store", str(root)],
-        preexec_fn=limit,
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", limited, *command], capture_output=True, text=True, check=False
     )
     assert child.returncode == 1
     last = child.stdout.splitlines()[-1]
