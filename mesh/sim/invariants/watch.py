@@ -276,8 +276,8 @@ def _has_place(core: ControllerCore, entry: DeploymentEntry, now_s: float) -> bo
     head = entry.queue[0]
     if head.refusals.verdict:
         return False
-    most, instances = head.original.tokens_max, entry.instances.values()
-    ready = [instance for instance in instances if instance.takes_now and not instance.is_full]
+    most = head.original.tokens_max
+    ready = [i for i in entry.instances.values() if i.takes_now and not i.is_full]
     if any(_has_room(instance, most, core._limits) for instance in ready):
         return True
     return _could_be_loaded(core, entry, now_s)
