@@ -49,6 +49,8 @@ class Part:
     calls: int
     ready: bool = False
     ended: bool = False
+    stopped: bool = False
+    """Before its end, by the master or by a signal to the worker itself."""
 
 
 @dataclass(slots=True)
@@ -103,7 +105,12 @@ class Master:
             result = result_of(plain)
             self.results[result.call.number] = result
             self.on_result(result)
-        part.ended = report["ended"]
+        part.ended, part.stopped = report["ended"], report["stopped"]
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a worker's part ended before its last call."""
+        return any(part.stopped for part in self.parts.values())
 
     def stop(self) -> None:
         self._stopped = True

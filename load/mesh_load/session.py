@@ -70,8 +70,10 @@ class Session:
             master.begin(self._workers())
 
         def stop(**_: Any) -> None:
-            ending.stopped = not self._ended
+            by_itself = self._ended
             self._stop_all(master)
+            # A signal may reach the workers first, and the run is over before it was stopped.
+            ending.stopped = master.interrupted or not by_itself
 
         events.test_start.add_listener(start)
         events.test_stopping.add_listener(stop)

@@ -41,6 +41,7 @@ class Worker:
         self._start_s = 0.0
         self._results: deque[CallResult] = deque()
         self._ended = False
+        self._stopped = False
 
     def take(self, message: dict[str, Any]) -> bool:
         """A piece of the share; whether it is complete now."""
@@ -54,7 +55,7 @@ class Worker:
         assert self._share is not None, "started without a share"
         self._start_s = time.monotonic() + start_unix_s - time.time()
         self._results.clear()
-        self._ended = False
+        self._ended = self._stopped = False
         sender = self._sender_of(self._share.address)
         self._replayer = Replayer(sender, self._share.to_send(), self._heard)
         self._replaying = gevent.spawn(self._replay, self._replayer, sender)
@@ -79,6 +80,7 @@ class Worker:
     def stop(self) -> None:
         """Leave the open calls and wait for them, for a bounded time."""
         if self._replayer is not None and self._replaying is not None:
+            self._stopped = self._stopped or not self._ended
             self._replayer.stop()
             self._replaying.join(timeout=STOP_S_MAX)
 
@@ -86,7 +88,8 @@ class Worker:
         """What has come since the last one."""
         some = min(len(self._results), RESULTS_PER_REPORT)
         results = [plain_of(self._results.popleft()) for _ in range(some)]
-        return {"results": results, "ended": self._ended and not self._results}
+        ended = self._ended and not self._results
+        return {"results": results, "ended": ended, "stopped": self._stopped}
 
     def rest(self) -> Iterator[dict[str, Any]]:
         """Reports until all that came is told; one at least."""

@@ -8,10 +8,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import psutil
+import pytest
 
 from mesh.domain.slo import Slo
 from mesh_load import LOCUSTFILE
@@ -50,9 +54,15 @@ class Locust:
                 os.killpg(self._popen.pid, signal.SIGKILL)
         return self._popen.returncode
 
-    def interrupt(self) -> None:
-        """As Ctrl-C does: all of its processes."""
-        os.killpg(self._popen.pid, signal.SIGINT)
+    def interrupt(self, *, workers_first: bool = False) -> None:
+        """As Ctrl-C does: all of its processes, in whichever order."""
+        if workers_first:
+            for worker in psutil.Process(self._popen.pid).children():
+                worker.send_signal(signal.SIGINT)
+            time.sleep(1.0)
+            self._popen.send_signal(signal.SIGINT)
+        else:
+            os.killpg(self._popen.pid, signal.SIGINT)
 
     def sent(self) -> int:
         """Calls that have ended so far."""
@@ -161,12 +171,15 @@ def test_twenty_seconds_on_the_demo_model(
     assert found["counts_difference"] <= 0.01
 
 
-def test_ctrl_c_writes_down_what_was_sent(cell: LiveCell, tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers_first", [False, True])
+def test_ctrl_c_writes_down_what_was_sent(
+    cell: LiveCell, tiny_model: Path, tmp_path: Path, workers_first: bool
+) -> None:
     serving(cell, tiny_model, "one")
     path = trace(tmp_path, steady(60.0, 10.0))
     locust = Locust(tmp_path, cell.address, "--headless", "--processes", "2", "--trace", path)
     cell.wait_for("calls that ended", lambda: locust.sent() >= 5, RUN_S_MAX)
-    locust.interrupt()
+    locust.interrupt(workers_first=workers_first)
     assert locust.wait() == 1, locust.said
     found = locust.figures()
     assert found["stopped"]

@@ -146,6 +146,18 @@ def test_stopped_the_master_still_hears_of_what_was_sent() -> None:
     assert ends == [FinishReason.LENGTH, FinishReason.CANCELLED]
 
 
+def test_a_signal_that_reaches_the_workers_first_is_a_run_stopped_early() -> None:
+    fleet = Fleet(share_of((0.0, "quick", 1), (0.0, "quick", 1), (90.0, "quick", 1)), ["a", "b"])
+    fleet.master.begin(["a", "b"])
+    fleet.until(lambda: fleet.poll() or len(fleet.master.results) == 2)
+    assert not fleet.master.interrupted
+    for worker in fleet.workers.values():
+        worker.stop()
+    fleet.run()
+    assert fleet.master.interrupted
+    assert [part.stopped for part in fleet.master.parts.values()] == [True, False]
+
+
 def test_a_second_run_forgets_the_first() -> None:
     fleet = Fleet(share_of((0.0, "quick", 1), (0.0, "full", 1)), ["a"])
     for _ in range(2):
