@@ -97,6 +97,17 @@ class ReplyError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TellAccepted:
+    """A request has its place, or will have it once an instance is loaded: its client learns which
+    deadlines hold.
+    """
+
+    request_id: RequestId
+    grace_s: float
+    """By how much its first token will come after its limit; 0: in time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TellWaiting:
     """A queued request's client learns what it waits for."""
 
@@ -146,6 +157,7 @@ ControllerAction = (
     | ReplyProgress
     | ReplyDone
     | ReplyError
+    | TellAccepted
     | TellWaiting
     | DeliverTokens
     | RefuseRequest

@@ -9,7 +9,7 @@ from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.request import RequestOrder, RequestTokens
-from mesh.domain.steps import LoadTier, SleepingModel
+from mesh.domain.steps import LoadRate, LoadTier, SleepingModel
 from mesh.domain.text import TextAssets
 from mesh.domain.values import dataclass
 
@@ -141,6 +141,10 @@ class NodeHello:
     """Equal on nodes of equal hardware, cores and engine: they share profiles."""
     tensor_parallel_max: int = 1
     """Devices that an instance of its engine can span."""
+    load_rate: LoadRate | None = None
+    """What loads from its disk are expected to take, by what it measured when it started; None: it
+    has not.
+    """
     version: str = ""
     """Of mesh on the node."""
     instances: tuple[InstanceReport, ...] = ()

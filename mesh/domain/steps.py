@@ -40,6 +40,17 @@ class LoadTier(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRate:
+    """Seconds of a load: a fixed part, and the weights at a rate."""
+
+    fixed_s: float
+    bytes_per_s: float
+
+    def load_s(self, weights_bytes: int) -> float:
+        return self.fixed_s + weights_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SleepingModel:
     """An unloaded instance whose weights a load of the same model and limit finds in the host's
     memory.

@@ -6,7 +6,7 @@ moment: one that shrinks counts with its old size, one that grows with its new o
 that takes memory is issued only if the promise fits, and runs only if what is tracked fits; until
 then it waits here. The reservations of one instance follow each other. Those of different ones wake
 out of order, the earliest deadline first; one that does not fit yet may be overtaken, but not
-forever.
+forever. A node's link takes one load after the other, so that one runs at a time.
 
 The controller core is the only writer. What comes back from a call is to be started now.
 """
@@ -62,8 +62,8 @@ class _Holding:
 class ReservationStation:
     """Invariants: promised and tracked bytes stay within the capacity, unless a node reports more
     than was promised of it (`record`, or `done` of a shrink that failed); a reservation starts once
-    at most; what waits starts as soon as what runs has freed enough for it. Within the promise,
-    nothing waits any more once all that runs has been done twice over.
+    at most; what waits starts as soon as what runs has freed enough for it, and the link. Within the
+    promise, nothing but loads waits any more once all that runs has been done twice over.
     """
 
     capacity_bytes: int
@@ -201,9 +201,13 @@ class ReservationStation:
         """
         started: list[Reservation] = []
         passed: list[_Holding] = []
-        for reservation in self.waiting():
+        waiting = self.waiting()
+        if not waiting:
+            return ()
+        loading = any(_loads(holding.running) for holding in self._holdings.values())
+        for reservation in waiting:
             holding = self._holdings[reservation.instance_id]
-            if holding.running is not None:
+            if holding.running is not None or (loading and _loads(reservation)):
                 continue
             grows_bytes = max(reservation.size_bytes - holding.size_bytes, 0)
             held_up = any(earlier.overtaken >= OVERTAKEN_MAX for earlier in passed)
@@ -216,8 +220,13 @@ class ReservationStation:
                     earlier.overtaken += 1
             holding.running, holding.waiting, holding.overtaken = reservation, None, 0
             self.tracked_bytes += grows_bytes
+            loading = loading or _loads(reservation)
             started.append(reservation)
         return tuple(started)
+
+
+def _loads(reservation: Reservation | None) -> bool:
+    return reservation is not None and reservation.kind is ReservationKind.LOAD
 
 
 def _urgency(reservation: Reservation) -> tuple[float, int]:

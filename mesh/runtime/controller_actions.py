@@ -22,6 +22,7 @@ from mesh.domain.actions import (
     StoreDeployment,
     StoreHistory,
     StoreProfile,
+    TellAccepted,
     TellWaiting,
 )
 from mesh.domain.deployment import Deployment
@@ -103,6 +104,8 @@ class ControllerPerformer:
                 self._clients.deliver(action)
             case SendCommand():
                 self._links.send(action.link_id, action.command)
+            case TellAccepted():
+                pass
             case TellWaiting():
                 self._clients.waiting(action)
             case RefuseRequest():

@@ -15,6 +15,7 @@ from mesh.domain.limits import CellLimits, NodeLimits
 from mesh.domain.messages import NodeHello
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import Slo
+from mesh.domain.steps import LoadRate
 from mesh.sim.costs import NodeCosts
 from mesh.sim.node import NodePlan
 from mesh.sim.testbed import (
@@ -99,6 +100,9 @@ def node_plans(group: NodeGroup, cell: CellLimits) -> Iterator[NodePlan]:
                 engine=engine_name(hardware.device),
                 memory_bytes=round(group.memory_gib * GIB),
                 fingerprint=hardware.fingerprint,
+                load_rate=LoadRate(
+                    fixed_s=group.costs.load_s, bytes_per_s=group.costs.load_bytes_per_s
+                ),
             ),
             models=models,
             costs=group.costs,

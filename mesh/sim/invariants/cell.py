@@ -8,7 +8,7 @@ worked out anew. Before: whoever watches a cell. After: `memory`, for the books 
 from collections.abc import Iterable
 
 from mesh.core.controller.core import ControllerCore
-from mesh.core.controller.instances.placement import find_room
+from mesh.core.controller.instances.placement import Placed, find_room
 from mesh.core.controller.state.cell import Cell
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -19,7 +19,6 @@ from mesh.domain.ids import RequestId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState, RequestState
 from mesh.domain.limits import CellLimits
 from mesh.domain.reasons import OperationKind
-from mesh.request.placement import Start
 from mesh.sim.invariants.memory import check_books
 from mesh.sim.invariants.rule import hold
 
@@ -217,6 +216,7 @@ def check_refusals(core: ControllerCore, now_s: float) -> None:
             now_s=now_s,
             validations_left=0,
         )
-        found = find_room(ctx, entry, full, waiting=entry.queue, wanted_by=None)
-        if isinstance(found, Start):
-            hold(False, "{} could hold {} by now", found.node.node_id, entry.spec.name)
+        found = find_room(ctx, entry, full, waiting=entry.queue, wanted=None)
+        if isinstance(found, Placed):
+            node_id = found.start.node.node_id
+            hold(False, "{} could hold {} by now", node_id, entry.spec.name)

@@ -6,23 +6,52 @@ only asks.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf
 
 from mesh.core.controller.instances.kv_cache import blocks_for_load
+from mesh.core.controller.instances.loading_lane import Slot, slot_for
 from mesh.core.controller.instances.node_schedule import (
+    Forecast,
     decodes_share,
     first_due_s,
-    verdict_on_start,
+    forecast_on_start,
 )
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.deployment import Deployment, DeploymentSpec
+from mesh.domain.ids import NodeId
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.model import Footprint
 from mesh.request.partitions import Partition, partition_for
 from mesh.request.placement import NoRoom, NoTime, Start, StartNode, place_instance
 from mesh.request.shadow import Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """An instance is wanted by a request, which is to be in time there, unless it may be `late`.
+    One that `moves` runs well where it is, and is not to be late.
+    """
+
+    by: RequestEntry
+    late: bool = False
+    moves: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """Where an instance starts, its load's place in the lane there, and when the request that wants
+    it would have its first token.
+    """
+
+    start: Start
+    slot: Slot
+    needed_s: float
+    """When the load has to be over."""
+    first_token_s: float
 
 
 def find_room(
@@ -31,12 +60,10 @@ def find_room(
     among: Iterable[NodeEntry],
     *,
     waiting: Iterable[RequestEntry],
-    wanted_by: RequestEntry | None,
-    granted: bool = True,
-) -> Start | NoRoom | NoTime:
-    """Where an instance for those who wait could start, and whether `wanted_by` would be in time
-    there, the load granted on top of its deadline or not. Nodes where its last load failed come
-    into question only when no other has room.
+    wanted: Wanted | None,
+) -> Placed | NoRoom | NoTime:
+    """Where an instance for those who wait could start. Nodes where its last load failed come into
+    question only when no other has room.
     """
     deployment = entry.deployment
     assert deployment is not None
@@ -44,16 +71,18 @@ def find_room(
     nodes = [n for n in among if ctx.takes(n, entry.spec) and n not in taken]
     fresh = [n for n in nodes if n.node_id not in entry.avoided]
 
-    validates = wanted_by is not None and ctx.policy.validates
+    validates = wanted is not None and ctx.policy.validates
+    looked: dict[NodeId, tuple[Slot, Forecast]] = {}
 
     def has_time(node: StartNode) -> bool | None:
-        if wanted_by is None or not validates:
+        if wanted is None or not validates:
             return True
         if not ctx.validations_left:
             ctx.cell.refusals.note_not_all_tried(entry.spec.name)
             return None
         ctx.note_validation()
-        return _has_time(ctx, entry, ctx.cell.nodes[node.node_id], wanted_by, granted)
+        looked[node.node_id] = _forecast(ctx, entry, ctx.cell.nodes[node.node_id], wanted)
+        return looked[node.node_id][1].verdict is Verdict.PASSES
 
     sizes: dict[tuple[Footprint, int, str], tuple[int, int]] = {}
 
@@ -79,10 +108,24 @@ def find_room(
             looks_max=ctx.limits.validations_max if validates else len(among),
         )
 
-    placed = place(fresh)
-    if isinstance(placed, NoRoom | NoTime) and len(fresh) < len(nodes):
-        return place(nodes)
-    return placed
+    found = place(fresh)
+    if isinstance(found, NoRoom | NoTime) and len(fresh) < len(nodes):
+        found = place(nodes)
+    if not isinstance(found, Start):
+        return found
+    node = ctx.cell.nodes[found.node.node_id]
+    if wanted is None or node.node_id not in looked:
+        needed_s = first_due_s(wanted.by) if wanted is not None else ctx.now_s
+        slot = slot_for(node, load_s(ctx, deployment, node), needed_s, ctx.now_s)
+        return Placed(start=found, slot=slot, needed_s=needed_s, first_token_s=slot.ready_s)
+    slot, forecast = looked[node.node_id]
+    spare_s = max(first_due_s(wanted.by) - forecast.first_token_s, 0.0)
+    return Placed(
+        start=found,
+        slot=slot,
+        needed_s=slot.ready_s + spare_s,
+        first_token_s=forecast.first_token_s,
+    )
 
 
 def why_no_node(ctx: EventContext, spec: DeploymentSpec, purpose: str = "") -> tuple[str, str]:
@@ -101,39 +144,39 @@ def why_no_node(ctx: EventContext, spec: DeploymentSpec, purpose: str = "") -> t
     return message, f"deploy it with tensor_parallel: {widest}, or start a node whose engine can"
 
 
-def _has_time(
-    ctx: EventContext, entry: DeploymentEntry, node: NodeEntry, request: RequestEntry, granted: bool
-) -> bool:
-    """Whether every SLO would be kept with a new instance on the node, its load included."""
-    deployment = entry.deployment
+def _forecast(
+    ctx: EventContext, entry: DeploymentEntry, node: NodeEntry, wanted: Wanted
+) -> tuple[Slot, Forecast]:
+    """The load's place in the node's lane, and what becomes of the request there."""
+    deployment, request = entry.deployment, wanted.by
     assert deployment is not None
-    needed_s = load_s(ctx, deployment, node)
-    verdict = verdict_on_start(
+    late = wanted.late or (request.accepted and not wanted.moves)
+    # One that is late waits for those that need not be.
+    needed_s = inf if late else first_due_s(request)
+    slot = slot_for(node, load_s(ctx, deployment, node), needed_s, ctx.now_s)
+    forecast = forecast_on_start(
         node,
         ctx.cell.expectations.profile(deployment.model, node.footprint_of(deployment), node.hello),
-        needed_s,
+        slot.ready_s,
         request,
         share=ctx.share_of(node, decodes_share),
-        next_due_s=first_due_s(request) + (needed_s if granted else request.grace_s),
         now_s=ctx.now_s,
         limits=ctx.limits,
-        may_be_late=granted and request.attempt > 0,
-        moves=not granted,
+        late=late,
+        moves=wanted.moves,
     )
-    ctx.cell.refusals.note_start(entry.spec.name, request, node, verdict)
+    verdict = forecast.verdict
+    if not wanted.late:
+        ctx.cell.refusals.note_start(entry.spec.name, request, node, verdict)
     if verdict is not Verdict.PASSES:
         request.refusals.note(verdict)
-    return verdict is Verdict.PASSES
+    return slot, forecast
 
 
 def load_s(ctx: EventContext, deployment: Deployment, node: NodeEntry) -> float:
     """Seconds that a load on the node is expected to take, from where it would come."""
-    return ctx.cell.expectations.load_s(
-        deployment.model.model_id,
-        node.hello.fingerprint,
-        node.footprint_of(deployment).weights_bytes,
-        node.tier_of(deployment),
-    )
+    weights_bytes = node.footprint_of(deployment).weights_bytes
+    return ctx.cell.expectations.load_s(node.hello, weights_bytes, node.tier_of(deployment))
 
 
 def partition_of(

@@ -1,13 +1,18 @@
 """When waiting has become pointless, and what the client is told then.
 
-A new request is worth waiting for as long as its first token could be in time on a node that did
-nothing else, or while an instance of its deployment loads, which is granted on top. One that was
-admitted before has a promise, and waits for as long as any request may.
+A request waits as long as one way is open for its first token to be in time: a place on a loaded
+instance, which comes free when those that run are expected to end, or a load that would be over
+early enough. As soon as none is, it is refused, with the time at which a place is expected. One
+that was accepted has a promise, and waits for as long as any request may.
 """
 
+from itertools import islice
 from math import inf
 
-from mesh.core.controller.instances.node_schedule import alone_s, first_due_s, grace_s
+from mesh.core.controller.instances.loading_lane import lane_ends_s
+from mesh.core.controller.instances.node_schedule import alone_s, first_due_s
+from mesh.core.controller.instances.placement import load_s
+from mesh.core.controller.requests.departures import Departures
 from mesh.core.controller.requests.ending import refuse
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -16,42 +21,96 @@ from mesh.domain.lifecycle import InstanceState
 from mesh.domain.reasons import RefusalReason
 from mesh.request.shadow import Verdict
 
+RETRY_S_LEAST, RETRY_S_MOST = 0.5, 60.0
+"""Told to clients that are refused for want of a place."""
 
-def refuse_too_late(ctx: EventContext, entry: DeploymentEntry) -> None:
+
+def refuse_hopeless(ctx: EventContext, entry: DeploymentEntry) -> None:
     """Refuse the requests in the deployment's queue that cannot be in time any more."""
-    loading = any(i.state is InstanceState.LOADING for i in entry.instances.values())
+    departures = Departures(entry, ctx.now_s)
+    earliest_load_s = _earliest_load_s(ctx, entry)
     # Behind a head that was TPOT_EXCEEDED none was tried: it holds for requests of any length.
     no_time = bool(entry.queue) and entry.queue[0].refusals.verdict is Verdict.TPOT_EXCEEDED
+    ahead = 0
     for request in list(entry.queue):
-        waited_out = ctx.now_s - request.queued_at_s >= ctx.limits.queue_wait_s_max
-        promised = request.attempt > 0 or not ctx.policy.refuses_late
-        if not waited_out and (promised or not _too_late(ctx, entry, request, loading)):
+        if request.waits_for is not None:
             continue
+        waited_out = ctx.now_s - request.queued_at_s >= ctx.limits.queue_wait_s_max
         if no_time and request.refusals.verdict is None:
             request.refusals.note(Verdict.TPOT_EXCEEDED)
+        if not waited_out and (
+            request.accepted
+            or not ctx.policy.refuses_late
+            or _may_be_in_time(ctx, entry, request, departures.at_s(ahead), earliest_load_s)
+        ):
+            ahead += 1
+            continue
         reason, message = _why(ctx, entry, request)
         if _too_long(ctx, request):
             too_slow = ctx.cell.refusals.latest_start_s(request) == -inf
             remedy = "raise spec.slo.tpot_s" if too_slow else "shorten the prompt, or raise its SLO"
             refuse(ctx, request, reason, message, hint=f"no node is quick enough: {remedy}")
         else:
-            refuse(ctx, request, reason, message, retry=True)
+            expected_s = min(departures.at_s(ahead), earliest_load_s)
+            told_s = entry.note_told_to_return(expected_s, departures.apart_s)
+            retry_s = min(max(told_s - ctx.now_s, RETRY_S_LEAST), RETRY_S_MOST)
+            refuse(ctx, request, reason, message, retry_after_s=retry_s)
 
 
-def _too_late(
-    ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, loading: bool
+def _may_be_in_time(
+    ctx: EventContext,
+    entry: DeploymentEntry,
+    request: RequestEntry,
+    place_s: float,
+    earliest_load_s: float,
 ) -> bool:
-    """Whether its first token could not be in time any more on the quickest node of the cell."""
+    """Whether a way is open: its place, expected to come free at `place_s`, or a load, which would
+    be over at `earliest_load_s`.
+    """
+    latest_s = _latest_start_s(ctx, entry, request)
+    if latest_s < request.arrival_s:
+        return False
+    if not ctx.policy.validates:
+        # It is served late by the load that it waits for.
+        loads = any(i.state is InstanceState.LOADING for i in entry.instances.values())
+        return loads or ctx.now_s < latest_s
+    if ctx.now_s >= latest_s:
+        return False
+    if earliest_load_s <= latest_s:
+        return True
+    loaded = any(instance.takes_now for instance in entry.instances.values())
+    said = request.refusals
+    if loaded and said.verdict in (None, Verdict.DELAYS_RUNNING) and not said.short_of_memory:
+        return True  # those that run get ahead of their deadlines, and leave time for its prompt
+    return loaded and place_s <= latest_s
+
+
+def _latest_start_s(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> float:
+    """When it has to begin on the quickest node of the cell for its first token to be in time."""
     latest_start_s = ctx.cell.refusals.latest_start_s(request)
     if latest_start_s is None:
         latest_start_s = first_due_s(request) - _quickest_s(ctx, entry, request)
         ctx.cell.refusals.note_latest_start(request, latest_start_s)
-    if latest_start_s < request.arrival_s:
-        return True
-    if loading or ctx.now_s < latest_start_s:
-        return False
-    granted_s = max((grace_s(instance, request) for instance in entry.candidates), default=0.0)
-    return ctx.now_s >= latest_start_s + granted_s
+    return latest_start_s
+
+
+def _earliest_load_s(ctx: EventContext, entry: DeploymentEntry) -> float:
+    """When one more load of the deployment could be over; infinite if it may have none. Of a large
+    cell some nodes are looked at.
+    """
+    deployment = entry.deployment
+    assert deployment is not None
+    if entry.replicas() >= entry.spec.scaling.replicas_max:
+        return inf
+    taken = [instance.node for instance in entry.instances.values()]
+    nodes = (n for n in ctx.cell.nodes.values() if ctx.takes(n, entry.spec) and n not in taken)
+    return min(
+        (
+            max(lane_ends_s(node, ctx.now_s), entry.paused_until_s) + load_s(ctx, deployment, node)
+            for node in islice(nodes, ctx.limits.validations_max)
+        ),
+        default=inf,
+    )
 
 
 def _too_long(ctx: EventContext, request: RequestEntry) -> bool:

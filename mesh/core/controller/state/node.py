@@ -103,8 +103,10 @@ class NodeEntry:
         return [(i.instance_id, self.station.size_bytes(i.instance_id)) for i in idle]
 
     def may_go(self, instance: InstanceEntry) -> bool:
-        """Whether an instance is idle, and neither a minimum nor a measurement wants it to stay."""
-        if instance.requests or instance.profiling or not instance.is_loaded:
+        """Whether an instance is idle, and nobody wants it to stay: no promise, no minimum, and no
+        measurement.
+        """
+        if instance.requests or instance.expected or instance.profiling or not instance.is_loaded:
             return False
         owner = self.protected.get(instance.deployment)
         return owner is None or owner.replicas() > owner.spec.scaling.replicas_min

@@ -32,7 +32,12 @@ class RequestEntry:
     required_blocks: int = 0
     """KV blocks that it is expected to need where it runs (LLM-Mesh eq. 2)."""
     evictions: int = 0
+    accepted: bool = False
+    """Its client has been told which deadlines hold: from now on it is served, late or not."""
     grace_s: float = 0.0
+    """By how much its first token may come after its limit, as its client was told."""
+    waits_for: "InstanceEntry | None" = None
+    """The instance whose load it waits for."""
     due_s: float = 0.0
     """When its next token is due, while it runs."""
     submitted_s: float = 0.0
@@ -55,22 +60,23 @@ class RequestEntry:
         """It enters its queue."""
         self.queued_at_s = now_s
 
+    def accept(self, grace_s: float = 0.0) -> None:
+        """It has a place, or will have one: its first token comes so much after its limit."""
+        self.accepted, self.grace_s = True, grace_s
+
+    def expect(self, instance: "InstanceEntry | None", blocks: int = 0) -> None:
+        """It waits for the load of an instance, where it is expected to need so many KV blocks."""
+        self.waits_for, self.required_blocks = instance, blocks
+
     def submitted(
-        self,
-        instance: "InstanceEntry",
-        *,
-        blocks: int,
-        due_s: float,
-        grace_s: float,
-        now_s: float,
+        self, instance: "InstanceEntry", *, blocks: int, due_s: float, now_s: float
     ) -> None:
         """It goes to an instance, where it is expected to need so many KV blocks. Its next token is
-        due at `due_s`, load time of `grace_s` that it is granted included.
+        due at `due_s`, its grace included.
         """
         self.advance(RequestState.RUNNING)
         self.attempt += 1
-        self.instance, self.required_blocks = instance, blocks
-        self.due_s, self.grace_s = due_s, grace_s
+        self.instance, self.required_blocks, self.due_s = instance, blocks, due_s
         self.submitted_s, self.prefill_left = now_s, self.tokens
 
     def left(self) -> None:
