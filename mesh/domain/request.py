@@ -55,8 +55,10 @@ class RequestOrder:
     """Tokens that the client already has; the node continues after them."""
     slo: Slo
     age_s: float
-    grace_s: float = 0.0
-    """Load time granted on top of the TTFT deadline, when the admission started an instance."""
+    due_in_s: float
+    """Seconds until its next token is due; negative if it was."""
+    slack_s: float = 0.0
+    """See `Slo.slack_s`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

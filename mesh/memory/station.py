@@ -62,8 +62,8 @@ class _Holding:
 class ReservationStation:
     """Invariants: promised and tracked bytes stay within the capacity, unless a node reports more
     than was promised of it (`record`, or `done` of a shrink that failed); a reservation starts once
-    at most; what waits starts as soon as what runs has freed enough for it, and the link. Within the
-    promise, nothing but loads waits any more once all that runs has been done twice over.
+    at most; what waits starts as soon as what runs has freed enough for it, and the link. Within
+    the promise, nothing but loads waits any more once all that runs has been done twice over.
     """
 
     capacity_bytes: int

@@ -24,6 +24,8 @@ class Prompt:
     """Tokens of it in the cache already."""
     due_s: float
     """When its next token is due."""
+    slack_s: float = inf
+    """See `mesh.domain.slo.next_due_s`."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

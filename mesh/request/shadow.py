@@ -155,7 +155,8 @@ def _advance(grant: Grant, end_s: float) -> list[Prompt]:
     for prompt in done:
         queue.batch += 1
         queue.context_tokens += prompt.past
-        queue.add(next_due_s(prompt.due_s, queue.tpot_s, end_s), end_s)
+        due_s = next_due_s(prompt.due_s, queue.tpot_s, end_s, slack_s=prompt.slack_s)
+        queue.add(due_s, end_s)
     if done:
         queue.predict(LOOKAHEAD_TOKENS)
     note_turn(grant)

@@ -246,13 +246,17 @@ class SubmitRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     SLO_FIELD_NUMBER: _builtins.int
     AGE_S_FIELD_NUMBER: _builtins.int
-    GRACE_S_FIELD_NUMBER: _builtins.int
+    DUE_IN_S_FIELD_NUMBER: _builtins.int
+    SLACK_S_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     request_id: _builtins.str
     deployment: _builtins.str
     attempt: _builtins.int
     age_s: _builtins.float
-    grace_s: _builtins.float
+    due_in_s: _builtins.float
+    """Until its next token is due; negative if it was."""
+    slack_s: _builtins.float
+    """By how much it may be behind its pace after an early first token."""
     @_builtins.property
     def prompt_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -273,11 +277,12 @@ class SubmitRequest(_message.Message):
         sampling: _model_pb2.SamplingParams | None = ...,
         slo: _model_pb2.Slo | None = ...,
         age_s: _builtins.float = ...,
-        grace_s: _builtins.float = ...,
+        due_in_s: _builtins.float = ...,
+        slack_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "attempt", b"attempt", "deployment", b"deployment", "grace_s", b"grace_s", "instance_id", b"instance_id", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "slo", b"slo"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "attempt", b"attempt", "deployment", b"deployment", "due_in_s", b"due_in_s", "instance_id", b"instance_id", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "slack_s", b"slack_s", "slo", b"slo"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -511,6 +516,7 @@ class NodeHello(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     BASE_BYTES_FIELD_NUMBER: _builtins.int
     TENSOR_PARALLEL_MAX_FIELD_NUMBER: _builtins.int
+    LOAD_RATE_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     run_id: _builtins.str
     device: _builtins.str
@@ -528,6 +534,10 @@ class NodeHello(_message.Message):
     """Devices that an instance can span. 0 means 1."""
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___InstanceReport]: ...
+    @_builtins.property
+    def load_rate(self) -> Global___LoadRate:
+        """Of loads from its disk, as measured; absent where it was not."""
+
     def __init__(
         self,
         *,
@@ -543,14 +553,39 @@ class NodeHello(_message.Message):
         fingerprint: _builtins.str = ...,
         base_bytes: _builtins.int = ...,
         tensor_parallel_max: _builtins.int = ...,
+        load_rate: Global___LoadRate | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load_rate", b"load_rate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "run_id", b"run_id", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "load_rate", b"load_rate", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "run_id", b"run_id", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NodeHello: _TypeAlias = NodeHello  # noqa: Y015
+
+@_typing.final
+class LoadRate(_message.Message):
+    """Seconds of a load: a fixed part, and the weights at a rate."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIXED_S_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    fixed_s: _builtins.float
+    bytes_per_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        fixed_s: _builtins.float = ...,
+        bytes_per_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "fixed_s", b"fixed_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadRate: _TypeAlias = LoadRate  # noqa: Y015
 
 @_typing.final
 class Heartbeat(_message.Message):

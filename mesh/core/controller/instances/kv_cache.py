@@ -155,14 +155,13 @@ def claim(
     instance: InstanceEntry,
     request: RequestEntry,
     room: Room,
-    due_s: float,
 ) -> None:
     """Enter a request and its demand, and resize the cache if the room says so. The request may be
     submitted right after: if the resize has to wait, it waits on its node for missing blocks.
     """
     blocks = request_blocks(owner, request, instance.footprint, instance.context_tokens_max)
-    instance.add(request, blocks=blocks, due_s=due_s, now_s=ctx.now_s)
-    _take(ctx, instance, room, due_s)
+    instance.add(request, blocks=blocks, now_s=ctx.now_s)
+    _take(ctx, instance, room, request.due_s)
 
 
 def expect(

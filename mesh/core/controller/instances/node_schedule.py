@@ -17,7 +17,7 @@ from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import InstanceId
 from mesh.domain.limits import CellLimits
 from mesh.domain.profile import Profile
-from mesh.domain.slo import Slo, due_s
+from mesh.domain.slo import Slo
 from mesh.request.run_queues import Prompt, RunQueue
 from mesh.request.shadow import (
     LOOKAHEAD_TOKENS,
@@ -54,9 +54,8 @@ def verdict_on(
     node = instance.node
     if instance.correction.trial_left and (instance.requests or beside):
         return Verdict.DELAYS_RUNNING
-    due_s = first_due_s(request)
     estimated = not (instance.profile and instance.profile.measured)
-    if estimated and not moves and node.is_idle() and (may_be_late or due_s > now_s):
+    if estimated and not moves and node.is_idle() and (may_be_late or request.due_s > now_s):
         return Verdict.PASSES
     if _decodes_share_with(instance, request, now_s) > 1.0:
         return Verdict.TPOT_EXCEEDED
@@ -66,10 +65,10 @@ def verdict_on(
         run_queue = _run_queue(instance, request.slo, now_s)
         if beside:
             schedule.queues.append(run_queue)
-    coming = [(run_queue, _prompt(other, first_due_s(other))) for other in beside]
+    coming = [(run_queue, _prompt(other)) for other in beside]
     schedule.joining = (*schedule.joining, *coming)
     newcomer = Newcomer(
-        queue=run_queue, prompt=_prompt(request, due_s), joins_s=now_s, may_be_late=may_be_late
+        queue=run_queue, prompt=_prompt(request), joins_s=now_s, may_be_late=may_be_late
     )
     return validate(schedule, newcomer)
 
@@ -118,10 +117,10 @@ def forecast_on_start(
         return _tried_out(profile, request, ready_s, limits, late=late)
     times = Times(profile, OVERESTIMATE)
     decode_s = times.decode_s(1, request.tokens + LOOKAHEAD_TOKENS)
-    if share + decode_s / request.slo.tpot_s > 1.0:
+    if share + decode_s / request.slo.pace_s > 1.0:
         return Forecast(verdict=Verdict.TPOT_EXCEEDED)
     schedule, _ = _schedule(node, now_s, limits)
-    queue = RunQueue(instance_id=InstanceId("new"), times=times, tpot_s=request.slo.tpot_s)
+    queue = RunQueue(instance_id=InstanceId("new"), times=times, tpot_s=request.slo.pace_s)
     return _forecast(schedule, queue, request, ready_s, loads=True, late=late)
 
 
@@ -136,7 +135,7 @@ def _forecast(
 ) -> Forecast:
     newcomer = Newcomer(
         queue=queue,
-        prompt=_prompt(request, first_due_s(request)),
+        prompt=_prompt(request),
         joins_s=ready_s,
         loads=loads,
         may_be_late=late,
@@ -151,21 +150,11 @@ def _tried_out(
     """A request tries out an estimated profile, which may be far off, alone on its node, and only
     if its token can still be in time, or may be late.
     """
-    if not late and first_due_s(request) <= ready_s:
+    if not late and request.due_s <= ready_s:
         return Forecast(verdict=Verdict.FIRST_TOKEN_LATE)
     seconds = alone_s(profile, request, limits)
     at_s = ready_s + seconds if seconds < inf else ready_s
     return Forecast(verdict=Verdict.PASSES, first_token_s=at_s)
-
-
-def first_due_s(request: RequestEntry) -> float:
-    """When the next token of a request that waits is due, its grace included."""
-    return due_s(
-        start_s=request.arrival_s + request.grace_s,
-        ttft_limit_s=request.slo.ttft_limit_s(len(request.original.prompt_tokens)),
-        tpot_s=request.slo.tpot_s,
-        output_tokens=len(request.output_tokens),
-    )
 
 
 def alone_s(
@@ -175,7 +164,7 @@ def alone_s(
     further ones could not keep their pace there.
     """
     times = Times(profile, factor * OVERESTIMATE)
-    if times.decode_s(1, request.tokens + LOOKAHEAD_TOKENS) > request.slo.tpot_s:
+    if times.decode_s(1, request.tokens + LOOKAHEAD_TOKENS) > request.slo.pace_s:
         return inf
     left, past, total_s = request.tokens, 0, limits.delivery_s_max
     while left > 0:
@@ -192,7 +181,7 @@ def in_time_alone(
     if instance.profile is None:
         return False
     seconds = alone_s(instance.profile, request, limits, instance.correction.factor(now_s))
-    return now_s + seconds <= first_due_s(request)
+    return now_s + seconds <= request.due_s
 
 
 def decodes_share(node: NodeEntry, now_s: float) -> float:
@@ -230,7 +219,7 @@ def _decode_share(
         batch, tokens = batch + 1, tokens + with_one.tokens
     slo = with_one.slo if with_one is not None else next(iter(requests.values())).slo
     decode_s = _times(instance, now_s).decode_s(batch, tokens / batch + LOOKAHEAD_TOKENS)
-    return decode_s / slo.tpot_s
+    return decode_s / slo.pace_s
 
 
 def _has_work(instance: InstanceEntry) -> bool:
@@ -259,7 +248,7 @@ def _schedule(
         if instance.coming:
             ready_s = ends_s[instance.instance_id]
             waiting = instance.coming.values()
-            later += [(ready_s, run_queue, _prompt(r, first_due_s(r))) for r in waiting]
+            later += [(ready_s, run_queue, _prompt(r)) for r in waiting]
         else:
             _fill(run_queue, instance, started_s, joining, now_s)
     schedule = Schedule(
@@ -280,7 +269,7 @@ def _schedule(
 def _run_queue(instance: InstanceEntry, slo: Slo, now_s: float) -> RunQueue:
     """An empty run queue. How many turns have passed it over is known to its node alone."""
     return RunQueue(
-        instance_id=instance.instance_id, times=_times(instance, now_s), tpot_s=slo.tpot_s
+        instance_id=instance.instance_id, times=_times(instance, now_s), tpot_s=slo.pace_s
     )
 
 
@@ -302,7 +291,7 @@ def _fill(
             context_tokens += request.tokens
             dues_s.append(request.due_s)
             continue
-        prompt = Prompt(left=left, past=request.tokens - left, due_s=request.due_s)
+        prompt = _prompt(request, left)
         if started_s is not None and request.submitted_s > started_s:
             joining.append((run_queue, prompt))
         else:
@@ -312,6 +301,8 @@ def _fill(
     run_queue.predict()
 
 
-def _prompt(request: RequestEntry, due_s: float) -> Prompt:
-    """Of a request that has to be computed from its first token."""
-    return Prompt(left=request.tokens, past=0, due_s=due_s)
+def _prompt(request: RequestEntry, left: int | None = None) -> Prompt:
+    """Of a request that has so many tokens left to compute; all of them, where it is to begin."""
+    left = request.tokens if left is None else left
+    slack_s = inf if request.output_tokens else request.slack_s
+    return Prompt(left=left, past=request.tokens - left, due_s=request.due_s, slack_s=slack_s)

@@ -14,7 +14,6 @@ from mesh.core.controller.instances.loading_lane import Slot, slot_for
 from mesh.core.controller.instances.node_schedule import (
     Forecast,
     decodes_share,
-    first_due_s,
     forecast_on_start,
 )
 from mesh.core.controller.state.context import EventContext
@@ -115,11 +114,11 @@ def find_room(
         return found
     node = ctx.cell.nodes[found.node.node_id]
     if wanted is None or node.node_id not in looked:
-        needed_s = first_due_s(wanted.by) if wanted is not None else ctx.now_s
+        needed_s = wanted.by.due_s if wanted is not None else ctx.now_s
         slot = slot_for(node, load_s(ctx, deployment, node), needed_s, ctx.now_s)
         return Placed(start=found, slot=slot, needed_s=needed_s, first_token_s=slot.ready_s)
     slot, forecast = looked[node.node_id]
-    spare_s = max(first_due_s(wanted.by) - forecast.first_token_s, 0.0)
+    spare_s = max(wanted.by.due_s - forecast.first_token_s, 0.0)
     return Placed(
         start=found,
         slot=slot,
@@ -152,7 +151,7 @@ def _forecast(
     assert deployment is not None
     late = wanted.late or (request.accepted and not wanted.moves)
     # One that is late waits for those that need not be.
-    needed_s = inf if late else first_due_s(request)
+    needed_s = inf if late else request.due_s
     slot = slot_for(node, load_s(ctx, deployment, node), needed_s, ctx.now_s)
     forecast = forecast_on_start(
         node,

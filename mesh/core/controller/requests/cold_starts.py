@@ -9,7 +9,7 @@ place. After: `submitting`, which promises, and the end of the load, when they a
 
 from mesh.core.controller.instances.kv_cache import blocks_for_load, room_for
 from mesh.core.controller.instances.lifecycle import Started, start_instance
-from mesh.core.controller.instances.node_schedule import first_due_s, forecast_on_loading
+from mesh.core.controller.instances.node_schedule import forecast_on_loading
 from mesh.core.controller.instances.placement import Wanted
 from mesh.core.controller.requests.ending import refuse_all_queued
 from mesh.core.controller.requests.submitting import wait_for
@@ -48,7 +48,7 @@ def _find_load(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry)
     """Whether one is promised to the request now."""
     if _wait_for_one(ctx, entry, request) or _start_for(ctx, entry, request):
         return True
-    if request.accepted or not _may_be_late(entry, request):
+    if request.accepted or not _may_be_late(ctx, entry, request):
         return False
     return _wait_for_one(ctx, entry, request, late=True) or _start_late(ctx, entry, request)
 
@@ -90,12 +90,14 @@ def _start_for(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry)
     return False
 
 
-def _may_be_late(entry: DeploymentEntry, request: RequestEntry) -> bool:
+def _may_be_late(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> bool:
     """Whether nothing but a load keeps the request from being in time: none of its deployment is
-    loaded.
+    loaded, and it has just come. One that has waited for room first would take it from those who
+    need not be late.
     """
+    waited = ctx.now_s - request.arrival_s > ctx.limits.place_retry_s
     loaded = any(instance.is_loaded for instance in entry.instances.values())
-    return request.slo.cold_start is ColdStart.LATE and not loaded
+    return request.slo.cold_start is ColdStart.LATE and not waited and not loaded
 
 
 def _start_late(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> bool:
@@ -125,7 +127,7 @@ def _has_free_link_or_room(
 
 
 def _late_s(request: RequestEntry, first_token_s: float) -> float:
-    return max(first_token_s - first_due_s(request), 0.0)
+    return max(first_token_s - request.due_s, 0.0)
 
 
 def _may_start(ctx: EventContext, entry: DeploymentEntry) -> bool:

@@ -10,7 +10,7 @@ from itertools import islice
 from math import inf
 
 from mesh.core.controller.instances.loading_lane import lane_ends_s
-from mesh.core.controller.instances.node_schedule import alone_s, first_due_s
+from mesh.core.controller.instances.node_schedule import alone_s
 from mesh.core.controller.instances.placement import load_s
 from mesh.core.controller.requests.departures import Departures
 from mesh.core.controller.requests.ending import refuse
@@ -89,7 +89,7 @@ def _latest_start_s(ctx: EventContext, entry: DeploymentEntry, request: RequestE
     """When it has to begin on the quickest node of the cell for its first token to be in time."""
     latest_start_s = ctx.cell.refusals.latest_start_s(request)
     if latest_start_s is None:
-        latest_start_s = first_due_s(request) - _quickest_s(ctx, entry, request)
+        latest_start_s = request.due_s - _quickest_s(ctx, entry, request)
         ctx.cell.refusals.note_latest_start(request, latest_start_s)
     return latest_start_s
 

@@ -31,8 +31,14 @@ def invoke(ctx: EventContext, original: Request) -> None:
             )
         )
         return
+    slo = entry.spec.slo
+    answer_tokens = min(entry.history.mean_tokens, original.sampling.max_tokens)
     request = RequestEntry(
-        original=original, slo=entry.spec.slo, arrival_s=ctx.now_s, queued_at_s=ctx.now_s
+        original=original,
+        slo=slo,
+        arrival_s=ctx.now_s,
+        queued_at_s=ctx.now_s,
+        slack_s=slo.slack_s(answer_tokens),
     )
     ctx.cell.add_request(request)
     prompt, context = len(original.prompt_tokens), entry.deployment.context_tokens_max

@@ -4,7 +4,6 @@ or has one promised on an instance that loads, and its client is told which dead
 """
 
 from mesh.core.controller.instances.kv_cache import Room, claim, expect
-from mesh.core.controller.instances.node_schedule import first_due_s
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -24,7 +23,7 @@ def submit(
     """Submit a queued request to a loaded instance that has this room for it."""
     node = instance.node
     _accept(ctx, request)
-    claim(ctx, entry, instance, request, room, first_due_s(request))
+    claim(ctx, entry, instance, request, room)
     entry.rank(instance)
     order = RequestOrder(
         request=request.original,
@@ -32,7 +31,8 @@ def submit(
         output_tokens=tuple(request.output_tokens),
         slo=request.slo,
         age_s=ctx.now_s - request.arrival_s,
-        grace_s=request.grace_s,
+        due_in_s=request.due_s - ctx.now_s,
+        slack_s=request.slack_s,
     )
     command = SubmitRequest(instance_id=instance.instance_id, order=order)
     ctx.act(SendCommand(link_id=node.link_id, command=command))

@@ -14,8 +14,8 @@ PRIORS = {
     LoadTier.DISK: LoadRate(fixed_s=0.5, bytes_per_s=0.5e9),
     LoadTier.HOST: LoadRate(fixed_s=0.2, bytes_per_s=4e9),
 }
-"""Expected of loads until one has been seen, where the node does not say. From the host's memory: at
-most half of the rate of its bus.
+"""Expected of loads until one has been seen, where the node does not say. From its host's memory:
+at most half of the rate of its bus.
 """
 
 

@@ -125,14 +125,14 @@ class InstanceEntry:
         """KV blocks that those who are expected will need."""
         return sum(request.required_blocks for request in self.expected.values())
 
-    def add(self, request: RequestEntry, *, blocks: int, due_s: float, now_s: float) -> None:
+    def add(self, request: RequestEntry, *, blocks: int, now_s: float) -> None:
         """A request is submitted to it, which is expected to need so many KV blocks; see
         `RequestEntry.submitted`. A parked instance is woken.
         """
         if self.state is InstanceState.PARKED:
             self.unpark()
         self.node.request_joins(now_s)
-        request.submitted(self, blocks=blocks, due_s=due_s, now_s=now_s)
+        request.submitted(self, blocks=blocks, now_s=now_s)
         self.requests[request.original.request_id] = request
         self.tokens += request.tokens
         self.required_blocks += blocks

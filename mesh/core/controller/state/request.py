@@ -6,6 +6,7 @@ and `left`, so that a request and its instance never disagree on where it runs.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING
 
 from mesh.core.controller.state.refusals import RequestRefusals
@@ -38,8 +39,10 @@ class RequestEntry:
     """By how much its first token may come after its limit, as its client was told."""
     waits_for: "InstanceEntry | None" = None
     """The instance whose load it waits for."""
-    due_s: float = 0.0
-    """When its next token is due, while it runs."""
+    due_s: float = field(init=False)
+    """When its next token is due."""
+    slack_s: float = 0.0
+    """See `Slo.slack_s`."""
     submitted_s: float = 0.0
     prefill_left: int = 0
     """Tokens that its node has still to compute before its next one."""
@@ -51,7 +54,9 @@ class RequestEntry:
     """Of prompt and output."""
 
     def __post_init__(self) -> None:
-        self.tokens = len(self.original.prompt_tokens) + len(self.output_tokens)
+        prompt_tokens = len(self.original.prompt_tokens)
+        self.tokens = prompt_tokens + len(self.output_tokens)
+        self.due_s = self.arrival_s + self.slo.ttft_limit_s(prompt_tokens)
 
     def advance(self, to: RequestState) -> None:
         self.state = advance(REQUEST, self.state, to)
@@ -63,20 +68,17 @@ class RequestEntry:
     def accept(self, grace_s: float = 0.0) -> None:
         """It has a place, or will have one: its first token comes so much after its limit."""
         self.accepted, self.grace_s = True, grace_s
+        self.due_s += grace_s
 
     def expect(self, instance: "InstanceEntry | None", blocks: int = 0) -> None:
         """It waits for the load of an instance, where it is expected to need so many KV blocks."""
         self.waits_for, self.required_blocks = instance, blocks
 
-    def submitted(
-        self, instance: "InstanceEntry", *, blocks: int, due_s: float, now_s: float
-    ) -> None:
-        """It goes to an instance, where it is expected to need so many KV blocks. Its next token is
-        due at `due_s`, its grace included.
-        """
+    def submitted(self, instance: "InstanceEntry", *, blocks: int, now_s: float) -> None:
+        """It goes to an instance, where it is expected to need so many KV blocks."""
         self.advance(RequestState.RUNNING)
         self.attempt += 1
-        self.instance, self.required_blocks, self.due_s = instance, blocks, due_s
+        self.instance, self.required_blocks = instance, blocks
         self.submitted_s, self.prefill_left = now_s, self.tokens
 
     def left(self) -> None:
@@ -87,10 +89,11 @@ class RequestEntry:
 
     def note_tokens(self, token_ids: Sequence[int], now_s: float) -> None:
         """It has these further tokens, so that its prompt is computed, and the next one is due."""
+        slack_s = inf if self.output_tokens else self.slack_s
+        self.due_s = next_due_s(self.due_s, self.slo.pace_s, now_s, len(token_ids), slack_s)
         self.output_tokens += token_ids
         self.tokens += len(token_ids)
         self.prefill_left = 0
-        self.due_s = next_due_s(self.due_s, self.slo.tpot_s, now_s, len(token_ids))
 
     def note_prefill_left(self, tokens: int) -> None:
         """Its node has so many tokens left to compute before its next one."""
