@@ -81,6 +81,7 @@ def _check_instance(cell: Cell, instance: InstanceEntry) -> None:
     required, blocks = instance.required_blocks, sum(r.required_blocks for r in requests)
     hold(required == blocks, "{} requires {} blocks, not {}", name, required, blocks)
     hold(instance.batch <= instance.batch_max, "{} has {} requests", name, instance.batch)
+    _check_expected(cell, instance)
     hold(all(r.instance is instance for r in requests), "{} has another's requests", name)
     hold(state is not InstanceState.GONE, "{} is gone, and in the books", name)
     hold(
@@ -95,6 +96,16 @@ def _check_instance(cell: Cell, instance: InstanceEntry) -> None:
         hold(instance.profile is not None, "{} serves without a profile", name)
     measured = any(operation.instance is instance for operation in cell.operations.values())
     hold(instance.profiling == measured, "{} is measured: {}", name, measured)
+
+
+def _check_expected(cell: Cell, instance: InstanceEntry) -> None:
+    """Those who wait for its load wait in its deployment's queue, and it takes them."""
+    owner, name = cell.deployments.get(instance.deployment), instance.instance_id
+    hold(not instance.expected or instance.takes_requests, "{} takes none, and is expected", name)
+    for request_id, request in instance.expected.items():
+        hold(request.waits_for is instance, "{} does not wait for {}", request_id, name)
+        queued = owner is not None and request in owner.queue
+        hold(queued, "{} waits for {}, and is not queued", request_id, name)
 
 
 def _check_deployment(core: ControllerCore, entry: DeploymentEntry) -> None:
@@ -131,8 +142,10 @@ def _check_queue(core: ControllerCore, entry: DeploymentEntry, now_s: float) -> 
         asked, state = request.original.request_id, request.state
         hold(state is RequestState.QUEUED, "{} is queued, and {}", asked, state)
         hold(request.original.deployment == name, "{} is queued for {}", asked, name)
-        free = request.instance is None and not request.required_blocks
+        promised = request.waits_for is not None
+        free = request.instance is None and (promised or not request.required_blocks)
         hold(free, "{} is queued, and holds {} blocks", asked, request.required_blocks)
+        hold(request.accepted or not promised, "{} is promised a load, and not told", asked)
     arrivals_s = [request.arrival_s for request in entry.queue]
     hold(arrivals_s == sorted(arrivals_s), "{}: the queue is out of order", name)
     new = sum(not request.attempt for request in entry.queue)
@@ -162,8 +175,12 @@ def _check_request(request: RequestEntry, limits: CellLimits) -> None:
     hold(failed <= limits.attempts_max, "{} is in its attempt {}", name, attempt)
     often = max(limits.evictions_max, limits.preempted_max)
     hold(evictions <= often, "{} was evicted {} times", name, evictions)
+    expects = request.waits_for
+    hold(expects is None or name in expects.expected, "{} waits for a load in vain", name)
     if request.instance is None:
         return
+    hold(request.accepted, "{} runs, and its client was not told", name)
+    hold(expects is None, "{} runs, and waits for a load", name)
     hold(request.state is RequestState.RUNNING, "{} runs, and is {}", name, request.state)
     hold(attempt, "{} runs, and was never submitted", name)
     left = request.prefill_left

@@ -23,6 +23,8 @@ def submit(
     """Submit a queued request to a loaded instance that has this room for it."""
     node = instance.node
     _accept(ctx, request)
+    if request.waits_for is not None:
+        request.waits_for.expect_no_more(request)
     claim(ctx, entry, instance, request, room)
     entry.rank(instance)
     order = RequestOrder(

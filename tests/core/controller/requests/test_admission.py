@@ -9,8 +9,17 @@ from mesh.domain.messages import Heartbeat, LoadInstance, RequestReturned
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.slo import Slo
 from tests.core.admission import SLOW, BusyCell, instance, node, submitted
-from tests.core.cells import MODEL, CellUnderTest, commands, deployment, of_kind, only, request
-from tests.support.profiles import FINGERPRINT, profile
+from tests.core.cells import (
+    FOOTPRINT,
+    CellUnderTest,
+    commands,
+    deployment,
+    hello,
+    of_kind,
+    only,
+    request,
+)
+from tests.support.profiles import profile
 
 PROMPT_LATE = Slo(ttft_s=2.0, ttft_tokens_per_s=1e6, tpot_s=0.25)
 """The same TTFT for prompts of all lengths."""
@@ -155,7 +164,7 @@ def cell_with_a_tight_neighbour() -> CellUnderTest:
     """
     tight = deployment("b", slo=Slo(ttft_s=0.3, tpot_s=0.25))
     cell = CellUnderTest(deployment("a", slo=PROMPT_LATE), tight, profiles=(SLOW,))
-    cell.core.cell.expectations.learn_load(MODEL.model_id, FINGERPRINT, 5.0)
+    cell.core.cell.expectations.learn_load(hello(), FOOTPRINT.weights_bytes, 5.0)
     return cell
 
 

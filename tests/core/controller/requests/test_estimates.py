@@ -104,7 +104,6 @@ def test_a_trial_is_not_for_several_that_move_at_once() -> None:
         return verdict_on(
             idle,
             second,
-            next_due_s=cell.now_s + 20.0,
             now_s=cell.now_s,
             limits=CellLimits(),
             beside=beside,

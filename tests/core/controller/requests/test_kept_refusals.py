@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mesh.core.controller.instances.placement import find_room
+from mesh.core.controller.instances.placement import Wanted, find_room
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.events import (
@@ -152,10 +152,10 @@ def test_what_was_refused_to_a_request_that_would_move_is_not_kept_for_the_one_t
         validations_left=9,
     )
     nodes = list(known.nodes.values())
-    find_room(ctx, entry, nodes, waiting=(moved,), wanted_by=moved, granted=False)
+    find_room(ctx, entry, nodes, waiting=(moved,), wanted=Wanted(by=moved, moves=True))
     assert moved.refusals.verdict is Verdict.TPOT_EXCEEDED
     assert known.refusals.worth_starting_on(C, waiting, nodes) == nodes
-    find_room(ctx, entry, nodes, waiting=(waiting,), wanted_by=waiting)
+    find_room(ctx, entry, nodes, waiting=(waiting,), wanted=Wanted(by=waiting))
     waiting.refusals.try_again()
     assert known.refusals.worth_starting_on(C, waiting, nodes) == []
     assert waiting.refusals.verdict is Verdict.TPOT_EXCEEDED

@@ -57,14 +57,7 @@ def test_first_request_scales_from_zero_and_is_submitted_when_the_instance_is_up
     cell.now_s += 2.0
     submit = commands(cell.loaded(link, load.instance_id), SubmitRequest)[0]
     assert submit.order.age_s == 2.0
-    assert submit.order.grace_s == 2.0, "the load that it waited for is granted"
-
-
-def test_a_request_for_a_loaded_instance_gets_no_grace() -> None:
-    cell, _, _ = serving_cell()
-    cell.now_s += 1.0
-    submit = commands(cell.invoke(request("r2")), SubmitRequest)[0]
-    assert (submit.order.age_s, submit.order.grace_s) == (0.0, 0.0)
+    assert submit.order.due_in_s == Slo().ttft_s - 2.0, "the load counts like any other wait"
 
 
 def test_tokens_reach_the_client_in_order_and_the_last_one_ends_the_request() -> None:
