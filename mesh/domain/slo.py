@@ -17,10 +17,10 @@ SLACK_SHARE = 0.5
 
 
 class ColdStart(StrEnum):
-    """What becomes of a request that only the load of an instance makes late."""
+    """What becomes of a request that only a load makes late."""
 
     LATE = "late"
-    """It is taken, and told by how much."""
+    """It is taken where it harms nobody, and its caller is told by how much it will be late."""
     REFUSE = "refuse"
 
 

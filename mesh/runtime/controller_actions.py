@@ -52,6 +52,8 @@ class NodeLinks(Protocol):
 class Clients(Protocol):
     """Those who wait for the tokens of a request. One that has gone meanwhile is ignored."""
 
+    def accepted(self, told: TellAccepted) -> None: ...
+
     def waiting(self, told: TellWaiting) -> None: ...
 
     def deliver(self, tokens: DeliverTokens) -> None: ...
@@ -105,7 +107,7 @@ class ControllerPerformer:
             case SendCommand():
                 self._links.send(action.link_id, action.command)
             case TellAccepted():
-                pass
+                self._clients.accepted(action)
             case TellWaiting():
                 self._clients.waiting(action)
             case RefuseRequest():
