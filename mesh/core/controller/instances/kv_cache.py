@@ -178,6 +178,9 @@ def expect(
     instance.expect(request, blocks)
     if room is not None:
         _take(ctx, instance, room, instance.needed_s)
+        if not instance.node.station.running(instance.instance_id):
+            # The load has not begun: it brings the larger cache.
+            instance.note_size(instance.promised_blocks)
 
 
 def note_longer(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) -> None:

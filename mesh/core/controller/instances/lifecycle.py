@@ -49,7 +49,10 @@ def start_instance(
     asked = nodes
     if wanted and not wanted.late:
         asked = known.worth_starting_on(name, wanted.by, nodes)
-    placed = find_room(ctx, entry, asked, waiting=entry.queue, wanted=wanted)
+    waiting = [request for request in entry.queue if request.waits_for is None]
+    if wanted:
+        waiting.sort(key=lambda request: request is not wanted.by)
+    placed = find_room(ctx, entry, asked, waiting=waiting, wanted=wanted)
     if not isinstance(placed, Placed):
         return placed if len(asked) == len(nodes) else NoTime()
     known.note_started(name)

@@ -193,11 +193,8 @@ def decodes_share(node: NodeEntry, now_s: float) -> float:
 
 
 def round_s(node: NodeEntry, now_s: float) -> float:
-    """Seconds of one decode of each instance that has requests."""
-    running = (i for i in node.instances.values() if i.requests)
-    return sum(
-        _times(i, now_s).decode_s(i.batch, i.tokens / i.batch + LOOKAHEAD_TOKENS) for i in running
-    )
+    """Seconds of one decode of each instance that has requests, or will have some."""
+    return sum(_decode_s(i, now_s) for i in node.instances.values() if _has_work(i))
 
 
 def _decodes_share_with(into: InstanceEntry, request: RequestEntry, now_s: float) -> float:
@@ -210,16 +207,19 @@ def _decodes_share_with(into: InstanceEntry, request: RequestEntry, now_s: float
 def _decode_share(
     instance: InstanceEntry, now_s: float, with_one: RequestEntry | None = None
 ) -> float:
-    requests, tokens = instance.requests, instance.tokens
+    of = with_one or next(iter((instance.requests or instance.coming).values()))
+    return _decode_s(instance, now_s, with_one) / of.slo.pace_s
+
+
+def _decode_s(instance: InstanceEntry, now_s: float, with_one: RequestEntry | None = None) -> float:
+    """Of all that it has, or will have, and one more."""
+    batch, tokens = instance.batch, instance.tokens
     if instance.coming:
-        requests = instance.coming
-        tokens = sum(request.tokens for request in requests.values())
-    batch = len(requests)
+        batch = len(instance.coming)
+        tokens = sum(request.tokens for request in instance.coming.values())
     if with_one is not None:
         batch, tokens = batch + 1, tokens + with_one.tokens
-    slo = with_one.slo if with_one is not None else next(iter(requests.values())).slo
-    decode_s = _times(instance, now_s).decode_s(batch, tokens / batch + LOOKAHEAD_TOKENS)
-    return decode_s / slo.pace_s
+    return _times(instance, now_s).decode_s(batch, tokens / batch + LOOKAHEAD_TOKENS)
 
 
 def _has_work(instance: InstanceEntry) -> bool:

@@ -48,7 +48,7 @@ def _find_load(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry)
     """Whether one is promised to the request now."""
     if _wait_for_one(ctx, entry, request) or _start_for(ctx, entry, request):
         return True
-    if request.accepted or not _may_be_late(ctx, entry, request):
+    if request.accepted or request not in entry.queue or not _may_be_late(ctx, entry, request):
         return False
     return _wait_for_one(ctx, entry, request, late=True) or _start_late(ctx, entry, request)
 

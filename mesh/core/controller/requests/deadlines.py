@@ -16,6 +16,7 @@ from mesh.core.controller.requests.departures import Departures
 from mesh.core.controller.requests.ending import refuse
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.reasons import RefusalReason
@@ -27,7 +28,7 @@ RETRY_S_LEAST, RETRY_S_MOST = 0.5, 60.0
 
 def refuse_hopeless(ctx: EventContext, entry: DeploymentEntry) -> None:
     """Refuse the requests in the deployment's queue that cannot be in time any more."""
-    departures = Departures(entry, ctx.now_s)
+    departures = Departures(ctx.cell, entry, ctx.now_s)
     earliest_load_s = _earliest_load_s(ctx, entry)
     # Behind a head that was TPOT_EXCEEDED none was tried: it holds for requests of any length.
     no_time = bool(entry.queue) and entry.queue[0].refusals.verdict is Verdict.TPOT_EXCEEDED
@@ -78,11 +79,23 @@ def _may_be_in_time(
         return False
     if earliest_load_s <= latest_s:
         return True
-    loaded = any(instance.takes_now for instance in entry.instances.values())
-    said = request.refusals
-    if loaded and said.verdict in (None, Verdict.DELAYS_RUNNING) and not said.short_of_memory:
-        return True  # those that run get ahead of their deadlines, and leave time for its prompt
-    return loaded and place_s <= latest_s
+    instances = entry.instances.values()
+    if any(_may_change(instance, request) for instance in instances):
+        return True
+    grows_s = min((i.grow_again_s for i in instances if i.grow_again_s > ctx.now_s), default=inf)
+    return min(place_s, grows_s) <= latest_s
+
+
+def _may_change(instance: InstanceEntry, request: RequestEntry) -> bool:
+    """Whether an instance may take it soon though nobody ends: those that run get ahead of their
+    deadlines and leave time for its prompt, or memory comes free that is on its way.
+    """
+    said, station = request.refusals, instance.node.station
+    if not instance.takes_now:
+        return False
+    if said.short_of_memory:
+        return bool(station.waiting() or station.running_reservations())
+    return said.verdict in (None, Verdict.DELAYS_RUNNING)
 
 
 def _latest_start_s(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> float:

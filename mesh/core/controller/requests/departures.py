@@ -1,15 +1,19 @@
-"""When places of a deployment are expected to come free: as those that run on its nodes end.
+"""When places are expected to come free on the nodes of a deployment: as those that run there end.
 
 An answer is expected to become as long as those of its deployment have been, and a token of it to
 take as long as one decode of every instance of its node. Before: the instances' books. After:
 `deadlines`, which refuses at once whoever would get a place too late, and says when to come again.
 """
 
+from collections.abc import Iterator
 from math import inf
 
+from mesh.core.controller.instances.loading_lane import loads_end_s
 from mesh.core.controller.instances.node_schedule import round_s
+from mesh.core.controller.state.cell import Cell
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 
 LEFT_SHARE_LEAST = 0.25
@@ -19,9 +23,10 @@ APART_SHARE = 1.25
 
 
 class Departures:
-    """From a deployment's loaded instances; worked out when it is first asked for."""
+    """From the nodes of a deployment's instances; worked out when it is first asked for."""
 
-    def __init__(self, entry: DeploymentEntry, now_s: float) -> None:
+    def __init__(self, cell: Cell, entry: DeploymentEntry, now_s: float) -> None:
+        self._cell = cell
         self._entry = entry
         self._now_s = now_s
         self._ends_s: list[float] | None = None
@@ -43,19 +48,21 @@ class Departures:
 
     def _ends(self) -> list[float]:
         if self._ends_s is None:
-            loaded = [i for i in self._entry.instances.values() if i.is_loaded]
-            self._ends_s = sorted(end_s for i in loaded for end_s in self._ends_on(i))
+            nodes = {i.node.node_id: i.node for i in self._entry.instances.values()}
+            self._ends_s = sorted(end for node in nodes.values() for end in self._ends_on(node))
         return self._ends_s
 
-    def _ends_on(self, instance: InstanceEntry) -> list[float]:
-        if not instance.requests:
-            return []
-        token_s = round_s(instance.node, self._now_s)
-        left = (self._left(request) for request in instance.requests.values())
-        return [self._now_s + tokens * token_s for tokens in left]
+    def _ends_on(self, node: NodeEntry) -> Iterator[float]:
+        token_s = round_s(node, self._now_s)
+        ready_s = loads_end_s(node, self._now_s)
+        for instance in node.instances.values():
+            begun_s = ready_s.get(instance.instance_id, self._now_s)
+            for request in (instance.coming or instance.requests).values():
+                yield begun_s + self._left(instance, request) * token_s
 
-    def _left(self, request: RequestEntry) -> float:
+    def _left(self, instance: InstanceEntry, request: RequestEntry) -> float:
         """Tokens that an answer is expected to get yet."""
         most = request.original.sampling.max_tokens
-        mean = min(self._entry.history.mean_tokens or most, most)
+        owner = self._cell.deployments.get(instance.deployment)
+        mean = min(owner.history.mean_tokens, most) if owner is not None else most
         return max(mean - len(request.output_tokens), mean * LEFT_SHARE_LEAST)
