@@ -37,8 +37,12 @@ class Forecast:
     first_token_s: float = inf
     """When its first token would be with its client; infinite where that was not looked at."""
 
+    def may_be_in_time(self, due_s: float, now_s: float) -> bool:
+        """Whether its first token would be, if iterations took no longer than predicted."""
+        return now_s + (self.first_token_s - now_s) / OVERESTIMATE <= due_s
 
-def verdict_on(
+
+def forecast_on(
     instance: InstanceEntry,
     request: RequestEntry,
     *,
@@ -47,18 +51,18 @@ def verdict_on(
     beside: Sequence[RequestEntry] = (),
     may_be_late: bool = False,
     moves: bool = False,
-) -> Verdict:
-    """Whether a loaded instance can take a request, and those beside it that have been promised it
-    already. One that `moves` runs well where it is: it does not try out an estimate.
+) -> Forecast:
+    """What becomes of a request on a loaded instance, with those beside it that have been promised
+    it already. One that `moves` runs well where it is: it does not try out an estimate.
     """
     node = instance.node
     if instance.correction.trial_left and (instance.requests or beside):
-        return Verdict.DELAYS_RUNNING
+        return Forecast(verdict=Verdict.DELAYS_RUNNING)
     estimated = not (instance.profile and instance.profile.measured)
     if estimated and not moves and node.is_idle() and (may_be_late or request.due_s > now_s):
-        return Verdict.PASSES
+        return Forecast(verdict=Verdict.PASSES)
     if _decodes_share_with(instance, request, now_s) > 1.0:
-        return Verdict.TPOT_EXCEEDED
+        return Forecast(verdict=Verdict.TPOT_EXCEEDED)
     schedule, run_queues = _schedule(node, now_s, limits)
     run_queue = run_queues.get(instance.instance_id)
     if run_queue is None:
@@ -67,10 +71,7 @@ def verdict_on(
             schedule.queues.append(run_queue)
     coming = [(run_queue, _prompt(other)) for other in beside]
     schedule.joining = (*schedule.joining, *coming)
-    newcomer = Newcomer(
-        queue=run_queue, prompt=_prompt(request), joins_s=now_s, may_be_late=may_be_late
-    )
-    return validate(schedule, newcomer)
+    return _forecast(schedule, run_queue, request, now_s, loads=False, late=may_be_late)
 
 
 def forecast_on_loading(

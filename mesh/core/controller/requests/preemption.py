@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from mesh.core.controller.instances.kv_cache import room_for, room_for_all
 from mesh.core.controller.instances.lifecycle import load
-from mesh.core.controller.instances.node_schedule import verdict_on
+from mesh.core.controller.instances.node_schedule import forecast_on
 from mesh.core.controller.instances.placement import Placed, Wanted, find_room
 from mesh.core.controller.instances.reservations import let_go
 from mesh.core.controller.requests.ending import abort_on_node
@@ -125,7 +125,7 @@ def _place(
         if room_for_all(ctx, owner, instance, [*others, request]) is None:
             continue
         ctx.note_validation()
-        verdict = verdict_on(
+        forecast = forecast_on(
             instance,
             request,
             now_s=ctx.now_s,
@@ -133,7 +133,7 @@ def _place(
             beside=others,
             moves=True,
         )
-        if verdict is Verdict.PASSES:
+        if forecast.verdict is Verdict.PASSES:
             moves.placed.append((request, instance))
             return True
     return False

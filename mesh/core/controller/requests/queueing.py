@@ -14,7 +14,7 @@ from itertools import chain, islice
 
 from mesh.core.controller.instances.kv_cache import missing_bytes, room_for, shrink
 from mesh.core.controller.instances.lifecycle import note_idle
-from mesh.core.controller.instances.node_schedule import verdict_on
+from mesh.core.controller.instances.node_schedule import forecast_on
 from mesh.core.controller.instances.replicas import keep_minima
 from mesh.core.controller.requests.cold_starts import find_loads
 from mesh.core.controller.requests.deadlines import refuse_hopeless
@@ -201,16 +201,19 @@ def _in_time(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) 
     verdict = _known_refusal(ctx, instance, request)
     if verdict is None:
         ctx.note_validation()
-        verdict = verdict_on(
+        forecast = forecast_on(
             instance,
             request,
             now_s=ctx.now_s,
             limits=ctx.limits,
             may_be_late=request.accepted and request.waits_for in (None, instance),
         )
+        verdict = forecast.verdict
         if verdict is Verdict.PASSES:
             return True
         ctx.cell.refusals.note_refused(instance, request, verdict)
+        if forecast.may_be_in_time(request.due_s, ctx.now_s):
+            request.refusals.note_hope()
     request.refusals.note(verdict)
     return False
 

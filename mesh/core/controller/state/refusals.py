@@ -41,15 +41,24 @@ class RequestRefusals:
     """
     short_of_memory: bool = False
     """Whether an instance that it was last tried on had no room for its KV cache."""
+    hope: bool = False
+    """Whether its first token could be in time on one of them, if iterations took no longer than
+    predicted.
+    """
 
     def try_again(self) -> Verdict | None:
         """It is about to be tried: nothing has refused it yet. Returns what had before."""
-        before, self.verdict, self.short_of_memory = self.verdict, None, False
+        before, self.verdict = self.verdict, None
+        self.short_of_memory = self.hope = False
         return before
 
     def note_no_room(self) -> None:
         """An instance has no memory for it."""
         self.short_of_memory = True
+
+    def note_hope(self) -> None:
+        """A node may turn out to compute it in time."""
+        self.hope = True
 
     def note(self, verdict: Verdict) -> None:
         """A node cannot compute it in time."""
