@@ -31,8 +31,8 @@ from mesh.evaluation.replay.cell import COUNTS_DIFFERENCE_MAX
 from mesh_load import LOCUSTFILE
 
 SECONDS, ROUNDS = 60.0, 4
-CALLS_PER_S, TOKENS_SCALE = 2.5, 0.03
-"""A third of what two cores hold: in a fuller node queues make more of chance than of the sender.
+CALLS_PER_S, INPUT_TOKENS, OUTPUT_TOKENS = 2.0, 160, 8
+"""Evenly, so that none meets another: where calls queue, chance makes more of TTFT than a sender.
 """
 DEPLOYMENTS = tuple(f"agree-{n}" for n in range(3))
 SLO = Slo(ttft_s=2.0, ttft_tokens_per_s=256.0, tpot_s=0.2)
@@ -123,11 +123,17 @@ def run(sender: str, address: str, what: Sequence[str], seconds: float) -> Round
     return Round(rows=rows, counts_difference=made["counts_difference"])
 
 
-def compare(
-    trace: Path | None, seconds: float, rounds: int, what: Sequence[str]
-) -> dict[str, Told]:
+def even_trace(calls_per_s: float, seconds: float) -> str:
+    rows = [
+        f"{n / calls_per_s:.3f},{n % len(DEPLOYMENTS)},{INPUT_TOKENS},{OUTPUT_TOKENS}"
+        for n in range(int(calls_per_s * seconds))
+    ]
+    return "\n".join(["t_s,function,input_tokens,output_tokens", *rows]) + "\n"
+
+
+def compare(trace: Path, seconds: float, rounds: int, what: Sequence[str]) -> dict[str, Told]:
     """By sender. Raises MeshError."""
-    named = {"mesh replay": [str(trace)], "locust": ["--trace", str(trace)]} if trace else {}
+    named = {"mesh replay": [str(trace)], "locust": ["--trace", str(trace)]}
     found: dict[str, list[Round]] = {"mesh replay": [], "locust": []}
     specs = [DeploymentSpec(name=DeploymentName(n), source=SOURCE, slo=SLO) for n in DEPLOYMENTS]
     with local_cell() as cell:
@@ -135,26 +141,26 @@ def compare(
         for number in range(rounds):
             for sender in list(found) if number % 2 == 0 else reversed(found):
                 show_status(f"round {number + 1} of {rounds}: {sender}, {seconds:g} s")
-                options = [*named.get(sender, ()), *what]
+                options = [*named[sender], *what]
                 found[sender].append(run(sender, cell.address, options, seconds))
     return {sender: told(each) for sender, each in found.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.agreement", description=__doc__)
-    parser.add_argument("--trace", type=Path, help="in the generated one's place")
+    parser.add_argument("--trace", type=Path, help="in place of calls at even times")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of it (%(default)g)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of both (%(default)s)")
-    parser.add_argument("--rate", type=float, default=CALLS_PER_S, help="generated, per second")
-    parser.add_argument("--rate-scale", type=float, default=1.0, help="of a trace")
+    parser.add_argument("--rate", type=float, default=CALLS_PER_S, help="without one, per second")
     options = parser.parse_args()
     stored_model()
-    what = ["--duration", str(options.seconds), "--tokens-scale", str(TOKENS_SCALE)]
-    what += ["--rate-scale", str(options.rate_scale), "--map", "popularity"]
-    if options.trace is None:
-        what += ["--generate", str(options.rate)]
-    with errors_told():
-        found = compare(options.trace, options.seconds, options.rounds, what)
+    what = ["--duration", str(options.seconds), "--map", "popularity"]
+    with errors_told(), tempfile.TemporaryDirectory() as place:
+        trace = options.trace
+        if trace is None:
+            trace = Path(place) / "trace.csv"
+            trace.write_text(even_trace(options.rate, options.seconds))
+        found = compare(trace, options.seconds, options.rounds, what)
     different = differences(*found.values())
     show_table(
         ["FIGURE", *(sender.upper() for sender in found)],
