@@ -5,7 +5,7 @@ from typing import TypeVar, cast
 
 import grpc
 
-from mesh.domain.errors import Cancelled, InvalidInput, MeshError, Unavailable
+from mesh.domain.errors import DeadlineExceeded, InvalidInput, MeshError, Unavailable
 from mesh.wire.errors import EndedCall, error_of, is_told
 
 Asked = TypeVar("Asked")
@@ -49,7 +49,7 @@ class Calls:
         except grpc.RpcError as error:
             ended = cast(EndedCall, error)
             if ended.code() is grpc.StatusCode.DEADLINE_EXCEEDED and timeout_s is not None:
-                raise Cancelled(
+                raise DeadlineExceeded(
                     f"not done within {timeout_s:g} s, the time limit of the call",
                     hint="allow more time, or ask for fewer tokens",
                 ) from error

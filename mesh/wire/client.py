@@ -1,8 +1,8 @@
 """The client of a cell, for the command line and for programs: blocking calls, domain values.
 
 Every failure is one of the error tree: what the controller raised, Unavailable when nobody answers
-or a stream breaks, Cancelled when the caller's own time limit passed, InvalidInput for a value that
-no message can hold. Safe to use from several threads.
+or a stream breaks, DeadlineExceeded when the caller's own time limit passed, InvalidInput for a
+value that no message can hold. Safe to use from several threads.
 """
 
 from collections.abc import Callable, Generator, Iterator
