@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import quantiles
 
 from bench.fleet.seconds import Kind
 from bench.fleet.workload import Scene
 from bench.printing import last_line, show_table
 from mesh.cli.output import text
+from mesh.evaluation.distribution import Distribution
 from mesh.evaluation.judging import Judgement
 
 HEADINGS = (
@@ -57,10 +57,8 @@ class Measured:
 
     def ttft_s(self, percent: int) -> float | None:
         """A percentile over the admitted that have a first token."""
-        ttfts = [s for j in self.judged.admitted if (s := j.outcome.ttft_s) is not None]
-        if len(ttfts) < 2:
-            return ttfts[0] if ttfts else None
-        return quantiles(ttfts, n=100, method="inclusive")[percent - 1]
+        ttfts_s = (j.outcome.ttft_s for j in self.judged.admitted)
+        return Distribution.of(ttft_s for ttft_s in ttfts_s if ttft_s is not None).at(percent)
 
     @property
     def sim_difference(self) -> float | None:

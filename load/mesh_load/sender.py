@@ -11,12 +11,10 @@ from typing import Protocol
 
 import gevent
 
-from mesh.domain.errors import Cancelled, MeshError, Refused
+from mesh.domain.errors import MeshError, Refused
 from mesh.domain.invocation import InvocationEvent
 from mesh.evaluation.load_client import STOPPED, Answer, Call, answer_of
 from mesh.wire.errors import status_of
-
-TIME_LIMIT = "deadline_exceeded"
 
 
 class Sender(Protocol):
@@ -25,8 +23,8 @@ class Sender(Protocol):
     def send(self, call: Call, timeout_s: float) -> Iterator[InvocationEvent]:
         """The answer's events as they come. Closing the iterator leaves the call.
 
-        Raises Refused with the reason, Cancelled after `timeout_s`, another MeshError when the
-        call fails.
+        Raises Refused with the reason, DeadlineExceeded after `timeout_s`, another MeshError when
+        the call fails.
         """
         ...
 
@@ -47,8 +45,6 @@ def ask(sender: Sender, call: Call, *, due_s: float, timeout_s: float) -> Answer
             note((time.monotonic(), event))
     except Refused as error:
         refused = str(error.reason)
-    except Cancelled:
-        failed = TIME_LIMIT
     except MeshError as error:
         failed = status_of(error).code.name.lower()
     except gevent.GreenletExit:

@@ -23,6 +23,10 @@ from mesh_nodes import hardware
 READY_S_MAX = 120.0
 """From the start of the children until every node has joined. An engine's import takes seconds."""
 POLL_S = 0.1
+ANSWER_S_MAX = 2.0
+"""For a controller that is asked for its nodes; meanwhile nobody looks whether Ctrl-C was pressed.
+It is asked again at the next look.
+"""
 _REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """A controller that listens on every address is reached from here on the loopback."""
 
@@ -142,7 +146,7 @@ class LocalCell:
         """The nodes that the cell has, or None while the controller does not serve."""
         try:
             # A channel of its own each time: one that was refused would first back off for a while.
-            with MeshClient(self.address) as client:
+            with MeshClient(self.address, answer_s_max=ANSWER_S_MAX) as client:
                 nodes = client.nodes()
         except MeshError:
             # Also one that it had no time to name: it may be killed amid the answer.

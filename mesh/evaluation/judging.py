@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from mesh.domain.outcome import Outcome
+from mesh.evaluation.distribution import Distribution
 from mesh.evaluation.load_client import Answer, Call, outcome_of
 
 
@@ -141,8 +142,7 @@ class Judgement:
     @property
     def lag_s_p99(self) -> float:
         """The client's own: by so much its times may be off."""
-        lags = sorted(each.answer.lag_s for each in self.all)
-        return lags[len(lags) * 99 // 100]
+        return Distribution.of(each.answer.lag_s for each in self.all).at(99) or 0.0
 
     @property
     def output_tokens(self) -> int:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import grpc.aio
+from google.protobuf.message import DecodeError
 
-from mesh.domain.errors import Refused
+from mesh.domain.errors import InvalidInput, Refused
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.invocation import Finished, InvocationEvent, Tokens
 from mesh.domain.outcome import Outcome
@@ -39,6 +40,7 @@ LEAD_S = 1.0
 WATCH_S = 0.5
 NOT_SENT = "not_sent"
 STOPPED = "stopped"
+MALFORMED = "malformed"
 
 Invoke = Callable[..., Any]
 """A call's bytes as they come; the stubs of grpc know no such call."""
@@ -71,8 +73,9 @@ class Answer:
     refused: str = ""
     """The reason."""
     failed: str = ""
-    """The status of a call that neither finished nor was refused; `not_sent` of one too many, and
-    `stopped` of one that was open when all of them were ended.
+    """The status of a call that neither finished nor was refused; `not_sent` of one too many,
+    `stopped` of one that was open when all of them were ended, and `malformed` of one that was
+    answered with what means nothing.
     """
     finishes: int = 0
     """Messages that say that it is over."""
@@ -250,7 +253,12 @@ class _Client:
         except asyncio.CancelledError:
             failed = STOPPED
         ended_s = time.monotonic()
-        events = [(at_s, event_from_wire(pb.InvokeResponse.FromString(raw))) for at_s, raw in came]
+        events: list[tuple[float, InvocationEvent]] = []
+        try:
+            for at_s, raw in came:
+                events.append((at_s, event_from_wire(pb.InvokeResponse.FromString(raw))))
+        except (DecodeError, InvalidInput):
+            failed = failed or MALFORMED
         answer = answer_of(
             events, sent_s=sent_s, ended_s=ended_s, lag_s=lag_s, refused=refused, failed=failed
         )

@@ -13,6 +13,7 @@ from mesh.domain.ids import DeploymentName
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.slo import Slo
 from mesh.evaluation.load_client import (
+    MALFORMED,
     NOT_SENT,
     PREPARED_MAX,
     STOPPED,
@@ -119,6 +120,29 @@ def test_refusals_keep_their_reason_and_failures_their_status() -> None:
         refused, failed = offer(address, [replace(call, at_s=0.0) for call in sent])
     assert (refused.refused, refused.failed) == ("memory_full", "")
     assert (failed.refused, failed.failed) == ("", "unavailable")
+
+
+@pytest.mark.parametrize(
+    "meaningless",
+    [
+        pytest.param(b"\xff", id="no-message"),
+        pytest.param(b"", id="no-event"),
+        pytest.param(
+            pb.InvokeResponse(finished=pb.Finished(reason="bored")).SerializeToString(),
+            id="no-such-reason",
+        ),
+    ],
+)
+def test_an_answer_that_means_nothing_is_its_calls_failure(meaningless: bytes) -> None:
+    def script(request: pb.InvokeRequest) -> bytes | None:
+        return meaningless if request.tokens.ids[0] == 1 else None
+
+    sent = [replace(CALL, at_s=0.0, prompt_tokens=(n,)) for n in (1, 2)]
+    with token_server(script) as (address, _):
+        failed, well = offer(address, sent)
+    assert (failed.failed, len(failed.tokens_s), failed.in_order) == (MALFORMED, 2, True)
+    assert outcome_of(sent[0], failed).end is FinishReason.FAILED
+    assert well.whole(sent[1])
 
 
 def test_what_the_cell_itself_cancels_has_failed() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mesh.domain.errors import (
     Cancelled,
+    DeadlineExceeded,
     EngineError,
     InvalidInput,
     MeshError,
@@ -67,6 +68,7 @@ def test_a_refusal_comes_back_with_its_reason(reason: RefusalReason) -> None:
         (NotFound("x"), CODE.NOT_FOUND),
         (Unavailable("x"), CODE.UNAVAILABLE),
         (Cancelled("x"), CODE.CANCELLED),
+        (DeadlineExceeded("x"), CODE.DEADLINE_EXCEEDED),
         (ModelError("x"), CODE.FAILED_PRECONDITION),
         (TornModel("x"), CODE.FAILED_PRECONDITION),
         (UnsupportedModel("x"), CODE.FAILED_PRECONDITION),
@@ -98,7 +100,7 @@ def test_what_goes_on_the_wire_is_one_bounded_line_of_utf_8(text: str, times: in
 
 
 def test_a_status_that_is_not_ours_becomes_the_nearest_kind() -> None:
-    for code, kind in ((CODE.NOT_FOUND, NotFound), (CODE.DEADLINE_EXCEEDED, Cancelled)):
+    for code, kind in ((CODE.NOT_FOUND, NotFound), (CODE.DEADLINE_EXCEEDED, DeadlineExceeded)):
         assert type(error_of(Ended(WireStatus(code=code, details="", metadata=())))) is kind
 
 

@@ -109,7 +109,7 @@ class LocalInstance:
     kept_slowdown: float = 1.0
     """The slowdown by loads that its times were worked out with."""
     unbooked: bool = False
-    """It was loading or leaving when a link broke: no later controller knows of its memory."""
+    """It was leaving when the link opened: the controller does not know of its memory."""
     error: str = ""
     """Why it is being unloaded, when it broke."""
     message: str = ""
@@ -146,11 +146,16 @@ class LocalInstance:
     def note_broken(self, error: str, message: str) -> None:
         self.error, self.message = error, message
 
+    def link_opened(self) -> None:
+        """A hello names only what is ready. What broke since then is in the controller's books, and
+        waiting for it, too, does no harm.
+        """
+        self.unbooked = self.state is not LocalState.READY
+
     def link_closed(self) -> None:
         """No controller knows what it is in the midst of."""
         if self.state is LocalState.LOADING:
             self.abandon()
-        self.unbooked = self.state is not LocalState.READY
         self.resizing_unasked, self.growth_waiting = len(self.resizing), None
 
     def add(self, request: LocalRequest) -> None:
@@ -336,6 +341,8 @@ class LocalNode:
 
     def link_opened(self, turns: TurnRule, turn_s_max: float) -> None:
         self.linked, self.turns, self.turn_s_max = True, turns, turn_s_max
+        for instance in self.instances.values():
+            instance.link_opened()
 
     def link_closed(self) -> None:
         """Nobody waits for imports and profiles, nor for what is not loaded yet."""
