@@ -31,7 +31,7 @@ class ScriptedSender:
     def send(self, call: Call, timeout_s: float) -> Iterator[InvocationEvent]:
         self.sent.append(call)
         if call.deployment == "full":
-            raise Refused("no room", reason=RefusalReason.MEMORY_FULL)
+            raise Refused("no room", reason=RefusalReason.MEMORY_FULL, retry_after_s=2.0)
         if call.deployment == "gone":
             raise Unavailable("nobody answers")
         prompt_tokens = len(call.prompt_tokens)
