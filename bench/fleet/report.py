@@ -53,7 +53,8 @@ class Measured:
 
     @property
     def met_of_admitted(self) -> float | None:
-        return self.met / len(self.judged.admitted) if self.judged.admitted else None
+        """TTFT and mean TPOT, of those promised to be in time."""
+        return self.judged.met_of_admitted_in_the_mean if self.judged.promised else None
 
     def ttft_s(self, percent: int) -> float | None:
         """A percentile over the admitted that have a first token."""

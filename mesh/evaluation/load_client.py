@@ -18,7 +18,7 @@ import grpc.aio
 
 from mesh.domain.errors import Refused
 from mesh.domain.ids import DeploymentName, RequestId
-from mesh.domain.invocation import Finished, InvocationEvent, Tokens
+from mesh.domain.invocation import Accepted, Finished, InvocationEvent, Tokens
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.slo import Slo
@@ -83,16 +83,14 @@ class Answer:
     """Why, by such a message."""
     told_tokens: int = 0
     """How long the answer is, by such a message."""
+    accepted: bool = False
+    """It was told that it has a place."""
     grace_s: float = 0.0
-    """Load time that it was granted, by such a message."""
+    """By how much its first token would be late, as it was told then."""
     node_id: str = ""
     """Where its last token was computed, by such a message."""
     in_order: bool = True
     """No token came twice, and none was left out."""
-
-    @property
-    def admitted(self) -> bool:
-        return not self.refused or bool(self.tokens_s)
 
     def whole(self, call: Call) -> bool:
         """All of the call's tokens came in order, and one message said that it is over."""
@@ -332,6 +330,7 @@ def answer_of(
     """Of a call's events, each with when it came, on the clock of its sending and its end."""
     tokens = [(at_s - sent_s, event) for at_s, event in events if isinstance(event, Tokens)]
     numbers = [event.first_index + i for _, event in tokens for i in range(len(event.token_ids))]
+    accepted = next((event for _, event in events if isinstance(event, Accepted)), None)
     answer = Answer(
         ended_s=ended_s - sent_s,
         tokens_s=tuple(at_s for at_s, event in tokens for _ in event.token_ids),
@@ -340,6 +339,8 @@ def answer_of(
         refused=refused,
         retry_after_s=retry_after_s,
         failed=failed,
+        accepted=accepted is not None,
+        grace_s=0.0 if accepted is None else accepted.grace_s,
         in_order=numbers == list(range(len(numbers))),
     )
     finishes = [event for _, event in events if isinstance(event, Finished)]
@@ -350,7 +351,6 @@ def answer_of(
         finishes=len(finishes),
         finish=finishes[0].reason,
         told_tokens=finishes[0].output_tokens,
-        grace_s=finishes[0].grace_s,
         node_id=finishes[0].node_id or "",
     )
 
@@ -375,6 +375,7 @@ def outcome_of(call: Call, answer: Answer, start_s: float = 0.0) -> Outcome:
         input_tokens=len(call.prompt_tokens),
         tokens_s=tuple(sent_s + at_s for at_s in answer.tokens_s),
         ended_s=sent_s + answer.ended_s,
+        accepted=answer.accepted,
         grace_s=answer.grace_s,
         end=end,
     )

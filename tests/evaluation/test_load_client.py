@@ -10,7 +10,8 @@ from threading import Barrier
 import pytest
 
 from mesh.domain.errors import Cancelled, MeshError, Refused
-from mesh.domain.ids import DeploymentName
+from mesh.domain.ids import DeploymentName, RequestId
+from mesh.domain.invocation import Accepted, Waiting
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.slo import Slo
 from mesh.evaluation.load_client import (
@@ -19,6 +20,7 @@ from mesh.evaluation.load_client import (
     STOPPED,
     Answer,
     Call,
+    answer_of,
     offer,
     offer_again,
     outcome_of,
@@ -61,6 +63,29 @@ def test_times_count_from_the_start_of_the_run() -> None:
     made = outcome_of(CALL, answer, 100.0)
     assert (made.arrival_s, made.tokens_s, made.ended_s) == (7.25, (7.75, 8.25), 8.25)
     assert (made.ttft_s, made.grace_s, made.input_tokens) == (0.5, 0.125, 3)
+
+
+@pytest.mark.parametrize(("refused", "failed"), [("node_lost", ""), ("", "unavailable")])
+def test_what_was_promised_is_known_of_a_call_that_fails_later(refused: str, failed: str) -> None:
+    accepted = Accepted(
+        request_id=RequestId("r1-1"),
+        prompt_tokens=3,
+        ttft_limit_s=1.5,
+        tpot_limit_s=0.12,
+        grace_s=0.75,
+    )
+    waiting = Waiting(phase="weights", share=0.5)
+    answer = answer_of(
+        [(100.1, waiting), (100.2, accepted)],
+        sent_s=100.0,
+        ended_s=101.0,
+        lag_s=0.0,
+        refused=refused,
+        failed=failed,
+    )
+    assert (answer.accepted, answer.grace_s, answer.tokens_s) == (True, 0.75, ())
+    made = outcome_of(CALL, answer)
+    assert (made.admitted, made.promised_in_time, made.grace_s) == (True, False, 0.75)
 
 
 @pytest.mark.parametrize(

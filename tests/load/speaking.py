@@ -36,7 +36,11 @@ class ScriptedSender:
             raise Unavailable("nobody answers")
         prompt_tokens = len(call.prompt_tokens)
         yield Accepted(
-            request_id=RequestId("r1"), prompt_tokens=prompt_tokens, ttft_limit_s=1, tpot_limit_s=1
+            request_id=RequestId("r1"),
+            prompt_tokens=prompt_tokens,
+            ttft_limit_s=1,
+            tpot_limit_s=1,
+            grace_s=0.5,
         )
         for n in range(call.output_tokens):
             gevent.sleep(self._token_s if call.deployment == "slow" else 0.0)
@@ -47,7 +51,6 @@ class ScriptedSender:
             output_tokens=call.output_tokens,
             ttft_s=0.0,
             tpot_s=0.0,
-            grace_s=0.5,
         )
 
     def close(self) -> None:
