@@ -12,7 +12,7 @@ from mesh.evaluation.judging import Judgement
 
 HEADINGS = (
     *("calls/s", "met", "every", "taken", "p50 s", "p95 s"),
-    *("loads, s", "load", "first", "prefill", "decode", "idle", "sim"),
+    *("loads, s", "load", "unload", "first", "prefill", "decode", "idle", "sim"),
 )
 LEGEND = (
     "met: share of all calls with TTFT and mean TPOT in time; every: with every token. taken: not "
@@ -116,7 +116,10 @@ def _row(name: str, one: Measured) -> tuple[str, ...]:
         f"{one.loads} in {one.loading_s:.0f}",
         *(
             f"{one.seconds[kind]:.0f}"
-            for kind in (Kind.LOAD, Kind.FIRST_RUN, Kind.PREFILL, Kind.DECODE, Kind.IDLE)
+            for kind in (
+                *(Kind.LOAD, Kind.UNLOAD, Kind.FIRST_RUN),
+                *(Kind.PREFILL, Kind.DECODE, Kind.IDLE),
+            )
         ),
         "" if one.simulated_met_share is None else f"{one.simulated_met_share:.2f}",
     )

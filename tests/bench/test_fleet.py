@@ -15,7 +15,7 @@ from bench.fleet.report import Measured, Played, figures
 from bench.fleet.seconds import Kind, Span, seconds_by_kind, spans_of
 from bench.fleet.swapper import Swapper
 from bench.fleet.workload import OUTPUT_TOKENS, SCENES, calls
-from mesh.domain.actions import NodeAction, StartLoad, StartMeasure, StartStep
+from mesh.domain.actions import NodeAction, StartLoad, StartMeasure, StartStep, StartUnload
 from mesh.domain.ids import DeploymentName, InstanceId
 from mesh.domain.model import Footprint
 from mesh.domain.node_events import (
@@ -24,6 +24,7 @@ from mesh.domain.node_events import (
     MeasureFinished,
     NodeEvent,
     StepFinished,
+    UnloadFinished,
 )
 from mesh.domain.profile import IterationShape
 from mesh.domain.slo import Slo
@@ -81,6 +82,7 @@ def test_each_second_counts_once_and_what_is_computed_hides_a_load() -> None:
     ]
     assert seconds_by_kind(spans, 10.0, 20.0) == {
         "load": pytest.approx(1.0),
+        "unload": 0.0,
         "decode": pytest.approx(2.5),
         "prefill": pytest.approx(0.5),
         "first_run": pytest.approx(1.0),
@@ -143,6 +145,8 @@ def test_a_journal_tells_where_each_second_of_a_node_went() -> None:
         decided(103.25, stepped(prefill_tokens=27), step, load(TWO)),
         decided(104.25, stepped(decode_batch=1)),
         decided(105.25, loaded(TWO)),
+        decided(107.0, beat, StartUnload(instance_id=TWO)),
+        decided(107.25, UnloadFinished(instance_id=TWO)),
         decided(109.5, beat, step),
         decided(112.0, stepped(decode_batch=1)),
     ]
@@ -152,7 +156,8 @@ def test_a_journal_tells_where_each_second_of_a_node_went() -> None:
         "first_run": pytest.approx(0.5),
         "prefill": pytest.approx(0.75),
         "decode": pytest.approx(1.5),
-        "idle": pytest.approx(4.25),
+        "unload": pytest.approx(0.25),
+        "idle": pytest.approx(4.0),
     }
     assert sum(found.values()) == pytest.approx(10.0), "the wall clock"
 
