@@ -1,8 +1,8 @@
 """Where the seconds of a node went: a kind for each moment of a span of time; pure.
 
 What is computed hides a load beside it: loads count while nothing else is done. Resizes take
-milliseconds and are idle time. Before: a node's
-journal, or what the swapper says of itself. After: `report`.
+milliseconds and are idle time. Before: a node's journal, or what the swapper says of itself. After:
+`report`.
 """
 
 from collections.abc import Iterable
