@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cells import MESH, deployed, local_cell
+from bench.cells import MESH, deployed, local_cell, wait_calm
 from bench.demo_model import SOURCE, stored_model
 from bench.printing import errors_told, exit_by, last_line, show_status, show_table
 from mesh.domain.deployment import DeploymentSpec
@@ -142,6 +142,7 @@ def compare(
     specs = [DeploymentSpec(name=DeploymentName(n), source=SOURCE, slo=SLO) for n in DEPLOYMENTS]
     with local_cell() as cell:
         deployed(cell.address, specs)
+        wait_calm(cell)
         for number in range(rounds):
             for sender in list(found) if number % 2 == 0 else reversed(found):
                 show_status(f"round {number + 1} of {rounds}: {sender}, {seconds:g} s")
