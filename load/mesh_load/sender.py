@@ -39,12 +39,13 @@ def ask(sender: Sender, call: Call, *, due_s: float, timeout_s: float) -> Answer
     events: list[tuple[float, InvocationEvent]] = []
     note = events.append
     refused = failed = ""
+    retry_after_s = 0.0
     sent_s = time.monotonic()
     try:
         for event in sender.send(call, timeout_s):
             note((time.monotonic(), event))
     except Refused as error:
-        refused = str(error.reason)
+        refused, retry_after_s = str(error.reason), error.retry_after_s
     except MeshError as error:
         failed = status_of(error).code.name.lower()
     except gevent.GreenletExit:
@@ -55,5 +56,6 @@ def ask(sender: Sender, call: Call, *, due_s: float, timeout_s: float) -> Answer
         ended_s=time.monotonic(),
         lag_s=sent_s - due_s,
         refused=refused,
+        retry_after_s=retry_after_s,
         failed=failed,
     )

@@ -30,11 +30,9 @@ class Answer:
         return len(self.token_ids)
 
     def ttft_met(self, *, with_grace: bool) -> bool:
-        """Whether the first token came in time. The grace is load time that the request was granted
-        because it had an instance started.
-        """
+        """Whether the first token came in time; with the grace, whether it came as promised."""
         accepted, finished = self._ends()
-        grace_s = finished.grace_s if with_grace else 0.0
+        grace_s = accepted.grace_s if with_grace else 0.0
         return finished.ttft_s <= accepted.ttft_limit_s + grace_s
 
     def tpot_met(self) -> bool:
@@ -48,11 +46,11 @@ class Answer:
     def stats(self) -> str:
         """A finished answer in one line for people."""
         accepted, finished = self._ends()
-        grace = f" + {finished.grace_s:.2f} load grace" if finished.grace_s else ""
+        told = f", told late by {accepted.grace_s:.2f}" if accepted.grace_s else ""
         return (
             f"{accepted.request_id}: {finished.prompt_tokens} prompt and {finished.output_tokens} "
             f"output tokens, {finished.reason}; "
-            f"TTFT {finished.ttft_s:.3f} s (SLO {accepted.ttft_limit_s:g}{grace}: "
+            f"TTFT {finished.ttft_s:.3f} s (SLO {accepted.ttft_limit_s:g}{told}: "
             f"{met(self.ttft_met(with_grace=True))}); "
             f"TPOT {finished.tpot_s:.4f} s (SLO {accepted.tpot_limit_s:g}: {met(self.tpot_met())})"
         )
@@ -71,7 +69,7 @@ class Answer:
             "ttft_limit_s": accepted.ttft_limit_s,
             "tpot_s": finished.tpot_s,
             "tpot_limit_s": accepted.tpot_limit_s,
-            "grace_s": finished.grace_s,
+            "grace_s": accepted.grace_s,
             "node_id": finished.node_id,
             "slo_met": self.slo_met(with_grace=True),
             "slo_met_without_grace": self.slo_met(with_grace=False),
@@ -87,6 +85,7 @@ def receive(
     events: Iterable[InvocationEvent],
     answer: Answer,
     *,
+    on_accepted: Callable[[Accepted], None] = lambda accepted: None,
     on_waiting: Callable[[str, float], None] = lambda phase, share: None,
     on_text: Callable[[str], None] = lambda piece: None,
 ) -> None:
@@ -99,6 +98,7 @@ def receive(
         match event:
             case Accepted():
                 answer.accepted = event
+                on_accepted(event)
             case Waiting():
                 on_waiting(event.phase, event.share)
             case Tokens():
@@ -119,6 +119,16 @@ def receive(
             f"the request failed after {answer.output_tokens} tokens",
             hint="`mesh logs` shows what happened",
         )
+
+
+def told_late(accepted: Accepted) -> str:
+    """What a caller has to know before its first token; empty when that will be in time."""
+    if not accepted.grace_s:
+        return ""
+    return (
+        f"an instance has to be loaded: the first token comes about {accepted.grace_s:.2f} s after "
+        f"its limit, {accepted.ttft_limit_s:g} s"
+    )
 
 
 def met(yes: bool) -> str:

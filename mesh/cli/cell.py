@@ -84,7 +84,8 @@ class LocalCell:
 
     def _node_arguments(self, node: NodePlan) -> list[str]:
         arguments = ["--join", self.address, "--name", node.name, "--device", node.device]
-        memory_bytes, threads = self._plan.memory_bytes, self._plan.threads
+        memory_bytes = node.memory_bytes or self._plan.memory_bytes
+        threads = self._plan.threads
         nodes = self._plan.nodes
         alike = [other for other in nodes if other.device is node.device]
         if node.device is DeviceKind.GPU:
@@ -98,6 +99,8 @@ class LocalCell:
             if node.device is DeviceKind.CPU:
                 memory_bytes = memory_bytes or machine.budget_bytes // len(alike)
             threads = threads or max(1, machine.cores // len(nodes))
+        if node.engine is not None:
+            arguments += ["--engine", node.engine]
         if memory_bytes is not None:
             arguments += ["--memory", str(memory_bytes)]
         if threads is not None:

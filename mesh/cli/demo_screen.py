@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from mesh.cli import output
-from mesh.cli.answer import Answer
+from mesh.cli.answer import Answer, told_late
 from mesh.cli.output import Column, number, word
 from mesh.cli.tables import seconds
 from mesh.domain.errors import MeshError
@@ -59,11 +59,11 @@ TALKS: tuple[Column[Talk], ...] = (
     number("TTFT_SLO_S", _done(lambda accepted, finished: seconds(accepted.ttft_limit_s))),
     number("TPOT_S", _done(lambda accepted, finished: f"{finished.tpot_s:.4f}")),
     number("TPOT_SLO_S", _done(lambda accepted, finished: seconds(accepted.tpot_limit_s))),
-    number("LOAD_GRACE_S", _done(lambda accepted, finished: f"{finished.grace_s:.2f}")),
+    number("TOLD_LATE_BY_S", _done(lambda accepted, finished: f"{accepted.grace_s:.2f}")),
     word("MET", lambda t: _met(t, with_grace=True)),
-    word("MET_WITHOUT_GRACE", lambda t: _met(t, with_grace=False)),
+    word("IN_TIME", lambda t: _met(t, with_grace=False)),
 )
-"""TTFT and TPOT of each, against its SLO."""
+"""TTFT and TPOT of each, against its SLO: MET as it was told, IN_TIME by the SLO itself."""
 
 
 class Screen:
@@ -101,7 +101,7 @@ class Screen:
         for talk in self._open:
             tail = output.harmless(" ".join(talk.answer.text.split()))[-(width - len(INDENT) - 1) :]
             picture.append(f"{_title(talk)}\n", style="bold")
-            picture.append(f"{INDENT}{tail or '…'}\n")
+            picture.append(f"{INDENT}{tail or _expected(talk)}\n")
         return picture
 
 
@@ -115,6 +115,12 @@ def _print(talk: Talk, live: Live | None) -> None:
     else:
         live.console.print(Text(_title(talk), style="bold"))
         live.console.print(Padding(Text(output.harmless(words)), (0, 0, 0, len(INDENT))))
+
+
+def _expected(talk: Talk) -> str:
+    """Before its first token."""
+    accepted = talk.answer.accepted
+    return (told_late(accepted) if accepted else "") or "…"
 
 
 def _title(talk: Talk) -> str:

@@ -29,7 +29,7 @@ from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
 from mesh.domain.reasons import DeviceKind
-from mesh.domain.slo import Slo
+from mesh.domain.slo import ColdStart, Slo
 
 NAME_PATTERN = rf"^[a-z0-9]([a-z0-9-]{{0,{NAME_CHARS_MAX - 2}}}[a-z0-9])?$"
 
@@ -53,6 +53,7 @@ class _Slo(_Part):
     ttft_s: Seconds = _SLO.ttft_s
     ttft_tokens_per_s: TokensPerSecond = _SLO.ttft_tokens_per_s
     tpot_s: Seconds = _SLO.tpot_s
+    cold_start: Annotated[ColdStart, Field(strict=False)] = _SLO.cold_start
 
 
 class _Scaling(_Part):

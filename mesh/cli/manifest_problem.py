@@ -43,6 +43,7 @@ _EXAMPLES = {
     "spec.scaling.replicas_min": "write a number of instances that stay loaded, such as 0",
     "spec.scaling.replicas_max": "write a number of instances, such as 4",
     "spec.tensor_parallel": "write how many devices an instance spans, such as 1",
+    "spec.slo.cold_start": "late: who only a load makes late is told so; refuse: is refused",
     "spec.slo.ttft_tokens_per_s": "write a number of tokens per second, such as 512",
 }
 
@@ -76,7 +77,7 @@ def _problem(error: ErrorDetails) -> str:
     if kind in _COMPARISONS:
         key, words = _COMPARISONS[kind]
         return f"{found} is {words} {context[key]:.9g}"
-    if kind == "literal_error":
+    if kind in ("literal_error", "enum"):
         return f"{found} is not {context['expected']}"
     if kind == "string_pattern_mismatch":
         return f"{found} is not a name" if error["loc"][-1] == "name" else "is empty"

@@ -28,7 +28,6 @@ from mesh.domain.errors import (
     ModelError,
     NotFound,
     OutOfMemory,
-    Refused,
     StorageError,
     Unavailable,
 )
@@ -181,8 +180,6 @@ def hint_of(failure: MeshError) -> str:
     """The error's own hint, or what helps with errors of its kind."""
     if failure.hint:
         return failure.hint
-    if isinstance(failure, Refused) and failure.retry_after_s > 0:
-        return f"try again in {failure.retry_after_s:.1f} s"
     for kind, hint in _HINTS:
         if isinstance(failure, kind):
             return hint
@@ -193,7 +190,6 @@ _HINTS: tuple[tuple[type[MeshError], str], ...] = (
     (InvalidInput, "`mesh COMMAND --help` shows what is accepted"),
     (NotFound, "`mesh get` lists deployments, `mesh nodes` nodes"),
     (AlreadyExists, "choose another name"),
-    (Refused, "`mesh status` and `mesh logs` show what the cell is busy with"),
     (Cancelled, "give it more time with --timeout"),
     (Unavailable, "start a cell with `mesh up`, or name its controller with --controller"),
     (StorageError, "check the permissions and the free space of the state folder"),

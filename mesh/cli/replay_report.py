@@ -46,6 +46,8 @@ def figures_of(made: ReplayReport) -> Plain:
         "stopped": made.stopped,
         "attainment": whole.attainment,
         "attainment_in_the_mean": whole.attainment_in_the_mean,
+        "met_of_admitted": whole.met_of_admitted,
+        "met_of_admitted_in_the_mean": whole.met_of_admitted_in_the_mean,
         "errors": made.broke / max(whole.calls, 1),
         "ttft_s_p95": whole.ttft_s_p95,
         "late_ms_p99": whole.late_ms_p99,

@@ -83,6 +83,7 @@ def deployment_fields(deployment: DeploymentSnapshot) -> list[tuple[str, str]]:
         ("context_tokens_max", str(deployment.context_tokens_max or "")),
         ("ttft_slo_s", ttft),
         ("tpot_slo_s", seconds(spec.slo.tpot_s)),
+        ("cold_start", str(spec.slo.cold_start)),
         ("replicas", f"{spec.scaling.replicas_min} to {spec.scaling.replicas_max}"),
         ("keep_alive_s", seconds(spec.scaling.keep_alive_s)),
         ("running", str(deployment.running)),

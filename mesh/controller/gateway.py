@@ -15,7 +15,7 @@ from mesh.controller.invocation_checks import check_invocation, check_token_ids,
 from mesh.controller.lookup import no_deployment
 from mesh.controller.stream import ClientStream, Told
 from mesh.controller.tokenizers import Tokenizers, chars_of
-from mesh.domain.actions import DeliverTokens, RefuseRequest, TellWaiting
+from mesh.domain.actions import DeliverTokens, RefuseRequest, TellAccepted, TellWaiting
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import Cancelled, Refused
 from mesh.domain.events import CancelRequested, ControllerEvent, InvokeRequested
@@ -92,6 +92,9 @@ class Gateway(InferenceServicer):
             await self._relay(await self._stream(invocation_from_wire(request), arrived_s), context)
         finally:
             self._calls -= 1
+
+    def accepted(self, told: TellAccepted) -> None:
+        self._tell(told.request_id, told)
 
     def waiting(self, told: TellWaiting) -> None:
         self._tell(told.request_id, told)
@@ -190,8 +193,6 @@ class Gateway(InferenceServicer):
                 self._post(CancelRequested(request_id=request_id))
 
     async def _write(self, stream: ClientStream, context: Any) -> None:
-        if not stream.ended:
-            await context.write(stream.accepted())
         while not stream.finished:
             for message in await stream.responses():
                 await context.write(message)

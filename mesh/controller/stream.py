@@ -6,7 +6,7 @@ come and writes it. A client that lags gets several iterations' tokens as one me
 
 from collections.abc import Iterator, Sequence
 
-from mesh.domain.actions import DeliverTokens, RefuseRequest, TellWaiting
+from mesh.domain.actions import DeliverTokens, RefuseRequest, TellAccepted, TellWaiting
 from mesh.domain.errors import Refused
 from mesh.domain.invocation import Accepted, Finished, Waiting
 from mesh.domain.reasons import FinishReason
@@ -16,7 +16,7 @@ from mesh.v1 import inference_pb2 as pb
 from mesh.wire.codec_invoke import event_to_wire
 from mesh.wire.mailbox import Mailbox
 
-Told = TellWaiting | DeliverTokens | RefuseRequest
+Told = TellAccepted | TellWaiting | DeliverTokens | RefuseRequest
 
 
 class ClientStream:
@@ -51,18 +51,6 @@ class ClientStream:
                 self.ended = True
         return self._told.put(told)
 
-    def accepted(self) -> pb.InvokeResponse:
-        """The first message. Raises Refused when the core would not take the request at all."""
-        prompt = len(self.request.prompt_tokens)
-        return event_to_wire(
-            Accepted(
-                request_id=self.request.request_id,
-                prompt_tokens=prompt,
-                ttft_limit_s=self._slo.ttft_limit_s(prompt),
-                tpot_limit_s=self._slo.tpot_s,
-            )
-        )
-
     async def responses(self) -> list[pb.InvokeResponse]:
         """What comes next, as soon as anything does. Raises Refused once that is all there is."""
         if self._refusal is None:
@@ -91,6 +79,8 @@ class ClientStream:
                         yield pb.InvokeResponse(tokens=tokens)
                         tokens = None
                     yield event_to_wire(Waiting(phase=one.phase, share=one.share))
+                case TellAccepted():
+                    yield self._accepted(one.grace_s)
                 case RefuseRequest():
                     self._refusal = Refused(
                         one.message,
@@ -100,6 +90,18 @@ class ClientStream:
                     )
         if tokens is not None:
             yield pb.InvokeResponse(tokens=tokens)
+
+    def _accepted(self, grace_s: float) -> pb.InvokeResponse:
+        prompt = len(self.request.prompt_tokens)
+        return event_to_wire(
+            Accepted(
+                request_id=self.request.request_id,
+                prompt_tokens=prompt,
+                ttft_limit_s=self._slo.ttft_limit_s(prompt),
+                tpot_limit_s=self._slo.tpot_s,
+                grace_s=grace_s,
+            )
+        )
 
     def _finished(self, reason: FinishReason, last: DeliverTokens) -> pb.InvokeResponse:
         first_s = self._last_s if self._first_s is None else self._first_s

@@ -97,6 +97,17 @@ class ReplyError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TellAccepted:
+    """A request has its place, or will have it once an instance is loaded: its client learns which
+    deadlines hold. Told once of each request that is not refused before, ahead of its tokens.
+    """
+
+    request_id: RequestId
+    grace_s: float
+    """By how much its first token will be late, for the sake of a load; 0: it will be in time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TellWaiting:
     """A queued request's client learns what it waits for."""
 
@@ -111,7 +122,7 @@ class DeliverTokens:
 
     outputs: RequestTokens
     grace_s: float = 0.0
-    """With the last: load time that the request was granted on top of its TTFT deadline."""
+    """With the last: as told with TellAccepted."""
     node_id: NodeId | None = None
     """With the last: where it was computed."""
 
@@ -125,6 +136,7 @@ class RefuseRequest:
     message: str
     retry_after_s: float = 0.0
     hint: str = ""
+    """Empty: what helps against the reason, see `refusal_hints`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +158,7 @@ ControllerAction = (
     | ReplyProgress
     | ReplyDone
     | ReplyError
+    | TellAccepted
     | TellWaiting
     | DeliverTokens
     | RefuseRequest

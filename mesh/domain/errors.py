@@ -20,6 +20,7 @@ A message says what happened, to which id, and the numbers compared; the hint sa
 """
 
 from mesh.domain.reasons import RefusalReason
+from mesh.domain.refusal_hints import hint_for
 
 
 class MeshError(Exception):
@@ -44,12 +45,14 @@ class AlreadyExists(MeshError):
 
 
 class Refused(MeshError):
-    """An invocation is refused at once; `retry_after_s` is 0 when a retry cannot help."""
+    """An invocation is refused at once; `retry_after_s` is 0 when a retry cannot help. Unless it is
+    given, the hint is what helps against the reason.
+    """
 
     def __init__(
         self, message: str, *, reason: RefusalReason, retry_after_s: float = 0.0, hint: str = ""
     ) -> None:
-        super().__init__(message, hint=hint)
+        super().__init__(message, hint=hint or hint_for(reason, retry_after_s))
         self.reason = reason
         self.retry_after_s = retry_after_s
 

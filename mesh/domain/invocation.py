@@ -1,8 +1,9 @@
 """One invocation as its client sees it: what it asks for, and what it is told until its end.
 
 The gateway turns an `Invocation` into a `Request` (prompt tokens, resolved sampling); the client
-turns what comes back over the wire into the events below, in the order Accepted, Waiting (any
-number), Tokens (any number), Finished. An answer that ends otherwise raises an error of the tree.
+turns what comes back over the wire into the events below, in the order Waiting (any number),
+Accepted, Waiting and Tokens (any number), Finished. An answer that ends otherwise raises an error
+of the tree.
 """
 
 from dataclasses import dataclass
@@ -54,12 +55,16 @@ class Invocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """The cell has the request; the limits are the deadlines that hold for it, in seconds."""
+    """The request has its place, or will have it once an instance is loaded. The limits, in
+    seconds, are those of its deployment's SLO.
+    """
 
     request_id: RequestId
     prompt_tokens: int
     ttft_limit_s: float
     tpot_limit_s: float
+    grace_s: float = 0.0
+    """By how much after its limit the first token is promised; 0: it will be in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +96,7 @@ class Finished:
     ttft_s: float
     tpot_s: float
     grace_s: float = 0.0
-    """Load time granted on top of the TTFT deadline, if this request had an instance started."""
+    """As told with Accepted."""
     node_id: NodeId | None = None
     """The node that computed the last token; None when none was computed."""
 

@@ -1,9 +1,9 @@
 """What came of a request, as its caller saw it, and what that says of its SLO.
 
 A request meets its SLO when every token has come by `arrival + TTFT limit + index * TPOT`
-(LLM-Mesh §3.1). Load time that its admission was granted (the grace) is told apart: the numbers are
-given with it and without. Before: the callers of a cell, simulated or live. After:
-`mesh.evaluation`.
+(LLM-Mesh §3.1). Who only a load makes late is told by how much when it is admitted (the grace): the
+numbers say whether the SLO was met, and whether what was promised was. Before: the callers of a
+cell, simulated or live. After: `mesh.evaluation`.
 """
 
 from dataclasses import dataclass
@@ -25,8 +25,22 @@ class Outcome:
     tokens_s: tuple[float, ...]
     """When each token came."""
     ended_s: float
+    accepted: bool = False
+    """Its caller was told that it has a place."""
     grace_s: float = 0.0
+    """By how much its first token would be late, as its caller was told then."""
     end: FinishReason | RefusalReason
+
+    @property
+    def admitted(self) -> bool:
+        """It was not refused before it had a place."""
+        refused = isinstance(self.end, RefusalReason)
+        return self.accepted or not refused or bool(self.tokens_s)
+
+    @property
+    def promised_in_time(self) -> bool:
+        """It was admitted, and its caller not told that it would be late."""
+        return self.admitted and self.grace_s == 0.0
 
     @property
     def finished(self) -> bool:
@@ -45,33 +59,44 @@ class Outcome:
         return (self.tokens_s[-1] - self.tokens_s[0]) / (len(self.tokens_s) - 1)
 
     def due_s(self, index: int) -> float:
-        """Of a token, the grace left out."""
+        """Of a token, by the SLO."""
         first_s = self.arrival_s + self.slo.ttft_limit_s(self.input_tokens)
         return first_s + index * self.slo.tpot_s
 
     @property
     def late_s(self) -> float:
-        """By how much its latest token was late, the grace left out; negative when none was."""
+        """By how much its latest token was late by the SLO; negative when none was."""
         first_s, tpot_s = self.due_s(0), self.slo.tpot_s
         late = (at_s - (first_s + n * tpot_s) for n, at_s in enumerate(self.tokens_s))
         return max(late, default=0.0)
 
     @property
+    def late_over_told(self) -> float | None:
+        """By how much its first token was late, over what its caller was told: 1 is as told, 0 or
+        less in time after all. None without a token, or where nothing was told.
+        """
+        if not self.tokens_s or not self.grace_s:
+            return None
+        return (self.tokens_s[0] - self.due_s(0)) / self.grace_s
+
+    @property
     def met(self) -> bool:
-        """Every token was in time, the grace granted."""
+        """What was promised: every token by the SLO, or late by no more than was told."""
         return self.finished and self.late_s <= self.grace_s
 
     @property
     def met_without_grace(self) -> bool:
+        """The SLO, every token: what the caller's clock sees."""
         return self.finished and self.late_s <= 0.0
 
     @property
     def met_in_the_mean(self) -> bool:
-        """TTFT, the grace granted, and mean TPOT were: single tokens may have been late."""
+        """The same of TTFT and mean TPOT: single tokens may have been late."""
         return self._met_in_the_mean(self.grace_s)
 
     @property
     def met_in_the_mean_without_grace(self) -> bool:
+        """The SLO, TTFT and mean TPOT."""
         return self._met_in_the_mean(0.0)
 
     def _met_in_the_mean(self, grace_s: float) -> bool:

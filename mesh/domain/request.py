@@ -56,7 +56,7 @@ class RequestOrder:
     slo: Slo
     age_s: float
     grace_s: float = 0.0
-    """Load time granted on top of the TTFT deadline, when the admission started an instance."""
+    """By how much after its limit the first token was promised, for the sake of a load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,15 @@
 """Service level objectives and headroom, the measure of urgency that all scheduling rests on."""
 
 from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ColdStart(StrEnum):
+    """What becomes of a request that only a load makes late."""
+
+    LATE = "late"
+    """It is taken where it harms nobody, and its caller is told by how much it will be late."""
+    REFUSE = "refuse"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +23,7 @@ class Slo:
     ttft_s: float = 2.0
     ttft_tokens_per_s: float = 512.0
     tpot_s: float = 0.25
+    cold_start: ColdStart = ColdStart.LATE
 
     def ttft_limit_s(self, prompt_tokens: int) -> float:
         """Seconds from arrival by which the first token of a prompt of this length is due."""

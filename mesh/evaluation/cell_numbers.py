@@ -25,7 +25,7 @@ class CellNumbers:
     finished: int
     met: int
     met_with_grace: int
-    """The time of a load that a request's admission started is granted on top of its TTFT."""
+    """What only a load made late may be late by as much as it was told."""
     met_every_token: int
     met_every_token_with_grace: int
     cpu_nodes: float
@@ -34,7 +34,7 @@ class CellNumbers:
     loads: int
     """Of instances (cold starts), parked ones that resume left out."""
     cold_requests: int
-    """Whose admission started an instance: those that were granted a grace."""
+    """Told to be late, for the sake of a load."""
     refused: tuple[tuple[str, int], ...]
     """All that did not finish, by reason: see `summary.Summary`."""
     decode_tokens_per_s: tuple[tuple[str, float], ...]

@@ -1,8 +1,8 @@
 """Calls to a live cell, each with what came of it, and what that says of all of them; pure.
 
-A call meets its SLO as any `Outcome` does: each token has come by `sent + TTFT limit + grace +
-index * TPOT`. Admitted is what was not refused, or refused only after it had tokens. Before:
-`load_client`. After: the benchmarks' reports.
+A call is met as any `Outcome` is: each token has come by `sent + TTFT limit + grace + index *
+TPOT`, the grace being by how much it was told to be late. Admitted is what was told that it has a
+place, or not refused at all. Before: `load_client`. After: the benchmarks' reports.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ class Judged:
 
     @property
     def spares_s(self) -> tuple[float, ...]:
-        """Of each token that came: how long before it was due."""
+        """Of each token that came: how long before the time that it was promised for."""
         due_s, grace_s = self.outcome.due_s, self.outcome.grace_s
         return tuple(due_s(n) + grace_s - at_s for n, at_s in enumerate(self.outcome.tokens_s))
 
@@ -69,15 +69,15 @@ class Judgement:
 
     @property
     def admitted(self) -> tuple[Judged, ...]:
-        return tuple(each for each in self.all if each.answer.admitted)
+        return tuple(each for each in self.all if each.outcome.admitted)
 
     @property
     def refused(self) -> tuple[Judged, ...]:
-        return tuple(each for each in self.all if not each.answer.admitted)
+        return tuple(each for each in self.all if not each.outcome.admitted)
 
     @property
     def refused_by_reason(self) -> dict[str, int]:
-        """Those cut off after their first token are among them."""
+        """Those cut off after they were admitted are among them."""
         return _counted(each.answer.refused for each in self.all if each.answer.refused)
 
     @property
@@ -89,8 +89,29 @@ class Judgement:
         return sum(each.outcome.met for each in self.all)
 
     @property
+    def promised(self) -> tuple[Outcome, ...]:
+        """Admitted, and not told to be late."""
+        return tuple(each.outcome for each in self.all if each.outcome.promised_in_time)
+
+    @property
     def met_of_admitted(self) -> float:
-        return self.met / max(len(self.admitted), 1)
+        """The share of those promised to be in time of which every token was."""
+        promised = self.promised
+        return sum(outcome.met for outcome in promised) / max(len(promised), 1)
+
+    @property
+    def met_of_admitted_in_the_mean(self) -> float:
+        """The share of those promised to be in time that kept TTFT and mean TPOT."""
+        promised = self.promised
+        return sum(outcome.met_in_the_mean for outcome in promised) / max(len(promised), 1)
+
+    @property
+    def late_over_told(self) -> tuple[float, ...]:
+        """Of those told to be late that have a first token, ascending: by how much that was late,
+        over what they were told.
+        """
+        shares = (each.outcome.late_over_told for each in self.all)
+        return tuple(sorted(share for share in shares if share is not None))
 
     @property
     def met_tokens_share(self) -> float:
@@ -116,13 +137,21 @@ class Judgement:
     @property
     def refusals_before_deadline(self) -> float:
         """The share of refusals that came before the first token was due."""
-        refused = self.refused
-        in_time = sum(each.late_s <= 0.0 for each in refused)
-        return in_time / len(refused) if refused else 1.0
+        refused = len(self.refused)
+        return 1.0 - self.refused_after_deadline / refused if refused else 1.0
+
+    @property
+    def refused_after_deadline(self) -> int:
+        return sum(each.late_s > 0.0 for each in self.refused)
+
+    @property
+    def refusal_s_p50(self) -> float:
+        """From a call to its refusal; 0 without any."""
+        return median(each.answer.ended_s for each in self.refused) if self.refused else 0.0
 
     @property
     def late_s(self) -> tuple[float, ...]:
-        """Of those that were admitted and came late, ascending."""
+        """Of those that were admitted and came later than promised, ascending."""
         return tuple(sorted(each.late_s for each in self.admitted if each.late_s > 0.0))
 
     @property

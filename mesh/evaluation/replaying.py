@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mesh.domain.actions import DeliverTokens, RefuseRequest
+from mesh.domain.actions import DeliverTokens, RefuseRequest, TellAccepted
 from mesh.domain.deployment import Deployment
 from mesh.domain.events import CancelRequested, DeployRequested, InvokeRequested
 from mesh.domain.ids import DeploymentName, RequestId
@@ -94,6 +94,8 @@ class _Open:
     request: Request
     slo: Slo
     arrival_s: float
+    grace_s: float | None = None
+    """None until it is accepted."""
     tokens_s: list[float] = field(default_factory=list)
 
 
@@ -128,25 +130,25 @@ class _Seen:
             case DeployRequested(spec=spec):
                 self._slos[spec.name] = spec.slo
             case CancelRequested(request_id=request_id):
-                self._end(request_id, FinishReason.CANCELLED, 0.0)
+                self._end(request_id, FinishReason.CANCELLED)
             case _:
                 pass
         for action in decision.actions:
             if isinstance(action, RefuseRequest):
-                self._end(action.request_id, action.reason, 0.0)
+                self._end(action.request_id, action.reason)
             elif isinstance(action, DeliverTokens):
                 self._delivered(action)
+            elif isinstance(action, TellAccepted) and action.request_id in self.open:
+                self.open[action.request_id].grace_s = action.grace_s
 
     def _delivered(self, action: DeliverTokens) -> None:
         outputs = action.outputs
         if outputs.request_id in self.open:
             self.open[outputs.request_id].tokens_s += [self.last_s] * len(outputs.token_ids)
         if outputs.finish is not None:
-            self._end(outputs.request_id, outputs.finish, action.grace_s)
+            self._end(outputs.request_id, outputs.finish)
 
-    def _end(
-        self, request_id: RequestId, end: FinishReason | RefusalReason, grace_s: float
-    ) -> None:
+    def _end(self, request_id: RequestId, end: FinishReason | RefusalReason) -> None:
         ended = self.open.pop(request_id, None)
         if ended is None:
             return
@@ -159,7 +161,8 @@ class _Seen:
                 input_tokens=len(ended.request.prompt_tokens),
                 tokens_s=tuple(ended.tokens_s),
                 ended_s=self.last_s,
-                grace_s=grace_s,
+                accepted=ended.grace_s is not None,
+                grace_s=ended.grace_s or 0.0,
                 end=end,
             )
         )

@@ -5,7 +5,7 @@ The core's action list is its log; this is where it becomes readable. Token traf
 
 from collections.abc import Iterator, Sequence
 
-from mesh.domain.actions import CloseLink, RefuseRequest, ReplyError, SendCommand
+from mesh.domain.actions import CloseLink, RefuseRequest, ReplyError, SendCommand, TellAccepted
 from mesh.domain.events import (
     DeleteRequested,
     DeploymentStored,
@@ -119,6 +119,9 @@ def _decided(action: object) -> Iterator[CellLine]:
             yield _line(
                 "request", action.request_id, f"refused ({action.reason}): {action.message}"
             )
+        case TellAccepted() if action.grace_s > 0:
+            text = f"told that its first token will be {action.grace_s:.2f} s late, for a load"
+            yield _line("request", action.request_id, text)
         case ReplyError():
             yield _line("cell", action.operation_id, f"failed ({action.error}): {action.message}")
         case CloseLink():

@@ -22,6 +22,7 @@ from mesh.domain.actions import (
     StoreDeployment,
     StoreHistory,
     StoreProfile,
+    TellAccepted,
     TellWaiting,
 )
 from mesh.domain.deployment import Deployment
@@ -50,6 +51,8 @@ class NodeLinks(Protocol):
 
 class Clients(Protocol):
     """Those who wait for the tokens of a request. One that has gone meanwhile is ignored."""
+
+    def accepted(self, told: TellAccepted) -> None: ...
 
     def waiting(self, told: TellWaiting) -> None: ...
 
@@ -103,6 +106,8 @@ class ControllerPerformer:
                 self._clients.deliver(action)
             case SendCommand():
                 self._links.send(action.link_id, action.command)
+            case TellAccepted():
+                self._clients.accepted(action)
             case TellWaiting():
                 self._clients.waiting(action)
             case RefuseRequest():

@@ -1,8 +1,8 @@
 """Who waits at the controller's other ports: the callers of requests, and a registry in memory.
 
 Callers look at the clock for every token. What they were told of a request becomes its `Outcome`
-when it ends; a token that is lost, wrong, comes twice or comes after the end is a fault of mesh and
-raises AssertionError. Before: `ControllerPerformer`. After: `mesh.domain.outcome`.
+when it ends; a token that is lost, wrong, comes twice, unannounced or after the end is a fault of
+mesh and raises AssertionError. Before: `ControllerPerformer`. After: `mesh.domain.outcome`.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +14,7 @@ from mesh.domain.actions import (
     ReplyDone,
     ReplyError,
     ReplyProgress,
+    TellAccepted,
     TellWaiting,
 )
 from mesh.domain.deployment import Deployment
@@ -35,6 +36,8 @@ class _Waiting:
     arrival_s: float
     answer: tuple[int, ...]
     """What it has to be told."""
+    grace_s: float | None = None
+    """As told; None: it was not told yet that it has a place."""
     tokens_s: list[float] = field(default_factory=list)
 
 
@@ -61,12 +64,12 @@ class Callers:
 
     def cancel(self, request_id: RequestId) -> None:
         """A caller goes; it must not be told anything any more."""
-        self._end(request_id, FinishReason.CANCELLED, 0.0)
+        self._end(request_id, FinishReason.CANCELLED)
 
     def cut_off(self) -> None:
         """Nobody answers any more: the stream of each who waits breaks."""
         for request_id in self.open_ids():
-            self._end(request_id, FinishReason.FAILED, 0.0)
+            self._end(request_id, FinishReason.FAILED)
 
     def open_ids(self) -> tuple[RequestId, ...]:
         """Of those who wait, by their arrival."""
@@ -88,6 +91,12 @@ class Callers:
         """Those who wait."""
         return len(self._waiting)
 
+    def accepted(self, told: TellAccepted) -> None:
+        caller = self._waiting.get(told.request_id)
+        assert caller is not None, f"{told.request_id} has ended, yet it is accepted"
+        assert caller.grace_s is None, f"{told.request_id} was accepted twice"
+        caller.grace_s = told.grace_s
+
     def waiting(self, told: TellWaiting) -> None:
         assert told.request_id in self._waiting, f"{told.request_id} has ended, yet it waits"
 
@@ -95,6 +104,7 @@ class Callers:
         outputs = tokens.outputs
         caller = self._waiting.get(outputs.request_id)
         assert caller is not None, f"tokens of {outputs.request_id} after its end"
+        assert caller.grace_s is not None, f"tokens of {outputs.request_id}, which was not accepted"
         assert outputs.first_index == len(caller.tokens_s), "a token was lost, or came twice"
         first, count = outputs.first_index, len(outputs.token_ids)
         due = caller.answer[first : first + count]
@@ -103,15 +113,13 @@ class Callers:
         if outputs.finish is not None:
             missing = len(caller.answer) - len(caller.tokens_s)
             assert not missing, f"{outputs.request_id} lacks {missing} tokens at its end"
-            self._end(outputs.request_id, outputs.finish, tokens.grace_s)
+            self._end(outputs.request_id, outputs.finish)
 
     def refuse(self, refusal: RefuseRequest) -> None:
         assert refusal.request_id in self._waiting, f"{refusal.request_id} ended twice"
-        self._end(refusal.request_id, refusal.reason, 0.0)
+        self._end(refusal.request_id, refusal.reason)
 
-    def _end(
-        self, request_id: RequestId, end: FinishReason | RefusalReason, grace_s: float
-    ) -> None:
+    def _end(self, request_id: RequestId, end: FinishReason | RefusalReason) -> None:
         caller = self._waiting.pop(request_id)
         self._ended(
             Outcome(
@@ -122,7 +130,8 @@ class Callers:
                 input_tokens=len(caller.request.prompt_tokens),
                 tokens_s=tuple(caller.tokens_s),
                 ended_s=self._clock.now_s(),
-                grace_s=grace_s,
+                accepted=caller.grace_s is not None,
+                grace_s=caller.grace_s or 0.0,
                 end=end,
             )
         )

@@ -203,17 +203,22 @@ Global___InvokeResponse: _TypeAlias = InvokeResponse  # noqa: Y015
 
 @_typing.final
 class Accepted(_message.Message):
+    """The request has its place, or will have it once an instance is loaded. Waiting may come before it."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     TTFT_LIMIT_S_FIELD_NUMBER: _builtins.int
     TPOT_LIMIT_S_FIELD_NUMBER: _builtins.int
+    GRACE_S_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     prompt_tokens: _builtins.int
     ttft_limit_s: _builtins.float
-    """The deadlines that hold for this request, in seconds."""
+    """The deadlines of the deployment's SLO, in seconds."""
     tpot_limit_s: _builtins.float
+    grace_s: _builtins.float
+    """By how much the first token will be late, since an instance has to be loaded. 0: it will be in time."""
     def __init__(
         self,
         *,
@@ -221,10 +226,11 @@ class Accepted(_message.Message):
         prompt_tokens: _builtins.int = ...,
         ttft_limit_s: _builtins.float = ...,
         tpot_limit_s: _builtins.float = ...,
+        grace_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tpot_limit_s", b"tpot_limit_s", "ttft_limit_s", b"ttft_limit_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grace_s", b"grace_s", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tpot_limit_s", b"tpot_limit_s", "ttft_limit_s", b"ttft_limit_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -300,7 +306,7 @@ class Finished(_message.Message):
     """As seen by the controller: arrival to first token, and the mean from then on."""
     tpot_s: _builtins.float
     grace_s: _builtins.float
-    """Load time granted on top of the TTFT deadline, if this request had an instance started."""
+    """As told with Accepted."""
     node: _builtins.str
     """The node that computed the last token."""
     def __init__(

@@ -46,7 +46,8 @@ class InferenceServicer:
 
     def Invoke(self, request, context):
         """Streams the answer as it is generated. A refusal is RESOURCE_EXHAUSTED (or what fits better) with
-        trailing metadata mesh-reason and, where a retry can help, mesh-retry-after-s.
+        trailing metadata mesh-reason, mesh-hint-bin (what helps against that, UTF-8) and, where a retry can help,
+        mesh-retry-after-s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -33,7 +33,8 @@ class InferenceStub:
     def __new__(cls, channel: _aio.Channel) -> InferenceAsyncStub: ...
     Invoke: _grpc.UnaryStreamMultiCallable[_inference_pb2.InvokeRequest, _inference_pb2.InvokeResponse]
     """Streams the answer as it is generated. A refusal is RESOURCE_EXHAUSTED (or what fits better) with
-    trailing metadata mesh-reason and, where a retry can help, mesh-retry-after-s.
+    trailing metadata mesh-reason, mesh-hint-bin (what helps against that, UTF-8) and, where a retry can help,
+    mesh-retry-after-s.
     """
 
 @_typing.type_check_only
@@ -41,7 +42,8 @@ class InferenceAsyncStub(InferenceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Invoke: _aio.UnaryStreamMultiCallable[_inference_pb2.InvokeRequest, _inference_pb2.InvokeResponse]  # type: ignore[assignment]
     """Streams the answer as it is generated. A refusal is RESOURCE_EXHAUSTED (or what fits better) with
-    trailing metadata mesh-reason and, where a retry can help, mesh-retry-after-s.
+    trailing metadata mesh-reason, mesh-hint-bin (what helps against that, UTF-8) and, where a retry can help,
+    mesh-retry-after-s.
     """
 
 class InferenceServicer(metaclass=_abc_1.ABCMeta):
@@ -52,7 +54,8 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.InvokeResponse], _abc.AsyncIterator[_inference_pb2.InvokeResponse]]:
         """Streams the answer as it is generated. A refusal is RESOURCE_EXHAUSTED (or what fits better) with
-        trailing metadata mesh-reason and, where a retry can help, mesh-retry-after-s.
+        trailing metadata mesh-reason, mesh-hint-bin (what helps against that, UTF-8) and, where a retry can help,
+        mesh-retry-after-s.
         """
 
 def add_InferenceServicer_to_server(servicer: InferenceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

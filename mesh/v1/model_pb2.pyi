@@ -151,19 +151,23 @@ class Slo(_message.Message):
     TTFT_S_FIELD_NUMBER: _builtins.int
     TTFT_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     TPOT_S_FIELD_NUMBER: _builtins.int
+    COLD_START_FIELD_NUMBER: _builtins.int
     ttft_s: _builtins.float
     ttft_tokens_per_s: _builtins.float
     tpot_s: _builtins.float
+    cold_start: _builtins.str
+    """late or refuse; empty means late."""
     def __init__(
         self,
         *,
         ttft_s: _builtins.float = ...,
         ttft_tokens_per_s: _builtins.float = ...,
         tpot_s: _builtins.float = ...,
+        cold_start: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tpot_s", b"tpot_s", "ttft_s", b"ttft_s", "ttft_tokens_per_s", b"ttft_tokens_per_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cold_start", b"cold_start", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s", "ttft_tokens_per_s", b"ttft_tokens_per_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

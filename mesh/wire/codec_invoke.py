@@ -97,6 +97,7 @@ def event_to_wire(event: InvocationEvent) -> pb.InvokeResponse:
                 prompt_tokens=event.prompt_tokens,
                 ttft_limit_s=event.ttft_limit_s,
                 tpot_limit_s=event.tpot_limit_s,
+                grace_s=event.grace_s,
             )
             return pb.InvokeResponse(accepted=accepted)
         case Waiting():
@@ -133,6 +134,7 @@ def event_from_wire(message: pb.InvokeResponse) -> InvocationEvent:
                 prompt_tokens=accepted.prompt_tokens,
                 ttft_limit_s=accepted.ttft_limit_s,
                 tpot_limit_s=accepted.tpot_limit_s,
+                grace_s=accepted.grace_s,
             )
         case "waiting":
             return Waiting(phase=message.waiting.phase, share=message.waiting.share)

@@ -9,7 +9,7 @@ from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.ids import DeploymentName, ModelId
 from mesh.domain.model import Footprint, ModelFormat, ModelInfo
 from mesh.domain.reasons import DeviceKind
-from mesh.domain.slo import Slo
+from mesh.domain.slo import ColdStart, Slo
 from mesh.domain.text import TextAssets
 from mesh.v1 import model_pb2 as pb
 from mesh.wire.malformed import at_least_one, identifier, member, require
@@ -90,7 +90,12 @@ def assets_from_wire(message: pb.TextAssets) -> TextAssets:
 
 
 def slo_to_wire(slo: Slo) -> pb.Slo:
-    return pb.Slo(ttft_s=slo.ttft_s, ttft_tokens_per_s=slo.ttft_tokens_per_s, tpot_s=slo.tpot_s)
+    return pb.Slo(
+        ttft_s=slo.ttft_s,
+        ttft_tokens_per_s=slo.ttft_tokens_per_s,
+        tpot_s=slo.tpot_s,
+        cold_start=slo.cold_start,
+    )
 
 
 def slo_from_wire(message: pb.Slo) -> Slo:
@@ -99,6 +104,7 @@ def slo_from_wire(message: pb.Slo) -> Slo:
         ttft_s=message.ttft_s,
         ttft_tokens_per_s=message.ttft_tokens_per_s,
         tpot_s=message.tpot_s,
+        cold_start=member(ColdStart, message.cold_start or ColdStart.LATE, message, "cold_start"),
     )
     check_slo(slo)
     return slo

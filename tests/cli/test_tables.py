@@ -112,6 +112,7 @@ def test_one_deployment_in_full(capsys: pytest.CaptureFixture[str]) -> None:
         "context_tokens_max  2048\n"
         "ttft_slo_s          max(2, prompt tokens / 512)\n"
         "tpot_slo_s          0.25\n"
+        "cold_start          late\n"
         "replicas            1 to 2\n"
         "keep_alive_s        1\n"
         "running             3\n"

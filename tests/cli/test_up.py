@@ -168,7 +168,7 @@ def test_the_demo_answers_prints_its_table_and_leaves_nothing(tmp_path: Path, ti
     header, *rows = table.splitlines()
     assert header.split() == [
         *("PROMPT", "TOKENS", "TTFT_S", "TTFT_SLO_S", "TPOT_S", "TPOT_SLO_S"),
-        *("LOAD_GRACE_S", "MET", "MET_WITHOUT_GRACE"),
+        *("TOLD_LATE_BY_S", "MET", "IN_TIME"),
     ]
     assert [row.split()[0] for row in rows] == ["chat-small", "chat-fast"] * 3
     assert list(temporary.iterdir()) == []

@@ -40,7 +40,8 @@ def test_get_and_describe_carry_the_whole_deployment_as_json_and_yaml(
     cell: RunningCell, chat: str
 ) -> None:
     (listed,) = json.loads(cell.mesh("get", "-o", "json").out)
-    assert listed["spec"]["slo"] == {"ttft_s": 30.0, "ttft_tokens_per_s": 512.0, "tpot_s": 5.0}
+    slo = {"ttft_s": 30.0, "ttft_tokens_per_s": 512.0, "tpot_s": 5.0, "cold_start": "late"}
+    assert listed["spec"]["slo"] == slo
     assert listed["context_tokens_max"] == 256
     assert listed["model"]["architecture"] == "llama"
     assert json.loads(cell.mesh("get", "chat", "-o", "json").out)["spec"] == listed["spec"]
@@ -92,9 +93,10 @@ def test_nodes_and_status_tell_what_there_is(cell: RunningCell, chat: str) -> No
 
 def test_invoke_prints_the_same_answer_in_every_form(cell: RunningCell, chat: str) -> None:
     asked = ("invoke", "chat", "Tell me", "--max-tokens", "12", "--seed", "1")
+    whole = cell.mesh(*asked, "--no-stream")
     streamed = cell.mesh(*asked)
     assert (streamed.code, streamed.err) == (0, "")
-    assert cell.mesh(*asked, "--no-stream").out == streamed.out
+    assert whole.out == streamed.out
     ran = cell.mesh(*asked, "-o", "json")
     answer = json.loads(ran.out)
     assert answer["text"] + "\n" == streamed.out

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from mesh.controller.server import ControllerConfig, serve
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.ids import DeploymentName, ModelId, NodeId
-from mesh.domain.invocation import Invocation, TokenPrompt
+from mesh.domain.invocation import Accepted, Invocation, TokenPrompt
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
     ImportDone,
@@ -249,6 +249,15 @@ class LiveCell:
     async def ask(self, call: Callable[..., T], *arguments: Any) -> T:
         """A blocking call of the client, beside this loop, which has to answer it."""
         return await asyncio.to_thread(call, *arguments)
+
+    async def accepted(self, asked: Invocation) -> Accepted:
+        """Ask, wait until it has a place, and go away."""
+
+        def first() -> Accepted:
+            with closing(self.client.invoke(asked)) as events:
+                return next(event for event in events if isinstance(event, Accepted))
+
+        return await self.ask(first)
 
     async def status(self) -> CellStatus:
         return await self.ask(self.client.status)

@@ -208,12 +208,12 @@ async def test_a_deployment_outlives_the_controller(tmp_path: Path) -> None:
     """A new controller on the same folder has it, with its tokenizer; request ids go on apart."""
     async with live_cell(tmp_path) as cell:
         await cell.deployed()
-        first = await cell.ask(lambda: next(cell.client.invoke(asking())))
+        first = await cell.accepted(asking())
     async with live_cell(tmp_path) as cell:
         assert (await cell.ask(cell.client.get, SPEC.name)).spec == SPEC
         await cell.node()
-        again = await cell.ask(lambda: next(cell.client.invoke(asking())))
-    assert (first.request_id, again.request_id) == ("r1-1", "r2-1")  # type: ignore[union-attr]
+        again = await cell.accepted(asking())
+    assert (first.request_id, again.request_id) == ("r1-1", "r2-1")
 
 
 async def test_without_a_node_nothing_can_be_deployed(cell: LiveCell) -> None:

@@ -144,11 +144,13 @@ PRAGMA user_version = 2;
 def test_a_file_of_an_earlier_schema_is_brought_up_to_date_and_loses_nothing(
     earlier: int, tmp_path: Path
 ) -> None:
-    """1 has no profiles, 1 and 2 have no histories, and deployments were on one device."""
+    """1 has no profiles, 1 and 2 have no histories, and deployments were on one device and knew
+    nothing of cold starts.
+    """
     body = make_converter().dumps(deployment())
-    assert '"tensor_parallel": 1' in body
-    body = body.replace(', "tensor_parallel": 1', "")
-    assert "tensor_parallel" not in body
+    for later in (', "tensor_parallel": 1', ', "cold_start": "late"'):
+        assert later in body
+        body = body.replace(later, "")
     plain = sqlite3.connect(tmp_path / FILE_NAME)
     plain.executescript(OF_SCHEMA_1 if earlier == 1 else OF_SCHEMA_1 + TO_SCHEMA_2)
     with plain:

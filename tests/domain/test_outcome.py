@@ -36,10 +36,35 @@ def test_one_late_token_breaks_the_slo_but_not_the_mean() -> None:
     assert late.met_in_the_mean
 
 
-def test_grace_is_told_apart() -> None:
-    cold = replace(GOOD, tokens_s=(12.0, 12.1), grace_s=1.5)
-    assert cold.met
-    assert not cold.met_without_grace
+def test_what_only_a_load_made_late_is_judged_by_what_it_was_told_and_by_its_slo() -> None:
+    cold = replace(GOOD, tokens_s=(12.0, 12.1), accepted=True, grace_s=1.5)
+    assert (cold.met, cold.met_in_the_mean) == (True, True)
+    assert (cold.met_without_grace, cold.met_in_the_mean_without_grace) == (False, False)
+    assert not cold.promised_in_time
+    assert cold.late_over_told == pytest.approx(1.0 / 1.5)
+    assert replace(cold, tokens_s=(13.0, 13.1)).late_over_told == pytest.approx(2.0 / 1.5)
+    assert replace(cold, tokens_s=(10.5, 10.6)).late_over_told == pytest.approx(-0.5 / 1.5)
+
+
+def test_nothing_is_late_over_what_was_not_told_or_never_came() -> None:
+    assert GOOD.late_over_told is None
+    assert replace(GOOD, tokens_s=(), accepted=True, grace_s=1.5).late_over_told is None
+
+
+@pytest.mark.parametrize(
+    ("accepted", "tokens_s", "end", "admitted"),
+    [
+        (True, (), RefusalReason.NODE_LOST, True),
+        (False, (11.0,), RefusalReason.NODE_LOST, True),
+        (False, (), RefusalReason.QUEUE_FULL, False),
+        (False, (), FinishReason.FAILED, True),
+    ],
+)
+def test_who_was_refused_before_it_had_a_place_was_promised_nothing(
+    accepted: bool, tokens_s: tuple[float, ...], end: FinishReason | RefusalReason, admitted: bool
+) -> None:
+    made = replace(GOOD, accepted=accepted, tokens_s=tokens_s, end=end)
+    assert (made.admitted, made.promised_in_time) == (admitted, admitted)
 
 
 def test_a_request_that_did_not_finish_met_nothing() -> None:

@@ -26,6 +26,7 @@ def call(
     refused: str = "",
     failed: str = "",
     node: str = "",
+    accepted: bool = False,
     grace_s: float = 0.0,
 ) -> Judged:
     answer = Answer(
@@ -34,6 +35,7 @@ def call(
         refused=refused,
         failed=failed,
         finishes=0 if refused or failed else 1,
+        accepted=accepted,
         grace_s=grace_s,
         node_id=node,
     )
@@ -52,12 +54,12 @@ def test_a_call_that_lacks_tokens_does_not_meet_its_slo() -> None:
     assert not call(failed="unavailable").outcome.met
 
 
-def test_load_time_that_a_call_was_granted_does_not_make_it_late() -> None:
+def test_a_call_may_be_as_late_as_it_was_told() -> None:
     assert not call(2.0, 2.1, 2.2).outcome.met
     assert call(2.0, 2.1, 2.2, grace_s=1.5).outcome.met
 
 
-def test_each_token_has_a_deadline_of_its_own_and_the_load_is_granted() -> None:
+def test_each_token_has_a_deadline_of_its_own_later_by_what_was_told() -> None:
     assert call(1.0, 1.1, 1.2).met_tokens == 3
     assert call(1.05, 1.06, 1.07).met_tokens == 2
     assert call(1.55, 1.56, 1.57, grace_s=0.6).met_tokens == 3
@@ -130,6 +132,35 @@ def test_a_call_ends_once_whole_or_with_a_reason(
     made = judge([CALL], [answer])
     assert made.finished == finished
     assert made.odd_ends == ({} if once else {answer.failed or "torn": 1})
+
+
+def test_promises_are_judged_of_those_that_were_to_be_in_time() -> None:
+    made = Judgement(
+        (
+            call(0.1, 0.2, 0.3),
+            call(0.5, 1.15, 1.19),
+            call(0.1, 0.2, 1.21),
+            call(2.0, 2.1, 2.2, accepted=True, grace_s=0.5),
+            call(1.4, 1.5, 1.6, accepted=True, grace_s=0.5),
+            call(accepted=True, refused="node_lost"),
+            call(refused="queue_full"),
+        )
+    )
+    assert (len(made.admitted), len(made.promised)) == (6, 4)
+    assert made.met_of_admitted == pytest.approx(1 / 4)
+    assert made.met_of_admitted_in_the_mean == pytest.approx(1 / 4)
+    assert made.late_over_told == pytest.approx((0.8, 2.0))
+    assert (made.met, made.refused_by_reason) == (2, {"node_lost": 1, "queue_full": 1})
+
+
+def test_both_measures_are_told_apart() -> None:
+    stalled, stretched = call(0.1, 0.29, 0.3), call(0.1, 0.25, 0.4)
+    late_once = call(1.0, 1.19, 1.2)
+    assert Judgement((stalled, stretched)).met_of_admitted == 1.0
+    assert Judgement((stalled, stretched)).met_of_admitted_in_the_mean == 0.5
+    assert Judgement((stalled, late_once)).met_of_admitted == 0.5
+    assert Judgement((stalled, late_once)).met_of_admitted_in_the_mean == 1.0
+    assert (Judgement(()).met_of_admitted, Judgement(()).met_of_admitted_in_the_mean) == (0.0, 0.0)
 
 
 def test_calls_are_counted_by_the_node_of_their_last_token() -> None:

@@ -1,6 +1,7 @@
 """Calls go out at their times, whatever becomes of others; each end is told, and judged."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -9,7 +10,8 @@ from threading import Barrier
 import pytest
 
 from mesh.domain.errors import Cancelled, MeshError, Refused
-from mesh.domain.ids import DeploymentName
+from mesh.domain.ids import DeploymentName, RequestId
+from mesh.domain.invocation import Accepted, Waiting
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.slo import Slo
 from mesh.evaluation.load_client import (
@@ -19,7 +21,9 @@ from mesh.evaluation.load_client import (
     STOPPED,
     Answer,
     Call,
+    answer_of,
     offer,
+    offer_again,
     outcome_of,
     send,
 )
@@ -60,6 +64,29 @@ def test_times_count_from_the_start_of_the_run() -> None:
     made = outcome_of(CALL, answer, 100.0)
     assert (made.arrival_s, made.tokens_s, made.ended_s) == (7.25, (7.75, 8.25), 8.25)
     assert (made.ttft_s, made.grace_s, made.input_tokens) == (0.5, 0.125, 3)
+
+
+@pytest.mark.parametrize(("refused", "failed"), [("node_lost", ""), ("", "unavailable")])
+def test_what_was_promised_is_known_of_a_call_that_fails_later(refused: str, failed: str) -> None:
+    accepted = Accepted(
+        request_id=RequestId("r1-1"),
+        prompt_tokens=3,
+        ttft_limit_s=1.5,
+        tpot_limit_s=0.12,
+        grace_s=0.75,
+    )
+    waiting = Waiting(phase="weights", share=0.5)
+    answer = answer_of(
+        [(100.1, waiting), (100.2, accepted)],
+        sent_s=100.0,
+        ended_s=101.0,
+        lag_s=0.0,
+        refused=refused,
+        failed=failed,
+    )
+    assert (answer.accepted, answer.grace_s, answer.tokens_s) == (True, 0.75, ())
+    made = outcome_of(CALL, answer)
+    assert (made.admitted, made.promised_in_time, made.grace_s) == (True, False, 0.75)
 
 
 @pytest.mark.parametrize(
@@ -143,6 +170,34 @@ def test_an_answer_that_means_nothing_is_its_calls_failure(meaningless: bytes) -
     assert (failed.failed, len(failed.tokens_s), failed.in_order) == (MALFORMED, 2, True)
     assert outcome_of(sent[0], failed).end is FinishReason.FAILED
     assert well.whole(sent[1])
+
+
+def test_who_is_refused_comes_again_once_when_the_refusal_says_so() -> None:
+    came: Counter[int] = Counter()
+
+    def script(request: pb.InvokeRequest) -> MeshError | None:
+        number = request.tokens.ids[0]
+        came[number] += 1
+        if number == 1 and came[1] == 2:
+            return None
+        retry_after_s = 0.0 if number == 3 else 0.2 * number
+        return Refused("full", reason=RefusalReason.QUEUE_FULL, retry_after_s=retry_after_s)
+
+    sent = [replace(CALL, at_s=0.0, prompt_tokens=(n,)) for n in (1, 2, 3)]
+    with token_server(script) as (address, _):
+        answers, retries = offer_again(address, sent)
+    assert [answer.retry_after_s for answer in answers] == pytest.approx([0.2, 0.4, 0.0])
+    assert dict(came) == {1: 2, 2: 2, 3: 1}
+    retries.sort(key=lambda retry: retry[0].prompt_tokens)
+    (first, served), (second, refused) = retries
+    assert [first.prompt_tokens, second.prompt_tokens] == [(1,), (2,)]
+    assert served.whole(first)
+    assert refused.refused == "queue_full"
+    for (call, again), answer in zip(retries, answers, strict=False):
+        due_s = answer.sent_s + answer.ended_s + answer.retry_after_s
+        assert again.sent_s - again.lag_s == pytest.approx(due_s)
+        assert again.lag_s >= 0.0
+        assert call.at_s - answer.retry_after_s == pytest.approx(answer.lag_s + answer.ended_s)
 
 
 def test_what_the_cell_itself_cancels_has_failed() -> None:

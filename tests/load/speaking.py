@@ -36,12 +36,16 @@ class ScriptedSender:
     def send(self, call: Call, timeout_s: float) -> Iterator[InvocationEvent]:
         self.sent.append(call)
         if call.deployment == "full":
-            raise Refused("no room", reason=RefusalReason.MEMORY_FULL)
+            raise Refused("no room", reason=RefusalReason.MEMORY_FULL, retry_after_s=2.0)
         if call.deployment in FAILURES:
             raise FAILURES[call.deployment]
         prompt_tokens = len(call.prompt_tokens)
         yield Accepted(
-            request_id=RequestId("r1"), prompt_tokens=prompt_tokens, ttft_limit_s=1, tpot_limit_s=1
+            request_id=RequestId("r1"),
+            prompt_tokens=prompt_tokens,
+            ttft_limit_s=1,
+            tpot_limit_s=1,
+            grace_s=0.5,
         )
         for n in range(call.output_tokens):
             gevent.sleep(self._token_s if call.deployment == "slow" else 0.0)
@@ -52,7 +56,6 @@ class ScriptedSender:
             output_tokens=call.output_tokens,
             ttft_s=0.0,
             tpot_s=0.0,
-            grace_s=0.5,
         )
 
     def close(self) -> None:

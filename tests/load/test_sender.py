@@ -32,6 +32,7 @@ def test_tokens_are_noted_as_they_come_and_how_late_the_call_was_sent() -> None:
 def test_a_refusal_keeps_its_reason() -> None:
     refused, outcome = asked("full", 4)
     assert (refused.refused, refused.failed) == ("memory_full", "")
+    assert refused.retry_after_s == 2.0
     assert outcome.end is RefusalReason.MEMORY_FULL
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from mesh.domain.actions import RefuseRequest, SendCommand
+from mesh.domain.actions import RefuseRequest, SendCommand, TellAccepted
 from mesh.domain.events import InvokeRequested, NodeConnected, NodeReported, ProfileRequested
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
 from mesh.domain.messages import (
@@ -52,6 +52,15 @@ def test_a_refusal_names_its_reason() -> None:
     cell = CellUnderTest(deployment())
     (line,) = narrate(None, cell.invoke())
     assert line.text.startswith("refused (no_node): ")
+
+
+def test_only_who_will_be_late_is_told_of() -> None:
+    late = TellAccepted(request_id=RequestId("r1"), grace_s=1.234)
+    (line,) = narrate(None, [late, TellAccepted(request_id=RequestId("r2"), grace_s=0.0)])
+    assert (line.subject, line.text) == (
+        "r1",
+        "told that its first token will be 1.23 s late, for a load",
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput
 from mesh.domain.invocation import Invocation, InvocationEvent
 from mesh.domain.messages import NodeCommand, NodeHello, NodeReport
+from mesh.domain.slo import ColdStart
 from mesh.domain.views import (
     CellEvent,
     CellStatus,
@@ -153,6 +154,13 @@ def test_numbers_that_others_divide_by_are_never_0() -> None:
         codec_model.footprint_from_wire(model_pb2.Footprint(weights_bytes=1, kv_block_bytes=1))
     with pytest.raises(InvalidInput, match="ttft_tokens_per_s is 0"):
         codec_model.slo_from_wire(model_pb2.Slo(ttft_s=1.0, tpot_s=1.0))
+
+
+def test_who_knows_nothing_of_cold_starts_is_taken_late() -> None:
+    slo = model_pb2.Slo(ttft_s=1.0, ttft_tokens_per_s=1.0, tpot_s=1.0)
+    assert codec_model.slo_from_wire(slo).cold_start is ColdStart.LATE
+    with pytest.raises(InvalidInput, match="cold_start is 'never'; it must be one of late, refuse"):
+        codec_model.slo_from_wire(model_pb2.Slo(ttft_s=1.0, cold_start="never"))
 
 
 def test_who_knows_nothing_of_tensor_parallelism_has_one_device() -> None:

@@ -22,7 +22,8 @@ from mesh.domain.errors import (
     UnsupportedModel,
 )
 from mesh.domain.reasons import RefusalReason
-from mesh.wire.errors import TEXT_BYTES_MAX, WireStatus, error_named, error_of, status_of
+from mesh.domain.refusal_hints import hint_for
+from mesh.wire.errors import HINT_KEY, TEXT_BYTES_MAX, WireStatus, error_named, error_of, status_of
 
 CODE = grpc.StatusCode
 
@@ -59,6 +60,12 @@ def test_a_refusal_comes_back_with_its_reason(reason: RefusalReason) -> None:
     back = error_of(Ended(status_of(refused)))
     assert isinstance(back, Refused)
     assert (back.reason, back.retry_after_s, back.hint) == (reason, 1.5, "later")
+
+
+@pytest.mark.parametrize("reason", RefusalReason)
+def test_a_refusal_tells_other_clients_what_helps_against_its_reason(reason: RefusalReason) -> None:
+    said = dict(status_of(Refused("full", reason=reason, retry_after_s=1.5)).metadata)
+    assert said[HINT_KEY] == hint_for(reason, 1.5).encode()
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from mesh.cli import output
 from mesh.cli.answer import Answer, receive
 from mesh.cli.options import controller_option, decoded, timeout_option
 from mesh.cli.sampling import Sampling, sampling_options
+from mesh.cli.verbs.invoke import say_late
 from mesh.domain.errors import MeshError, Unavailable
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import ChatPrompt, Invocation
@@ -107,6 +108,7 @@ class Conversation:
             receive(
                 self._client.invoke(invocation, timeout_s=self._timeout_s),
                 answer,
+                on_accepted=say_late,
                 on_text=lambda piece: output.text(piece, end=""),
             )
         finally:

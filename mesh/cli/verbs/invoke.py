@@ -6,14 +6,14 @@ from typing import Unpack
 import click
 
 from mesh.cli import output
-from mesh.cli.answer import Answer, receive
+from mesh.cli.answer import Answer, receive, told_late
 from mesh.cli.options import controller_option, format_option, timeout_option
 from mesh.cli.output import Format
 from mesh.cli.progress import progress
 from mesh.cli.prompts import read_prompt
 from mesh.cli.sampling import Sampling, sampling_options
 from mesh.domain.ids import DeploymentName
-from mesh.domain.invocation import ChatPrompt, Invocation, TextPrompt
+from mesh.domain.invocation import Accepted, ChatPrompt, Invocation, TextPrompt
 from mesh.domain.text import ChatMessage
 from mesh.wire.client import MeshClient
 
@@ -61,6 +61,12 @@ def invoke(
         output.message(answer.stats())
 
 
+def say_late(accepted: Accepted) -> None:
+    """On stderr, at once."""
+    if words := told_late(accepted):
+        output.message(words)
+
+
 def _question(words: str) -> ChatPrompt:
     return ChatPrompt(messages=(ChatMessage(role="user", content=words),))
 
@@ -81,6 +87,7 @@ def _run(
             receive(
                 client.invoke(invocation, timeout_s=timeout_s),
                 answer,
+                on_accepted=say_late,
                 on_waiting=report,
                 on_text=show,
             )

@@ -35,8 +35,8 @@ def slo_met(made: Evaluation) -> Table:
     return Table(
         title="SLO met",
         note="MET: TTFT and mean TPOT in time, no credit for loads, refused requests missed. "
-        "EVERY_TOKEN: each token by arrival + TTFT limit + index * TPOT. GRACE: the load that a "
-        "request's admission started is granted. REFERENCE: the authors' scheduler under a "
+        "EVERY_TOKEN: each token by arrival + TTFT limit + index * TPOT. GRACE: as late as told "
+        "is granted. REFERENCE: the authors' scheduler under a "
         "virtual clock, measured by us.",
         headers=_headers(
             *("REQUESTS", "MET", "MET_%", "GRACE_%", "EVERY_TOKEN_%", "EVERY_TOKEN_GRACE_%"),

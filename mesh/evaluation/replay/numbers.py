@@ -1,9 +1,9 @@
 """A replay in numbers, by deployment and in all; pure.
 
-SLO attainment is told both ways: every token in time, and TTFT with mean TPOT; load time that a
-call's admission was granted counts as granted, and is told apart. Shares are of the calls that were
-sent and not ended from outside: a refused one has missed. Before: `results`. After: tables, JSON,
-the page.
+SLO attainment is told both ways: every token in time, and TTFT with mean TPOT; a call that was told
+to be late may be late by that much, and is counted without that, too. Shares are of the calls that
+were sent and not ended from outside: a refused one has missed. Before: `results`. After: tables,
+JSON, the page.
 """
 
 from collections import Counter
@@ -36,6 +36,15 @@ class ReplayNumbers:
     met_without_grace: int
     met_in_the_mean: int
     met_in_the_mean_without_grace: int
+    promised: int
+    """Admitted, and not told to be late."""
+    promised_met: int
+    promised_met_in_the_mean: int
+    told_late: int
+    """Admitted, and told by how much their first token would be late."""
+    late_over_told_p50: float | None
+    """By how much it was late, over what they were told."""
+    late_over_told_p95: float | None
     input_tokens: int
     """Of what was sent."""
     output_tokens: int
@@ -60,6 +69,15 @@ class ReplayNumbers:
     @property
     def attainment_in_the_mean(self) -> float:
         return self.met_in_the_mean / self.judged if self.judged else 0.0
+
+    @property
+    def met_of_admitted(self) -> float | None:
+        """Every token in time, of those promised to be; None where nothing was promised."""
+        return self.promised_met / self.promised if self.promised else None
+
+    @property
+    def met_of_admitted_in_the_mean(self) -> float | None:
+        return self.promised_met_in_the_mean / self.promised if self.promised else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +106,8 @@ def numbers(results: Sequence[CallResult], names: Iterable[str]) -> tuple[Replay
 
 def numbers_of(name: str, results: Sequence[CallResult], span_s: float) -> ReplayNumbers:
     judged = [r.outcome for r in results if r.judged]
+    promised = [o for o in judged if o.promised_in_time]
+    over_told = Distribution.of(s for o in judged if (s := o.late_over_told) is not None)
     ttft = Distribution.of(o.ttft_s for o in judged if o.ttft_s is not None)
     tpot = Distribution.of(o.tpot_s for o in judged if o.tpot_s is not None)
     whole = Distribution.of(o.ended_s - o.arrival_s for o in judged if o.finished)
@@ -105,6 +125,12 @@ def numbers_of(name: str, results: Sequence[CallResult], span_s: float) -> Repla
         met_without_grace=sum(o.met_without_grace for o in judged),
         met_in_the_mean=sum(o.met_in_the_mean for o in judged),
         met_in_the_mean_without_grace=sum(o.met_in_the_mean_without_grace for o in judged),
+        promised=len(promised),
+        promised_met=sum(o.met for o in promised),
+        promised_met_in_the_mean=sum(o.met_in_the_mean for o in promised),
+        told_late=sum(o.grace_s > 0.0 for o in judged),
+        late_over_told_p50=over_told.at(50),
+        late_over_told_p95=over_told.at(95),
         input_tokens=sum(r.call.input_tokens for r in results if r.sent),
         output_tokens=output_tokens,
         tokens_per_s=output_tokens / span_s if span_s else 0.0,

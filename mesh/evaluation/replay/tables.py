@@ -21,6 +21,7 @@ def tables(report: ReplayReport) -> tuple[Table, ...]:
     """All that have rows."""
     every = (
         deployments(report.numbers),
+        promises(report.numbers),
         endings(report.numbers),
         workers(report.workers),
         simulated(report),
@@ -32,10 +33,35 @@ def tables(report: ReplayReport) -> tuple[Table, ...]:
 def deployments(numbers: Sequence[ReplayNumbers]) -> Table:
     return Table(
         title="Deployments",
-        note="SLO_%: every token in time. SLO_MEAN_%: TTFT and mean TPOT in time. Load time is "
-        "granted to both; refused calls have missed. LATE: the sender, after the trace's times.",
+        note="SLO_%: every token in time. SLO_MEAN_%: TTFT and mean TPOT in time. Who was told to "
+        "be late may be, by so much; refused calls have missed. LATE: the sender, after the "
+        "trace's times.",
         headers=HEADERS,
         rows=tuple(_row(each) for each in numbers if each.calls),
+        words=1,
+    )
+
+
+def promises(numbers: Sequence[ReplayNumbers]) -> Table:
+    return Table(
+        title="Promises",
+        note="What admitted calls were told. KEPT_%: every token in time, of those promised to be; "
+        "KEPT_MEAN_%: TTFT and mean TPOT. TOLD_LATE: for the sake of a load; LATE_OVER_TOLD: by "
+        "how much their first token was late, over what they were told.",
+        headers=(
+            *("DEPLOYMENT", "IN_TIME", "KEPT_%", "KEPT_MEAN_%"),
+            *("TOLD_LATE", "LATE_OVER_TOLD_P50", "LATE_OVER_TOLD_P95"),
+        ),
+        rows=tuple(
+            (
+                *(each.deployment, str(each.promised)),
+                *(_percent(each.met_of_admitted), _percent(each.met_of_admitted_in_the_mean)),
+                str(each.told_late),
+                *(_ratio(each.late_over_told_p50), _ratio(each.late_over_told_p95)),
+            )
+            for each in numbers
+            if each.promised or each.told_late
+        ),
         words=1,
     )
 
@@ -129,6 +155,14 @@ def _row(each: ReplayNumbers) -> tuple[str, ...]:
 
 def _seconds(value: float | None) -> str:
     return NONE if value is None else f"{value:.3f}"
+
+
+def _percent(share: float | None) -> str:
+    return NONE if share is None else f"{100 * share:.1f}"
+
+
+def _ratio(value: float | None) -> str:
+    return NONE if value is None else f"{value:.2f}"
 
 
 def _milliseconds(value_s: float | None) -> str:

@@ -56,10 +56,11 @@ def test_counts_of_a_controller_that_began_anew_are_not_shown() -> None:
 
 
 def test_a_table_has_a_row_for_each_deployment_that_was_called() -> None:
-    deployments, endings, counts = tables(REPORT)
+    deployments, promises, endings, counts = tables(REPORT)
     assert deployments.headers == HEADERS
     assert [row[0] for row in deployments.rows] == ["all", "chat", "code"]
     assert deployments.rows[0][1:5] == ("8", "4", "1", "2")
+    assert promises.rows[0] == ("all", "5", "40.0", "40.0", "0", "-", "-")
     assert ("code", "refused", "memory_full", "1") in endings.rows
     assert counts.rows == (("chat", "3", "3", "1", "0", "1"),)
 

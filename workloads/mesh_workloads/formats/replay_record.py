@@ -16,8 +16,8 @@ COLUMNS = (
     *("met", "met_in_the_mean"),
 )
 """`end` is how it ended: stop, length, the reason of a refusal, failed, or cancelled, which is
-left when the replay was stopped. `met` (1 or 0) is with
-every token in time, `met_in_the_mean` with TTFT and mean TPOT, load time granted to both.
+left when the replay was stopped. `grace_s` is by how much it was told to be late, 0 in time. `met`
+(1 or 0) is with every token in time or as late as told, `met_in_the_mean` with TTFT and mean TPOT.
 """
 
 

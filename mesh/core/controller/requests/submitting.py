@@ -8,7 +8,7 @@ from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.request import RequestEntry
-from mesh.domain.actions import SendCommand
+from mesh.domain.actions import SendCommand, TellAccepted
 from mesh.domain.messages import SubmitRequest
 from mesh.domain.request import RequestOrder
 
@@ -26,6 +26,8 @@ def submit(
     due_s = first_due_s(request) + granted_s
     claim(ctx, entry, instance, request, room, due_s=due_s, grace_s=granted_s)
     entry.rank(instance)
+    if request.attempt == 1:
+        ctx.act(TellAccepted(request_id=request.original.request_id, grace_s=request.grace_s))
     order = RequestOrder(
         request=request.original,
         attempt=request.attempt,

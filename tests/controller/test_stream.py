@@ -1,0 +1,79 @@
+"""What one client is told, in which order, of what the core says of its request."""
+
+import pytest
+
+from mesh.controller.stream import ClientStream, Told
+from mesh.domain.actions import DeliverTokens, RefuseRequest, TellAccepted, TellWaiting
+from mesh.domain.errors import Refused
+from mesh.domain.ids import NodeId, RequestId
+from mesh.domain.invocation import Accepted, Finished, InvocationEvent, Tokens, Waiting
+from mesh.domain.reasons import FinishReason, RefusalReason
+from mesh.domain.request import RequestTokens
+from mesh.domain.slo import Slo
+from mesh.wire.codec_invoke import event_from_wire
+from tests.core.cells import request
+
+SLO = Slo(ttft_s=2.0, tpot_s=0.25)
+R1 = RequestId("r1")
+LOADING = TellWaiting(request_id=R1, phase="weights", share=0.5)
+LATE = TellAccepted(request_id=R1, grace_s=1.2)
+
+
+def tokens(first: int, count: int, finish: FinishReason | None = None) -> DeliverTokens:
+    outputs = RequestTokens(
+        request_id=R1, attempt=1, first_index=first, token_ids=(97,) * count, finish=finish
+    )
+    last = {"grace_s": 1.2, "node_id": NodeId("n1")} if finish else {}
+    return DeliverTokens(outputs=outputs, **last)  # type: ignore[arg-type]
+
+
+def stream() -> ClientStream:
+    return ClientStream(request=request(R1), slo=SLO, arrived_s=10.0, told_max=8)
+
+
+async def said(of: ClientStream, *told: Told) -> list[InvocationEvent]:
+    for number, one in enumerate(told):
+        assert of.tell(one, 11.0 + number)
+    return [event_from_wire(message) for message in await of.responses()]
+
+
+ACCEPTED = Accepted(
+    request_id=R1, prompt_tokens=3, ttft_limit_s=2.0, tpot_limit_s=0.25, grace_s=1.2
+)
+
+
+async def test_a_client_learns_that_it_will_be_late_as_soon_as_it_has_a_place() -> None:
+    client = stream()
+    assert await said(client, LOADING) == [Waiting(phase="weights", share=0.5)]
+    assert await said(client, LATE, LOADING) == [ACCEPTED, Waiting(phase="weights", share=0.5)]
+    assert not client.ended
+
+
+async def test_a_client_that_lags_gets_all_of_it_in_its_order_and_tokens_as_one() -> None:
+    client = stream()
+    events = await said(
+        client, LOADING, LATE, tokens(0, 1), tokens(1, 2), tokens(3, 1, FinishReason.LENGTH)
+    )
+    assert [type(event) for event in events] == [Waiting, Accepted, Tokens, Finished]
+    assert events[2] == Tokens(first_index=0, token_ids=(97,) * 4, text="")
+    end = events[3]
+    assert isinstance(end, Finished)
+    assert (end.grace_s, end.node_id, end.output_tokens) == (1.2, "n1", 4)
+    assert end.ttft_s == 3.0
+    assert end.tpot_s == pytest.approx(2 / 3)
+    assert client.finished
+
+
+@pytest.mark.parametrize("before", [(), (LOADING,), (LATE,)])
+async def test_a_refusal_comes_last_and_says_what_helps(before: tuple[Told, ...]) -> None:
+    client = stream()
+    if before:
+        await said(client, *before)
+    full = RefuseRequest(
+        request_id=R1, reason=RefusalReason.MEMORY_FULL, message="full", retry_after_s=1.5
+    )
+    with pytest.raises(Refused) as caught:
+        await said(client, full)
+    assert caught.value.reason is RefusalReason.MEMORY_FULL
+    assert caught.value.hint.startswith("try again in 1.5 s; ")
+    assert client.ended
