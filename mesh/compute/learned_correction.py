@@ -5,9 +5,10 @@ a virtual machine come and go within seconds and take up to a third of its speed
 is let in between two of them runs on into the next.
 
 An iteration far off the others is held back. If the next one is like the others it was a stall: it
-is noted, and only if there is another one in the window does the time lost count, as a mean. If
-the next one is as far off, the machine has become slower, and both count as any other. Before: the
-node core's turns. After: the node's reports, for the controller's `Correction`.
+is noted, and left out. If the next one is as far off, the machine has become slower, and both count
+as any other; so does a stall that follows another one within the window, and then all the time that
+was lost in the window counts, as a mean. Before: the node core's turns. After: the node's reports,
+for the controller's `Correction`.
 """
 
 from collections import deque
@@ -45,10 +46,10 @@ class _Slot:
     factor: float
     """As of its last iteration."""
     measured_s: float = 0.0
-    """Without stalls."""
     predicted_s: float = 0.0
     stalls: int = 0
-    stalled_s: float = 0.0
+    left_out_s: float = 0.0
+    """Of what was measured: lost in a stall."""
 
 
 class LearnedCorrection(Correction):
@@ -127,12 +128,16 @@ class LearnedCorrection(Correction):
             self._stalls, self._stalled_at_s = before, before_s
             self._count(measured_s, predicted_s, at_s)
             return
+        if before_s > at_s - WINDOW_S:
+            self._count(measured_s, predicted_s, at_s)
+            self._slots[-1].stalls += 1
+            return
         expected_s = predicted_s * self.latest
         slot = self._slot(measured_s, at_s)
         slot.measured_s += expected_s
         slot.predicted_s += predicted_s
         slot.stalls += 1
-        slot.stalled_s += measured_s - expected_s
+        slot.left_out_s += measured_s - expected_s
 
     def _count(self, measured_s: float, predicted_s: float, now_s: float) -> None:
         super().observe(measured_s, predicted_s, now_s)
@@ -170,5 +175,5 @@ def _mean_of_stalled(slots: list[_Slot]) -> float:
     """Measured over predicted time, with that lost in stalls; 0 if there was one at most."""
     if sum(slot.stalls for slot in slots) < 2:
         return 0.0
-    passed_s = sum(slot.measured_s + slot.stalled_s for slot in slots)
+    passed_s = sum(slot.measured_s + slot.left_out_s for slot in slots)
     return bounded(passed_s / sum(slot.predicted_s for slot in slots))

@@ -121,10 +121,23 @@ def test_stalls_that_come_again_cost_the_time_that_they_take() -> None:
         node.stall()
     node.compute(1.0)
     assert node.stalls.count == 8
-    assert node.factor == pytest.approx(1.0)
+    assert node.factor == pytest.approx(1.0, abs=0.05)
     assert 1.2 < node.planned < 1.5
     node.compute(WINDOW_S)
-    assert node.planned == pytest.approx(1.0)
+    assert node.planned == pytest.approx(1.0, abs=0.01)
+
+
+def test_iterations_of_which_every_fifth_is_far_off_are_planned_for_within_two_seconds() -> None:
+    """None of them follows another; on the whole they take three times as long."""
+    node = Node(predicted_s=0.02)
+    node.compute(WINDOW_S)
+    until_s = node.now_s + 2.0
+    while node.now_s < until_s:
+        node.compute(0.08)
+        node.iterate(1.0, 0.2)
+    node.iterate(1.0)
+    assert node.factor > 1.4
+    assert node.planned > 1.4
 
 
 def test_the_last_and_the_longest_stall_are_remembered() -> None:
