@@ -28,16 +28,20 @@ class EngineFaults:
     resizes_failing: int = 0
     load_factor: float = 1.0
     step_factor: float = 1.0
+    freeze_s: float = 0.0
+    """Lost in the next iteration."""
     overbooked: list[str] = field(default_factory=list)
     """Calls for which there was no memory: the controller has promised some of it twice."""
 
     def strike(self, kind: FaultKind, size: float) -> None:
-        """`size` is the factor, or the number of calls that will fail (rounded down)."""
+        """`size` is the factor, the seconds, or the number of calls that will fail (rounded)."""
         match kind:
             case FaultKind.SLOW_LOADS:
                 self.load_factor = size
             case FaultKind.WRONG_PROFILE:
                 self.step_factor = size
+            case FaultKind.FREEZE:
+                self.freeze_s = size
             case FaultKind.FAILING_LOADS:
                 self.loads_failing = int(size)
             case FaultKind.FAILING_STEPS:
@@ -112,6 +116,10 @@ class FaultyEngine(CostEngine):
 
     def _slower(self) -> float:
         return super()._slower() * self._engine_faults.step_factor
+
+    def _turn_s(self, engine_s: float, slower: float, *, prefill: bool) -> float:
+        frozen_s, self._engine_faults.freeze_s = self._engine_faults.freeze_s, 0.0
+        return super()._turn_s(engine_s, slower, prefill=prefill) + frozen_s
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
         engine_faults = self._engine_faults

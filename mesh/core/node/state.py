@@ -6,6 +6,7 @@ from enum import StrEnum
 from math import inf
 
 from mesh.compute.correction import Correction
+from mesh.compute.learned_correction import LearnedCorrection
 from mesh.compute.survey import Survey
 from mesh.compute.times import Times
 from mesh.domain.ids import InstanceId, OperationId, RequestId
@@ -97,7 +98,7 @@ class LocalInstance:
     something that may help.
     """
     requests: dict[RequestId, LocalRequest] = field(default_factory=dict)
-    correction: Correction = field(default_factory=Correction)
+    correction: LearnedCorrection = field(default_factory=LearnedCorrection)
     unprimed: deque[IterationShape] = field(default_factory=deque)
     """Sizes of iterations that the engine has not met on it yet; see `priming`."""
     passed: int = 0
@@ -204,7 +205,7 @@ class LocalInstance:
 
     def use_profile(self, profile: Profile) -> None:
         """What was learned about another one does not hold for it."""
-        self.profile, self.correction = profile, Correction.of(profile)
+        self.profile, self.correction = profile, LearnedCorrection.of(profile)
         self.kept_run_queue = None
 
     def prime(self, shapes: deque[IterationShape]) -> None:
@@ -282,6 +283,8 @@ class LocalInstance:
             batch_max=self.command.batch_max,
             batch=len(self.requests),
             correction=self.correction.factor(now_s),
+            correction_planned=self.correction.planned(now_s),
+            stalls=self.correction.stalls(now_s),
         )
 
 
