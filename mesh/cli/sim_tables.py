@@ -10,6 +10,7 @@ NODES: tuple[Column[NodeUse], ...] = (
     word("NODE", lambda n: n.node_id),
     word("DEVICE", lambda n: n.device),
     number("IN USE %", lambda n: f"{100 * n.used_share:.1f}"),
+    number("BUSY %", lambda n: f"{100 * n.busy_share:.1f}"),
     number("COMPUTING %", lambda n: f"{100 * n.computing_share:.1f}"),
 )
 

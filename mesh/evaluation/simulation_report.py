@@ -16,7 +16,9 @@ class NodeUse:
     node_id: NodeId
     device: DeviceKind
     used_share: float
-    """With requests on it, or a load under way."""
+    """With weights on it, unless costs are ideal, or busy."""
+    busy_share: float
+    """With requests on it, or a call under way."""
     computing_share: float
 
 
@@ -50,6 +52,7 @@ def node_uses(nodes: Sequence[VirtualNode], virtual_s: float) -> tuple[NodeUse, 
             node_id=node.plan.hello.node_id,
             device=node.plan.hello.device,
             used_share=node.used_s / span_s,
+            busy_share=node.busy_s / span_s,
             computing_share=node.computing_s / span_s,
         )
         for node in nodes

@@ -14,7 +14,7 @@ import click
 
 from mesh.cli import output
 from mesh.cli import sim_tables as tables
-from mesh.cli.options import file_option, format_option
+from mesh.cli.options import file_option, format_option, ideal_option
 from mesh.cli.output import Format
 from mesh.cli.progress import Report, progress
 from mesh.cli.sim_check import Journals, command_of, replayable
@@ -53,6 +53,13 @@ REPORT_EVERY = 16
     type=click.FloatRange(min=0, min_open=True, max=DURATION_S_MAX),
     help="Seconds of arrivals, in place of the scenario's.",
 )
+@click.option(
+    "--output-tokens-max",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="That callers take, in place of the scenario's; by default what the context leaves.",
+)
+@ideal_option
 @file_option("--journal", "Write down every decision of the controller.")
 @click.option(
     "--check",
@@ -76,6 +83,8 @@ def sim(
     trace: Path | None,
     functions: str | None,
     duration: float | None,
+    output_tokens_max: int | None,
+    ideal: bool | None,
     journal: Path | None,
     check: bool | None,
     replay: Path | None,
@@ -101,6 +110,8 @@ def sim(
         policy=read.policy if policy is None else policy,
         seed=read.seed if seed is None else seed,
         workload=_workload(read.workload, trace, models, duration),
+        ideal=read.ideal or bool(ideal),
+        output_tokens_max=output_tokens_max or read.output_tokens_max,
     )
     fit = trace is not None or models is not None
     with progress(scenario.stem) as show, replayable(command_of(ctx, read.seed)):

@@ -30,6 +30,8 @@ def _of_run(run: EvaluatedRun) -> Record:
         "met_every_token_with_grace": n.met_every_token_with_grace,
         "cpu_nodes": round(n.cpu_nodes, 4),
         "gpu_nodes": round(n.gpu_nodes, 4),
+        "cpu_nodes_busy": round(n.cpu_nodes_busy, 4),
+        "gpu_nodes_busy": round(n.gpu_nodes_busy, 4),
         "loads": n.loads,
         "cold_requests": n.cold_requests,
         "refused": dict(n.refused),
@@ -42,7 +44,7 @@ def _of_run(run: EvaluatedRun) -> Record:
             "met": theirs.met,
             "met_ratio": ratio(n.met, theirs.met),
             "gpu_nodes": theirs.gpu_nodes,
-            "gpu_nodes_ratio": ratio(n.gpu_nodes, theirs.gpu_nodes),
+            "gpu_nodes_ratio": ratio(n.gpu_nodes_busy, theirs.gpu_nodes),
         },
         "seconds": round(run.seconds, 2),
     }

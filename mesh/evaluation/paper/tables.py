@@ -53,18 +53,21 @@ def nodes_used(made: Evaluation) -> Table:
         return (
             f"{n.cpu_nodes:.2f}",
             f"{n.gpu_nodes:.2f}",
+            f"{n.cpu_nodes_busy:.2f}",
+            f"{n.gpu_nodes_busy:.2f}",
             NONE if theirs is None else f"{theirs:.2f}",
-            _ratio(n.gpu_nodes, theirs),
+            _ratio(n.gpu_nodes_busy, theirs),
             _number(decoding.get("cpu"), 0),
             _number(decoding.get("gpu"), 0),
         )
 
     return Table(
         title="Nodes in use",
-        note="Mean over the load's time. A node is in use while it has requests or a call under "
-        "way, and a GPU for 1 s after. DECODE: tokens a second of one node while it is in use.",
+        note="Mean over the load's time. BUSY, as the reference counts: a node has requests or a "
+        "call under way, a GPU for 1 s after. A node with resident weights is in use as well, but "
+        "not with ideal costs. DECODE: tokens a second of one node while it is busy.",
         headers=_headers(
-            *("CPU_NODES", "GPU_NODES", "REFERENCE_GPU", "RATIO"),
+            *("CPU_NODES", "GPU_NODES", "CPU_BUSY", "GPU_BUSY", "REFERENCE_GPU", "RATIO"),
             *("CPU_DECODE_TOKENS_PER_S", "GPU_DECODE_TOKENS_PER_S"),
         ),
         rows=_rows(made, row),
@@ -122,8 +125,8 @@ def ablations(made: Evaluation) -> Table:
                 str(run.numbers.met),
                 f"{run.numbers.met - whole.numbers.met:+d}",
                 NONE if theirs.met is None else str(theirs.met),
-                f"{run.numbers.gpu_nodes:.2f}",
-                f"{run.numbers.gpu_nodes - whole.numbers.gpu_nodes:+.2f}",
+                f"{run.numbers.gpu_nodes_busy:.2f}",
+                f"{run.numbers.gpu_nodes_busy - whole.numbers.gpu_nodes_busy:+.2f}",
                 NONE if theirs.gpu_nodes is None else f"{theirs.gpu_nodes:.2f}",
             )
         )
@@ -132,7 +135,7 @@ def ablations(made: Evaluation) -> Table:
         note="…_CHANGE: against the whole policy in the same cell.",
         headers=_headers(
             *("MET", "MET_CHANGE", "REFERENCE"),
-            *("GPU_NODES", "GPU_NODES_CHANGE", "REFERENCE_GPU"),
+            *("GPU_BUSY", "GPU_BUSY_CHANGE", "REFERENCE_GPU"),
         ),
         rows=tuple(rows),
     )

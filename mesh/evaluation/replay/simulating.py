@@ -77,6 +77,7 @@ def cell_plan(cell: LiveCell) -> CellPlan:
         nodes=nodes,
         deployments=tuple(made),
         profiles=tuple(dict.fromkeys(view.profile for v in cell.profiles.values() for view in v)),
+        lengths_told=True,
     )
 
 
