@@ -68,6 +68,11 @@ ABLATION_CELLS = (paper_cell("7B/64"),)
 )
 @ideal_option
 @click.option(
+    "--check-refusals",
+    is_flag=True,
+    help="Look at each node at each refusal: whether its link was free, and the reason is true.",
+)
+@click.option(
     "--duration",
     "duration_s",
     metavar="SECONDS",
@@ -105,6 +110,7 @@ def paper(
     ablations: bool,
     kv_resize: str | None,
     ideal: bool | None,
+    check_refusals: bool,
     duration_s: float,
     seed: int,
     jobs: int,
@@ -129,7 +135,14 @@ def paper(
     resize = None if kv_resize is None else Resizing(kv_resize)
     with progress("paper") as show:
         planned = [
-            Job(cell=cell, policy=name, work=work[cell], costs=costs, resize=resize)
+            Job(
+                cell=cell,
+                policy=name,
+                work=work[cell],
+                costs=costs,
+                resize=resize,
+                check_refusals=check_refusals,
+            )
             for cell, name in pairs
         ]
         ends = run_all(planned, jobs, show)
@@ -191,6 +204,7 @@ def _evaluated(done: Done, *, measured: bool) -> EvaluatedRun:
         reference=theirs if measured else Reference(),
         nodes=made.nodes,
         seconds=done.seconds,
+        refusals=made.refusals,
     )
 
 

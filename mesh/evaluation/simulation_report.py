@@ -7,6 +7,7 @@ from mesh.domain.ids import NodeId
 from mesh.domain.reasons import DeviceKind
 from mesh.evaluation.summary import Summary
 from mesh.sim.node import VirtualNode
+from mesh.sim.refusals import RefusalCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,8 @@ class SimulationReport:
     """How many of each kind there were."""
     checks: tuple[tuple[str, int], ...] = ()
     """What was checked, how often."""
+    refusals: RefusalCounts | None = None
+    """Where they were checked."""
 
     @property
     def tokens_per_s(self) -> float:

@@ -134,8 +134,16 @@ def test_costs_and_the_way_of_resizing_reach_the_run_and_are_told(
 
     monkeypatch.setattr("mesh.evaluation.paper.runs.run", run)
     ran = paper("--cells", "3B/32", "--policy", "llm-mesh", "-o", "json", *arguments)
-    assert told == [{"costs": costs, "resize": resize}]
+    assert told == [{"costs": costs, "resize": resize, "check_refusals": False}]
     assert json.loads(ran.out)["workload"] == f"generated (llm-mesh, seed 1), {words}"
+
+
+def test_refusals_are_checked_when_asked() -> None:
+    asked = ("--cells", "3B/32", "--policy", "llm-mesh", "--check-refusals")
+    numbers = json.loads(paper(*asked, "-o", "json").out)["cells"]["3B/32"]["llm-mesh"]
+    assert 0 <= numbers["refused_beside_free_link"] <= numbers["requests"] - numbers["met"]
+    assert numbers["refusal_reasons_drawn"] <= sum(numbers["refused"].values())
+    assert "Refusals, checked" in paper(*asked).out
 
 
 def test_a_run_that_fails_leaves_the_others_and_fails_the_whole(

@@ -52,6 +52,14 @@ def test_ideal_costs_and_what_callers_take_change_the_run(scenario: str) -> None
     assert any(node["used_share"] > node["busy_share"] for node in usual["nodes"])
 
 
+def test_refusals_are_looked_at_when_asked(scenario: str) -> None:
+    made = json.loads(mesh("sim", scenario, "--check-refusals", "-o", "json").out)
+    refused = made["requests"]["requests"] - made["requests"]["finished"]
+    assert made["refusals"]["reasons_drawn"] <= refused
+    assert json.loads(mesh("sim", scenario, "-o", "json").out)["refusals"] is None
+    assert "beside a free link" in mesh("sim", scenario, "--check-refusals").out
+
+
 def test_a_policy_takes_the_place_of_the_scenarios_and_the_journal_says_so(
     scenario: str, tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ from mesh.domain.errors import InvalidInput
 from mesh.evaluation.simulation_report import SimulationReport, node_uses
 from mesh.evaluation.summary import summarize
 from mesh.sim.checking import FaultyRun
+from mesh.sim.refusals import RefusalChecks
 from mesh.sim.scenario import Scenario, arrivals, faults, fitted, read_scenario, trace_of
 from mesh.sim.scenario import plan as plan_of
 from mesh.sim.workload import TraceFile, WorkloadKind
@@ -67,6 +68,12 @@ REPORT_EVERY = 16
     default=None,
     help="Hold the cell to all that must hold of any, after every decision and at the end.",
 )
+@click.option(
+    "--check-refusals",
+    is_flag=True,
+    default=None,
+    help="Look at each node at each refusal: whether its link was free, and the reason is true.",
+)
 @file_option(
     "--replay",
     "Decide again what this journal of a controller or a node holds, without a scenario; 1 "
@@ -87,6 +94,7 @@ def sim(
     ideal: bool | None,
     journal: Path | None,
     check: bool | None,
+    check_refusals: bool | None,
     replay: Path | None,
     form: Format,
 ) -> None:
@@ -115,7 +123,8 @@ def sim(
     )
     fit = trace is not None or models is not None
     with progress(scenario.stem) as show, replayable(command_of(ctx, read.seed)):
-        report = _simulate(read, journal, show, fit=fit, check=bool(check))
+        looks = RefusalChecks(seed=read.seed) if check_refusals else None
+        report = _simulate(read, journal, show, fit=fit, check=bool(check), looks=looks)
     if form is not Format.TABLE:
         output.structured(report, form)
         return
@@ -141,9 +150,17 @@ def _workload(
 
 
 def _simulate(
-    scenario: Scenario, journal: Path | None, show: Report, *, fit: bool, check: bool
+    scenario: Scenario,
+    journal: Path | None,
+    show: Report,
+    *,
+    fit: bool,
+    check: bool,
+    looks: RefusalChecks | None,
 ) -> SimulationReport:
-    """`fit`: the deployments follow the trace. `check`: hold the cell to its invariants."""
+    """`fit`: the deployments follow the trace. `check`: hold the cell to its invariants. `looks`:
+    at its refusals.
+    """
     began_s = time.perf_counter()
     if isinstance(scenario.workload, TraceFile):
         show("the trace is read", 0.0)
@@ -158,12 +175,15 @@ def _simulate(
     duration_s = (trace or scenario.workload).duration_s
     assert duration_s is not None, "only the trace of a file may have no duration before it is read"
     with ExitStack() as opened:
+        journals = Journals(journal, opened)
         run = FaultyRun(
             cell_plan,
             faults(scenario, cell_plan),
             check=check,
-            started=Journals(journal, opened).started,
+            started=lambda start: [*journals.started(start), *([looks] if looks else ())],
         )
+        if looks is not None:
+            looks.attach(run.cell)
         outcomes = run.run(coming, _Shown(show, duration_s).arrived)
     counts = run.counts()
     return SimulationReport(
@@ -175,6 +195,7 @@ def _simulate(
         wall_s=time.perf_counter() - began_s,
         faults=counts.faults,
         checks=counts.checks,
+        refusals=None if looks is None else looks.counts(outcomes),
     )
 
 

@@ -25,6 +25,7 @@ from mesh.sim.cluster import CellPlan, VirtualCell
 from mesh.sim.costs import GivenCosts, Resizing
 from mesh.sim.groups import DeploymentGroup, NodeGroup, deployments_of, node_plans
 from mesh.sim.node import NodePlan
+from mesh.sim.refusals import RefusalChecks, RefusalCounts
 from mesh.sim.testbed import known_model
 from mesh.sim.workload import TraceFile, arrivals_of, from_file
 from mesh_workloads.generating import LLM_MESH, generate
@@ -155,6 +156,8 @@ class PaperRun:
     policy: str
     numbers: CellNumbers
     nodes: tuple[NodeSeries, ...]
+    refusals: RefusalCounts | None = None
+    """Where they were checked."""
 
 
 def run(
@@ -164,10 +167,16 @@ def run(
     *,
     costs: CellCosts = MEASURED,
     resize: Resizing | None = None,
+    check_refusals: bool = False,
     told: Callable[[float], None] = lambda at_s: None,
 ) -> PaperRun:
     """`work` is what `load` made for the cell; `told` hears the time of each arrival."""
-    virtual = VirtualCell(plan(cell, policy, costs, resize))
+    checks = RefusalChecks() if check_refusals else None
+    virtual = VirtualCell(
+        plan(cell, policy, costs, resize), recorders=() if checks is None else (checks,)
+    )
+    if checks is not None:
+        checks.attach(virtual)
     sampler = Sampler(virtual, ceil(work.duration_s))
     functions = functions_of(cell.functions)
     names = [_name(function) for function in functions]
@@ -175,7 +184,13 @@ def run(
     outcomes = [replace(outcome, slo=SLO) for outcome in ended]
     virtual.clock.run_until(sampler.ends_s)
     nodes = sampler.series()
-    return PaperRun(cell=cell, policy=policy, numbers=cell_numbers(outcomes, nodes), nodes=nodes)
+    return PaperRun(
+        cell=cell,
+        policy=policy,
+        numbers=cell_numbers(outcomes, nodes),
+        nodes=nodes,
+        refusals=None if checks is None else checks.counts(outcomes),
+    )
 
 
 def _name(function: int) -> str:

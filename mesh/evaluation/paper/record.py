@@ -5,6 +5,7 @@ drawn. Before: `evaluation`. After: the command line.
 """
 
 from mesh.evaluation.paper.evaluation import EvaluatedRun, Evaluation, ratio
+from mesh.sim.refusals import RefusalCounts
 
 Record = dict[str, object]
 
@@ -46,5 +47,14 @@ def _of_run(run: EvaluatedRun) -> Record:
             "gpu_nodes": theirs.gpu_nodes,
             "gpu_nodes_ratio": ratio(n.gpu_nodes_busy, theirs.gpu_nodes),
         },
+        **({} if run.refusals is None else _of_refusals(run.refusals)),
         "seconds": round(run.seconds, 2),
+    }
+
+
+def _of_refusals(made: RefusalCounts) -> Record:
+    return {
+        "refused_beside_free_link": made.refused_beside_free_link,
+        "refusal_reasons_drawn": made.reasons_drawn,
+        "refusal_reasons_agree": made.refusal_reasons_agree,
     }

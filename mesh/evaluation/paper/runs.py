@@ -34,6 +34,7 @@ class Job:
     work: Trace
     costs: CellCosts = MEASURED
     resize: Resizing | None = None
+    check_refusals: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,5 +119,12 @@ def _try(job: Job) -> Done | Failed:
 
 def _run(job: Job) -> Done:
     began_s = time.perf_counter()
-    made = run(job.cell, job.policy, job.work, costs=job.costs, resize=job.resize)
+    made = run(
+        job.cell,
+        job.policy,
+        job.work,
+        costs=job.costs,
+        resize=job.resize,
+        check_refusals=job.check_refusals,
+    )
     return Done(job=job, run=made, seconds=time.perf_counter() - began_s)

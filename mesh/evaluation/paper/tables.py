@@ -14,7 +14,10 @@ NONE = "-"
 
 def tables(made: Evaluation) -> tuple[Table, ...]:
     """All that have rows."""
-    every = (slo_met(made), nodes_used(made), latencies(made), endings(made), ablations(made))
+    every = (
+        *(slo_met(made), nodes_used(made), latencies(made), endings(made)),
+        *(checked_refusals(made), ablations(made)),
+    )
     return tuple(table for table in every if table.rows)
 
 
@@ -111,6 +114,25 @@ def endings(made: Evaluation) -> Table:
         note="LOADS of instances; COLD_REQUESTS started one by their admission.",
         headers=_headers("FINISHED", "LOADS", "COLD_REQUESTS", *(r.upper() for r in reasons)),
         rows=_rows(made, row),
+    )
+
+
+def checked_refusals(made: Evaluation) -> Table:
+    """Of runs that were asked to look at their refusals."""
+    rows = tuple(
+        (
+            *(run.cell, run.policy, str(found.refused_beside_free_link)),
+            *(str(found.reasons_drawn), _percent(found.reasons_agreeing, found.reasons_drawn)),
+        )
+        for run in made.runs
+        if (found := run.refusals) is not None
+    )
+    return Table(
+        title="Refusals, checked",
+        note="BESIDE_FREE_LINK: refused, or late, while a GPU without a load had memory for the "
+        "model. AGREE: of DRAWN refusals those with the reason that a look at each node gives.",
+        headers=_headers("BESIDE_FREE_LINK", "DRAWN", "AGREE_%"),
+        rows=rows,
     )
 
 
