@@ -16,7 +16,7 @@ from mesh.domain.messages import NodeHello
 from mesh.domain.model import Footprint
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import Slo
-from mesh.sim.cell_costs import CellCosts
+from mesh.sim.cell_costs import PROCESS_BYTES, CellCosts
 from mesh.sim.costs import GivenCosts, ModelCosts, NodeCosts
 from mesh.sim.node import NodePlan
 from mesh.sim.testbed import (
@@ -171,6 +171,12 @@ def check_group(group: NodeGroup | DeploymentGroup) -> None:
         hardware_of(group)
         costs = group.costs.onto(NodeCosts())
         at_least(f"{group.name}: processes", group.processes, above=False)
+        kept_gib = group.processes * PROCESS_BYTES / GIB
+        at_least(
+            f"{group.name}: memory_gib beside its processes",
+            group.memory_gib - kept_gib,
+            above=True,
+        )
         at_least(f"{group.name}: memory_gib", group.memory_gib, above=True, finite=True)
         for name in RATES:
             at_least(f"{group.name}: {name}", getattr(costs, name), above=True)

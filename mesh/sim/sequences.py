@@ -97,8 +97,8 @@ class Instance:
     """In the order of their submission."""
 
     def add(self, request: EngineRequest, tokens: int | None = None) -> None:
-        """Its answer ends by itself after so many `tokens`, or before a stop token's next one; else
-        with all that it may have.
+        """Its answer ends by itself after so many `tokens`, or with a stop token; else with all
+        that it may have.
         """
         prompt_tokens, sampling = len(request.prompt_tokens), request.sampling
         most = min(sampling.max_tokens, self.order.context_tokens_max - prompt_tokens)
