@@ -6,17 +6,19 @@ until the call has ended, for a real engine may be no quicker. Before: `injectio
 which does the work.
 """
 
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from mesh.domain.errors import EngineError, OutOfMemory
-from mesh.domain.ids import InstanceId, ModelId
+from mesh.domain.ids import InstanceId, ModelId, RequestId
 from mesh.domain.steps import LoadedInstance, LoadOrder, ResizedKv, StepResult
 from mesh.runtime.clock import Clock
 from mesh.runtime.engine import Progress
 from mesh.sim.costs import ModelCosts, NodeCosts
 from mesh.sim.engine import CostEngine
 from mesh.sim.faults import FaultKind
+from mesh.sim.virtual_engine import NO_LENGTHS
 
 
 @dataclass(slots=True)
@@ -69,6 +71,8 @@ class FaultyEngine(CostEngine):
         spend: Callable[[float], None],
         engine_faults: EngineFaults,
         clock: Clock,
+        lengths: Mapping[RequestId, int] = NO_LENGTHS,
+        drawn: random.Random | None = None,
     ) -> None:
         super().__init__(
             models=models,
@@ -76,6 +80,8 @@ class FaultyEngine(CostEngine):
             memory_bytes=memory_bytes,
             spend=spend,
             now_s=clock.now_s,
+            lengths=lengths,
+            drawn=drawn,
         )
         self._engine_faults = engine_faults
         self._clock = clock
