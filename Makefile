@@ -22,7 +22,7 @@ PIP := pip install --quiet --disable-pip-version-check
 NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 
 .PHONY: help demo load test test-vllm quick check lint types imports proto format faults soak clean
-.PHONY: bench-admission bench-engine bench-fidelity bench-fleet bench-kv-resize bench-load-client bench-mixed
+.PHONY: bench-admission bench-cold-starts bench-engine bench-fidelity bench-fleet bench-kv-resize bench-load-client bench-mixed
 .PHONY: bench-overcommit bench-overhead bench-paper bench-profile bench-replay
 .PHONY: bench-replay-agreement bench-sim bench-slo bench-vllm-step bench-vllm-switch
 
@@ -106,6 +106,9 @@ format: $(VENV)/.installed-dev ## format the code
 bench-admission: $(VENV)/.installed-dev ## how many requests a second the controller core can place
 	@$(BIN)/python -m bench.admission
 
+bench-cold-starts: $(VENV)/.installed-dev ## whether those whom a load makes late are told so, and by how much
+	@$(HOME_HERE) $(BIN)/python -m bench.cold_starts $(ARGS)
+
 bench-engine: .venv-bench/.installed ## the engine beside OpenVINO GenAI and llama.cpp
 	@$(HOME_HERE) $(BENCH_BIN)/python -m bench.engine
 
@@ -148,8 +151,8 @@ bench-replay-agreement: $(VENV)/.installed-dev ## locust, mesh replay and the co
 bench-sim: $(VENV)/.installed-dev ## how long the simulator takes; ARGS="--trace FILE", "--growth"
 	@$(BIN)/python -m bench.sim $(ARGS)
 
-bench-slo: $(VENV)/.installed-dev ## who is served in time when there is too much to do
-	@$(HOME_HERE) $(BIN)/python -m bench.slo
+bench-slo: $(VENV)/.installed-dev ## who is served in time when there is too much to do, or all comes at once
+	@$(HOME_HERE) $(BIN)/python -m bench.slo $(ARGS)
 
 bench-vllm-step: .venv-vllm/.installed ## what stepping vLLM from the node agent adds to its own loop
 	@$(HOME_HERE) $(VLLM_BIN)/python -m bench.vllm_step

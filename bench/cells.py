@@ -2,28 +2,38 @@
 
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
+
 from bench.demo_model import store_path
 from mesh.cli.cell import LocalCell
-from mesh.cli.cell_plan import CellPlan, plan_nodes
+from mesh.cli.cell_plan import CellPlan, NodePlan, plan_nodes
 from mesh.cli.running_cell import running_cell
 from mesh.cli.stopping import Stopping
 from mesh.cli.verbs.deploy import wait_ready
 from mesh.domain.deployment import DeploymentSpec, Scaling
+from mesh.domain.errors import MeshError
+from mesh.domain.ids import DeploymentName
+from mesh.domain.profile import Profile
 from mesh.wire.client import MeshClient
 
 MESH = (sys.executable, "-c", "from mesh.cli.main import main; main()")
 """The command, in this environment."""
 LOADED_S_MAX = 180.0
+CALM_SHARE = 0.1
+"""Of a core: a node that uses less has computed all that it computes for nobody."""
+CALM_S = 1.0
 
 
 @contextmanager
 def local_cell(
     *,
+    nodes: Sequence[NodePlan] = plan_nodes(["cpu"]),
     threads: int | None = None,
     policy: str | None = None,
     memory_bytes: int | None = None,
@@ -31,12 +41,13 @@ def local_cell(
     node_journals: Path | None = None,
     home: Path | None = None,
 ) -> Iterator[LocalCell]:
-    """One controller and one CPU node, with their state in `home`, or in a folder of their own; the
-    node computes on `threads` cores in `memory_bytes`, all of them and most of it unless given, and
-    the controller decides by `policy`, or by its default. They write their decisions to `journal`
-    and into the folder `node_journals`.
+    """One controller and its nodes, one CPU node unless given, with their state in `home`, or in a
+    folder of their own; a node computes on `threads` cores in `memory_bytes`, its part of the
+    machine unless given, and the controller decides by `policy`, or by its default. They write
+    their decisions to `journal` and into the folder `node_journals`.
 
-    Raises MeshError when a part of it does not start.
+    Once they serve, a signal to stop raises KeyboardInterrupt. Raises MeshError when a part of it
+    does not start.
     """
     with ExitStack() as opened:
         if home is None:
@@ -46,7 +57,7 @@ def local_cell(
         plan = CellPlan(
             listen="127.0.0.1:0",
             home=home,
-            nodes=plan_nodes(["cpu"]),
+            nodes=tuple(nodes),
             threads=threads,
             policy=policy,
             memory_bytes=memory_bytes,
@@ -54,7 +65,9 @@ def local_cell(
             node_journals=node_journals,
         )
         stopping = opened.enter_context(Stopping())
-        yield opened.enter_context(running_cell(plan, stopping))
+        cell = opened.enter_context(running_cell(plan, stopping))
+        with stopping.interrupting():
+            yield cell
 
 
 def deployed(address: str, specs: Sequence[DeploymentSpec]) -> None:
@@ -69,3 +82,22 @@ def deployed(address: str, specs: Sequence[DeploymentSpec]) -> None:
             client.deploy(spec)
         for spec in kept:
             wait_ready(client, spec, LOADED_S_MAX)
+
+
+def measured_profile(address: str, name: DeploymentName, told: Callable[[str], None]) -> Profile:
+    """Measure a deployment's model, for the cell to use from now on. Raises MeshError."""
+    with MeshClient(address) as client:
+        client.profile(name, progress=lambda phase, share: told(f"{phase}: {100 * share:.0f} %"))
+        found = [view.profile for view in client.profiles(name) if view.profile.measured]
+    if not found:
+        raise MeshError("the cell has no measured profile after measuring one")
+    return found[0]
+
+
+def wait_calm(cell: LocalCell) -> None:
+    """Until its only node is idle: new instances compute many sizes once. Raises MeshError."""
+    node = psutil.Process(cell.children[1].process.pid)
+    until_s = time.monotonic() + LOADED_S_MAX
+    while node.cpu_percent(CALM_S) > 100 * CALM_SHARE:
+        if time.monotonic() > until_s:
+            raise MeshError(f"the node was not idle within {LOADED_S_MAX:.0f} s")

@@ -4,8 +4,10 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NoReturn
 
 from mesh.cli import output
+from mesh.cli.main import INTERRUPTED
 from mesh.domain.errors import MeshError
 
 
@@ -19,11 +21,15 @@ def show_status(line: str) -> None:
 
 @contextmanager
 def errors_told() -> Iterator[None]:
-    """A MeshError ends the benchmark, told with its hint. The status line is wiped either way."""
+    """A MeshError ends the benchmark, told with its hint; Ctrl-C ends it as it ends `mesh`. The
+    status line is wiped either way.
+    """
     try:
         yield
     except MeshError as error:
         sys.exit(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""))
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
     finally:
         show_status("")
 
@@ -34,6 +40,13 @@ def show_table(
     """Columns after the first `words` are numbers."""
     output.text(title, end="\n" if title else "")
     output.table(output.text_columns(headings, words), rows)
+
+
+def exit_by(targets: Mapping[str, bool]) -> NoReturn:
+    """Code 1 where any is missed; those that are, by their names."""
+    missed = [name for name, reached in targets.items() if not reached]
+    output.message(f"missed: {', '.join(missed)}" if missed else "all targets reached")
+    sys.exit(1 if missed else 0)
 
 
 def last_line(figures: Mapping[str, object]) -> None:

@@ -4,10 +4,11 @@ import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import median, quantiles
+from statistics import median
 
 from bench.admission.cell import NOW_S, PaperCell, placement
 from mesh.domain.events import InvokeRequested
+from mesh.evaluation.distribution import Distribution
 
 WARM_UP = 100
 OTHERS_MAX = 0.1
@@ -53,7 +54,7 @@ class Times:
 
     @property
     def p99_us(self) -> float:
-        return quantiles(self.taken_ns, n=100)[98] / 1e3
+        return (Distribution.of(self.taken_ns).at(99) or 0.0) / 1e3
 
 
 def measure(

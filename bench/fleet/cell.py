@@ -6,23 +6,19 @@ Before: `workload`. After: `report`.
 
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-import psutil
-
-from bench.cells import LOADED_S_MAX, local_cell
+from bench.cells import LOADED_S_MAX, local_cell, measured_profile, wait_calm
 from bench.demo_model import SOURCE
 from bench.fleet.workload import CONTEXT_TOKENS, Scene
 from mesh.cli.verbs.deploy import wait_ready
 from mesh.compute.times import Times
 from mesh.controller.registry import SqliteRegistry
 from mesh.domain.deployment import DeploymentSpec, Scaling
-from mesh.domain.errors import MeshError
 from mesh.domain.ids import DeploymentName
 from mesh.domain.slo import Slo
 from mesh.evaluation.fidelity.calibrating import calibrate
@@ -34,9 +30,6 @@ from mesh.sim.cluster import SETTLE_S
 from mesh.wire.client import MeshClient
 
 PROFILED = DeploymentName("profiled")
-CALM_SHARE = 0.1
-"""Of a core: a node that uses less has computed all that it computes for nobody."""
-CALM_S = 1.0
 
 Told = Callable[[str], None]
 
@@ -45,7 +38,7 @@ def profiled_home(home: Path, told: Told) -> None:
     """A state folder whose registry has a measured profile of the demo model, and nothing else."""
     with local_cell(home=home) as cell, MeshClient(cell.address) as client:
         client.deploy(_spec(PROFILED, Slo(), Scaling()))
-        client.profile(PROFILED, progress=lambda what, share: told(f"{what}: {100 * share:.0f} %"))
+        measured_profile(cell.address, PROFILED, told)
         client.delete(PROFILED)
 
 
@@ -79,7 +72,7 @@ def measured(
             if scene.resident:
                 for name in scene.names():
                     wait_ready(client, _spec(name, scene.slo, scene.scaling), LOADED_S_MAX)
-                _wait_calm(psutil.Process(cell.children[1].process.pid))
+                wait_calm(cell)
             (node,) = client.nodes()
             views = client.profiles(scene.names()[0])
             answers = offer(cell.address, calls, call_s_max=call_s_max)
@@ -130,11 +123,3 @@ def _spec(name: DeploymentName, slo: Slo, scaling: Scaling) -> DeploymentSpec:
 def _copy(home: Path, to: Path) -> None:
     """The controller's state: the store is linked anew, and logs stay."""
     shutil.copytree(home / "controller", to / "controller")
-
-
-def _wait_calm(process: psutil.Process) -> None:
-    """New instances compute many sizes once."""
-    until_s = time.monotonic() + LOADED_S_MAX
-    while process.cpu_percent(CALM_S) > 100 * CALM_SHARE:
-        if time.monotonic() > until_s:
-            raise MeshError(f"the node was not idle within {LOADED_S_MAX:.0f} s")

@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import quantiles
 
 from bench.fleet.seconds import Kind
 from bench.fleet.workload import Scene
 from bench.printing import last_line, show_table
 from mesh.cli.output import text
+from mesh.evaluation.distribution import Distribution
 from mesh.evaluation.judging import Judgement
 
 HEADINGS = (
     *("calls/s", "met", "every", "taken", "p50 s", "p95 s"),
-    *("loads, s", "load", "first", "prefill", "decode", "idle", "sim"),
+    *("loads, s", "load", "unload", "first", "prefill", "decode", "idle", "sim"),
 )
 LEGEND = (
     "met: share of all calls with TTFT and mean TPOT in time; every: with every token. taken: not "
@@ -52,16 +52,24 @@ class Measured:
         return met / self.judged.requests
 
     @property
+    def told_late(self) -> int:
+        """Admitted, and told by how much a load would make them late."""
+        return len(self.judged.admitted) - len(self.judged.promised)
+
+    @property
     def met_of_admitted(self) -> float | None:
         """TTFT and mean TPOT, of those promised to be in time."""
         return self.judged.met_of_admitted_in_the_mean if self.judged.promised else None
 
+    @property
+    def met_every_token_of_admitted(self) -> float | None:
+        """Of those promised to be in time."""
+        return self.judged.met_of_admitted if self.judged.promised else None
+
     def ttft_s(self, percent: int) -> float | None:
         """A percentile over the admitted that have a first token."""
-        ttfts = [s for j in self.judged.admitted if (s := j.outcome.ttft_s) is not None]
-        if len(ttfts) < 2:
-            return ttfts[0] if ttfts else None
-        return quantiles(ttfts, n=100, method="inclusive")[percent - 1]
+        ttfts_s = (j.outcome.ttft_s for j in self.judged.admitted)
+        return Distribution.of(ttft_s for ttft_s in ttfts_s if ttft_s is not None).at(percent)
 
     @property
     def sim_difference(self) -> float | None:
@@ -106,7 +114,10 @@ def _row(name: str, one: Measured) -> tuple[str, ...]:
         f"{one.loads} in {one.loading_s:.0f}",
         *(
             f"{one.seconds[kind]:.0f}"
-            for kind in (Kind.LOAD, Kind.FIRST_RUN, Kind.PREFILL, Kind.DECODE, Kind.IDLE)
+            for kind in (
+                *(Kind.LOAD, Kind.UNLOAD, Kind.FIRST_RUN),
+                *(Kind.PREFILL, Kind.DECODE, Kind.IDLE),
+            )
         ),
         "" if one.simulated_met_share is None else f"{one.simulated_met_share:.2f}",
     )
@@ -124,6 +135,10 @@ def figures(played: Sequence[Played]) -> dict[str, object]:
             f"{mark}met_every_token_share": [_round(one.met_every_token_share) for one in ours],
             f"{mark}ttft_s_p95": [_round(one.ttft_s(95)) for one in ours],
             f"{mark}met_of_admitted": [_round(one.met_of_admitted) for one in ours],
+            f"{mark}met_every_token_of_admitted": [
+                _round(one.met_every_token_of_admitted) for one in ours
+            ],
+            f"{mark}told_late": [one.told_late for one in ours],
             f"{mark}refused_by_reason": [one.judged.refused_by_reason for one in ours],
             f"{mark}sim_difference": [_round(one.sim_difference) for one in ours],
             f"{mark}seconds_by_kind": [_rounded(one.seconds) for one in ours],

@@ -1,7 +1,8 @@
 """Where the seconds of a node went: a kind for each moment of a span of time; pure.
 
-What is computed hides a load beside it: loads count while nothing else is done. Before: a node's
-journal, or what the swapper says of itself. After: `report`.
+What is computed hides a load beside it: loads count while nothing else is done. Resizes take
+milliseconds and are idle time. Before: a node's journal, or what the swapper says of itself. After:
+`report`.
 """
 
 from collections.abc import Iterable
@@ -18,6 +19,7 @@ class Kind(StrEnum):
     DECODE = "decode"
     FIRST_RUN = "first_run"
     """Of a size, on a new instance, computed for nobody."""
+    UNLOAD = "unload"
     LOAD = "load"
     IDLE = "idle"
 
@@ -51,5 +53,6 @@ def spans_of(observed: Observed) -> list[Span]:
     first_runs = [(s, Kind.FIRST_RUN) for s in observed.primings]
     return [
         *(Span(kind, s.began_s, s.began_s + s.took_s) for s, kind in prompts + first_runs),
+        *(Span(Kind.UNLOAD, s.began_s, s.began_s + s.took_s) for s in observed.unloads),
         *(Span(Kind.LOAD, s.began_s, s.began_s + s.took_s) for s in observed.loads),
     ]

@@ -62,8 +62,10 @@ class Swapper(inference_pb2_grpc.InferenceServicer):
         """The server of this deployment, the latest used from now on."""
         async with self._loading:
             if name not in self._servers:
+                began_s = time.monotonic()
                 if len(self._servers) >= self._resident_max:
                     del self._servers[next(idle for idle in self._servers if not self._busy[idle])]
+                    self._did(Kind.UNLOAD, began_s)
                 began_s = time.monotonic()
                 self._servers[name] = await asyncio.to_thread(self._load)
                 self._did(Kind.LOAD, began_s)

@@ -26,7 +26,7 @@ from bench.kv_resize.serving import (
     draw_prompts,
     steps_during,
 )
-from bench.printing import last_line, show_table
+from bench.printing import errors_told, last_line, show_table
 from mesh.cli import output
 from mesh_nodes.engines.openvino import KvResize
 from mesh_nodes.engines.openvino.instance import Instance
@@ -208,9 +208,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     sizes = tuple(options.sizes)
-    report(
-        measure(sizes, options.rounds, options.decode_rounds, options.threads, options.seed), sizes
-    )
+    with errors_told():
+        measured = measure(
+            sizes, options.rounds, options.decode_rounds, options.threads, options.seed
+        )
+    report(measured, sizes)
 
 
 if __name__ == "__main__":

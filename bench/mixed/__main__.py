@@ -10,7 +10,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from bench.mixed.cell import MixedCell
+from bench.mixed.cell import mixed_cell
 from bench.mixed.report import report
 from bench.mixed.running import model_in, promise, run
 from bench.mixed.workload import Requests
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="bursts")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    with errors_told(), tempfile.TemporaryDirectory() as folder, MixedCell(Path(folder)) as cell:
+    with errors_told(), tempfile.TemporaryDirectory() as folder, mixed_cell(Path(folder)) as cell:
         sized = promise(cell, model_in(Path(folder)), REQUESTS, show_status)
         made = run(
             cell,

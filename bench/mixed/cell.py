@@ -1,72 +1,62 @@
 """A mixed cell as a user has one: a controller, two nodes, and what `mesh` does with them.
 
 The first node computes with OpenVINO, the second with vLLM, each on one core: vLLM on a CPU stands
-in for a GPU node. All processes end with `close`.
+in for a GPU node.
 """
 
 import os
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from mesh.cli import children
-from mesh.cli.cell_plan import free_address
-from mesh.cli.children import Child
+from bench.cells import MESH, local_cell
+from mesh.cli.cell import LocalCell
+from mesh.cli.cell_plan import NodePlan
 from mesh.domain.errors import MeshError, Unavailable
 from mesh.domain.ids import DeploymentName
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.profile import Profile
+from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import Slo
 from mesh.wire.client import MeshClient
 
 NAME = "chat"
 FIRST, SECOND = "openvino", "vllm"
 """Names of the nodes, and of their engines. The first is the fuller one, which is tried first."""
-MEMORY = {FIRST: "2GiB", SECOND: "4GiB"}
+MEMORY_BYTES = {FIRST: 2 * 2**30, SECOND: 4 * 2**30}
 CONTEXT_TOKENS = 256
 KEEP_ALIVE_S = 2.0
 PATIENT = Slo(ttft_s=60.0, tpot_s=5.0)
 """Until there is a profile to promise by."""
-JOIN_S_MAX = 120.0
-"""vLLM's imports take ten seconds on an idle machine, and come before the node joins."""
+WAIT_S_MAX = 120.0
 VERB_S_MAX = 360.0
 """Of one command. To measure a profile takes half a minute on an idle machine."""
 POLL_S = 0.1
-MESH = str(Path(sys.executable).with_name("mesh"))
+
+
+@contextmanager
+def mixed_cell(root: Path) -> Iterator["MixedCell"]:
+    """With its state, and a model store of its own, under `root`. Raises MeshError when a part of
+    it does not do its.
+    """
+    (root / "store").mkdir()
+    nodes = [
+        NodePlan(name=name, device=DeviceKind.CPU, engine=name, memory_bytes=memory_bytes)
+        for name, memory_bytes in MEMORY_BYTES.items()
+    ]
+    with local_cell(home=root, nodes=nodes, threads=1) as cell:
+        yield MixedCell(cell, root)
 
 
 class MixedCell:
-    """Its state is under `root`. Raises MeshError when a part of it does not do its."""
+    """While it runs."""
 
-    def __init__(self, root: Path) -> None:
-        self.address = free_address("127.0.0.1:0")
+    def __init__(self, cell: LocalCell, root: Path) -> None:
+        self.address = cell.address
+        self.check_alive = cell.check_alive
         self._root = root
-        self._children: list[Child] = []
-
-    def __enter__(self) -> "MixedCell":
-        try:
-            self._start("controller", "mesh.controller", "--listen", self.address)
-            for node_id in (FIRST, SECOND):
-                self._start(
-                    node_id,
-                    "mesh_nodes",
-                    *("--join", self.address, "--name", node_id, "--engine", node_id),
-                    *("--memory", MEMORY[node_id], "--threads", "1"),
-                )
-            self.wait_for("both nodes to join", lambda: self._joined() == {FIRST, SECOND})
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *ended: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End all processes, and what they have started."""
-        children.stop(self._children)
 
     # What a user does.
 
@@ -93,7 +83,7 @@ class MixedCell:
     def mesh(self, *arguments: str) -> str:
         """What one command prints. Raises MeshError with what it says when it fails."""
         done = subprocess.run(
-            [MESH, *arguments],
+            [*MESH, *arguments],
             env={**os.environ, "MESH_CONTROLLER": self.address},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -116,34 +106,17 @@ class MixedCell:
         """Whether the second node's instance has given its KV cache back, or has gone."""
         return self.states().get(SECOND) in (None, InstanceState.PARKED)
 
-    def check_alive(self) -> None:
-        """Raises MeshError, with the end of its log, when a process has ended."""
-        for child in self._children:
-            if not child.running:
-                raise MeshError(f"{child.name} {child.fate()}:\n{_tail(child)}")
-
-    def wait_for(self, what: str, condition: Callable[[], bool], s_max: float = JOIN_S_MAX) -> None:
-        """Raises Unavailable, with the ends of the logs, when it takes longer."""
+    def wait_for(self, what: str, condition: Callable[[], bool], s_max: float = WAIT_S_MAX) -> None:
+        """Raises Unavailable when it takes longer."""
         until_s = time.monotonic() + s_max
         while not condition():
             self.check_alive()
             if time.monotonic() > until_s:
-                tails = "\n".join(f"--- {child.name}\n{_tail(child)}" for child in self._children)
-                raise Unavailable(f"waited {s_max:.0f} s in vain for {what}\n{tails}")
+                raise Unavailable(
+                    f"waited {s_max:.0f} s in vain for {what}",
+                    hint=f"see the logs in {self._root / 'logs'}",
+                )
             time.sleep(POLL_S)
-
-    def _start(self, name: str, module: str, *arguments: str) -> None:
-        log = self._root / f"{name}.log"
-        arguments = (*arguments, "--home", str(self._root))
-        self._children.append(children.start(name, module, arguments, log))
-
-    def _joined(self) -> set[str]:
-        try:
-            # A channel of its own each time: one that was refused would first back off for a while.
-            with MeshClient(self.address) as client:
-                return {str(node.node_id) for node in client.nodes()}
-        except Unavailable:
-            return set()
 
     def _instances_on_nodes(self) -> int:
         with MeshClient(self.address) as client:
@@ -163,7 +136,3 @@ def _manifest(source: str, slo: Slo) -> str:
         "  devices: [cpu]",
     )
     return "\n".join(lines) + "\n"
-
-
-def _tail(child: Child) -> str:
-    return "\n".join(child.log_tail())

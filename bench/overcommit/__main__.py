@@ -24,6 +24,7 @@ from mesh.cli import output
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.ids import DeploymentName
 from mesh.domain.units import format_bytes
+from mesh.evaluation.distribution import Distribution
 from mesh.evaluation.judging import Judgement, judge
 from mesh.evaluation.load_client import Call, offer
 from mesh.wire.client import MeshClient
@@ -158,8 +159,7 @@ def figures(found: Found) -> dict[str, object]:
 
 def _at_ms(seconds: Sequence[float], percent: int) -> float:
     """That percentile; 0 of none."""
-    ordered = sorted(seconds)
-    return round(1000 * ordered[len(ordered) * percent // 100], 3) if ordered else 0.0
+    return round(1000 * (Distribution.of(seconds).at(percent) or 0.0), 3)
 
 
 def _most_mb(sizes: Sequence[int]) -> float:

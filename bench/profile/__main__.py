@@ -11,7 +11,7 @@ import argparse
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import mean, quantiles
+from statistics import mean
 
 from bench.printing import last_line, show_status, show_table
 from bench.profile.loaded import PrimedModel
@@ -20,6 +20,7 @@ from bench.profile.predicting import TOLERANCE, Iteration, Predictions
 from bench.profile.quiet import REFERENCE, Quiet
 from bench.profile.workloads import prompts, sweeps
 from mesh.compute.times import Times
+from mesh.evaluation.distribution import Distribution
 
 WORKLOADS = 100
 """Prompts, and as many batches."""
@@ -124,7 +125,7 @@ def _deviation_corrected(workloads: Sequence[Iteration]) -> float:
 
 
 def _cells(deviations: Sequence[float]) -> tuple[str, str]:
-    p90 = quantiles(deviations, n=10)[8] if len(deviations) > 1 else deviations[0]
+    p90 = Distribution.of(deviations).at(90) or 0.0
     return f"{100 * mean(deviations):.1f}", f"{100 * p90:.1f}"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from mesh.compute.correction import Correction
+from mesh.compute.learned_correction import LearnedCorrection
 from mesh.compute.times import Times
 from mesh.domain.profile import Profile
 from mesh.domain.steps import StepResult
@@ -40,7 +40,7 @@ class Predictions:
 
     def __init__(self, profile: Profile) -> None:
         self._times = Times(profile)
-        self._correction = Correction()
+        self._correction = LearnedCorrection()
 
     def note(self, result: StepResult, now_s: float) -> Iteration:
         """An iteration has just ended. It is predicted first, then learned from."""

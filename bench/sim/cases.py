@@ -10,17 +10,16 @@ from pathlib import Path
 
 from mesh.domain.deployment import Scaling
 from mesh.domain.reasons import DeviceKind
-from mesh.evaluation.paper.cells import COSTS, LIMITS
+from mesh.evaluation.paper.cells import COSTS, LIMITS, MEMORY_GIB, MODELS, PROCESSES
 from mesh.sim.cluster import Arrival
 from mesh.sim.groups import GROUP_MAX, DeploymentGroup, NodeGroup, names_of
 from mesh.sim.scenario import Scenario
 from mesh.sim.workload import Poisson, TraceFile, arrivals_of, drawn, from_file
 from mesh_workloads.generating import LLM_MESH, Workload, generate
 
-MODEL = "llama-2-7b"
+MODEL = "7B"
 NODES = 8
 """Half of them with CPUs, half with GPUs."""
-MEMORY_GIB = {DeviceKind.CPU: 253.0, DeviceKind.GPU: 72.0}
 DEPLOYMENTS = 128
 """For `NODES` nodes."""
 SHORT_INPUT_TOKENS, SHORT_OUTPUT_TOKENS = (16, 64), (1, 2)
@@ -48,15 +47,17 @@ def scenario_of(case: Case) -> Scenario:
                 name=device.value,
                 count=case.nodes // 2,
                 device=device,
-                memory_gib=memory,
+                memory_gib=MEMORY_GIB[device],
+                processes=PROCESSES[MODEL][device],
                 costs=COSTS[device],
             )
-            for device, memory in MEMORY_GIB.items()
+            for device in DeviceKind
         ),
         deployments=tuple(_groups((SHORT_DEPLOYMENTS if case.short else DEPLOYMENTS) * copies)),
         workload=_short(case) if case.short else _NOTHING,
         seed=case.seed,
         link_delay_s=0.001,
+        ideal=True,
         limits=LIMITS,
     )
 
@@ -103,6 +104,6 @@ def _groups(deployments: int) -> Iterator[DeploymentGroup]:
         yield DeploymentGroup(
             name=f"chat-{first // GROUP_MAX}",
             count=min(GROUP_MAX, deployments - first),
-            model=MODEL,
+            model=MODELS[MODEL],
             scaling=Scaling(keep_alive_s=1.0),
         )

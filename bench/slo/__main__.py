@@ -1,22 +1,29 @@
 """Offers one node more than it can compute, in bursts, and counts who is served in time.
 
 Under two policies, one after the other: `llm-mesh` admits what shadow validation lets pass and
-computes by headroom; `fcfs` takes everything, in the order of arrival. Both get the same calls. The
-last line is one JSON object: `met_of_admitted` (those promised to be in time of which every token
-was; `…_in_the_mean`: TTFT and mean TPOT) and all that has no prefix is llm-mesh's,
+computes by headroom; `fcfs` takes everything, in the order of arrival. Both get the same calls.
+Then llm-mesh gets bursts of calls at once to one deployment; who is refused comes again when told.
+The last line is one JSON object: `met_of_admitted` (those promised to be in time of which every
+token was; `…_in_the_mean`: TTFT and mean TPOT) and all that has no prefix is llm-mesh's,
 `met_ratio_to_fcfs` says in how many more calls it met the SLO, `offered_over_capacity` how much
-there was to do.
+there was to do, `burst_…`, `refus…` and `again_admitted` are the bursts'. Exit code 1 when a target
+was missed.
 """
 
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bench.cells import measured_profile
 from bench.demo_model import stored_model
-from bench.printing import errors_told, last_line, show_status, show_table
-from bench.slo.cell import loaded_cell, measured_profile
+from bench.printing import errors_told, exit_by, last_line, show_status, show_table
+from bench.slo import bursts
+from bench.slo.bursts import Burst
+from bench.slo.cell import loaded_cell
 from bench.slo.workload import SLOS, Costs, jain, met_share_by_deployment
+from mesh.cli import output
 from mesh.compute.times import Times
+from mesh.domain.ids import DeploymentName
 from mesh.evaluation.judging import Judgement, judge
 from mesh.evaluation.load_client import Call, offer
 
@@ -24,8 +31,8 @@ OURS, BASELINE = "llm-mesh", "fcfs"
 SECONDS = 90.0
 QUICK_SECONDS = 15.0
 LOAD = 2.0
-TARGET = 0.99
-"""Of the admitted calls."""
+TARGET = 0.995
+"""Of the admitted calls, by either measure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +42,7 @@ class Compared:
     offered_over_capacity: float
     batch: int
     """Of every deployment, at capacity."""
+    bursts: tuple[Burst, ...]
 
 
 def compare(seconds: float, rounds: int, seed: int, load: float) -> Compared:
@@ -43,13 +51,13 @@ def compare(seconds: float, rounds: int, seed: int, load: float) -> Compared:
     costs: Costs | None = None
     offered_s = 0.0
     for number in range(rounds):
-        with loaded_cell(OURS) as address:
-            profile = measured_profile(address, show_status)
+        with loaded_cell(OURS, SLOS) as cell:
+            profile = measured_profile(cell.address, DeploymentName(next(iter(SLOS))), show_status)
             costs = costs or Costs(Times(profile))
             sent = costs.calls(load=load, seconds=seconds, seed=seed + number)
-            ours += _run(OURS, address, sent)
-        with loaded_cell(BASELINE) as address:
-            baseline += _run(BASELINE, address, sent)
+            ours += _run(OURS, cell.address, sent)
+        with loaded_cell(BASELINE, SLOS) as cell:
+            baseline += _run(BASELINE, cell.address, sent)
         offered_s += sum(costs.call_s(call) for call in sent)
     assert costs is not None, "there is a round at least"
     return Compared(
@@ -57,6 +65,7 @@ def compare(seconds: float, rounds: int, seed: int, load: float) -> Compared:
         baseline=baseline,
         offered_over_capacity=offered_s / (rounds * seconds),
         batch=costs.batch,
+        bursts=tuple(bursts.offered(OURS, seed, show_status)),
     )
 
 
@@ -75,9 +84,12 @@ def report(compared: Compared) -> None:
     )
     show_table(("", OURS, BASELINE), [(*mine, other) for mine, (_, other) in both])
     print(
-        f"SLO met: {ours.met_of_admitted:.1%} of the admitted (≥ {TARGET:.0%}), "
+        f"SLO met: {ours.met_of_admitted:.1%} of the admitted, "
+        f"{ours.met_of_admitted_in_the_mean:.1%} in the mean (≥ {TARGET:.1%}), "
         f"{_ratio(compared):.1f} times as many calls as under {BASELINE}"
     )
+    output.text(bursts.LEGEND)
+    show_table(bursts.HEADINGS, bursts.rows(compared.bursts))
     last_line(figures(compared))
 
 
@@ -129,6 +141,17 @@ def figures(compared: Compared) -> dict[str, object]:
         "fcfs_met_of_admitted": round(baseline.met_of_admitted, 4),
         "fcfs_refused_by_reason": baseline.refused_by_reason,
         "fcfs_failed": baseline.failed,
+        **bursts.figures(compared.bursts),
+    }
+
+
+def targets(compared: Compared) -> dict[str, bool]:
+    """Whether each is reached."""
+    ours = compared.ours
+    return {
+        "met_of_admitted": ours.met_of_admitted >= TARGET,
+        "met_of_admitted_in_the_mean": ours.met_of_admitted_in_the_mean >= TARGET,
+        **bursts.targets(compared.bursts),
     }
 
 
@@ -149,6 +172,7 @@ def main() -> None:
         stored_model()
         compared = compare(seconds, options.rounds, options.seed, options.load)
     report(compared)
+    exit_by(targets(compared))
 
 
 if __name__ == "__main__":

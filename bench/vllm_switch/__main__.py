@@ -25,6 +25,8 @@ CONTEXT_TOKENS = 512
 BATCH = 8
 PROMPT = tuple(range(100, 148))
 OUTPUT_TOKENS = 8
+STEPS_MAX = 4 * OUTPUT_TOKENS
+"""One for the prompt and one for each further token are enough."""
 
 
 class Switched:
@@ -55,10 +57,12 @@ class Switched:
     def answer(self) -> tuple[int, ...]:
         self._engine.submit(self._instance, request("r", PROMPT, OUTPUT_TOKENS))
         tokens: list[int] = []
-        while len(tokens) < OUTPUT_TOKENS:
+        for _ in range(STEPS_MAX):
             result = self._engine.step(self._instance, CONTEXT_TOKENS)
             tokens += [token for given in result.outputs for token in given.token_ids]
-        return tuple(tokens)
+            if len(tokens) >= OUTPUT_TOKENS:
+                return tuple(tokens)
+        raise SystemExit(f"error: {len(tokens)} of {OUTPUT_TOKENS} tokens in {STEPS_MAX} steps")
 
     def unload_s(self) -> float:
         start_s = time.perf_counter()

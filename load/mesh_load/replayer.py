@@ -12,7 +12,7 @@ import gevent
 from gevent.event import Event
 from gevent.pool import Group
 
-from mesh.evaluation.load_client import CALL_S_MAX, NOT_SENT, OPEN_MAX, Answer, Call
+from mesh.evaluation.load_client import CALL_S_MAX, NOT_SENT, OPEN_MAX, STOPPED, Answer, Call
 from mesh_load.sender import Sender, ask
 from mesh_workloads import replay_plan as planned
 
@@ -41,6 +41,8 @@ class Replayer:
         self._call_s_max = call_s_max
         self._open_max = open_max
         self._open: Group = Group()
+        self._unbegun: dict[int, tuple[planned.Call, Call, float]] = {}
+        """By number, with when they were due: their greenlets have not run yet."""
         self._stopped = Event()
 
     def run(self, start_s: float) -> None:
@@ -52,10 +54,13 @@ class Replayer:
             if self._stopped.wait(max(0.0, due_s - time.monotonic())):
                 break
             if len(self._open) < self._open_max:
+                self._unbegun[plan.number] = (plan, call, due_s)
                 self._open.add(gevent.spawn(self._ask, plan, call, due_s))
             else:
-                self._on_answer(plan, call, _not_sent(due_s))
+                self._on_answer(plan, call, _nothing(due_s, NOT_SENT))
         self._open.join()
+        for plan, call, due_s in self._unbegun.values():  # a greenlet killed so early never runs
+            self._on_answer(plan, call, _nothing(due_s, STOPPED))
 
     def stop(self) -> None:
         """Send nothing more, and leave the calls that are open; `run` returns soon."""
@@ -63,10 +68,11 @@ class Replayer:
         self._open.kill(block=False)
 
     def _ask(self, plan: planned.Call, call: Call, due_s: float) -> None:
+        del self._unbegun[plan.number]
         answer = ask(self._sender, call, due_s=due_s, timeout_s=self._call_s_max)
         self._on_answer(plan, call, answer)
 
 
-def _not_sent(due_s: float) -> Answer:
+def _nothing(due_s: float, why: str) -> Answer:
     now_s = time.monotonic()
-    return Answer(ended_s=0.0, tokens_s=(), sent_s=now_s, lag_s=now_s - due_s, failed=NOT_SENT)
+    return Answer(ended_s=0.0, tokens_s=(), sent_s=now_s, lag_s=now_s - due_s, failed=why)

@@ -11,12 +11,10 @@ from typing import Protocol
 
 import gevent
 
-from mesh.domain.errors import Cancelled, MeshError, Refused
+from mesh.domain.errors import MeshError, Refused
 from mesh.domain.invocation import InvocationEvent
 from mesh.evaluation.load_client import STOPPED, Answer, Call, answer_of
 from mesh.wire.errors import status_of
-
-TIME_LIMIT = "deadline_exceeded"
 
 
 class Sender(Protocol):
@@ -25,8 +23,8 @@ class Sender(Protocol):
     def send(self, call: Call, timeout_s: float) -> Iterator[InvocationEvent]:
         """The answer's events as they come. Closing the iterator leaves the call.
 
-        Raises Refused with the reason, Cancelled after `timeout_s`, another MeshError when the
-        call fails.
+        Raises Refused with the reason, DeadlineExceeded after `timeout_s`, another MeshError when
+        the call fails.
         """
         ...
 
@@ -41,14 +39,13 @@ def ask(sender: Sender, call: Call, *, due_s: float, timeout_s: float) -> Answer
     events: list[tuple[float, InvocationEvent]] = []
     note = events.append
     refused = failed = ""
+    retry_after_s = 0.0
     sent_s = time.monotonic()
     try:
         for event in sender.send(call, timeout_s):
             note((time.monotonic(), event))
     except Refused as error:
-        refused = str(error.reason)
-    except Cancelled:
-        failed = TIME_LIMIT
+        refused, retry_after_s = str(error.reason), error.retry_after_s
     except MeshError as error:
         failed = status_of(error).code.name.lower()
     except gevent.GreenletExit:
@@ -59,5 +56,6 @@ def ask(sender: Sender, call: Call, *, due_s: float, timeout_s: float) -> Answer
         ended_s=time.monotonic(),
         lag_s=sent_s - due_s,
         refused=refused,
+        retry_after_s=retry_after_s,
         failed=failed,
     )

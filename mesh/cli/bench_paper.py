@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from mesh.cli import output
-from mesh.cli.options import file_option, format_option
+from mesh.cli.options import file_option, format_option, ideal_option
 from mesh.cli.output import Format, text_columns
 from mesh.cli.plotting import check_plotting
 from mesh.cli.progress import progress
@@ -35,6 +35,7 @@ from mesh.evaluation.paper.runs import JOBS_MAX, Done, Failed, Job, run_all
 from mesh.evaluation.paper.tables import tables
 from mesh.policy.registry import known_policies
 from mesh.policy.registry import policy as policy_of
+from mesh.sim.cell_costs import cell_costs
 from mesh.sim.costs import Resizing
 from mesh_workloads.trace import Trace
 
@@ -63,9 +64,13 @@ ABLATION_CELLS = (paper_cell("7B/64"),)
 @click.option(
     "--kv-resize",
     type=click.Choice([way.value for way in Resizing]),
-    default=Resizing.MAPS.value,
-    show_default=True,
-    help="How engines resize KV caches; those of the paper copy them.",
+    help="How all engines resize KV caches; default: GPUs copy, CPUs map, with --ideal all map.",
+)
+@ideal_option
+@click.option(
+    "--check-refusals",
+    is_flag=True,
+    help="Look at each node at each refusal: whether its link was free, and the reason is true.",
 )
 @click.option(
     "--duration",
@@ -103,7 +108,9 @@ def paper(
     policies: tuple[str, ...],
     cells: str | None,
     ablations: bool,
-    kv_resize: str,
+    kv_resize: str | None,
+    ideal: bool | None,
+    check_refusals: bool,
     duration_s: float,
     seed: int,
     jobs: int,
@@ -124,15 +131,24 @@ def paper(
     pairs = _pairs(policies, cells, ablations)
     source = generated(seed) if trace is None else from_trace(trace, seed)
     work = {cell: load(source, cell.functions, duration_s) for cell, _ in pairs}
-    resize = Resizing(kv_resize)
+    costs = cell_costs(ideal=bool(ideal))
+    resize = None if kv_resize is None else Resizing(kv_resize)
     with progress("paper") as show:
         planned = [
-            Job(cell=cell, policy=name, work=work[cell], resize=resize) for cell, name in pairs
+            Job(
+                cell=cell,
+                policy=name,
+                work=work[cell],
+                costs=costs,
+                resize=resize,
+                check_refusals=check_refusals,
+            )
+            for cell, name in pairs
         ]
         ends = run_all(planned, jobs, show)
     done = [end for end in ends if isinstance(end, Done)]
     made = Evaluation(
-        workload=_words(source, trace, seed, resize),
+        workload=_words(source, trace, seed, ideal=bool(ideal), resize=resize),
         duration_s=duration_s,
         runs=tuple(_evaluated(one, measured=trace is not None) for one in done),
     )
@@ -169,11 +185,12 @@ def _pairs(
     return sorted(dict.fromkeys(pairs), key=lambda pair: order[pair[0]])
 
 
-def _words(source: Trace, trace: Path | None, seed: int, resize: Resizing) -> str:
-    copies = ", KV caches copied" if resize is Resizing.COPIES else ""
-    if trace is None:
-        return f"generated ({source.name}, seed {seed}){copies}"
-    return f"trace {trace.name}{copies}"
+def _words(
+    source: Trace, trace: Path | None, seed: int, *, ideal: bool, resize: Resizing | None
+) -> str:
+    load = f"trace {trace.name}" if trace else f"generated ({source.name}, seed {seed})"
+    costs = "ideal costs" if ideal else "costs as measured"
+    return f"{load}, {costs}" + (f", every KV cache {resize}" if resize else "")
 
 
 def _evaluated(done: Done, *, measured: bool) -> EvaluatedRun:
@@ -187,6 +204,7 @@ def _evaluated(done: Done, *, measured: bool) -> EvaluatedRun:
         reference=theirs if measured else Reference(),
         nodes=made.nodes,
         seconds=done.seconds,
+        refusals=made.refusals,
     )
 
 

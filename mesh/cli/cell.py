@@ -23,6 +23,10 @@ from mesh_nodes import hardware
 READY_S_MAX = 120.0
 """From the start of the children until every node has joined. An engine's import takes seconds."""
 POLL_S = 0.1
+ANSWER_S_MAX = 2.0
+"""For a controller that is asked for its nodes; meanwhile nobody looks whether Ctrl-C was pressed.
+It is asked again at the next look.
+"""
 _REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """A controller that listens on every address is reached from here on the loopback."""
 
@@ -80,7 +84,8 @@ class LocalCell:
 
     def _node_arguments(self, node: NodePlan) -> list[str]:
         arguments = ["--join", self.address, "--name", node.name, "--device", node.device]
-        memory_bytes, threads = self._plan.memory_bytes, self._plan.threads
+        memory_bytes = node.memory_bytes or self._plan.memory_bytes
+        threads = self._plan.threads
         nodes = self._plan.nodes
         alike = [other for other in nodes if other.device is node.device]
         if node.device is DeviceKind.GPU:
@@ -94,6 +99,8 @@ class LocalCell:
             if node.device is DeviceKind.CPU:
                 memory_bytes = memory_bytes or machine.budget_bytes // len(alike)
             threads = threads or max(1, machine.cores // len(nodes))
+        if node.engine is not None:
+            arguments += ["--engine", node.engine]
         if memory_bytes is not None:
             arguments += ["--memory", str(memory_bytes)]
         if threads is not None:
@@ -142,7 +149,7 @@ class LocalCell:
         """The nodes that the cell has, or None while the controller does not serve."""
         try:
             # A channel of its own each time: one that was refused would first back off for a while.
-            with MeshClient(self.address) as client:
+            with MeshClient(self.address, answer_s_max=ANSWER_S_MAX) as client:
                 nodes = client.nodes()
         except MeshError:
             # Also one that it had no time to name: it may be killed amid the answer.

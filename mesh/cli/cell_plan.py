@@ -18,8 +18,12 @@ NODES_MAX = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
+    """None: the device's own engine; the cell's part of the memory."""
+
     name: str
     device: DeviceKind
+    engine: str | None = None
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ VERBS = {
     "node": "Run a node agent in the foreground.",
     "deploy": "Deploy models from manifests.",
     "get": "List deployments, or show one.",
-    "describe": "Show one deployment in full.",
+    "describe": "Show one deployment or node in full.",
     "scale": "Change a deployment's scaling limits.",
     "delete": "Delete deployments.",
     "profile": "Measure a model's iteration times on a node, or show them.",

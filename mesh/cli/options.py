@@ -80,6 +80,18 @@ def file_option(name: str, help_text: str, metavar: str = "FILE") -> Callable[[C
     return click.option(name, metavar=metavar, type=kind, help=help_text)
 
 
+def ideal_option(command: Command) -> Command:
+    """`--ideal`, of simulations."""
+    return click.option(
+        "--ideal",
+        is_flag=True,
+        default=None,
+        help="Nothing but the tables counts: callers tell the lengths of answers, engines do not "
+        "jitter and map KV caches, loads slow nobody, a fixed number of engines has memory set "
+        "aside, resident weights are no use of a node.",
+    )(command)
+
+
 def timeout_option(default_s: float, help_text: str) -> Callable[[Command], Command]:
     """`--timeout SECONDS`, given to the command as `timeout_s`."""
     return click.option(

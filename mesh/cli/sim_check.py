@@ -17,11 +17,11 @@ from mesh.runtime.journal import ControllerStart, open_journal
 def command_of(ctx: click.Context, seed: int) -> str:
     """The command that this one is, with the seed that it runs."""
     words = ["mesh", "sim", str(ctx.params["scenario"])]
-    for name in ("policy", "trace", "functions", "duration"):
+    for name in ("policy", "trace", "functions", "duration", "output_tokens_max"):
         value = ctx.params[name]
-        words += [] if value is None else [f"--{name}", str(value)]
-    checked = ["--check"] if ctx.params["check"] else []
-    return shlex.join([*words, *checked, "--seed", str(seed)])
+        words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
+    words += [f"--{name}" for name in ("ideal", "check") if ctx.params[name]]
+    return shlex.join([*words, "--seed", str(seed)])
 
 
 @contextmanager

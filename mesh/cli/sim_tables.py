@@ -10,6 +10,7 @@ NODES: tuple[Column[NodeUse], ...] = (
     word("NODE", lambda n: n.node_id),
     word("DEVICE", lambda n: n.device),
     number("IN USE %", lambda n: f"{100 * n.used_share:.1f}"),
+    number("BUSY %", lambda n: f"{100 * n.busy_share:.1f}"),
     number("COMPUTING %", lambda n: f"{100 * n.computing_share:.1f}"),
 )
 
@@ -23,6 +24,10 @@ def summary_fields(report: SimulationReport) -> list[tuple[str, str]]:
             pairs.append((f"{device} nodes in use", f"{report.nodes_used(device):.2f} of {total}"))
     pairs += [(f"faults, {kind}", str(n)) for kind, n in report.faults]
     pairs += [(f"checked, {what}", str(n)) for what, n in report.checks]
+    if (looked := report.refusals) is not None:
+        agree = _share(looked.reasons_agreeing, looked.reasons_drawn)
+        pairs.append(("refused or late beside a free link", str(looked.refused_beside_free_link)))
+        pairs.append(("refusals with the reason that nodes give", agree))
     pairs += [
         ("output", f"{report.tokens_per_s:.1f} tokens/s"),
         ("virtual time", f"{report.virtual_s:.1f} s"),

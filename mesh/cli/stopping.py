@@ -5,6 +5,8 @@
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -28,6 +30,20 @@ class Stopping:
     def wait(self, timeout_s: float) -> bool:
         """Sleep, but no longer than until a signal comes; whether one has come."""
         return self._first.wait(timeout_s)
+
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """For what asks nobody: here the first signal raises KeyboardInterrupt, and is counted."""
+        for number in _SIGNALS:
+            signal.signal(number, signal.default_int_handler)
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._first.set()
+            raise
+        finally:
+            for number in _SIGNALS:
+                signal.signal(number, self._count)
 
     def __enter__(self) -> "Stopping":
         for number in _SIGNALS:

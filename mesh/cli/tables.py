@@ -47,6 +47,15 @@ PACE: tuple[Column[InstanceSnapshot], ...] = (
     word("PROFILE", lambda i: i.profile if i.profile in ("", "measured") else "scaled"),
 )
 """How instances keep up: headroom of their requests, predicted times and how right those are."""
+CORRECTIONS: tuple[Column[InstanceSnapshot], ...] = (
+    word("INSTANCE", lambda i: i.instance_id),
+    number("CORRECTION", lambda i: f"{i.correction:.2f}"),
+    number("PLANNED", lambda i: f"{i.correction_planned:.2f}"),
+    number("STALLS", lambda i: i.stalls.count),
+    number("LONGEST_S", lambda i: hundredths(i.stalls.longest_s) if i.stalls.count else None),
+    number("LAST_AGO_S", lambda i: f"{i.stalls.ago_s:.0f}" if i.stalls.count else None),
+)
+"""By what predictions are lengthened, and what was left out of it."""
 NODES: tuple[Column[NodeSnapshot], ...] = (
     word("NODE", lambda n: n.node_id),
     word("STATE", lambda n: n.state),

@@ -1,13 +1,11 @@
-"""How much slower a node computes a model than its profile says, learned from every iteration.
+"""By how much a node computes a model more slowly than its profile says: a factor.
 
-The mean of measured over predicted time, exponentially weighted by predicted compute time, so that
-it follows a noisy neighbour within a few seconds of computing whatever the length of an iteration,
-and a single stall counts little. Without iterations it returns to 1: nothing speaks for it any
-more, and a node that is thought too slow to be used would never be found to be well again.
-
-What is promised is planned with the worst of the last seconds (`planned`): neighbours of a virtual
-machine come and go within seconds and take up to a third of its speed, and a request that is let in
-between two of them runs on into the next.
+`factor` is the mean of measured over predicted time, exponentially weighted by predicted compute
+time: it follows a noisy neighbour within a few seconds of computing whatever the length of an
+iteration. Without iterations it returns to 1: nothing speaks for it any more, and a node that is
+thought too slow to be used would never be found to be well again. `planned` is what promises rest
+on: never below, and as high as the node says that it has lately been. The node learns both
+(`learned_correction`), the controller is told.
 
 Where the profile is an estimate, nothing speaks for the 1 to begin with: the first iterations count
 as if there were no past, and what they tell is not forgotten. Until some have been seen, the
@@ -15,6 +13,7 @@ estimate is on trial.
 """
 
 from math import exp, inf
+from typing import Self
 
 from mesh.domain.profile import Profile
 
@@ -24,8 +23,6 @@ LEARNING_S = 0.5
 """Predicted compute time after which the past counts for 37 %."""
 FORGETTING_S = 10.0
 """Idle time after which 37 % of the deviation from 1 is left."""
-CAUTION_S = 20.0
-"""Time after which 37 % is left of what the factor was above what it is now."""
 TRIAL_ITERATIONS = 8
 """After which an estimate is taken to be corrected: a prompt, and some decodes."""
 
@@ -33,7 +30,7 @@ TRIAL_ITERATIONS = 8
 class Correction:
     """Belongs to one model on one node, or to whatever else lengthens iterations."""
 
-    __slots__ = ("_at_s", "_factor", "_forgetting_s", "_peak", "_seen_s", "trial_left")
+    __slots__ = ("_at_s", "_factor", "_forgetting_s", "_planned", "_seen_s", "trial_left")
 
     def __init__(
         self,
@@ -49,13 +46,13 @@ class Correction:
         self._seen_s = 0.0 if guessed else inf
         """Predicted compute time that the factor is the mean of, where there was none before."""
         self._forgetting_s = inf if guessed else forgetting_s
-        self._factor = min(max(factor, RATIO_MIN), RATIO_MAX)
-        self._peak = 0.0
-        """Of factors that were observed, or told."""
+        self._factor = bounded(factor)
+        self._planned = 0.0
+        """As told last; 0 before."""
         self._at_s = at_s
 
     @classmethod
-    def of(cls, profile: Profile, factor: float = 1.0, at_s: float = 0.0) -> "Correction":
+    def of(cls, profile: Profile, factor: float = 1.0, at_s: float = 0.0) -> Self:
         return cls(factor, at_s, guessed=not profile.measured)
 
     @property
@@ -69,44 +66,43 @@ class Correction:
 
     def planned(self, now_s: float) -> float:
         """By which predictions are to be multiplied that a promise rests on: never below `factor`,
-        and above it as long as it was lately.
+        nor below what the node has told.
         """
-        return self._held(self.factor(now_s), now_s)
+        return max(self.factor(now_s), self._planned)
 
     def observe(self, measured_s: float, predicted_s: float, now_s: float) -> None:
         """An iteration has ended. `predicted_s` is the profile's, uncorrected."""
         if predicted_s <= 0.0:
             return
-        ratio = min(max(measured_s / predicted_s, RATIO_MIN), RATIO_MAX)
+        ratio = bounded(measured_s / predicted_s)
         before = self._faded(now_s - self._at_s - measured_s)
         self._seen_s += predicted_s
         weight = max(1.0 - exp(-predicted_s / LEARNING_S), predicted_s / self._seen_s)
         self.told(before + (ratio - before) * weight, now_s)
 
     def reported(self, factor: float, now_s: float, *, beside_load: bool = False) -> None:
-        """The node that sees the iterations tells the factor after one of them. What it was while
-        an estimate was on trial says nothing about neighbours. An iteration beside a load tells its
-        node what loads cost and corrects no estimate, so it is none of the trial's.
+        """The node that sees the iterations tells the factor after one of them. An iteration beside
+        a load tells its node what loads cost and corrects no estimate: it is none of the trial's.
         """
         if self.trial_left and not beside_load:
             self.trial_left -= 1
-            self._peak = 0.0
         self.told(factor, now_s)
 
-    def told(self, factor: float, now_s: float) -> None:
-        """The factor is known from elsewhere: whoever sees the iterations has reported it."""
-        self._factor = min(max(factor, RATIO_MIN), RATIO_MAX)
-        self._peak = self._held(self._factor, now_s)
+    def told(self, factor: float, now_s: float, *, planned: float | None = None) -> None:
+        """The factor is known from elsewhere: whoever sees the iterations has reported it, and by
+        what to plan, which holds until that is told anew. What it was while an estimate was on
+        trial says nothing about neighbours.
+        """
+        self._factor = bounded(factor)
         self._at_s = now_s
-
-    def _held(self, factor: float, now_s: float) -> float:
-        """What is left of the peak above a factor of now."""
-        if self._peak <= factor:
-            return factor
-        elapsed_s = max(now_s - self._at_s, 0.0)
-        return factor + (self._peak - factor) * exp(-elapsed_s / CAUTION_S)
+        if planned is not None:
+            self._planned = 0.0 if self.trial_left else bounded(planned)
 
     def _faded(self, idle_s: float) -> float:
         if idle_s <= 0.0 or self._factor == 1.0:
             return self._factor
         return 1.0 + (self._factor - 1.0) * exp(-idle_s / self._forgetting_s)
+
+
+def bounded(ratio: float) -> float:
+    return min(max(ratio, RATIO_MIN), RATIO_MAX)

@@ -6,6 +6,7 @@
     ├── AlreadyExists         the name is taken
     ├── Refused               an invocation that will not be served; carries a RefusalReason
     ├── Cancelled             the caller went away or asked to stop
+    │   └── DeadlineExceeded  the time limit that it gave has passed
     ├── Unavailable           a controller, node or network that cannot be reached now
     ├── StorageError          the state folder or model store cannot be read or written
     ├── ModelError            a model that cannot be imported or loaded
@@ -57,7 +58,11 @@ class Refused(MeshError):
 
 
 class Cancelled(MeshError):
-    """The caller went away, or its deadline passed."""
+    """The caller went away, or asked to stop."""
+
+
+class DeadlineExceeded(Cancelled):
+    """The time limit that the caller gave has passed."""
 
 
 class Unavailable(MeshError):

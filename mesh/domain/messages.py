@@ -6,7 +6,7 @@ simulator's links carry them as they are. No field is a point in time: ages and 
 
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, OperationId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
-from mesh.domain.profile import Profile
+from mesh.domain.profile import Profile, Stalls
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.request import RequestOrder, RequestTokens
 from mesh.domain.steps import LoadRate, LoadTier, SleepingModel
@@ -120,6 +120,9 @@ class InstanceReport:
     batch: int
     correction: float = 1.0
     """Measured over predicted iteration time, lately."""
+    correction_planned: float = 1.0
+    """What is promised of it is to be planned with this instead, until the next report."""
+    stalls: Stalls = Stalls()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

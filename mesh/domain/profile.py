@@ -1,4 +1,4 @@
-"""Profiles: measured iteration times of a model on a device, and how they are read.
+"""Profiles: measured iteration times of a model on a device, how they are read, and stalls.
 
 A table answers for the sizes between its points by linear interpolation, in two dimensions by
 bilinear (LLM-Mesh §5.2); below its first point it answers with that, above its last point in
@@ -91,3 +91,16 @@ class Profile:
     @property
     def measured(self) -> bool:
         return not self.scaled_from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stalls:
+    """Iterations of an instance, since it was loaded or got another profile, that took far longer
+    than those around them. Nothing is predicted from a single one.
+    """
+
+    count: int = 0
+    longest_s: float = 0.0
+    """Lost in the longest: what it took above what was expected."""
+    ago_s: float = 0.0
+    """Since the last one ended."""

@@ -1,12 +1,12 @@
 """Read-only pictures of a cell, for people and APIs. Decisions do not use them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
 from mesh.domain.model import Footprint, ModelInfo
-from mesh.domain.profile import Profile
+from mesh.domain.profile import Profile, Stalls
 from mesh.domain.reasons import DeviceKind, RefusalReason
 from mesh.domain.steps import LoadTier
 
@@ -52,6 +52,10 @@ class InstanceSnapshot:
     """Predicted, of its next decode as its batch is (of one request, when it has none)."""
     correction: float = 1.0
     """Measured over predicted iteration time, lately."""
+    correction_planned: float = 1.0
+    """The same as promises are planned with: what the last seconds have seldom exceeded."""
+    stalls: Stalls = field(default_factory=Stalls)
+    """As of its node's last heartbeat."""
     profile: str = ""
     """`measured`, or what its iteration times are scaled from."""
     tier: LoadTier | None = None

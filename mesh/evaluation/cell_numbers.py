@@ -14,7 +14,7 @@ from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import DeviceKind
 from mesh.evaluation.distribution import Distribution
 from mesh.evaluation.ranks import RankGroup, by_rank
-from mesh.evaluation.series import NodeSeries, nodes_in_use
+from mesh.evaluation.series import NodeSeries, nodes_busy, nodes_in_use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +29,11 @@ class CellNumbers:
     met_every_token: int
     met_every_token_with_grace: int
     cpu_nodes: float
-    """Mean number in use."""
+    """Mean number in use: with resident weights, where those count."""
     gpu_nodes: float
+    cpu_nodes_busy: float
+    """Mean number by the paper's measure, which does not know resident weights."""
+    gpu_nodes_busy: float
     loads: int
     """Of instances (cold starts), parked ones that resume left out."""
     cold_requests: int
@@ -38,7 +41,7 @@ class CellNumbers:
     refused: tuple[tuple[str, int], ...]
     """All that did not finish, by reason: see `summary.Summary`."""
     decode_tokens_per_s: tuple[tuple[str, float], ...]
-    """By kind of device, of one node while it is in use; none for a kind that never was."""
+    """By kind of device, of one node while it is busy; none for a kind that never was."""
     ttft: Distribution
     """Of the requests that had a first token."""
     tpot: Distribution
@@ -49,7 +52,7 @@ class CellNumbers:
 def cell_numbers(outcomes: Sequence[Outcome], nodes: Sequence[NodeSeries]) -> CellNumbers:
     """All outcomes of a run; the series of all nodes over the workload's time."""
     late = [(o, o.late_s) for o in outcomes if o.finished]
-    in_use = {device: nodes_in_use(nodes, device) for device in DeviceKind}
+    busy = {device: nodes_busy(nodes, device) for device in DeviceKind}
     ttfts = (o.ttft_s for o in outcomes)
     tpots = (o.tpot_s for o in outcomes)
     return CellNumbers(
@@ -59,12 +62,14 @@ def cell_numbers(outcomes: Sequence[Outcome], nodes: Sequence[NodeSeries]) -> Ce
         met_with_grace=sum(o.met_in_the_mean for o in outcomes),
         met_every_token=sum(late_s <= 0.0 for _, late_s in late),
         met_every_token_with_grace=sum(late_s <= o.grace_s for o, late_s in late),
-        cpu_nodes=_mean(in_use[DeviceKind.CPU]),
-        gpu_nodes=_mean(in_use[DeviceKind.GPU]),
+        cpu_nodes=_mean(nodes_in_use(nodes, DeviceKind.CPU)),
+        gpu_nodes=_mean(nodes_in_use(nodes, DeviceKind.GPU)),
+        cpu_nodes_busy=_mean(busy[DeviceKind.CPU]),
+        gpu_nodes_busy=_mean(busy[DeviceKind.GPU]),
         loads=sum(sum(node.loads) for node in nodes),
         cold_requests=sum(o.grace_s > 0 for o in outcomes),
         refused=tuple(sorted(Counter(str(o.end) for o in outcomes if not o.finished).items())),
-        decode_tokens_per_s=tuple(_decoding(nodes, in_use)),
+        decode_tokens_per_s=tuple(_decoding(nodes, busy)),
         ttft=Distribution.of(s for s in ttfts if s is not None),
         tpot=Distribution.of(s for s in tpots if s is not None),
         by_rank=by_rank(outcomes),
@@ -72,12 +77,12 @@ def cell_numbers(outcomes: Sequence[Outcome], nodes: Sequence[NodeSeries]) -> Ce
 
 
 def _decoding(
-    nodes: Sequence[NodeSeries], in_use: dict[DeviceKind, tuple[float, ...]]
+    nodes: Sequence[NodeSeries], busy: dict[DeviceKind, tuple[float, ...]]
 ) -> list[tuple[str, float]]:
     return [
-        (device.value, sum(sum(n.decoded_tokens) for n in nodes if n.device is device) / used_s)
+        (device.value, sum(sum(n.decoded_tokens) for n in nodes if n.device is device) / busy_s)
         for device in DeviceKind
-        if (used_s := sum(in_use[device])) > 0
+        if (busy_s := sum(busy[device])) > 0
     ]
 
 

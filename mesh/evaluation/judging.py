@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from mesh.domain.outcome import Outcome
+from mesh.evaluation.distribution import Distribution
 from mesh.evaluation.load_client import Answer, Call, outcome_of
 
 
@@ -136,9 +137,17 @@ class Judgement:
     @property
     def refusals_before_deadline(self) -> float:
         """The share of refusals that came before the first token was due."""
-        refused = self.refused
-        in_time = sum(each.late_s <= 0.0 for each in refused)
-        return in_time / len(refused) if refused else 1.0
+        refused = len(self.refused)
+        return 1.0 - self.refused_after_deadline / refused if refused else 1.0
+
+    @property
+    def refused_after_deadline(self) -> int:
+        return sum(each.late_s > 0.0 for each in self.refused)
+
+    @property
+    def refusal_s_p50(self) -> float:
+        """From a call to its refusal; 0 without any."""
+        return median(each.answer.ended_s for each in self.refused) if self.refused else 0.0
 
     @property
     def late_s(self) -> tuple[float, ...]:
@@ -162,8 +171,7 @@ class Judgement:
     @property
     def lag_s_p99(self) -> float:
         """The client's own: by so much its times may be off."""
-        lags = sorted(each.answer.lag_s for each in self.all)
-        return lags[len(lags) * 99 // 100]
+        return Distribution.of(each.answer.lag_s for each in self.all).at(99) or 0.0
 
     @property
     def output_tokens(self) -> int:

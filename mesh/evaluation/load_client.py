@@ -11,11 +11,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import grpc.aio
+from google.protobuf.message import DecodeError
 
-from mesh.domain.errors import Refused
+from mesh.domain.errors import InvalidInput, Refused
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.invocation import Accepted, Finished, InvocationEvent, Tokens
 from mesh.domain.outcome import Outcome
@@ -39,6 +41,7 @@ LEAD_S = 1.0
 WATCH_S = 0.5
 NOT_SENT = "not_sent"
 STOPPED = "stopped"
+MALFORMED = "malformed"
 
 Invoke = Callable[..., Any]
 """A call's bytes as they come; the stubs of grpc know no such call."""
@@ -70,9 +73,12 @@ class Answer:
     """By how much the client sent it after its time."""
     refused: str = ""
     """The reason."""
+    retry_after_s: float = 0.0
+    """When to come again, by a refusal; 0: that cannot help."""
     failed: str = ""
-    """The status of a call that neither finished nor was refused; `not_sent` of one too many, and
-    `stopped` of one that was open when all of them were ended.
+    """The status of a call that neither finished nor was refused; `not_sent` of one too many,
+    `stopped` of one that was open when all of them were ended, and `malformed` of one that was
+    answered with what means nothing.
     """
     finishes: int = 0
     """Messages that say that it is over."""
@@ -98,7 +104,7 @@ class Answer:
 
 
 Ended = Callable[[int, Call, Answer], None]
-"""Called with a call's number, the call, and what came of it."""
+"""Called with a call's number, the call, and what came of it; again for each of its retries."""
 
 
 def offer(
@@ -111,13 +117,32 @@ def offer(
     """Send all calls at their times; their answers, in the same order. `watch` is told the time
     since the start now and then, and ends all of it by what it raises.
     """
+    answers, _ = offer_again(address, calls, retries_max=0, call_s_max=call_s_max, watch=watch)
+    return answers
+
+
+def offer_again(
+    address: str,
+    calls: Sequence[Call],
+    *,
+    retries_max: int = 1,
+    call_s_max: float = CALL_S_MAX,
+    watch: Callable[[float], None] = lambda at_s: None,
+) -> tuple[list[Answer], list[tuple[Call, Answer]]]:
+    """As `offer`, by callers who come again at the Retry-After of a refusal: their retries besides,
+    each with its own time, in the order of their ends.
+    """
     answers: dict[int, Answer] = {}
+    retries: list[tuple[Call, Answer]] = []
 
     def ended(number: int, call: Call, answer: Answer) -> None:
-        answers[number] = answer
+        if number in answers:
+            retries.append((call, answer))
+        else:
+            answers[number] = answer
 
-    send(address, calls, ended, call_s_max=call_s_max, watch=watch)
-    return [answers[number] for number in range(len(answers))]
+    send(address, calls, ended, call_s_max=call_s_max, retries_max=retries_max, watch=watch)
+    return [answers[number] for number in range(len(answers))], retries
 
 
 def send(
@@ -127,27 +152,32 @@ def send(
     *,
     call_s_max: float = CALL_S_MAX,
     open_max: int = OPEN_MAX,
+    retries_max: int = 0,
     started: Callable[[float], None] = lambda start_s: None,
     watch: Callable[[float], None] = lambda at_s: None,
 ) -> None:
     """Send calls, which ascend by time, each at its time, and tell `ended` of each as it ends.
 
     Calls are numbered from 0, and taken from `calls` shortly before they are due. `started` is told
-    the start on the machine's monotonic clock. What `watch` raises ends all of it: calls that are
-    open then are cancelled, and told of.
+    the start on the machine's monotonic clock. Who is refused comes again when the refusal says so,
+    `retries_max` times. What `watch` raises ends all of it: calls that are open then are cancelled,
+    and told of.
     """
-    client = _Client(address, ended, call_s_max, open_max)
+    client = _Client(address, ended, call_s_max, open_max, retries_max)
     asyncio.run(client.run(calls, started, watch))
 
 
 class _Client:
     """One run of calls."""
 
-    def __init__(self, address: str, ended: Ended, call_s_max: float, open_max: int) -> None:
+    def __init__(
+        self, address: str, ended: Ended, call_s_max: float, open_max: int, retries_max: int
+    ) -> None:
         self._address = address
         self._ended = ended
         self._call_s_max = call_s_max
         self._open_max = open_max
+        self._retries_max = retries_max
         self._open: dict[asyncio.Task[None], tuple[int, Call]] = {}
         self._prepared: deque[tuple[int, Call, bytes]] = deque()
         self._numbers = 0
@@ -201,9 +231,8 @@ class _Client:
                 self._ended(number, call, _nothing(NOT_SENT))
                 continue
             sent_s = time.monotonic()
-            stream = invoke(request, timeout=self._call_s_max)
-            lag_s = sent_s - start_s - call.at_s
-            task = asyncio.create_task(self._ask(number, call, stream, sent_s, lag_s))
+            ask = partial(invoke, request, timeout=self._call_s_max)
+            task = asyncio.create_task(self._ask(number, call, start_s, ask, ask(), sent_s))
             self._open[task] = (number, call)
             task.add_done_callback(self._closed)
         await asyncio.gather(*self._open)
@@ -233,26 +262,53 @@ class _Client:
         self._numbers += 1
         return True
 
-    async def _ask(self, number: int, call: Call, stream: Any, sent_s: float, lag_s: float) -> None:
-        """To its end, which is told even if it is cancelled."""
+    async def _ask(
+        self, number: int, call: Call, start_s: float, invoke: Invoke, stream: Any, sent_s: float
+    ) -> None:
+        """To its end, and those of its retries; an end is told even if it is cancelled."""
+        answer = await self._answer(stream, sent_s, sent_s - start_s - call.at_s)
+        self._ended(number, call, answer)
+        for _ in range(self._retries_max):
+            if not answer.retry_after_s:
+                return
+            due_s = sent_s + answer.ended_s + answer.retry_after_s
+            await asyncio.sleep(due_s - time.monotonic())
+            sent_s, call = time.monotonic(), replace(call, at_s=due_s - start_s)
+            answer = await self._answer(invoke(), sent_s, sent_s - due_s)
+            self._ended(number, call, answer)
+
+    async def _answer(self, stream: Any, sent_s: float, lag_s: float) -> Answer:
         came: list[tuple[float, bytes]] = []
         note = came.append
         refused = failed = ""
+        retry_after_s = 0.0
         try:
             async for raw in stream:
                 note((time.monotonic(), raw))
         except grpc.aio.AioRpcError as error:
             raised = error_of(cast(EndedCall, error))
-            refused = str(raised.reason) if isinstance(raised, Refused) else ""
-            failed = "" if refused else error.code().name.lower()
+            if isinstance(raised, Refused):
+                refused, retry_after_s = str(raised.reason), raised.retry_after_s
+            else:
+                failed = error.code().name.lower()
         except asyncio.CancelledError:
             failed = STOPPED
         ended_s = time.monotonic()
-        events = [(at_s, event_from_wire(pb.InvokeResponse.FromString(raw))) for at_s, raw in came]
-        answer = answer_of(
-            events, sent_s=sent_s, ended_s=ended_s, lag_s=lag_s, refused=refused, failed=failed
+        events: list[tuple[float, InvocationEvent]] = []
+        try:
+            for at_s, raw in came:
+                events.append((at_s, event_from_wire(pb.InvokeResponse.FromString(raw))))
+        except (DecodeError, InvalidInput):
+            failed = failed or MALFORMED
+        return answer_of(
+            events,
+            sent_s=sent_s,
+            ended_s=ended_s,
+            lag_s=lag_s,
+            refused=refused,
+            retry_after_s=retry_after_s,
+            failed=failed,
         )
-        self._ended(number, call, answer)
 
 
 def _nothing(why: str) -> Answer:
@@ -276,6 +332,7 @@ def answer_of(
     ended_s: float,
     lag_s: float,
     refused: str = "",
+    retry_after_s: float = 0.0,
     failed: str = "",
 ) -> Answer:
     """Of a call's events, each with when it came, on the clock of its sending and its end."""
@@ -288,6 +345,7 @@ def answer_of(
         sent_s=sent_s,
         lag_s=lag_s,
         refused=refused,
+        retry_after_s=retry_after_s,
         failed=failed,
         accepted=accepted is not None,
         grace_s=0.0 if accepted is None else accepted.grace_s,

@@ -18,21 +18,23 @@ class _Seen:
 
     def __init__(self, node: VirtualNode) -> None:
         self.node = node
-        self._rows: list[tuple[float, float, int, int, int, int, int]] = []
+        self._rows: list[tuple[float, float, float, int, int, int, int, int]] = []
         self.set_out()
 
     def set_out(self) -> None:
         """What the counters are from now on compared with."""
         node, engine = self.node, self.node.engine
-        self._before = node.used_s, node.computing_s, engine.decoded_tokens, engine.loads
+        tokens, loads = engine.decoded_tokens, engine.loads
+        self._before = node.used_s, node.busy_s, node.computing_s, tokens, loads
 
     def look(self) -> None:
         node, engine = self.node, self.node.engine
-        used_s, computing_s, decoded_tokens, loads = self._before
+        used_s, busy_s, computing_s, decoded_tokens, loads = self._before
         memory = engine.memory()
         self._rows.append(
             (
                 node.used_s - used_s,
+                node.busy_s - busy_s,
                 node.computing_s - computing_s,
                 engine.decoded_tokens - decoded_tokens,
                 sum(m.weights_bytes for m in memory),
@@ -45,12 +47,13 @@ class _Seen:
 
     def series(self) -> NodeSeries:
         hello = self.node.plan.hello
-        used, computing, decoded, weights, kv, requests, loads = zip(*self._rows, strict=True)
+        used, busy, computing, decoded, weights, kv, requests, loads = zip(*self._rows, strict=True)
         return NodeSeries(
             node_id=hello.node_id,
             device=hello.device,
             memory_bytes=hello.memory_bytes,
             used=used,
+            busy=busy,
             computing=computing,
             decoded_tokens=decoded,
             weights_bytes=weights,

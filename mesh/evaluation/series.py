@@ -20,7 +20,9 @@ class NodeSeries:
     device: DeviceKind
     memory_bytes: int
     used: tuple[float, ...]
-    """Share of the second in which the node was in use."""
+    """Share of the second in which the node was in use, which it is whenever it is busy."""
+    busy: tuple[float, ...]
+    """Share in which it had requests, a call under way, or its keep-alive after them."""
     computing: tuple[float, ...]
     """Seconds of the iterations that began in the second; one may be longer than that."""
     decoded_tokens: tuple[int, ...]
@@ -33,6 +35,11 @@ class NodeSeries:
 def nodes_in_use(nodes: Sequence[NodeSeries], device: DeviceKind) -> tuple[float, ...]:
     """How many nodes of a kind were in use, by second."""
     return summed([node.used for node in nodes if node.device is device])
+
+
+def nodes_busy(nodes: Sequence[NodeSeries], device: DeviceKind) -> tuple[float, ...]:
+    """How many nodes of a kind were busy, by second."""
+    return summed([node.busy for node in nodes if node.device is device])
 
 
 def summed(series: Sequence[Sequence[float]]) -> tuple[float, ...]:

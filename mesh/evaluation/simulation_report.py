@@ -7,6 +7,7 @@ from mesh.domain.ids import NodeId
 from mesh.domain.reasons import DeviceKind
 from mesh.evaluation.summary import Summary
 from mesh.sim.node import VirtualNode
+from mesh.sim.refusals import RefusalCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +17,9 @@ class NodeUse:
     node_id: NodeId
     device: DeviceKind
     used_share: float
-    """With requests on it, or a load under way."""
+    """With weights on it, unless costs are ideal, or busy."""
+    busy_share: float
+    """With requests on it, or a call under way."""
     computing_share: float
 
 
@@ -32,6 +35,8 @@ class SimulationReport:
     """How many of each kind there were."""
     checks: tuple[tuple[str, int], ...] = ()
     """What was checked, how often."""
+    refusals: RefusalCounts | None = None
+    """Where they were checked."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -50,6 +55,7 @@ def node_uses(nodes: Sequence[VirtualNode], virtual_s: float) -> tuple[NodeUse, 
             node_id=node.plan.hello.node_id,
             device=node.plan.hello.device,
             used_share=node.used_s / span_s,
+            busy_share=node.busy_s / span_s,
             computing_share=node.computing_s / span_s,
         )
         for node in nodes

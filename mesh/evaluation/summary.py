@@ -6,9 +6,10 @@ Before: outcomes, of a virtual cell, a live one or a journal. After: tables, JSO
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, quantiles
+from statistics import fmean
 
 from mesh.domain.outcome import Outcome
+from mesh.evaluation.distribution import Distribution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +33,8 @@ class Summary:
 
 def summarize(outcomes: Sequence[Outcome]) -> Summary:
     reasons = Counter(str(o.end) for o in outcomes if not o.finished)
-    ttfts = [o.ttft_s for o in outcomes if o.ttft_s is not None]
+    ttft = Distribution.of(o.ttft_s for o in outcomes if o.ttft_s is not None)
     tpots = [o.tpot_s for o in outcomes if o.tpot_s is not None]
-    cuts = quantiles(ttfts, n=20, method="inclusive") if len(ttfts) > 1 else ttfts * 19
     return Summary(
         requests=len(outcomes),
         finished=sum(o.finished for o in outcomes),
@@ -43,7 +43,7 @@ def summarize(outcomes: Sequence[Outcome]) -> Summary:
         met_in_the_mean=sum(o.met_in_the_mean for o in outcomes),
         refused=tuple(sorted(reasons.items())),
         output_tokens=sum(len(o.tokens_s) for o in outcomes),
-        ttft_s_p50=cuts[9] if cuts else None,
-        ttft_s_p95=cuts[18] if cuts else None,
+        ttft_s_p50=ttft.at(50),
+        ttft_s_p95=ttft.at(95),
         tpot_s_mean=fmean(tpots) if tpots else None,
     )

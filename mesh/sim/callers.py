@@ -46,17 +46,28 @@ class Callers:
 
     def __init__(self, clock: Clock, ended: Callable[[Outcome], None] | None = None) -> None:
         self._clock = clock
+        self.lengths: dict[RequestId, int] = {}
+        """Tokens after which answers end by themselves, of those who wait: for engines, and for
+        nobody in between.
+        """
         self._waiting: dict[RequestId, _Waiting] = {}
         self.outcomes: list[Outcome] = []
         """In the order of their ends; none where `ended` is told them instead."""
         self._ended = ended or self.outcomes.append
 
-    def call(self, request: Request, deployment: Deployment) -> None:
-        """A caller begins to wait."""
+    def call(
+        self, request: Request, deployment: Deployment, output_tokens: int | None = None
+    ) -> None:
+        """A caller begins to wait for an answer that ends by itself after so many tokens; None: it
+        has all that it may have.
+        """
         # It ends with the context at the latest; a prompt that fills that has no answer.
         prompt_tokens, sampling = request.prompt_tokens, request.sampling
         most = max(deployment.context_tokens_max - len(prompt_tokens), 0)
         tokens = min(sampling.max_tokens, most)
+        if output_tokens is not None:
+            self.lengths[request.request_id] = output_tokens
+            tokens = min(tokens, output_tokens)
         answer = answer_of(prompt_tokens, sampling, tokens, deployment.model)
         self._waiting[request.request_id] = _Waiting(
             request, deployment, self._clock.now_s(), answer
@@ -121,6 +132,7 @@ class Callers:
 
     def _end(self, request_id: RequestId, end: FinishReason | RefusalReason) -> None:
         caller = self._waiting.pop(request_id)
+        self.lengths.pop(request_id, None)
         self._ended(
             Outcome(
                 request_id=request_id,

@@ -42,7 +42,7 @@ class Arrival(NamedTuple):
     deployment: str
     input_tokens: int
     output_tokens: int
-    """Exactly so many, unless the context is full before."""
+    """Exactly so many, unless the context is full before, or its caller takes fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,19 @@ class CellPlan:
     policy: str = DEFAULT_POLICY
     limits: CellLimits = field(default_factory=CellLimits)
     link_delay_s: float = 0.0005
+    lengths_told: bool = False
+    """Callers ask for exactly as many tokens as their answers have; otherwise for as many as they
+    take, and answers end by themselves.
+    """
+    output_tokens_max: int | None = None
+    """That callers take; None for what the context leaves."""
+
+    def max_tokens(self, arrival: Arrival, deployment: Deployment) -> int:
+        """What its caller asks for."""
+        if self.lengths_told:
+            return arrival.output_tokens
+        left = max(deployment.context_tokens_max - arrival.input_tokens, 1)
+        return left if self.output_tokens_max is None else min(left, self.output_tokens_max)
 
     def start(self) -> ControllerStart:
         """For a journal of the controller."""
@@ -100,7 +113,10 @@ class VirtualCell:
         self._deployments = {made.spec.name: made for made in plan.deployments}
         self._prompts: dict[int, tuple[int, ...]] = {}
         self.controller.start()
-        self.nodes = [VirtualNode(made, clock=self.clock, links=self.links) for made in plan.nodes]
+        self.nodes = [
+            VirtualNode(made, clock=self.clock, links=self.links, lengths=self.callers.lengths)
+            for made in plan.nodes
+        ]
         for node in self.nodes:
             node.start()
         self.clock.run_until(SETTLE_S)
@@ -177,19 +193,20 @@ class VirtualCell:
     def _invoke(self, arrival: Arrival) -> None:
         self._arrived += 1
         size = arrival.input_tokens
+        deployment = self._deployments[DeploymentName(arrival.deployment)]
         request = Request(
             request_id=RequestId(f"r-{self._arrived}"),
-            deployment=DeploymentName(arrival.deployment),
+            deployment=deployment.spec.name,
             prompt_tokens=self._prompts.setdefault(size, (TOKEN_ID,) * size),
             # A seed of its own gives every request tokens of its own.
             sampling=SamplingParams(
-                max_tokens=arrival.output_tokens,
-                ignore_eos=True,
+                max_tokens=self.plan.max_tokens(arrival, deployment),
+                ignore_eos=self.plan.lengths_told,
                 temperature=1.0,
                 seed=self._arrived,
             ),
         )
-        self.callers.call(request, self._deployments[request.deployment])
+        self.callers.call(request, deployment, arrival.output_tokens)
         if self.controller.alive:
             self.controller.tell(InvokeRequested(request=request))
         else:

@@ -6,8 +6,11 @@ that map memory, are straight lines: a constant and a rate. Resizes that copy ar
 measured them (§6.2, Figure 8).
 """
 
-from dataclasses import dataclass, field
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from mesh.domain.model import Footprint
 from mesh.domain.profile import Profile
@@ -44,14 +47,23 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jitter:
-    """Seconds that single iterations take more, or less, than all else says: one of these each,
-    drawn at random. Without any, none does.
+    """What single iterations take more, or less, than all else says, drawn at random: one of these
+    seconds each, and one of these shares of the engine's part. Without any, none does.
     """
 
     decode_s: tuple[float, ...] = ()
     prefill_s: tuple[float, ...] = ()
     """Of iterations with prompts among them."""
+    decode_shares: tuple[float, ...] = ()
+    prefill_shares: tuple[float, ...] = ()
     seed: int = 0
+    """Beside that of the node (`NodePlan.seed`)."""
+
+    def drawn_s(self, engine_s: float, drawn: random.Random, *, prefill: bool) -> float:
+        seconds = self.prefill_s if prefill else self.decode_s
+        shares = self.prefill_shares if prefill else self.decode_shares
+        more_s = drawn.choice(seconds) if seconds else 0.0
+        return more_s + engine_s * drawn.choice(shares) if shares else more_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +117,23 @@ class NodeCosts:
         return new_bytes / (self.grow_copy_bytes_per_s if grows else self.shrink_copy_bytes_per_s)
 
 
+@dataclass(frozen=True, slots=True)
+class GivenCosts:
+    """Some costs of a node by their names in `NodeCosts`, in place of what its device's are."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def but(self, **others: Any) -> "GivenCosts":
+        return GivenCosts({**self.values, **others})
+
+    def onto(self, known: NodeCosts) -> NodeCosts:
+        return replace(known, **self.values)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCosts:
     """Of one model on one kind of node."""
 
     profile: Profile
     footprint: Footprint
+    """With what the engine of an instance takes beside weights and KV cache."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from mesh.compute.times import Times
 from mesh.domain.errors import UnsupportedModel
-from mesh.domain.ids import InstanceId, ModelId
+from mesh.domain.ids import InstanceId, ModelId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.runtime.engine import (
@@ -23,7 +23,7 @@ from mesh.runtime.engine import (
     StepResult,
 )
 from mesh.sim.costs import ModelCosts, NodeCosts
-from mesh.sim.virtual_engine import VirtualEngine
+from mesh.sim.virtual_engine import NO_LENGTHS, VirtualEngine
 
 NAME = "cost-model"
 SHARE_MIN = 0.5
@@ -33,6 +33,7 @@ SHARE_MIN = 0.5
 class CostEngine(VirtualEngine):
     """`memory_bytes` bounds what all instances take together. `spend` is told the seconds of each
     call while it is made. `now_s` says when it is made, for the pace and for loads beside steps.
+    `drawn` is what jitter is drawn from; by default it begins with the jitter's own seed.
     """
 
     capabilities = EngineCapabilities(name=NAME, version="1", resize_kv=True)
@@ -45,13 +46,15 @@ class CostEngine(VirtualEngine):
         memory_bytes: int,
         spend: Callable[[float], None],
         now_s: Callable[[], float] = lambda: 0.0,
+        lengths: Mapping[RequestId, int] = NO_LENGTHS,
+        drawn: random.Random | None = None,
     ) -> None:
-        super().__init__(memory_bytes)
+        super().__init__(memory_bytes, lengths)
         self._models = models
         self._costs = costs
         self._spend = spend
         self._now_s = now_s
-        self._random = random.Random(costs.jitter.seed)
+        self._drawn = drawn or random.Random(costs.jitter.seed)
         self._loading_until_s = 0.0
         """When the latest load ends."""
         self._stepping_until_s = -math.inf
@@ -76,7 +79,8 @@ class CostEngine(VirtualEngine):
     def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
         """The folder is never looked at: there is none."""
         footprint = self.footprint(order.model)
-        seconds = self._costs.load_time_s(footprint.weights_bytes)
+        known = self._models[order.model.model_id]
+        seconds = self._costs.load_time_s(known.profile.weights_bytes)
         if self.has_requests() or self._now_s() < self._stepping_until_s:
             seconds *= self._costs.load_stretch
         progress("load", 0.0)
@@ -142,8 +146,7 @@ class CostEngine(VirtualEngine):
     def _turn_s(self, engine_s: float, slower: float, *, prefill: bool) -> float:
         """From one turn to the next, when so much of it is the engine's part."""
         costs = self._costs
-        jitter = costs.jitter.prefill_s if prefill else costs.jitter.decode_s
-        drawn_s = self._random.choice(jitter) if jitter else 0.0
+        drawn_s = costs.jitter.drawn_s(engine_s, self._drawn, prefill=prefill)
         return max(engine_s + costs.overhead_s * slower + drawn_s, engine_s * SHARE_MIN)
 
     def _works(self, seconds: float) -> None:

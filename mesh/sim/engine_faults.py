@@ -6,17 +6,19 @@ until the call has ended, for a real engine may be no quicker. Before: `injectio
 which does the work.
 """
 
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from mesh.domain.errors import EngineError, OutOfMemory
-from mesh.domain.ids import InstanceId, ModelId
+from mesh.domain.ids import InstanceId, ModelId, RequestId
 from mesh.domain.steps import LoadedInstance, LoadOrder, ResizedKv, StepResult
 from mesh.runtime.clock import Clock
 from mesh.runtime.engine import Progress
 from mesh.sim.costs import ModelCosts, NodeCosts
 from mesh.sim.engine import CostEngine
 from mesh.sim.faults import FaultKind
+from mesh.sim.virtual_engine import NO_LENGTHS
 
 
 @dataclass(slots=True)
@@ -28,16 +30,20 @@ class EngineFaults:
     resizes_failing: int = 0
     load_factor: float = 1.0
     step_factor: float = 1.0
+    freeze_s: float = 0.0
+    """Lost in the next iteration."""
     overbooked: list[str] = field(default_factory=list)
     """Calls for which there was no memory: the controller has promised some of it twice."""
 
     def strike(self, kind: FaultKind, size: float) -> None:
-        """`size` is the factor, or the number of calls that will fail (rounded down)."""
+        """`size` is the factor, the seconds, or the number of calls that will fail (rounded)."""
         match kind:
             case FaultKind.SLOW_LOADS:
                 self.load_factor = size
             case FaultKind.WRONG_PROFILE:
                 self.step_factor = size
+            case FaultKind.FREEZE:
+                self.freeze_s = size
             case FaultKind.FAILING_LOADS:
                 self.loads_failing = int(size)
             case FaultKind.FAILING_STEPS:
@@ -65,6 +71,8 @@ class FaultyEngine(CostEngine):
         spend: Callable[[float], None],
         engine_faults: EngineFaults,
         clock: Clock,
+        lengths: Mapping[RequestId, int] = NO_LENGTHS,
+        drawn: random.Random | None = None,
     ) -> None:
         super().__init__(
             models=models,
@@ -72,6 +80,8 @@ class FaultyEngine(CostEngine):
             memory_bytes=memory_bytes,
             spend=spend,
             now_s=clock.now_s,
+            lengths=lengths,
+            drawn=drawn,
         )
         self._engine_faults = engine_faults
         self._clock = clock
@@ -112,6 +122,10 @@ class FaultyEngine(CostEngine):
 
     def _slower(self) -> float:
         return super()._slower() * self._engine_faults.step_factor
+
+    def _turn_s(self, engine_s: float, slower: float, *, prefill: bool) -> float:
+        frozen_s, self._engine_faults.freeze_s = self._engine_faults.freeze_s, 0.0
+        return super()._turn_s(engine_s, slower, prefill=prefill) + frozen_s
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
         engine_faults = self._engine_faults

@@ -36,6 +36,8 @@ class FaultKind(StrEnum):
     FAILING_RESIZES = "failing_resizes"
     WRONG_PROFILE = "wrong_profile"
     """A node computes more slowly, or quicker, than its tables say."""
+    FREEZE = "freeze"
+    """A node stands still for a moment: one iteration takes so much longer."""
     KILL_CONTROLLER = "kill_controller"
     STOP_CONTROLLER = "stop_controller"
     """It ends as asked, and is started again."""
@@ -71,6 +73,7 @@ SHAPES: Mapping[FaultKind, Shape] = {
     FaultKind.FAILING_STEPS: Shape(lasts_s=(1.0, 20.0), size=(1.0, 3.0)),
     FaultKind.FAILING_RESIZES: Shape(lasts_s=(1.0, 20.0), size=(1.0, 4.0)),
     FaultKind.WRONG_PROFILE: Shape(lasts_s=(5.0, 30.0), size=(0.5, 3.0)),
+    FaultKind.FREEZE: Shape(lasts_s=(1.0, 5.0), size=(0.2, 3.0)),
     FaultKind.KILL_CONTROLLER: Shape(lasts_s=(0.1, 8.0)),
     FaultKind.STOP_CONTROLLER: Shape(lasts_s=(0.1, 8.0)),
     FaultKind.CANCEL: Shape(),

@@ -4,7 +4,7 @@ A group checks itself and becomes node plans or deployments. Before: `scenario`.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from mesh.domain.checks import check_name, check_spec
@@ -13,10 +13,12 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName, NodeId
 from mesh.domain.limits import CellLimits, NodeLimits
 from mesh.domain.messages import NodeHello
+from mesh.domain.model import Footprint
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import Slo
 from mesh.domain.steps import LoadRate
-from mesh.sim.costs import NodeCosts
+from mesh.sim.cell_costs import PROCESS_BYTES, CellCosts
+from mesh.sim.costs import GivenCosts, ModelCosts, NodeCosts
 from mesh.sim.node import NodePlan
 from mesh.sim.testbed import (
     DEFAULT,
@@ -48,7 +50,11 @@ class NodeGroup:
     hardware: str | None = None
     """Whose tables; None for the device's own of the testbed: xeon-32, or a100-80gb."""
     memory_gib: float
-    costs: NodeCosts = field(default_factory=NodeCosts)
+    processes: int = 0
+    """Engine processes that it is meant to keep: memory of their own is set aside for so many where
+    it does not follow the instances (`CellCosts.kept_process_bytes`).
+    """
+    costs: GivenCosts = field(default_factory=GivenCosts)
     primed_tokens_max: int = 0
     """As in NodeLimits; tables know no first time."""
 
@@ -81,14 +87,18 @@ def hardware_of(group: NodeGroup) -> Hardware:
     return known[key]
 
 
-def node_plans(group: NodeGroup, cell: CellLimits) -> Iterator[NodePlan]:
+def node_plans(
+    group: NodeGroup, cell: CellLimits, costs: CellCosts, seed: int = 0
+) -> Iterator[NodePlan]:
     """Nodes give turns by the same limits as their controller validates with."""
     hardware = hardware_of(group)
     models = {
-        known.info.model_id: known.costs[hardware.key]
+        known.info.model_id: replace(table, footprint=_footprint(table, costs))
         for known in known_models().values()
-        if hardware.key in known.costs
+        if (table := known.costs.get(hardware.key)) is not None
     }
+    node_costs = group.costs.onto(costs.nodes[hardware.device])
+    memory_bytes = round(group.memory_gib * GIB) - group.processes * costs.kept_process_bytes
     for name in names_of(group):
         yield NodePlan(
             hello=NodeHello(
@@ -98,24 +108,29 @@ def node_plans(group: NodeGroup, cell: CellLimits) -> Iterator[NodePlan]:
                 hardware=hardware.name,
                 cores=hardware.cores,
                 engine=engine_name(hardware.device),
-                memory_bytes=round(group.memory_gib * GIB),
+                memory_bytes=memory_bytes,
                 fingerprint=hardware.fingerprint,
                 load_rate=LoadRate(
-                    fixed_s=group.costs.load_s, bytes_per_s=group.costs.load_bytes_per_s
+                    fixed_s=node_costs.load_s, bytes_per_s=node_costs.load_bytes_per_s
                 ),
             ),
             models=models,
-            costs=group.costs,
+            costs=node_costs,
             limits=NodeLimits(
                 prefill_tokens_max=cell.prefill_tokens_max,
                 primed_tokens_max=group.primed_tokens_max,
             ),
+            weights_use=costs.weights_use,
+            seed=seed,
         )
 
 
-def deployments_of(group: DeploymentGroup) -> Iterator[Deployment]:
+def deployments_of(group: DeploymentGroup, costs: CellCosts) -> Iterator[Deployment]:
     known, hardware = known_model(group.model), known_hardware()
-    by_engine = {engine_name(hardware[k].device): c.footprint for k, c in known.costs.items()}
+    by_engine = {
+        engine_name(hardware[key].device): _footprint(table, costs)
+        for key, table in known.costs.items()
+    }
     footprints = tuple(by_engine.items())
     for name in names_of(group):
         spec = DeploymentSpec(
@@ -136,6 +151,11 @@ def deployments_of(group: DeploymentGroup) -> Iterator[Deployment]:
         )
 
 
+def _footprint(table: ModelCosts, costs: CellCosts) -> Footprint:
+    own = table.footprint
+    return replace(own, weights_bytes=own.weights_bytes + costs.instance_bytes)
+
+
 def check_measured(nodes: NodeGroup, deployments: DeploymentGroup) -> None:
     """Raises InvalidInput when the deployments may use these nodes, for which no table is."""
     hardware, known = hardware_of(nodes), known_model(deployments.model)
@@ -154,7 +174,14 @@ def check_group(group: NodeGroup | DeploymentGroup) -> None:
         raise InvalidInput(f"{group.name}: count is {group.count}, not from 1 to {GROUP_MAX}")
     if isinstance(group, NodeGroup):
         hardware_of(group)
-        costs = group.costs
+        costs = group.costs.onto(NodeCosts())
+        at_least(f"{group.name}: processes", group.processes, above=False)
+        kept_gib = group.processes * PROCESS_BYTES / GIB
+        at_least(
+            f"{group.name}: memory_gib beside its processes",
+            group.memory_gib - kept_gib,
+            above=True,
+        )
         at_least(f"{group.name}: memory_gib", group.memory_gib, above=True, finite=True)
         for name in RATES:
             at_least(f"{group.name}: {name}", getattr(costs, name), above=True)

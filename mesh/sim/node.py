@@ -5,10 +5,11 @@ been in use. Before: `cluster`. After: `agent`.
 """
 
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mesh.domain.ids import ModelId, NodeId
+from mesh.domain.ids import ModelId, NodeId, RequestId
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import NodeHello
 from mesh.runtime.clock import Clock
@@ -32,20 +33,37 @@ class NodePlan:
     costs: NodeCosts = field(default_factory=NodeCosts)
     limits: NodeLimits = field(default_factory=NodeLimits)
     kept_s: float = 0.0
-    """It counts as in use for so long after its last request, step or load."""
+    """It counts as busy for so long after its last request, step or load."""
+    weights_use: bool = False
+    """It counts as in use while it holds an instance, not only while it is busy."""
+    seed: int = 0
+    """Of what is drawn at random on it, beside its name."""
 
 
 class VirtualNode:
-    def __init__(self, plan: NodePlan, *, clock: Clock, links: VirtualLinks) -> None:
+    """`lengths` are those of answers that its engines alone know, beside who asked for them."""
+
+    def __init__(
+        self,
+        plan: NodePlan,
+        *,
+        clock: Clock,
+        links: VirtualLinks,
+        lengths: Mapping[RequestId, int],
+    ) -> None:
         self.plan = plan
+        self._lengths = lengths
+        self._drawn = random.Random(f"{plan.seed} {plan.costs.jitter.seed} {plan.hello.node_id}")
         self.engine_faults = EngineFaults()
         self._clock = clock
         self._links = links
         self._runs = 0
         self._computed_s = 0.0
         """By agents that have ended."""
+        self.busy_s = 0.0
+        """How long it has had requests, a step or a load, and `kept_s` after."""
         self.used_s = 0.0
-        """How long it has been in use: with requests, a step or a load, and `kept_s` after."""
+        """How long it has been in use: busy, or with an instance where `weights_use` says so."""
         self._looked_s = clock.now_s()
         self._kept_until_s = -math.inf
         self.agent = self._agent()
@@ -96,9 +114,12 @@ class VirtualNode:
         works until some time has done so since the last look.
         """
         engine = self.agent.engine
-        in_use_until_s = now_s if engine.has_requests() else engine.working_until_s
-        self._kept_until_s = max(self._kept_until_s, in_use_until_s + self.plan.kept_s)
-        self.used_s += max(0.0, min(now_s, self._kept_until_s) - self._looked_s)
+        busy_until_s = now_s if engine.has_requests() else engine.working_until_s
+        self._kept_until_s = max(self._kept_until_s, busy_until_s + self.plan.kept_s)
+        busy_s = max(0.0, min(now_s, self._kept_until_s) - self._looked_s)
+        in_use = self.plan.weights_use and engine.has_instances()
+        self.busy_s += busy_s
+        self.used_s += now_s - self._looked_s if in_use else busy_s
         self._looked_s = now_s
 
     def _agent(self) -> VirtualAgent:
@@ -123,4 +144,6 @@ class VirtualNode:
             spend=spend,
             engine_faults=self.engine_faults,
             clock=self._clock,
+            lengths=self._lengths,
+            drawn=self._drawn,
         )

@@ -9,10 +9,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from mesh.domain.deployment import Deployment
 from mesh.domain.errors import InvalidInput
 from mesh.domain.limits import CellLimits
 from mesh.policy.registry import DEFAULT_POLICY
+from mesh.sim.cell_costs import cell_costs
 from mesh.sim.cluster import Arrival, CellPlan
+from mesh.sim.costs import GivenCosts, NodeCosts
 from mesh.sim.faults import Fault, Faults, check_faults, occurrences
 from mesh.sim.groups import (
     GROUP_MAX,
@@ -60,6 +63,10 @@ class Scenario:
     policy: str = DEFAULT_POLICY
     seed: int = 1
     link_delay_s: float = 0.0005
+    ideal: bool = False
+    """Whether nothing counts but its tables and what it says itself: see `cell_costs`."""
+    output_tokens_max: int | None = None
+    """That callers take, unless `ideal`; None for what the context leaves."""
     limits: CellLimits = field(default_factory=CellLimits)
     faults: Faults | None = None
 
@@ -79,7 +86,13 @@ def _workload(raw: Any, _: object) -> WorkloadKind:
     return made
 
 
+def _given_costs(raw: Any, _: object) -> GivenCosts:
+    made = _converter.structure(raw, NodeCosts)
+    return GivenCosts({name: getattr(made, name) for name in raw})
+
+
 _converter.register_structure_hook(WorkloadKind, _workload)
+_converter.register_structure_hook(GivenCosts, _given_costs)
 
 
 def read_scenario(path: Path) -> Scenario:
@@ -101,11 +114,14 @@ def plan(scenario: Scenario) -> CellPlan:
         for group in scenario.deployments:
             check_measured(nodes_group, group)
     used = {hardware_of(group).key for group in scenario.nodes}
-    nodes = tuple(made for group in scenario.nodes for made in node_plans(group, scenario.limits))
-    deployments = tuple(made for group in scenario.deployments for made in deployments_of(group))
+    limits, costs = scenario.limits, cell_costs(ideal=scenario.ideal)
     return CellPlan(
-        nodes=nodes,
-        deployments=deployments,
+        nodes=tuple(
+            made
+            for group in scenario.nodes
+            for made in node_plans(group, limits, costs, scenario.seed)
+        ),
+        deployments=_deployments(scenario),
         profiles=tuple(
             costs.profile
             for known in known_models().values()
@@ -113,8 +129,10 @@ def plan(scenario: Scenario) -> CellPlan:
             if key in used
         ),
         policy=scenario.policy,
-        limits=scenario.limits,
+        limits=limits,
         link_delay_s=scenario.link_delay_s,
+        lengths_told=costs.lengths_told,
+        output_tokens_max=scenario.output_tokens_max,
     )
 
 
@@ -178,8 +196,12 @@ def _deployment_names(scenario: Scenario) -> list[str]:
 
 def _contexts(scenario: Scenario) -> dict[str, int]:
     """Tokens, by deployment."""
-    made = (each for group in scenario.deployments for each in deployments_of(group))
-    return {each.spec.name: each.context_tokens_max for each in made}
+    return {each.spec.name: each.context_tokens_max for each in _deployments(scenario)}
+
+
+def _deployments(scenario: Scenario) -> tuple[Deployment, ...]:
+    costs = cell_costs(ideal=scenario.ideal)
+    return tuple(made for group in scenario.deployments for made in deployments_of(group, costs))
 
 
 def _check(scenario: Scenario) -> None:
@@ -196,3 +218,5 @@ def _check(scenario: Scenario) -> None:
             at_least(f"limits: {name}", value, above=name in NOT_0, finite=True)
     at_least("link_delay_s", scenario.link_delay_s, above=False, finite=True)
     at_least("seed", scenario.seed, above=False)
+    if scenario.output_tokens_max is not None:
+        at_least("output_tokens_max", scenario.output_tokens_max, above=True)

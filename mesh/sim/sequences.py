@@ -73,8 +73,8 @@ class Sequence:
     prompt_tokens: int
     length: int
     length_max: int
-    stop_token_ids: tuple[int, ...]
-    """That end it."""
+    end: FinishReason
+    """Once it is as long as that."""
     computed: int = 0
     decoding: bool = False
     room: int = 0
@@ -96,19 +96,25 @@ class Instance:
     sequences: dict[RequestId, Sequence] = field(default_factory=dict)
     """In the order of their submission."""
 
-    def add(self, request: EngineRequest) -> None:
+    def add(self, request: EngineRequest, tokens: int | None = None) -> None:
+        """Its answer ends by itself after so many `tokens`, or with a stop token; else with all
+        that it may have.
+        """
         prompt_tokens, sampling = len(request.prompt_tokens), request.sampling
-        length_max = min(prompt_tokens + sampling.max_tokens, self.order.context_tokens_max)
+        most = min(sampling.max_tokens, self.order.context_tokens_max - prompt_tokens)
+        length = most if tokens is None else min(tokens, most)
+        answer = answer_of(request.prompt_tokens, sampling, length, self.order.model)
+        stops = () if sampling.ignore_eos else request.stop_token_ids
+        stopped = [answer.index(stop_id) + 1 for stop_id in stops if stop_id in answer]
+        answer = answer[: min(stopped, default=length)]
         self.sequences[request.request_id] = Sequence(
             request_id=request.request_id,
             attempt=request.attempt,
-            answer=answer_of(
-                request.prompt_tokens, sampling, length_max - prompt_tokens, self.order.model
-            ),
+            answer=answer,
             prompt_tokens=prompt_tokens,
             length=prompt_tokens + len(request.output_tokens),
-            length_max=length_max,
-            stop_token_ids=() if sampling.ignore_eos else request.stop_token_ids,
+            length_max=prompt_tokens + len(answer),
+            end=FinishReason.STOP if stopped or length < most else FinishReason.LENGTH,
         )
 
     def drop(self, request_id: RequestId) -> None:
@@ -135,14 +141,14 @@ class Instance:
 
     def _decodes_at_once(self, iterations: int) -> int:
         """How many decodes are the same batch's, the last of which may end a request. 0 where that
-        takes a look at each: there are prompts, stop tokens or more requests than a batch has, or
-        too few blocks for all.
+        takes a look at each: there are prompts or more requests than a batch has, or too few
+        blocks for all.
         """
         if len(self.sequences) > self.order.batch_max:
             return 0
         count, missing = iterations, 0
         for sequence in self.sequences.values():
-            if not sequence.decoding or sequence.stop_token_ids:
+            if not sequence.decoding:
                 return 0
             count = min(count, sequence.length_max - sequence.length)
             if sequence.computed + iterations > sequence.room:
@@ -240,11 +246,7 @@ class Instance:
         sequence.length = length = sequence.length + count
         # All but the newest, which the next iteration computes.
         sequence.computed, sequence.decoding = length - 1, True
-        finish = None
-        if length >= sequence.length_max:
-            finish = FinishReason.LENGTH
-        if token_ids[-1] in sequence.stop_token_ids:
-            finish = FinishReason.STOP
+        finish = sequence.end if length >= sequence.length_max else None
         if finish is not None:
             self.drop(sequence.request_id)
         return RequestTokens(

@@ -5,8 +5,10 @@ instances and bounds what they take together. Before: the engines that derive fr
 long calls take and which of them fail. After: `sequences`, which computes what an iteration yields.
 """
 
+from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
+from types import MappingProxyType
 
 from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, RequestId
@@ -17,15 +19,20 @@ from mesh.runtime.measurable import check_measurable
 from mesh.sim.sequences import Instance
 
 _SEQUENCES = attrgetter("sequences")
+NO_LENGTHS: Mapping[RequestId, int] = MappingProxyType({})
 
 
 class VirtualEngine:
     """See `mesh.runtime.engine.Engine`, of which loads, steps, measuring and resizes are left to
     who derives from it. `memory_bytes` bounds what all instances take together; None: nothing does.
+    `lengths` are tokens after which answers end by themselves; others go on as long as they may.
     """
 
-    def __init__(self, memory_bytes: int | None) -> None:
+    def __init__(
+        self, memory_bytes: int | None, lengths: Mapping[RequestId, int] = NO_LENGTHS
+    ) -> None:
         self._memory_bytes = memory_bytes
+        self._lengths = lengths
         self._instances: dict[InstanceId, Instance] = {}
         self._ended: Ended = lambda instance_id, error: None
 
@@ -59,7 +66,7 @@ class VirtualEngine:
             )
         if len(request.output_tokens) >= request.sampling.max_tokens:
             raise EngineError(f"request {request.request_id} has all of its tokens already")
-        instance.add(request)
+        instance.add(request, self._lengths.get(request.request_id))
 
     def abort(self, instance_id: InstanceId, request_id: RequestId) -> None:
         instance = self._instances.get(instance_id)
@@ -76,6 +83,9 @@ class VirtualEngine:
 
     def has_requests(self) -> bool:
         return any(map(_SEQUENCES, self._instances.values()))
+
+    def has_instances(self) -> bool:
+        return bool(self._instances)
 
     def requests(self) -> int:
         """Submitted and not ended."""

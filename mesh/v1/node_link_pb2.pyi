@@ -466,6 +466,8 @@ class InstanceReport(_message.Message):
     BATCH_MAX_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
     CORRECTION_FIELD_NUMBER: _builtins.int
+    CORRECTION_PLANNED_FIELD_NUMBER: _builtins.int
+    STALLS_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     deployment: _builtins.str
     model_id: _builtins.str
@@ -476,8 +478,12 @@ class InstanceReport(_message.Message):
     batch: _builtins.int
     correction: _builtins.float
     """Measured over predicted iteration time, lately. 0, from a node that knows none, means 1."""
+    correction_planned: _builtins.float
+    """What is promised is planned with this instead. 0 means 1."""
     @_builtins.property
     def footprint(self) -> _model_pb2.Footprint: ...
+    @_builtins.property
+    def stalls(self) -> _profile_pb2.Stalls: ...
     def __init__(
         self,
         *,
@@ -491,10 +497,12 @@ class InstanceReport(_message.Message):
         batch_max: _builtins.int = ...,
         batch: _builtins.int = ...,
         correction: _builtins.float = ...,
+        correction_planned: _builtins.float = ...,
+        stalls: _profile_pb2.Stalls | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["footprint", b"footprint"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["footprint", b"footprint", "stalls", b"stalls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batch_max", b"batch_max", "context_tokens_max", b"context_tokens_max", "correction", b"correction", "deployment", b"deployment", "footprint", b"footprint", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "kv_blocks_used", b"kv_blocks_used", "model_id", b"model_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batch_max", b"batch_max", "context_tokens_max", b"context_tokens_max", "correction", b"correction", "correction_planned", b"correction_planned", "deployment", b"deployment", "footprint", b"footprint", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "kv_blocks_used", b"kv_blocks_used", "model_id", b"model_id", "stalls", b"stalls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,30 +5,34 @@ from typing import TypeVar, cast
 
 import grpc
 
-from mesh.domain.errors import Cancelled, InvalidInput, MeshError, Unavailable
+from mesh.domain.errors import DeadlineExceeded, InvalidInput, MeshError, Unavailable
 from mesh.wire.errors import EndedCall, error_of, is_told
 
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 
 UNARY_S_MAX = 10.0
-"""For a call that is answered from memory."""
+"""For a call that is answered from memory, unless its client is in a hurry."""
 
 
 class Calls:
-    """Calls to one controller, which the messages name by its address."""
+    """Calls to one controller, which the messages name by its address. `answer_s_max`: for a call
+    that is answered from memory.
+    """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, answer_s_max: float = UNARY_S_MAX) -> None:
         self._address = address
+        self._answer_s_max = answer_s_max
 
     def unary(self, call: "grpc.UnaryUnaryMultiCallable[Asked, Answer]", request: Asked) -> Answer:
         try:
-            return call(request, timeout=UNARY_S_MAX)
+            return call(request, timeout=self._answer_s_max)
         except grpc.RpcError as error:
             ended = cast(EndedCall, error)
             if ended.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise Unavailable(
-                    f"the controller at {self._address} did not answer within {UNARY_S_MAX:g} s",
+                    f"the controller at {self._address} did not answer within "
+                    f"{self._answer_s_max:g} s",
                     hint="see its log; is the machine overloaded?",
                 ) from error
             raise self._told(ended, started=False) from error
@@ -45,7 +49,7 @@ class Calls:
         except grpc.RpcError as error:
             ended = cast(EndedCall, error)
             if ended.code() is grpc.StatusCode.DEADLINE_EXCEEDED and timeout_s is not None:
-                raise Cancelled(
+                raise DeadlineExceeded(
                     f"not done within {timeout_s:g} s, the time limit of the call",
                     hint="allow more time, or ask for fewer tokens",
                 ) from error

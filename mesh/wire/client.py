@@ -1,8 +1,8 @@
 """The client of a cell, for the command line and for programs: blocking calls, domain values.
 
 Every failure is one of the error tree: what the controller raised, Unavailable when nobody answers
-or a stream breaks, Cancelled when the caller's own time limit passed, InvalidInput for a value that
-no message can hold. Safe to use from several threads.
+or a stream breaks, DeadlineExceeded when the caller's own time limit passed, InvalidInput for a
+value that no message can hold. Safe to use from several threads.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -27,7 +27,7 @@ from mesh.domain.views import (
 from mesh.v1 import control_pb2 as pb
 from mesh.v1.control_pb2_grpc import ControlStub
 from mesh.v1.inference_pb2_grpc import InferenceStub
-from mesh.wire.calls import Calls
+from mesh.wire.calls import UNARY_S_MAX, Calls
 from mesh.wire.channel import channel_options
 from mesh.wire.codec_invoke import event_from_wire, invocation_to_wire
 from mesh.wire.codec_model import assets_from_wire, spec_to_wire
@@ -47,13 +47,15 @@ Progress = Callable[[str, float], None]
 
 
 class MeshClient:
-    """Dials `HOST:PORT` when it is first used. A context manager; `close` ends every open call."""
+    """Dials `HOST:PORT` when it is first used. A context manager; `close` ends every open call. A
+    call that is answered from memory raises Unavailable after `answer_s_max`.
+    """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, answer_s_max: float = UNARY_S_MAX) -> None:
         self._channel = grpc.insecure_channel(address, options=channel_options(address))
         self._control = ControlStub(self._channel)
         self._inference = InferenceStub(self._channel)
-        self._calls = Calls(address)
+        self._calls = Calls(address, answer_s_max)
 
     def __enter__(self) -> "MeshClient":
         return self

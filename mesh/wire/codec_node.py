@@ -29,7 +29,7 @@ from mesh.v1 import node_link_pb2 as pb
 from mesh.wire.codec_import import import_report_from_wire, import_report_to_wire
 from mesh.wire.codec_load import load_report_from_wire, load_report_to_wire
 from mesh.wire.codec_model import footprint_from_wire, footprint_to_wire
-from mesh.wire.codec_profile import factor_from_wire
+from mesh.wire.codec_profile import factor_from_wire, stalls_from_wire, stalls_to_wire
 from mesh.wire.codec_profiling import profile_report_from_wire, profile_report_to_wire
 from mesh.wire.codec_request import tokens_from_wire, tokens_to_wire
 from mesh.wire.malformed import identifier, member, nothing_known, require
@@ -183,6 +183,8 @@ def _instance_to_wire(report: InstanceReport) -> pb.InstanceReport:
         batch_max=report.batch_max,
         batch=report.batch,
         correction=report.correction,
+        correction_planned=report.correction_planned,
+        stalls=stalls_to_wire(report.stalls),
     )
 
 
@@ -199,4 +201,8 @@ def _instance_from_wire(message: pb.InstanceReport) -> InstanceReport:
         batch_max=message.batch_max,
         batch=message.batch,
         correction=factor_from_wire(message.correction, message, "correction"),
+        correction_planned=factor_from_wire(
+            message.correction_planned, message, "correction_planned"
+        ),
+        stalls=stalls_from_wire(message.stalls),
     )

@@ -1,4 +1,4 @@
-"""Profiles and the factors that correct them: protobuf messages to domain values and back.
+"""Profiles, the factors that correct them, and stalls: protobuf messages to domain values and back.
 
 A profile is divided by and indexed with at every turn of a node and every placement of the
 controller, so nothing malformed gets past here: InvalidInput says what is wrong with it.
@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import ModelId
-from mesh.domain.profile import Grid, Profile
+from mesh.domain.profile import Grid, Profile, Stalls
 from mesh.domain.reasons import DeviceKind
 from mesh.v1 import profile_pb2 as pb
 from mesh.wire.malformed import identifier, member, require
@@ -52,7 +52,7 @@ def profile_from_wire(message: pb.Profile) -> Profile:
         prefill=grid_from_wire(message.prefill, "prefill"),
         decode=grid_from_wire(message.decode, "decode"),
         scaled_from=message.scaled_from,
-        measured_s=_seconds(message.measured_s, "measured_s"),
+        measured_s=_seconds(message.measured_s, "Profile.measured_s"),
     )
 
 
@@ -72,7 +72,7 @@ def grid_from_wire(message: pb.Grid, name: str) -> Grid:
             f"Profile.{name} has {found} seconds for {len(rows)} rows and {wide} columns; "
             f"it must have {len(rows) * wide}"
         )
-    flat = tuple(_seconds(value, f"{name}.seconds") for value in message.seconds)
+    flat = tuple(_seconds(value, f"Profile.{name}.seconds") for value in message.seconds)
     if min(flat) <= 0.0:
         raise InvalidInput(f"Profile.{name} has an iteration of no time; each must take some")
     seconds = tuple(flat[first : first + wide] for first in range(0, found, wide))
@@ -88,6 +88,18 @@ def factor_from_wire(value: float, message: Message, field: str) -> float:
     return value or 1.0
 
 
+def stalls_to_wire(stalls: Stalls) -> pb.Stalls:
+    return pb.Stalls(count=stalls.count, longest_s=stalls.longest_s, ago_s=stalls.ago_s)
+
+
+def stalls_from_wire(message: pb.Stalls) -> Stalls:
+    return Stalls(
+        count=message.count,
+        longest_s=_seconds(message.longest_s, "Stalls.longest_s"),
+        ago_s=_seconds(message.ago_s, "Stalls.ago_s"),
+    )
+
+
 def _check_sizes(sizes: Sequence[int], name: str, *, least: int) -> None:
     if not 1 <= len(sizes) <= SIZES_MAX:
         raise InvalidInput(f"Profile.{name} has {len(sizes)} sizes; it must have 1 to {SIZES_MAX}")
@@ -99,5 +111,5 @@ def _check_sizes(sizes: Sequence[int], name: str, *, least: int) -> None:
 
 def _seconds(value: float, name: str) -> float:
     if not (math.isfinite(value) and value >= 0.0):
-        raise InvalidInput(f"Profile.{name} has {value:g}; it must be 0 or more, and finite")
+        raise InvalidInput(f"{name} has {value:g}; it must be 0 or more, and finite")
     return value

@@ -26,7 +26,13 @@ from mesh.wire.codec_model import (
     spec_from_wire,
     spec_to_wire,
 )
-from mesh.wire.codec_profile import factor_from_wire, profile_from_wire, profile_to_wire
+from mesh.wire.codec_profile import (
+    factor_from_wire,
+    profile_from_wire,
+    profile_to_wire,
+    stalls_from_wire,
+    stalls_to_wire,
+)
 from mesh.wire.malformed import member, require
 
 
@@ -51,6 +57,8 @@ def instance_to_wire(instance: InstanceSnapshot) -> pb.Instance:
         headroom_p50_s=instance.headroom_p50_s,
         iteration_s=instance.iteration_s,
         correction=instance.correction,
+        correction_planned=instance.correction_planned,
+        stalls=stalls_to_wire(instance.stalls),
         profile=instance.profile,
         tier=instance.tier or "",
     )
@@ -78,6 +86,10 @@ def instance_from_wire(message: pb.Instance) -> InstanceSnapshot:
         headroom_p50_s=message.headroom_p50_s if p50 else None,
         iteration_s=message.iteration_s,
         correction=factor_from_wire(message.correction, message, "correction"),
+        correction_planned=factor_from_wire(
+            message.correction_planned, message, "correction_planned"
+        ),
+        stalls=stalls_from_wire(message.stalls),
         profile=message.profile,
         tier=member(LoadTier, message.tier, message, "tier") if message.tier else None,
     )

@@ -14,6 +14,7 @@ import grpc
 from mesh.domain.errors import (
     AlreadyExists,
     Cancelled,
+    DeadlineExceeded,
     EngineError,
     InvalidInput,
     MeshError,
@@ -40,6 +41,7 @@ _CODES: tuple[tuple[type[MeshError], grpc.StatusCode], ...] = (
     (NotFound, grpc.StatusCode.NOT_FOUND),
     (AlreadyExists, grpc.StatusCode.ALREADY_EXISTS),
     (Refused, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
     (Cancelled, grpc.StatusCode.CANCELLED),
     (Unavailable, grpc.StatusCode.UNAVAILABLE),
     (StorageError, grpc.StatusCode.FAILED_PRECONDITION),
@@ -63,7 +65,7 @@ _FOREIGN: dict[grpc.StatusCode, type[MeshError]] = {
     grpc.StatusCode.NOT_FOUND: NotFound,
     grpc.StatusCode.ALREADY_EXISTS: AlreadyExists,
     grpc.StatusCode.CANCELLED: Cancelled,
-    grpc.StatusCode.DEADLINE_EXCEEDED: Cancelled,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.UNAVAILABLE: Unavailable,
     grpc.StatusCode.UNIMPLEMENTED: Unavailable,
 }

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.agreement.__main__ import Round, differences, told
+from bench.agreement.__main__ import Round, differences, targets, told
 
 
 def rounds(*rows: tuple[str, str, str, str], counts: float = 0.0) -> list[Round]:
@@ -27,3 +27,12 @@ def test_each_share_is_compared_and_the_worst_count_told() -> None:
         }
     )
     assert set(differences(one, one).values()) == {0.0, 0.02}
+
+
+def test_senders_may_differ_by_two_per_cent_and_counts_by_one() -> None:
+    names = ("attainment_difference", "ttft_p95_difference", "counts_difference")
+    assert targets(dict(zip(names, (0.02, 0.021, 0.02), strict=True))) == {
+        "attainment_difference": True,
+        "ttft_p95_difference": False,
+        "counts_difference": False,
+    }

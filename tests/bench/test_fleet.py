@@ -8,17 +8,33 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bench.fleet.report import Measured, Played, figures
-from bench.fleet.seconds import Kind, Span, seconds_by_kind
+from bench.fleet.seconds import Kind, Span, seconds_by_kind, spans_of
 from bench.fleet.swapper import Swapper
 from bench.fleet.workload import OUTPUT_TOKENS, SCENES, calls
-from mesh.domain.ids import DeploymentName
+from mesh.domain.actions import NodeAction, StartLoad, StartMeasure, StartStep, StartUnload
+from mesh.domain.ids import DeploymentName, InstanceId
 from mesh.domain.model import Footprint
+from mesh.domain.node_events import (
+    HeartbeatDue,
+    LoadFinished,
+    MeasureFinished,
+    NodeEvent,
+    StepFinished,
+    UnloadFinished,
+)
+from mesh.domain.profile import IterationShape
 from mesh.domain.slo import Slo
+from mesh.domain.steps import LoadedInstance, StepResult
+from mesh.evaluation.fidelity.observing import Observer
 from mesh.evaluation.judging import judge
 from mesh.evaluation.load_client import Answer, Call
+from mesh.runtime.journal import Decision
 from mesh.v1 import inference_pb2 as pb
+from tests.core.cells import MODEL
 
 FLEET, RESIDENT = SCENES
 MIB = 2**20
@@ -66,11 +82,102 @@ def test_each_second_counts_once_and_what_is_computed_hides_a_load() -> None:
     ]
     assert seconds_by_kind(spans, 10.0, 20.0) == {
         "load": pytest.approx(1.0),
+        "unload": 0.0,
         "decode": pytest.approx(2.5),
         "prefill": pytest.approx(0.5),
         "first_run": pytest.approx(1.0),
         "idle": pytest.approx(5.0),
     }
+
+
+ONE, TWO = InstanceId("i-1"), InstanceId("i-2")
+
+
+def decided(now_s: float, event: NodeEvent, *actions: NodeAction) -> Decision:
+    return Decision(now_s=now_s, event=event, actions=actions)
+
+
+def load(instance_id: InstanceId) -> StartLoad:
+    return StartLoad(
+        instance_id=instance_id,
+        deployment=FLEET.names()[0],
+        model=MODEL,
+        kv_blocks=8,
+        context_tokens_max=256,
+        batch_max=8,
+    )
+
+
+def loaded(instance_id: InstanceId) -> LoadFinished:
+    footprint = Footprint(weights_bytes=236 * MIB, kv_block_bytes=720 * 1024, block_tokens=32)
+    return LoadFinished(
+        instance_id=instance_id,
+        loaded=LoadedInstance(footprint=footprint, kv_blocks=8, elapsed_s=1.0),
+    )
+
+
+def stepped(*, prefill_tokens: int = 0, decode_batch: int = 0) -> StepFinished:
+    result = StepResult(
+        outputs=(),
+        prefill_tokens=prefill_tokens,
+        prefill_past_tokens=0,
+        decode_batch=decode_batch,
+        context_tokens=100 * decode_batch,
+        prefill_left=(),
+        starved=(),
+        kv_blocks_used=0,
+        elapsed_s=0.25,
+    )
+    return StepFinished(instance_id=ONE, result=result)
+
+
+def test_a_journal_tells_where_each_second_of_a_node_went() -> None:
+    """Ten seconds: a load that began before, another that is half beside a decode, a step that ends
+    after.
+    """
+    beat = HeartbeatDue(rss_bytes=0, engine_bytes=0)
+    step = StartStep(instance_id=ONE, prefill_tokens_max=256)
+    measure = StartMeasure(instance_id=ONE, shape=IterationShape(decode_batch=1))
+    journal = [
+        decided(99.0, beat, load(ONE)),
+        decided(102.0, loaded(ONE), measure),
+        decided(102.5, MeasureFinished(instance_id=ONE, elapsed_s=0.4), step),
+        decided(103.25, stepped(prefill_tokens=27), step, load(TWO)),
+        decided(104.25, stepped(decode_batch=1)),
+        decided(105.25, loaded(TWO)),
+        decided(107.0, beat, StartUnload(instance_id=TWO)),
+        decided(107.25, UnloadFinished(instance_id=TWO)),
+        decided(109.5, beat, step),
+        decided(112.0, stepped(decode_batch=1)),
+    ]
+    found = seconds_by_kind(spans_of(Observer().run(journal)), 100.0, 110.0)
+    assert found == {
+        "load": pytest.approx(3.0),
+        "first_run": pytest.approx(0.5),
+        "prefill": pytest.approx(0.75),
+        "decode": pytest.approx(1.5),
+        "unload": pytest.approx(0.25),
+        "idle": pytest.approx(4.0),
+    }
+    assert sum(found.values()) == pytest.approx(10.0), "the wall clock"
+
+
+SPANS = st.builds(
+    lambda kind, began_s, took_s: Span(kind, began_s, began_s + took_s),
+    st.sampled_from([kind for kind in Kind if kind is not Kind.IDLE]),
+    st.floats(-5.0, 25.0),
+    st.floats(0.0, 9.0),
+)
+
+
+@given(st.lists(SPANS, max_size=12))
+def test_kinds_come_to_the_wall_clock_together_whatever_overlaps(spans: list[Span]) -> None:
+    found = seconds_by_kind(spans, 5.0, 15.0)
+    assert sum(found.values()) == pytest.approx(10.0)
+    assert min(found.values()) >= 0.0
+    for kind in {span.kind for span in spans}:
+        alone = seconds_by_kind([span for span in spans if span.kind is kind], 5.0, 15.0)
+        assert found[kind] <= alone[kind] + 1e-9
 
 
 class Servers:
@@ -177,7 +284,7 @@ def measured(*answers: Answer, rate: float = 1.0, simulated: float | None = None
 
 @pytest.fixture
 def mixed() -> Measured:
-    """One met, one only in the mean, one only by every token, one by grace alone, one refused."""
+    """One met, one only in the mean, one only by every token, one late as told, one refused."""
     return measured(
         MET,
         replace(MET, tokens_s=(0.95, 1.14, 1.14)),
@@ -191,7 +298,9 @@ def mixed() -> Measured:
 def test_calls_are_counted_both_ways_without_credit_for_loads(mixed: Measured) -> None:
     assert mixed.met_share == pytest.approx(2 / 5)
     assert mixed.met_every_token_share == pytest.approx(2 / 5)
-    assert mixed.met_of_admitted == pytest.approx(2 / 3), "one was told that it would be late"
+    assert mixed.met_of_admitted == pytest.approx(2 / 3)
+    assert mixed.met_every_token_of_admitted == pytest.approx(2 / 3)
+    assert mixed.told_late == 1
     assert mixed.ttft_s(95) == pytest.approx(1.5, abs=0.1)
 
 
@@ -203,7 +312,8 @@ def test_figures_are_lists_by_rate_beside_those_of_the_peer(mixed: Measured) -> 
     assert found["met_share"] == [0.4, 1.0]
     assert found["lru_met_share"] == [0.8, 0.0]
     assert found["lru_ratio"] == [0.5, None]
-    assert found["met_of_admitted"] == [0.6667, 1.0]
+    assert found["met_of_admitted"] == found["met_every_token_of_admitted"] == [0.6667, 1.0]
+    assert found["told_late"] == [1, 0]
     assert found["sim_difference"] == [pytest.approx(0.1), None]
     assert found["refused_by_reason"] == [{"queue_timeout": 1}, {}]
     assert found["seconds_by_kind"] == [{str(kind): 1.0 for kind in Kind}] * 2

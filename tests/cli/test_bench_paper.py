@@ -4,6 +4,7 @@ import json
 import sys
 from multiprocessing import active_children
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,12 +13,14 @@ from mesh.domain.errors import MeshError
 from mesh.evaluation.paper.cells import PaperCell, PaperRun, generated, load, paper_cell
 from mesh.evaluation.paper.cells import run as paper_run
 from mesh.evaluation.paper.runs import Job, run_all
+from mesh.sim.cell_costs import IDEAL, MEASURED, CellCosts
 from mesh.sim.costs import Resizing
 from mesh_workloads.formats.plain_csv import write
 from mesh_workloads.generating import LLM_MESH, generate
 from mesh_workloads.trace import Trace
 from tests.cli.running import Ran, mesh
 
+COPIES = Resizing.COPIES
 SHORT = ("--duration", "4", "--jobs", "1")
 
 
@@ -38,7 +41,7 @@ def test_json_is_cell_then_policy_then_numbers() -> None:
     assert ran.code == 0, ran.err
     made = json.loads(ran.out)
     assert made["duration_s"] == 4.0
-    assert made["workload"] == "generated (llm-mesh, seed 1)"
+    assert made["workload"] == "generated (llm-mesh, seed 1), costs as measured"
     assert {cell: list(policies) for cell, policies in made["cells"].items()} == {
         "3B/32": ["fcfs", "llm-mesh"],
         "7B/32": ["fcfs", "llm-mesh"],
@@ -57,7 +60,7 @@ def test_a_trace_is_read_and_side_by_side_gives_the_same(tmp_path: Path) -> None
     asked = ["bench", "paper", "--trace", str(path), "--cells", "3B/32,3B/64", "-o", "json"]
     asked += ["--policy", "llm-mesh", "--duration", "4", "--jobs"]
     single, both = (json.loads(mesh(*asked, jobs).out) for jobs in ("1", "2"))
-    assert single["workload"] == "trace small.csv"
+    assert single["workload"] == "trace small.csv, costs as measured"
     for made in (single, both):
         for policies in made["cells"].values():
             assert policies["llm-mesh"].pop("seconds") > 0
@@ -109,38 +112,47 @@ def test_plots_without_matplotlib_fail_before_anything_runs(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "way", "words"),
+    ("arguments", "costs", "resize", "words"),
     [
-        ((), Resizing.MAPS, "generated (llm-mesh, seed 1)"),
-        (
-            ("--kv-resize", "copies"),
-            Resizing.COPIES,
-            "generated (llm-mesh, seed 1), KV caches copied",
-        ),
+        ((), MEASURED, None, "costs as measured"),
+        (("--ideal",), IDEAL, None, "ideal costs"),
+        (("--kv-resize", "copies"), MEASURED, COPIES, "costs as measured, every KV cache copies"),
     ],
 )
-def test_the_way_of_resizing_reaches_the_run_and_is_told(
-    arguments: tuple[str, ...], way: Resizing, words: str, monkeypatch: pytest.MonkeyPatch
+def test_costs_and_the_way_of_resizing_reach_the_run_and_are_told(
+    arguments: tuple[str, ...],
+    costs: CellCosts,
+    resize: Resizing | None,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ways: list[Resizing] = []
+    told: list[object] = []
 
-    def run(cell: PaperCell, policy: str, work: Trace, *, resize: Resizing) -> PaperRun:
-        ways.append(resize)
-        return paper_run(cell, policy, work, resize=resize)
+    def run(cell: PaperCell, policy: str, work: Trace, **given: Any) -> PaperRun:
+        told.append(given)
+        return paper_run(cell, policy, work, **given)
 
     monkeypatch.setattr("mesh.evaluation.paper.runs.run", run)
     ran = paper("--cells", "3B/32", "--policy", "llm-mesh", "-o", "json", *arguments)
-    assert ways == [way]
-    assert json.loads(ran.out)["workload"] == words
+    assert told == [{"costs": costs, "resize": resize, "check_refusals": False}]
+    assert json.loads(ran.out)["workload"] == f"generated (llm-mesh, seed 1), {words}"
+
+
+def test_refusals_are_checked_when_asked() -> None:
+    asked = ("--cells", "3B/32", "--policy", "llm-mesh", "--check-refusals")
+    numbers = json.loads(paper(*asked, "-o", "json").out)["cells"]["3B/32"]["llm-mesh"]
+    assert 0 <= numbers["refused_beside_free_link"] <= numbers["requests"] - numbers["met"]
+    assert numbers["refusal_reasons_drawn"] <= sum(numbers["refused"].values())
+    assert "Refusals, checked" in paper(*asked).out
 
 
 def test_a_run_that_fails_leaves_the_others_and_fails_the_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def run(cell: PaperCell, policy: str, work: Trace, *, resize: Resizing) -> PaperRun:
+    def run(cell: PaperCell, policy: str, work: Trace, **given: Any) -> PaperRun:
         if cell.functions == 64:
             raise MeshError("requests hang", hint="look at them")
-        return paper_run(cell, policy, work, resize=resize)
+        return paper_run(cell, policy, work, **given)
 
     monkeypatch.setattr("mesh.evaluation.paper.runs.run", run)
     ran = paper("--cells", "3B/32,3B/64", "--policy", "llm-mesh", "-o", "json")
@@ -151,7 +163,7 @@ def test_a_run_that_fails_leaves_the_others_and_fails_the_whole(
 
 
 def test_the_only_run_fails_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(*_: object, resize: Resizing) -> PaperRun:
+    def run(*_: object, **__: object) -> PaperRun:
         raise MeshError("requests hang", hint="look at them")
 
     monkeypatch.setattr("mesh.evaluation.paper.runs.run", run)

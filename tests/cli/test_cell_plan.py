@@ -7,9 +7,10 @@ import pytest
 
 from mesh.cli import children
 from mesh.cli.cell import LocalCell
-from mesh.cli.cell_plan import NODES_MAX, CellPlan, free_address, plan_nodes
+from mesh.cli.cell_plan import NODES_MAX, CellPlan, NodePlan, free_address, plan_nodes
 from mesh.cli.children import Child
 from mesh.domain.errors import InvalidInput, Unavailable
+from mesh.domain.reasons import DeviceKind
 from mesh_nodes.hardware import Hardware
 
 
@@ -128,3 +129,11 @@ def test_what_is_given_for_a_node_holds_for_each(started: dict[str, list[str]]) 
     plan = CellPlan(listen="127.0.0.1:0", home=Path("/h"), nodes=nodes, memory_bytes=77, threads=9)
     LocalCell(plan).start()
     assert started["node cpu1"][-6:] == ["--memory", "77", "--threads", "9", "--home", "/h"]
+
+
+def test_what_a_node_has_of_its_own_goes_before_its_share(started: dict[str, list[str]]) -> None:
+    own = NodePlan(name="own", device=DeviceKind.CPU, engine="vllm", memory_bytes=88)
+    nodes = (own, *plan_nodes(["cpu"]))
+    LocalCell(CellPlan(listen="127.0.0.1:0", home=Path("/h"), nodes=nodes)).start()
+    assert started["node own"][-8:-2] == ["--engine", "vllm", "--memory", "88", "--threads", "2"]
+    assert "--engine" not in started["node cpu0"]

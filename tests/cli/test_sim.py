@@ -41,6 +41,25 @@ def test_json_has_all_of_it_and_follows_from_the_seed(scenario: str) -> None:
     assert len(first["nodes"]) == 3
 
 
+def test_ideal_costs_and_what_callers_take_change_the_run(scenario: str) -> None:
+    usual, ideal, few = (
+        json.loads(mesh("sim", scenario, "-o", "json", *more).out)
+        for more in ((), ("--ideal",), ("--output-tokens-max", "3"))
+    )
+    assert usual["requests"] != ideal["requests"]
+    assert few["requests"]["output_tokens"] <= 3 * few["requests"]["requests"]
+    assert all(node["used_share"] == node["busy_share"] for node in ideal["nodes"])
+    assert any(node["used_share"] > node["busy_share"] for node in usual["nodes"])
+
+
+def test_refusals_are_looked_at_when_asked(scenario: str) -> None:
+    made = json.loads(mesh("sim", scenario, "--check-refusals", "-o", "json").out)
+    refused = made["requests"]["requests"] - made["requests"]["finished"]
+    assert made["refusals"]["reasons_drawn"] <= refused
+    assert json.loads(mesh("sim", scenario, "-o", "json").out)["refusals"] is None
+    assert "beside a free link" in mesh("sim", scenario, "--check-refusals").out
+
+
 def test_a_policy_takes_the_place_of_the_scenarios_and_the_journal_says_so(
     scenario: str, tmp_path: Path
 ) -> None:

@@ -61,6 +61,15 @@ def test_how_instances_keep_up(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_by_what_predictions_are_lengthened(capsys: pytest.CaptureFixture[str]) -> None:
+    output.table(tables.CORRECTIONS, [READY, LOADING])
+    assert capsys.readouterr().out == (
+        "INSTANCE      CORRECTION  PLANNED  STALLS  LONGEST_S  LAST_AGO_S\n"
+        "chat-small-1        1.08     1.50       2       1.02          73\n"
+        "chat-small-2        1.00     1.00       0          -           -\n"
+    )
+
+
 def test_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     output.table(tables.NODES, [NODE])
     assert capsys.readouterr().out == (

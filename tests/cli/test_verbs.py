@@ -57,6 +57,21 @@ def test_describe_shows_limits_and_model(cell: RunningCell, chat: str) -> None:
     assert shown["layers"] == "2"
 
 
+def test_describe_shows_a_node_with_its_instances(cell: RunningCell, chat: str) -> None:
+    assert cell.mesh("invoke", "chat", "hello", "--max-tokens", "2").code == 0
+    ran = cell.mesh("describe", "cpu0")
+    assert (ran.code, ran.err) == (0, "")
+    node, memory, *of_instances = [part.split()[0] for part in ran.out.split("\n\n")]
+    assert (node, memory, of_instances) == ("NODE", "NODE", ["INSTANCE"] * 4)
+    assert "STALLS  LONGEST_S  LAST_AGO_S" in ran.out
+    found = json.loads(cell.mesh("describe", "cpu0", "-o", "json").out)
+    assert found["node_id"] == "cpu0"
+    (instance,) = [i for i in found["instances"] if i["deployment"] == "chat"]
+    assert instance["correction_planned"] > 0
+    assert sorted(instance["stalls"]) == ["ago_s", "count", "longest_s"]
+    assert cell.mesh("describe", "cpu1").code == 1
+
+
 def test_models_names_each_model_once_with_its_deployments(cell: RunningCell, chat: str) -> None:
     (model,) = json.loads(cell.mesh("models", "-o", "json").out)
     assert model["deployments"] == ["chat"]

@@ -7,6 +7,7 @@ from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
 from mesh.domain.model import ModelFormat, ModelInfo
+from mesh.domain.profile import Stalls
 from mesh.domain.reasons import DeviceKind, RefusalReason
 from mesh.domain.slo import Slo
 from mesh.domain.steps import LoadTier
@@ -54,6 +55,8 @@ READY = InstanceSnapshot(
     headroom_p50_s=1.5,
     iteration_s=0.03456,
     correction=1.078,
+    correction_planned=1.5,
+    stalls=Stalls(count=2, longest_s=1.0249, ago_s=73.4),
     profile="measured",
     tier=LoadTier.HOST,
 )

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.compute.correction import RATIO_MAX, RATIO_MIN, Correction
+from mesh.compute.correction import RATIO_MAX, RATIO_MIN, TRIAL_ITERATIONS, Correction
 
 ITERATION_S = st.floats(0.001, 0.2)
 
@@ -46,41 +46,38 @@ def test_a_node_that_is_well_again_is_known_within_two_seconds(predicted_s: floa
     assert node.factor == pytest.approx(1.0, abs=0.06)
 
 
-def test_promises_rest_on_the_worst_of_the_last_seconds() -> None:
-    """A neighbour came for three seconds and has gone: it may come again."""
-    node = Node()
-    node.compute(5.0, predicted_s=0.01, slowdown=1.0)
-    assert node.correction.planned(node.now_s) == pytest.approx(1.0)
-    node.compute(3.0, predicted_s=0.01, slowdown=1.5)
-    assert node.correction.planned(node.now_s) == node.factor == pytest.approx(1.5, rel=0.02)
-    node.compute(3.0, predicted_s=0.01, slowdown=1.0)
-    assert node.factor == pytest.approx(1.0, abs=0.01)
-    assert node.correction.planned(node.now_s) > 1.35
-    node.compute(100.0, predicted_s=0.01, slowdown=1.0)
-    assert node.correction.planned(node.now_s) == pytest.approx(1.0, abs=0.01)
+def test_promises_are_planned_with_what_the_node_tells_until_it_tells_anew() -> None:
+    correction = Correction()
+    correction.told(1.1, 1.0, planned=1.5)
+    assert correction.planned(1.0) == 1.5
+    correction.told(1.0, 2.0)
+    assert correction.planned(2.0) == 1.5, "after an iteration"
+    correction.told(1.0, 3.0, planned=1.2)
+    assert correction.planned(3.0) == 1.2, "in a heartbeat"
 
 
-def test_what_was_never_observed_is_not_held_on_to() -> None:
-    """A node that turns out to be quicker than its profile is believed at once."""
+@given(st.floats(RATIO_MIN, RATIO_MAX), st.floats(RATIO_MIN, RATIO_MAX), st.floats(0.0, 60.0))
+def test_promises_are_never_planned_with_less_than_is_predicted(
+    factor: float, planned: float, later_s: float
+) -> None:
+    correction = Correction()
+    correction.told(factor, 0.0, planned=planned)
+    assert correction.planned(later_s) == max(correction.factor(later_s), planned)
+
+
+def test_a_node_that_turns_out_to_be_quicker_than_its_profile_is_believed_at_once() -> None:
     correction = Correction()
     correction.told(0.5, 1.0)
     assert correction.planned(1.0) == 0.5
 
 
-def test_a_peak_fades_while_nothing_is_observed() -> None:
-    correction = Correction()
-    correction.told(3.0, 0.0)
-    assert correction.planned(0.0) == 3.0
-    assert 1.0 < correction.factor(20.0) < correction.planned(20.0) < 2.0
-    assert correction.planned(200.0) == pytest.approx(1.0, abs=0.01)
-
-
-def test_a_single_stall_counts_little() -> None:
-    """An iteration of 10 ms that took a second."""
-    node = Node()
-    node.compute(2.0, predicted_s=0.010, slowdown=1.0)
-    node.compute(0.001, predicted_s=0.010, slowdown=100.0)
-    assert 1.0 < node.factor < 1.2
+def test_what_was_planned_with_while_an_estimate_was_on_trial_is_forgotten() -> None:
+    """The engine builds its kernels then."""
+    correction = Correction(guessed=True)
+    correction.told(8.0, 1.0, planned=8.0)
+    for _ in range(TRIAL_ITERATIONS):
+        correction.reported(1.0, 2.0)
+    assert correction.planned(2.0) == 1.0
 
 
 @given(

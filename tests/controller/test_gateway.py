@@ -12,7 +12,14 @@ import grpc
 import pytest
 
 from mesh.controller.gateway import GatewayLimits
-from mesh.domain.errors import Cancelled, InvalidInput, MeshError, NotFound, Refused, Unavailable
+from mesh.domain.errors import (
+    DeadlineExceeded,
+    InvalidInput,
+    MeshError,
+    NotFound,
+    Refused,
+    Unavailable,
+)
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.invocation import (
     Accepted,
@@ -200,7 +207,7 @@ async def test_a_client_that_goes_away_frees_its_place(cell: LiveCell) -> None:
 async def test_a_deadline_frees_the_place_and_is_told_as_one(cell: LiveCell) -> None:
     node = await cell.deployed()
     node.held = True
-    with pytest.raises(Cancelled, match=r"not done within 0.2 s"):
+    with pytest.raises(DeadlineExceeded, match=r"not done within 0.2 s"):
         await asyncio.to_thread(lambda: list(cell.client.invoke(asking(), timeout_s=0.2)))
     await node.told(AbortRequest)
     await cell.idle()

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,12 +54,12 @@ class Locust:
         return self._popen.returncode
 
     def interrupt(self, *, workers_first: bool = False) -> None:
-        """As Ctrl-C does: all of its processes, in whichever order."""
+        """As Ctrl-C does: all of its processes. The master may end by itself, if the signal reaches
+        the workers first.
+        """
         if workers_first:
             for worker in psutil.Process(self._popen.pid).children():
                 worker.send_signal(signal.SIGINT)
-            time.sleep(1.0)
-            self._popen.send_signal(signal.SIGINT)
         else:
             os.killpg(self._popen.pid, signal.SIGINT)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.mixed.cell import FIRST, SECOND, MixedCell
+from bench.mixed.cell import FIRST, SECOND, mixed_cell
 from bench.mixed.report import TARGET, report
 from bench.mixed.running import BURST, QUIET_AFTER, QUIET_BEFORE, model_in, promise, run
 from bench.mixed.workload import Requests
@@ -25,7 +25,7 @@ def test_a_burst_spills_over_to_the_vllm_node_in_time_and_the_quiet_after_it_com
     tmp_path: Path,
 ) -> None:
     """A minute on an idle machine, most of it for the profiles; several on a busy one."""
-    with MixedCell(tmp_path) as cell:
+    with mixed_cell(tmp_path) as cell:
         sized = promise(cell, model_in(tmp_path), REQUESTS, note)
         made = run(cell, sized, rounds=1, quiet_requests=QUIET_REQUESTS, seed=1, note=note)
     judged = made.judged

@@ -42,6 +42,7 @@ def series(
         device=DeviceKind(node.partition("-")[0]),
         memory_bytes=100,
         used=used,
+        busy=used,
         computing=used,
         decoded_tokens=decoded or (0,) * seconds,
         weights_bytes=(2_000_000_000,) * seconds,

@@ -43,8 +43,16 @@ def test_nodes_in_use_are_means_over_time_by_device() -> None:
     assert dict(made.decode_tokens_per_s) == {"cpu": 30.0, "gpu": 90.0}
 
 
+def test_nodes_that_only_hold_weights_are_in_use_and_not_busy() -> None:
+    resident = replace(NODES[2], used=(1.0,) * 4)
+    made = cell_numbers(OUTCOMES, [*NODES[:2], resident])
+    assert made.gpu_nodes == 2.0
+    assert made.gpu_nodes_busy == pytest.approx(5 / 4)
+    assert dict(made.decode_tokens_per_s)["gpu"] == 90.0
+
+
 def test_a_device_that_was_never_used_has_no_throughput() -> None:
-    idle = [replace(NODES[0], used=(0.0,) * 4), NODES[1]]
+    idle = [replace(NODES[0], busy=(0.0,) * 4), NODES[1]]
     assert [device for device, _ in cell_numbers(OUTCOMES, idle).decode_tokens_per_s] == ["gpu"]
 
 

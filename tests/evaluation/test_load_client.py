@@ -1,6 +1,7 @@
 """Calls go out at their times, whatever becomes of others; each end is told, and judged."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -14,6 +15,7 @@ from mesh.domain.invocation import Accepted, Waiting
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.slo import Slo
 from mesh.evaluation.load_client import (
+    MALFORMED,
     NOT_SENT,
     PREPARED_MAX,
     STOPPED,
@@ -21,6 +23,7 @@ from mesh.evaluation.load_client import (
     Call,
     answer_of,
     offer,
+    offer_again,
     outcome_of,
     send,
 )
@@ -144,6 +147,57 @@ def test_refusals_keep_their_reason_and_failures_their_status() -> None:
         refused, failed = offer(address, [replace(call, at_s=0.0) for call in sent])
     assert (refused.refused, refused.failed) == ("memory_full", "")
     assert (failed.refused, failed.failed) == ("", "unavailable")
+
+
+@pytest.mark.parametrize(
+    "meaningless",
+    [
+        pytest.param(b"\xff", id="no-message"),
+        pytest.param(b"", id="no-event"),
+        pytest.param(
+            pb.InvokeResponse(finished=pb.Finished(reason="bored")).SerializeToString(),
+            id="no-such-reason",
+        ),
+    ],
+)
+def test_an_answer_that_means_nothing_is_its_calls_failure(meaningless: bytes) -> None:
+    def script(request: pb.InvokeRequest) -> bytes | None:
+        return meaningless if request.tokens.ids[0] == 1 else None
+
+    sent = [replace(CALL, at_s=0.0, prompt_tokens=(n,)) for n in (1, 2)]
+    with token_server(script) as (address, _):
+        failed, well = offer(address, sent)
+    assert (failed.failed, len(failed.tokens_s), failed.in_order) == (MALFORMED, 2, True)
+    assert outcome_of(sent[0], failed).end is FinishReason.FAILED
+    assert well.whole(sent[1])
+
+
+def test_who_is_refused_comes_again_once_when_the_refusal_says_so() -> None:
+    came: Counter[int] = Counter()
+
+    def script(request: pb.InvokeRequest) -> MeshError | None:
+        number = request.tokens.ids[0]
+        came[number] += 1
+        if number == 1 and came[1] == 2:
+            return None
+        retry_after_s = 0.0 if number == 3 else 0.2 * number
+        return Refused("full", reason=RefusalReason.QUEUE_FULL, retry_after_s=retry_after_s)
+
+    sent = [replace(CALL, at_s=0.0, prompt_tokens=(n,)) for n in (1, 2, 3)]
+    with token_server(script) as (address, _):
+        answers, retries = offer_again(address, sent)
+    assert [answer.retry_after_s for answer in answers] == pytest.approx([0.2, 0.4, 0.0])
+    assert dict(came) == {1: 2, 2: 2, 3: 1}
+    retries.sort(key=lambda retry: retry[0].prompt_tokens)
+    (first, served), (second, refused) = retries
+    assert [first.prompt_tokens, second.prompt_tokens] == [(1,), (2,)]
+    assert served.whole(first)
+    assert refused.refused == "queue_full"
+    for (call, again), answer in zip(retries, answers, strict=False):
+        due_s = answer.sent_s + answer.ended_s + answer.retry_after_s
+        assert again.sent_s - again.lag_s == pytest.approx(due_s)
+        assert again.lag_s >= 0.0
+        assert call.at_s - answer.retry_after_s == pytest.approx(answer.lag_s + answer.ended_s)
 
 
 def test_what_the_cell_itself_cancels_has_failed() -> None:

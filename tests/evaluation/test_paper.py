@@ -15,7 +15,10 @@ from mesh.evaluation.paper.cells import (
     plan,
     run,
 )
+from mesh.sim.cell_costs import IDEAL, MEASURED
+from mesh.sim.cluster import CellPlan
 from mesh.sim.costs import Resizing
+from mesh.sim.testbed import known_model
 from mesh_workloads.trace import Trace
 
 
@@ -51,13 +54,34 @@ def test_a_model_is_resident_on_a_cpu_and_copied_to_a_gpu() -> None:
     assert gpu.costs.load_time_s(13_000_000_000) == pytest.approx(0.2 + 0.65)
 
 
-def test_a_cache_that_is_copied_costs_more_to_grow_than_one_that_is_mapped() -> None:
+def grows_s(made: CellPlan) -> dict[DeviceKind, float]:
+    """By a GB from eight on, by device."""
+    gib = 1 << 30
+    return {n.hello.device: n.costs.resize_time_s(8 * gib, 9 * gib) for n in made.nodes}
+
+
+def test_gpus_copy_their_caches_unless_ideal_or_told_otherwise() -> None:
     cell = paper_cell("13B/32")
-    mapped, copied = (
-        {node.costs.resize_time_s(8 * 2**30, 9 * 2**30) for node in made.nodes}
-        for made in (plan(cell, "llm-mesh"), plan(cell, "llm-mesh", Resizing.COPIES))
-    )
-    assert max(mapped) < 0.05 < 0.25 < min(copied)
+    cpu, gpu = DeviceKind.CPU, DeviceKind.GPU
+    usual, ideal = grows_s(plan(cell, "llm-mesh")), grows_s(plan(cell, "llm-mesh", IDEAL))
+    assert usual[cpu] < 0.05 < 0.25 < usual[gpu]
+    assert max(ideal.values()) < 0.05
+    assert min(grows_s(plan(cell, "llm-mesh", IDEAL, Resizing.COPIES)).values()) > 0.25
+    assert max(grows_s(plan(cell, "llm-mesh", resize=Resizing.MAPS)).values()) < 0.05
+
+
+def test_memory_is_set_aside_for_each_engine_or_for_a_fixed_number_of_them() -> None:
+    own_bytes = known_model("llama-2-13b").info.disk_bytes
+    for costs, gpu_bytes, weights_bytes in (
+        (IDEAL, 75 << 30, own_bytes),
+        (MEASURED, 78 << 30, own_bytes + (3 << 29)),
+    ):
+        made = plan(paper_cell("13B/32"), "llm-mesh", costs)
+        assert made.nodes[-1].hello.memory_bytes == gpu_bytes
+        (known,) = {costs.footprint for costs in made.nodes[-1].models.values()} & {
+            footprint for _, footprint in made.deployments[0].footprints
+        }
+        assert known.weights_bytes == weights_bytes
 
 
 def test_loads_are_nested_and_every_request_has_its_deployment(trace: Trace) -> None:

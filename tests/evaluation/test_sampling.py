@@ -33,6 +33,7 @@ def test_seconds_add_up_to_the_nodes_own_counters(made: CellPlan) -> None:
     for node, series in zip(cell.nodes, sampler.series(), strict=True):
         assert len(series.used) == 30
         assert sum(series.used) == pytest.approx(node.used_s)
+        assert sum(series.busy) == pytest.approx(node.busy_s)
         assert sum(series.computing) == pytest.approx(node.computing_s)
         assert sum(series.loads) == node.engine.loads
     everywhere = [sum(series.decoded_tokens) for series in sampler.series()]
@@ -43,14 +44,29 @@ def test_seconds_add_up_to_the_nodes_own_counters(made: CellPlan) -> None:
 def test_a_second_is_used_from_none_to_whole(made: CellPlan) -> None:
     _, sampler = sampled(made, 30)
     for series in sampler.series():
-        assert all(-1e-9 <= share <= 1 + 1e-9 for share in series.used)
-        assert series.used[-1] == pytest.approx(0.0)
+        for share in (*series.used, *series.busy):
+            assert -1e-9 <= share <= 1 + 1e-9
+        assert series.busy[-1] == pytest.approx(0.0)
         assert series.requests[-1] == 0
-    busiest = max(sampler.series(), key=lambda series: sum(series.used))
-    assert busiest.used[1] == pytest.approx(1.0)
+    busiest = max(sampler.series(), key=lambda series: sum(series.busy))
+    assert busiest.busy[1] == pytest.approx(1.0)
     assert max(busiest.weights_bytes) > 13e9
     assert max(busiest.kv_held_bytes) > 0
     assert max(busiest.requests) >= 1
+
+
+def test_resident_weights_use_a_node_that_nobody_keeps_busy_unless_costs_are_ideal(
+    made: CellPlan,
+) -> None:
+    """They are parked at the end of the recording."""
+    _, sampler = sampled(made, 30)
+    (series,) = (each for each in sampler.series() if sum(each.loads))
+    assert series.weights_bytes[-1] > 13e9
+    assert series.used[-1] == pytest.approx(1.0)
+    assert sum(series.used) > sum(series.busy) + 10.0
+    ideal = tuple(replace(node, weights_use=False) for node in made.nodes)
+    _, sampler = sampled(replace(made, nodes=ideal), 30)
+    assert all(series.used == series.busy for series in sampler.series())
 
 
 def test_a_lone_request_uses_a_node_from_its_load_to_its_last_step(made: CellPlan) -> None:
@@ -59,23 +75,23 @@ def test_a_lone_request_uses_a_node_from_its_load_to_its_last_step(made: CellPla
     (outcome,) = cell.run([Arrival(0.3, "chat-1", 200, 40)])
     lived_s = outcome.tokens_s[-1] - outcome.arrival_s
     cell.nodes[0].look(cell.clock.now_s())
-    assert cell.nodes[0].used_s == pytest.approx(lived_s - 4 * made.link_delay_s, abs=2e-6)
+    assert cell.nodes[0].busy_s == pytest.approx(lived_s - 4 * made.link_delay_s, abs=2e-6)
 
 
-def test_a_node_that_is_kept_is_in_use_for_so_much_longer(made: CellPlan) -> None:
+def test_a_node_that_is_kept_is_busy_for_so_much_longer(made: CellPlan) -> None:
     """Two busy times that are further apart than it is kept: each counts longer by as much."""
     work = [Arrival(0.0, "chat-1", 50, 5), Arrival(10.0, "chat-1", 50, 5)]
 
-    def used_s(kept_s: float) -> float:
+    def busy_s(kept_s: float) -> float:
         nodes = tuple(replace(node, kept_s=kept_s) for node in made.nodes[:1])
         cell = VirtualCell(replace(made, nodes=nodes))
         sampler = Sampler(cell, 20)
         cell.run(work)
         cell.clock.run_until(sampler.ends_s)
-        return sum(sampler.series()[0].used)
+        return sum(sampler.series()[0].busy)
 
-    assert used_s(1.0) == pytest.approx(used_s(0.0) + 2.0, abs=0.1)
-    assert used_s(0.0) > 1.0, "a load of 13 GB counts"
+    assert busy_s(1.0) == pytest.approx(busy_s(0.0) + 2.0, abs=0.1)
+    assert busy_s(0.0) > 1.0, "a load of 13 GB counts"
 
 
 def test_a_node_that_crashes_amid_a_load_is_in_use_no_longer(made: CellPlan) -> None:
@@ -86,4 +102,4 @@ def test_a_node_that_crashes_amid_a_load_is_in_use_no_longer(made: CellPlan) -> 
     (outcome,) = cell.run([Arrival(0.0, "chat-1", 50, 5)])
     assert not outcome.finished
     node.look(cell.started_s + 40.0)
-    assert node.used_s == pytest.approx(5.0, abs=0.1)
+    assert node.used_s == node.busy_s == pytest.approx(5.0, abs=0.1)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import gevent
 
-from mesh.domain.errors import Refused, Unavailable
+from mesh.domain.errors import Cancelled, DeadlineExceeded, MeshError, Refused, Unavailable
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.invocation import Accepted, Finished, InvocationEvent, Tokens
 from mesh.domain.reasons import FinishReason, RefusalReason
@@ -16,11 +16,16 @@ from mesh_workloads import replay_plan
 from mesh_workloads.prompts import encoded
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.1)
+FAILURES: dict[str, MeshError] = {
+    "gone": Unavailable("nobody answers"),
+    "left": Cancelled("the cell stops"),
+    "late": DeadlineExceeded("not done within 5 s"),
+}
 
 
 class ScriptedSender:
-    """Answers by deployment: `quick` at once, `slow` after `token_s` a token, `full` refuses,
-    `gone` fails.
+    """Answers by deployment: `quick` at once, `slow` after `token_s` a token, `full` refuses, and
+    the names in FAILURES fail.
     """
 
     def __init__(self, token_s: float = 0.05) -> None:
@@ -31,9 +36,9 @@ class ScriptedSender:
     def send(self, call: Call, timeout_s: float) -> Iterator[InvocationEvent]:
         self.sent.append(call)
         if call.deployment == "full":
-            raise Refused("no room", reason=RefusalReason.MEMORY_FULL)
-        if call.deployment == "gone":
-            raise Unavailable("nobody answers")
+            raise Refused("no room", reason=RefusalReason.MEMORY_FULL, retry_after_s=2.0)
+        if call.deployment in FAILURES:
+            raise FAILURES[call.deployment]
         prompt_tokens = len(call.prompt_tokens)
         yield Accepted(
             request_id=RequestId("r1"),

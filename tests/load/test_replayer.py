@@ -1,6 +1,7 @@
 """An open loop: calls go out at their times, whatever becomes of the ones before them."""
 
 import time
+from collections.abc import Callable
 
 import gevent
 import pytest
@@ -12,10 +13,16 @@ from tests.load.speaking import ScriptedSender, as_sent, planned
 
 
 class Run:
-    def __init__(self, *calls: tuple[float, str, int], open_max: int = 100) -> None:
+    def __init__(
+        self,
+        *calls: tuple[float, str, int],
+        open_max: int = 100,
+        drawn: Callable[[int], object] = lambda number: None,
+    ) -> None:
+        """`drawn` is told of each call before it is sent."""
         self.answers: dict[int, Answer] = {}
         self.sender = ScriptedSender()
-        pairs = ((call, as_sent(call)) for call in planned(*calls))
+        pairs = ((call, as_sent(call)) for call in planned(*calls) if not drawn(call.number))
         self.replayer = Replayer(self.sender, pairs, self._ended, open_max=open_max)
 
     def _ended(self, plan: replay_plan.Call, call: Call, answer: Answer) -> None:
@@ -59,3 +66,14 @@ def test_stopped_it_leaves_what_is_open_and_sends_nothing_more() -> None:
         0: STOPPED,
         1: "",
     }
+
+
+def test_a_call_that_is_stopped_before_its_greenlet_runs_is_told_of() -> None:
+    def drawn(number: int) -> None:
+        if number == 1:
+            run.replayer.stop()
+
+    run = Run((0.0, "quick", 1), (60.0, "quick", 1), drawn=drawn)
+    run.replayer.run(time.monotonic())
+    assert not run.sender.sent
+    assert {number: answer.failed for number, answer in run.answers.items()} == {0: STOPPED}

@@ -3,6 +3,7 @@
 import time
 
 import gevent
+import pytest
 
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import FinishReason, RefusalReason
@@ -28,12 +29,20 @@ def test_tokens_are_noted_as_they_come_and_how_late_the_call_was_sent() -> None:
     assert outcome.met
 
 
-def test_a_refusal_keeps_its_reason_and_a_failure_its_status() -> None:
+def test_a_refusal_keeps_its_reason() -> None:
     refused, outcome = asked("full", 4)
     assert (refused.refused, refused.failed) == ("memory_full", "")
+    assert refused.retry_after_s == 2.0
     assert outcome.end is RefusalReason.MEMORY_FULL
-    failed, outcome = asked("gone", 4)
-    assert (failed.refused, failed.failed) == ("", "unavailable")
+
+
+@pytest.mark.parametrize(
+    ("deployment", "status"),
+    [("gone", "unavailable"), ("left", "cancelled"), ("late", "deadline_exceeded")],
+)
+def test_a_failure_keeps_its_status(deployment: str, status: str) -> None:
+    failed, outcome = asked(deployment, 4)
+    assert (failed.refused, failed.failed) == ("", status)
     assert outcome.end is FinishReason.FAILED
 
 

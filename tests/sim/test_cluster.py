@@ -4,12 +4,14 @@ import hashlib
 import io
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mesh.compute.times import Times
 from mesh.core.controller.core import ControllerCore
 from mesh.domain.errors import InvalidInput
+from mesh.domain.events import InvokeRequested
 from mesh.domain.limits import PREFILL_TOKENS_MAX
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.policy.registry import policy
@@ -119,16 +121,84 @@ def test_a_cache_that_is_too_small_grows_under_its_requests(made: CellPlan) -> N
     limits = replace(made.limits, kv_tokens_least=64)
     cell = VirtualCell(replace(made, nodes=made.nodes[:1], limits=limits))
     outcomes = cell.run([Arrival(n * 0.1, "chat-1", 20, 900) for n in range(4)])
-    assert [o.end for o in outcomes] == [FinishReason.LENGTH] * 4
+    assert [o.end for o in outcomes] == [FinishReason.STOP] * 4
     assert all(len(o.tokens_s) == 900 for o in outcomes)
+
+
+class Events:
+    """What a controller is told, in order."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[float, object]] = []
+
+    def record(self, now_s: float, event: object, actions: object) -> None:
+        self.all.append((now_s, event))
+
+
+def test_until_an_answer_ends_nothing_tells_the_controller_how_long_it_will_be(
+    made: CellPlan,
+) -> None:
+    told: list[list[tuple[float, object]]] = []
+    for tokens in (30, 500):
+        events = Events()
+        (outcome,) = VirtualCell(made, recorders=(events,)).run(
+            [Arrival(0.0, "chat-1", 300, tokens)]
+        )
+        assert (outcome.end, len(outcome.tokens_s)) == (FinishReason.STOP, tokens)
+        told.append(events.all)
+    short, long = told
+    last = next(n for n, (a, b) in enumerate(zip(short, long, strict=False)) if a != b)
+    assert "finish=<FinishReason.STOP" in repr(short[last])
+    assert sum("TokensReport" in repr(event) for _, event in short[:last]) >= 29
+    (asked,) = (event for _, event in short if isinstance(event, InvokeRequested))
+    assert asked.request.sampling.max_tokens == 4096 - 300
+
+
+@pytest.mark.parametrize(
+    ("changed", "asked", "end", "tokens"),
+    [
+        ({"output_tokens_max": 20}, 20, FinishReason.LENGTH, 20),
+        ({"output_tokens_max": 64}, 64, FinishReason.STOP, 30),
+        ({"lengths_told": True}, 30, FinishReason.LENGTH, 30),
+        ({}, 4096 - 300, FinishReason.STOP, 30),
+    ],
+)
+def test_callers_ask_for_what_they_would_take(
+    made: CellPlan, changed: dict[str, Any], asked: int, end: FinishReason, tokens: int
+) -> None:
+    events = Events()
+    cell = VirtualCell(replace(made, **changed), recorders=(events,))
+    (outcome,) = cell.run([Arrival(0.0, "chat-1", 300, 30)])
+    (told,) = (event for _, event in events.all if isinstance(event, InvokeRequested))
+    assert told.request.sampling.max_tokens == asked
+    assert (outcome.end, len(outcome.tokens_s)) == (end, tokens)
+    assert not cell.callers.lengths, "nothing is kept of an answer that has ended"
+
+
+def test_nodes_jitter_each_for_itself_and_alike_for_the_same_seed(tmp_path: Path) -> None:
+    """Two nodes, each with a request of its own that computes what the other's does."""
+    text = SMALL.replace('name = "cpu"\n', 'name = "cpu"\ncount = 2\n').replace("= 40\n", "= 1\n")
+    work = [Arrival(0.0, f"chat-{n}", 20, 50) for n in (1, 2)]
+
+    def gaps_s(seed: int) -> list[tuple[float, ...]]:
+        read = replace(scenario(tmp_path, text.replace("= 64", "= 20")), seed=seed)
+        ended = VirtualCell(plan(read)).run(work)
+        return [
+            tuple(b - a for a, b in zip(o.tokens_s, o.tokens_s[1:], strict=False))
+            for o in sorted(ended, key=lambda o: o.request_id)
+        ]
+
+    first, second = gaps_s(1)
+    assert first != second
+    assert [first, second] == gaps_s(1) != gaps_s(2)
 
 
 def test_use_is_counted_by_node(made: CellPlan) -> None:
     cell = VirtualCell(made)
     cell.run([Arrival(0.0, "chat-1", 20, 50)])
-    used = [node.used_s for node in cell.nodes]
-    assert sum(seconds > 0 for seconds in used) == 1
-    assert max(node.computing_s for node in cell.nodes) <= max(used)
+    busy = [node.busy_s for node in cell.nodes]
+    assert sum(seconds > 0 for seconds in busy) == 1
+    assert max(node.computing_s for node in cell.nodes) <= max(busy)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from mesh.domain.model import Footprint
 from mesh.domain.profile import IterationShape
 from mesh.domain.request import SamplingParams
 from mesh.domain.steps import EngineRequest, LoadOrder
+from mesh.sim.cell_costs import JITTER
 from mesh.sim.costs import Jitter, ModelCosts, NodeCosts, Pace
 from mesh.sim.engine import CostEngine
 from tests.cli.views import MODEL
@@ -110,6 +111,18 @@ def test_jitter_is_drawn_alike_for_the_same_seed_and_never_takes_more_than_half(
     assert drawn(1) != drawn(2)
     assert sorted(set(drawn(1))) == pytest.approx([plain_s / 2, plain_s, plain_s + 0.5])
     assert Timed(NodeCosts(jitter=Jitter(decode_s=(9.0,)))).took_s(PREFILL, 0.0) < 9.0
+
+
+def test_jitter_may_be_a_share_of_what_the_engine_takes() -> None:
+    plain_s = {shape: Timed(NodeCosts()).took_s(shape, 0.0) for shape in (DECODE, PREFILL)}
+    timed = Timed(NodeCosts(jitter=Jitter(decode_shares=(0.25,), prefill_shares=(-0.1,))))
+    assert timed.took_s(DECODE, 0.0) == pytest.approx(1.25 * plain_s[DECODE])
+    assert timed.took_s(PREFILL, 0.0) == pytest.approx(0.9 * plain_s[PREFILL])
+
+
+def test_measured_jitter_lengthens_nothing_in_the_mean() -> None:
+    for shares in (JITTER.decode_shares, JITTER.prefill_shares):
+        assert abs(sum(shares)) / len(shares) < 1e-9
 
 
 def test_a_load_beside_requests_is_stretched() -> None:

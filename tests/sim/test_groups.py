@@ -1,5 +1,6 @@
 """Nodes of a group: their hardware, its tables, and how they resize."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,21 @@ def test_maps_cost_by_what_changes() -> None:
 def test_weights_that_are_resident_load_in_no_time(tmp_path: Path) -> None:
     text = SMALL.replace("= 64", "= 64\ncosts = { load_s = 0, load_bytes_per_s = inf }")
     assert plan(scenario(tmp_path, text)).nodes[0].costs.load_time_s(1 << 40) == 0.0
+
+
+def test_what_a_scenario_says_of_costs_comes_before_the_devices_own(tmp_path: Path) -> None:
+    read = scenario(
+        tmp_path, SMALL.replace("= 40\n", "= 40\nprocesses = 2\ncosts = { load_s = 9 }\n")
+    )
+    for ideal, resize, gpu_bytes in (
+        (False, Resizing.COPIES, 40 << 30),
+        (True, Resizing.MAPS, 37 << 30),
+    ):
+        cpu, gpu, _ = plan(replace(read, ideal=ideal)).nodes
+        assert (gpu.costs.load_s, gpu.costs.resize) == (9.0, resize)
+        assert (cpu.costs.load_s, cpu.costs.resize) == (0.3, Resizing.MAPS)
+        assert gpu.hello.memory_bytes == gpu_bytes
+        assert bool(cpu.costs.jitter.decode_shares) is not ideal
 
 
 COSTS_THAT_CANNOT_BE = (

@@ -49,7 +49,7 @@ def test_requests_of_a_lost_node_continue_elsewhere_after_their_tokens(
 ) -> None:
     """Where nobody is told, when the lease has run out."""
     faulty, (outcome,) = run(made, fault(kind, size=0.3, chance=0.3))
-    assert outcome.end is FinishReason.LENGTH
+    assert outcome.end is FinishReason.STOP
     assert len(outcome.tokens_s) == 200
     gaps = [b - a for a, b in zip(outcome.tokens_s, outcome.tokens_s[1:], strict=False)]
     before = [at for at in outcome.tokens_s if at < faulty.cell.started_s + AT_S]
@@ -67,7 +67,7 @@ def test_a_killed_controller_leaves_its_callers_and_finds_its_instances_again(
     assert first.end is FinishReason.FAILED
     assert 0 < len(first.tokens_s) < 200
     assert (second.end, second.tokens_s) == (FinishReason.FAILED, ())
-    assert third.end is FinishReason.LENGTH
+    assert third.end is FinishReason.STOP
     assert faulty.cell.controller.epoch == 2
     assert loads(faulty) == {"cpu": 1}, "what was loaded is adopted"
 
@@ -86,7 +86,7 @@ def test_a_client_that_goes_away_frees_its_place(made: CellPlan) -> None:
 
 def test_an_instance_that_is_killed_is_loaded_again_for_its_requests(made: CellPlan) -> None:
     faulty, (outcome,) = run(made, fault(FaultKind.LOSE))
-    assert (outcome.end, len(outcome.tokens_s)) == (FinishReason.LENGTH, 200)
+    assert (outcome.end, len(outcome.tokens_s)) == (FinishReason.STOP, 200)
     before = [at for at in outcome.tokens_s if at < faulty.cell.started_s + AT_S]
     assert 10 < len(before) < 190
     assert sum(loads(faulty).values()) == 2
@@ -97,7 +97,7 @@ def test_an_idle_instance_that_is_killed_is_loaded_again_for_its_minimum(tmp_pat
     small = 'name = "small"\n'
     text = SMALL.replace(small, small + "scaling = { replicas_min = 1 }\n")
     faulty, (outcome,) = run(plan(scenario(tmp_path, text)), fault(FaultKind.LOSE, chance=0.9))
-    assert (outcome.end, len(outcome.tokens_s)) == (FinishReason.LENGTH, 200)
+    assert (outcome.end, len(outcome.tokens_s)) == (FinishReason.STOP, 200)
     assert loads(faulty) == {"cpu": 2, "gpu-1": 1}, "the next one goes where none has broken"
     assert "small" in {i.deployment for i in faulty.cell.core.cell.instances.values()}
 

@@ -67,6 +67,8 @@ def test_limits_that_must_not_be_0_are_limits_of_a_cell() -> None:
     [
         ("memory_gib = 64", "memory_gib = inf", "memory_gib is inf"),
         ("memory_gib = 64", "memory_gib = 64\ncosts = { load_s = inf }", "load_s is inf"),
+        ("memory_gib = 64", "memory_gib = 64\nprocesses = 50", "beside its processes is -11"),
+        ("seed = 3", "output_tokens_max = 0", "output_tokens_max is 0; it must be above 0"),
         ("memory_gib = 64", "memory_gib = 64\ncosts = { factor = inf }", "factor is inf"),
         ("seed = 3", "link_delay_s = inf", "link_delay_s is inf"),
         ("seed = 3", "seed = -3", "seed is -3; it must be 0 or more"),

@@ -22,12 +22,14 @@ def _script(words: list[str]) -> Script:
     parser.add_argument("--load-s", type=float, default=0.0, help="how long a load takes")
     parser.add_argument("--fail-loads", action="store_true", help="every load fails")
     parser.add_argument("--fail-steps", type=int, default=0, help="so many iterations fail")
+    parser.add_argument("--measure-at-once", action="store_true", help="profiles take no time")
     given = parser.parse_args(words)
     return Script(
         step_s=given.step_s,
         load_s=given.load_s,
         fail_loads=FOREVER if given.fail_loads else 0,
         fail_steps=given.fail_steps,
+        measures_at_once=given.measure_at_once,
     )
 
 

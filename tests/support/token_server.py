@@ -10,14 +10,13 @@ import grpc
 
 from mesh.domain.errors import MeshError, Unavailable
 from mesh.v1 import inference_pb2 as pb
-from mesh.v1.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
 from mesh.wire.errors import status_of
 
 THREADS = 64
 """Streams at once."""
 
-Script = Callable[[pb.InvokeRequest], MeshError | None]
-"""What a request is refused with, if anything."""
+Script = Callable[[pb.InvokeRequest], MeshError | bytes | None]
+"""What a request is refused with, or gets in place of the end of its answer, if anything."""
 
 
 class _Status(grpc.Status):
@@ -26,7 +25,7 @@ class _Status(grpc.Status):
         self.code, self.details, self.trailing_metadata = made.code, made.details, made.metadata
 
 
-class TokenServer(InferenceServicer):
+class TokenServer:
     """Sends as many tokens as are asked for, `token_s` apart."""
 
     def __init__(self, script: Script, token_s: float) -> None:
@@ -34,20 +33,19 @@ class TokenServer(InferenceServicer):
         self._script = script
         self._token_s = token_s
 
-    def Invoke(  # noqa: N802 - the service's name for it
-        self, request: pb.InvokeRequest, context: Any
-    ) -> Iterator[pb.InvokeResponse]:
+    def invoke(self, request: pb.InvokeRequest, context: Any) -> Iterator[bytes]:
         self.requests.append(request)
-        error = self._script(request)
-        if error is not None:
-            context.abort_with_status(_Status(error))
-        yield pb.InvokeResponse(accepted=pb.Accepted(request_id="r1"))
+        end = self._script(request)
+        if isinstance(end, MeshError):
+            context.abort_with_status(_Status(end))
+        yield pb.InvokeResponse(accepted=pb.Accepted(request_id="r1")).SerializeToString()
         for number in range(request.max_tokens):
             time.sleep(self._token_s)
-            yield pb.InvokeResponse(tokens=pb.Tokens(first_index=number, token_ids=[7]))
-        yield pb.InvokeResponse(
-            finished=pb.Finished(reason="length", output_tokens=request.max_tokens, node="n1")
-        )
+            tokens = pb.Tokens(first_index=number, token_ids=[7])
+            yield pb.InvokeResponse(tokens=tokens).SerializeToString()
+        finished = pb.Finished(reason="length", output_tokens=request.max_tokens, node="n1")
+        well = pb.InvokeResponse(finished=finished).SerializeToString()
+        yield end if isinstance(end, bytes) else well
 
 
 @contextmanager
@@ -57,7 +55,11 @@ def token_server(
     """Its address, and the requests that it has seen."""
     server = grpc.server(ThreadPoolExecutor(THREADS))
     made = TokenServer(script, token_s)
-    add_InferenceServicer_to_server(made, server)
+    invoke = grpc.unary_stream_rpc_method_handler(
+        made.invoke, request_deserializer=pb.InvokeRequest.FromString
+    )
+    service = grpc.method_handlers_generic_handler("mesh.v1.Inference", {"Invoke": invoke})
+    server.add_generic_rpc_handlers((service,))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mesh.domain.errors import (
     Cancelled,
+    DeadlineExceeded,
     EngineError,
     InvalidInput,
     MeshError,
@@ -74,6 +75,7 @@ def test_a_refusal_tells_other_clients_what_helps_against_its_reason(reason: Ref
         (NotFound("x"), CODE.NOT_FOUND),
         (Unavailable("x"), CODE.UNAVAILABLE),
         (Cancelled("x"), CODE.CANCELLED),
+        (DeadlineExceeded("x"), CODE.DEADLINE_EXCEEDED),
         (ModelError("x"), CODE.FAILED_PRECONDITION),
         (TornModel("x"), CODE.FAILED_PRECONDITION),
         (UnsupportedModel("x"), CODE.FAILED_PRECONDITION),
@@ -105,7 +107,7 @@ def test_what_goes_on_the_wire_is_one_bounded_line_of_utf_8(text: str, times: in
 
 
 def test_a_status_that_is_not_ours_becomes_the_nearest_kind() -> None:
-    for code, kind in ((CODE.NOT_FOUND, NotFound), (CODE.DEADLINE_EXCEEDED, Cancelled)):
+    for code, kind in ((CODE.NOT_FOUND, NotFound), (CODE.DEADLINE_EXCEEDED, DeadlineExceeded)):
         assert type(error_of(Ended(WireStatus(code=code, details="", metadata=())))) is kind
 
 

@@ -8,6 +8,7 @@ import pytest
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.messages import Heartbeat, TokensReport
+from mesh.domain.profile import Stalls
 from mesh.v1 import control_pb2, model_pb2, node_link_pb2, profile_pb2
 from mesh.wire.codec_command import command_from_wire
 from mesh.wire.codec_node import report_from_wire, report_to_wire
@@ -93,12 +94,16 @@ def test_a_command_or_report_that_needs_a_profile_is_invalid_without() -> None:
         report_from_wire(node_link_pb2.NodeReport(profile_done=done))
 
 
-def beat_of(correction: float) -> node_link_pb2.NodeReport:
+def beat_of(
+    correction: float, planned: float = 0.0, stalls: profile_pb2.Stalls | None = None
+) -> node_link_pb2.NodeReport:
     """A heartbeat of a node with one instance."""
     instance = node_link_pb2.InstanceReport(
         instance_id="i1",
         footprint=model_pb2.Footprint(kv_block_bytes=1, block_tokens=1),
         correction=correction,
+        correction_planned=planned,
+        stalls=stalls,
     )
     return node_link_pb2.NodeReport(heartbeat=node_link_pb2.Heartbeat(instances=[instance]))
 
@@ -110,6 +115,7 @@ FACTORS: dict[str, Callable[[float], object]] = {
         )
     ),
     "correction in a heartbeat": lambda value: report_from_wire(beat_of(value)),
+    "planned correction in a heartbeat": lambda value: report_from_wire(beat_of(1.0, value)),
     "correction of an instance": lambda value: instance_from_wire(
         control_pb2.Instance(state="ready", correction=value)
     ),
@@ -126,6 +132,14 @@ def test_a_factor_that_would_spoil_predictions_is_invalid(factor: str, value: fl
         FACTORS[factor](value)
 
 
+@pytest.mark.parametrize("field", ["longest_s", "ago_s"])
+@pytest.mark.parametrize("value", [nan, inf, -0.5])
+def test_a_stall_lasts_a_number_of_seconds(field: str, value: float) -> None:
+    stalls = profile_pb2.Stalls(count=1, **{field: value})
+    with pytest.raises(InvalidInput, match=f"Stalls.{field} has .*; it must be 0 or more"):
+        report_from_wire(beat_of(1.0, stalls=stalls))
+
+
 def test_a_node_whose_version_knows_no_factors_counts_as_1() -> None:
     tokens = node_link_pb2.TokensReport(instance_id="i1")
     assert report_from_wire(node_link_pb2.NodeReport(tokens=tokens)) == TokensReport(
@@ -136,6 +150,8 @@ def test_a_node_whose_version_knows_no_factors_counts_as_1() -> None:
     of_old = report_from_wire(beat_of(0.0))
     assert isinstance(of_old, Heartbeat)
     assert of_old.instances[0].correction == 1.0
+    assert of_old.instances[0].correction_planned == 1.0
+    assert of_old.instances[0].stalls == Stalls()
     assert instance_from_wire(control_pb2.Instance(state="ready")).correction == 1.0
 
 

@@ -1,11 +1,15 @@
-"""`mesh describe`: everything about one deployment."""
+"""`mesh describe`: everything about one deployment, or one node."""
+
+from collections.abc import Sequence
 
 import click
 
 from mesh.cli import memory_tables, output, tables
 from mesh.cli.options import controller_option, format_option
 from mesh.cli.output import Format
+from mesh.domain.errors import NotFound
 from mesh.domain.ids import DeploymentName
+from mesh.domain.views import DeploymentSnapshot, InstanceSnapshot, NodeSnapshot
 from mesh.wire.client import MeshClient
 
 
@@ -14,17 +18,39 @@ from mesh.wire.client import MeshClient
 @format_option
 @controller_option
 def describe(name: str, form: Format, address: str) -> None:
-    """Show one deployment in full: limits, model, instances and how they keep up."""
+    """Show one deployment in full, or a node: limits, memory, instances and how they keep up."""
     with MeshClient(address) as client:
-        found = client.get(DeploymentName(name))
+        found = _found(client, name)
     if form is not Format.TABLE:
         output.structured(found, form)
         return
-    output.fields(tables.deployment_fields(found))
+    if isinstance(found, NodeSnapshot):
+        output.table(tables.NODES, [found])
+        output.text("")
+        output.table(memory_tables.NODE_MEMORY, [found])
+    else:
+        output.fields(tables.deployment_fields(found))
     if found.instances:
-        output.text("")
-        output.table(tables.INSTANCES, found.instances)
-        output.text("")
-        output.table(memory_tables.KV_CACHES, found.instances)
-        output.text("")
-        output.table(tables.PACE, found.instances)
+        _instances(found.instances)
+
+
+def _found(client: MeshClient, name: str) -> DeploymentSnapshot | NodeSnapshot:
+    """Where a node has the name of a deployment, that is meant. Raises NotFound."""
+    try:
+        return client.get(DeploymentName(name))
+    except NotFound:
+        for node in client.nodes():
+            if node.node_id == name:
+                return node
+        raise
+
+
+def _instances(instances: Sequence[InstanceSnapshot]) -> None:
+    output.text("")
+    output.table(tables.INSTANCES, instances)
+    output.text("")
+    output.table(memory_tables.KV_CACHES, instances)
+    output.text("")
+    output.table(tables.CORRECTIONS, instances)
+    output.text("")
+    output.table(tables.PACE, instances)

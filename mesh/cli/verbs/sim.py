@@ -14,7 +14,7 @@ import click
 
 from mesh.cli import output
 from mesh.cli import sim_tables as tables
-from mesh.cli.options import file_option, format_option
+from mesh.cli.options import file_option, format_option, ideal_option
 from mesh.cli.output import Format
 from mesh.cli.progress import Report, progress
 from mesh.cli.sim_check import Journals, command_of, replayable
@@ -23,6 +23,7 @@ from mesh.domain.errors import InvalidInput
 from mesh.evaluation.simulation_report import SimulationReport, node_uses
 from mesh.evaluation.summary import summarize
 from mesh.sim.checking import FaultyRun
+from mesh.sim.refusals import RefusalChecks
 from mesh.sim.scenario import Scenario, arrivals, faults, fitted, read_scenario, trace_of
 from mesh.sim.scenario import plan as plan_of
 from mesh.sim.workload import TraceFile, WorkloadKind
@@ -53,12 +54,25 @@ REPORT_EVERY = 16
     type=click.FloatRange(min=0, min_open=True, max=DURATION_S_MAX),
     help="Seconds of arrivals, in place of the scenario's.",
 )
+@click.option(
+    "--output-tokens-max",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="That callers take, in place of the scenario's; by default what the context leaves.",
+)
+@ideal_option
 @file_option("--journal", "Write down every decision of the controller.")
 @click.option(
     "--check",
     is_flag=True,
     default=None,
     help="Hold the cell to all that must hold of any, after every decision and at the end.",
+)
+@click.option(
+    "--check-refusals",
+    is_flag=True,
+    default=None,
+    help="Look at each node at each refusal: whether its link was free, and the reason is true.",
 )
 @file_option(
     "--replay",
@@ -76,8 +90,11 @@ def sim(
     trace: Path | None,
     functions: str | None,
     duration: float | None,
+    output_tokens_max: int | None,
+    ideal: bool | None,
     journal: Path | None,
     check: bool | None,
+    check_refusals: bool | None,
     replay: Path | None,
     form: Format,
 ) -> None:
@@ -101,10 +118,13 @@ def sim(
         policy=read.policy if policy is None else policy,
         seed=read.seed if seed is None else seed,
         workload=_workload(read.workload, trace, models, duration),
+        ideal=read.ideal or bool(ideal),
+        output_tokens_max=output_tokens_max or read.output_tokens_max,
     )
     fit = trace is not None or models is not None
     with progress(scenario.stem) as show, replayable(command_of(ctx, read.seed)):
-        report = _simulate(read, journal, show, fit=fit, check=bool(check))
+        looks = RefusalChecks(seed=read.seed) if check_refusals else None
+        report = _simulate(read, journal, show, fit=fit, check=bool(check), looks=looks)
     if form is not Format.TABLE:
         output.structured(report, form)
         return
@@ -130,9 +150,17 @@ def _workload(
 
 
 def _simulate(
-    scenario: Scenario, journal: Path | None, show: Report, *, fit: bool, check: bool
+    scenario: Scenario,
+    journal: Path | None,
+    show: Report,
+    *,
+    fit: bool,
+    check: bool,
+    looks: RefusalChecks | None,
 ) -> SimulationReport:
-    """`fit`: the deployments follow the trace. `check`: hold the cell to its invariants."""
+    """`fit`: the deployments follow the trace. `check`: hold the cell to its invariants. `looks`:
+    at its refusals.
+    """
     began_s = time.perf_counter()
     if isinstance(scenario.workload, TraceFile):
         show("the trace is read", 0.0)
@@ -147,12 +175,15 @@ def _simulate(
     duration_s = (trace or scenario.workload).duration_s
     assert duration_s is not None, "only the trace of a file may have no duration before it is read"
     with ExitStack() as opened:
+        journals = Journals(journal, opened)
         run = FaultyRun(
             cell_plan,
             faults(scenario, cell_plan),
             check=check,
-            started=Journals(journal, opened).started,
+            started=lambda start: [*journals.started(start), *([looks] if looks else ())],
         )
+        if looks is not None:
+            looks.attach(run.cell)
         outcomes = run.run(coming, _Shown(show, duration_s).arrived)
     counts = run.counts()
     return SimulationReport(
@@ -164,6 +195,7 @@ def _simulate(
         wall_s=time.perf_counter() - began_s,
         faults=counts.faults,
         checks=counts.checks,
+        refusals=None if looks is None else looks.counts(outcomes),
     )
 
 

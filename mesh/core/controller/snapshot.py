@@ -123,6 +123,8 @@ def _instance(instance: InstanceEntry, now_s: float) -> InstanceSnapshot:
         headroom_p50_s=median(headrooms) if headrooms else None,
         iteration_s=_iteration_s(instance, now_s),
         correction=instance.correction.factor(now_s),
+        correction_planned=instance.correction.planned(now_s),
+        stalls=instance.stalls,
         profile=(profile.scaled_from or "measured") if profile else "",
         tier=instance.tier,
     )

@@ -1,6 +1,6 @@
 """Instances on a node: loads, resizes, unloads, and what a lost link leaves."""
 
-from mesh.compute.correction import Correction
+from mesh.compute.learned_correction import LearnedCorrection
 from mesh.core.node import measuring
 from mesh.core.node.context import NodeEventContext
 from mesh.core.node.state import LocalInstance, LocalNode, LocalRequest, LocalState
@@ -33,7 +33,7 @@ def load(ctx: NodeEventContext, node: LocalNode, command: LoadInstance) -> None:
         ctx.report(failed)
         return
     instance = LocalInstance(
-        command=command, profile=command.profile, correction=Correction.of(command.profile)
+        command=command, profile=command.profile, correction=LearnedCorrection.of(command.profile)
     )
     node.add(instance)
     if not node.has_unbooked():

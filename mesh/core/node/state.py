@@ -6,6 +6,7 @@ from enum import StrEnum
 from math import inf
 
 from mesh.compute.correction import Correction
+from mesh.compute.learned_correction import LearnedCorrection
 from mesh.compute.survey import Survey
 from mesh.compute.times import Times
 from mesh.domain.ids import InstanceId, OperationId, RequestId
@@ -98,7 +99,7 @@ class LocalInstance:
     something that may help.
     """
     requests: dict[RequestId, LocalRequest] = field(default_factory=dict)
-    correction: Correction = field(default_factory=Correction)
+    correction: LearnedCorrection = field(default_factory=LearnedCorrection)
     unprimed: deque[IterationShape] = field(default_factory=deque)
     """Sizes of iterations that the engine has not met on it yet; see `priming`."""
     passed: int = 0
@@ -110,7 +111,7 @@ class LocalInstance:
     kept_slowdown: float = 1.0
     """The slowdown by loads that its times were worked out with."""
     unbooked: bool = False
-    """It was loading or leaving when a link broke: no later controller knows of its memory."""
+    """It was leaving when the link opened: the controller does not know of its memory."""
     error: str = ""
     """Why it is being unloaded, when it broke."""
     message: str = ""
@@ -147,11 +148,16 @@ class LocalInstance:
     def note_broken(self, error: str, message: str) -> None:
         self.error, self.message = error, message
 
+    def link_opened(self) -> None:
+        """A hello names only what is ready. What broke since then is in the controller's books, and
+        waiting for it, too, does no harm.
+        """
+        self.unbooked = self.state is not LocalState.READY
+
     def link_closed(self) -> None:
         """No controller knows what it is in the midst of."""
         if self.state is LocalState.LOADING:
             self.abandon()
-        self.unbooked = self.state is not LocalState.READY
         self.resizing_unasked, self.growth_waiting = len(self.resizing), None
 
     def add(self, request: LocalRequest) -> None:
@@ -200,7 +206,7 @@ class LocalInstance:
 
     def use_profile(self, profile: Profile) -> None:
         """What was learned about another one does not hold for it."""
-        self.profile, self.correction = profile, Correction.of(profile)
+        self.profile, self.correction = profile, LearnedCorrection.of(profile)
         self.kept_run_queue = None
 
     def prime(self, shapes: deque[IterationShape]) -> None:
@@ -281,6 +287,8 @@ class LocalInstance:
             batch_max=self.command.batch_max,
             batch=len(self.requests),
             correction=self.correction.factor(now_s),
+            correction_planned=self.correction.planned(now_s),
+            stalls=self.correction.stalls(now_s),
         )
 
 
@@ -340,6 +348,8 @@ class LocalNode:
 
     def link_opened(self, turns: TurnRule, turn_s_max: float) -> None:
         self.linked, self.turns, self.turn_s_max = True, turns, turn_s_max
+        for instance in self.instances.values():
+            instance.link_opened()
 
     def link_closed(self) -> None:
         """Nobody waits for imports and profiles, nor for what is not loaded yet."""

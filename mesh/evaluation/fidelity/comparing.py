@@ -8,11 +8,12 @@ both sides, in the order of the arrivals. After: tables.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, quantiles
+from statistics import fmean
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import RefusalReason
+from mesh.evaluation.distribution import Distribution
 
 TPOT_ERROR_MAX = 0.03
 E2E_ERROR_MAX = 0.03
@@ -113,4 +114,4 @@ def _pair(
 
 
 def _ttft_s_p95(side: Sequence[Outcome]) -> float:
-    return quantiles((o.ttft_s or 0.0 for o in side), n=20, method="inclusive")[18]
+    return Distribution.of(o.ttft_s or 0.0 for o in side).at(95) or 0.0

@@ -27,8 +27,9 @@ class LiveCell:
 
 
 def cell_plan(live: LiveCell, costs: NodeCosts) -> CellPlan:
-    """Nothing is loaded at its start. A quarter of the delay is each link's, each way; the rest, on
-    the way between clients and controller, is `seen_by_clients`.
+    """Nothing is loaded at its start; callers ask for as many tokens as live ones did. A quarter of
+    the delay is each link's, each way; the rest, on the way between clients and controller, is
+    `seen_by_clients`.
     """
     model = ModelCosts(profile=live.profile, footprint=live.footprint)
     return CellPlan(
@@ -36,6 +37,7 @@ def cell_plan(live: LiveCell, costs: NodeCosts) -> CellPlan:
         deployments=live.deployments,
         profiles=(live.profile,),
         link_delay_s=live.delay_s / 4,
+        lengths_told=True,
     )
 
 

@@ -19,10 +19,12 @@ from mesh.domain.slo import Slo
 from mesh.evaluation.cell_numbers import CellNumbers, cell_numbers
 from mesh.evaluation.sampling import Sampler
 from mesh.evaluation.series import NodeSeries
+from mesh.sim.cell_costs import MEASURED, CellCosts
 from mesh.sim.cluster import CellPlan, VirtualCell
-from mesh.sim.costs import NodeCosts, Resizing
+from mesh.sim.costs import GivenCosts, Resizing
 from mesh.sim.groups import DeploymentGroup, NodeGroup, deployments_of, node_plans
 from mesh.sim.node import NodePlan
+from mesh.sim.refusals import RefusalChecks, RefusalCounts
 from mesh.sim.testbed import known_model
 from mesh.sim.workload import TraceFile, arrivals_of, from_file
 from mesh_workloads.generating import LLM_MESH, generate
@@ -35,11 +37,9 @@ CONTEXT_TOKENS_MAX = 4096
 """Of every deployment; no request of the load is longer."""
 SLO = Slo(ttft_s=2.0, ttft_tokens_per_s=512.0, tpot_s=0.25)
 KEEP_ALIVE_S = {DeviceKind.CPU: 0.0, DeviceKind.GPU: 1.0}
-"""An idle node counts as in use for so long (the deployments' own keep-alive is the GPU's)."""
+"""An idle node counts as busy for so long (the deployments' own keep-alive is the GPU's)."""
 NODES_EACH = 4
 MEMORY_GIB = {DeviceKind.CPU: 256.0, DeviceKind.GPU: 78.0}
-PROCESS_GIB = 1.5
-"""What an engine process takes of it beside weights and KV cache."""
 PROCESSES = {
     "3B": {DeviceKind.CPU: 4, DeviceKind.GPU: 8},
     "7B": {DeviceKind.CPU: 2, DeviceKind.GPU: 4},
@@ -47,11 +47,11 @@ PROCESSES = {
 }
 """Engine processes that the testbed keeps on a node, by model."""
 COSTS = {
-    DeviceKind.CPU: NodeCosts(load_s=0.0, load_bytes_per_s=inf, unload_s=0.0),
-    DeviceKind.GPU: NodeCosts(load_s=0.2, load_bytes_per_s=20e9, unload_s=0.0),
+    DeviceKind.CPU: GivenCosts({"load_s": 0.0, "load_bytes_per_s": inf, "unload_s": 0.0}),
+    DeviceKind.GPU: GivenCosts({"load_s": 0.2, "load_bytes_per_s": 20e9, "unload_s": 0.0}),
 }
 """Weights stay in the hosts' memory: a CPU computes with them where they lie, a GPU copies them.
-What resizes of a KV cache cost is `NodeCosts`' own.
+All else costs what `CellCosts` says.
 """
 LINK_DELAY_S = 0.001
 LIMITS = CellLimits(
@@ -119,23 +119,26 @@ def load(trace: Trace, functions: int, duration_s: float) -> Trace:
     return replace(kept, arrivals=arrivals, duration_s=duration_s)
 
 
-def plan(cell: PaperCell, policy: str, resize: Resizing = Resizing.MAPS) -> CellPlan:
-    """mesh's engines map the memory of KV caches; those of the paper copy caches.
+def plan(
+    cell: PaperCell, policy: str, costs: CellCosts = MEASURED, resize: Resizing | None = None
+) -> CellPlan:
+    """`resize`: of all nodes, in place of what the costs say.
 
     Raises InvalidInput for a policy that there is not.
     """
     profiles = (costs.profile for costs in known_model(MODELS[cell.model]).costs.values())
     return CellPlan(
-        nodes=tuple(node for device in DeviceKind for node in _nodes(cell, device, resize)),
+        nodes=tuple(node for device in DeviceKind for node in _nodes(cell, device, costs, resize)),
         deployments=tuple(
             made
             for function in functions_of(cell.functions)
-            for made in deployments_of(_deployment(cell, function))
+            for made in deployments_of(_deployment(cell, function), costs)
         ),
         profiles=tuple(profiles),
         policy=policy,
         limits=LIMITS,
         link_delay_s=LINK_DELAY_S,
+        lengths_told=costs.lengths_told,
     )
 
 
@@ -147,6 +150,8 @@ class PaperRun:
     policy: str
     numbers: CellNumbers
     nodes: tuple[NodeSeries, ...]
+    refusals: RefusalCounts | None = None
+    """Where they were checked."""
 
 
 def run(
@@ -154,11 +159,18 @@ def run(
     policy: str,
     work: Trace,
     *,
-    resize: Resizing = Resizing.MAPS,
+    costs: CellCosts = MEASURED,
+    resize: Resizing | None = None,
+    check_refusals: bool = False,
     told: Callable[[float], None] = lambda at_s: None,
 ) -> PaperRun:
     """`work` is what `load` made for the cell; `told` hears the time of each arrival."""
-    virtual = VirtualCell(plan(cell, policy, resize))
+    checks = RefusalChecks() if check_refusals else None
+    virtual = VirtualCell(
+        plan(cell, policy, costs, resize), recorders=() if checks is None else (checks,)
+    )
+    if checks is not None:
+        checks.attach(virtual)
     sampler = Sampler(virtual, ceil(work.duration_s))
     functions = functions_of(cell.functions)
     names = [_name(function) for function in functions]
@@ -166,22 +178,32 @@ def run(
     outcomes = [replace(outcome, slo=SLO) for outcome in ended]
     virtual.clock.run_until(sampler.ends_s)
     nodes = sampler.series()
-    return PaperRun(cell=cell, policy=policy, numbers=cell_numbers(outcomes, nodes), nodes=nodes)
+    return PaperRun(
+        cell=cell,
+        policy=policy,
+        numbers=cell_numbers(outcomes, nodes),
+        nodes=nodes,
+        refusals=None if checks is None else checks.counts(outcomes),
+    )
 
 
 def _name(function: int) -> str:
     return f"function-{function:03d}"
 
 
-def _nodes(cell: PaperCell, device: DeviceKind, resize: Resizing) -> Iterator[NodePlan]:
+def _nodes(
+    cell: PaperCell, device: DeviceKind, costs: CellCosts, resize: Resizing | None
+) -> Iterator[NodePlan]:
+    given = COSTS[device] if resize is None else COSTS[device].but(resize=resize)
     group = NodeGroup(
         name=device.value,
         count=NODES_EACH,
         device=device,
-        memory_gib=MEMORY_GIB[device] - PROCESS_GIB * PROCESSES[cell.model][device],
-        costs=replace(COSTS[device], resize=resize),
+        memory_gib=MEMORY_GIB[device],
+        processes=PROCESSES[cell.model][device],
+        costs=given,
     )
-    for node in node_plans(group, LIMITS):
+    for node in node_plans(group, LIMITS, costs):
         yield replace(node, kept_s=KEEP_ALIVE_S[device])
 
 

@@ -130,10 +130,10 @@ def _bar_charts(
         ),
         BarChart(
             name=f"{name}gpu-nodes",
-            title=f"{title}GPU nodes in use, mean over time",
+            title=f"{title}GPU nodes busy, mean over time",
             y_label="nodes",
             groups=cells,
-            bars=bars(lambda run: run.numbers.gpu_nodes, lambda run: run.reference.gpu_nodes),
+            bars=bars(lambda run: run.numbers.gpu_nodes_busy, lambda run: run.reference.gpu_nodes),
         ),
         BarChart(
             name=f"{name}cpu-nodes",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from mesh.evaluation.cell_numbers import CellNumbers
 from mesh.evaluation.paper.reference import Reference
 from mesh.evaluation.series import NodeSeries
+from mesh.sim.refusals import RefusalCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,7 @@ class EvaluatedRun:
     nodes: tuple[NodeSeries, ...]
     seconds: float
     """Of wall time."""
+    refusals: RefusalCounts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

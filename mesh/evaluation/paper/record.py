@@ -5,6 +5,7 @@ drawn. Before: `evaluation`. After: the command line.
 """
 
 from mesh.evaluation.paper.evaluation import EvaluatedRun, Evaluation, ratio
+from mesh.sim.refusals import RefusalCounts
 
 Record = dict[str, object]
 
@@ -30,6 +31,8 @@ def _of_run(run: EvaluatedRun) -> Record:
         "met_every_token_with_grace": n.met_every_token_with_grace,
         "cpu_nodes": round(n.cpu_nodes, 4),
         "gpu_nodes": round(n.gpu_nodes, 4),
+        "cpu_nodes_busy": round(n.cpu_nodes_busy, 4),
+        "gpu_nodes_busy": round(n.gpu_nodes_busy, 4),
         "loads": n.loads,
         "cold_requests": n.cold_requests,
         "refused": dict(n.refused),
@@ -42,7 +45,16 @@ def _of_run(run: EvaluatedRun) -> Record:
             "met": theirs.met,
             "met_ratio": ratio(n.met, theirs.met),
             "gpu_nodes": theirs.gpu_nodes,
-            "gpu_nodes_ratio": ratio(n.gpu_nodes, theirs.gpu_nodes),
+            "gpu_nodes_ratio": ratio(n.gpu_nodes_busy, theirs.gpu_nodes),
         },
+        **({} if run.refusals is None else _of_refusals(run.refusals)),
         "seconds": round(run.seconds, 2),
+    }
+
+
+def _of_refusals(made: RefusalCounts) -> Record:
+    return {
+        "refused_beside_free_link": made.refused_beside_free_link,
+        "refusal_reasons_drawn": made.reasons_drawn,
+        "refusal_reasons_agree": made.refusal_reasons_agree,
     }

@@ -17,6 +17,7 @@ from multiprocessing import active_children, get_context
 
 from mesh.domain.errors import MeshError
 from mesh.evaluation.paper.cells import PaperCell, PaperRun, run
+from mesh.sim.cell_costs import MEASURED, CellCosts
 from mesh.sim.costs import Resizing
 from mesh_nodes.protect import die_with_parent
 from mesh_workloads.trace import Trace
@@ -31,7 +32,9 @@ class Job:
     cell: PaperCell
     policy: str
     work: Trace
-    resize: Resizing = Resizing.MAPS
+    costs: CellCosts = MEASURED
+    resize: Resizing | None = None
+    check_refusals: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,5 +119,12 @@ def _try(job: Job) -> Done | Failed:
 
 def _run(job: Job) -> Done:
     began_s = time.perf_counter()
-    made = run(job.cell, job.policy, job.work, resize=job.resize)
+    made = run(
+        job.cell,
+        job.policy,
+        job.work,
+        costs=job.costs,
+        resize=job.resize,
+        check_refusals=job.check_refusals,
+    )
     return Done(job=job, run=made, seconds=time.perf_counter() - began_s)

@@ -14,7 +14,10 @@ NONE = "-"
 
 def tables(made: Evaluation) -> tuple[Table, ...]:
     """All that have rows."""
-    every = (slo_met(made), nodes_used(made), latencies(made), endings(made), ablations(made))
+    every = (
+        *(slo_met(made), nodes_used(made), latencies(made), endings(made)),
+        *(checked_refusals(made), ablations(made)),
+    )
     return tuple(table for table in every if table.rows)
 
 
@@ -53,18 +56,21 @@ def nodes_used(made: Evaluation) -> Table:
         return (
             f"{n.cpu_nodes:.2f}",
             f"{n.gpu_nodes:.2f}",
+            f"{n.cpu_nodes_busy:.2f}",
+            f"{n.gpu_nodes_busy:.2f}",
             NONE if theirs is None else f"{theirs:.2f}",
-            _ratio(n.gpu_nodes, theirs),
+            _ratio(n.gpu_nodes_busy, theirs),
             _number(decoding.get("cpu"), 0),
             _number(decoding.get("gpu"), 0),
         )
 
     return Table(
         title="Nodes in use",
-        note="Mean over the load's time. A node is in use while it has requests or a call under "
-        "way, and a GPU for 1 s after. DECODE: tokens a second of one node while it is in use.",
+        note="Mean over the load's time. BUSY, as the reference counts: a node has requests or a "
+        "call under way, a GPU for 1 s after. A node with resident weights is in use as well, but "
+        "not with ideal costs. DECODE: tokens a second of one node while it is busy.",
         headers=_headers(
-            *("CPU_NODES", "GPU_NODES", "REFERENCE_GPU", "RATIO"),
+            *("CPU_NODES", "GPU_NODES", "CPU_BUSY", "GPU_BUSY", "REFERENCE_GPU", "RATIO"),
             *("CPU_DECODE_TOKENS_PER_S", "GPU_DECODE_TOKENS_PER_S"),
         ),
         rows=_rows(made, row),
@@ -111,6 +117,25 @@ def endings(made: Evaluation) -> Table:
     )
 
 
+def checked_refusals(made: Evaluation) -> Table:
+    """Of runs that were asked to look at their refusals."""
+    rows = tuple(
+        (
+            *(run.cell, run.policy, str(found.refused_beside_free_link)),
+            *(str(found.reasons_drawn), _percent(found.reasons_agreeing, found.reasons_drawn)),
+        )
+        for run in made.runs
+        if (found := run.refusals) is not None
+    )
+    return Table(
+        title="Refusals, checked",
+        note="BESIDE_FREE_LINK: refused, or late, while a GPU without a load had memory for the "
+        "model. AGREE: of DRAWN refusals those with the reason that a look at each node gives.",
+        headers=_headers("BESIDE_FREE_LINK", "DRAWN", "AGREE_%"),
+        rows=rows,
+    )
+
+
 def ablations(made: Evaluation) -> Table:
     rows = []
     for run, whole in ablated(made.runs):
@@ -122,8 +147,8 @@ def ablations(made: Evaluation) -> Table:
                 str(run.numbers.met),
                 f"{run.numbers.met - whole.numbers.met:+d}",
                 NONE if theirs.met is None else str(theirs.met),
-                f"{run.numbers.gpu_nodes:.2f}",
-                f"{run.numbers.gpu_nodes - whole.numbers.gpu_nodes:+.2f}",
+                f"{run.numbers.gpu_nodes_busy:.2f}",
+                f"{run.numbers.gpu_nodes_busy - whole.numbers.gpu_nodes_busy:+.2f}",
                 NONE if theirs.gpu_nodes is None else f"{theirs.gpu_nodes:.2f}",
             )
         )
@@ -132,7 +157,7 @@ def ablations(made: Evaluation) -> Table:
         note="…_CHANGE: against the whole policy in the same cell.",
         headers=_headers(
             *("MET", "MET_CHANGE", "REFERENCE"),
-            *("GPU_NODES", "GPU_NODES_CHANGE", "REFERENCE_GPU"),
+            *("GPU_BUSY", "GPU_BUSY_CHANGE", "REFERENCE_GPU"),
         ),
         rows=tuple(rows),
     )

@@ -6,7 +6,7 @@ promise. `mesh bench fidelity` says how far that carries. Before: `running`. Aft
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import InvalidInput
@@ -15,8 +15,9 @@ from mesh.domain.profile import Profile
 from mesh.domain.views import DeploymentSnapshot, NodeSnapshot, ProfileView
 from mesh.evaluation.fidelity.planning import hello_of, seen_by_client
 from mesh.evaluation.replay.results import CallResult
+from mesh.sim.cell_costs import MEASURED
 from mesh.sim.cluster import Arrival, CellPlan, VirtualCell
-from mesh.sim.costs import ModelCosts, NodeCosts
+from mesh.sim.costs import ModelCosts
 from mesh.sim.node import NodePlan
 from mesh.wire.client import MeshClient
 from mesh_workloads.replay_plan import ReplayPlan
@@ -77,6 +78,7 @@ def cell_plan(cell: LiveCell) -> CellPlan:
         nodes=nodes,
         deployments=tuple(made),
         profiles=tuple(dict.fromkeys(view.profile for v in cell.profiles.values() for view in v)),
+        lengths_told=True,
     )
 
 
@@ -96,7 +98,9 @@ def _node(
     deployments: Iterable[Deployment],
     profiles: Mapping[tuple[ModelId, NodeId], Profile],
 ) -> NodePlan:
-    """Its loads take as long as those of the instances that it has."""
+    """Its loads take as long as those of the instances that it has; what it does not tell costs
+    what was measured elsewhere.
+    """
     models: dict[ModelId, ModelCosts] = {}
     for each in deployments:
         profile = profiles.get((each.model.model_id, node.node_id))
@@ -104,11 +108,8 @@ def _node(
         if profile is not None and footprint is not None:
             models[each.model.model_id] = ModelCosts(profile=profile, footprint=footprint)
     loads_s = [i.load_s for i in node.instances if i.tier is not None and i.load_s > 0]
-    costs = NodeCosts(load_slowdown=max(node.load_slowdown, 1.0))
+    costs = replace(MEASURED.nodes[node.device], load_slowdown=max(node.load_slowdown, 1.0))
     if loads_s:
-        costs = NodeCosts(
-            load_slowdown=costs.load_slowdown,
-            load_s=sum(loads_s) / len(loads_s),
-            load_bytes_per_s=float("inf"),
-        )
+        mean_s = sum(loads_s) / len(loads_s)
+        costs = replace(costs, load_s=mean_s, load_bytes_per_s=float("inf"))
     return NodePlan(hello=hello_of(node), models=models, costs=costs)

@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 
 from mesh.core.node.state import LocalInstance, LocalNode, LocalRequest, LocalState
+from mesh.domain.limits import TURN_S_MAX
 from mesh.domain.messages import LoadInstance
+from mesh.domain.reasons import TurnRule
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import Slo
 from mesh.request.turns import Grant
@@ -81,7 +83,7 @@ def test_a_load_takes_part_of_the_machine_until_it_has_ended() -> None:
     assert not node.loading()
 
 
-def test_what_is_in_the_midst_of_something_when_a_link_closes_is_in_nobodys_books() -> None:
+def test_what_a_closed_link_leaves_in_the_midst_of_something_is_in_nobodys_books() -> None:
     node = LocalNode()
     ready, loading = loaded(node), LocalInstance(command=load_command("i2"), profile=PROFILE)
     waiting = LocalInstance(command=load_command("i3"), profile=PROFILE)
@@ -91,6 +93,7 @@ def test_what_is_in_the_midst_of_something_when_a_link_closes_is_in_nobodys_book
     ready.begin_resize(8)
     node.link_closed()
     assert list(node.instances) == ["i1", "i2"]
+    node.link_opened(TurnRule.HEADROOM, TURN_S_MAX)
     assert (ready.unbooked, loading.unbooked, node.has_unbooked()) == (False, True, True)
     assert loading.state is LocalState.ABANDONED
     ready.begin_resize(4)

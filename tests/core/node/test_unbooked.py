@@ -1,6 +1,6 @@
-"""The node core on memory that a link which broke left in nobody's books: grows wait for it."""
+"""The node core on memory that is in nobody's books: loads and grows wait for it."""
 
-from mesh.domain.actions import StartResize
+from mesh.domain.actions import StartLoad, StartResize, StartUnload
 from mesh.domain.ids import InstanceId
 from mesh.domain.messages import ResizeKv
 from mesh.domain.node_events import (
@@ -9,6 +9,7 @@ from mesh.domain.node_events import (
     LoadBroke,
     LoadFinished,
     ResizeFinished,
+    StepBroke,
     UnloadFinished,
 )
 from mesh.domain.reasons import TurnRule
@@ -44,3 +45,17 @@ def test_a_shrink_does_not_wait_and_a_grow_that_waits_ends_with_its_link() -> No
     node.tell(LinkOpened(turns=TurnRule.HEADROOM))
     broke = LoadBroke(instance_id=InstanceId("i2"), error="TornModel", message="torn", hint="")
     assert of_kind(node.tell(broke), StartResize) == []
+
+
+def test_a_load_waits_for_what_broke_while_there_was_no_link() -> None:
+    """Its iteration ends after the link has; the next hello does not name it."""
+    node = loaded_node()
+    node.submit("r1")
+    node.tell(LinkClosed(reason="gone"))
+    broke = node.tell(StepBroke(instance_id=I1, error="EngineError", message="broke"))
+    assert only(broke, StartUnload) == StartUnload(instance_id=I1)
+    assert node.core.instances() == ()
+    node.tell(LinkOpened(turns=TurnRule.HEADROOM))
+    assert of_kind(node.command(load_command("i2")), StartLoad) == []
+    freed = node.tell(UnloadFinished(instance_id=I1))
+    assert only(freed, StartLoad).instance_id == "i2"

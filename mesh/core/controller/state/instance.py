@@ -15,7 +15,7 @@ from mesh.domain.ids import DeploymentName, InstanceId, ModelId, RequestId
 from mesh.domain.lifecycle import INSTANCE, InstanceState, NodeState, advance
 from mesh.domain.messages import InstanceReport, LoadInstance
 from mesh.domain.model import Footprint
-from mesh.domain.profile import Profile
+from mesh.domain.profile import Profile, Stalls
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.steps import LoadTier
 
@@ -48,6 +48,8 @@ class InstanceEntry:
     kv_blocks_used: int = 0
     correction: Correction = field(default_factory=Correction)
     """As its node reports it."""
+    stalls: Stalls = field(default_factory=Stalls)
+    """As its node's last heartbeat told."""
     _measurements: int = field(default=0, init=False)
     """Operations that have its model measured on it."""
     grow_again_s: float = 0.0
@@ -214,7 +216,8 @@ class InstanceEntry:
     def note_report(self, said: InstanceReport, now_s: float) -> None:
         """What a heartbeat says of it, but for the size of its KV cache."""
         self.kv_blocks_used = said.kv_blocks_used
-        self.correction.told(said.correction, now_s)
+        self.correction.told(said.correction, now_s, planned=said.correction_planned)
+        self.stalls = said.stalls
 
     def note_grow_failed(self, again_s: float) -> None:
         """Its node could not do a grow; the next is not tried before `again_s`."""

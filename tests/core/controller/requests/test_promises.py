@@ -128,7 +128,7 @@ def test_nobody_is_overtaken_too_often_and_nobody_is_late_by_more_than_an_iterat
     assert len(outcomes) == len(made)
     for outcome in outcomes:
         if outcome.request_id in placed:
-            assert outcome.end is FinishReason.LENGTH
+            assert outcome.end is FinishReason.STOP
             assert outcome.late_s - outcome.grace_s < ITERATION_S, outcome.request_id
         else:
             assert outcome.tokens_s == ()

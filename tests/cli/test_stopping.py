@@ -1,0 +1,30 @@
+"""A signal to stop is a question, or where nobody asks an interrupt."""
+
+import signal
+
+import pytest
+
+from mesh.cli.stopping import Stopping
+
+
+def test_signals_are_counted() -> None:
+    with Stopping() as stopping:
+        assert not stopping.asked()
+        signal.raise_signal(signal.SIGTERM)
+        assert (stopping.asked(), stopping.asked_again()) == (True, False)
+        signal.raise_signal(signal.SIGINT)
+        assert stopping.asked_again()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_where_nobody_asks_the_first_one_interrupts_and_further_ones_are_counted(
+    number: signal.Signals,
+) -> None:
+    before = signal.getsignal(number)
+    with Stopping() as stopping:
+        with pytest.raises(KeyboardInterrupt), stopping.interrupting():
+            signal.raise_signal(number)
+        assert (stopping.asked(), stopping.asked_again()) == (True, False)
+        signal.raise_signal(number)
+        assert stopping.asked_again()
+    assert signal.getsignal(number) is before

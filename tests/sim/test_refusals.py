@@ -1,0 +1,75 @@
+"""What is said of refusals is what the nodes say, one by one, and looking changes nothing."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mesh.domain.outcome import Outcome
+from mesh.domain.reasons import RefusalReason
+from mesh.sim.cluster import Arrival, CellPlan, VirtualCell
+from mesh.sim.refusals import RefusalChecks, RefusalCounts
+from mesh.sim.scenario import plan
+from tests.sim.scenarios import SMALL, scenario
+
+FLOOD = [Arrival(n * 0.01, f"chat-{n % 3 + 1}", 500, 60) for n in range(200)]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> CellPlan:
+    return plan(replace(scenario(tmp_path), ideal=True))
+
+
+def looked_at(
+    made: CellPlan, work: list[Arrival], drawn_max: int = 1000
+) -> tuple[tuple[Outcome, ...], RefusalCounts]:
+    looks = RefusalChecks(drawn_max=drawn_max)
+    cell = VirtualCell(made, recorders=(looks,))
+    looks.attach(cell)
+    outcomes = cell.run(work)
+    return outcomes, looks.counts(outcomes)
+
+
+def test_looking_changes_nothing_and_every_refusal_is_looked_at(made: CellPlan) -> None:
+    outcomes, found = looked_at(made, FLOOD)
+    assert outcomes == VirtualCell(made).run(FLOOD)
+    refused = sum(isinstance(o.end, RefusalReason) for o in outcomes)
+    assert found.reasons_drawn == refused > 20
+    assert looked_at(made, FLOOD, drawn_max=7)[1].reasons_drawn == 7
+
+
+def test_nothing_was_refused(made: CellPlan) -> None:
+    _, found = looked_at(made, FLOOD[:1])
+    assert (found.refused_beside_free_link, found.refusal_reasons_agree) == (0, None)
+
+
+def test_without_memory_anywhere_memory_full_is_the_true_reason(tmp_path: Path) -> None:
+    """The nodes hold one instance each; the other models find them taken, and no other reason."""
+    text = SMALL.replace("= 64", "= 17").replace("= 40\n", "= 17\n")
+    made = plan(replace(scenario(tmp_path, text), ideal=True, policy="sllm+cpu"))
+    long = [Arrival(0.0, f"chat-{n}", 100, 900) for n in (1, 2, 3)]
+    outcomes, found = looked_at(made, [*long, Arrival(8.0, "small", 100, 10)])
+    (refused,) = (o for o in outcomes if not o.finished)
+    assert (refused.deployment, refused.end) == ("small", RefusalReason.MEMORY_FULL)
+    assert found == RefusalCounts(refused_beside_free_link=0, reasons_drawn=1, reasons_agreeing=1)
+
+
+def test_requests_that_are_refused_beside_idle_gpus_are_counted_and_told_why(
+    tmp_path: Path,
+) -> None:
+    """No node is as quick as they want their tokens."""
+    text = SMALL.replace("= 4096\n", "= 4096\nslo = { ttft_s = 2.0, tpot_s = 0.001 }\n")
+    made = plan(replace(scenario(tmp_path, text), ideal=True))
+    outcomes, found = looked_at(made, [Arrival(n * 1.0, "small", 100, 10) for n in range(3)])
+    assert [o.end for o in outcomes] == [RefusalReason.TPOT_EXCEEDED] * 3
+    assert found == RefusalCounts(refused_beside_free_link=3, reasons_drawn=3, reasons_agreeing=3)
+
+
+def test_a_request_that_is_late_for_its_own_load_alone_is_not_counted(tmp_path: Path) -> None:
+    text = SMALL.replace("= 40\n", "= 40\ncosts = { load_s = 4.0 }\n", 1)
+    text = text.replace('model = "llama-2-7b"', 'model = "llama-2-7b"\ndevices = ["gpu"]')
+    made = plan(replace(scenario(tmp_path, text), ideal=True))
+    (outcome,), found = looked_at(made, [Arrival(0.0, "chat-1", 100, 10)])
+    assert outcome.ttft_s is not None
+    assert outcome.ttft_s > 4.0
+    assert found.refused_beside_free_link == 0
