@@ -11,6 +11,7 @@ from mesh.core.controller.instances.kv_cache import blocks_for_load, room_for
 from mesh.core.controller.instances.lifecycle import Started, start_instance
 from mesh.core.controller.instances.node_schedule import forecast_on_loading
 from mesh.core.controller.instances.placement import Wanted
+from mesh.core.controller.requests.deadlines import latest_start_s
 from mesh.core.controller.requests.ending import refuse_all_queued
 from mesh.core.controller.requests.submitting import wait_for
 from mesh.core.controller.state.context import EventContext
@@ -92,9 +93,11 @@ def _start_for(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry)
 
 def _may_be_late(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> bool:
     """Whether nothing but a load keeps the request from being in time: none of its deployment is
-    loaded, and it has just come. One that has waited for room first would take it from those who
-    need not be late.
+    loaded, alone it would be in time, and it has just come. One that has waited for room first
+    would take it from those who need not be late.
     """
+    if latest_start_s(ctx, entry, request) < request.arrival_s:
+        return False
     waited = ctx.now_s - request.arrival_s > ctx.limits.place_retry_s
     loaded = any(instance.is_loaded for instance in entry.instances.values())
     return request.slo.cold_start is ColdStart.LATE and not waited and not loaded

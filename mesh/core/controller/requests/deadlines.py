@@ -68,7 +68,7 @@ def _may_be_in_time(
     """Whether a way is open: its place, expected to come free at `place_s`, or a load, which would
     be over at `earliest_load_s`.
     """
-    latest_s = _latest_start_s(ctx, entry, request)
+    latest_s = latest_start_s(ctx, entry, request)
     if latest_s < request.arrival_s:
         return False
     if not ctx.policy.validates:
@@ -77,8 +77,8 @@ def _may_be_in_time(
         return loads or ctx.now_s < latest_s
     if ctx.now_s >= latest_s:
         return False
-    if earliest_load_s <= latest_s:
-        return True
+    if earliest_load_s <= latest_s or not has_node(ctx, entry):
+        return True  # a node that is lost may come back
     instances = entry.instances.values()
     if any(_may_change(instance, request) for instance in instances):
         return True
@@ -98,7 +98,7 @@ def _may_change(instance: InstanceEntry, request: RequestEntry) -> bool:
     return said.hope or said.verdict in (None, Verdict.DELAYS_RUNNING)
 
 
-def _latest_start_s(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> float:
+def latest_start_s(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> float:
     """When it has to begin on the quickest node of the cell for its first token to be in time."""
     latest_start_s = ctx.cell.refusals.latest_start_s(request)
     if latest_start_s is None:
@@ -115,7 +115,7 @@ def _earliest_load_s(ctx: EventContext, entry: DeploymentEntry) -> float:
     assert deployment is not None
     if entry.replicas() >= entry.spec.scaling.replicas_max:
         return inf
-    taken = [instance.node for instance in entry.instances.values()]
+    taken = [i.node for i in entry.instances.values() if i.state is not InstanceState.UNLOADING]
     nodes = (n for n in ctx.cell.nodes.values() if ctx.takes(n, entry.spec) and n not in taken)
     return min(
         (

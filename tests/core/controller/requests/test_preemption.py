@@ -103,12 +103,12 @@ def test_a_smaller_neighbour_gives_its_memory_and_its_request_continues_elsewher
 def test_where_no_instance_of_its_deployment_is_a_new_one_is_loaded_for_it() -> None:
     cell = FullNode()
     cell.second_node()
-    cell.learn_load(0.5)
+    cell.learn_load(0.2)
     decided = cell.ask("a3", "a")
     load = only(commands(decided, LoadInstance), LoadInstance)
     assert load.deployment == "b"
     assert submitted(decided) == [("a3", "a")]
-    cell.now_s += 0.5
+    cell.now_s += 0.2
     assert submitted(cell.loaded(2, load.instance_id)) == [("b1", load.instance_id)]
 
 
@@ -198,7 +198,9 @@ def test_whoever_waits_for_time_there_has_been_overtaken() -> None:
     )
     early.refusals.note(Verdict.DELAYS_RUNNING)
     cell.core.cell.requests[early.original.request_id] = early
-    cell.core.cell.deployments[DeploymentName("c")].queue.append(early)
+    owner = cell.core.cell.deployments[DeploymentName("c")]
+    owner.queue.append(early)
+    cell.core.cell.note_queue(owner)
     assert ("a3", "a") in submitted(cell.ask("a3", "a"))
     assert early.overtaken == 1
 
