@@ -25,6 +25,8 @@ from mesh.domain.units import format_bytes
 from mesh.request.placement import NoRoom
 from mesh.request.shadow import Verdict
 
+MARGIN_SHARE = 0.1
+"""Of the time to a late first token, by which it is told to be later than expected."""
 TRIES_MAX = 4
 """Requests of a deployment for which no load was found, before the others wait for the next try."""
 
@@ -71,7 +73,7 @@ def _wait_for_one(
             instance, request, now_s=ctx.now_s, limits=ctx.limits, late=late or request.accepted
         )
         if forecast.verdict is Verdict.PASSES:
-            grace_s = _late_s(request, forecast.first_token_s) if late else 0.0
+            grace_s = _late_s(ctx, request, forecast.first_token_s) if late else 0.0
             wait_for(ctx, entry, request, instance, room, grace_s)
             return True
         request.refusals.note(forecast.verdict)
@@ -113,7 +115,9 @@ def _start_late(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry
     found = start_instance(ctx, entry, among=nodes, wanted=Wanted(by=request, late=True))
     if not isinstance(found, Started):
         return False
-    wait_for(ctx, entry, request, found.instance, grace_s=_late_s(request, found.first_token_s))
+    wait_for(
+        ctx, entry, request, found.instance, grace_s=_late_s(ctx, request, found.first_token_s)
+    )
     return True
 
 
@@ -129,8 +133,10 @@ def _has_free_link_or_room(
     return footprint.instance_bytes(least) <= node.free_bytes
 
 
-def _late_s(request: RequestEntry, first_token_s: float) -> float:
-    return max(first_token_s - request.due_s, 0.0)
+def _late_s(ctx: EventContext, request: RequestEntry, first_token_s: float) -> float:
+    """By how much it is told to be late: loads take longer than expected as often as not."""
+    margin_s = MARGIN_SHARE * (first_token_s - ctx.now_s)
+    return max(first_token_s + margin_s - request.due_s, 0.0)
 
 
 def _may_start(ctx: EventContext, entry: DeploymentEntry) -> bool:

@@ -56,7 +56,7 @@ def test_a_node_that_comes_back_is_asked_again() -> None:
 def test_a_quicker_node_that_joins_gives_those_who_wait_more_time() -> None:
     cell = BusyCell(deployment("a"), deployment("b"), deployment("c"))
     for name, of in (("r1", "a"), ("r2", "b"), ("r3", "c")):
-        cell.ask(name, of)
+        cell.ask(name, of, max_tokens=4)
     (waiting,) = cell.core.cell.deployments[C].queue
     known = cell.core.cell.refusals
     before_s = known.latest_start_s(waiting)

@@ -190,7 +190,7 @@ def test_a_request_that_runs_well_does_not_try_out_an_estimate() -> None:
 def test_whoever_waits_for_time_there_has_been_overtaken() -> None:
     cell = FullNode()
     cell.second_node("b")
-    cell.now_s += 0.5
+    cell.now_s += 0.1
     early = RequestEntry(
         original=request("early", of="c"),
         slo=Slo(),
