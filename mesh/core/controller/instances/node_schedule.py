@@ -16,7 +16,7 @@ from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.profile import Profile
-from mesh.domain.slo import Slo, due_s
+from mesh.domain.slo import ColdStart, Slo, due_s
 from mesh.request.run_queues import Prompt, RunQueue
 from mesh.request.shadow import (
     LOOKAHEAD_TOKENS,
@@ -122,8 +122,8 @@ def first_due_s(request: RequestEntry) -> float:
 
 
 def grace_s(instance: InstanceEntry, request: RequestEntry) -> float:
-    """Load time of the instance that the request has waited for."""
-    if instance.loaded_at_s <= request.arrival_s:
+    """Load time of the instance that the request has waited for, if it may be late for that."""
+    if request.slo.cold_start is ColdStart.REFUSE or instance.loaded_at_s <= request.arrival_s:
         return request.grace_s
     waited_s = instance.loaded_at_s - max(request.arrival_s, instance.load_started_s)
     return max(request.grace_s, waited_s)

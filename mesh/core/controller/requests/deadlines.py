@@ -14,6 +14,7 @@ from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.reasons import RefusalReason
+from mesh.domain.slo import ColdStart
 from mesh.request.shadow import Verdict
 
 
@@ -48,7 +49,8 @@ def _too_late(
         ctx.cell.refusals.note_latest_start(request, latest_start_s)
     if latest_start_s < request.arrival_s:
         return True
-    if loading or ctx.now_s < latest_start_s:
+    may_be_late = request.slo.cold_start is ColdStart.LATE
+    if (loading and may_be_late) or ctx.now_s < latest_start_s:
         return False
     granted_s = max((grace_s(instance, request) for instance in entry.candidates), default=0.0)
     return ctx.now_s >= latest_start_s + granted_s

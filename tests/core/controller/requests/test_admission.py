@@ -1,5 +1,7 @@
 """The controller core on SLOs: who is admitted, who waits for headroom, who is refused and why."""
 
+from dataclasses import replace
+
 import pytest
 
 from mesh.domain.actions import RefuseRequest, SetTimer
@@ -7,7 +9,7 @@ from mesh.domain.events import PlaceRetryDue
 from mesh.domain.ids import RequestId
 from mesh.domain.messages import Heartbeat, LoadInstance, RequestReturned
 from mesh.domain.reasons import FinishReason, RefusalReason
-from mesh.domain.slo import Slo
+from mesh.domain.slo import ColdStart, Slo
 from tests.core.admission import SLOW, BusyCell, instance, node, submitted
 from tests.core.cells import MODEL, CellUnderTest, commands, deployment, of_kind, only, request
 from tests.support.profiles import FINGERPRINT, profile
@@ -184,6 +186,20 @@ def test_no_instance_starts_where_every_load_makes_somebody_late() -> None:
     cell.now_s = 102.0
     refused = only(cell.retry(), RefuseRequest)
     assert (refused.request_id, refused.reason) == ("r2", RefusalReason.DELAYS_RUNNING)
+
+
+@pytest.mark.parametrize(("cold_start", "loads"), [(ColdStart.LATE, 1), (ColdStart.REFUSE, 0)])
+def test_only_who_may_be_late_starts_a_load_that_takes_too_long(
+    cold_start: ColdStart, loads: int
+) -> None:
+    """A load takes 5 s, and the first token is due in 2."""
+    cell = CellUnderTest(deployment("a", slo=replace(PROMPT_LATE, cold_start=cold_start)))
+    cell.core.cell.expectations.learn_load(MODEL.model_id, FINGERPRINT, 5.0)
+    cell.join()
+    asked = cell.invoke(request("r1", of="a"))
+    assert len(commands(asked, LoadInstance)) == loads
+    cell.now_s += 2.0
+    assert len(of_kind(cell.retry(), RefuseRequest)) == 1 - loads
 
 
 def returned(name: str) -> RequestReturned:
