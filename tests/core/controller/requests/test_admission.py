@@ -254,6 +254,12 @@ def test_a_node_that_reports_to_be_slower_than_its_profile_takes_less() -> None:
     assert submitted(cell.ask("r2", "b")) == [("r2", "b")], "another model may be well"
 
 
+def test_by_what_to_plan_is_known_from_the_hello_on() -> None:
+    cell = CellUnderTest(deployment("a"), profiles=(SLOW,))
+    cell.join(node("n1", replace(instance("a", "a"), correction_planned=3.0)))
+    assert submitted(cell.invoke(request("r1", of="a"))) == [], "a token would take 0.33 s"
+
+
 def test_a_correction_is_forgotten_where_nothing_computes() -> None:
     cell = abc()
     cell.iterated("a", correction=3.0)
