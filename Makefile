@@ -12,7 +12,8 @@ BENCH_BIN := .venv-bench/bin
 VLLM_BIN := .venv-vllm/bin
 # The demo and the benchmarks keep the model store in the clone, unless MESH_HOME says otherwise.
 HOME_HERE := MESH_HOME="$${MESH_HOME:-$$PWD/.mesh}"
-JOBS ?= $(shell nproc)
+# One more than there are cores: a third of the time tests wait for processes that they have started.
+JOBS ?= $(shell expr $$(nproc) + 1)
 # Each worker begins with its part of the tests in their order, which keeps the fixtures of a module together.
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 --dist worksteal
 # Without processes, sockets, engines and models.

@@ -47,7 +47,7 @@ class Scene:
 
     @property
     def as_told(self) -> bool:
-        """Every first token is late by what was told, or in time as was told."""
+        """Whoever was told to be late has a first token, and that is late by what was told."""
         least, most = LATE_OVER_TOLD
         late = self.judged.late_over_told
         came = len(late) == len(self.told_late)

@@ -56,6 +56,7 @@ class MixedCell:
     def __init__(self, cell: LocalCell, root: Path) -> None:
         self.address = cell.address
         self.check_alive = cell.check_alive
+        self._cell = cell
         self._root = root
 
     # What a user does.
@@ -107,15 +108,14 @@ class MixedCell:
         return self.states().get(SECOND) in (None, InstanceState.PARKED)
 
     def wait_for(self, what: str, condition: Callable[[], bool], s_max: float = WAIT_S_MAX) -> None:
-        """Raises Unavailable when it takes longer."""
+        """Raises Unavailable, with the ends of the logs, when it takes longer."""
         until_s = time.monotonic() + s_max
         while not condition():
             self.check_alive()
             if time.monotonic() > until_s:
-                raise Unavailable(
-                    f"waited {s_max:.0f} s in vain for {what}",
-                    hint=f"see the logs in {self._root / 'logs'}",
-                )
+                logs = ([f"--- {child.name}", *child.log_tail()] for child in self._cell.children)
+                tails = "\n".join(line for log in logs for line in log)
+                raise Unavailable(f"waited {s_max:.0f} s in vain for {what}\n{tails}")
             time.sleep(POLL_S)
 
     def _instances_on_nodes(self) -> int:

@@ -6,8 +6,8 @@ Then llm-mesh gets bursts of calls at once to one deployment; who is refused com
 The last line is one JSON object: `met_of_admitted` (those promised to be in time of which every
 token was; `…_in_the_mean`: TTFT and mean TPOT) and all that has no prefix is llm-mesh's,
 `met_ratio_to_fcfs` says in how many more calls it met the SLO, `offered_over_capacity` how much
-there was to do, `burst_…`, `refus…` and `again_admitted` are the bursts'. Exit code 1 when a target
-was missed.
+there was to do. What begins with `burst_`, and all after it, is the bursts'. Exit code 1 when a
+target was missed.
 """
 
 import argparse

@@ -33,10 +33,14 @@ class Stopping:
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:
-        """For what asks nobody: here the first signal raises KeyboardInterrupt, and is counted."""
+        """For what asks nobody: here the first signal raises KeyboardInterrupt, and is counted; one
+        that came before raises it at once.
+        """
         for number in _SIGNALS:
             signal.signal(number, signal.default_int_handler)
         try:
+            if self.asked():
+                raise KeyboardInterrupt
             yield
         except KeyboardInterrupt:
             self._first.set()

@@ -33,12 +33,7 @@ class Correction:
     __slots__ = ("_at_s", "_factor", "_forgetting_s", "_planned", "_seen_s", "trial_left")
 
     def __init__(
-        self,
-        factor: float = 1.0,
-        at_s: float = 0.0,
-        forgetting_s: float = FORGETTING_S,
-        *,
-        guessed: bool = False,
+        self, factor: float = 1.0, *, forgetting_s: float = FORGETTING_S, guessed: bool = False
     ) -> None:
         """`guessed`: what is corrected is no more than an estimate."""
         self.trial_left = TRIAL_ITERATIONS if guessed else 0
@@ -49,11 +44,11 @@ class Correction:
         self._factor = bounded(factor)
         self._planned = 0.0
         """As told last; 0 before."""
-        self._at_s = at_s
+        self._at_s = 0.0
 
     @classmethod
-    def of(cls, profile: Profile, factor: float = 1.0, at_s: float = 0.0) -> Self:
-        return cls(factor, at_s, guessed=not profile.measured)
+    def of(cls, profile: Profile) -> Self:
+        return cls(guessed=not profile.measured)
 
     @property
     def latest(self) -> float:

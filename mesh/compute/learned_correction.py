@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass
 from math import inf
 
-from mesh.compute.correction import FORGETTING_S, Correction, bounded
+from mesh.compute.correction import Correction, bounded
 from mesh.domain.profile import Stalls
 
 WINDOW_S = 20.0
@@ -57,15 +57,8 @@ class LearnedCorrection(Correction):
 
     __slots__ = ("_far_off", "_held", "_slots", "_stalled_at_s", "_stalls")
 
-    def __init__(
-        self,
-        factor: float = 1.0,
-        at_s: float = 0.0,
-        forgetting_s: float = FORGETTING_S,
-        *,
-        guessed: bool = False,
-    ) -> None:
-        super().__init__(factor, at_s, forgetting_s, guessed=guessed)
+    def __init__(self, *, guessed: bool = False) -> None:
+        super().__init__(guessed=guessed)
         self._slots: deque[_Slot] = deque()
         """By their time; the last one is being filled."""
         self._far_off = False
@@ -100,7 +93,7 @@ class LearnedCorrection(Correction):
             self.trial_left -= 1
             super().observe(measured_s, predicted_s, now_s)
             return
-        expected_s = predicted_s * self.latest
+        expected_s = predicted_s * self.factor(now_s - measured_s)
         lost_s = measured_s - expected_s
         far_off = lost_s >= STALL_S_LEAST and measured_s > STALL_RATIO * expected_s
         if self._held is not None:
@@ -132,7 +125,7 @@ class LearnedCorrection(Correction):
             self._count(measured_s, predicted_s, at_s)
             self._slots[-1].stalls += 1
             return
-        expected_s = predicted_s * self.latest
+        expected_s = predicted_s * self.factor(at_s - measured_s)
         slot = self._slot(measured_s, at_s)
         slot.measured_s += expected_s
         slot.predicted_s += predicted_s
@@ -153,7 +146,8 @@ class LearnedCorrection(Correction):
             return slots[-1]
         while slots and slots[0].began_s <= now_s - WINDOW_S:
             slots.popleft()
-        slots.append(_Slot(began_s=now_s - measured_s, factor=self.latest))
+        began_s = now_s - measured_s
+        slots.append(_Slot(began_s=began_s, factor=self.factor(began_s)))
         return slots[-1]
 
 

@@ -29,6 +29,8 @@ class ClientStream:
         self.finished = False
         """Everything has been taken out."""
         self._slo = slo
+        self._grace_s = 0.0
+        """As its client was told."""
         self._arrived_s = arrived_s
         self._first_s: float | None = None
         self._last_s = arrived_s
@@ -92,6 +94,7 @@ class ClientStream:
             yield pb.InvokeResponse(tokens=tokens)
 
     def _accepted(self, grace_s: float) -> pb.InvokeResponse:
+        self._grace_s = grace_s
         prompt = len(self.request.prompt_tokens)
         return event_to_wire(
             Accepted(
@@ -113,7 +116,7 @@ class ClientStream:
                 output_tokens=self._output_tokens,
                 ttft_s=first_s - self._arrived_s,
                 tpot_s=(self._last_s - first_s) / gaps if gaps > 0 else 0.0,
-                grace_s=last.grace_s,
+                grace_s=self._grace_s,
                 node_id=last.node_id,
             )
         )

@@ -121,8 +121,6 @@ class DeliverTokens:
     """New output for a client. With `outputs.finish` set it is the last."""
 
     outputs: RequestTokens
-    grace_s: float = 0.0
-    """With the last: as told with TellAccepted."""
     node_id: NodeId | None = None
     """With the last: where it was computed."""
 

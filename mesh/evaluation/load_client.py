@@ -220,7 +220,7 @@ class _Client:
             task.cancel()
         await asyncio.gather(sending, *left, return_exceptions=True)
         for task, (number, call) in left.items():
-            if task.cancelled():  # before it had begun to wait
+            if task.cancelled():  # before it, or a retry of it, had begun to wait
                 self._ended(number, call, _nothing(STOPPED))
 
     async def _send(self, invoke: Invoke, coming: Iterator[Call], start_s: float) -> None:

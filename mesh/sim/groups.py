@@ -176,13 +176,9 @@ def check_group(group: NodeGroup | DeploymentGroup) -> None:
         hardware_of(group)
         costs = group.costs.onto(NodeCosts())
         at_least(f"{group.name}: processes", group.processes, above=False)
-        kept_gib = group.processes * PROCESS_BYTES / GIB
-        at_least(
-            f"{group.name}: memory_gib beside its processes",
-            group.memory_gib - kept_gib,
-            above=True,
-        )
         at_least(f"{group.name}: memory_gib", group.memory_gib, above=True, finite=True)
+        left_gib = group.memory_gib - group.processes * PROCESS_BYTES / GIB
+        at_least(f"{group.name}: memory_gib beside its processes", left_gib, above=True)
         for name in RATES:
             at_least(f"{group.name}: {name}", getattr(costs, name), above=True)
         for name in FACTORS:

@@ -113,23 +113,20 @@ class RefusalChecks:
             return
         asked = _entry(entry, request, 0.0)
         for node in _without(core.nodes.values(), entry):
-            loads = any(i.state is InstanceState.LOADING for i in node.instances.values())
-            gpu = node.device is DeviceKind.GPU
-            if gpu and not loads and _has_room(node, entry, asked, self._cell.plan.limits):
+            free = node.device is DeviceKind.GPU and not any(_loads(node))
+            if free and _has_room(node, entry, asked, self._cell.plan.limits):
                 self._beside_free_link.add(request.request_id)
                 return
 
 
 def _loads_now(entry: DeploymentEntry) -> bool:
     """Whether an instance of the deployment loads with no other load before it on its node."""
-    for node in {
-        instance.node.node_id: instance.node for instance in entry.instances.values()
-    }.values():
-        loads = (i for i in node.instances.values() if i.state is InstanceState.LOADING)
-        first = next(loads, None)
-        if first is not None and first.deployment == entry.spec.name:
-            return True
-    return False
+    return any(next(_loads(i.node), None) is i for i in entry.instances.values())
+
+
+def _loads(node: NodeEntry) -> Iterator[InstanceEntry]:
+    """In the order in which they run."""
+    return (i for i in node.instances.values() if i.state is InstanceState.LOADING)
 
 
 def _is_late(outcome: Outcome) -> bool:

@@ -123,9 +123,9 @@ def plan(scenario: Scenario) -> CellPlan:
         ),
         deployments=_deployments(scenario),
         profiles=tuple(
-            costs.profile
+            table.profile
             for known in known_models().values()
-            for key, costs in known.costs.items()
+            for key, table in known.costs.items()
             if key in used
         ),
         policy=scenario.policy,

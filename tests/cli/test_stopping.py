@@ -28,3 +28,10 @@ def test_where_nobody_asks_the_first_one_interrupts_and_further_ones_are_counted
         signal.raise_signal(number)
         assert stopping.asked_again()
     assert signal.getsignal(number) is before
+
+
+def test_a_signal_that_came_before_interrupts_too() -> None:
+    with Stopping() as stopping:
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt), stopping.interrupting():
+            pytest.fail("nobody would see that it had come")

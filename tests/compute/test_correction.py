@@ -99,7 +99,8 @@ def test_the_factor_is_bounded_whatever_is_measured(
 def test_without_iterations_the_factor_fades_to_one(
     start: float, idle_s: float, longer_s: float
 ) -> None:
-    correction = Correction(start, at_s=100.0)
+    correction = Correction()
+    correction.told(start, 100.0)
     soon = abs(correction.factor(100.0 + idle_s) - 1)
     late = abs(correction.factor(100.0 + idle_s + longer_s) - 1)
     assert late <= soon <= abs(start - 1) + 1e-12

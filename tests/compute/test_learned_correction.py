@@ -179,6 +179,16 @@ def test_a_node_at_rest_is_planned_with_as_its_profile_says() -> None:
     assert node.planned == node.factor == pytest.approx(1.0, abs=0.01)
 
 
+def test_a_stall_after_a_rest_is_known_by_what_is_expected_after_it() -> None:
+    """Beside the neighbour that has gone since, it would have been no longer than any."""
+    node = Node(predicted_s=0.5)
+    node.compute(10.0, 3.0)
+    node.now_s += 60.0
+    node.stall()
+    assert node.stalls.count == 1
+    assert node.factor == node.planned == pytest.approx(1.0, abs=0.01)
+
+
 def test_the_first_iterations_of_an_estimate_say_nothing_about_neighbours_and_are_no_stalls() -> (
     None
 ):

@@ -23,8 +23,7 @@ def tokens(first: int, count: int, finish: FinishReason | None = None) -> Delive
     outputs = RequestTokens(
         request_id=R1, attempt=1, first_index=first, token_ids=(97,) * count, finish=finish
     )
-    last = {"grace_s": 1.2, "node_id": NodeId("n1")} if finish else {}
-    return DeliverTokens(outputs=outputs, **last)  # type: ignore[arg-type]
+    return DeliverTokens(outputs=outputs, node_id=NodeId("n1") if finish else None)
 
 
 def stream() -> ClientStream:

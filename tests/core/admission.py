@@ -7,6 +7,7 @@ the delivery.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from mesh.compute.correction import RATIO_MIN
 from mesh.domain.actions import ControllerAction
 from mesh.domain.deployment import Deployment
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
@@ -23,7 +24,7 @@ SLOW = profile(
 
 
 def instance(name: str, of: str, correction: float = 1.0) -> InstanceReport:
-    """A loaded instance with room for many requests."""
+    """A loaded instance with room for many requests, planned with what it is corrected by."""
     return InstanceReport(
         instance_id=InstanceId(name),
         deployment=DeploymentName(of),
@@ -35,6 +36,7 @@ def instance(name: str, of: str, correction: float = 1.0) -> InstanceReport:
         batch_max=32,
         batch=0,
         correction=correction,
+        correction_planned=RATIO_MIN,
     )
 
 

@@ -3,6 +3,7 @@ neighbours come and go keeps its promises.
 """
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,8 @@ AT_S, FREEZE_S, BACK_S = 20.0, 1.0, 3.0
 def run(
     folder: Path, deployments: str, faults: list[Fault], calls: list[Arrival]
 ) -> tuple[FaultyRun, tuple[Outcome, ...]]:
-    faulty = FaultyRun(plan(scenario(folder, NODE + deployments)), faults, check=True)
+    even = replace(scenario(folder, NODE + deployments), ideal=True)
+    faulty = FaultyRun(plan(even), faults, check=True)
     return faulty, faulty.run(calls)
 
 

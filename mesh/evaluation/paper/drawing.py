@@ -20,7 +20,7 @@ TPOT_S = 0.25
 
 
 def overview_charts(made: Evaluation) -> tuple[BarChart, ...]:
-    """SLO met, and nodes in use, of every cell and policy; then the same of ablations, if any."""
+    """SLO met, and busy nodes, of every cell and policy; then the same of ablations, if any."""
     whole = [policy for policy in made.policies if not is_ablation(policy)]
     charts = _bar_charts(made, made.cells, whole, "", "")
     pairs = ablated(made.runs)
@@ -137,10 +137,10 @@ def _bar_charts(
         ),
         BarChart(
             name=f"{name}cpu-nodes",
-            title=f"{title}CPU nodes in use, mean over time",
+            title=f"{title}CPU nodes busy, mean over time",
             y_label="nodes",
             groups=cells,
-            bars=bars(lambda run: run.numbers.cpu_nodes, lambda run: None),
+            bars=bars(lambda run: run.numbers.cpu_nodes_busy, lambda run: None),
         ),
     )
 

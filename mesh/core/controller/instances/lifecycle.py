@@ -132,15 +132,14 @@ def adopt(ctx: EventContext, node: NodeEntry, report: InstanceReport) -> None:
         state=InstanceState.READY,
         footprint=report.footprint,
         profile=profile,
-        correction=(
-            Correction.of(profile, report.correction, ctx.now_s) if profile else Correction()
-        ),
+        correction=Correction.of(profile) if profile else Correction(),
         kv_blocks=report.kv_blocks,
         context_tokens_max=report.context_tokens_max,
         batch_max=_served_max(ctx, owner, node, report),
         load_started_s=ctx.now_s,
         loaded_at_s=ctx.now_s,
     )
+    instance.note_report(report, ctx.now_s)
     if owner is not None and instance.profile is not None:
         owner.note_footprint(node.hello.engine, report.footprint)
     ctx.cell.add_instance(instance)

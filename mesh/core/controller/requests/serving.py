@@ -86,7 +86,7 @@ def deliver(ctx: EventContext, outputs: RequestTokens) -> None:
         ctx.act(DeliverTokens(outputs=outputs))
         return
     node_id = instance.node.node_id
-    ctx.act(DeliverTokens(outputs=outputs, grace_s=request.grace_s, node_id=node_id))
+    ctx.act(DeliverTokens(outputs=outputs, node_id=node_id))
     if outputs.finish in (FinishReason.STOP, FinishReason.LENGTH):
         owner = ctx.cell.deployments.get(request.original.deployment)
         ctx.cell.note_served(owner, len(request.output_tokens))

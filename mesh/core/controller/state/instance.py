@@ -49,7 +49,7 @@ class InstanceEntry:
     correction: Correction = field(default_factory=Correction)
     """As its node reports it."""
     stalls: Stalls = field(default_factory=Stalls)
-    """As its node's last heartbeat told."""
+    """As its node told last."""
     _measurements: int = field(default=0, init=False)
     """Operations that have its model measured on it."""
     grow_again_s: float = 0.0
@@ -214,7 +214,7 @@ class InstanceEntry:
         self.note_progress("", 1.0)
 
     def note_report(self, said: InstanceReport, now_s: float) -> None:
-        """What a heartbeat says of it, but for the size of its KV cache."""
+        """What a heartbeat, or a hello, says of it, but for the size of its KV cache."""
         self.kv_blocks_used = said.kv_blocks_used
         self.correction.told(said.correction, now_s, planned=said.correction_planned)
         self.stalls = said.stalls

@@ -9,7 +9,7 @@ from mesh.domain.events import PlaceRetryDue
 from mesh.domain.ids import RequestId
 from mesh.domain.messages import Heartbeat, LoadInstance, RequestReturned
 from mesh.domain.reasons import RefusalReason
-from mesh.domain.slo import Slo
+from mesh.domain.slo import ColdStart, Slo
 from tests.core.admission import SLOW, BusyCell, instance, node, submitted
 from tests.core.cells import (
     FOOTPRINT,
@@ -199,6 +199,20 @@ def test_no_instance_starts_where_every_load_makes_somebody_late() -> None:
     assert (refused.request_id, refused.reason) == ("r2", RefusalReason.DELAYS_RUNNING)
 
 
+@pytest.mark.parametrize(("cold_start", "loads"), [(ColdStart.LATE, 1), (ColdStart.REFUSE, 0)])
+def test_only_who_may_be_late_starts_a_load_that_takes_too_long(
+    cold_start: ColdStart, loads: int
+) -> None:
+    """A load takes 5 s, and the first token is due in 2."""
+    cell = CellUnderTest(deployment("a", slo=replace(PROMPT_LATE, cold_start=cold_start)))
+    cell.core.cell.expectations.learn_load(hello(), FOOTPRINT.weights_bytes, 5.0)
+    cell.join()
+    asked = cell.invoke(request("r1", of="a"))
+    assert len(commands(asked, LoadInstance)) == loads
+    cell.now_s += 2.0
+    assert len(of_kind(cell.retry(), RefuseRequest)) == 1 - loads
+
+
 def returned(name: str) -> RequestReturned:
     return RequestReturned(
         request_id=RequestId(name), attempt=1, error="OutOfMemory", message="evicted"
@@ -249,6 +263,12 @@ def test_a_node_that_reports_to_be_slower_than_its_profile_takes_less() -> None:
     cell.iterated("a", correction=3.0)
     assert submitted(cell.ask("r1", "a")) == [], "a token would take 0.33 s"
     assert submitted(cell.ask("r2", "b")) == [("r2", "b")], "another model may be well"
+
+
+def test_by_what_to_plan_is_known_from_the_hello_on() -> None:
+    cell = CellUnderTest(deployment("a"), profiles=(SLOW,))
+    cell.join(node("n1", replace(instance("a", "a"), correction_planned=3.0)))
+    assert submitted(cell.invoke(request("r1", of="a"))) == [], "a token would take 0.33 s"
 
 
 def test_a_correction_is_forgotten_where_nothing_computes() -> None:
