@@ -195,8 +195,6 @@ class _Rollout:
         self._coming = sorted(coming, key=_joins_s)
         self._owed_s: dict[InstanceId, float] = {}
         """The earliest deadline that the next decode of a run queue has to keep."""
-        self._excused: list[Prompt] = []
-        """Prompts that may be late."""
 
     def run(self) -> Verdict:
         self._excuse_late()
@@ -224,8 +222,6 @@ class _Rollout:
             self._owed_s[queue.instance_id] = owed_s
             for prompt in queue.prompts:
                 self._excuse(queue, prompt)
-        if self._newcomer.may_be_late:
-            self._excused.append(self._newcomer.prompt)
 
     def _seen_s(self, start_s: float, seconds: float) -> float:
         """When the tokens of an iteration are with their clients."""
@@ -238,11 +234,14 @@ class _Rollout:
             self._excuse(queue, prompt)
 
     def _excuse(self, queue: RunQueue, prompt: Prompt) -> None:
-        """A prompt that would be late even if it were computed at once is so for other reasons."""
+        """A prompt that would be late even if it were computed at once is so for other reasons; but
+        the newcomer must not make it wait for as long again.
+        """
+        if prompt is self._newcomer.prompt:
+            return
         at_once_s = queue.at_once_s(prompt, self._schedule.prefill_tokens_max)
-        own = prompt is self._newcomer.prompt
-        if not own and prompt.due_s < self._seen_s(self._now_s, at_once_s):
-            self._excused.append(prompt)
+        if prompt.due_s < self._seen_s(self._now_s, at_once_s):
+            prompt.due_s = self._seen_s(self._now_s, 2.0 * at_once_s)
 
     def _skip(self) -> None:
         """Leave out the decodes before the newcomer joins, or a load ends, if they are many and in
@@ -292,9 +291,10 @@ class _Rollout:
         if decodes_late:
             return Verdict.DELAYS_RUNNING
         for prompt in late:
-            if prompt not in self._excused:
-                own = prompt is self._newcomer.prompt
-                return Verdict.FIRST_TOKEN_LATE if own else Verdict.DELAYS_RUNNING
+            if prompt is not self._newcomer.prompt:
+                return Verdict.DELAYS_RUNNING
+            if not self._newcomer.may_be_late:
+                return Verdict.FIRST_TOKEN_LATE
         return None
 
     def _settled(self) -> bool:

@@ -195,8 +195,10 @@ def _in_order(
 
 
 def _in_time(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) -> bool:
-    """Whether every SLO would be kept with the request there; if not, the request knows why."""
-    if not ctx.policy.validates:
+    """Whether every SLO would be kept with the request there; if not, the request knows why. What
+    was promised with the load was validated then, and others with it in mind.
+    """
+    if not ctx.policy.validates or request.waits_for is instance:
         return True
     verdict = _known_refusal(ctx, instance, request)
     if verdict is None:
@@ -206,7 +208,7 @@ def _in_time(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) 
             request,
             now_s=ctx.now_s,
             limits=ctx.limits,
-            may_be_late=request.accepted and request.waits_for in (None, instance),
+            may_be_late=request.accepted and request.waits_for is None,
         )
         verdict = forecast.verdict
         if verdict is Verdict.PASSES:
