@@ -193,6 +193,8 @@ class _Rollout:
         self._now_s = now_s
         coming = [*schedule.later, (newcomer.joins_s, newcomer.queue, newcomer.prompt)]
         self._coming = sorted(coming, key=_joins_s)
+        self._excused: list[Prompt] = []
+        """Prompts that are late for other reasons than the newcomer."""
         self._owed_s: dict[InstanceId, float] = {}
         """The earliest deadline that the next decode of a run queue has to keep."""
 
@@ -234,14 +236,10 @@ class _Rollout:
             self._excuse(queue, prompt)
 
     def _excuse(self, queue: RunQueue, prompt: Prompt) -> None:
-        """A prompt that would be late even if it were computed at once is so for other reasons; but
-        the newcomer must not make it wait for as long again.
-        """
-        if prompt is self._newcomer.prompt:
-            return
+        """A prompt that would be late even if it were computed at once is so for other reasons."""
         at_once_s = queue.at_once_s(prompt, self._schedule.prefill_tokens_max)
         if prompt.due_s < self._seen_s(self._now_s, at_once_s):
-            prompt.due_s = self._seen_s(self._now_s, 2.0 * at_once_s)
+            self._excused.append(prompt)
 
     def _skip(self) -> None:
         """Leave out the decodes before the newcomer joins, or a load ends, if they are many and in
@@ -291,10 +289,11 @@ class _Rollout:
         if decodes_late:
             return Verdict.DELAYS_RUNNING
         for prompt in late:
-            if prompt is not self._newcomer.prompt:
+            if prompt is self._newcomer.prompt:
+                if not self._newcomer.may_be_late:
+                    return Verdict.FIRST_TOKEN_LATE
+            elif prompt not in self._excused:
                 return Verdict.DELAYS_RUNNING
-            if not self._newcomer.may_be_late:
-                return Verdict.FIRST_TOKEN_LATE
         return None
 
     def _settled(self) -> bool:

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 
 from mesh.domain.ids import InstanceId
 from mesh.memory import station as station_module
+from mesh.memory.station import ReservationKind
 from tests.memory.stations import LOAD, RESIZE, UNLOAD, CheckedStation
 
 WALKS = int(os.environ.get("MESH_STATION_WALKS") or (1500 if "CI" in os.environ else 150))
@@ -140,8 +141,11 @@ class Walk(RuleBasedStateMachine):
         assert within or not self.honest
 
     def settle(self) -> None:
-        """Within the promise, nothing waits once all that runs has been done twice over."""
-        for _ in range(2):
+        """Within the promise, nothing waits once all that runs has been done twice over, and once
+        more for each load, for they follow one another.
+        """
+        loads = sum(r.kind is ReservationKind.LOAD for r in self.checked.waiting())
+        for _ in range(2 + loads):
             SEEN["completions"] += self.checked.complete_all()
         if self.checked.promised_bytes <= CAPACITY:
             assert not self.checked.waiting()

@@ -240,7 +240,7 @@ class LocalInstance:
     def _filled_run_queue(self, now_s: float, delivery_s: float, factor: float) -> RunQueue:
         requests = self.requests.values()
         slo = next(iter(requests)).order.slo
-        margin_s = min(delivery_s, slo.tpot_s / 4)
+        margin_s = min(delivery_s, slo.pace_s / 4)
         run_queue = RunQueue(
             instance_id=self.instance_id,
             times=Times(self.profile, factor),
