@@ -40,6 +40,7 @@ BY_NAME: Mapping[str, st.SearchStrategy[Any]] = {
     "served": U64,
     "kv_bytes_per_token": U64,
     "correction": ABOVE_0,
+    "bytes_per_s": ABOVE_0,
     "correction_planned": ABOVE_0,
     "load_slowdown": ABOVE_0,
     "headroom_least_s": HEADROOMS,
