@@ -109,14 +109,14 @@ def _has_time(
     deployment = entry.deployment
     assert deployment is not None
     needed_s = load_s(ctx, deployment, node)
-    may_be_late = granted and request.slo.cold_start is ColdStart.LATE
+    credited = granted and request.slo.cold_start is ColdStart.LATE
     verdict = verdict_on_start(
         node,
         ctx.cell.expectations.profile(deployment.model, node.footprint_of(deployment), node.hello),
         needed_s,
         request,
         share=ctx.share_of(node, decodes_share),
-        next_due_s=first_due_s(request) + (needed_s if may_be_late else request.grace_s),
+        next_due_s=first_due_s(request) + (needed_s if credited else request.grace_s),
         now_s=ctx.now_s,
         limits=ctx.limits,
         may_be_late=granted and request.attempt > 0,
