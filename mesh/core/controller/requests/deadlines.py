@@ -1,8 +1,9 @@
 """When waiting has become pointless, and what the client is told then.
 
 A new request is worth waiting for as long as its first token could be in time on a node that did
-nothing else, or while an instance of its deployment loads, which is granted on top. One that was
-admitted before has a promise, and waits for as long as any request may.
+nothing else, or while an instance of its deployment loads, which is granted on top unless its
+deployment wants it refused for that. One that was admitted before has a promise, and waits for as
+long as any request may.
 """
 
 from math import inf
