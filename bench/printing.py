@@ -52,3 +52,8 @@ def exit_by(targets: Mapping[str, bool]) -> NoReturn:
 def last_line(figures: Mapping[str, object]) -> None:
     """One JSON object."""
     print(json.dumps(figures))
+
+
+def rounded(figure: float | None) -> float | None:
+    """For `last_line`; None stays."""
+    return None if figure is None else round(figure, 4)

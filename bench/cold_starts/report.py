@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from bench.printing import last_line, show_table
+from bench.printing import last_line, rounded, show_table
 from mesh.cli import output
 from mesh.domain.outcome import Outcome
 from mesh.evaluation.judging import Judgement
@@ -85,11 +85,11 @@ def figures(scenes: Sequence[Scene]) -> dict[str, object]:
         "calls": [scene.judged.requests for scene in scenes],
         "served": [scene.served for scene in scenes],
         "told_in_time": [len(scene.told_in_time) for scene in scenes],
-        "met_of_told_in_time": [_round(scene.met_of_told_in_time) for scene in scenes],
+        "met_of_told_in_time": [rounded(scene.met_of_told_in_time) for scene in scenes],
         "told_late": [len(scene.told_late) for scene in scenes],
-        "late_over_told_p50": [_round(median(each)) if each else None for each in shares],
-        "late_over_told_min": [_round(min(each, default=None)) for each in shares],
-        "late_over_told_max": [_round(max(each, default=None)) for each in shares],
+        "late_over_told_p50": [rounded(median(each)) if each else None for each in shares],
+        "late_over_told_min": [rounded(min(each, default=None)) for each in shares],
+        "late_over_told_max": [rounded(max(each, default=None)) for each in shares],
         "refused_by_reason": [scene.judged.refused_by_reason for scene in scenes],
     }
 
@@ -101,7 +101,3 @@ def targets(scenes: Sequence[Scene]) -> dict[str, bool]:
         "met_of_told_in_time": all(scene.met_of_told_in_time in (None, 1.0) for scene in scenes),
         "late_over_told": all(scene.as_told for scene in scenes),
     }
-
-
-def _round(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)

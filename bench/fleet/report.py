@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from bench.fleet.seconds import Kind
 from bench.fleet.workload import Scene
-from bench.printing import last_line, show_table
+from bench.printing import last_line, rounded, show_table
 from mesh.cli.output import text
 from mesh.evaluation.distribution import Distribution
 from mesh.evaluation.judging import Judgement
@@ -131,26 +131,26 @@ def figures(played: Sequence[Played]) -> dict[str, object]:
         ours, peer = each.ours, each.peer
         found |= {
             f"{mark}rates": [one.rate for one in ours],
-            f"{mark}met_share": [_round(one.met_share) for one in ours],
-            f"{mark}met_every_token_share": [_round(one.met_every_token_share) for one in ours],
-            f"{mark}ttft_s_p95": [_round(one.ttft_s(95)) for one in ours],
-            f"{mark}met_of_admitted": [_round(one.met_of_admitted) for one in ours],
+            f"{mark}met_share": [rounded(one.met_share) for one in ours],
+            f"{mark}met_every_token_share": [rounded(one.met_every_token_share) for one in ours],
+            f"{mark}ttft_s_p95": [rounded(one.ttft_s(95)) for one in ours],
+            f"{mark}met_of_admitted": [rounded(one.met_of_admitted) for one in ours],
             f"{mark}met_every_token_of_admitted": [
-                _round(one.met_every_token_of_admitted) for one in ours
+                rounded(one.met_every_token_of_admitted) for one in ours
             ],
             f"{mark}told_late": [one.told_late for one in ours],
             f"{mark}refused_by_reason": [one.judged.refused_by_reason for one in ours],
-            f"{mark}sim_difference": [_round(one.sim_difference) for one in ours],
+            f"{mark}sim_difference": [rounded(one.sim_difference) for one in ours],
             f"{mark}seconds_by_kind": [_rounded(one.seconds) for one in ours],
             f"{mark}loads": [one.loads for one in ours],
             f"{mark}loading_s": [round(one.loading_s, 1) for one in ours],
-            f"{mark}client_lag_s_p99": [_round(one.judged.lag_s_p99) for one in ours],
+            f"{mark}client_lag_s_p99": [rounded(one.judged.lag_s_p99) for one in ours],
         }
         name = "resident_peer" if each.scene.resident else "lru"
         found |= {
-            f"{name}_met_share": [_round(one.met_share) for one in peer],
+            f"{name}_met_share": [rounded(one.met_share) for one in peer],
             f"{name}_ratio": [_ratio(a, b) for a, b in zip(ours, peer, strict=False)],
-            f"{name}_ttft_s_p95": [_round(one.ttft_s(95)) for one in peer],
+            f"{name}_ttft_s_p95": [rounded(one.ttft_s(95)) for one in peer],
             f"{name}_seconds_by_kind": [_rounded(one.seconds) for one in peer],
             f"{name}_loads": [one.loads for one in peer],
             f"{name}_loading_s": [round(one.loading_s, 1) for one in peer],
@@ -165,7 +165,3 @@ def _ratio(ours: Measured, peer: Measured) -> float | None:
 
 def _rounded(seconds: dict[str, float]) -> dict[str, float]:
     return {kind: round(value, 1) for kind, value in seconds.items()}
-
-
-def _round(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)

@@ -98,13 +98,15 @@ class ReplyError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TellAccepted:
-    """A request has its place, or will have it once an instance is loaded: its client learns which
-    deadlines hold. Told once of each request that is not refused before, ahead of its tokens.
+    """A request has its place: its client learns which deadlines hold. Told once of each request
+    that is not refused before, ahead of its tokens.
     """
 
     request_id: RequestId
     grace_s: float
-    """By how much its first token will be late, for the sake of a load; 0: it will be in time."""
+    """By how much its first token may come after its limit: load time that it has waited for; 0: it
+    will be in time.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,7 +64,9 @@ class Accepted:
     ttft_limit_s: float
     tpot_limit_s: float
     grace_s: float = 0.0
-    """By how much after its limit the first token is promised; 0: it will be in time."""
+    """By how much the first token may come after its limit, for the sake of a load; 0: it will be
+    in time.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

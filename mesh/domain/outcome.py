@@ -1,9 +1,9 @@
 """What came of a request, as its caller saw it, and what that says of its SLO.
 
 A request meets its SLO when every token has come by `arrival + TTFT limit + index * TPOT`
-(LLM-Mesh §3.1). Who only a load makes late is told by how much when it is admitted (the grace): the
-numbers say whether the SLO was met, and whether what was promised was. Before: the callers of a
-cell, simulated or live. After: `mesh.evaluation`.
+(LLM-Mesh §3.1). Who has waited for a load is told when it is admitted by how much its first token
+may be late for that (the grace): the numbers say whether the SLO was met, and whether what was
+promised was. Before: the callers of a cell, simulated or live. After: `mesh.evaluation`.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Outcome:
     accepted: bool = False
     """Its caller was told that it has a place."""
     grace_s: float = 0.0
-    """By how much its first token would be late, as its caller was told then."""
+    """By how much its first token might be late, as its caller was told then."""
     end: FinishReason | RefusalReason
 
     @property

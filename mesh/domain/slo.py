@@ -20,7 +20,7 @@ class ColdStart(StrEnum):
     """What becomes of a request that only a load makes late."""
 
     LATE = "late"
-    """It is taken, and its caller is told by how much it is late."""
+    """It is taken, and its caller is told by how much it may be late."""
     REFUSE = "refuse"
 
 

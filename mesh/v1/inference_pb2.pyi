@@ -218,7 +218,7 @@ class Accepted(_message.Message):
     """The deadlines of the deployment's SLO, in seconds."""
     tpot_limit_s: _builtins.float
     grace_s: _builtins.float
-    """By how much the first token will be late, since an instance has to be loaded. 0: it will be in time."""
+    """By how much the first token may come after its limit, for the sake of a load. 0: it will be in time."""
     def __init__(
         self,
         *,

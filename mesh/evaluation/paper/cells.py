@@ -126,7 +126,7 @@ def plan(
 
     Raises InvalidInput for a policy that there is not.
     """
-    profiles = (costs.profile for costs in known_model(MODELS[cell.model]).costs.values())
+    profiles = (table.profile for table in known_model(MODELS[cell.model]).costs.values())
     return CellPlan(
         nodes=tuple(node for device in DeviceKind for node in _nodes(cell, device, costs, resize)),
         deployments=tuple(
