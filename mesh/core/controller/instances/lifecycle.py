@@ -197,6 +197,7 @@ def unload(ctx: EventContext, instance: InstanceEntry) -> None:
             send_started(ctx, instance.node, instance.node.station.cancel(instance.instance_id))
             command = UnloadInstance(instance_id=instance.instance_id)
             ctx.act(SendCommand(link_id=instance.node.link_id, command=command))
+            ctx.wake_all()
         case InstanceState.LOADING:
             forget(ctx, instance)
             ctx.wake_all()
