@@ -525,6 +525,7 @@ class NodeHello(_message.Message):
     BASE_BYTES_FIELD_NUMBER: _builtins.int
     TENSOR_PARALLEL_MAX_FIELD_NUMBER: _builtins.int
     LOAD_RATE_FIELD_NUMBER: _builtins.int
+    BATCH_MAX_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     run_id: _builtins.str
     device: _builtins.str
@@ -540,6 +541,8 @@ class NodeHello(_message.Message):
     """Of memory_bytes, what the process takes without any instance."""
     tensor_parallel_max: _builtins.int
     """Devices that an instance can span. 0 means 1."""
+    batch_max: _builtins.int
+    """Requests that an iteration can carry."""
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___InstanceReport]: ...
     @_builtins.property
@@ -562,10 +565,11 @@ class NodeHello(_message.Message):
         base_bytes: _builtins.int = ...,
         tensor_parallel_max: _builtins.int = ...,
         load_rate: Global___LoadRate | None = ...,
+        batch_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load_rate", b"load_rate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "load_rate", b"load_rate", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "run_id", b"run_id", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "batch_max", b"batch_max", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "load_rate", b"load_rate", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "run_id", b"run_id", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,6 +4,7 @@ from typing import assert_never
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, RequestId
+from mesh.domain.limits import BATCH_MAX
 from mesh.domain.messages import (
     Heartbeat,
     ImportDone,
@@ -129,6 +130,7 @@ def _hello_to_wire(hello: NodeHello) -> pb.NodeHello:
         version=hello.version,
         fingerprint=hello.fingerprint,
         tensor_parallel_max=hello.tensor_parallel_max,
+        batch_max=hello.batch_max,
         load_rate=None
         if rate is None
         else pb.LoadRate(fixed_s=rate.fixed_s, bytes_per_s=rate.bytes_per_s),
@@ -154,6 +156,7 @@ def _hello_from_wire(message: pb.NodeHello) -> NodeHello:
         version=message.version,
         fingerprint=message.fingerprint,
         tensor_parallel_max=message.tensor_parallel_max or 1,
+        batch_max=message.batch_max or BATCH_MAX,
         load_rate=_load_rate_from_wire(message),
         instances=tuple(_instance_from_wire(i) for i in message.instances),
     )

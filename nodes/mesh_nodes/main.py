@@ -132,6 +132,7 @@ def _identity(options: NodeOptions, built: BuiltEngine) -> NodeHello:
             hardware, device=options.device, threads=options.threads, engine=engine_is
         ),
         tensor_parallel_max=engine_is.tensor_parallel_max,
+        batch_max=engine_is.batch_max,
         version=__version__,
     )
 

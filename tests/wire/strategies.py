@@ -31,6 +31,7 @@ BY_NAME: Mapping[str, st.SearchStrategy[Any]] = {
     "output_tokens": TOKENS,
     "stop_token_ids": TOKENS,
     "block_tokens": st.integers(1, 2**32 - 1),
+    "batch_max": st.integers(1, 2**32 - 1),
     "kv_block_bytes": st.integers(1, 2**64 - 1),
     "run_id": IDS,
     "ttft_s": ABOVE_0,

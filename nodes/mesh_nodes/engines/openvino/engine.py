@@ -34,7 +34,7 @@ from mesh.runtime.engine import (
     StepResult,
 )
 from mesh_nodes.engines.openvino.compilation import Compiler, KvPrecision, engine_errors
-from mesh_nodes.engines.openvino.footprint import estimate
+from mesh_nodes.engines.openvino.footprint import BATCH_MAX, estimate
 from mesh_nodes.engines.openvino.instance import Instance
 from mesh_nodes.engines.openvino.kv_cache import KvResize
 from mesh_nodes.engines.openvino.weights import WeightPrecision
@@ -78,7 +78,9 @@ class OpenVinoEngine:
     @property
     def capabilities(self) -> EngineCapabilities:
         version = ov.get_version().split("-")[0]
-        return EngineCapabilities(name="openvino", version=version, resize_kv=True)
+        return EngineCapabilities(
+            name="openvino", version=version, resize_kv=True, batch_max=BATCH_MAX
+        )
 
     def watch(self, ended: Ended) -> None:
         """Instances end with the agent, and never before it."""
