@@ -147,9 +147,9 @@ class NodeHello:
     """Devices that an instance of its engine can span."""
     batch_max: int = BATCH_MAX
     """Requests that an iteration of its engine can carry."""
-    load_rate: LoadRate | None = None
-    """What loads from its disk are expected to take, by what it measured when it started; None: it
-    has not.
+    load_rates: tuple[tuple[LoadTier, LoadRate], ...] = ()
+    """What loads are expected to take, by the tiers that it knows of: as loads on it have taken in
+    the past, or as it measured when it started.
     """
     version: str = ""
     """Of mesh on the node."""
