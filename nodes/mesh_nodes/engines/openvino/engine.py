@@ -37,6 +37,7 @@ from mesh_nodes.engines.openvino.compilation import Compiler, KvPrecision, engin
 from mesh_nodes.engines.openvino.footprint import BATCH_MAX, estimate
 from mesh_nodes.engines.openvino.instance import Instance
 from mesh_nodes.engines.openvino.kv_cache import KvResize
+from mesh_nodes.engines.openvino.least_load import least_load_s
 from mesh_nodes.engines.openvino.weights import WeightPrecision
 
 
@@ -81,6 +82,11 @@ class OpenVinoEngine:
         return EngineCapabilities(
             name="openvino", version=version, resize_kv=True, batch_max=BATCH_MAX
         )
+
+    def least_load_s(self) -> float:
+        """Seconds of a load whatever its bytes, measured in half of one. Raises EngineError."""
+        with engine_errors("a graph cannot be compiled"):
+            return least_load_s(self._compiler)
 
     def watch(self, ended: Ended) -> None:
         """Instances end with the agent, and never before it."""
