@@ -37,8 +37,8 @@ class Forecast:
     first_token_s: float = inf
     """When its first token would be with its client; infinite where that was not looked at."""
 
-    def may_be_in_time(self, due_s: float, now_s: float) -> bool:
-        """Whether its first token would be, if iterations took no longer than predicted."""
+    def in_time_as_predicted(self, due_s: float, now_s: float) -> bool:
+        """Whether its first token would be in time, if iterations took no longer than predicted."""
         return now_s + (self.first_token_s - now_s) / OVERESTIMATE <= due_s
 
 
@@ -236,7 +236,7 @@ def _schedule(
 ) -> tuple[Schedule, dict[InstanceId, RunQueue]]:
     run_queues: dict[InstanceId, RunQueue] = {}
     joining: list[tuple[RunQueue, Prompt]] = []
-    later: list[tuple[float, RunQueue, Prompt]] = []
+    after_loads: list[tuple[float, RunQueue, Prompt]] = []
     started_s = node.iteration_started_s
     ends_s = loads_end_s(node, now_s)
     for instance in node.instances.values():
@@ -247,7 +247,7 @@ def _schedule(
         if instance.coming:
             ready_s = ends_s[instance.instance_id]
             waiting = instance.coming.values()
-            later += [(ready_s, run_queue, _prompt(r)) for r in waiting]
+            after_loads += [(ready_s, run_queue, _prompt(r)) for r in waiting]
         else:
             _fill(run_queue, instance, started_s, joining, now_s)
     schedule = Schedule(
@@ -257,7 +257,7 @@ def _schedule(
         turn_s_max=limits.turn_s_max,
         started_s=started_s,
         joining=joining,
-        later=later,
+        after_loads=after_loads,
         slowdown=node.load_slowdown,
         slow_until_s=max(ends_s.values(), default=0.0),
         margin_s=limits.delivery_s_max,

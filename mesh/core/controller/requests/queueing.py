@@ -217,8 +217,8 @@ def _in_time(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) 
         if verdict is Verdict.PASSES:
             return True
         ctx.cell.refusals.note_refused(instance, request, verdict)
-        if forecast.may_be_in_time(request.due_s, ctx.now_s):
-            request.refusals.note_hope()
+        if forecast.in_time_as_predicted(request.due_s, ctx.now_s):
+            request.refusals.note_in_time_as_predicted()
     request.refusals.note(verdict)
     return False
 
