@@ -49,17 +49,18 @@ def forecast_on(
     now_s: float,
     limits: CellLimits,
     beside: Sequence[RequestEntry] = (),
-    may_be_late: bool = False,
+    late: bool = False,
     moves: bool = False,
 ) -> Forecast:
     """What becomes of a request on a loaded instance, with those beside it that have been promised
-    it already. One that `moves` runs well where it is: it does not try out an estimate.
+    it already; `late`: its first token may come after its deadline. One that `moves` runs well
+    where it is: it does not try out an estimate.
     """
     node = instance.node
     if instance.correction.trial_left and (instance.requests or beside):
         return Forecast(verdict=Verdict.DELAYS_RUNNING)
     estimated = not (instance.profile and instance.profile.measured)
-    if estimated and not moves and node.is_idle() and (may_be_late or request.due_s > now_s):
+    if estimated and not moves and node.is_idle() and (late or request.due_s > now_s):
         return Forecast(verdict=Verdict.PASSES)
     if _decodes_share_with(instance, request, now_s) > 1.0:
         return Forecast(verdict=Verdict.TPOT_EXCEEDED)
@@ -71,7 +72,7 @@ def forecast_on(
             schedule.queues.append(run_queue)
     coming = [(run_queue, _prompt(other)) for other in beside]
     schedule.joining = (*schedule.joining, *coming)
-    return _forecast(schedule, run_queue, request, now_s, loads=False, late=may_be_late)
+    return _forecast(schedule, run_queue, request, now_s, loads=False, late=late)
 
 
 def forecast_on_loading(
@@ -83,7 +84,7 @@ def forecast_on_loading(
     late: bool = False,
 ) -> Forecast:
     """What becomes of a request that waits for the load of an instance, with those that wait for it
-    already; `late`: its first token may come after its deadline.
+    already. `late` as above.
     """
     node, profile = instance.node, instance.profile
     assert profile is not None, "loaded for its deployment"

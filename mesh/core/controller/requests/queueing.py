@@ -211,7 +211,7 @@ def _in_time(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) 
             request,
             now_s=ctx.now_s,
             limits=ctx.limits,
-            may_be_late=request.accepted,
+            late=request.accepted,
         )
         verdict = forecast.verdict
         if verdict is Verdict.PASSES:
