@@ -37,6 +37,7 @@ from mesh.domain.events import (
     NodeReported,
     PlaceRetryDue,
 )
+from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import InstanceReport, NodeHello, SubmitRequest, TokensReport
@@ -166,12 +167,15 @@ class PaperCell:
             self._report(of, 1, ended_s, correction=load.correction)
 
     def _arrivals(self, load: Load) -> list[tuple[float, int, int]]:
-        """When requests came, of which deployment, and how many tokens they have got."""
+        """When requests came, of which deployment, and how many tokens they have got. Their first
+        token comes at once, so that its slack is what they are behind their pace by at most.
+        """
+        slack_s = SLO.slack_s(OutputHistory().mean_tokens)
         arrivals = []
         for place in range(DEPLOYMENTS * BATCH):
             tokens = self._random.randint(*OUTPUT_TOKENS)
             headroom_s = self._random.uniform(*load.headroom_s)
-            age_s = SLO.ttft_s + SLO.tpot_s * tokens - headroom_s
+            age_s = slack_s + SLO.pace_s * tokens - headroom_s
             if place < load.waiting:
                 tokens, age_s = 0, self._random.uniform(0.0, ITERATION_S)
             arrivals.append((NOW_S - age_s, place % DEPLOYMENTS, tokens))
