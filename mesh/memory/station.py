@@ -196,8 +196,8 @@ class ReservationStation:
         self.tracked_bytes += holding.tracked_bytes - tracked_bytes
 
     def _wake(self) -> tuple[Reservation, ...]:
-        """Start what fits, by deadline. Behind one that has been overtaken often enough, nothing
-        that takes memory starts.
+        """Start what fits, by deadline; of loads one. Behind one that lacks memory and has been
+        overtaken often enough, nothing that takes memory starts.
         """
         started: list[Reservation] = []
         passed: list[_Holding] = []
@@ -220,8 +220,10 @@ class ReservationStation:
                     earlier.overtaken += 1
             holding.running, holding.waiting, holding.overtaken = reservation, None, 0
             self.tracked_bytes += grows_bytes
-            loading = loading or _loads(reservation)
             started.append(reservation)
+            if _loads(reservation):
+                loading = True
+                passed = [earlier for earlier in passed if not _loads(earlier.waiting)]
         return tuple(started)
 
 

@@ -21,7 +21,6 @@ from hypothesis.stateful import (
 
 from mesh.domain.ids import InstanceId
 from mesh.memory import station as station_module
-from mesh.memory.station import ReservationKind
 from tests.memory.stations import LOAD, RESIZE, UNLOAD, CheckedStation
 
 WALKS = int(os.environ.get("MESH_STATION_WALKS") or (1500 if "CI" in os.environ else 150))
@@ -144,7 +143,7 @@ class Walk(RuleBasedStateMachine):
         """Within the promise, nothing waits once all that runs has been done twice over, and once
         more for each load, for they follow one another.
         """
-        loads = sum(r.kind is ReservationKind.LOAD for r in self.checked.waiting())
+        loads = sum(r.kind is LOAD for r in self.checked.station.waiting())
         for _ in range(2 + loads):
             SEEN["completions"] += self.checked.complete_all()
         if self.checked.promised_bytes <= CAPACITY:

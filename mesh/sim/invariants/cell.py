@@ -126,7 +126,9 @@ def _check_deployment(core: ControllerCore, entry: DeploymentEntry) -> None:
             hold(entry.deployment is not None, "{} is ready without a model", name)
         case DeploymentState.IMPORTING | DeploymentState.SAVING:
             hold(OperationKind.DEPLOY in kinds, "{} is {}, and nobody asked", name, entry.state)
-            hold(not entry.queue and not entry.instances, "{} serves before it is ready", name)
+            # One of an earlier deployment of that name may still be on its way out.
+            going = all(i.state is InstanceState.UNLOADING for i in entry.instances.values())
+            hold(not entry.queue and going, "{} serves before it is ready", name)
         case DeploymentState.DELETING:
             hold(OperationKind.DELETE in kinds, "{} is {}, and nobody asked", name, entry.state)
         case DeploymentState.GONE:

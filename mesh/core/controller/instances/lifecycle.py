@@ -193,8 +193,11 @@ def unload(ctx: EventContext, instance: InstanceEntry) -> None:
             pass
         case InstanceState.LOADING if instance.node.station.running(instance.instance_id):
             instance.give_up()
+            # The cache that those who waited for it were to have after the load.
+            send_started(ctx, instance.node, instance.node.station.cancel(instance.instance_id))
             command = UnloadInstance(instance_id=instance.instance_id)
             ctx.act(SendCommand(link_id=instance.node.link_id, command=command))
+            ctx.wake_all()
         case InstanceState.LOADING:
             forget(ctx, instance)
             ctx.wake_all()

@@ -112,12 +112,23 @@ def find_room(
         found = place(nodes)
     if not isinstance(found, Start):
         return found
-    node = ctx.cell.nodes[found.node.node_id]
-    if wanted is None or node.node_id not in looked:
+    return _placed(ctx, deployment, found, wanted, looked.get(found.node.node_id))
+
+
+def _placed(
+    ctx: EventContext,
+    deployment: Deployment,
+    found: Start,
+    wanted: Wanted | None,
+    looked: tuple[Slot, Forecast] | None,
+) -> Placed:
+    """When the load is needed: as early as the request can bear, where that was looked at."""
+    if wanted is None or looked is None:
+        node = ctx.cell.nodes[found.node.node_id]
         needed_s = wanted.by.due_s if wanted is not None else ctx.now_s
         slot = slot_for(node, load_s(ctx, deployment, node), needed_s, ctx.now_s)
         return Placed(start=found, slot=slot, needed_s=needed_s, first_token_s=slot.ready_s)
-    slot, forecast = looked[node.node_id]
+    slot, forecast = looked
     spare_s = max(wanted.by.due_s - forecast.first_token_s, 0.0)
     return Placed(
         start=found,

@@ -196,9 +196,12 @@ def _in_order(
 
 def _in_time(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) -> bool:
     """Whether every SLO would be kept with the request there; if not, the request knows why. What
-    was promised with the load was validated then, and others with it in mind.
+    was promised with the load was validated then, and others with it in mind, unless by an estimate
+    that the first of them is to try out.
     """
-    if not ctx.policy.validates or request.waits_for is instance:
+    if not ctx.policy.validates:
+        return True
+    if request.waits_for is instance and instance.profile and instance.profile.measured:
         return True
     verdict = _known_refusal(ctx, instance, request)
     if verdict is None:
@@ -208,7 +211,7 @@ def _in_time(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) 
             request,
             now_s=ctx.now_s,
             limits=ctx.limits,
-            may_be_late=request.accepted and request.waits_for is None,
+            may_be_late=request.accepted,
         )
         verdict = forecast.verdict
         if verdict is Verdict.PASSES:

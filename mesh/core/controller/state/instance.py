@@ -182,9 +182,10 @@ class InstanceEntry:
             self.advance(InstanceState.READY)
 
     def give_up(self) -> None:
-        """Its load is given up; nobody waits for it any more."""
+        """Its load is given up; nobody waits for it any more, nor for a larger cache."""
         self.expect_nobody()
         self.advance(InstanceState.UNLOADING)
+        self.node.ease()
 
     def leave(self) -> None:
         """It is unloaded: what it holds is promised to others."""

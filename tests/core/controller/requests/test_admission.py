@@ -278,11 +278,11 @@ def test_a_correction_is_forgotten_where_nothing_computes() -> None:
 
 
 def test_who_was_promised_a_load_is_served_though_it_takes_longer() -> None:
-    """Each has a prompt of 0.88 s: two are in time after a load of 0.7 s, and it takes 3."""
-    patient = replace(PROMPT_LATE, ttft_s=3.0)
-    cell = CellUnderTest(deployment("a", slo=patient), profiles=(SLOW,))
+    """Two prompts of 1.13 s together are in time after a load of 0.7 s, and it takes 3."""
+    cell = CellUnderTest(deployment("a", slo=PROMPT_LATE), profiles=(SLOW,))
     link, _ = cell.join()
-    prompts = {name: request(name, of="a", prompt=(1,) * 200) for name in ("r0", "r1", "r2")}
+    lengths = {"r0": 128, "r1": 128, "r2": 20}
+    prompts = {r: request(r, of="a", prompt=(1,) * tokens) for r, tokens in lengths.items()}
     asked = cell.invoke(prompts["r0"])
     (load,) = commands(asked, LoadInstance)
     assert only(asked, TellAccepted).grace_s == 0.0

@@ -49,7 +49,7 @@ def test_a_request_is_overtaken_by_so_many_of_another_deployment_and_no_more() -
 
 
 def test_a_request_is_overtaken_by_so_many_of_its_own_deployment_and_no_more() -> None:
-    cell = BusyCell(deployment("a", slo=replace(TTFT, ttft_s=2.29)))
+    cell = BusyCell(deployment("a", slo=replace(TTFT, ttft_s=2.58)))
     cell.ask("running", "a", LONG)
     cell.now_s += 0.001
     assert submitted(cell.ask("waiting", "a", LONG)) == []
@@ -59,7 +59,7 @@ def test_a_request_is_overtaken_by_so_many_of_its_own_deployment_and_no_more() -
 def test_the_rare_request_gets_in_before_those_that_wait_behind_it() -> None:
     cell = busy_cell()
     ask_for_short_ones(cell, "a", BOUND + 1)
-    cell.now_s = 100.3
+    cell.now_s = 100.2
     assert submitted(cell.retry()) == [], "a place for this one would be a place for that"
     # The long prompt turns out to have been quicker than predicted.
     ended = cell.tokens(cell.link, "running", [7], finish=FinishReason.STOP)
