@@ -6,7 +6,7 @@ moment: one that shrinks counts with its old size, one that grows with its new o
 that takes memory is issued only if the promise fits, and runs only if what is tracked fits; until
 then it waits here. The reservations of one instance follow each other. Those of different ones wake
 out of order, the earliest deadline first; one that does not fit yet may be overtaken, but not
-forever. A node's link takes one load after the other, so that one runs at a time.
+forever. Loads share a disk or a bus, so that one runs at a time.
 
 The controller core is the only writer. What comes back from a call is to be started now.
 """
@@ -62,8 +62,9 @@ class _Holding:
 class ReservationStation:
     """Invariants: promised and tracked bytes stay within the capacity, unless a node reports more
     than was promised of it (`record`, or `done` of a shrink that failed); a reservation starts once
-    at most; what waits starts as soon as what runs has freed enough for it, and the link. Within
-    the promise, nothing but loads waits any more once all that runs has been done twice over.
+    at most; what waits starts as soon as what runs has freed enough for it, and a load when no
+    other runs. Within the promise, nothing but loads waits any more once all that runs has been
+    done twice over.
     """
 
     capacity_bytes: int

@@ -37,6 +37,7 @@ class RunQueue:
     instance_id: InstanceId
     times: Times
     tpot_s: float
+    """From one token to the next as planned: `Slo.pace_s`."""
     batch: int = 0
     """Requests past their prompts."""
     context_tokens: int = 0

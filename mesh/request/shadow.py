@@ -53,7 +53,7 @@ class Schedule:
     """When the iteration in flight began; None when there is none."""
     joining: Sequence[tuple[RunQueue, Prompt]] = ()
     """Requests submitted since then: they take part from the next iteration on."""
-    later: Sequence[tuple[float, RunQueue, Prompt]] = ()
+    after_loads: Sequence[tuple[float, RunQueue, Prompt]] = ()
     """Requests that wait for loads, and when those are over."""
     slowdown: float = 1.0
     """Of iterations that begin before `slow_until_s`: a load computes beside them."""
@@ -101,7 +101,7 @@ def _final_decodes(schedule: Schedule, newcomer: Newcomer) -> list[tuple[RunQueu
     coming: dict[int, list[Prompt]] = {id(newcomer.queue): [newcomer.prompt]}
     for queue, prompt in schedule.joining:
         coming.setdefault(id(queue), []).append(prompt)
-    for _, queue, prompt in schedule.later:
+    for _, queue, prompt in schedule.after_loads:
         coming.setdefault(id(queue), []).append(prompt)
     result = []
     for queue in schedule.queues:
@@ -191,7 +191,7 @@ class _Rollout:
         self._newcomer = newcomer
         self._settled_s = settled_s
         self._now_s = now_s
-        coming = [*schedule.later, (newcomer.joins_s, newcomer.queue, newcomer.prompt)]
+        coming = [*schedule.after_loads, (newcomer.joins_s, newcomer.queue, newcomer.prompt)]
         self._coming = sorted(coming, key=_joins_s)
         self._excused: list[Prompt] = []
         """Prompts that are late for other reasons than the newcomer."""

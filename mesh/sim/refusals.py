@@ -130,7 +130,7 @@ def _loads(node: NodeEntry) -> Iterator[InstanceEntry]:
 
 
 def _is_late(outcome: Outcome) -> bool:
-    """Its first token, without credit for a load."""
+    """Its first token, by the clock."""
     return outcome.ttft_s is not None and outcome.tokens_s[0] > outcome.due_s(0)
 
 

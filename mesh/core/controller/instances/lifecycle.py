@@ -192,7 +192,7 @@ def unload(ctx: EventContext, instance: InstanceEntry) -> None:
         case InstanceState.UNLOADING:
             pass
         case InstanceState.LOADING if instance.node.station.running(instance.instance_id):
-            instance.give_up()
+            instance.leave()
             # The cache that those who waited for it were to have after the load.
             send_started(ctx, instance.node, instance.node.station.cancel(instance.instance_id))
             command = UnloadInstance(instance_id=instance.instance_id)

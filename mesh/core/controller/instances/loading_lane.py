@@ -1,8 +1,8 @@
 """The loads of a node, one after the other: when each is over, and when one more would be.
 
-The link of a node takes one load at a time, the one that is needed first before the others, as its
-reservation station wakes them. What is promised here is a lane of the node's schedule from then on.
-Before: `placement`, `requests.promises`. After: `node_schedule`, which validates with it.
+A node loads one instance at a time, the one that is needed first before the others, as its
+reservation station wakes them. Before: `placement`, which begins loads, and `requests.cold_starts`,
+which promises them. After: `node_schedule`, which validates with those who wait for them.
 """
 
 from dataclasses import dataclass
@@ -22,8 +22,6 @@ class Slot:
 
     ready_s: float
     """When it is over."""
-    last: bool
-    """It goes behind all others, since one of them would be late on its account."""
 
 
 def loads_end_s(node: NodeEntry, now_s: float) -> dict[InstanceId, float]:
@@ -47,13 +45,13 @@ def lane_ends_s(node: NodeEntry, now_s: float) -> float:
 
 def _in_order(node: NodeEntry) -> list[InstanceEntry]:
     station = node.station
-    loading = [i for i in node.instances.values() if _takes_link(node, i)]
+    loading = [i for i in node.instances.values() if _loads(node, i)]
     if len(loading) < 2:
         return loading
     return sorted(loading, key=lambda i: (station.running(i.instance_id) is None, i.needed_s))
 
 
-def _takes_link(node: NodeEntry, instance: InstanceEntry) -> bool:
+def _loads(node: NodeEntry, instance: InstanceEntry) -> bool:
     """Whether its load is under way or to come; a load that was given up goes on to its end."""
     if instance.state is InstanceState.LOADING:
         return True
@@ -63,7 +61,7 @@ def _takes_link(node: NodeEntry, instance: InstanceEntry) -> bool:
 
 def slot_for(node: NodeEntry, load_s: float, needed_s: float, now_s: float) -> Slot:
     """Where in the lane one more load goes, which is needed by `needed_s`: before those that are
-    needed later, unless one of them would be late then.
+    needed later, or behind all if one of them would be late then.
     """
     before_s, last_s, delays = now_s, now_s, False
     for instance_id, end_s in loads_end_s(node, now_s).items():
@@ -72,4 +70,4 @@ def slot_for(node: NodeEntry, load_s: float, needed_s: float, now_s: float) -> S
             before_s = end_s
         elif end_s <= other.needed_s < end_s + load_s:
             delays = True
-    return Slot(ready_s=(last_s if delays else before_s) + load_s, last=delays)
+    return Slot(ready_s=(last_s if delays else before_s) + load_s)

@@ -37,8 +37,8 @@ class Forecast:
     first_token_s: float = inf
     """When its first token would be with its client; infinite where that was not looked at."""
 
-    def may_be_in_time(self, due_s: float, now_s: float) -> bool:
-        """Whether its first token would be, if iterations took no longer than predicted."""
+    def in_time_as_predicted(self, due_s: float, now_s: float) -> bool:
+        """Whether its first token would be in time, if iterations took no longer than predicted."""
         return now_s + (self.first_token_s - now_s) / OVERESTIMATE <= due_s
 
 
@@ -49,17 +49,18 @@ def forecast_on(
     now_s: float,
     limits: CellLimits,
     beside: Sequence[RequestEntry] = (),
-    may_be_late: bool = False,
+    late: bool = False,
     moves: bool = False,
 ) -> Forecast:
     """What becomes of a request on a loaded instance, with those beside it that have been promised
-    it already. One that `moves` runs well where it is: it does not try out an estimate.
+    it already; `late`: its first token may come after its deadline. One that `moves` runs well
+    where it is: it does not try out an estimate.
     """
     node = instance.node
     if instance.correction.trial_left and (instance.requests or beside):
         return Forecast(verdict=Verdict.DELAYS_RUNNING)
     estimated = not (instance.profile and instance.profile.measured)
-    if estimated and not moves and node.is_idle() and (may_be_late or request.due_s > now_s):
+    if estimated and not moves and node.is_idle() and (late or request.due_s > now_s):
         return Forecast(verdict=Verdict.PASSES)
     if _decodes_share_with(instance, request, now_s) > 1.0:
         return Forecast(verdict=Verdict.TPOT_EXCEEDED)
@@ -71,7 +72,7 @@ def forecast_on(
             schedule.queues.append(run_queue)
     coming = [(run_queue, _prompt(other)) for other in beside]
     schedule.joining = (*schedule.joining, *coming)
-    return _forecast(schedule, run_queue, request, now_s, loads=False, late=may_be_late)
+    return _forecast(schedule, run_queue, request, now_s, loads=False, late=late)
 
 
 def forecast_on_loading(
@@ -83,7 +84,7 @@ def forecast_on_loading(
     late: bool = False,
 ) -> Forecast:
     """What becomes of a request that waits for the load of an instance, with those that wait for it
-    already; `late`: its first token may come after its deadline.
+    already. `late` as above.
     """
     node, profile = instance.node, instance.profile
     assert profile is not None, "loaded for its deployment"
@@ -236,7 +237,7 @@ def _schedule(
 ) -> tuple[Schedule, dict[InstanceId, RunQueue]]:
     run_queues: dict[InstanceId, RunQueue] = {}
     joining: list[tuple[RunQueue, Prompt]] = []
-    later: list[tuple[float, RunQueue, Prompt]] = []
+    after_loads: list[tuple[float, RunQueue, Prompt]] = []
     started_s = node.iteration_started_s
     ends_s = loads_end_s(node, now_s)
     for instance in node.instances.values():
@@ -247,7 +248,7 @@ def _schedule(
         if instance.coming:
             ready_s = ends_s[instance.instance_id]
             waiting = instance.coming.values()
-            later += [(ready_s, run_queue, _prompt(r)) for r in waiting]
+            after_loads += [(ready_s, run_queue, _prompt(r)) for r in waiting]
         else:
             _fill(run_queue, instance, started_s, joining, now_s)
     schedule = Schedule(
@@ -257,7 +258,7 @@ def _schedule(
         turn_s_max=limits.turn_s_max,
         started_s=started_s,
         joining=joining,
-        later=later,
+        after_loads=after_loads,
         slowdown=node.load_slowdown,
         slow_until_s=max(ends_s.values(), default=0.0),
         margin_s=limits.delivery_s_max,

@@ -111,7 +111,7 @@ def _start_late(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry
     """
     if entry.replicas() or not _may_start(ctx, entry):
         return False
-    nodes = [n for n in ctx.cell.nodes.values() if _has_free_link_or_room(ctx, entry, request, n)]
+    nodes = [n for n in ctx.cell.nodes.values() if _has_free_lane_or_room(ctx, entry, request, n)]
     found = start_instance(ctx, entry, among=nodes, wanted=Wanted(by=request, late=True))
     if not isinstance(found, Started):
         return False
@@ -121,7 +121,7 @@ def _start_late(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry
     return True
 
 
-def _has_free_link_or_room(
+def _has_free_lane_or_room(
     ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, node: NodeEntry
 ) -> bool:
     if not any(i.state is InstanceState.LOADING for i in node.instances.values()):
@@ -134,7 +134,7 @@ def _has_free_link_or_room(
 
 
 def _late_s(ctx: EventContext, request: RequestEntry, first_token_s: float) -> float:
-    """By how much it is told to be late: loads take longer than expected as often as not."""
+    """By how much it is told to be late, with a margin: loads take longer as often as not."""
     margin_s = MARGIN_SHARE * (first_token_s - ctx.now_s)
     return max(first_token_s + margin_s - request.due_s, 0.0)
 

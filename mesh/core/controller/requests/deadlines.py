@@ -95,7 +95,7 @@ def _may_change(instance: InstanceEntry, request: RequestEntry) -> bool:
         return False
     if said.short_of_memory:
         return bool(station.waiting() or station.running_reservations())
-    return said.hope or said.verdict in (None, Verdict.DELAYS_RUNNING)
+    return said.in_time_as_predicted or said.verdict in (None, Verdict.DELAYS_RUNNING)
 
 
 def latest_start_s(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> float:

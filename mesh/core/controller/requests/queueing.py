@@ -211,14 +211,14 @@ def _in_time(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) 
             request,
             now_s=ctx.now_s,
             limits=ctx.limits,
-            may_be_late=request.accepted,
+            late=request.accepted,
         )
         verdict = forecast.verdict
         if verdict is Verdict.PASSES:
             return True
         ctx.cell.refusals.note_refused(instance, request, verdict)
-        if forecast.may_be_in_time(request.due_s, ctx.now_s):
-            request.refusals.note_hope()
+        if forecast.in_time_as_predicted(request.due_s, ctx.now_s):
+            request.refusals.note_in_time_as_predicted()
     request.refusals.note(verdict)
     return False
 

@@ -13,7 +13,7 @@ from mesh.domain.views import LoadTimesView
 
 
 class Expectations:
-    """By model and device fingerprint. What has been worked out once is kept."""
+    """Profiles by model and device fingerprint, load times by node; what was worked out is kept."""
 
     def __init__(self, profiles: Iterable[Profile] = ()) -> None:
         self._measured = {(p.model_id, p.fingerprint): p for p in profiles}

@@ -1,8 +1,9 @@
 """An instance as the controller core knows it: what it holds, its requests, how its load went.
 
 Its requests, their tokens and their KV blocks change together, by `add`, `note_tokens`,
-`note_demand` and `remove`; each tells the node what that means for it. Owned by the controller
-core, like all entries; it is read as the view that policies and placement take.
+`note_demand` and `remove`; those who wait for its load by `expect` and `expect_no_more`. Each tells
+the node what that means for it. Owned by the controller core, like all entries; it is read as the
+view that policies and placement take.
 """
 
 from collections.abc import Sequence
@@ -44,7 +45,7 @@ class InstanceEntry:
     required_blocks: int = 0
     """Both summed over its requests."""
     expected: dict[RequestId, RequestEntry] = field(default_factory=dict)
-    """Requests that wait for its load, which is promised to them, and then for their place."""
+    """Requests to which its load was promised: they wait for it, and then for their place."""
     kv_blocks_used: int = 0
     correction: Correction = field(default_factory=Correction)
     """As its node reports it."""
@@ -89,8 +90,8 @@ class InstanceEntry:
     @property
     def takes_requests(self) -> bool:
         """Whether requests may wait for it: loaded or loading, on a node that takes new work."""
-        coming = self.is_loaded or self.state is InstanceState.LOADING
-        return coming and self.node.state is NodeState.READY
+        serves = self.is_loaded or self.state is InstanceState.LOADING
+        return serves and self.node.state is NodeState.READY
 
     @property
     def takes_now(self) -> bool:
@@ -149,17 +150,17 @@ class InstanceEntry:
 
     def expect(self, request: RequestEntry, blocks: int) -> None:
         """A request waits for its load, for which it is expected to need so many KV blocks."""
-        request.expect(self, blocks)
+        request.wait_for(self, blocks)
         self.expected[request.original.request_id] = request
 
     def expect_no_more(self, request: RequestEntry) -> None:
         """A request has its place, or waits for another one."""
         self.expected.pop(request.original.request_id, None)
-        request.expect(None)
+        request.wait_for(None)
         self.node.ease()
 
     def expect_nobody(self) -> None:
-        """Its load is given up, or it is gone."""
+        """It takes no requests any more."""
         for request in list(self.expected.values()):
             self.expect_no_more(request)
 
@@ -181,14 +182,8 @@ class InstanceEntry:
         if self.state is InstanceState.PARKED:
             self.advance(InstanceState.READY)
 
-    def give_up(self) -> None:
-        """Its load is given up; nobody waits for it any more, nor for a larger cache."""
-        self.expect_nobody()
-        self.advance(InstanceState.UNLOADING)
-        self.node.ease()
-
     def leave(self) -> None:
-        """It is unloaded: what it holds is promised to others."""
+        """It is unloaded, or its load given up: what it holds is promised to others."""
         self.expect_nobody()
         self.advance(InstanceState.UNLOADING)
         self.node.ease()

@@ -41,24 +41,24 @@ class RequestRefusals:
     """
     short_of_memory: bool = False
     """Whether an instance that it was last tried on had no room for its KV cache."""
-    hope: bool = False
-    """Whether its first token could be in time on one of them, if iterations took no longer than
+    in_time_as_predicted: bool = False
+    """Whether its first token would be in time on one of them, if iterations took no longer than
     predicted.
     """
 
     def try_again(self) -> Verdict | None:
         """It is about to be tried: nothing has refused it yet. Returns what had before."""
         before, self.verdict = self.verdict, None
-        self.short_of_memory = self.hope = False
+        self.short_of_memory = self.in_time_as_predicted = False
         return before
 
     def note_no_room(self) -> None:
         """An instance has no memory for it."""
         self.short_of_memory = True
 
-    def note_hope(self) -> None:
+    def note_in_time_as_predicted(self) -> None:
         """A node may turn out to compute it in time."""
-        self.hope = True
+        self.in_time_as_predicted = True
 
     def note(self, verdict: Verdict) -> None:
         """A node cannot compute it in time."""

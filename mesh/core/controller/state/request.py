@@ -1,7 +1,8 @@
 """What the controller core knows of a request: its deadlines, where it runs, why it waits.
 
 Owned by the controller core, like all entries. `InstanceEntry.add` and `remove` call `submitted`
-and `left`, so that a request and its instance never disagree on where it runs.
+and `left`, `expect` and `expect_no_more` call `wait_for`, so that a request and its instance never
+disagree on where it runs, or will.
 """
 
 from collections.abc import Sequence
@@ -70,8 +71,10 @@ class RequestEntry:
         self.accepted, self.grace_s = True, grace_s
         self.due_s += grace_s
 
-    def expect(self, instance: "InstanceEntry | None", blocks: int = 0) -> None:
-        """It waits for the load of an instance, where it is expected to need so many KV blocks."""
+    def wait_for(self, instance: "InstanceEntry | None", blocks: int = 0) -> None:
+        """It waits for the load of an instance, where it is expected to need so many KV blocks, or
+        for none any more.
+        """
         self.waits_for, self.required_blocks = instance, blocks
 
     def submitted(self, instance: "InstanceEntry", *, blocks: int, now_s: float) -> None:
