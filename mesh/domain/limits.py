@@ -9,9 +9,7 @@ TURN_S_MAX = 0.0
 it: an iteration of a GPU may take less than deciding and reporting it. 0: each is a turn by itself.
 """
 BATCH_MAX = 256
-"""Requests that one iteration of an instance may carry, unless its engine carries fewer. No more,
-since the memory of an iteration is reckoned for so many beside a chunk of a prompt.
-"""
+"""Requests that one iteration of an instance may carry, unless its engine carries fewer."""
 HEARTBEAT_S = 1.0
 """A node reports at least this often."""
 
