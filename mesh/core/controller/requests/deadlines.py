@@ -7,7 +7,6 @@ that was accepted has a promise, and waits for as long as any request may.
 """
 
 from collections.abc import Iterator
-from itertools import islice
 from math import inf
 
 from mesh.core.controller.instances.loading_lane import lane_ends_s
@@ -126,13 +125,16 @@ class _Loads:
 
 
 def _loads_end_s(ctx: EventContext, entry: DeploymentEntry) -> Iterator[float]:
-    deployment = entry.deployment
+    deployment, looks = entry.deployment, ctx.limits.validations_max
     assert deployment is not None
     taken = [i.node for i in entry.instances.values() if i.state is not InstanceState.UNLOADING]
-    nodes = (n for n in ctx.cell.nodes.values() if ctx.takes(n, entry.spec) and n not in taken)
-    for node in islice(nodes, ctx.limits.validations_max):
-        begins_s = max(lane_ends_s(node, ctx.now_s), entry.paused_until_s)
-        yield begins_s + load_s(ctx, deployment, node)
+    for node in ctx.cell.nodes.values():
+        if not looks:
+            return
+        if ctx.takes(node, entry.spec) and node not in taken:
+            looks -= 1
+            begins_s = max(lane_ends_s(node, ctx.now_s), entry.paused_until_s)
+            yield begins_s + load_s(ctx, deployment, node)
 
 
 def _too_long(ctx: EventContext, request: RequestEntry) -> bool:
