@@ -11,6 +11,7 @@ from itertools import count
 
 from bench.admission.setting import (
     BATCH,
+    BATCH_MAX,
     BUSY,
     CALM,
     CONTEXT_TOKENS,
@@ -129,7 +130,7 @@ class PaperCell:
                 kv_blocks=KV_BLOCKS,
                 kv_blocks_used=0,
                 context_tokens_max=CONTEXT_TOKENS,
-                batch_max=CellLimits().batch_max,
+                batch_max=BATCH_MAX,
                 batch=0,
             )
             for number, place in enumerate(places)

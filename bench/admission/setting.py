@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from mesh.compute.shapes import Axes, survey_axes
 from mesh.domain.deployment import Deployment, DeploymentSpec, Scaling
 from mesh.domain.ids import DeploymentName, ModelId
-from mesh.domain.limits import PREFILL_TOKENS_MAX, CellLimits
+from mesh.domain.limits import PREFILL_TOKENS_MAX
 from mesh.domain.model import Footprint, ModelFormat, ModelInfo
 from mesh.domain.profile import Grid, Profile
 from mesh.domain.reasons import DeviceKind
@@ -18,6 +18,7 @@ from mesh.domain.slo import ColdStart, Slo
 DEPLOYMENTS = 4
 """Each has an instance on every node."""
 BATCH = 8
+BATCH_MAX = 32
 """Requests that run on each instance."""
 SLO = Slo(ttft_s=2.0, ttft_tokens_per_s=512.0, tpot_s=0.25)
 CONTEXT_TOKENS = 2048
@@ -82,7 +83,7 @@ def profile() -> Profile:
     """Of the size that a survey gives."""
     axes = survey_axes(
         context_tokens_max=CONTEXT_TOKENS,
-        batch_max=CellLimits().batch_max,
+        batch_max=BATCH_MAX,
         kv_tokens=KV_BLOCKS * FOOTPRINT.block_tokens,
         prefill_tokens_max=PREFILL_TOKENS_MAX,
     )

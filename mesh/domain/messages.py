@@ -5,6 +5,7 @@ simulator's links carry them as they are. No field is a point in time: ages and 
 """
 
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, OperationId, RequestId
+from mesh.domain.limits import BATCH_MAX
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import Profile, Stalls
 from mesh.domain.reasons import DeviceKind
@@ -144,9 +145,11 @@ class NodeHello:
     """Equal on nodes of equal hardware, cores and engine: they share profiles."""
     tensor_parallel_max: int = 1
     """Devices that an instance of its engine can span."""
-    load_rate: LoadRate | None = None
-    """What loads from its disk are expected to take, by what it measured when it started; None: it
-    has not.
+    batch_max: int = BATCH_MAX
+    """Requests that an iteration of its engine can carry."""
+    load_rates: tuple[tuple[LoadTier, LoadRate], ...] = ()
+    """What loads are expected to take, by the tiers that it knows of: as loads on it have taken in
+    the past, or as it measured when it started.
     """
     version: str = ""
     """Of mesh on the node."""

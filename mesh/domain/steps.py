@@ -6,6 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, RequestId
+from mesh.domain.limits import BATCH_MAX
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.domain.request import RequestTokens, SamplingParams
@@ -29,6 +30,8 @@ class EngineCapabilities:
     as long as moving the weights does."""
     tensor_parallel_max: int = 1
     """Devices that one instance can span."""
+    batch_max: int = BATCH_MAX
+    """Requests that one iteration can carry."""
 
 
 class LoadTier(StrEnum):

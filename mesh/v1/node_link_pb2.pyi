@@ -512,6 +512,27 @@ Global___InstanceReport: _TypeAlias = InstanceReport  # noqa: Y015
 class NodeHello(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LoadRatesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___LoadRate: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___LoadRate | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NODE_ID_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
@@ -524,7 +545,8 @@ class NodeHello(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     BASE_BYTES_FIELD_NUMBER: _builtins.int
     TENSOR_PARALLEL_MAX_FIELD_NUMBER: _builtins.int
-    LOAD_RATE_FIELD_NUMBER: _builtins.int
+    LOAD_RATES_FIELD_NUMBER: _builtins.int
+    BATCH_MAX_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     run_id: _builtins.str
     device: _builtins.str
@@ -540,11 +562,13 @@ class NodeHello(_message.Message):
     """Of memory_bytes, what the process takes without any instance."""
     tensor_parallel_max: _builtins.int
     """Devices that an instance can span. 0 means 1."""
+    batch_max: _builtins.int
+    """Requests that an iteration can carry."""
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___InstanceReport]: ...
     @_builtins.property
-    def load_rate(self) -> Global___LoadRate:
-        """Of loads from its disk, as measured; absent where it was not."""
+    def load_rates(self) -> _containers.MessageMap[_builtins.str, Global___LoadRate]:
+        """By LoadTier, of those that it knows of."""
 
     def __init__(
         self,
@@ -561,11 +585,12 @@ class NodeHello(_message.Message):
         fingerprint: _builtins.str = ...,
         base_bytes: _builtins.int = ...,
         tensor_parallel_max: _builtins.int = ...,
-        load_rate: Global___LoadRate | None = ...,
+        load_rates: _abc.Mapping[_builtins.str, Global___LoadRate] | None = ...,
+        batch_max: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["load_rate", b"load_rate"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "load_rate", b"load_rate", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "run_id", b"run_id", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "batch_max", b"batch_max", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "load_rates", b"load_rates", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "run_id", b"run_id", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -138,7 +138,7 @@ class NodeCore:
                 loaded = self._node.instances.get(event.instance_id)
                 if isinstance(event, LoadFinished) and loaded is not None:
                     shapes = to_prime(
-                        batch_max=loaded.command.batch_max,
+                        batch_max=min(loaded.command.batch_max, self._limits.primed_batch_max),
                         context_tokens_max=loaded.command.context_tokens_max,
                         tokens_max=self._limits.primed_tokens_max,
                     )

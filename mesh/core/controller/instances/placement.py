@@ -244,8 +244,11 @@ def partition_of(
 def batch_max(
     ctx: EventContext, entry: DeploymentEntry, deployment: Deployment, node: NodeEntry
 ) -> int:
-    """Validation finds out how many requests a node can serve; without it, its partition does."""
+    """What the node's engine can carry: validation and memory find out how many requests it can
+    serve; without validation, its partition does.
+    """
+    most = min(node.hello.batch_max, ctx.limits.batch_max)
     partition = partition_of(ctx, entry, deployment, node)
     if partition is None or ctx.policy.validates:
-        return ctx.limits.batch_max
-    return min(partition.batch_max, ctx.limits.batch_max)
+        return most
+    return min(partition.batch_max, most)

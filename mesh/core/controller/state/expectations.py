@@ -2,21 +2,14 @@
 
 from collections.abc import Iterable
 
-from mesh.compute.load_times import LoadTimes
+from mesh.compute.load_times import PRIORS, LoadTimes
 from mesh.compute.scaling import Target, best_profile, lengthened
 from mesh.domain.ids import ModelId, NodeId
 from mesh.domain.messages import NodeHello
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import Profile
 from mesh.domain.steps import LoadRate, LoadTier
-
-PRIORS = {
-    LoadTier.DISK: LoadRate(fixed_s=0.5, bytes_per_s=0.5e9),
-    LoadTier.HOST: LoadRate(fixed_s=0.2, bytes_per_s=4e9),
-}
-"""Expected of loads until one has been seen, where the node does not say. From its host's memory:
-at most half of the rate of its bus.
-"""
+from mesh.domain.views import LoadTimesView
 
 
 class Expectations:
@@ -81,17 +74,38 @@ class Expectations:
         """Seconds that a load on the node is expected to take: as its own loads did, else as those
         of nodes like it.
         """
-        for key in (node.node_id, node.fingerprint):
-            times = self._load_times.get((key, tier))
-            if times:
-                return times.expected_s(weights_bytes)
+        times = self._learned(node, tier)
+        if times:
+            return times.expected_s(weights_bytes)
         expected_s = _prior(node, tier).load_s(weights_bytes)
         if tier is LoadTier.HOST:
             return min(expected_s, self.load_s(node, weights_bytes))
         return expected_s
 
+    def load_times(self, node: NodeHello) -> tuple[LoadTimesView, ...]:
+        """Of each tier that a load on the node may come from, as far as anybody knows."""
+        views = []
+        for tier in LoadTier:
+            times = self._learned(node, tier)
+            if times or tier is LoadTier.DISK or tier in dict(node.load_rates):
+                rate = _prior(node, tier) if times is None else times.prior
+                views.append(
+                    LoadTimesView(
+                        tier=tier,
+                        fixed_s=rate.fixed_s,
+                        bytes_per_s=rate.bytes_per_s,
+                        loads=len(times or ()),
+                        factor=times.factor if times else 1.0,
+                    )
+                )
+        return tuple(views)
+
+    def _learned(self, node: NodeHello, tier: LoadTier) -> LoadTimes | None:
+        """From loads that have ended here: on the node, else on nodes like it."""
+        return self._load_times.get((node.node_id, tier)) or self._load_times.get(
+            (node.fingerprint, tier)
+        )
+
 
 def _prior(node: NodeHello, tier: LoadTier) -> LoadRate:
-    if tier is LoadTier.DISK and node.load_rate is not None:
-        return node.load_rate
-    return PRIORS[tier]
+    return dict(node.load_rates).get(tier, PRIORS[tier])

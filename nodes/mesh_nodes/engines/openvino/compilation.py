@@ -119,14 +119,21 @@ class Compiler:
         with engine_errors(f"model {model.model_id} cannot be compiled"):
             if model.format is ModelFormat.OPENVINO_IR:
                 graph = read_ir(self._core, model_path)
-                return CompiledGraph(self._compile(graph, progress), {}, ())
+                progress("compile", 0.2)
+                return CompiledGraph(
+                    self._core.compile_model(graph, "CPU", self._properties), {}, ()
+                )
             architecture = read_architecture(model_path)
             maps, weights = self._weights(architecture, model_path)
-            graph = build_graph(architecture, weights, context_tokens_max)
-            return CompiledGraph(self._compile(graph, progress), weights, maps)
+            progress("compile", 0.2)
+            graph = self.compile_graph(architecture, weights, context_tokens_max)
+            return CompiledGraph(graph, weights, maps)
 
-    def _compile(self, graph: ov.Model, progress: Progress) -> ov.CompiledModel:
-        progress("compile", 0.2)
+    def compile_graph(
+        self, architecture: Architecture, weights: Mapping[str, Array], context_tokens_max: int
+    ) -> ov.CompiledModel:
+        """The same of weights that are there. Raises RuntimeError as OpenVINO does."""
+        graph = build_graph(architecture, weights, context_tokens_max)
         return self._core.compile_model(graph, "CPU", self._properties)
 
     def _weights(

@@ -15,7 +15,7 @@ from mesh.domain.messages import SubmitRequest
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import FinishReason
 from mesh.domain.slo import Slo
-from mesh.domain.steps import LoadRate
+from mesh.domain.steps import LoadRate, LoadTier
 from mesh.sim.cluster import Arrival, CellPlan, VirtualCell
 from mesh.sim.costs import ModelCosts, NodeCosts
 from mesh.sim.node import NodePlan
@@ -52,7 +52,7 @@ class Overtaking:
         """One node, a link without delay, loads of a second, as the node says."""
         rate = LoadRate(fixed_s=1.0, bytes_per_s=inf)
         node = NodePlan(
-            hello=replace(hello(memory_bytes=8 << 30), load_rate=rate),
+            hello=replace(hello(memory_bytes=8 << 30), load_rates=((LoadTier.DISK, rate),)),
             models={MODEL.model_id: ModelCosts(profile=SLOW, footprint=FOOTPRINT)},
             costs=NodeCosts(load_s=1.0, load_bytes_per_s=inf, resize_s=0.0, unload_s=0.0),
             limits=NodeLimits(primed_tokens_max=0),

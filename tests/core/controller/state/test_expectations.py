@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from mesh.core.controller.state.expectations import PRIORS, Expectations
+from mesh.compute.load_times import PRIORS
+from mesh.core.controller.state.expectations import Expectations
 from mesh.domain.ids import ModelId, NodeId
 from mesh.domain.steps import LoadRate, LoadTier
 from tests.core.cells import FOOTPRINT, MODEL, hello
@@ -45,7 +46,8 @@ def test_a_load_is_expected_to_take_what_it_took_lately() -> None:
     assert known.load_s(node, size) == pytest.approx(4.0), "its own loads say more"
     other = replace(node, node_id=NodeId("n3"), fingerprint="another")
     assert known.load_s(other, 0) == PRIORS[LoadTier.DISK].fixed_s
-    measured = replace(other, load_rate=LoadRate(fixed_s=0.25, bytes_per_s=float(size)))
+    rate = LoadRate(fixed_s=0.25, bytes_per_s=float(size))
+    measured = replace(other, load_rates=((LoadTier.DISK, rate),))
     assert known.load_s(measured, size) == 1.25
 
 
@@ -64,3 +66,20 @@ def test_a_wake_is_learned_apart_from_a_load_and_expected_to_be_no_longer() -> N
     known.learn_load(hello(), size, 0.25, LoadTier.HOST)
     assert expected(LoadTier.HOST) == pytest.approx(0.25)
     assert 2.0 < expected(LoadTier.DISK) <= 5.0
+
+
+def test_load_times_say_what_a_node_stated_and_by_what_its_loads_differ() -> None:
+    known = Expectations()
+    size = 1 << 30
+    rate = LoadRate(fixed_s=1.0, bytes_per_s=float(size))
+    node = replace(hello(), load_rates=((LoadTier.DISK, rate),))
+    (stated,) = known.load_times(node)
+    assert (stated.tier, stated.fixed_s, stated.bytes_per_s) == (LoadTier.DISK, 1.0, size)
+    assert (stated.loads, stated.factor) == (0, 1.0)
+    known.learn_load(node, size, 4.0)
+    known.learn_load(node, size, 2.0)
+    known.learn_load(node, size, 0.1, LoadTier.HOST)
+    from_disk, woken = known.load_times(node)
+    assert from_disk.loads == 2
+    assert from_disk.factor == pytest.approx(1.5)
+    assert (woken.tier, woken.loads) == (LoadTier.HOST, 1)
