@@ -57,8 +57,11 @@ class LocalRequest:
     """Prompt tokens, and tokens of an earlier attempt, still to compute."""
     tokens: int = field(init=False)
     """Of its prompt and its output so far."""
+    pace_s: float = field(init=False)
+    """Of its SLO: asked for with every token."""
 
     def __post_init__(self) -> None:
+        self.pace_s = self.order.slo.pace_s
         self.tokens = len(self.order.request.prompt_tokens) + self.output_tokens
 
     @property
@@ -68,7 +71,7 @@ class LocalRequest:
     def note_tokens(self, count: int, now_s: float) -> None:
         """It has so many more tokens."""
         slack_s = inf if self.output_tokens else self.order.slack_s
-        self.due_s = next_due_s(self.due_s, self.order.slo.pace_s, now_s, count, slack_s)
+        self.due_s = next_due_s(self.due_s, self.pace_s, now_s, count, slack_s)
         self.output_tokens += count
         self.tokens += count
         self.prefill_left = 0

@@ -222,11 +222,11 @@ def check_refusals(core: ControllerCore, now_s: float) -> None:
     for entry in cell.deployments.values():
         if not entry.queue or entry.replicas() >= entry.spec.scaling.replicas_max:
             continue
-        tried_for, refused = cell.refusals._starts.get(entry.spec.name, (None, {}))
-        if tried_for != entry.queue[0].original.request_id:
+        starts = cell.refusals._starts.get(entry.spec.name)
+        if starts is None or starts.head != entry.queue[0].original.request_id:
             continue
         nodes = cell.nodes.values()
-        full = [n for n in nodes if refused.get(n.node_id) == (n.eased, None)]
+        full = [n for n in nodes if starts.refused.get(n.node_id) == (n.eased, None)]
         ctx = EventContext(
             cell=cell,
             epoch=0,

@@ -48,7 +48,9 @@ def start_instance(
     name, known = entry.spec.name, ctx.cell.refusals
     asked = nodes
     if wanted and not wanted.late:
-        asked = known.worth_starting_on(name, wanted.by, nodes)
+        asked = known.worth_starting_on(entry, wanted.by, nodes, ctx.obtainable_bytes)
+        if nodes and not asked:
+            return NoTime()
     waiting = [request for request in entry.queue if request.waits_for is None]
     if wanted:
         waiting.sort(key=lambda request: request is not wanted.by)

@@ -55,8 +55,7 @@ def _loads(node: NodeEntry, instance: InstanceEntry) -> bool:
     """Whether its load is under way or to come; a load that was given up goes on to its end."""
     if instance.state is InstanceState.LOADING:
         return True
-    given_up = instance.state is InstanceState.UNLOADING and not instance.loaded_at_s
-    return given_up and node.station.running(instance.instance_id) is not None
+    return not instance.loaded_at_s and node.station.running(instance.instance_id) is not None
 
 
 def slot_for(node: NodeEntry, load_s: float, needed_s: float, now_s: float) -> Slot:

@@ -117,10 +117,10 @@ def forecast_on_start(
         return _tried_out(profile, request, ready_s, limits, late=late)
     times = Times(profile, OVERESTIMATE)
     decode_s = times.decode_s(1, request.tokens + LOOKAHEAD_TOKENS)
-    if share + decode_s / request.slo.pace_s > 1.0:
+    if share + decode_s / request.pace_s > 1.0:
         return Forecast(verdict=Verdict.TPOT_EXCEEDED)
     schedule, _ = _schedule(node, now_s, limits)
-    queue = RunQueue(instance_id=InstanceId("new"), times=times, tpot_s=request.slo.pace_s)
+    queue = RunQueue(instance_id=InstanceId("new"), times=times, tpot_s=request.pace_s)
     return _forecast(schedule, queue, request, ready_s, loads=True, late=late)
 
 
@@ -164,7 +164,7 @@ def alone_s(
     further ones could not keep their pace there.
     """
     times = Times(profile, factor * OVERESTIMATE)
-    if times.decode_s(1, request.tokens + LOOKAHEAD_TOKENS) > request.slo.pace_s:
+    if times.decode_s(1, request.tokens + LOOKAHEAD_TOKENS) > request.pace_s:
         return inf
     left, past, total_s = request.tokens, 0, limits.delivery_s_max
     while left > 0:
@@ -208,7 +208,7 @@ def _decode_share(
     instance: InstanceEntry, now_s: float, with_one: RequestEntry | None = None
 ) -> float:
     of = with_one or next(iter((instance.requests or instance.coming).values()))
-    return _decode_s(instance, now_s, with_one) / of.slo.pace_s
+    return _decode_s(instance, now_s, with_one) / of.pace_s
 
 
 def _decode_s(instance: InstanceEntry, now_s: float, with_one: RequestEntry | None = None) -> float:

@@ -53,6 +53,42 @@ class Placed:
     first_token_s: float
 
 
+class _Demand:
+    """What an instance for those who wait needs of a node; worked out once a kind of node."""
+
+    def __init__(
+        self,
+        ctx: EventContext,
+        entry: DeploymentEntry,
+        deployment: Deployment,
+        waiting: Iterable[RequestEntry],
+    ) -> None:
+        self._ctx, self._entry, self._deployment = ctx, entry, deployment
+        self._waiting = waiting
+        self._known: dict[tuple[Footprint, int, str], tuple[int, int]] = {}
+
+    def kv_blocks(self, node: StartNode, footprint: Footprint) -> tuple[int, int]:
+        """At least, and recommended."""
+        known = self._ctx.cell.nodes[node.node_id]
+        kind = (footprint, node.capacity_bytes, known.hello.fingerprint)
+        found = self._known.get(kind)
+        if found is None:
+            found = self._known[kind] = self._worked_out(known, footprint)
+        return found
+
+    def least_bytes(self, node: NodeEntry) -> int:
+        """Of the whole instance."""
+        footprint = node.footprint_of(self._deployment)
+        return footprint.instance_bytes(self.kv_blocks(node, footprint)[0])
+
+    def _worked_out(self, node: NodeEntry, footprint: Footprint) -> tuple[int, int]:
+        partition = partition_of(self._ctx, self._entry, self._deployment, node)
+        if partition is not None:
+            return partition.kv_blocks, partition.kv_blocks
+        context = self._deployment.context_tokens_max
+        return blocks_for_load(self._ctx, self._entry, self._waiting, footprint, context)
+
+
 def find_room(
     ctx: EventContext,
     entry: DeploymentEntry,
@@ -68,7 +104,6 @@ def find_room(
     assert deployment is not None
     taken = [i.node for i in entry.instances.values()]
     nodes = [n for n in among if ctx.takes(n, entry.spec) and n not in taken]
-    fresh = [n for n in nodes if n.node_id not in entry.avoided]
 
     validates = wanted is not None and ctx.policy.validates
     looked: dict[NodeId, tuple[Slot, Forecast]] = {}
@@ -83,34 +118,34 @@ def find_room(
         looked[node.node_id] = _forecast(ctx, entry, ctx.cell.nodes[node.node_id], wanted)
         return looked[node.node_id][1].verdict is Verdict.PASSES
 
-    sizes: dict[tuple[Footprint, int, str], tuple[int, int]] = {}
+    demand = _Demand(ctx, entry, deployment, waiting)
 
-    def kv_blocks(node: StartNode, footprint: Footprint) -> tuple[int, int]:
-        known = ctx.cell.nodes[node.node_id]
-        kind = (footprint, node.capacity_bytes, known.hello.fingerprint)
-        if kind not in sizes:
-            partition = partition_of(ctx, entry, deployment, known)
-            sizes[kind] = (
-                blocks_for_load(ctx, entry, waiting, footprint, deployment.context_tokens_max)
-                if partition is None
-                else (partition.kv_blocks, partition.kv_blocks)
-            )
-        return sizes[kind]
+    def has_room(node: NodeEntry) -> bool:
+        needed_bytes = demand.least_bytes(node)
+        if needed_bytes <= ctx.obtainable_bytes(node):
+            return True
+        if wanted is not None and not wanted.late:
+            ctx.cell.refusals.note_no_room(entry.spec.name, wanted.by, node, needed_bytes)
+        return False
 
     def place(among: list[NodeEntry]) -> Start | NoRoom | NoTime:
         return place_instance(
             deployment,
             among,
-            kv_blocks=kv_blocks,
+            kv_blocks=demand.kv_blocks,
             policy=ctx.policy,
             has_time=has_time,
             looks_max=ctx.limits.validations_max if validates else len(among),
         )
 
-    found = place(fresh)
-    if isinstance(found, NoRoom | NoTime) and len(fresh) < len(nodes):
-        found = place(nodes)
-    if not isinstance(found, Start):
+    roomy = [n for n in nodes if has_room(n)]
+    fresh = [n for n in roomy if n.node_id not in entry.avoided]
+    found = place(fresh) if fresh else None
+    if not isinstance(found, Start) and len(fresh) < len(roomy):
+        found = place(roomy)
+    if found is None or isinstance(found, NoRoom):
+        return NoRoom.nearest((demand.least_bytes(n), n.capacity_bytes) for n in nodes)
+    if isinstance(found, NoTime):
         return found
     return _placed(ctx, deployment, found, wanted, looked.get(found.node.node_id))
 

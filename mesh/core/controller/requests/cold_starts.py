@@ -98,11 +98,11 @@ def _may_be_late(ctx: EventContext, entry: DeploymentEntry, request: RequestEntr
     loaded, alone it would be in time, and it has just come. One that has waited for room first
     would take it from those who need not be late.
     """
-    if latest_start_s(ctx, entry, request) < request.arrival_s:
-        return False
     waited = ctx.now_s - request.arrival_s > ctx.limits.place_retry_s
+    if waited or request.slo.cold_start is not ColdStart.LATE:
+        return False
     loaded = any(instance.is_loaded for instance in entry.instances.values())
-    return request.slo.cold_start is ColdStart.LATE and not waited and not loaded
+    return not loaded and latest_start_s(ctx, entry, request) >= request.arrival_s
 
 
 def _start_late(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> bool:

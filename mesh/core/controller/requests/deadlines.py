@@ -6,7 +6,7 @@ early enough. As soon as none is, it is refused, with the time at which a place 
 that was accepted has a promise, and waits for as long as any request may.
 """
 
-from itertools import islice
+from collections.abc import Iterator
 from math import inf
 
 from mesh.core.controller.instances.loading_lane import lane_ends_s
@@ -28,8 +28,7 @@ RETRY_S_LEAST, RETRY_S_MOST = 0.5, 60.0
 
 def refuse_hopeless(ctx: EventContext, entry: DeploymentEntry) -> None:
     """Refuse the requests in the deployment's queue that cannot be in time any more."""
-    departures = Departures(ctx.cell, entry, ctx.now_s)
-    earliest_load_s = _earliest_load_s(ctx, entry)
+    departures, loads = Departures(ctx.cell, entry, ctx.now_s), _Loads(ctx, entry)
     # Behind a head that was TPOT_EXCEEDED none was tried: it holds for requests of any length.
     no_time = bool(entry.queue) and entry.queue[0].refusals.verdict is Verdict.TPOT_EXCEEDED
     ahead = 0
@@ -42,7 +41,7 @@ def refuse_hopeless(ctx: EventContext, entry: DeploymentEntry) -> None:
         if not waited_out and (
             request.accepted
             or not ctx.policy.refuses_late
-            or _may_be_in_time(ctx, entry, request, departures.at_s(ahead), earliest_load_s)
+            or _may_be_in_time(ctx, entry, request, loads, departures, ahead)
         ):
             ahead += 1
             continue
@@ -52,7 +51,7 @@ def refuse_hopeless(ctx: EventContext, entry: DeploymentEntry) -> None:
             remedy = "raise spec.slo.tpot_s" if too_slow else "shorten the prompt, or raise its SLO"
             refuse(ctx, request, reason, message, hint=f"no node is quick enough: {remedy}")
         else:
-            expected_s = min(departures.at_s(ahead), earliest_load_s)
+            expected_s = min(departures.at_s(ahead), loads.earliest_s())
             told_s = entry.note_told_to_return(expected_s, departures.apart_s)
             retry_s = min(max(told_s - ctx.now_s, RETRY_S_LEAST), RETRY_S_MOST)
             refuse(ctx, request, reason, message, retry_after_s=retry_s)
@@ -62,28 +61,27 @@ def _may_be_in_time(
     ctx: EventContext,
     entry: DeploymentEntry,
     request: RequestEntry,
-    place_s: float,
-    earliest_load_s: float,
+    loads: "_Loads",
+    departures: Departures,
+    ahead: int,
 ) -> bool:
-    """Whether a way is open: its place, expected to come free at `place_s`, or a load, which would
-    be over at `earliest_load_s`.
-    """
+    """Whether a way is open: a load, or a place when so many `ahead` have theirs."""
     latest_s = latest_start_s(ctx, entry, request)
     if latest_s < request.arrival_s:
         return False
     if not ctx.policy.validates:
         # It is served late by the load that it waits for.
-        loads = any(i.state is InstanceState.LOADING for i in entry.instances.values())
-        return loads or ctx.now_s < latest_s
+        coming = any(i.state is InstanceState.LOADING for i in entry.instances.values())
+        return coming or ctx.now_s < latest_s
     if ctx.now_s >= latest_s:
         return False
-    if earliest_load_s <= latest_s or not has_node(ctx, entry):
+    if loads.one_over_by(latest_s) or not has_node(ctx, entry):
         return True  # a node that is lost may come back
     instances = entry.instances.values()
     if any(_may_change(instance, request) for instance in instances):
         return True
     grows_s = min((i.grow_again_s for i in instances if i.grow_again_s > ctx.now_s), default=inf)
-    return min(place_s, grows_s) <= latest_s
+    return min(departures.at_s(ahead), grows_s) <= latest_s
 
 
 def _may_change(instance: InstanceEntry, request: RequestEntry) -> bool:
@@ -107,23 +105,36 @@ def latest_start_s(ctx: EventContext, entry: DeploymentEntry, request: RequestEn
     return latest_start_s
 
 
-def _earliest_load_s(ctx: EventContext, entry: DeploymentEntry) -> float:
-    """When one more load of the deployment could be over; infinite if it may have none. Of a large
-    cell some nodes are looked at.
+class _Loads:
+    """When one more load of a deployment could be over. Of a large cell some nodes are looked at;
+    most of the time the first of them says enough.
     """
-    deployment = entry.deployment
+
+    def __init__(self, ctx: EventContext, entry: DeploymentEntry) -> None:
+        full = entry.replicas() >= entry.spec.scaling.replicas_max
+        self._ends_s = iter(()) if full else _loads_end_s(ctx, entry)
+        self._earliest_s = next(self._ends_s, inf)
+
+    def one_over_by(self, at_s: float) -> bool:
+        return self._earliest_s <= at_s or self.earliest_s() <= at_s
+
+    def earliest_s(self) -> float:
+        """Infinite if there may be none."""
+        self._earliest_s = min((self._earliest_s, *self._ends_s))
+        return self._earliest_s
+
+
+def _loads_end_s(ctx: EventContext, entry: DeploymentEntry) -> Iterator[float]:
+    deployment, looks = entry.deployment, ctx.limits.validations_max
     assert deployment is not None
-    if entry.replicas() >= entry.spec.scaling.replicas_max:
-        return inf
     taken = [i.node for i in entry.instances.values() if i.state is not InstanceState.UNLOADING]
-    nodes = (n for n in ctx.cell.nodes.values() if ctx.takes(n, entry.spec) and n not in taken)
-    return min(
-        (
-            max(lane_ends_s(node, ctx.now_s), entry.paused_until_s) + load_s(ctx, deployment, node)
-            for node in islice(nodes, ctx.limits.validations_max)
-        ),
-        default=inf,
-    )
+    for node in ctx.cell.nodes.values():
+        if not looks:
+            return
+        if ctx.takes(node, entry.spec) and node not in taken:
+            looks -= 1
+            begins_s = max(lane_ends_s(node, ctx.now_s), entry.paused_until_s)
+            yield begins_s + load_s(ctx, deployment, node)
 
 
 def _too_long(ctx: EventContext, request: RequestEntry) -> bool:

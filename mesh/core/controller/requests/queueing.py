@@ -115,6 +115,9 @@ def _place_waiting(
     none behind TPOT_EXCEEDED, which holds for any length. Behind one that lacks memory alone none
     is tried: smaller ones would keep taking what it waits for.
     """
+    if not entry.instances and entry.queue:
+        entry.queue[0].refusals.try_again()
+        return
     tries = 0
     for request in list(entry.queue):
         if request.waits_for is not None and not request.waits_for.takes_now:

@@ -53,8 +53,11 @@ class RequestEntry:
     """Later requests that were placed on a node that could not compute this one in time."""
     tokens: int = field(init=False)
     """Of prompt and output."""
+    pace_s: float = field(init=False)
+    """Of its SLO: asked for with every token."""
 
     def __post_init__(self) -> None:
+        self.pace_s = self.slo.pace_s
         prompt_tokens = len(self.original.prompt_tokens)
         self.tokens = prompt_tokens + len(self.output_tokens)
         self.due_s = self.arrival_s + self.slo.ttft_limit_s(prompt_tokens)
@@ -93,7 +96,7 @@ class RequestEntry:
     def note_tokens(self, token_ids: Sequence[int], now_s: float) -> None:
         """It has these further tokens, so that its prompt is computed, and the next one is due."""
         slack_s = inf if self.output_tokens else self.slack_s
-        self.due_s = next_due_s(self.due_s, self.slo.pace_s, now_s, len(token_ids), slack_s)
+        self.due_s = next_due_s(self.due_s, self.pace_s, now_s, len(token_ids), slack_s)
         self.output_tokens += token_ids
         self.tokens += len(token_ids)
         self.prefill_left = 0

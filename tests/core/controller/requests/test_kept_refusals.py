@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from mesh.core.controller.instances.placement import Wanted, find_room
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.events import (
     CancelRequested,
@@ -141,7 +142,8 @@ def test_what_was_refused_to_a_request_that_would_move_is_not_kept_for_the_one_t
         RequestEntry(original=request(name, of="c"), slo=Slo(), arrival_s=cell.now_s)
         for name in ("waiting", "moved")
     )
-    known.refusals.worth_starting_on(C, waiting, known.nodes.values())
+    nodes = list(known.nodes.values())
+    known.refusals.worth_starting_on(entry, waiting, nodes, NodeEntry.obtainable_bytes)
     known.refusals.note_started(C)
     ctx = EventContext(
         cell=known,
@@ -151,11 +153,12 @@ def test_what_was_refused_to_a_request_that_would_move_is_not_kept_for_the_one_t
         now_s=cell.now_s,
         validations_left=9,
     )
-    nodes = list(known.nodes.values())
     find_room(ctx, entry, nodes, waiting=(moved,), wanted=Wanted(by=moved, moves=True))
     assert moved.refusals.verdict is Verdict.TPOT_EXCEEDED
-    assert known.refusals.worth_starting_on(C, waiting, nodes) == nodes
+    assert (
+        known.refusals.worth_starting_on(entry, waiting, nodes, NodeEntry.obtainable_bytes) == nodes
+    )
     find_room(ctx, entry, nodes, waiting=(waiting,), wanted=Wanted(by=waiting))
     waiting.refusals.try_again()
-    assert known.refusals.worth_starting_on(C, waiting, nodes) == []
+    assert not known.refusals.worth_starting_on(entry, waiting, nodes, NodeEntry.obtainable_bytes)
     assert waiting.refusals.verdict is Verdict.TPOT_EXCEEDED
