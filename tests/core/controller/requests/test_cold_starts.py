@@ -1,0 +1,55 @@
+"""What is promised with a load is kept: by whom it is waited for, until when, and ahead of whom."""
+
+from mesh.core.controller.state.request import RequestEntry
+from mesh.domain.events import DeploymentStored, DrainRequested, ScaleRequested
+from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
+from mesh.domain.lifecycle import InstanceState
+from mesh.domain.messages import LoadInstance
+from mesh.domain.slo import Slo
+from tests.core.admission import node, submitted
+from tests.core.cells import (
+    CellUnderTest,
+    commands,
+    deployment,
+    hello,
+    request,
+)
+
+TTFT = Slo(ttft_s=2.0, ttft_tokens_per_s=1e6, tpot_s=0.25)
+"""For prompts of all lengths."""
+PATIENT = Slo(ttft_s=20.0, ttft_tokens_per_s=1e6, tpot_s=10.0)
+OPERATION = OperationId("o1")
+
+
+def entry(cell: CellUnderTest, name: str) -> RequestEntry:
+    return cell.core.cell.requests[RequestId(name)]
+
+
+def on_trial(*, requests: int, prompt: int = 3) -> tuple[CellUnderTest, InstanceId]:
+    """So many were promised an instance whose times are estimated: when its load is over, the
+    first tries the estimate out, and the others wait on.
+    """
+    cell = CellUnderTest(deployment("a", slo=PATIENT), profiles=())
+    link, _ = cell.join(hello(memory_bytes=4 << 30))
+    names = [f"r{n}" for n in range(requests)]
+    asked = [cell.invoke(request(n, of="a", prompt=(1,) * prompt, max_tokens=100)) for n in names]
+    (load,) = commands(asked[0], LoadInstance)
+    assert all(entry(cell, name).accepted for name in names)
+    assert submitted(cell.loaded(link, load.instance_id)) == [("r0", load.instance_id)]
+    return cell, load.instance_id
+
+
+def test_who_waits_for_an_instance_of_a_node_that_drains_is_promised_another_load() -> None:
+    cell, _ = on_trial(requests=2)
+    cell.join(node("n2", memory_bytes=4 << 30))
+    drained = cell.tell(DrainRequested(operation_id=OPERATION, node_id=NodeId("n1")))
+    (load,) = commands(drained, LoadInstance)
+    assert entry(cell, "r1").waits_for is cell.core.cell.instances[load.instance_id]
+
+
+def test_who_waits_for_an_instance_that_drains_waits_for_it_no_more() -> None:
+    cell, first = on_trial(requests=2)
+    cell.tell(ScaleRequested(operation_id=OPERATION, name=DeploymentName("a"), replicas_max=0))
+    cell.tell(DeploymentStored(operation_id=OPERATION))
+    assert cell.core.cell.instances[first].state is InstanceState.DRAINING
+    assert entry(cell, "r1").waits_for is None
