@@ -6,8 +6,9 @@ from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, Req
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.messages import LoadInstance
 from mesh.domain.slo import Slo
-from tests.core.admission import node, submitted
+from tests.core.admission import BusyCell, node, submitted
 from tests.core.cells import (
+    FOOTPRINT,
     CellUnderTest,
     commands,
     deployment,
@@ -21,8 +22,43 @@ PATIENT = Slo(ttft_s=20.0, ttft_tokens_per_s=1e6, tpot_s=10.0)
 OPERATION = OperationId("o1")
 
 
+def with_loads_of(seconds: float, cell: CellUnderTest) -> None:
+    cell.core.cell.expectations.learn_load(hello(), FOOTPRINT.weights_bytes, seconds)
+
+
 def entry(cell: CellUnderTest, name: str) -> RequestEntry:
     return cell.core.cell.requests[RequestId(name)]
+
+
+def busy() -> BusyCell:
+    """On n1 `long` has its prompt computed, beside which none of 200 tokens is in time; on n2 a
+    load takes a second.
+    """
+    cell = BusyCell(deployment("a", slo=TTFT))
+    with_loads_of(1.0, cell)
+    cell.join(node("n2"))
+    cell.ask("long", "a", 256, max_tokens=4)
+    cell.now_s += 0.001
+    return cell
+
+
+def promise(cell: BusyCell) -> InstanceId:
+    (load,) = commands(cell.ask("promised", "a", 200), LoadInstance)
+    assert entry(cell, "promised").accepted
+    return load.instance_id
+
+
+def test_who_was_promised_a_load_is_placed_before_who_was_not() -> None:
+    """`earlier` would have been late by the load, which then takes half of its time: with its
+    prompt first, that of `promised` would be late.
+    """
+    cell = busy()
+    assert submitted(cell.ask("earlier", "a", 225)) == []
+    assert not entry(cell, "earlier").accepted
+    cell.now_s += 0.001
+    load = promise(cell)
+    cell.now_s += 0.5
+    assert submitted(cell.loaded(2, load)) == [("promised", load)]
 
 
 def on_trial(*, requests: int, prompt: int = 3) -> tuple[CellUnderTest, InstanceId]:
