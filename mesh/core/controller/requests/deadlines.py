@@ -34,8 +34,8 @@ def refuse_hopeless(ctx: EventContext, entry: DeploymentEntry) -> None:
     no_time = bool(entry.queue) and entry.queue[0].refusals.verdict is Verdict.TPOT_EXCEEDED
     ahead = 0
     for request in list(entry.queue):
-        waited_out = ctx.now_s - request.queued_at_s >= ctx.limits.queue_wait_s_max
-        if request.waits_for is not None and not waited_out:
+        waited_out = ctx.now_s - request.waits_since_s >= ctx.limits.queue_wait_s_max
+        if request.waits_for is not None and not (waited_out and request.waits_for.is_loaded):
             continue
         if no_time and request.refusals.verdict is None:
             request.refusals.note(Verdict.TPOT_EXCEEDED)

@@ -1,18 +1,21 @@
 """What is promised with a load is kept: by whom it is waited for, until when, and ahead of whom."""
 
 from mesh.core.controller.state.request import RequestEntry
+from mesh.domain.actions import RefuseRequest, TellAccepted
 from mesh.domain.events import DeploymentStored, DrainRequested, ScaleRequested
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.messages import LoadInstance
 from mesh.domain.slo import Slo
-from tests.core.admission import BusyCell, node, submitted
+from tests.core.admission import SLOW, BusyCell, node, submitted
 from tests.core.cells import (
     FOOTPRINT,
     CellUnderTest,
     commands,
     deployment,
     hello,
+    of_kind,
+    only,
     request,
 )
 
@@ -59,6 +62,19 @@ def test_who_was_promised_a_load_is_placed_before_who_was_not() -> None:
     load = promise(cell)
     cell.now_s += 0.5
     assert submitted(cell.loaded(2, load)) == [("promised", load)]
+
+
+def test_who_was_promised_a_load_that_takes_long_is_not_refused_before_it_is_over() -> None:
+    cell = CellUnderTest(deployment("a", slo=TTFT), profiles=(SLOW,))
+    with_loads_of(40.0, cell)
+    link, _ = cell.join()
+    asked = cell.invoke(request("r1", of="a"))
+    (load,) = commands(asked, LoadInstance)
+    assert only(asked, TellAccepted).grace_s > 38.0
+    for _ in range(80):
+        cell.now_s += 0.5
+        assert of_kind(cell.retry(), RefuseRequest) == []
+    assert submitted(cell.loaded(link, load.instance_id)) == [("r1", load.instance_id)]
 
 
 def on_trial(*, requests: int, prompt: int = 3) -> tuple[CellUnderTest, InstanceId]:
