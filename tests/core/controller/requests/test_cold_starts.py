@@ -77,6 +77,21 @@ def test_who_was_promised_a_load_that_takes_long_is_not_refused_before_it_is_ove
     assert submitted(cell.loaded(link, load.instance_id)) == [("r1", load.instance_id)]
 
 
+def test_a_minimum_takes_no_promised_load_its_place() -> None:
+    """Loads take 0.8 s: `c` loads, `a` is promised the next one, and `b` is to have an instance."""
+    cell = CellUnderTest(*(deployment(name, slo=TTFT) for name in "abc"), profiles=(SLOW,))
+    with_loads_of(0.8, cell)
+    link, _ = cell.join(hello(memory_bytes=4 << 30))
+    (load,) = commands(cell.invoke(request("c1", of="c")), LoadInstance)
+    assert only(cell.invoke(request("a1", of="a")), TellAccepted).grace_s == 0.0
+    cell.tell(ScaleRequested(operation_id=OPERATION, name=DeploymentName("b"), replicas_min=1))
+    cell.tell(DeploymentStored(operation_id=OPERATION))
+    assert cell.core.cell.deployments[DeploymentName("b")].replicas() == 1
+    cell.now_s += 0.8
+    following = only(commands(cell.loaded(link, load.instance_id), LoadInstance), LoadInstance)
+    assert following.deployment == "a"
+
+
 def on_trial(*, requests: int, prompt: int = 3) -> tuple[CellUnderTest, InstanceId]:
     """So many were promised an instance whose times are estimated: when its load is over, the
     first tries the estimate out, and the others wait on.
