@@ -120,3 +120,10 @@ def test_who_waits_for_an_instance_that_drains_waits_for_it_no_more() -> None:
     cell.tell(DeploymentStored(operation_id=OPERATION))
     assert cell.core.cell.instances[first].state is InstanceState.DRAINING
     assert entry(cell, "r1").waits_for is None
+
+
+def test_the_cache_that_those_who_still_wait_were_promised_is_not_given_back() -> None:
+    cell, loaded = on_trial(requests=6, prompt=300)
+    instance = cell.core.cell.instances[loaded]
+    assert len(instance.expected) == 5
+    assert instance.promised_blocks >= instance.required_blocks + instance.expected_blocks
