@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mesh.core.controller.state.expectations import PRIORS, Expectations
+from mesh.core.controller.state.expectations import LOAD_TIMES_MAX, PRIORS, Expectations
 from mesh.domain.ids import ModelId, NodeId
 from mesh.domain.steps import LoadRate, LoadTier
 from tests.core.cells import FOOTPRINT, MODEL, hello
@@ -47,6 +47,18 @@ def test_a_load_is_expected_to_take_what_it_took_lately() -> None:
     assert known.load_s(other, 0) == PRIORS[LoadTier.DISK].fixed_s
     measured = replace(other, load_rate=LoadRate(fixed_s=0.25, bytes_per_s=float(size)))
     assert known.load_s(measured, size) == 1.25
+
+
+def test_the_load_times_of_ever_other_nodes_are_kept_of_so_many() -> None:
+    known = Expectations()
+    nodes = [
+        replace(hello(), node_id=NodeId(f"n{n}"), fingerprint=f"f{n}")
+        for n in range(LOAD_TIMES_MAX // 2 + 1)
+    ]
+    for node in nodes:
+        known.learn_load(node, 0, 4.0)
+    assert known.load_s(nodes[0], 0) == PRIORS[LoadTier.DISK].fixed_s
+    assert known.load_s(nodes[1], 0) == known.load_s(nodes[-1], 0) == pytest.approx(4.0)
 
 
 def test_a_wake_is_learned_apart_from_a_load_and_expected_to_be_no_longer() -> None:
