@@ -53,8 +53,10 @@ def refuse_hopeless(ctx: EventContext, entry: DeploymentEntry) -> None:
             refuse(ctx, request, reason, message, hint=f"no node is quick enough: {remedy}")
         else:
             expected_s = min(departures.at_s(ahead), earliest_load_s)
-            told_s = entry.note_told_to_return(expected_s, departures.apart_s)
-            retry_s = min(max(told_s - ctx.now_s, RETRY_S_LEAST), RETRY_S_MOST)
+            told_s = entry.note_told_to_return(
+                expected_s, departures.apart_s, now_s=ctx.now_s, wait_s_max=RETRY_S_MOST
+            )
+            retry_s = max(told_s - ctx.now_s, RETRY_S_LEAST)
             refuse(ctx, request, reason, message, retry_after_s=retry_s)
 
 
