@@ -1,13 +1,20 @@
 """What is promised with a load is kept: by whom it is waited for, until when, and ahead of whom."""
 
+from mesh.compute.correction import TRIAL_ITERATIONS
 from mesh.core.controller.state.request import RequestEntry
-from mesh.domain.actions import RefuseRequest, TellAccepted
-from mesh.domain.events import DeploymentStored, DrainRequested, ScaleRequested
+from mesh.domain.actions import RefuseRequest, SetTimer, TellAccepted
+from mesh.domain.events import (
+    CancelRequested,
+    DeploymentStored,
+    DrainRequested,
+    KeepAliveExpired,
+    ScaleRequested,
+)
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
 from mesh.domain.lifecycle import InstanceState
-from mesh.domain.messages import LoadInstance
+from mesh.domain.messages import LoadInstance, TokensReport
 from mesh.domain.slo import Slo
-from tests.core.admission import SLOW, BusyCell, node, submitted
+from tests.core.admission import SLOW, BusyCell, instance, node, submitted
 from tests.core.cells import (
     FOOTPRINT,
     CellUnderTest,
@@ -127,3 +134,24 @@ def test_the_cache_that_those_who_still_wait_were_promised_is_not_given_back() -
     instance = cell.core.cell.instances[loaded]
     assert len(instance.expected) == 5
     assert instance.promised_blocks >= instance.required_blocks + instance.expected_blocks
+
+
+def test_an_instance_that_nobody_waits_for_any_more_goes_by_its_keep_alive() -> None:
+    """When its load is over its node has no time for the one that waits for it, by an estimate."""
+    slo = Slo(ttft_s=20.0, tpot_s=0.02)
+    cell = CellUnderTest(*(deployment(name, slo=slo) for name in "ab"), profiles=())
+    link, _ = cell.join(node("n1", instance("b", "b", correction=1.0)))
+    (load,) = commands(cell.invoke(request("a1", of="a")), LoadInstance)
+    cell.invoke(request("b1", of="b", max_tokens=100))
+    slow = TokensReport(instance_id=InstanceId("b"), outputs=(), correction=8.0)
+    for _ in range(TRIAL_ITERATIONS):
+        cell.report(link, slow)
+    assert submitted(cell.loaded(link, load.instance_id)) == []
+    loaded = cell.core.cell.instances[load.instance_id]
+    cell.now_s += 1.0
+    expired = KeepAliveExpired(instance_id=load.instance_id, idle_since_s=loaded.idle_since_s)
+    cell.tell(expired)
+    assert loaded.state is InstanceState.READY, "somebody waits for it"
+    timers = of_kind(cell.tell(CancelRequested(request_id=RequestId("a1"))), SetTimer)
+    again = KeepAliveExpired(instance_id=load.instance_id, idle_since_s=cell.now_s)
+    assert [timer.timer for timer in timers] == [again]
