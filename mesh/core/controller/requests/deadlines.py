@@ -31,7 +31,8 @@ def refuse_hopeless(ctx: EventContext, entry: DeploymentEntry) -> None:
     departures = Departures(ctx.cell, entry, ctx.now_s)
     earliest_load_s = _earliest_load_s(ctx, entry)
     # Behind a head that was TPOT_EXCEEDED none was tried: it holds for requests of any length.
-    no_time = bool(entry.queue) and entry.queue[0].refusals.verdict is Verdict.TPOT_EXCEEDED
+    head = next((request for request in entry.queue if request.waits_for is None), None)
+    no_time = head is not None and head.refusals.verdict is Verdict.TPOT_EXCEEDED
     ahead = 0
     for request in list(entry.queue):
         waited_out = ctx.now_s - request.waits_since_s >= ctx.limits.queue_wait_s_max

@@ -136,6 +136,26 @@ def test_the_cache_that_those_who_still_wait_were_promised_is_not_given_back() -
     assert instance.promised_blocks >= instance.required_blocks + instance.expected_blocks
 
 
+def test_who_was_not_tried_behind_one_that_is_promised_a_load_waits() -> None:
+    """`promised` found no time on n1, and its load is on n2. Those after it are too long for that,
+    and wait for four to end; `short` is the fifth, and comes to be tried when they have gone.
+    """
+    cell = BusyCell(*(deployment(name, slo=TTFT) for name in "abc"))
+    with_loads_of(1.0, cell)
+    cell.join(node("n2"))
+    for n, of in enumerate("bbbc"):
+        assert submitted(cell.ask(f"runs-{n}", of, max_tokens=4))
+    (load,) = commands(cell.ask("promised", "a"), LoadInstance)
+    for n in range(4):
+        cell.now_s += 0.001
+        assert of_kind(cell.ask(f"long-{n}", "a", 230), RefuseRequest) == []
+    cell.now_s += 0.001
+    assert of_kind(cell.ask("short", "a"), RefuseRequest) == []
+    waits_for = entry(cell, "promised").waits_for
+    assert waits_for is cell.core.cell.instances[load.instance_id]
+    assert entry(cell, "short").refusals.verdict is None
+
+
 def test_an_instance_that_nobody_waits_for_any_more_goes_by_its_keep_alive() -> None:
     """When its load is over its node has no time for the one that waits for it, by an estimate."""
     slo = Slo(ttft_s=20.0, tpot_s=0.02)
