@@ -174,4 +174,4 @@ def _refuse_in_vain(ctx: EventContext, entry: DeploymentEntry, lacking: NoRoom) 
             f"the largest has {format_bytes(lacking.largest_bytes)}"
         )
         hint = "lower spec.context_tokens_max, or start a node with more --memory"
-        refuse_all_queued(ctx, entry, RefusalReason.MEMORY_FULL, message, hint)
+        refuse_all_queued(ctx, entry, RefusalReason.MEMORY_FULL, message, hint=hint)

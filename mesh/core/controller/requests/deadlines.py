@@ -51,6 +51,9 @@ def refuse_hopeless(ctx: EventContext, entry: DeploymentEntry) -> None:
             too_slow = ctx.cell.refusals.latest_start_s(request) == -inf
             remedy = "raise spec.slo.tpot_s" if too_slow else "shorten the prompt, or raise its SLO"
             refuse(ctx, request, reason, message, hint=f"no node is quick enough: {remedy}")
+        elif reason is RefusalReason.LOAD_FAILED:
+            retry_s = max(entry.pause_left_s(ctx.now_s), RETRY_S_LEAST)
+            refuse(ctx, request, reason, message, retry_after_s=retry_s)
         else:
             expected_s = min(departures.at_s(ahead), earliest_load_s)
             told_s = entry.note_told_to_return(expected_s, departures.apart_s)
