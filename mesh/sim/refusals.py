@@ -9,12 +9,14 @@ whether every token would be in time there were the request to come at that mome
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from mesh.core.controller.instances.kv_cache import least_blocks, request_blocks
 from mesh.core.controller.instances.loading_lane import slot_for
 from mesh.core.controller.instances.node_schedule import (
     decodes_share,
     forecast_on,
+    forecast_on_loading,
     forecast_on_start,
 )
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -29,6 +31,7 @@ from mesh.domain.limits import CellLimits
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import DeviceKind, RefusalReason
 from mesh.domain.request import Request
+from mesh.domain.slo import ColdStart
 from mesh.request.shadow import Verdict
 from mesh.sim.cluster import VirtualCell
 
@@ -44,6 +47,8 @@ CROWDED = frozenset(
     }
 )
 """Of a cell that has the deployment and a node for it, and no place."""
+_TAKES = (True, Verdict.PASSES)
+"""A place that has memory and time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +141,9 @@ def _is_late(outcome: Outcome) -> bool:
 
 def _entry(known: DeploymentEntry, request: Request, arrival_s: float) -> RequestEntry:
     """As if it had come at that time."""
-    return RequestEntry(original=request, slo=known.spec.slo, arrival_s=arrival_s)
+    slo = known.spec.slo
+    slack_s = slo.slack_s(min(known.history.mean_tokens, request.sampling.max_tokens))
+    return RequestEntry(original=request, slo=slo, arrival_s=arrival_s, slack_s=slack_s)
 
 
 def _without(nodes: Iterable[NodeEntry], entry: DeploymentEntry) -> Iterator[NodeEntry]:
@@ -167,39 +174,51 @@ def _has_room(
 def _reasons(
     cell: VirtualCell, request: Request, arrival_s: float, now_s: float
 ) -> frozenset[RefusalReason]:
-    """Why no place takes the request, were it to come now. Nearest to one is a node that lacks
-    memory alone; without it those that have memory say what their time lacks. Where there is a
-    place it has waited for too long, or it is late there by now.
+    """Why no place takes the request. Nearest to it is one that would, were it to come now: it has
+    waited there for too long. Then one that lacks memory alone, then one that lacks time alone, by
+    the cases of `Verdict` in their order. Without any place all are full.
     """
     entry = cell.core.cell.deployments[request.deployment]
-    full = frozenset({RefusalReason.MEMORY_FULL})
     places = list(_places(cell, entry, _entry(entry, request, now_s), now_s))
-    if (True, Verdict.PASSES) in places:
-        late = _places(cell, entry, _entry(entry, request, arrival_s), now_s)
-        return _of_time(late) | {RefusalReason.QUEUE_TIMEOUT}
+    if _TAKES in places:
+        waited = _places(cell, entry, _entry(entry, request, arrival_s), now_s)
+        late = (v for new, (_, v) in zip(places, waited, strict=True) if new == _TAKES)
+        return frozenset(_of(verdict) for verdict in late)
     if (False, Verdict.PASSES) in places:
-        return full
-    return _of_time(places) or full
+        return frozenset({RefusalReason.MEMORY_FULL})
+    said = [verdict for room, verdict in places if room]
+    if said:
+        return frozenset({_of(min(said, key=list(Verdict).index))})
+    return frozenset({RefusalReason.MEMORY_FULL if places else RefusalReason.QUEUE_TIMEOUT})
 
 
-def _of_time(places: Iterable[tuple[bool, Verdict]]) -> frozenset[RefusalReason]:
-    """What those that have memory say."""
-    said = (verdict for room, verdict in places if room and verdict is not Verdict.PASSES)
-    return frozenset(RefusalReason(verdict) for verdict in said)
+def _of(verdict: Verdict) -> RefusalReason:
+    passes = verdict is Verdict.PASSES
+    return RefusalReason.QUEUE_TIMEOUT if passes else RefusalReason(verdict)
 
 
 def _places(
     cell: VirtualCell, entry: DeploymentEntry, request: RequestEntry, now_s: float
 ) -> Iterator[tuple[bool, Verdict]]:
-    """Of each instance of the deployment, and of each node that could have another: whether there
-    is memory, and what validation says of its time, the load included.
+    """Of each instance of the deployment, loading ones too, and of each node that could have
+    another: whether there is memory, and what validation says of its time, the load included. One
+    that comes now may be late for a load, if its deployment wants that and has nothing loaded.
     """
     limits, core, deployment = cell.plan.limits, cell.core.cell, entry.deployment
     assert deployment is not None
+    loaded = any(instance.is_loaded for instance in entry.instances.values())
+    comes = request.arrival_s == now_s
+    late = comes and request.slo.cold_start is ColdStart.LATE and not loaded
     for instance in entry.instances.values():
-        if instance.takes_now and not instance.is_full:
+        if not instance.takes_requests or instance.is_full:
+            continue
+        if instance.is_loaded:
             forecast = forecast_on(instance, request, now_s=now_s, limits=limits)
-            yield _can_grow(instance, entry, request), forecast.verdict
+        else:
+            forecast = forecast_on_loading(instance, request, now_s=now_s, limits=limits, late=late)
+        yield _can_grow(instance, entry, request), forecast.verdict
+    if entry.replicas() >= entry.spec.scaling.replicas_max:
+        return
     virtual = {node.node_id: node.plan for node in cell.nodes}
     for node in _without(core.nodes.values(), entry):
         plan = virtual[node.node_id]
@@ -208,11 +227,12 @@ def _places(
         forecast = forecast_on_start(
             node,
             profile,
-            slot_for(node, load_s, request.due_s, now_s).ready_s,
+            slot_for(node, load_s, inf if late else request.due_s, now_s).ready_s,
             request,
             share=decodes_share(node, now_s),
             now_s=now_s,
             limits=limits,
+            late=late,
         )
         yield _has_room(node, entry, request, limits), forecast.verdict
 
@@ -221,7 +241,8 @@ def _can_grow(instance: InstanceEntry, entry: DeploymentEntry, request: RequestE
     """Whether the request's KV cache fits, with all idle neighbours gone."""
     footprint, node = instance.footprint, instance.node
     blocks = request_blocks(entry, request, footprint, instance.context_tokens_max)
-    more = instance.required_blocks + blocks - instance.promised_blocks
+    others = instance.required_blocks + instance.expected_blocks
+    more = others + blocks - instance.promised_blocks
     idle = node.reclaimable()
     own_bytes = sum(size for instance_id, size in idle if instance_id == instance.instance_id)
     return more * footprint.kv_block_bytes <= _reclaimable_bytes(node) - own_bytes

@@ -157,10 +157,30 @@ def why_no_node(ctx: EventContext, spec: DeploymentSpec, purpose: str = "") -> t
 def _forecast(
     ctx: EventContext, entry: DeploymentEntry, node: NodeEntry, wanted: Wanted
 ) -> tuple[Slot, Forecast]:
-    """The load's place in the node's lane, and what becomes of the request there."""
-    deployment, request = entry.deployment, wanted.by
-    assert deployment is not None
+    """What becomes of whoever wants an instance there, which is noted where it is in vain."""
+    request = wanted.by
     late = wanted.late or (request.accepted and not wanted.moves)
+    slot, forecast = forecast_on_node(ctx, entry, node, request, late=late, moves=wanted.moves)
+    verdict = forecast.verdict
+    if not wanted.late:
+        ctx.cell.refusals.note_start(entry.spec.name, request, node, verdict)
+    if verdict is not Verdict.PASSES:
+        request.refusals.note(verdict)
+    return slot, forecast
+
+
+def forecast_on_node(
+    ctx: EventContext,
+    entry: DeploymentEntry,
+    node: NodeEntry,
+    request: RequestEntry,
+    *,
+    late: bool = False,
+    moves: bool = False,
+) -> tuple[Slot, Forecast]:
+    """The place in the node's lane of a load for the request, and what becomes of it there."""
+    deployment = entry.deployment
+    assert deployment is not None
     # One that is late waits for those that need not be.
     needed_s = inf if late else request.due_s
     slot = slot_for(node, load_s(ctx, deployment, node), needed_s, ctx.now_s)
@@ -173,14 +193,28 @@ def _forecast(
         now_s=ctx.now_s,
         limits=ctx.limits,
         late=late,
-        moves=wanted.moves,
+        moves=moves,
     )
-    verdict = forecast.verdict
-    if not wanted.late:
-        ctx.cell.refusals.note_start(entry.spec.name, request, node, verdict)
-    if verdict is not Verdict.PASSES:
-        request.refusals.note(verdict)
     return slot, forecast
+
+
+def has_room(
+    ctx: EventContext, entry: DeploymentEntry, node: NodeEntry, request: RequestEntry
+) -> bool:
+    """Whether the least instance that takes the request fits, were all that idles there to go."""
+    deployment = entry.deployment
+    assert deployment is not None
+    footprint = node.footprint_of(deployment)
+    partition = partition_of(ctx, entry, deployment, node)
+    if partition is None:
+        context = deployment.context_tokens_max
+        least, _ = blocks_for_load(ctx, entry, (request,), footprint, context)
+    else:
+        least = partition.kv_blocks
+    lacking_bytes = footprint.instance_bytes(least) - node.free_bytes
+    if lacking_bytes > 0 and node.device in ctx.policy.reclaims:
+        lacking_bytes -= sum(size_bytes for _, size_bytes in node.reclaimable())
+    return lacking_bytes <= 0
 
 
 def load_s(ctx: EventContext, deployment: Deployment, node: NodeEntry) -> float:
