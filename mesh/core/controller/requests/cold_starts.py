@@ -9,6 +9,7 @@ place. After: `submitting`, which promises, and the end of the load, when they a
 
 from mesh.core.controller.instances.kv_cache import blocks_for_load, room_for
 from mesh.core.controller.instances.lifecycle import Started, may_start, start_instance
+from mesh.core.controller.instances.loading_lane import loads_end_s
 from mesh.core.controller.instances.node_schedule import forecast_on_loading
 from mesh.core.controller.instances.placement import Wanted
 from mesh.core.controller.requests.deadlines import latest_start_s
@@ -74,7 +75,9 @@ def _wait_for_one(
         )
         if forecast.verdict is Verdict.PASSES:
             grace_s = _late_s(ctx, request, forecast.first_token_s) if late else 0.0
-            wait_for(ctx, entry, request, instance, room, grace_s)
+            spare_s = max(request.due_s + grace_s - forecast.first_token_s, 0.0)
+            needed_s = loads_end_s(instance.node, ctx.now_s)[instance.instance_id] + spare_s
+            wait_for(ctx, entry, request, instance, room, grace_s, needed_s)
             return True
         request.refusals.note(forecast.verdict)
     return False
