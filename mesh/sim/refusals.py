@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import inf
 
 from mesh.core.controller.instances.kv_cache import least_blocks, request_blocks
-from mesh.core.controller.instances.loading_lane import slot_for
+from mesh.core.controller.instances.loading_lane import loads_end_s, slot_for
 from mesh.core.controller.instances.node_schedule import (
     decodes_share,
     forecast_on,
@@ -29,6 +29,7 @@ from mesh.domain.ids import RequestId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.outcome import Outcome
+from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind, RefusalReason
 from mesh.domain.request import Request
 from mesh.domain.slo import ColdStart
@@ -54,7 +55,7 @@ _TAKES = (True, Verdict.PASSES)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusalCounts:
     """`refused_beside_free_link`: requests refused, or late by the clock, while a GPU node without
-    a load had memory for an instance of their model and no load of it had begun elsewhere.
+    a load had memory for an instance of their model, and a load of it elsewhere waited for others.
     """
 
     refused_beside_free_link: int
@@ -92,11 +93,11 @@ class RefusalChecks:
             self._came[request.request_id] = now_s, request
             entry = self._cell.core.cell.requests.get(request.request_id)
             if entry is not None and entry.instance is None:
-                self._note_free_link(request)
+                self._note_free_link(request, now_s, now_s)
         for action in actions:
             if isinstance(action, RefuseRequest) and action.reason in CROWDED:
                 arrival_s, request = self._came.pop(action.request_id)
-                self._note_free_link(request)
+                self._note_free_link(request, now_s, arrival_s)
                 true = _reasons(self._cell, request, arrival_s, now_s)
                 self._agree.append(action.reason in true)
 
@@ -110,27 +111,38 @@ class RefusalChecks:
             reasons_agreeing=sum(drawn),
         )
 
-    def _note_free_link(self, request: Request) -> None:
+    def _note_free_link(self, request: Request, now_s: float, arrival_s: float) -> None:
+        """A link is of no use to one that has waited, if the load would be over too late."""
         assert self._cell is not None
         core = self._cell.core.cell
         entry = core.deployments[request.deployment]
-        if entry.replicas() >= entry.spec.scaling.replicas_max or _loads_now(entry):
+        if entry.replicas() >= entry.spec.scaling.replicas_max or _loads_now(entry, now_s):
             return
-        asked = _entry(entry, request, 0.0)
+        asked = _entry(entry, request, arrival_s)
         for node in _without(core.nodes.values(), entry):
             free = node.device is DeviceKind.GPU and not any(_loads(node))
-            if free and _has_room(node, entry, asked, self._cell.plan.limits):
+            _, load_s = _really(self._cell, entry, node)
+            late = now_s > arrival_s and now_s + load_s >= asked.due_s
+            if free and not late and _has_room(node, entry, asked, self._cell.plan.limits):
                 self._beside_free_link.add(request.request_id)
                 return
 
 
-def _loads_now(entry: DeploymentEntry) -> bool:
-    """Whether an instance of the deployment loads with no other load before it on its node."""
-    return any(next(_loads(i.node), None) is i for i in entry.instances.values())
+def _really(cell: VirtualCell, entry: DeploymentEntry, node: NodeEntry) -> tuple[Profile, float]:
+    """How the deployment's model computes there, and the seconds of a load."""
+    assert entry.deployment is not None
+    (plan,) = (made.plan for made in cell.nodes if made.node_id == node.node_id)
+    profile = plan.models[entry.deployment.model.model_id].profile
+    return profile, plan.costs.load_time_s(profile.weights_bytes)
+
+
+def _loads_now(entry: DeploymentEntry, now_s: float) -> bool:
+    """Whether an instance of the deployment loads and waits for no other load on its node."""
+    loading = (i for i in entry.instances.values() if i.state is InstanceState.LOADING)
+    return any(loads_end_s(i.node, now_s)[i.instance_id] <= now_s + i.load_s for i in loading)
 
 
 def _loads(node: NodeEntry) -> Iterator[InstanceEntry]:
-    """In the order in which they run."""
     return (i for i in node.instances.values() if i.state is InstanceState.LOADING)
 
 
@@ -204,8 +216,7 @@ def _places(
     another: whether there is memory, and what validation says of its time, the load included. One
     that comes now may be late for a load, if its deployment wants that and has nothing loaded.
     """
-    limits, core, deployment = cell.plan.limits, cell.core.cell, entry.deployment
-    assert deployment is not None
+    limits, core = cell.plan.limits, cell.core.cell
     loaded = any(instance.is_loaded for instance in entry.instances.values())
     comes = request.arrival_s == now_s
     late = comes and request.slo.cold_start is ColdStart.LATE and not loaded
@@ -219,11 +230,8 @@ def _places(
         yield _can_grow(instance, entry, request), forecast.verdict
     if entry.replicas() >= entry.spec.scaling.replicas_max:
         return
-    virtual = {node.node_id: node.plan for node in cell.nodes}
     for node in _without(core.nodes.values(), entry):
-        plan = virtual[node.node_id]
-        profile = plan.models[deployment.model.model_id].profile
-        load_s = plan.costs.load_time_s(profile.weights_bytes)
+        profile, load_s = _really(cell, entry, node)
         forecast = forecast_on_start(
             node,
             profile,

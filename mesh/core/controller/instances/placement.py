@@ -5,12 +5,12 @@ read from the cell here. Before: `instances.lifecycle`, which starts it, or a pr
 only asks.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
 
 from mesh.core.controller.instances.kv_cache import blocks_for_load
-from mesh.core.controller.instances.loading_lane import Slot, slot_for
+from mesh.core.controller.instances.loading_lane import Slot, lane_ends_s, slot_for
 from mesh.core.controller.instances.node_schedule import (
     Forecast,
     decodes_share,
@@ -27,6 +27,9 @@ from mesh.domain.model import Footprint
 from mesh.request.partitions import Partition, partition_for
 from mesh.request.placement import NoRoom, NoTime, Start, StartNode, place_instance
 from mesh.request.shadow import Verdict
+
+MARGIN_SHARE = 0.1
+"""Of the time to a first token that comes after a load, by which it may well be later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +64,9 @@ def find_room(
     waiting: Iterable[RequestEntry],
     wanted: Wanted | None,
 ) -> Placed | NoRoom | NoTime:
-    """Where an instance for those who wait could start. Nodes where its last load failed come into
-    question only when no other has room.
+    """Where an instance for those who wait could start. Nodes come into question only when no other
+    will do, where its last load failed, or where it would have to wait for others' loads and could
+    hardly be in time then.
     """
     deployment = entry.deployment
     assert deployment is not None
@@ -72,17 +76,52 @@ def find_room(
 
     validates = wanted is not None and ctx.policy.validates
     looked: dict[NodeId, tuple[Slot, Forecast]] = {}
+    tight: list[NodeEntry] = []
 
     def has_time(node: StartNode) -> bool | None:
-        if wanted is None or not validates:
+        if wanted is None or not validates or node in tight:
             return True
         if not ctx.validations_left:
             ctx.cell.refusals.note_not_all_tried(entry.spec.name)
             return None
         ctx.note_validation()
-        looked[node.node_id] = _forecast(ctx, entry, ctx.cell.nodes[node.node_id], wanted)
-        return looked[node.node_id][1].verdict is Verdict.PASSES
+        known = ctx.cell.nodes[node.node_id]
+        slot, forecast = looked[node.node_id] = _forecast(ctx, entry, known, wanted)
+        passes = forecast.verdict is Verdict.PASSES
+        if passes and not wanted.late and _is_tight(ctx, known, slot, forecast, wanted.by):
+            tight.append(known)
+            return False
+        return passes
 
+    kv_blocks = _kv_blocks(ctx, entry, deployment, waiting)
+
+    def place(among: list[NodeEntry]) -> Start | NoRoom | NoTime:
+        return place_instance(
+            deployment,
+            among,
+            kv_blocks=kv_blocks,
+            policy=ctx.policy,
+            has_time=has_time,
+            looks_max=ctx.limits.validations_max if validates else len(among),
+        )
+
+    found = place(fresh)
+    if isinstance(found, NoTime) and tight:
+        found = place(tight[:1])
+    if isinstance(found, NoRoom | NoTime) and len(fresh) < len(nodes):
+        found = place(nodes)
+    if not isinstance(found, Start):
+        return found
+    return _placed(ctx, deployment, found, wanted, looked.get(found.node.node_id))
+
+
+def _kv_blocks(
+    ctx: EventContext,
+    entry: DeploymentEntry,
+    deployment: Deployment,
+    waiting: Iterable[RequestEntry],
+) -> Callable[[StartNode, Footprint], tuple[int, int]]:
+    """KV blocks of an instance by node, the least and what is wanted; once for nodes alike."""
     sizes: dict[tuple[Footprint, int, str], tuple[int, int]] = {}
 
     def kv_blocks(node: StartNode, footprint: Footprint) -> tuple[int, int]:
@@ -97,22 +136,16 @@ def find_room(
             )
         return sizes[kind]
 
-    def place(among: list[NodeEntry]) -> Start | NoRoom | NoTime:
-        return place_instance(
-            deployment,
-            among,
-            kv_blocks=kv_blocks,
-            policy=ctx.policy,
-            has_time=has_time,
-            looks_max=ctx.limits.validations_max if validates else len(among),
-        )
+    return kv_blocks
 
-    found = place(fresh)
-    if isinstance(found, NoRoom | NoTime) and len(fresh) < len(nodes):
-        found = place(nodes)
-    if not isinstance(found, Start):
-        return found
-    return _placed(ctx, deployment, found, wanted, looked.get(found.node.node_id))
+
+def _is_tight(
+    ctx: EventContext, node: NodeEntry, slot: Slot, forecast: Forecast, request: RequestEntry
+) -> bool:
+    """Whether its load waits for others, and a little delay would make the request late."""
+    margin_s = MARGIN_SHARE * (forecast.first_token_s - ctx.now_s)
+    waits = lane_ends_s(node, ctx.now_s) > ctx.now_s
+    return waits and forecast.first_token_s + margin_s > request.due_s
 
 
 def _placed(

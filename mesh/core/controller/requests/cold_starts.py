@@ -11,7 +11,7 @@ from mesh.core.controller.instances.kv_cache import blocks_for_load, room_for
 from mesh.core.controller.instances.lifecycle import Started, may_start, start_instance
 from mesh.core.controller.instances.loading_lane import loads_end_s
 from mesh.core.controller.instances.node_schedule import forecast_on_loading
-from mesh.core.controller.instances.placement import Wanted
+from mesh.core.controller.instances.placement import MARGIN_SHARE, Wanted
 from mesh.core.controller.requests.deadlines import latest_start_s
 from mesh.core.controller.requests.ending import refuse_all_queued
 from mesh.core.controller.requests.submitting import wait_for
@@ -26,8 +26,6 @@ from mesh.domain.units import format_bytes
 from mesh.request.placement import NoRoom
 from mesh.request.shadow import Verdict
 
-MARGIN_SHARE = 0.1
-"""Of the time to a late first token, by which it is told to be later than expected."""
 TRIES_MAX = 4
 """Requests of a deployment for which no load was found, before the others wait for the next try."""
 
