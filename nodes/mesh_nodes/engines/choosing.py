@@ -6,6 +6,7 @@ can tell: how much of the device's memory the node takes at any time. After: the
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -18,6 +19,8 @@ from mesh_nodes.text_engine import TextEngine
 
 _AHEAD = 1
 """Processes that wait on a GPU for a load."""
+_BLOBS = Path("store", "compiled")
+"""In the node's state folder, beside its models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,8 @@ def build_engine(options: NodeOptions) -> BuiltEngine:
             f"the engine of CPU nodes is not installed: there is no module {error.name!r}",
             hint="pip install 'mesh-serve[cpu]'",
         ) from error
-    return BuiltEngine(TextEngine(OpenVinoEngine(threads=options.threads)), own_resident_bytes)
+    engine = OpenVinoEngine(threads=options.threads, blobs_path=options.home / _BLOBS)
+    return BuiltEngine(TextEngine(engine), own_resident_bytes)
 
 
 def _vllm(options: NodeOptions) -> BuiltEngine:
