@@ -48,6 +48,10 @@ class BlobFolder:
             return None
         return bound
 
+    def has(self, key: str) -> bool:
+        """Whether there is one of this key, sound or not."""
+        return self._path(key).exists()
+
     def drop(self, key: str, why: str) -> None:
         """Take a blob out. It is made anew after the next load that wants it."""
         path = self._path(key)

@@ -10,10 +10,12 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
 from mesh.domain.errors import Cancelled
 from mesh.domain.units import format_bytes
 from mesh_loader.bounded_child import run_bounded
+from mesh_nodes.engines.openvino.blob_folder import BlobFolder
 from mesh_nodes.engines.openvino.blob_wish import BlobWish
 
 WISHES_MAX = 16
@@ -87,6 +89,8 @@ class BlobMaker:
                     self._waiting.popleft()
 
     def _make(self, wish: BlobWish, model_bytes: int) -> None:
+        if BlobFolder(Path(wish.folder)).has(wish.key):
+            return  # by another node of the store, or for an instance that shared this model
         wanted_bytes, available_bytes = model_bytes + CHILD_BYTES, self._available_bytes()
         if wanted_bytes > available_bytes:
             log.info(

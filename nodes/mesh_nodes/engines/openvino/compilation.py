@@ -5,11 +5,14 @@ Owns the OpenVINO core. A model whose shape has a blob is imported from it, any 
 one of mesh's errors.
 """
 
+import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import numpy as np
 import openvino as ov
@@ -48,6 +51,8 @@ _PROBE_SIZE = 64
 _PREPARED_VERSION = 1
 """Raised whenever the prepared arrays change their names or meaning."""
 
+log = logging.getLogger(__name__)
+
 
 class KvPrecision(StrEnum):
     """Elements of the KV cache. u8 halves it and changes tokens; f16 keeps them."""
@@ -57,9 +62,9 @@ class KvPrecision(StrEnum):
     U8 = "u8"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class CompiledGraph:
-    """A compiled model and the memory that its constants refer to."""
+    """A compiled model and the memory that its constants refer to, for all instances of it."""
 
     model: ov.CompiledModel
     weights: Mapping[str, Array]
@@ -113,6 +118,8 @@ class Compiler:
             "requirements": self._start_plugin(),
         }
         enable_import(self._core)
+        self._in_use = WeakValueDictionary[tuple[Path, int], CompiledGraph]()
+        """By the model's folder and the context limit. It is the instances that keep them."""
 
     def _start_plugin(self) -> str:
         """Compute something small, so that the plugin and its threads are there and what they take
@@ -144,27 +151,41 @@ class Compiler:
     def compile(
         self, model: ModelInfo, model_path: Path, context_tokens_max: int, progress: Progress
     ) -> CompiledGraph:
-        """Import the model where its shape has a blob; else read its weights, build its graph, and
-        compile it.
+        """The model that another instance runs; where there is none, import it if its shape has a
+        blob; else read its weights, build its graph, and compile it. One call at a time.
 
         Raises TornModel, UnsupportedModel, OutOfMemory or EngineError.
         """
         progress("read weights", 0.0)
-        with engine_errors(f"model {model.model_id} cannot be compiled"):
-            if model.format is ModelFormat.OPENVINO_IR:
-                progress("compile", 0.2)
-                compiled = self._compile(read_ir(self._core, model_path), self._properties)
-                return CompiledGraph(compiled, {}, ())
-            architecture = read_architecture(model_path)
-            layout = self.layout(model_path)
-            key = self.blob_key(architecture, context_tokens_max, layout) if layout else None
-            if layout is not None and key is not None:
-                imported = self._import(key, layout, progress)
-                if imported is not None:
-                    return imported
+        start_s = time.perf_counter()
+        place = (model_path, context_tokens_max)
+        graph = self._in_use.get(place)
+        how = "shared with another instance"
+        if graph is None:
+            with engine_errors(f"model {model.model_id} cannot be compiled"):
+                graph = self._bring_up(model, model_path, context_tokens_max, progress)
+            how = "imported" if graph.imported else "compiled"
+            self._in_use[place] = graph
+        elapsed_s = time.perf_counter() - start_s
+        log.info("%s for a context of %d: %s, %.2f s", model.model_id, place[1], how, elapsed_s)
+        return graph
+
+    def _bring_up(
+        self, model: ModelInfo, model_path: Path, context_tokens_max: int, progress: Progress
+    ) -> CompiledGraph:
+        if model.format is ModelFormat.OPENVINO_IR:
             progress("compile", 0.2)
-            graph = self._build(architecture, model_path, context_tokens_max, self._properties)
-            return replace(graph, blob_key=key)
+            compiled = self._compile(read_ir(self._core, model_path), self._properties)
+            return CompiledGraph(compiled, {}, ())
+        architecture, layout = read_architecture(model_path), self.layout(model_path)
+        key = self.blob_key(architecture, context_tokens_max, layout) if layout else None
+        if layout is not None and key is not None:
+            imported = self._import(key, layout, progress)
+            if imported is not None:
+                return imported
+        progress("compile", 0.2)
+        graph = self._build(architecture, model_path, context_tokens_max, self._properties)
+        return replace(graph, blob_key=key)
 
     def export(
         self, architecture: Architecture, model_path: Path, context_tokens_max: int, folder: Path
@@ -205,7 +226,7 @@ class Compiler:
         bound = None if self._blobs is None else self._blobs.bind(key, layout)
         if self._blobs is None or bound is None:
             return None
-        progress("import", 0.2)
+        progress("import compiled", 0.2)
         try:
             return self.import_bound(key, bound)
         except RuntimeError as error:

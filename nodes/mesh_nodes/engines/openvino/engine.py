@@ -6,7 +6,6 @@ they share is the table of instances.
 """
 
 import ctypes
-import logging
 import os
 import threading
 import time
@@ -47,8 +46,6 @@ from mesh_nodes.engines.openvino.footprint import estimate
 from mesh_nodes.engines.openvino.instance import Instance
 from mesh_nodes.engines.openvino.kv_cache import KvResize
 from mesh_nodes.engines.openvino.weights import WeightPrecision
-
-log = logging.getLogger(__name__)
 
 
 def _cores() -> int:
@@ -119,12 +116,11 @@ class OpenVinoEngine:
         with self._lock:
             self._instances[order.instance_id] = instance
         progress("loaded", 1.0)
-        elapsed_s = time.perf_counter() - start_s
-        self._note(order, graph, elapsed_s)
+        self._wish_for_blob(order, graph)
         return LoadedInstance(
             footprint=instance.footprint,
             kv_blocks=instance.memory().kv_blocks,
-            elapsed_s=elapsed_s,
+            elapsed_s=time.perf_counter() - start_s,
         )
 
     def unload(self, instance_id: InstanceId) -> None:
@@ -204,10 +200,8 @@ class OpenVinoEngine:
             )
         return instance, graph
 
-    def _note(self, order: LoadOrder, graph: CompiledGraph, elapsed_s: float) -> None:
-        """Say what the load was, and wish for the blob that would have spared it its compile."""
-        how = "imported" if graph.imported else "compiled"
-        log.info("%s of %s: %s in %.2f s", order.instance_id, order.model.model_id, how, elapsed_s)
+    def _wish_for_blob(self, order: LoadOrder, graph: CompiledGraph) -> None:
+        """The one that would have spared the load its compile."""
         if graph.imported or graph.blob_key is None or self._blobs_path is None:
             return
         wish = BlobWish(

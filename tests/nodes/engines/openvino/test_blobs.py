@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mesh.domain.ids import InstanceId
+from mesh.domain.request import SamplingParams
 from mesh_nodes.engines.openvino import (
     KvPrecision,
     OpenVinoEngine,
@@ -137,14 +140,48 @@ def test_the_second_load_of_a_shape_is_an_import_with_the_same_tokens(
     assert "compile" in phases
     assert engine.blobs_made(60.0)
     assert tokens() == first
-    assert "import" in phases
+    assert "import compiled" in phases
     assert "compile" not in phases
     engine.close()
     # A node that is started again finds what an earlier one made.
     engine = OpenVinoEngine(threads=1, blobs_path=tmp_path / "blobs")
     assert tokens() == first
-    assert "import" in phases
+    assert "import compiled" in phases
     engine.close()
+
+
+def test_instances_of_a_model_share_what_was_compiled(
+    engine: OpenVinoEngine, tiny: TinyModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While another comes and goes in another thread, one's tokens stay what they are; the last to
+    go takes the model along."""
+    load(engine, tiny.info, tiny.path)
+    alone = run(engine, request("r", range(10, 60), SamplingParams(max_tokens=150))).tokens["r"]
+    other = InstanceId("i-2")
+    rounds = []
+
+    def come_and_go() -> None:
+        for _ in range(30):
+            load(engine, tiny.info, tiny.path, instance_id=other)
+            engine.unload(other)
+            rounds.append(other)
+
+    with caplog.at_level(logging.INFO):
+        loading = threading.Thread(target=come_and_go)
+        loading.start()
+        while loading.is_alive():
+            again = run(engine, request("r", range(10, 60), SamplingParams(max_tokens=150)))
+            assert again.tokens["r"] == alone
+        loading.join()
+    assert len(rounds) == 30
+    assert caplog.text.count("shared with another instance") == 30
+    load(engine, tiny.info, tiny.path, instance_id=other)
+    engine.unload(INSTANCE)
+    engine.submit(other, request("r", range(10, 60), SamplingParams(max_tokens=1)))
+    assert engine.step(other, 64).outputs[0].token_ids == (alone[0],)
+    assert str(tiny.path) in Path("/proc/self/maps").read_text()
+    engine.unload(other)
+    assert str(tiny.path) not in Path("/proc/self/maps").read_text()
 
 
 def truncated(path: Path) -> None:
