@@ -18,8 +18,8 @@ from mesh_nodes.engines.openvino.shape_blob import BoundBlob
 
 BLOBS_MAX = 64
 BLOBS_BYTES_MAX = 1 << 30
-"""A blob takes a few megabytes, most of it the rope tables of its context limit: 256 bytes a token
-and head element."""
+"""A blob takes a megabyte and its rope tables: 8 bytes for each token of the context limit and
+element of a head."""
 SCRATCH_S_MAX = 3600.0
 """A scratch folder this old is of a process that was killed."""
 _SUFFIX = ".blob"

@@ -201,10 +201,9 @@ class Compiler:
 
     def import_bound(self, key: str, bound: BoundBlob) -> CompiledGraph:
         """Raises RuntimeError when OpenVINO refuses it."""
-        content = bound.content
-        tensor = ov.Tensor(content, shared_memory=True)
+        tensor = ov.Tensor(bound.content, shared_memory=True)
         model = import_compiled(self._core, tensor, self._properties)
-        return CompiledGraph(model, {"": content}, (bound,), blob_key=key, imported=True)
+        return CompiledGraph(model, {}, (bound,), blob_key=key, imported=True)
 
     def layout(self, model_path: Path) -> Layout | None:
         """Of the model's prepared weights, None where there are none: then there is no blob."""
