@@ -158,7 +158,7 @@ class Compiler:
         """
         progress("read weights", 0.0)
         start_s = time.perf_counter()
-        place = (model_path, context_tokens_max)
+        place = model_path, context_tokens_max
         graph = self._in_use.get(place)
         how = "shared with another instance"
         if graph is None:
@@ -169,6 +169,10 @@ class Compiler:
         elapsed_s = time.perf_counter() - start_s
         log.info("%s for a context of %d: %s, %.2f s", model.model_id, place[1], how, elapsed_s)
         return graph
+
+    def in_use(self, model_path: Path, context_tokens_max: int) -> bool:
+        """Whether an instance runs this model now, for a further one to share."""
+        return (model_path, context_tokens_max) in self._in_use
 
     def _bring_up(
         self, model: ModelInfo, model_path: Path, context_tokens_max: int, progress: Progress

@@ -20,7 +20,7 @@ from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
-from mesh.domain.steps import repeated
+from mesh.domain.steps import LoadTier, repeated
 from mesh.domain.units import format_bytes
 from mesh.runtime.engine import (
     Ended,
@@ -107,6 +107,7 @@ class OpenVinoEngine:
     def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
         start_s = time.perf_counter()
         self._check(order)
+        shares = self._compiler.in_use(order.model_path, order.context_tokens_max)
         try:
             instance, graph = self._bring_up(order, progress)
         except BaseException as error:
@@ -121,6 +122,7 @@ class OpenVinoEngine:
             footprint=instance.footprint,
             kv_blocks=instance.memory().kv_blocks,
             elapsed_s=time.perf_counter() - start_s,
+            tier=LoadTier.HOST if shares else LoadTier.DISK,
         )
 
     def unload(self, instance_id: InstanceId) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from mesh.domain.ids import InstanceId
 from mesh.domain.request import SamplingParams
+from mesh.domain.steps import LoadTier
 from mesh_nodes.engines.openvino import (
     KvPrecision,
     OpenVinoEngine,
@@ -155,16 +156,15 @@ def test_instances_of_a_model_share_what_was_compiled(
 ) -> None:
     """While another comes and goes in another thread, one's tokens stay what they are; the last to
     go takes the model along."""
-    load(engine, tiny.info, tiny.path)
+    assert load(engine, tiny.info, tiny.path).tier is LoadTier.DISK
     alone = run(engine, request("r", range(10, 60), SamplingParams(max_tokens=150))).tokens["r"]
     other = InstanceId("i-2")
-    rounds = []
+    tiers = []
 
     def come_and_go() -> None:
         for _ in range(30):
-            load(engine, tiny.info, tiny.path, instance_id=other)
+            tiers.append(load(engine, tiny.info, tiny.path, instance_id=other).tier)
             engine.unload(other)
-            rounds.append(other)
 
     with caplog.at_level(logging.INFO):
         loading = threading.Thread(target=come_and_go)
@@ -173,7 +173,7 @@ def test_instances_of_a_model_share_what_was_compiled(
             again = run(engine, request("r", range(10, 60), SamplingParams(max_tokens=150)))
             assert again.tokens["r"] == alone
         loading.join()
-    assert len(rounds) == 30
+    assert tiers == [LoadTier.HOST] * 30
     assert caplog.text.count("shared with another instance") == 30
     load(engine, tiny.info, tiny.path, instance_id=other)
     engine.unload(INSTANCE)
