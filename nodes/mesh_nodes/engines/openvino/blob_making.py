@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mesh.domain.errors import MeshError
+from mesh.domain.errors import EngineError, MeshError
 from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
 from mesh_nodes.engines.openvino.blob_wish import BlobWish
 from mesh_nodes.engines.openvino.compilation import CompiledGraph, Compiler
-from mesh_nodes.engines.openvino.exported import Bytes, NotReusable, without_weights
+from mesh_nodes.engines.openvino.exported import Bytes, without_weights
 from mesh_nodes.engines.openvino.probe import probe_logits
 from mesh_nodes.engines.openvino.shape_blob import BoundBlob
 
@@ -31,15 +31,15 @@ _OOM_SCORE = 1000
 
 
 def make_blob(wish: BlobWish) -> None:
-    """Raises MeshError, OSError or RuntimeError, and NotReusable when there can be no blob."""
+    """Raises MeshError, EngineError when there can be no blob, OSError or RuntimeError."""
     folder, model_path = BlobFolder(Path(wish.folder)), Path(wish.model_path)
     compiler = Compiler(threads=wish.threads, weights=wish.weights, kv=wish.kv)
     architecture, layout = read_architecture(model_path), compiler.layout(model_path)
     if layout is None:
-        raise NotReusable(f"{model_path.name} has no prepared weights")
+        raise EngineError(f"{model_path.name} has no prepared weights")
     key = compiler.blob_key(architecture, wish.context_tokens_max, layout)
     if key != wish.key:
-        raise NotReusable(f"the shape is {key} here and {wish.key} at the node")
+        raise EngineError(f"the shape is {key} here and {wish.key} at the node")
 
     def logits(graph: CompiledGraph) -> npt.NDArray[np.float32]:
         with graph.first_run():
@@ -64,7 +64,7 @@ def make_blob(wish: BlobWish) -> None:
         blob.write(written, key)
         found = logits(compiler.import_bound(key, BoundBlob(written, key, layout)))
         if not np.array_equal(found, expected):
-            raise NotReusable(
+            raise EngineError(
                 "imported and compiled differ: logits by up to "
                 f"{float(np.abs(found - expected).max()):.3g}"
             )
@@ -77,7 +77,7 @@ def main() -> int:
         Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE), encoding="ascii")
     try:
         make_blob(BlobWish.from_json(sys.argv[1]))
-    except (MeshError, OSError, RuntimeError, NotReusable) as error:
+    except (MeshError, OSError, RuntimeError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0

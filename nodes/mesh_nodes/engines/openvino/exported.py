@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from mesh.domain.errors import EngineError
 from mesh_nodes.engines.openvino.compiled_import import ATTENTION_TYPE, IMPORTED_TYPE
 from mesh_nodes.engines.openvino.graph import ROPE_TABLES
 from mesh_nodes.engines.openvino.prepared import Layout
@@ -32,10 +33,6 @@ _SMALL_BYTES = 64
 """A constant that is neither weights nor a rope table is a number or a shape, and no longer."""
 
 
-class NotReusable(ValueError):
-    """The export holds something of its model beyond the named weights; the reason in words."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Export:
     text: bytes
@@ -53,7 +50,7 @@ class _Export:
 def without_weights(exported: Bytes, stored: Bytes, layout: Layout) -> ShapeBlob:
     """`stored` is the content of the prepared file that the model was compiled from.
 
-    Raises NotReusable when a weight is not in the export as it is stored, or when something else is
+    Raises EngineError when a weight is not in the export as it is stored, or when something else is
     that may be this model's alone.
     """
     export = _parse(exported)
@@ -82,15 +79,15 @@ def without_weights(exported: Bytes, stored: Bytes, layout: Layout) -> ShapeBlob
 
 
 def _parse(exported: Bytes) -> _Export:
-    """Raises NotReusable when it is another format."""
+    """Raises EngineError when it is another format."""
     begin = bytes(exported[:_MAGIC_WITHIN_BYTES]).find(_MAGIC)
     if begin < 0:
-        raise NotReusable("OpenVINO exports another format than mesh knows")
+        raise EngineError("OpenVINO exports another format than mesh knows")
     text_bytes = _TEXT.unpack_from(exported.data, begin)[2]
     base = begin + _TEXT.size + text_bytes
     numbers = _SECTIONS.unpack_from(exported.data, base)
     if numbers[0] != _SECTIONS.size or base + numbers[4] + numbers[5] > len(exported):
-        raise NotReusable(f"OpenVINO's export has other sections than mesh knows: {numbers}")
+        raise EngineError(f"OpenVINO's export has other sections than mesh knows: {numbers}")
     custom, constants, graph = (
         exported[base + first : base + first + size]
         for first, size in zip(numbers[::2], numbers[1::2], strict=True)
@@ -98,7 +95,7 @@ def _parse(exported: Bytes) -> _Export:
     try:
         root = ET.fromstring(bytes(graph).rstrip(b"\0 "))
     except ET.ParseError as error:
-        raise NotReusable(f"OpenVINO's export has no graph that mesh can read: {error}") from error
+        raise EngineError(f"OpenVINO's export has no graph that mesh can read: {error}") from error
     return _Export(bytes(exported[begin:base]), bytes(custom), constants, root)
 
 
@@ -111,7 +108,7 @@ def _sorted(
         name, values = constant.get("name", ""), export.values(constant)
         if name in layout.tensors:
             if not np.array_equal(values, _stored(name, stored, layout)):
-                raise NotReusable(f"OpenVINO compiles other values into {name} than are stored")
+                raise EngineError(f"OpenVINO compiles other values into {name} than are stored")
             weights.append(constant)
         elif len(values) <= _SMALL_BYTES or name in ROPE_TABLES:
             others.append(constant)
@@ -123,12 +120,12 @@ def _sorted(
         # A bias loses its name where it is fused into its matrix product.
         names = [n for n in missing if np.array_equal(values, _stored(n, stored, layout))]
         if len(names) != 1:
-            raise NotReusable(f"{len(values)} bytes compiled are {len(names)} of the weights")
+            raise EngineError(f"{len(values)} bytes compiled are {len(names)} of the weights")
         constant.set("name", names[0])
         weights.append(constant)
     missing -= {constant.get("name") for constant in unnamed}
     if missing:
-        raise NotReusable(f"the compiled graph has no {min(missing)}")
+        raise EngineError(f"the compiled graph has no {min(missing)}")
     return weights, others
 
 
@@ -182,5 +179,5 @@ def _written(graph: ET.Element) -> bytes:
 def _data(constant: ET.Element) -> ET.Element:
     data = constant.find("data")
     if data is None:
-        raise NotReusable(f"the constant {constant.get('name')} has no data")
+        raise EngineError(f"the constant {constant.get('name')} has no data")
     return data

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId
 from mesh.domain.request import SamplingParams
 from mesh.domain.steps import LoadTier
@@ -30,7 +31,6 @@ from mesh_nodes.engines.openvino.blob_folder import BlobFolder
 from mesh_nodes.engines.openvino.blob_making import make_blob
 from mesh_nodes.engines.openvino.blob_wish import BlobWish
 from mesh_nodes.engines.openvino.compilation import CompiledGraph, Compiler
-from mesh_nodes.engines.openvino.exported import NotReusable
 from mesh_nodes.engines.openvino.probe import probe_logits
 from mesh_nodes.engines.openvino.shape_blob import ShapeBlob
 from tests.nodes.engines.openvino.tiny import CONTEXT_TOKENS_MAX, VOCABULARY, TinyModel, write_tiny
@@ -265,6 +265,6 @@ def test_what_computes_something_else_is_not_kept(
         return ShapeBlob(head=right.head, graph=graph, weights_bytes=right.weights_bytes)
 
     monkeypatch.setattr(blob_making, "without_weights", wrong)
-    with pytest.raises(NotReusable, match="imported and compiled differ"):
+    with pytest.raises(EngineError, match="imported and compiled differ"):
         make_blob(wish(model, tmp_path / "blobs"))
     assert list((tmp_path / "blobs").iterdir()) == []
