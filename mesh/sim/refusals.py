@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mesh.core.controller.instances.kv_cache import least_blocks, request_blocks
+from mesh.core.controller.instances.loading_lane import slot_for
 from mesh.core.controller.instances.node_schedule import (
     decodes_share,
-    first_due_s,
-    verdict_on,
-    verdict_on_start,
+    forecast_on,
+    forecast_on_start,
 )
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -130,7 +130,7 @@ def _loads(node: NodeEntry) -> Iterator[InstanceEntry]:
 
 
 def _is_late(outcome: Outcome) -> bool:
-    """Its first token, without credit for a load."""
+    """Its first token, by the clock."""
     return outcome.ttft_s is not None and outcome.tokens_s[0] > outcome.due_s(0)
 
 
@@ -192,31 +192,29 @@ def _places(
     cell: VirtualCell, entry: DeploymentEntry, request: RequestEntry, now_s: float
 ) -> Iterator[tuple[bool, Verdict]]:
     """Of each instance of the deployment, and of each node that could have another: whether there
-    is memory, and what validation says of its time, the load granted.
+    is memory, and what validation says of its time, the load included.
     """
     limits, core, deployment = cell.plan.limits, cell.core.cell, entry.deployment
     assert deployment is not None
-    due_s = first_due_s(request)
     for instance in entry.instances.values():
         if instance.takes_now and not instance.is_full:
-            verdict = verdict_on(instance, request, next_due_s=due_s, now_s=now_s, limits=limits)
-            yield _can_grow(instance, entry, request), verdict
+            forecast = forecast_on(instance, request, now_s=now_s, limits=limits)
+            yield _can_grow(instance, entry, request), forecast.verdict
     virtual = {node.node_id: node.plan for node in cell.nodes}
     for node in _without(core.nodes.values(), entry):
         plan = virtual[node.node_id]
         profile = plan.models[deployment.model.model_id].profile
         load_s = plan.costs.load_time_s(profile.weights_bytes)
-        verdict = verdict_on_start(
+        forecast = forecast_on_start(
             node,
             profile,
-            load_s,
+            slot_for(node, load_s, request.due_s, now_s).ready_s,
             request,
             share=decodes_share(node, now_s),
-            next_due_s=due_s + load_s,
             now_s=now_s,
             limits=limits,
         )
-        yield _has_room(node, entry, request, limits), verdict
+        yield _has_room(node, entry, request, limits), forecast.verdict
 
 
 def _can_grow(instance: InstanceEntry, entry: DeploymentEntry, request: RequestEntry) -> bool:

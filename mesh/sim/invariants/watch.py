@@ -271,10 +271,11 @@ def _count_resize(seen: Counter[str], instance: InstanceEntry, reservation: Rese
 
 def _has_place(core: ControllerCore, entry: DeploymentEntry, now_s: float) -> bool:
     """Whether there seems to be a place for the head of a queue that nobody has refused: room in
-    the cache of a loaded instance, all else being as it is, or a node with memory for another.
+    the cache of a loaded instance, all else being as it is, or a node with memory for another. One
+    that was promised a load has its place.
     """
     head = entry.queue[0]
-    if head.refusals.verdict:
+    if head.refusals.verdict or head.waits_for is not None:
         return False
     most = head.original.tokens_max
     ready = [i for i in entry.instances.values() if i.takes_now and not i.is_full]

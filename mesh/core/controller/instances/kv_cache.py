@@ -40,7 +40,9 @@ def watermark(limits: CellLimits) -> Watermark:
 
 def least_blocks(limits: CellLimits, footprint: Footprint, context_tokens_max: int) -> int:
     """L_min of LLM-Mesh §6.1, in blocks."""
-    return footprint.blocks_for(limits.kv_tokens_least or context_tokens_max)
+    return footprint.blocks_for(
+        context_tokens_max if limits.kv_tokens_least is None else limits.kv_tokens_least
+    )
 
 
 def request_blocks(
@@ -81,9 +83,12 @@ def blocks_for_load(
 def room_for(
     ctx: EventContext, owner: DeploymentEntry, instance: InstanceEntry, request: RequestEntry
 ) -> Room | None:
-    """How a loaded instance would have the KV cache for one more request; None if it cannot."""
+    """How an instance would have the KV cache for one more request; None if it cannot."""
     blocks = request_blocks(owner, request, instance.footprint, instance.context_tokens_max)
-    return _room(ctx, instance, instance.required_blocks + blocks)
+    others = instance.required_blocks + instance.expected_blocks
+    if request.waits_for is instance:
+        others -= request.required_blocks
+    return _room(ctx, instance, others + blocks)
 
 
 def room_for_all(
@@ -150,16 +155,32 @@ def claim(
     instance: InstanceEntry,
     request: RequestEntry,
     room: Room,
-    *,
-    due_s: float,
-    grace_s: float,
 ) -> None:
     """Enter a request and its demand, and resize the cache if the room says so. The request may be
     submitted right after: if the resize has to wait, it waits on its node for missing blocks.
     """
     blocks = request_blocks(owner, request, instance.footprint, instance.context_tokens_max)
-    instance.add(request, blocks=blocks, due_s=due_s, grace_s=grace_s, now_s=ctx.now_s)
-    _take(ctx, instance, room, due_s)
+    instance.add(request, blocks=blocks, now_s=ctx.now_s)
+    _take(ctx, instance, room, request.due_s)
+
+
+def expect(
+    ctx: EventContext,
+    owner: DeploymentEntry,
+    instance: InstanceEntry,
+    request: RequestEntry,
+    room: Room | None,
+) -> None:
+    """Enter a request that waits for a load, whose cache is resized after it if the room says so;
+    no room: the load has been sized for it.
+    """
+    blocks = request_blocks(owner, request, instance.footprint, instance.context_tokens_max)
+    instance.expect(request, blocks)
+    if room is not None:
+        _take(ctx, instance, room, instance.needed_s)
+        if not instance.node.station.running(instance.instance_id):
+            # The load has not begun: it brings the larger cache.
+            instance.note_size(instance.promised_blocks)
 
 
 def note_longer(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) -> None:

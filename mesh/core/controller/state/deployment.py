@@ -7,6 +7,7 @@ Owned by the controller core, like all entries. What its requests have been refu
 from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.request import RequestEntry
@@ -40,6 +41,8 @@ class DeploymentEntry:
     paused_until_s: float = 0.0
     avoided: dict[NodeId, str] = field(default_factory=dict)
     """Nodes whose last load of it failed, and why; tried only when no other has room."""
+    told_to_return_s: float = 0.0
+    """When the last of those that were refused has been told to come again."""
 
     def replicas(self) -> int:
         """Instances that take new requests or will."""
@@ -69,8 +72,19 @@ class DeploymentEntry:
         else:
             insort(self.queue, request, key=lambda waiting: waiting.arrival_s)
 
+    def note_told_to_return(self, at_s: float, apart_s: float) -> float:
+        """One more is refused, and a place expected at `at_s`: when it is to come again, so much
+        after the one that was told before it.
+        """
+        if at_s < inf:
+            self.told_to_return_s = max(self.told_to_return_s + apart_s, at_s)
+        return self.told_to_return_s
+
     def dequeue(self, request: RequestEntry) -> None:
+        """It waits no more, for no load either."""
         self.queue.remove(request)
+        if request.waits_for is not None:
+            request.waits_for.expect_no_more(request)
 
     def add(self, instance: InstanceEntry) -> None:
         """One instance more: the minimum may have kept others till now."""

@@ -244,8 +244,19 @@ class Compiler:
         properties: Mapping[str, object],
     ) -> CompiledGraph:
         maps, weights = self._weights(architecture, model_path)
+        model = self.compile_graph(architecture, weights, context_tokens_max, properties)
+        return CompiledGraph(model, weights, maps)
+
+    def compile_graph(
+        self,
+        architecture: Architecture,
+        weights: Mapping[str, Array],
+        context_tokens_max: int,
+        properties: Mapping[str, object] | None = None,
+    ) -> ov.CompiledModel:
+        """Of weights that are there. Raises RuntimeError as OpenVINO does."""
         graph = build_graph(architecture, weights, context_tokens_max)
-        return CompiledGraph(self._compile(graph, properties), weights, maps)
+        return self._compile(graph, properties or self._properties)
 
     def _compile(self, graph: ov.Model, properties: Mapping[str, object]) -> ov.CompiledModel:
         return self._core.compile_model(graph, "CPU", properties)

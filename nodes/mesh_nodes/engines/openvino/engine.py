@@ -42,9 +42,10 @@ from mesh_nodes.engines.openvino.compilation import (
     KvPrecision,
     engine_errors,
 )
-from mesh_nodes.engines.openvino.footprint import estimate
+from mesh_nodes.engines.openvino.footprint import BATCH_MAX, estimate
 from mesh_nodes.engines.openvino.instance import Instance
 from mesh_nodes.engines.openvino.kv_cache import KvResize
+from mesh_nodes.engines.openvino.least_load import least_load_s
 from mesh_nodes.engines.openvino.weights import WeightPrecision
 
 
@@ -93,7 +94,14 @@ class OpenVinoEngine:
     @property
     def capabilities(self) -> EngineCapabilities:
         version = ov.get_version().split("-")[0]
-        return EngineCapabilities(name="openvino", version=version, resize_kv=True)
+        return EngineCapabilities(
+            name="openvino", version=version, resize_kv=True, batch_max=BATCH_MAX
+        )
+
+    def least_load_s(self) -> float:
+        """Seconds of a load whatever its bytes, measured in half of one. Raises EngineError."""
+        with engine_errors("a graph cannot be compiled"):
+            return least_load_s(self._compiler)
 
     def watch(self, ended: Ended) -> None:
         """Instances end with the agent, and never before it."""

@@ -6,6 +6,7 @@ resident memory after a load, a 512-token prefill and many shapes, on four model
 billion parameters: what a new instance takes was 0 to 35 % less than estimated, never more.
 """
 
+from mesh.domain.limits import PREFILL_TOKENS_MAX
 from mesh.domain.model import Footprint, ModelFormat, ModelInfo
 from mesh_nodes.engines.openvino.compilation import KvPrecision
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
@@ -21,6 +22,10 @@ _GRAPH_BYTES = 72 * 2**20
 """The graph, the allocator's slack, and half of it kernels, once all of `shapes` have occurred."""
 _PREFILL_TOKENS = 512
 """Tokens of an iteration that activations are reckoned for."""
+BATCH_MAX = _PREFILL_TOKENS - PREFILL_TOKENS_MAX
+"""Requests of an iteration; beside them there may be the largest chunk of a prompt. OpenVINO itself
+would take more.
+"""
 _ACTIVATION_BYTES_PER_INTERMEDIATE = 40
 _ACTIVATION_BYTES_PER_HIDDEN = 20
 """Per token: f32 activations that live at once, the fused gate and up product foremost."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mesh.compute.correction import TRIAL_ITERATIONS
-from mesh.core.controller.instances.node_schedule import verdict_on
+from mesh.core.controller.instances.node_schedule import forecast_on
 from mesh.core.controller.state.expectations import Expectations
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import RefuseRequest
@@ -101,15 +101,14 @@ def test_a_trial_is_not_for_several_that_move_at_once() -> None:
     )
 
     def verdict(*beside: RequestEntry) -> Verdict:
-        return verdict_on(
+        return forecast_on(
             idle,
             second,
-            next_due_s=cell.now_s + 20.0,
             now_s=cell.now_s,
             limits=CellLimits(),
             beside=beside,
             moves=True,
-        )
+        ).verdict
 
     assert verdict() is Verdict.PASSES
     assert verdict(first) is Verdict.DELAYS_RUNNING

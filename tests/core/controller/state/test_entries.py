@@ -38,7 +38,7 @@ def test_a_request_waits_again_when_it_has_left_its_instance() -> None:
     entry = known.a_request()
     submit(known.instance, entry)
     assert (entry.state, entry.instance) == (RequestState.RUNNING, known.instance)
-    assert (entry.attempt, entry.due_s, entry.grace_s, entry.submitted_s) == (1, 6.0, 0.5, 5.0)
+    assert (entry.attempt, entry.due_s, entry.grace_s, entry.submitted_s) == (1, 2.0, 0.0, 5.0)
     known.instance.remove(entry)
     assert (entry.state, entry.instance) == (RequestState.QUEUED, None)
     assert entry.required_blocks == 0
