@@ -12,9 +12,10 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from mesh.domain.errors import Cancelled
+from mesh.domain.errors import Cancelled, StorageError
 from mesh.domain.units import format_bytes
 from mesh_loader.bounded_child import run_bounded
+from mesh_loader.disk import require_free
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
 from mesh_nodes.engines.openvino.blob_wish import BlobWish
 
@@ -28,6 +29,7 @@ since the child takes what others leave."""
 CHILD_BYTES = 256 << 20
 """What the child takes besides the model's weights."""
 _CLOSE_S_MAX = 1.0
+_CHILD = "mesh_nodes.engines.openvino.blob_making"
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +91,8 @@ class BlobMaker:
                     self._waiting.popleft()
 
     def _make(self, wish: BlobWish, model_bytes: int) -> None:
-        if BlobFolder(Path(wish.folder)).has(wish.key):
+        folder = BlobFolder(Path(wish.folder))
+        if folder.has(wish.key):
             return  # by another node of the store, or for an instance that shared this model
         wanted_bytes, available_bytes = model_bytes + CHILD_BYTES, self._available_bytes()
         if wanted_bytes > available_bytes:
@@ -99,12 +102,19 @@ class BlobMaker:
             )
             return
         self._tries[wish.key] = self._tries.get(wish.key, 0) + 1
-        ended = run_bounded(
-            [sys.executable, "-m", "mesh_nodes.engines.openvino.blob_making", wish.to_json()],
-            timeout_s=MAKE_S_MAX,
-            environment={},
-            on_wait=self._go_on,
-        )
+        try:
+            with folder.scratch() as scratch:
+                # OpenVINO exports all of the weights, and the blob takes them out again.
+                require_free(scratch, model_bytes, f"the blob of shape {wish.key}")
+                ended = run_bounded(
+                    [sys.executable, "-m", _CHILD, wish.to_json(), str(scratch)],
+                    timeout_s=MAKE_S_MAX,
+                    environment={},
+                    on_wait=self._go_on,
+                )
+        except (OSError, StorageError) as error:
+            log.warning("no blob of shape %s, its models are compiled: %s", wish.key, error)
+            return
         if ended.exit_code == 0:
             log.info("made the blob of shape %s: its next loads need no compile", wish.key)
             return

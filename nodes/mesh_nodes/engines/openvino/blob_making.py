@@ -1,9 +1,9 @@
 """Makes the blob of one shape, in a process of its own that takes nothing from who serves.
 
 Compiles a model, lets OpenVINO export it, takes the weights out, and keeps the blob if a model
-imported from it computes the same logits as the compiled one, bit by bit. `blob_maker` starts it:
-`python -m mesh_nodes.engines.openvino.blob_making WISH`. What goes wrong is its last line on
-stderr, with exit code 1.
+imported from it computes the same logits as the compiled one, bit by bit. `blob_maker` starts it as
+`python -m mesh_nodes.engines.openvino.blob_making WISH SCRATCH`, and clears the scratch folder.
+What goes wrong is its last line on stderr, with exit code 1.
 """
 
 import gc
@@ -30,8 +30,10 @@ _OOM_SCORE = 1000
 """Of all processes the system ends this one first when memory runs out."""
 
 
-def make_blob(wish: BlobWish) -> None:
-    """Raises MeshError, EngineError when there can be no blob, OSError or RuntimeError."""
+def make_blob(wish: BlobWish, scratch: Path) -> None:
+    """`scratch` is an empty folder beside the blobs. Raises EngineError when there can be no blob;
+    other MeshErrors, OSError, RuntimeError or ValueError.
+    """
     folder, model_path = BlobFolder(Path(wish.folder)), Path(wish.model_path)
     compiler = Compiler(threads=wish.threads, weights=wish.weights, kv=wish.kv)
     architecture, layout = read_architecture(model_path), compiler.layout(model_path)
@@ -49,26 +51,23 @@ def make_blob(wish: BlobWish) -> None:
                 context_tokens_max=wish.context_tokens_max,
             )
 
-    with folder.scratch() as scratch:
-        exports = scratch / "exports"
-        exports.mkdir()
-        graph, exported = compiler.export(
-            architecture, model_path, wish.context_tokens_max, exports
+    exports = scratch / "exports"
+    exports.mkdir()
+    graph, exported = compiler.export(architecture, model_path, wish.context_tokens_max, exports)
+    blob = without_weights(_mapped(exported), _mapped(layout.path), layout)
+    expected = logits(graph)
+    # One model in memory at a time.
+    del graph
+    gc.collect()
+    written = scratch / key
+    blob.write(written, key)
+    found = logits(compiler.import_bound(key, BoundBlob(written, key, layout)))
+    if not np.array_equal(found, expected):
+        raise EngineError(
+            "imported and compiled differ: logits by up to "
+            f"{float(np.abs(found - expected).max()):.3g}"
         )
-        blob = without_weights(_mapped(exported), _mapped(layout.path), layout)
-        expected = logits(graph)
-        # One model in memory at a time.
-        del graph
-        gc.collect()
-        written = scratch / key
-        blob.write(written, key)
-        found = logits(compiler.import_bound(key, BoundBlob(written, key, layout)))
-        if not np.array_equal(found, expected):
-            raise EngineError(
-                "imported and compiled differ: logits by up to "
-                f"{float(np.abs(found - expected).max()):.3g}"
-            )
-        folder.keep(key, written)
+    folder.keep(key, written)
 
 
 def main() -> int:
@@ -76,8 +75,8 @@ def main() -> int:
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE), encoding="ascii")
     try:
-        make_blob(BlobWish.from_json(sys.argv[1]))
-    except (MeshError, OSError, RuntimeError) as error:
+        make_blob(BlobWish.from_json(sys.argv[1]), Path(sys.argv[2]))
+    except (MeshError, OSError, RuntimeError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0

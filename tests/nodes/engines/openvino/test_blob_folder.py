@@ -164,11 +164,23 @@ def test_none_is_made_without_the_memory_for_it(
     assert "for now" in caplog.text
 
 
+def test_none_is_made_without_the_disk_for_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """OpenVINO exports a whole model before its weights are taken out."""
+    maker = BlobMaker(available_bytes=lambda: 2**62)
+    maker.ask(wish(tmp_path), 2**60)
+    assert maker.wait(10.0)
+    assert "the disk has" in caplog.text
+    assert list((tmp_path / "blobs").iterdir()) == []
+
+
 def test_a_node_that_stops_waits_for_no_blob(tmp_path: Path) -> None:
     maker = BlobMaker(available_bytes=lambda: 2**40)
     for number in range(blob_maker.WISHES_MAX + 3):
         maker.ask(wish(tmp_path, str(number)), 0)
     maker.close()
     assert maker.wait(5.0)
+    assert list((tmp_path / "blobs").glob("*")) == []
     maker.ask(wish(tmp_path), 0)
     assert maker.wait(0.0)

@@ -89,6 +89,11 @@ def wish(model: TinyModel, folder: Path, kv: KvPrecision = KvPrecision.F16) -> B
     )
 
 
+def make(wanted: BlobWish) -> None:
+    with BlobFolder(Path(wanted.folder)).scratch() as scratch:
+        make_blob(wanted, scratch)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return prepared(tmp_path_factory.mktemp("models") / "m", kind="llama")
@@ -98,7 +103,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 def made(model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the model's blob, for copies."""
     folder = tmp_path_factory.mktemp("blobs")
-    make_blob(wish(model, folder))
+    make(wish(model, folder))
     return folder
 
 
@@ -116,7 +121,7 @@ def test_another_model_of_the_shape_computes_bit_by_bit_the_same(
 ) -> None:
     first = prepared(tmp_path / "first", seed=0, **shape)
     second = prepared(tmp_path / "second", seed=1, **shape)
-    make_blob(wish(first, tmp_path / "blobs", kv))
+    make(wish(first, tmp_path / "blobs", kv))
     imported = compiled(compiler(tmp_path / "blobs", kv=kv), second)
     expected = compiled(compiler(kv=kv), second)
     assert (imported.imported, expected.imported) == (True, False)
@@ -140,6 +145,7 @@ def test_the_second_load_of_a_shape_is_an_import_with_the_same_tokens(
     first = tokens()
     assert "compile" in phases
     assert engine.blobs_made(60.0)
+    assert [path.suffix for path in (tmp_path / "blobs").iterdir()] == [".blob"]
     assert tokens() == first
     assert "import compiled" in phases
     assert "compile" not in phases
@@ -266,5 +272,5 @@ def test_what_computes_something_else_is_not_kept(
 
     monkeypatch.setattr(blob_making, "without_weights", wrong)
     with pytest.raises(EngineError, match="imported and compiled differ"):
-        make_blob(wish(model, tmp_path / "blobs"))
+        make(wish(model, tmp_path / "blobs"))
     assert list((tmp_path / "blobs").iterdir()) == []
