@@ -17,7 +17,8 @@ from mesh_nodes.engines.openvino.prepared import Layout
 _VERSION = 1
 """Raised whenever `graph` builds another graph, or `exported` makes another blob of it."""
 _DIGITS = 24
-_CPU_FIELDS = ("vendor_id", "cpu family", "model", "flags")
+_CPU_FIELDS = ("vendor_id", "cpu family", "model", "flags", "CPU part", "Features")
+"""As x86 and Arm name them."""
 
 
 def shape_key(
