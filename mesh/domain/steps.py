@@ -39,7 +39,8 @@ class LoadTier(StrEnum):
 
     DISK = "disk"
     HOST = "host"
-    """The host's memory: an instance that slept was woken."""
+    """The host's memory: an instance that slept was woken, or shares the weights of one that runs.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

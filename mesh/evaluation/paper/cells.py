@@ -28,6 +28,8 @@ from mesh.sim.refusals import RefusalChecks, RefusalCounts
 from mesh.sim.testbed import known_model
 from mesh.sim.workload import TraceFile, arrivals_of, from_file
 from mesh_workloads.generating import LLM_MESH, generate
+from mesh_workloads.lengths import Lengths, Quantiles
+from mesh_workloads.published import AZURE_CONVERSATION, PUBLISHED
 from mesh_workloads.sampling import KEPT, functions_of, load_for
 from mesh_workloads.trace import Trace
 
@@ -66,6 +68,15 @@ LIMITS = CellLimits(
 what is idle goes after its keep-alive.
 """
 
+SHORT_ANSWERS = Lengths(
+    name="short-answers",
+    input=AZURE_CONVERSATION.input,
+    output=Quantiles(shares=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0), tokens=(40, 50, 60, 70, 80, 90)),
+)
+"""Answers of about 65 tokens, so that an instance of a rare function has gone when it is called."""
+LENGTHS = {**PUBLISHED, SHORT_ANSWERS.name: SHORT_ANSWERS}
+"""Of a generated load, by name."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class PaperCell:
@@ -92,9 +103,14 @@ def paper_cell(name: str) -> PaperCell:
     )
 
 
-def generated(seed: int) -> Trace:
-    """The shipped load of 128 functions."""
-    return generate(LLM_MESH, seed)
+def generated(seed: int, lengths: str = AZURE_CONVERSATION.name) -> Trace:
+    """The shipped load of 128 functions, with LENGTHS by that name.
+
+    Raises InvalidInput for lengths that hardly ever fit into the context.
+    """
+    name = LLM_MESH.name if lengths == AZURE_CONVERSATION.name else f"{LLM_MESH.name}, {lengths}"
+    drawn = replace(LENGTHS[lengths], context_tokens_max=CONTEXT_TOKENS_MAX)
+    return generate(replace(LLM_MESH, name=name, lengths=drawn), seed)
 
 
 def from_trace(path: Path, seed: int) -> Trace:

@@ -6,6 +6,7 @@ can tell: how much of the device's memory the node takes at any time. After: the
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -19,6 +20,8 @@ from mesh_nodes.text_engine import TextEngine
 
 _AHEAD = 1
 """Processes that wait on a GPU for a load."""
+_BLOBS = Path("store", "compiled")
+"""In the node's state folder, beside its models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ def build_engine(options: NodeOptions) -> BuiltEngine:
             f"the engine of CPU nodes is not installed: there is no module {error.name!r}",
             hint="pip install 'mesh-serve[cpu]'",
         ) from error
-    engine = OpenVinoEngine(threads=options.threads)
+    engine = OpenVinoEngine(threads=options.threads, blobs_path=options.home / _BLOBS)
     return BuiltEngine(TextEngine(engine), own_resident_bytes, least_load_s=engine.least_load_s)
 
 

@@ -178,17 +178,25 @@ def expect(
     instance: InstanceEntry,
     request: RequestEntry,
     room: Room | None,
+    needed_s: float,
 ) -> None:
-    """Enter a request that waits for a load, whose cache is resized after it if the room says so;
-    no room: the load has been sized for it.
+    """Enter a request that waits for a load, which has to be over by `needed_s` for it. The cache
+    is resized after the load if the room says so; no room: it has been sized for the request.
     """
     blocks = request_blocks(owner, request, instance.footprint, instance.context_tokens_max)
     instance.expect(request, blocks)
+    sooner = needed_s < instance.needed_s
+    if sooner:
+        instance.note_needed(needed_s)
     if room is not None:
         _take(ctx, instance, room, instance.needed_s)
-        if not instance.node.station.running(instance.instance_id):
-            # The load has not begun: it brings the larger cache.
-            instance.note_size(instance.promised_blocks)
+    if instance.node.station.running(instance.instance_id):
+        return
+    if sooner:
+        resize(ctx, instance, instance.promised_blocks, instance.needed_s)
+    if room is not None:
+        # The load has not begun: it brings the larger cache.
+        instance.note_size(instance.promised_blocks)
 
 
 def note_longer(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) -> None:

@@ -28,6 +28,12 @@ class Started:
     first_token_s: float
 
 
+def may_start(ctx: EventContext, entry: DeploymentEntry) -> bool:
+    """Whether the deployment may have one instance more, now."""
+    full = entry.replicas() >= entry.spec.scaling.replicas_max
+    return not full and ctx.now_s >= entry.paused_until_s
+
+
 def start_instance(
     ctx: EventContext,
     entry: DeploymentEntry,

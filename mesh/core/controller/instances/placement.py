@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf
 
 from mesh.core.controller.instances.kv_cache import blocks_for_load
-from mesh.core.controller.instances.loading_lane import Slot, slot_for
+from mesh.core.controller.instances.loading_lane import Slot, lane_ends_s, slot_for
 from mesh.core.controller.instances.node_schedule import (
     Forecast,
     decodes_share,
@@ -27,6 +27,9 @@ from mesh.domain.model import Footprint
 from mesh.request.partitions import Partition, partition_for
 from mesh.request.placement import NoRoom, NoTime, Start, StartNode, place_instance
 from mesh.request.shadow import Verdict
+
+MARGIN_SHARE = 0.1
+"""Of the time to a first token that comes after a load, by which it may well be later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +66,7 @@ class _Demand:
         deployment: Deployment,
         waiting: Iterable[RequestEntry],
     ) -> None:
-        self._ctx, self._entry, self._deployment = ctx, entry, deployment
+        self._ctx, self._entry, self.deployment = ctx, entry, deployment
         self._waiting = waiting
         self._known: dict[tuple[Footprint, int, str], tuple[int, int]] = {}
 
@@ -78,15 +81,72 @@ class _Demand:
 
     def least_bytes(self, node: NodeEntry) -> int:
         """Of the whole instance."""
-        footprint = node.footprint_of(self._deployment)
+        footprint = node.footprint_of(self.deployment)
         return footprint.instance_bytes(self.kv_blocks(node, footprint)[0])
 
     def _worked_out(self, node: NodeEntry, footprint: Footprint) -> tuple[int, int]:
-        partition = partition_of(self._ctx, self._entry, self._deployment, node)
+        partition = partition_of(self._ctx, self._entry, self.deployment, node)
         if partition is not None:
             return partition.kv_blocks, partition.kv_blocks
-        context = self._deployment.context_tokens_max
+        context = self.deployment.context_tokens_max
         return blocks_for_load(self._ctx, self._entry, self._waiting, footprint, context)
+
+
+class _Search:
+    """For one new instance, among the nodes that it is offered."""
+
+    def __init__(
+        self, ctx: EventContext, entry: DeploymentEntry, demand: _Demand, wanted: Wanted | None
+    ) -> None:
+        self._ctx, self._entry, self._wanted = ctx, entry, wanted
+        self._demand = demand
+        self._validates = wanted is not None and ctx.policy.validates
+        self._tight: list[NodeEntry] = []
+        """Where it would be in time by a hair, behind others' loads."""
+        self.looked: dict[NodeId, tuple[Slot, Forecast]] = {}
+
+    def has_room(self, node: NodeEntry) -> bool:
+        needed_bytes = self._demand.least_bytes(node)
+        if needed_bytes <= self._ctx.obtainable_bytes(node):
+            return True
+        if self._wanted is not None and not self._wanted.late:
+            refusals = self._ctx.cell.refusals
+            refusals.note_no_room(self._entry.spec.name, self._wanted.by, node, needed_bytes)
+        return False
+
+    def place(self, among: list[NodeEntry]) -> Start | NoRoom | NoTime:
+        found = self._place(among)
+        if isinstance(found, NoTime) and self._tight:
+            found = self._place(self._tight[:1])
+        return found
+
+    def _place(self, among: list[NodeEntry]) -> Start | NoRoom | NoTime:
+        return place_instance(
+            self._demand.deployment,
+            among,
+            kv_blocks=self._demand.kv_blocks,
+            policy=self._ctx.policy,
+            has_time=self._has_time,
+            looks_max=self._ctx.limits.validations_max if self._validates else len(among),
+        )
+
+    def _has_time(self, node: StartNode) -> bool | None:
+        ctx, wanted = self._ctx, self._wanted
+        if wanted is None or not self._validates or node in self._tight:
+            return True
+        if not ctx.validations_left:
+            ctx.cell.refusals.note_not_all_tried(self._entry.spec.name)
+            return None
+        ctx.note_validation()
+        known = ctx.cell.nodes[node.node_id]
+        slot, forecast = _forecast(ctx, self._entry, known, wanted)
+        self.looked[node.node_id] = slot, forecast
+        if forecast.verdict is not Verdict.PASSES:
+            return False
+        if not wanted.late and _is_tight(ctx, known, forecast, wanted.by):
+            self._tight.append(known)
+            return False
+        return True
 
 
 def find_room(
@@ -97,57 +157,35 @@ def find_room(
     waiting: Iterable[RequestEntry],
     wanted: Wanted | None,
 ) -> Placed | NoRoom | NoTime:
-    """Where an instance for those who wait could start. Nodes where its last load failed come into
-    question only when no other has room.
+    """Where an instance for those who wait could start. Nodes come into question only when no other
+    will do, where its last load failed, or where it would have to wait for others' loads and could
+    hardly be in time then.
     """
     deployment = entry.deployment
     assert deployment is not None
     taken = [i.node for i in entry.instances.values()]
     nodes = [n for n in among if ctx.takes(n, entry.spec) and n not in taken]
-
-    validates = wanted is not None and ctx.policy.validates
-    looked: dict[NodeId, tuple[Slot, Forecast]] = {}
-
-    def has_time(node: StartNode) -> bool | None:
-        if wanted is None or not validates:
-            return True
-        if not ctx.validations_left:
-            ctx.cell.refusals.note_not_all_tried(entry.spec.name)
-            return None
-        ctx.note_validation()
-        looked[node.node_id] = _forecast(ctx, entry, ctx.cell.nodes[node.node_id], wanted)
-        return looked[node.node_id][1].verdict is Verdict.PASSES
-
     demand = _Demand(ctx, entry, deployment, waiting)
-
-    def has_room(node: NodeEntry) -> bool:
-        needed_bytes = demand.least_bytes(node)
-        if needed_bytes <= ctx.obtainable_bytes(node):
-            return True
-        if wanted is not None and not wanted.late:
-            ctx.cell.refusals.note_no_room(entry.spec.name, wanted.by, node, needed_bytes)
-        return False
-
-    def place(among: list[NodeEntry]) -> Start | NoRoom | NoTime:
-        return place_instance(
-            deployment,
-            among,
-            kv_blocks=demand.kv_blocks,
-            policy=ctx.policy,
-            has_time=has_time,
-            looks_max=ctx.limits.validations_max if validates else len(among),
-        )
-
-    roomy = [n for n in nodes if has_room(n)]
+    search = _Search(ctx, entry, demand, wanted)
+    roomy = [n for n in nodes if search.has_room(n)]
     fresh = [n for n in roomy if n.node_id not in entry.avoided]
-    found = place(fresh) if fresh else None
+    found = search.place(fresh) if fresh else None
     if not isinstance(found, Start) and len(fresh) < len(roomy):
-        found = place(roomy)
+        found = search.place(roomy)
     if found is None or isinstance(found, NoRoom):
         return NoRoom.nearest((demand.least_bytes(n), n.capacity_bytes) for n in nodes)
     if isinstance(found, NoTime):
         return found
-    return _placed(ctx, deployment, found, wanted, looked.get(found.node.node_id))
+    return _placed(ctx, deployment, found, wanted, search.looked.get(found.node.node_id))
+
+
+def _is_tight(
+    ctx: EventContext, node: NodeEntry, forecast: Forecast, request: RequestEntry
+) -> bool:
+    """Whether its load waits for others, and a little delay would make the request late."""
+    margin_s = MARGIN_SHARE * (forecast.first_token_s - ctx.now_s)
+    waits = lane_ends_s(node, ctx.now_s) > ctx.now_s
+    return waits and forecast.first_token_s + margin_s > request.due_s
 
 
 def _placed(
@@ -196,10 +234,30 @@ def why_no_node(ctx: EventContext, spec: DeploymentSpec, purpose: str = "") -> t
 def _forecast(
     ctx: EventContext, entry: DeploymentEntry, node: NodeEntry, wanted: Wanted
 ) -> tuple[Slot, Forecast]:
-    """The load's place in the node's lane, and what becomes of the request there."""
-    deployment, request = entry.deployment, wanted.by
-    assert deployment is not None
+    """What becomes of whoever wants an instance there, which is noted where it is in vain."""
+    request = wanted.by
     late = wanted.late or (request.accepted and not wanted.moves)
+    slot, forecast = forecast_on_node(ctx, entry, node, request, late=late, moves=wanted.moves)
+    verdict = forecast.verdict
+    if not wanted.late:
+        ctx.cell.refusals.note_start(entry.spec.name, request, node, verdict)
+    if verdict is not Verdict.PASSES:
+        request.refusals.note(verdict)
+    return slot, forecast
+
+
+def forecast_on_node(
+    ctx: EventContext,
+    entry: DeploymentEntry,
+    node: NodeEntry,
+    request: RequestEntry,
+    *,
+    late: bool = False,
+    moves: bool = False,
+) -> tuple[Slot, Forecast]:
+    """The place in the node's lane of a load for the request, and what becomes of it there."""
+    deployment = entry.deployment
+    assert deployment is not None
     # One that is late waits for those that need not be.
     needed_s = inf if late else request.due_s
     slot = slot_for(node, load_s(ctx, deployment, node), needed_s, ctx.now_s)
@@ -212,14 +270,28 @@ def _forecast(
         now_s=ctx.now_s,
         limits=ctx.limits,
         late=late,
-        moves=wanted.moves,
+        moves=moves,
     )
-    verdict = forecast.verdict
-    if not wanted.late:
-        ctx.cell.refusals.note_start(entry.spec.name, request, node, verdict)
-    if verdict is not Verdict.PASSES:
-        request.refusals.note(verdict)
     return slot, forecast
+
+
+def has_room(
+    ctx: EventContext, entry: DeploymentEntry, node: NodeEntry, request: RequestEntry
+) -> bool:
+    """Whether the least instance that takes the request fits, were all that idles there to go."""
+    deployment = entry.deployment
+    assert deployment is not None
+    footprint = node.footprint_of(deployment)
+    partition = partition_of(ctx, entry, deployment, node)
+    if partition is None:
+        context = deployment.context_tokens_max
+        least, _ = blocks_for_load(ctx, entry, (request,), footprint, context)
+    else:
+        least = partition.kv_blocks
+    lacking_bytes = footprint.instance_bytes(least) - node.free_bytes
+    if lacking_bytes > 0 and node.device in ctx.policy.reclaims:
+        lacking_bytes -= sum(size_bytes for _, size_bytes in node.reclaimable())
+    return lacking_bytes <= 0
 
 
 def load_s(ctx: EventContext, deployment: Deployment, node: NodeEntry) -> float:

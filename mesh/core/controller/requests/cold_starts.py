@@ -8,9 +8,10 @@ place. After: `submitting`, which promises, and the end of the load, when they a
 """
 
 from mesh.core.controller.instances.kv_cache import blocks_for_load, room_for
-from mesh.core.controller.instances.lifecycle import Started, start_instance
+from mesh.core.controller.instances.lifecycle import Started, may_start, start_instance
+from mesh.core.controller.instances.loading_lane import loads_end_s
 from mesh.core.controller.instances.node_schedule import forecast_on_loading
-from mesh.core.controller.instances.placement import Wanted
+from mesh.core.controller.instances.placement import MARGIN_SHARE, Wanted
 from mesh.core.controller.requests.deadlines import latest_start_s
 from mesh.core.controller.requests.ending import refuse_all_queued
 from mesh.core.controller.requests.submitting import wait_for
@@ -25,8 +26,6 @@ from mesh.domain.units import format_bytes
 from mesh.request.placement import NoRoom
 from mesh.request.shadow import Verdict
 
-MARGIN_SHARE = 0.1
-"""Of the time to a late first token, by which it is told to be later than expected."""
 TRIES_MAX = 4
 """Requests of a deployment for which no load was found, before the others wait for the next try."""
 
@@ -74,7 +73,9 @@ def _wait_for_one(
         )
         if forecast.verdict is Verdict.PASSES:
             grace_s = _late_s(ctx, request, forecast.first_token_s) if late else 0.0
-            wait_for(ctx, entry, request, instance, room, grace_s)
+            spare_s = max(request.due_s + grace_s - forecast.first_token_s, 0.0)
+            needed_s = loads_end_s(instance.node, ctx.now_s)[instance.instance_id] + spare_s
+            wait_for(ctx, entry, request, instance, room, grace_s, needed_s)
             return True
         request.refusals.note(forecast.verdict)
     return False
@@ -82,7 +83,7 @@ def _wait_for_one(
 
 def _start_for(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> bool:
     """Load another instance for the request."""
-    if not _may_start(ctx, entry):
+    if not may_start(ctx, entry):
         return False
     found = start_instance(ctx, entry, wanted=Wanted(by=request))
     if isinstance(found, Started):
@@ -109,7 +110,7 @@ def _start_late(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry
     """Load the first instance of a deployment though its caller will be late: where memory is free,
     or where idle instances can go and no other load is promised.
     """
-    if entry.replicas() or not _may_start(ctx, entry):
+    if entry.replicas() or not may_start(ctx, entry):
         return False
     nodes = [n for n in ctx.cell.nodes.values() if _has_free_lane_or_room(ctx, entry, request, n)]
     found = start_instance(ctx, entry, among=nodes, wanted=Wanted(by=request, late=True))
@@ -139,11 +140,6 @@ def _late_s(ctx: EventContext, request: RequestEntry, first_token_s: float) -> f
     return max(first_token_s + margin_s - request.due_s, 0.0)
 
 
-def _may_start(ctx: EventContext, entry: DeploymentEntry) -> bool:
-    full = entry.replicas() >= entry.spec.scaling.replicas_max
-    return not full and ctx.now_s >= entry.paused_until_s
-
-
 def _tries_estimate(entry: DeploymentEntry, request: RequestEntry) -> bool:
     """Whether time is lacking where the first request of an instance is just showing how far the
     estimate of its times is off.
@@ -160,7 +156,7 @@ def _load_for_all(ctx: EventContext, entry: DeploymentEntry) -> None:
     """
     loading = (i for i in entry.instances.values() if i.state is InstanceState.LOADING)
     coming = sum(instance.batch_max for instance in loading)
-    if coming < len(entry.queue) and _may_start(ctx, entry):
+    if coming < len(entry.queue) and may_start(ctx, entry):
         found = start_instance(ctx, entry, wanted=Wanted(by=entry.queue[0]))
         if isinstance(found, NoRoom):
             _refuse_in_vain(ctx, entry, found)
@@ -174,4 +170,4 @@ def _refuse_in_vain(ctx: EventContext, entry: DeploymentEntry, lacking: NoRoom) 
             f"the largest has {format_bytes(lacking.largest_bytes)}"
         )
         hint = "lower spec.context_tokens_max, or start a node with more --memory"
-        refuse_all_queued(ctx, entry, RefusalReason.MEMORY_FULL, message, hint)
+        refuse_all_queued(ctx, entry, RefusalReason.MEMORY_FULL, message, hint=hint)

@@ -14,6 +14,7 @@ from mesh.core.controller.instances.node_schedule import alone_s
 from mesh.core.controller.instances.placement import load_s
 from mesh.core.controller.requests.departures import Departures
 from mesh.core.controller.requests.ending import refuse
+from mesh.core.controller.requests.nearest_place import Lack, lack_of_nearest
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -24,6 +25,8 @@ from mesh.request.shadow import Verdict
 
 RETRY_S_LEAST, RETRY_S_MOST = 0.5, 60.0
 """Told to clients that are refused for want of a place."""
+NO_PLACE = Lack(reason=RefusalReason.QUEUE_TIMEOUT)
+"""Where every instance is full, and no further one may start."""
 
 
 def refuse_hopeless(ctx: EventContext, entry: DeploymentEntry) -> None:
@@ -33,6 +36,7 @@ def refuse_hopeless(ctx: EventContext, entry: DeploymentEntry) -> None:
     head = next((request for request in entry.queue if request.waits_for is None), None)
     no_time = head is not None and head.refusals.verdict is Verdict.TPOT_EXCEEDED
     ahead = 0
+    lack: Lack | None = None
     for request in list(entry.queue):
         waited_out = ctx.now_s - request.waits_since_s >= ctx.limits.queue_wait_s_max
         if request.waits_for is not None and not (waited_out and request.waits_for.is_loaded):
@@ -46,11 +50,15 @@ def refuse_hopeless(ctx: EventContext, entry: DeploymentEntry) -> None:
         ):
             ahead += 1
             continue
-        reason, message = _why(ctx, entry, request)
+        lack, message = _why(ctx, entry, request, lack)
+        reason = lack.reason
         if _too_long(ctx, request):
             too_slow = ctx.cell.refusals.latest_start_s(request) == -inf
             remedy = "raise spec.slo.tpot_s" if too_slow else "shorten the prompt, or raise its SLO"
             refuse(ctx, request, reason, message, hint=f"no node is quick enough: {remedy}")
+        elif reason is RefusalReason.LOAD_FAILED:
+            retry_s = max(entry.pause_left_s(ctx.now_s), RETRY_S_LEAST)
+            refuse(ctx, request, reason, message, retry_after_s=retry_s)
         else:
             expected_s = min(departures.at_s(ahead), loads.earliest_s())
             told_s = entry.note_told_to_return(
@@ -164,40 +172,43 @@ def _quickest_s(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry
 
 
 def _why(
-    ctx: EventContext, entry: DeploymentEntry, request: RequestEntry
-) -> tuple[RefusalReason, str]:
+    ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, before: Lack | None
+) -> tuple[Lack, str]:
+    """What it is refused for, and in words. `before`: what the one before it was."""
     waited = f"{ctx.now_s - request.queued_at_s:.1f} s"
     if not has_node(ctx, entry):
         if request.attempt:
             message = f"its node was lost, and no other came up within {waited}"
-            return RefusalReason.NODE_LOST, message
-        return RefusalReason.NO_NODE, f"no node came up within {waited}"
+            return Lack(reason=RefusalReason.NODE_LOST), message
+        return Lack(reason=RefusalReason.NO_NODE), f"no node came up within {waited}"
     if entry.load_failures and not entry.replicas():
-        return RefusalReason.LOAD_FAILED, f"not loaded within {waited}: {entry.load_error}"
-    name = repr(entry.spec.name)
-    slo, prompt = request.slo, len(request.original.prompt_tokens)
-    held_up = request.refusals.held_up if request.refusals.verdict else None
+        message = f"not loaded within {waited}: {entry.load_error}"
+        return Lack(reason=RefusalReason.LOAD_FAILED), message
     if _too_long(ctx, request):
         never = ctx.cell.refusals.latest_start_s(request) == -inf
-        held_up = Verdict.TPOT_EXCEEDED if never else Verdict.FIRST_TOKEN_LATE
-    match held_up:
-        case Verdict.FIRST_TOKEN_LATE:
+        lack = Lack(reason=RefusalReason.TPOT_EXCEEDED if never else RefusalReason.FIRST_TOKEN_LATE)
+    else:
+        known = before if not ctx.looks_left else None
+        lack = known or lack_of_nearest(ctx, entry, request) or NO_PLACE
+    return lack, _words(entry, request, lack, waited)
+
+
+def _words(entry: DeploymentEntry, request: RequestEntry, lack: Lack, waited: str) -> str:
+    slo, prompt = request.slo, len(request.original.prompt_tokens)
+    match lack.reason:
+        case RefusalReason.FIRST_TOKEN_LATE:
             limit = f"{slo.ttft_limit_s(prompt):.3g} s"
-            message = f"its first token would come after its limit, {limit} for {prompt} tokens"
-            return RefusalReason.FIRST_TOKEN_LATE, message
-        case Verdict.DELAYS_RUNNING:
-            message = "it would make a request late that came before it"
-            return RefusalReason.DELAYS_RUNNING, message
-        case Verdict.TPOT_EXCEEDED:
-            message = f"there is no time left to give {name} its tokens every {slo.tpot_s:.3g} s"
-            return RefusalReason.TPOT_EXCEEDED, message
-        case _ if request.refusals.short_of_memory:
-            message = f"no memory came free for its KV cache within {waited}"
-            return RefusalReason.MEMORY_FULL, message
-        case _ if entry.replicas():
-            return RefusalReason.QUEUE_TIMEOUT, f"no place came free within {waited}"
+            return f"its first token would come after its limit, {limit} for {prompt} tokens"
+        case RefusalReason.DELAYS_RUNNING:
+            return "it would make a request late that came before it"
+        case RefusalReason.TPOT_EXCEEDED:
+            name = repr(entry.spec.name)
+            return f"there is no time left to give {name} its tokens every {slo.tpot_s:.3g} s"
+        case RefusalReason.MEMORY_FULL:
+            where = "for its KV cache" if lack.loaded else "on a node"
+            return f"no memory came free {where} within {waited}"
         case _:
-            return RefusalReason.MEMORY_FULL, f"no memory came free on a node within {waited}"
+            return f"no place came free within {waited}"
 
 
 def has_node(ctx: EventContext, entry: DeploymentEntry) -> bool:

@@ -39,10 +39,16 @@ def refuse(
 
 
 def refuse_all_queued(
-    ctx: EventContext, entry: DeploymentEntry, reason: RefusalReason, message: str, hint: str = ""
+    ctx: EventContext,
+    entry: DeploymentEntry,
+    reason: RefusalReason,
+    message: str,
+    *,
+    retry_after_s: float = 0.0,
+    hint: str = "",
 ) -> None:
     for request in list(entry.queue):
-        refuse(ctx, request, reason, message, hint=hint)
+        refuse(ctx, request, reason, message, retry_after_s=retry_after_s, hint=hint)
 
 
 def abort_on_node(ctx: EventContext, request: RequestEntry) -> None:

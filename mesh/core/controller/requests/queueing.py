@@ -74,6 +74,9 @@ def _see_to(ctx: EventContext, waiting: list[DeploymentEntry]) -> None:
     for entry in waiting:
         if entry.queue:
             find_loads(ctx, entry)
+    # Only then is it known what is left for whom.
+    for entry in waiting:
+        if entry.queue:
             refuse_hopeless(ctx, entry)
         if entry.queue and ctx.cell.retry_at_s is None:
             at_s = ctx.now_s + ctx.limits.place_retry_s

@@ -49,9 +49,8 @@ def invoke(ctx: EventContext, original: Request) -> None:
         message, _ = why_no_node(ctx, entry.spec)
         refuse(ctx, request, RefusalReason.NO_NODE, message, retry_after_s=RETRY_AFTER_S)
     elif _cannot_load(ctx, entry):
-        refuse(
-            ctx, request, RefusalReason.LOAD_FAILED, entry.load_error, retry_after_s=RETRY_AFTER_S
-        )
+        again_s = entry.pause_left_s(ctx.now_s)
+        refuse(ctx, request, RefusalReason.LOAD_FAILED, entry.load_error, retry_after_s=again_s)
     elif len(entry.queue) >= ctx.limits.queue_requests_max:
         message = f"{len(entry.queue)} requests of {name!r} wait already, which is the limit"
         refuse(ctx, request, RefusalReason.QUEUE_FULL, message, retry_after_s=RETRY_AFTER_S)

@@ -3,6 +3,8 @@ or has one promised on an instance that loads, and its client is told which dead
 `requests.queueing` decides which place, and when.
 """
 
+from math import inf
+
 from mesh.core.controller.instances.kv_cache import Room, claim, expect
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -48,12 +50,13 @@ def wait_for(
     instance: InstanceEntry,
     room: Room | None = None,
     grace_s: float = 0.0,
+    needed_s: float = inf,
 ) -> None:
     """Promise a queued request a place on an instance that loads; its first token comes so much
-    after its limit.
+    after its limit. Others have to leave the load the time until `needed_s`.
     """
     _accept(ctx, request, grace_s)
-    expect(ctx, entry, instance, request, room)
+    expect(ctx, entry, instance, request, room, needed_s)
 
 
 def _accept(ctx: EventContext, request: RequestEntry, grace_s: float = 0.0) -> None:

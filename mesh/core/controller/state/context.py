@@ -29,6 +29,8 @@ class EventContext:
     now_s: float
     validations_left: int
     """Shadow validations that it may still make."""
+    looks_left: int = 0
+    """As many again, to find out what those who are refused are to be told."""
     actions: list[ControllerAction] = field(default_factory=list)
     all_woken: bool = False
     """Memory or a node came free for anyone: every queue is looked at before the event is over."""
@@ -50,6 +52,10 @@ class EventContext:
     def note_validation(self) -> None:
         """One validation less is left to the event."""
         self.validations_left -= 1
+
+    def note_look(self) -> None:
+        """One look less is left to the event."""
+        self.looks_left -= 1
 
     def enqueue(self, entry: DeploymentEntry, request: RequestEntry) -> None:
         """Queue a request; see `DeploymentEntry.enqueue`."""

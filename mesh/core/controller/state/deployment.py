@@ -142,6 +142,10 @@ class DeploymentEntry:
         self.load_error = self.avoided[node_id] = message
         self.paused_until_s = now_s + limits.load_retry_s * 2**doublings
 
+    def pause_left_s(self, now_s: float) -> float:
+        """Until it is loaded again after a failure."""
+        return max(self.paused_until_s - now_s, 0.0)
+
     def forgive_loads(self) -> None:
         """An instance has served, or lived until it was let go."""
         self.load_failures, self.load_error = 0, ""

@@ -199,6 +199,10 @@ class InstanceEntry:
             self.footprint = footprint
         self.node.ease()
 
+    def note_needed(self, needed_s: float) -> None:
+        """Its load has to be over by then, for the sake of somebody who waits for it."""
+        self.needed_s = needed_s
+
     def note_load_begun(self, now_s: float) -> None:
         """Its node is told to load it now."""
         self.load_started_s = now_s

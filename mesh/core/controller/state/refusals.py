@@ -38,10 +38,6 @@ class RequestRefusals:
     """Why the last node that was tried could not compute it in time, on an instance or on one to be
     loaded for it. None: none was tried.
     """
-    held_up: Verdict | None = None
-    """Why it waits: the first verdict other than FIRST_TOKEN_LATE, if there was one. Whoever waits
-    for another reason gets that verdict, too, in the end.
-    """
     short_of_memory: bool = False
     """Whether an instance that it was last tried on had no room for its KV cache."""
     in_time_as_predicted: bool = False
@@ -66,8 +62,6 @@ class RequestRefusals:
     def note(self, verdict: Verdict) -> None:
         """A node cannot compute it in time."""
         self.verdict = verdict
-        if self.held_up in (None, Verdict.FIRST_TOKEN_LATE):
-            self.held_up = verdict
 
     def keep(self, before: Verdict | None) -> None:
         """Not everything was tried: what was said before holds, unless something was said now."""

@@ -71,13 +71,14 @@ def test_a_request_whose_first_token_no_place_gives_in_time_is_refused_for_that(
 
 
 def test_a_request_that_would_make_a_running_one_late_is_refused_for_that() -> None:
-    """r1 has 44 tokens to go when its first chunk ends at 1.13 s, and is due at 2.1 s. r2, due
-    first, needs 0.81 s of that.
+    """r1 has 44 tokens to go when its first chunk ends at 1.13 s, and is due at 1.6 s, as is r2,
+    which needs 0.53 s. Were r2 to come 1.1 s later, it would delay the tokens after r1's first.
     """
-    cell = abc(a=Slo(ttft_s=2.1, ttft_tokens_per_s=1e6))
+    soon = Slo(ttft_s=1.6, ttft_tokens_per_s=1e6, tpot_s=0.25)
+    cell = abc(a=soon, b=soon)
     cell.ask("r1", "a", 300)
-    assert submitted(cell.ask("r2", "b", 185)) == []
-    refused = refusal_of_a_waiting_request(cell, "b", due_s=102.0)
+    assert submitted(cell.ask("r2", "b", 120)) == []
+    refused = refusal_of_a_waiting_request(cell, "b", due_s=101.6)
     assert refused.reason is RefusalReason.DELAYS_RUNNING
 
 

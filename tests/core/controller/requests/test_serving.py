@@ -266,8 +266,21 @@ def test_failed_loads_are_retried_after_a_pause_then_refused_with_the_cause() ->
     refused = only(failed, RefuseRequest)
     assert refused.reason is RefusalReason.LOAD_FAILED
     assert "torn" in refused.message
+    assert refused.retry_after_s == 4.0, "the second pause"
+    cell.now_s += 1.0
     at_once = only(cell.invoke(request("r2")), RefuseRequest)
-    assert at_once.reason is RefusalReason.LOAD_FAILED
+    assert (at_once.reason, at_once.retry_after_s) == (RefusalReason.LOAD_FAILED, 3.0)
+
+
+def test_who_comes_in_the_pause_after_a_failed_load_is_told_how_long_it_lasts() -> None:
+    cell = CellUnderTest(deployment(slo=Slo(ttft_s=1.0)))
+    link, _ = cell.join()
+    (load,) = commands(cell.invoke(), LoadInstance)
+    torn = LoadFailed(instance_id=load.instance_id, error="TornModel", message="torn")
+    cell.report(link, torn)
+    cell.now_s += 0.5
+    refused = only(cell.invoke(request("r2")), RefuseRequest)
+    assert (refused.reason, refused.retry_after_s) == (RefusalReason.LOAD_FAILED, 1.5)
 
 
 def test_a_failed_load_is_tried_again_for_those_it_was_promised_and_then_they_are_refused() -> None:

@@ -170,11 +170,10 @@ def test_the_latest_start_is_worked_out_anew_for_other_nodes_and_forgotten_at_th
     assert refusals.latest_start_s(entry) is None
 
 
-def test_a_request_waits_for_the_first_reason_that_waiting_does_not_bring_about() -> None:
+def test_what_was_said_before_holds_unless_something_is_said_now() -> None:
     said = RequestRefusals()
-    for verdict in (LATE, DELAYS, EXCEEDED, LATE):
+    for verdict in (DELAYS, EXCEEDED, LATE):
         said.note(verdict)
-    assert (said.held_up, said.verdict) == (DELAYS, LATE)
     said.note_no_room()
     before = said.try_again()
     assert (before, said.verdict, said.short_of_memory) == (LATE, None, False)
