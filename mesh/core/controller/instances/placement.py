@@ -15,6 +15,7 @@ from mesh.core.controller.instances.node_schedule import (
     Forecast,
     decodes_share,
     forecast_on_start,
+    start_exceeds_pace,
 )
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -65,12 +66,13 @@ class _Demand:
     ) -> None:
         self._ctx, self._entry, self._deployment = ctx, entry, deployment
         self._waiting = waiting
-        self._known: dict[tuple[Footprint, int, str], tuple[int, int]] = {}
+        self._known: dict[tuple[str, str, int], tuple[int, int]] = {}
+        """By engine, device and capacity."""
 
     def kv_blocks(self, node: StartNode, footprint: Footprint) -> tuple[int, int]:
         """At least, and recommended."""
         known = self._ctx.cell.nodes[node.node_id]
-        kind = (footprint, node.capacity_bytes, known.hello.fingerprint)
+        kind = (known.hello.engine, known.hello.fingerprint, node.capacity_bytes)
         found = self._known.get(kind)
         if found is None:
             found = self._known[kind] = self._worked_out(known, footprint)
@@ -106,7 +108,7 @@ def find_room(
     nodes = [n for n in among if ctx.takes(n, entry.spec) and n not in taken]
 
     validates = wanted is not None and ctx.policy.validates
-    looked: dict[NodeId, tuple[Slot, Forecast]] = {}
+    looked: dict[NodeId, tuple[Slot, Forecast] | None] = {}
 
     def has_time(node: StartNode) -> bool | None:
         if wanted is None or not validates:
@@ -115,8 +117,8 @@ def find_room(
             ctx.cell.refusals.note_not_all_tried(entry.spec.name)
             return None
         ctx.note_validation()
-        looked[node.node_id] = _forecast(ctx, entry, ctx.cell.nodes[node.node_id], wanted)
-        return looked[node.node_id][1].verdict is Verdict.PASSES
+        looked[node.node_id] = _in_time(ctx, entry, ctx.cell.nodes[node.node_id], wanted)
+        return looked[node.node_id] is not None
 
     demand = _Demand(ctx, entry, deployment, waiting)
 
@@ -189,33 +191,41 @@ def why_no_node(ctx: EventContext, spec: DeploymentSpec, purpose: str = "") -> t
     return message, f"deploy it with tensor_parallel: {widest}, or start a node whose engine can"
 
 
-def _forecast(
+def _in_time(
     ctx: EventContext, entry: DeploymentEntry, node: NodeEntry, wanted: Wanted
-) -> tuple[Slot, Forecast]:
-    """The load's place in the node's lane, and what becomes of the request there."""
+) -> tuple[Slot, Forecast] | None:
+    """The load's place in the node's lane, and what becomes of the request there. None where that
+    would not do, for a reason that the request knows then.
+    """
     deployment, request = entry.deployment, wanted.by
     assert deployment is not None
-    late = wanted.late or (request.accepted and not wanted.moves)
-    # One that is late waits for those that need not be.
-    needed_s = inf if late else request.due_s
-    slot = slot_for(node, load_s(ctx, deployment, node), needed_s, ctx.now_s)
-    forecast = forecast_on_start(
-        node,
-        ctx.cell.expectations.profile(deployment.model, node.footprint_of(deployment), node.hello),
-        slot.ready_s,
-        request,
-        share=ctx.share_of(node, decodes_share),
-        now_s=ctx.now_s,
-        limits=ctx.limits,
-        late=late,
-        moves=wanted.moves,
-    )
-    verdict = forecast.verdict
+    footprint = node.footprint_of(deployment)
+    profile = ctx.cell.expectations.profile(deployment.model, footprint, node.hello)
+    share = ctx.share_of(node, decodes_share)
+    verdict = Verdict.TPOT_EXCEEDED
+    if not start_exceeds_pace(node, profile, request, share=share, moves=wanted.moves):
+        late = wanted.late or (request.accepted and not wanted.moves)
+        # One that is late waits for those that need not be.
+        needed_s = inf if late else request.due_s
+        slot = slot_for(node, load_s(ctx, deployment, node), needed_s, ctx.now_s)
+        forecast = forecast_on_start(
+            node,
+            profile,
+            slot.ready_s,
+            request,
+            share=share,
+            now_s=ctx.now_s,
+            limits=ctx.limits,
+            late=late,
+            moves=wanted.moves,
+        )
+        verdict = forecast.verdict
     if not wanted.late:
         ctx.cell.refusals.note_start(entry.spec.name, request, node, verdict)
-    if verdict is not Verdict.PASSES:
-        request.refusals.note(verdict)
-    return slot, forecast
+    if verdict is Verdict.PASSES:
+        return slot, forecast
+    request.refusals.note(verdict)
+    return None
 
 
 def load_s(ctx: EventContext, deployment: Deployment, node: NodeEntry) -> float:
