@@ -205,8 +205,9 @@ class _Rollout:
             joins_s = self._newcomer.joins_s
             self._schedule.slow_until_s = max(self._schedule.slow_until_s, joins_s)
         for _ in range(STEPS_MAX):
-            self._skip()
-            self._join()
+            if self._coming or self._now_s < self._schedule.slow_until_s:
+                self._skip()
+                self._join()
             if not self._coming and self._settled():
                 return Verdict.PASSES
             verdict = self._step()
