@@ -23,7 +23,9 @@ class CellLimits:
     queue_requests_max: int = 256
     """Requests of one deployment that may wait."""
     queue_wait_s_max: float = 30.0
-    """A request waits no longer than this for a place; loads that it waits for included."""
+    """A request waits no longer than this for a place; for a load that it was promised, until that
+    ends.
+    """
     attempts_max: int = 3
     """Submissions of one request to nodes, the first included."""
     load_attempts_max: int = 2

@@ -1,5 +1,6 @@
 """What a node tells its controller: NodeReport to and from the wire."""
 
+from math import inf
 from typing import assert_never
 
 from mesh.domain.errors import InvalidInput
@@ -166,10 +167,10 @@ def _hello_from_wire(message: pb.NodeHello) -> NodeHello:
 
 
 def _load_rate_from_wire(rate: pb.LoadRate) -> LoadRate:
-    if not (rate.fixed_s >= 0.0 and rate.bytes_per_s > 0.0):
+    if not (0.0 <= rate.fixed_s < inf and rate.bytes_per_s > 0.0):
         raise InvalidInput(
             f"NodeHello.load_rates has {rate.fixed_s:g} s and {rate.bytes_per_s:g} B/s: a load "
-            "takes 0 s or more, at a rate above 0"
+            "takes 0 s or more, and finite, at a rate above 0"
         )
     return LoadRate(fixed_s=rate.fixed_s, bytes_per_s=rate.bytes_per_s)
 

@@ -112,8 +112,9 @@ class Watch:
         longest_s = limits.queue_wait_s_max + limits.place_retry_s
         for entry in cell.deployments.values():
             for request in entry.queue:
-                waited_s, name = now_s - request.queued_at_s, request.original.request_id
-                hold(waited_s <= longest_s, "{} waits for {:.1f} s", name, waited_s)
+                waited_s, name = now_s - request.waits_since_s, request.original.request_id
+                loads = request.waits_for is not None and not request.waits_for.is_loaded
+                hold(loads or waited_s <= longest_s, "{} waits for {:.1f} s", name, waited_s)
             if not entry.queue:
                 continue
             retry_at_s = cell.retry_at_s

@@ -85,10 +85,7 @@ def room_for(
 ) -> Room | None:
     """How an instance would have the KV cache for one more request; None if it cannot."""
     blocks = request_blocks(owner, request, instance.footprint, instance.context_tokens_max)
-    others = instance.required_blocks + instance.expected_blocks
-    if request.waits_for is instance:
-        others -= request.required_blocks
-    return _room(ctx, instance, others + blocks)
+    return _room(ctx, instance, _others_blocks(instance, request) + blocks)
 
 
 def room_for_all(
@@ -100,7 +97,7 @@ def room_for_all(
     """As `room_for`, for several requests at once."""
     footprint, context = instance.footprint, instance.context_tokens_max
     blocks = sum(request_blocks(owner, request, footprint, context) for request in coming)
-    return _room(ctx, instance, instance.required_blocks + blocks)
+    return _room(ctx, instance, _others_blocks(instance) + blocks)
 
 
 def missing_bytes(
@@ -115,11 +112,22 @@ def missing_bytes(
     if ctx.now_s < instance.grow_again_s:
         return 0
     footprint, context = instance.footprint, instance.context_tokens_max
-    blocks = request_blocks(owner, request, footprint, context) if request is not None else 0
-    required = max(instance.required_blocks + blocks, least_blocks(ctx.limits, footprint, context))
+    blocks = instance.required_blocks
+    if request is not None:
+        more = request_blocks(owner, request, footprint, context)
+        blocks = _others_blocks(instance, request) + more
+    required = max(blocks, least_blocks(ctx.limits, footprint, context))
     idle_bytes = sum(size_bytes for _, size_bytes in _idle_beside(ctx, instance))
     more_bytes = footprint.instance_bytes(required) - instance.promised_bytes
     return max(more_bytes - instance.node.station.free_bytes - idle_bytes, 0)
+
+
+def _others_blocks(instance: InstanceEntry, request: RequestEntry | None = None) -> int:
+    """What those on an instance need, and those who are expected, but for this one."""
+    others = instance.required_blocks + instance.expected_blocks
+    if request is not None and request.waits_for is instance:
+        others -= request.required_blocks
+    return others
 
 
 def _room(ctx: EventContext, instance: InstanceEntry, requested_blocks: int) -> Room | None:
@@ -207,7 +215,7 @@ def shrink(ctx: EventContext, instance: InstanceEntry) -> None:
     if fixed or instance.state is not InstanceState.READY or instance.profiling:
         return
     least = least_blocks(ctx.limits, instance.footprint, instance.context_tokens_max)
-    required = max(instance.required_blocks, least)
+    required = max(_others_blocks(instance), least)
     target = watermark(ctx.limits).target(instance.promised_blocks, required)
     if target < instance.promised_blocks:
         resize(ctx, instance, target, ctx.now_s)

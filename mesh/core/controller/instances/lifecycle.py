@@ -212,6 +212,7 @@ def drain(ctx: EventContext, instance: InstanceEntry) -> None:
     if instance.state is InstanceState.LOADING:
         unload(ctx, instance)
     elif instance.state is InstanceState.READY and instance.requests:
+        instance.expect_nobody()
         instance.advance(InstanceState.DRAINING)
     elif instance.is_loaded:
         unload(ctx, instance)

@@ -159,11 +159,15 @@ def _placed(
     wanted: Wanted | None,
     looked: tuple[Slot, Forecast] | None,
 ) -> Placed:
-    """When the load is needed: as early as the request can bear, where that was looked at."""
+    """When the load is needed: as late as the request can bear, where that was looked at. One that
+    no request wants goes behind those that were promised.
+    """
     if wanted is None or looked is None:
         node = ctx.cell.nodes[found.node.node_id]
-        needed_s = wanted.by.due_s if wanted is not None else ctx.now_s
+        needed_s = wanted.by.due_s if wanted is not None else inf
         slot = slot_for(node, load_s(ctx, deployment, node), needed_s, ctx.now_s)
+        if wanted is None:
+            needed_s = slot.ready_s
         return Placed(start=found, slot=slot, needed_s=needed_s, first_token_s=slot.ready_s)
     slot, forecast = looked
     spare_s = max(wanted.by.due_s - forecast.first_token_s, 0.0)

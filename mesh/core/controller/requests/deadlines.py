@@ -30,11 +30,12 @@ def refuse_hopeless(ctx: EventContext, entry: DeploymentEntry) -> None:
     """Refuse the requests in the deployment's queue that cannot be in time any more."""
     departures, loads = Departures(ctx.cell, entry, ctx.now_s), _Loads(ctx, entry)
     # Behind a head that was TPOT_EXCEEDED none was tried: it holds for requests of any length.
-    no_time = bool(entry.queue) and entry.queue[0].refusals.verdict is Verdict.TPOT_EXCEEDED
+    head = next((request for request in entry.queue if request.waits_for is None), None)
+    no_time = head is not None and head.refusals.verdict is Verdict.TPOT_EXCEEDED
     ahead = 0
     for request in list(entry.queue):
-        waited_out = ctx.now_s - request.queued_at_s >= ctx.limits.queue_wait_s_max
-        if request.waits_for is not None and not waited_out:
+        waited_out = ctx.now_s - request.waits_since_s >= ctx.limits.queue_wait_s_max
+        if request.waits_for is not None and not (waited_out and request.waits_for.is_loaded):
             continue
         if no_time and request.refusals.verdict is None:
             request.refusals.note(Verdict.TPOT_EXCEEDED)
@@ -52,8 +53,10 @@ def refuse_hopeless(ctx: EventContext, entry: DeploymentEntry) -> None:
             refuse(ctx, request, reason, message, hint=f"no node is quick enough: {remedy}")
         else:
             expected_s = min(departures.at_s(ahead), loads.earliest_s())
-            told_s = entry.note_told_to_return(expected_s, departures.apart_s)
-            retry_s = min(max(told_s - ctx.now_s, RETRY_S_LEAST), RETRY_S_MOST)
+            told_s = entry.note_told_to_return(
+                expected_s, departures.apart_s, now_s=ctx.now_s, wait_s_max=RETRY_S_MOST
+            )
+            retry_s = max(told_s - ctx.now_s, RETRY_S_LEAST)
             refuse(ctx, request, reason, message, retry_after_s=retry_s)
 
 

@@ -74,11 +74,13 @@ def preempt(ctx: EventContext, instance: InstanceEntry, missing_bytes: int) -> b
 
 
 def _may_be_preempted(ctx: EventContext, instance: InstanceEntry) -> bool:
-    """Whether an instance serves, nothing wants it to stay, and none of its requests has been moved
-    too often.
+    """Whether an instance serves, nothing and nobody wants it to stay, and none of its requests has
+    been moved too often.
     """
     owner = ctx.cell.deployments.get(instance.deployment)
-    if instance.state is not InstanceState.READY or instance.profiling or owner is None:
+    if instance.state is not InstanceState.READY or owner is None:
+        return False
+    if instance.profiling or instance.expected:
         return False
     most = ctx.limits.preempted_max
     often = any(request.evictions >= most for request in instance.requests.values())

@@ -9,7 +9,7 @@ What an event may cost is bounded: the end of a request is looked at on its node
 validates `CellLimits.validations_max` times at most; the next one goes on from there.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 
 from mesh.core.controller.instances.kv_cache import missing_bytes, room_for, shrink
@@ -41,6 +41,8 @@ def retry(ctx: EventContext) -> None:
     waiting = cell.with_queues()
     waiting.sort(key=lambda entry: (entry.spec.name <= cell.retried, entry.spec.name))
     for entry in waiting:
+        _place_promised(ctx, entry)
+    for entry in waiting:
         if ctx.validations_left > 0:
             _place_waiting(ctx, entry)
             cell.note_retried(entry)
@@ -53,7 +55,7 @@ def offer(ctx: EventContext, instance: InstanceEntry) -> None:
     """
     owner = ctx.cell.deployments.get(instance.deployment)
     if owner is not None and owner.queue:
-        _place_waiting(ctx, owner, only=instance)
+        _place_all(ctx, [(owner, instance)])
 
 
 def fill(ctx: EventContext) -> None:
@@ -61,8 +63,7 @@ def fill(ctx: EventContext) -> None:
     waiting = ctx.take_woken()
     if len(waiting) > 1:
         waiting.sort(key=lambda d: (d.queue[0].arrival_s, d.spec.name))
-    for entry in waiting:
-        _place_waiting(ctx, entry)
+    _place_all(ctx, [(entry, None) for entry in waiting])
     # Only after every queue has been tried: an idle instance that its own queue can use must not
     # be unloaded for another deployment.
     _see_to(ctx, waiting)
@@ -92,8 +93,7 @@ def fill_released(ctx: EventContext) -> None:
         if (owner := ctx.cell.deployments.get(instance.deployment)) and owner.queue
     ]
     found.sort(key=lambda of: (of[0].queue[0].arrival_s, of[1].instance_id))
-    for owner, instance in found:
-        _place_waiting(ctx, owner, only=instance)
+    _place_all(ctx, found)
 
 
 def settle_released(ctx: EventContext) -> None:
@@ -108,6 +108,30 @@ def settle_released(ctx: EventContext) -> None:
         keep_minima(ctx)
 
 
+def _place_all(
+    ctx: EventContext, tried: Sequence[tuple[DeploymentEntry, InstanceEntry | None]]
+) -> None:
+    """Place what waits, on one instance alone if it is given. Those whose load is over come first:
+    nobody else takes the time that they were promised.
+    """
+    for entry, only in tried:
+        _place_promised(ctx, entry, only)
+    for entry, only in tried:
+        _place_waiting(ctx, entry, only)
+
+
+def _place_promised(
+    ctx: EventContext, entry: DeploymentEntry, only: InstanceEntry | None = None
+) -> None:
+    loaded = [r for r in entry.queue if r.waits_for is not None and r.waits_for.takes_now]
+    tries = TRIES_MAX
+    for request in loaded:
+        if _place(ctx, entry, request, only):
+            entry.dequeue(request)
+        elif (tries := tries - 1) == 0:
+            return
+
+
 def _place_waiting(
     ctx: EventContext, entry: DeploymentEntry, only: InstanceEntry | None = None
 ) -> None:
@@ -120,7 +144,7 @@ def _place_waiting(
         return
     tries = 0
     for request in list(entry.queue):
-        if request.waits_for is not None and not request.waits_for.takes_now:
+        if request.waits_for is not None:
             continue
         if tries == TRIES_MAX:
             return

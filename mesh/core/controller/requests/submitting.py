@@ -24,6 +24,7 @@ def submit(
     node = instance.node
     _accept(ctx, request)
     if request.waits_for is not None:
+        ctx.note_released(request.waits_for)
         request.waits_for.expect_no_more(request)
     claim(ctx, entry, instance, request, room)
     entry.rank(instance)

@@ -58,7 +58,11 @@ class EventContext:
         self._woken[entry.spec.name] = None
 
     def dequeue(self, entry: DeploymentEntry, request: RequestEntry) -> None:
-        """A request waits no more. It may have been the head, and those behind it may need less."""
+        """A request waits no more. It may have been the head, and those behind it may need less;
+        the instance that it was promised may be idle without it.
+        """
+        if request.waits_for is not None:
+            self.note_released(request.waits_for)
         entry.dequeue(request)
         self.wake(entry.spec.name)
 

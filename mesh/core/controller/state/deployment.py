@@ -72,12 +72,15 @@ class DeploymentEntry:
         else:
             insort(self.queue, request, key=lambda waiting: waiting.arrival_s)
 
-    def note_told_to_return(self, at_s: float, apart_s: float) -> float:
-        """One more is refused, and a place expected at `at_s`: when it is to come again, so much
-        after the one that was told before it.
+    def note_told_to_return(
+        self, at_s: float, apart_s: float, *, now_s: float, wait_s_max: float
+    ) -> float:
+        """One more is refused, and a place expected at `at_s`, infinite where nobody knows: when it
+        is to come again, so much after the one that was told before it, but no longer from now than
+        anyone is told: what was told in an overload does not outlast it.
         """
-        if at_s < inf:
-            self.told_to_return_s = max(self.told_to_return_s + apart_s, at_s)
+        next_s = max(self.told_to_return_s + apart_s, at_s if at_s < inf else now_s)
+        self.told_to_return_s = min(next_s, now_s + wait_s_max)
         return self.told_to_return_s
 
     def dequeue(self, request: RequestEntry) -> None:

@@ -11,6 +11,9 @@ from mesh.domain.profile import Profile
 from mesh.domain.steps import LoadRate, LoadTier
 from mesh.domain.views import LoadTimesView
 
+LOAD_TIMES_MAX = 2048
+"""Nodes and fingerprints whose load times are kept, each by tier."""
+
 
 class Expectations:
     """Profiles by model and device fingerprint, load times by node; what was worked out is kept."""
@@ -65,10 +68,15 @@ class Expectations:
     def learn_load(
         self, node: NodeHello, weights_bytes: int, seconds: float, tier: LoadTier = LoadTier.DISK
     ) -> None:
-        """A load has ended well on a node."""
+        """A load has ended well on a node. Nodes come and go by ever other names: of those whose
+        loads ended longest ago nothing is kept.
+        """
         for key in (node.node_id, node.fingerprint):
-            times = self._load_times.setdefault((key, tier), LoadTimes(_prior(node, tier)))
+            times = self._load_times.pop((key, tier), None) or LoadTimes(_prior(node, tier))
             times.learn(weights_bytes, seconds)
+            self._load_times[key, tier] = times
+        while len(self._load_times) > LOAD_TIMES_MAX:
+            del self._load_times[next(iter(self._load_times))]
 
     def load_s(self, node: NodeHello, weights_bytes: int, tier: LoadTier = LoadTier.DISK) -> float:
         """Seconds that a load on the node is expected to take: as its own loads did, else as those

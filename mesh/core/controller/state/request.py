@@ -62,6 +62,12 @@ class RequestEntry:
         self.tokens = prompt_tokens + len(self.output_tokens)
         self.due_s = self.arrival_s + self.slo.ttft_limit_s(prompt_tokens)
 
+    @property
+    def waits_since_s(self) -> float:
+        """Since when it waits for a place, the load that it was promised not counted."""
+        loaded_at_s = self.waits_for.loaded_at_s if self.waits_for is not None else 0.0
+        return max(self.queued_at_s, loaded_at_s)
+
     def advance(self, to: RequestState) -> None:
         self.state = advance(REQUEST, self.state, to)
 

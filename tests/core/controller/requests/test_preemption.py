@@ -143,6 +143,19 @@ def test_a_minimum_and_a_policy_that_does_not_preempt_leave_everything_where_it_
     nothing_moves(other)
 
 
+def test_an_instance_that_somebody_was_promised_stays() -> None:
+    cell = FullNode()
+    cell.second_node()
+    cell.learn_load(0.2)
+    asked, owner = request("b2", of="b"), cell.core.cell.deployments[DeploymentName("b")]
+    promised = RequestEntry(original=asked, slo=Slo(), arrival_s=cell.now_s, accepted=True)
+    cell.core.cell.add_request(promised)
+    owner.enqueue(promised, cell.now_s)
+    cell.core.cell.note_queue(owner)
+    cell.core.cell.instances[InstanceId("b")].expect(promised, 1)
+    nothing_moves(cell)
+
+
 def test_a_request_is_moved_only_so_often() -> None:
     cell = FullNode(moves_max=0)
     cell.second_node("b")

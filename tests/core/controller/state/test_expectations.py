@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mesh.compute.load_times import PRIORS
-from mesh.core.controller.state.expectations import Expectations
+from mesh.core.controller.state.expectations import LOAD_TIMES_MAX, Expectations
 from mesh.domain.ids import ModelId, NodeId
 from mesh.domain.steps import LoadRate, LoadTier
 from tests.core.cells import FOOTPRINT, MODEL, hello
@@ -49,6 +49,18 @@ def test_a_load_is_expected_to_take_what_it_took_lately() -> None:
     rate = LoadRate(fixed_s=0.25, bytes_per_s=float(size))
     measured = replace(other, load_rates=((LoadTier.DISK, rate),))
     assert known.load_s(measured, size) == 1.25
+
+
+def test_the_load_times_of_ever_other_nodes_are_kept_of_so_many() -> None:
+    known = Expectations()
+    nodes = [
+        replace(hello(), node_id=NodeId(f"n{n}"), fingerprint=f"f{n}")
+        for n in range(LOAD_TIMES_MAX // 2 + 1)
+    ]
+    for node in nodes:
+        known.learn_load(node, 0, 4.0)
+    assert known.load_s(nodes[0], 0) == PRIORS[LoadTier.DISK].fixed_s
+    assert known.load_s(nodes[1], 0) == known.load_s(nodes[-1], 0) == pytest.approx(4.0)
 
 
 def test_a_wake_is_learned_apart_from_a_load_and_expected_to_be_no_longer() -> None:
