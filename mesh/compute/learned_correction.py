@@ -82,8 +82,10 @@ class LearnedCorrection(Correction):
         slots: Sequence[_Slot] = self._slots
         if slots and slots[0].began_s <= now_s - WINDOW_S:
             slots = [slot for slot in slots if slot.began_s > now_s - WINDOW_S]
-        of_stalls = _mean_of_stalled(slots) if self._stalls.count > 1 else 0.0
-        return max(self.factor(now_s), _quantile(slots), of_stalls)
+        factor = self.factor(now_s)
+        if max(map(_FACTOR, slots), default=0.0) > factor:
+            factor = max(factor, _quantile(slots))
+        return max(factor, _mean_of_stalled(slots)) if self._stalls.count > 1 else factor
 
     def stalls(self, now_s: float) -> Stalls:
         """So far."""

@@ -151,7 +151,7 @@ def _advance(grant: Grant, end_s: float) -> list[Prompt]:
     if queue.batch:
         for _ in range(grant.iterations):
             queue.decoded(end_s)
-    done = _compute_prompts(queue, grant.prefill_tokens)
+    done = _compute_prompts(queue, grant.prefill_tokens) if grant.prefill_tokens else []
     for prompt in done:
         queue.batch += 1
         queue.context_tokens += prompt.past
@@ -205,8 +205,9 @@ class _Rollout:
             joins_s = self._newcomer.joins_s
             self._schedule.slow_until_s = max(self._schedule.slow_until_s, joins_s)
         for _ in range(STEPS_MAX):
-            self._skip()
-            self._join()
+            if self._coming or self._now_s < self._schedule.slow_until_s:
+                self._skip()
+                self._join()
             if not self._coming and self._settled():
                 return Verdict.PASSES
             verdict = self._step()
@@ -282,15 +283,20 @@ class _Rollout:
         seen_s = end_s + schedule.margin_s
         decodes_late = seen_s > self._owed_s.get(queue.instance_id, inf)
         done = _advance(grant, end_s)
-        late = [prompt for prompt in done if seen_s > prompt.due_s]
-        if any(prompt is self._newcomer.prompt for prompt in done):
-            self._newcomer.first_token_s = seen_s
+        verdict = self._judge(done, seen_s) if done else None
         self._owed_s[queue.instance_id] = queue.due_s
-        if decodes_late:
-            return Verdict.DELAYS_RUNNING
-        for prompt in late:
-            if prompt is self._newcomer.prompt:
-                if not self._newcomer.may_be_late:
+        return Verdict.DELAYS_RUNNING if decodes_late else verdict
+
+    def _judge(self, done: list[Prompt], seen_s: float) -> Verdict | None:
+        """Of prompts whose first tokens are seen then, the first that is late for no excuse."""
+        newcomer = self._newcomer
+        if any(prompt is newcomer.prompt for prompt in done):
+            newcomer.first_token_s = seen_s
+        for prompt in done:
+            if seen_s <= prompt.due_s:
+                continue
+            if prompt is newcomer.prompt:
+                if not newcomer.may_be_late:
                     return Verdict.FIRST_TOKEN_LATE
             elif prompt not in self._excused:
                 return Verdict.DELAYS_RUNNING

@@ -113,15 +113,30 @@ def forecast_on_start(
     """What becomes of a request on a new instance of the node, whose load is over at `ready_s`.
     `share` is the node's `decodes_share`. `late` and `moves` as above.
     """
-    if not profile.measured and not moves and node.is_idle():
+    if _tries_out(node, profile, moves=moves):
         return _tried_out(profile, request, ready_s, limits, late=late)
-    times = Times(profile, OVERESTIMATE)
-    decode_s = times.decode_s(1, request.tokens + LOOKAHEAD_TOKENS)
-    if share + decode_s / request.pace_s > 1.0:
+    if start_exceeds_pace(node, profile, request, share=share, moves=moves):
         return Forecast(verdict=Verdict.TPOT_EXCEEDED)
     schedule, _ = _schedule(node, now_s, limits)
+    times = Times(profile, OVERESTIMATE)
     queue = RunQueue(instance_id=InstanceId("new"), times=times, tpot_s=request.pace_s)
     return _forecast(schedule, queue, request, ready_s, loads=True, late=late)
+
+
+def start_exceeds_pace(
+    node: NodeEntry, profile: Profile, request: RequestEntry, *, share: float, moves: bool = False
+) -> bool:
+    """Whether `forecast_on_start` says TPOT_EXCEEDED whenever the load would be over: what a full
+    node says nearly always, so that it must not cost a look at its loads.
+    """
+    if _tries_out(node, profile, moves=moves):
+        return False
+    decode_s = Times(profile, OVERESTIMATE).decode_s(1, request.tokens + LOOKAHEAD_TOKENS)
+    return share + decode_s / request.pace_s > 1.0
+
+
+def _tries_out(node: NodeEntry, profile: Profile, *, moves: bool) -> bool:
+    return not profile.measured and not moves and node.is_idle()
 
 
 def _forecast(
@@ -213,10 +228,10 @@ def _decode_share(
 
 def _decode_s(instance: InstanceEntry, now_s: float, with_one: RequestEntry | None = None) -> float:
     """Of all that it has, or will have, and one more."""
-    batch, tokens = instance.batch, instance.tokens
-    if instance.coming:
-        batch = len(instance.coming)
-        tokens = sum(request.tokens for request in instance.coming.values())
+    batch, tokens = len(instance.requests), instance.tokens
+    if not batch:
+        coming = instance.coming
+        batch, tokens = len(coming), sum(request.tokens for request in coming.values())
     if with_one is not None:
         batch, tokens = batch + 1, tokens + with_one.tokens
     return _times(instance, now_s).decode_s(batch, tokens / batch + LOOKAHEAD_TOKENS)
@@ -241,16 +256,16 @@ def _schedule(
     started_s = node.iteration_started_s
     ends_s = loads_end_s(node, now_s)
     for instance in node.instances.values():
-        if not _has_work(instance):
+        work = instance.requests or instance.coming
+        if not work:
             continue
-        slo = next(iter((instance.requests or instance.coming).values())).slo
+        slo = next(iter(work.values())).slo
         run_queue = run_queues[instance.instance_id] = _run_queue(instance, slo, now_s)
-        if instance.coming:
-            ready_s = ends_s[instance.instance_id]
-            waiting = instance.coming.values()
-            after_loads += [(ready_s, run_queue, _prompt(r)) for r in waiting]
-        else:
+        if instance.requests:
             _fill(run_queue, instance, started_s, joining, now_s)
+        else:
+            ready_s = ends_s[instance.instance_id]
+            after_loads += [(ready_s, run_queue, _prompt(r)) for r in work.values()]
     schedule = Schedule(
         queues=list(run_queues.values()),
         now_s=now_s,
@@ -281,7 +296,7 @@ def _fill(
     now_s: float,
 ) -> None:
     """Put the instance's requests into its run queue; those that came after the iteration began
-    join.
+    join. `validate` predicts its decodes.
     """
     dues_s = run_queue.dues_s
     context_tokens = 0
@@ -298,7 +313,6 @@ def _fill(
             run_queue.prompts.append(prompt)
     run_queue.batch, run_queue.context_tokens = len(dues_s), context_tokens
     run_queue.sort_dues(now_s)
-    run_queue.predict()
 
 
 def _prompt(request: RequestEntry, left: int | None = None) -> Prompt:

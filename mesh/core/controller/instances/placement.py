@@ -15,6 +15,7 @@ from mesh.core.controller.instances.node_schedule import (
     Forecast,
     decodes_share,
     forecast_on_start,
+    start_exceeds_pace,
 )
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -68,12 +69,13 @@ class _Demand:
     ) -> None:
         self._ctx, self._entry, self.deployment = ctx, entry, deployment
         self._waiting = waiting
-        self._known: dict[tuple[Footprint, int, str], tuple[int, int]] = {}
+        self._known: dict[tuple[str, str, int], tuple[int, int]] = {}
+        """By engine, device and capacity."""
 
     def kv_blocks(self, node: StartNode, footprint: Footprint) -> tuple[int, int]:
         """At least, and recommended."""
         known = self._ctx.cell.nodes[node.node_id]
-        kind = (footprint, node.capacity_bytes, known.hello.fingerprint)
+        kind = (known.hello.engine, known.hello.fingerprint, node.capacity_bytes)
         found = self._known.get(kind)
         if found is None:
             found = self._known[kind] = self._worked_out(known, footprint)
@@ -140,9 +142,9 @@ class _Search:
         ctx.note_validation()
         known = ctx.cell.nodes[node.node_id]
         slot, forecast = _forecast(ctx, self._entry, known, wanted)
-        self.looked[node.node_id] = slot, forecast
-        if forecast.verdict is not Verdict.PASSES:
+        if slot is None or forecast.verdict is not Verdict.PASSES:
             return False
+        self.looked[node.node_id] = slot, forecast
         if not wanted.late and _is_tight(ctx, known, forecast, wanted.by):
             self._tight.append(known)
             return False
@@ -233,7 +235,7 @@ def why_no_node(ctx: EventContext, spec: DeploymentSpec, purpose: str = "") -> t
 
 def _forecast(
     ctx: EventContext, entry: DeploymentEntry, node: NodeEntry, wanted: Wanted
-) -> tuple[Slot, Forecast]:
+) -> tuple[Slot | None, Forecast]:
     """What becomes of whoever wants an instance there, which is noted where it is in vain."""
     request = wanted.by
     late = wanted.late or (request.accepted and not wanted.moves)
@@ -254,19 +256,26 @@ def forecast_on_node(
     *,
     late: bool = False,
     moves: bool = False,
-) -> tuple[Slot, Forecast]:
-    """The place in the node's lane of a load for the request, and what becomes of it there."""
+) -> tuple[Slot | None, Forecast]:
+    """The place in the node's lane of a load for the request, and what becomes of it there. A full
+    node says so before its loads are looked at.
+    """
     deployment = entry.deployment
     assert deployment is not None
+    footprint = node.footprint_of(deployment)
+    profile = ctx.cell.expectations.profile(deployment.model, footprint, node.hello)
+    share = ctx.share_of(node, decodes_share)
+    if start_exceeds_pace(node, profile, request, share=share, moves=moves):
+        return None, Forecast(verdict=Verdict.TPOT_EXCEEDED)
     # One that is late waits for those that need not be.
     needed_s = inf if late else request.due_s
     slot = slot_for(node, load_s(ctx, deployment, node), needed_s, ctx.now_s)
     forecast = forecast_on_start(
         node,
-        ctx.cell.expectations.profile(deployment.model, node.footprint_of(deployment), node.hello),
+        profile,
         slot.ready_s,
         request,
-        share=ctx.share_of(node, decodes_share),
+        share=share,
         now_s=ctx.now_s,
         limits=ctx.limits,
         late=late,
