@@ -288,19 +288,10 @@ def has_room(
     ctx: EventContext, entry: DeploymentEntry, node: NodeEntry, request: RequestEntry
 ) -> bool:
     """Whether the least instance that takes the request fits, were all that idles there to go."""
-    deployment = entry.deployment
-    assert deployment is not None
-    footprint = node.footprint_of(deployment)
-    partition = partition_of(ctx, entry, deployment, node)
-    if partition is None:
-        context = deployment.context_tokens_max
-        least, _ = blocks_for_load(ctx, entry, (request,), footprint, context)
-    else:
-        least = partition.kv_blocks
-    lacking_bytes = footprint.instance_bytes(least) - node.free_bytes
-    if lacking_bytes > 0 and node.device in ctx.policy.reclaims:
-        lacking_bytes -= sum(size_bytes for _, size_bytes in node.reclaimable())
-    return lacking_bytes <= 0
+    assert entry.deployment is not None
+    reclaims = node.device in ctx.policy.reclaims
+    room_bytes = node.obtainable_bytes() if reclaims else node.free_bytes
+    return _Demand(ctx, entry, entry.deployment, (request,)).least_bytes(node) <= room_bytes
 
 
 def load_s(ctx: EventContext, deployment: Deployment, node: NodeEntry) -> float:
