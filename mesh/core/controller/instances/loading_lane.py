@@ -47,7 +47,7 @@ def lane_ends_s(node: NodeEntry, now_s: float) -> float:
 
 def _in_order(node: NodeEntry) -> list[InstanceEntry]:
     station = node.station
-    loading = [i for i in node.instances.values() if _loads(node, i)]
+    loading = [i for i in node.instances.values() if not i.loaded_at_s and _loads(node, i)]
     if len(loading) < 2:
         return loading
     return sorted(loading, key=lambda i: (station.running(i.instance_id) is None, i.needed_s))
@@ -57,7 +57,8 @@ def _loads(node: NodeEntry, instance: InstanceEntry) -> bool:
     """Whether its load is under way or to come; a load that was given up goes on to its end."""
     if instance.state is InstanceState.LOADING:
         return True
-    return not instance.loaded_at_s and node.station.running(instance.instance_id) is not None
+    given_up = instance.state is InstanceState.UNLOADING
+    return given_up and node.station.running(instance.instance_id) is not None
 
 
 def slot_for(node: NodeEntry, load_s: float, needed_s: float, now_s: float) -> Slot:

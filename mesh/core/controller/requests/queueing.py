@@ -118,7 +118,8 @@ def _place_all(
     nobody else takes the time that they were promised.
     """
     for entry, only in tried:
-        _place_promised(ctx, entry, only)
+        if entry.instances:
+            _place_promised(ctx, entry, only)
     for entry, only in tried:
         _place_waiting(ctx, entry, only)
 
