@@ -31,7 +31,9 @@ def loads_end_s(node: NodeEntry, now_s: float) -> dict[InstanceId, float]:
     for instance in _in_order(node):
         if node.station.running(instance.instance_id):
             expected_s = instance.load_started_s + instance.load_s
-            at_s = max(at_s, expected_s, now_s + instance.load_s * OVERDUE_SHARE)
+            if expected_s <= now_s:
+                expected_s = now_s + instance.load_s * OVERDUE_SHARE
+            at_s = max(at_s, expected_s)
         else:
             at_s += instance.load_s
         ends_s[instance.instance_id] = at_s
