@@ -190,7 +190,7 @@ class _Rollout:
         self._schedule = schedule
         self._newcomer = newcomer
         self._settled_s = settled_s
-        self._now_s = now_s
+        self._begun_s = self._now_s = now_s
         coming = [*schedule.after_loads, (newcomer.joins_s, newcomer.queue, newcomer.prompt)]
         self._coming = sorted(coming, key=_joins_s)
         self._excused: list[Prompt] = []
@@ -224,7 +224,7 @@ class _Rollout:
                 owed_s = min((due_s for due_s in queue.dues_s if due_s >= least_s), default=inf)
             self._owed_s[queue.instance_id] = owed_s
             for prompt in queue.prompts:
-                self._excuse(queue, prompt)
+                self._excuse(queue, prompt, self._begun_s)
 
     def _seen_s(self, start_s: float, seconds: float) -> float:
         """When the tokens of an iteration are with their clients."""
@@ -232,14 +232,15 @@ class _Rollout:
 
     def _join(self) -> None:
         while self._coming and self._now_s >= self._coming[0][0]:
-            _, queue, prompt = self._coming.pop(0)
+            joins_s, queue, prompt = self._coming.pop(0)
             queue.prompts.append(prompt)
-            self._excuse(queue, prompt)
+            # An iteration that it has come in the middle of may be the newcomer's.
+            self._excuse(queue, prompt, max(joins_s, self._begun_s))
 
-    def _excuse(self, queue: RunQueue, prompt: Prompt) -> None:
+    def _excuse(self, queue: RunQueue, prompt: Prompt, from_s: float) -> None:
         """A prompt that would be late even if it were computed at once is so for other reasons."""
         at_once_s = queue.at_once_s(prompt, self._schedule.prefill_tokens_max)
-        if prompt.due_s < self._seen_s(self._now_s, at_once_s):
+        if prompt.due_s < self._seen_s(from_s, at_once_s):
             self._excused.append(prompt)
 
     def _skip(self) -> None:

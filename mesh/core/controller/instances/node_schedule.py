@@ -89,7 +89,7 @@ def forecast_on_loading(
     node, profile = instance.node, instance.profile
     assert profile is not None, "loaded for its deployment"
     ready_s = loads_end_s(node, now_s)[instance.instance_id]
-    if instance.correction.trial_left and not instance.coming:
+    if instance.correction.trial_left and not instance.coming and node.is_idle():
         return _tried_out(profile, request, ready_s, limits, late=late)
     if _decodes_share_with(instance, request, now_s) > 1.0:
         return Forecast(verdict=Verdict.TPOT_EXCEEDED)

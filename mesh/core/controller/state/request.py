@@ -65,8 +65,8 @@ class RequestEntry:
     @property
     def waits_since_s(self) -> float:
         """Since when it waits for a place, the load that it was promised not counted."""
-        loaded_at_s = self.waits_for.loaded_at_s if self.waits_for is not None else 0.0
-        return max(self.queued_at_s, loaded_at_s)
+        load = self.waits_for
+        return self.queued_at_s if load is None else max(self.queued_at_s, load.loaded_at_s)
 
     def advance(self, to: RequestState) -> None:
         self.state = advance(REQUEST, self.state, to)

@@ -1,5 +1,7 @@
 """What is promised with a load is kept: by whom it is waited for, until when, and ahead of whom."""
 
+from dataclasses import replace
+
 from mesh.compute.correction import TRIAL_ITERATIONS
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import RefuseRequest, SetTimer, TellAccepted
@@ -175,3 +177,18 @@ def test_an_instance_that_nobody_waits_for_any_more_goes_by_its_keep_alive() -> 
     timers = of_kind(cell.tell(CancelRequested(request_id=RequestId("a1"))), SetTimer)
     again = KeepAliveExpired(instance_id=load.instance_id, idle_since_s=cell.now_s)
     assert [timer.timer for timer in timers] == [again]
+
+
+def test_who_is_promised_a_load_that_is_nearly_over_is_delayed_by_nobody() -> None:
+    """`promised` is to be in time by 0.1 s, and computes from 101 on for 0.88 s. `b` would have
+    0.66 s of that node before.
+    """
+    slos = {"a": replace(TTFT, tpot_s=2.0), "b": replace(TTFT, ttft_s=1.0, tpot_s=2.0)}
+    deployments = [deployment(name, slo=slo) for name, slo in slos.items()]
+    cell = CellUnderTest(*deployments, profiles=(SLOW,))
+    with_loads_of(1.0, cell)
+    cell.join(node("n1", instance("b", "b")))
+    asked = cell.invoke(request("promised", of="a", prompt=(1,) * 200))
+    assert only(asked, TellAccepted).grace_s == 0.0
+    cell.now_s += 0.9
+    assert submitted(cell.invoke(request("b1", of="b", prompt=(1,) * 150))) == []
