@@ -134,7 +134,7 @@ def test_a_node_tells_its_limit_and_what_its_process_takes_of_it(
     assert main(["--home", str(tmp_path), "--memory", "2GiB"], engine_of) == 0
     (hello,) = told
     assert hello.memory_bytes == 2 << 30
-    assert ENGINE_BYTES * 0.9 < hello.base_bytes - before_bytes < ENGINE_BYTES * 2
+    assert ENGINE_BYTES * 0.5 < hello.base_bytes - before_bytes < ENGINE_BYTES * 2
 
 
 def test_what_processes_without_an_instance_hold_is_no_memory_for_others(
