@@ -11,6 +11,7 @@ from itertools import count
 
 from bench.admission.setting import (
     BATCH,
+    BATCH_MAX,
     BUSY,
     CALM,
     CONTEXT_TOKENS,
@@ -37,6 +38,7 @@ from mesh.domain.events import (
     NodeReported,
     PlaceRetryDue,
 )
+from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import InstanceReport, NodeHello, SubmitRequest, TokensReport
@@ -64,15 +66,16 @@ class Placed:
 
 class PaperCell:
     """Its first `busy` nodes cannot take a further request; they are the first candidates of every
-    deployment. The others follow in an order of their own for each.
+    deployment. The others follow in an order of their own for each. So many more deployments have
+    no instance, and no node has memory for one: they are `unloaded`.
     """
 
-    def __init__(self, *, nodes: int, busy: int = 0, seed: int = 1) -> None:
+    def __init__(self, *, nodes: int, busy: int = 0, unloaded: int = 0, seed: int = 1) -> None:
         self._random = random.Random(seed)
         self._numbers = count()
         self.core = ControllerCore(
             epoch=1,
-            deployments=[deployment(number, nodes) for number in range(DEPLOYMENTS)],
+            deployments=[deployment(number, nodes) for number in range(DEPLOYMENTS + unloaded)],
             limits=CellLimits(),
             policy=policy("llm-mesh"),
             profiles=[profile()],
@@ -88,7 +91,7 @@ class PaperCell:
             self._drain(node, undo=True)
 
     def request(self, of: int | None = None, prompt_tokens: int | None = None) -> Request:
-        """One that a client might send, of one deployment or of all in turn."""
+        """One that a client might send, of one deployment or of all that are loaded in turn."""
         serial = next(self._numbers)
         of = serial % DEPLOYMENTS if of is None else of
         prompt_tokens = prompt_tokens or self._random.randint(*PROMPT_TOKENS)
@@ -102,10 +105,14 @@ class PaperCell:
     def forget(self, request: Request, placed: Placed | None) -> None:
         """It ends, so that the cell is as before: with its only token, or while it waits."""
         if placed is not None:
-            self._report([placed], 1, NOW_S, finish=FinishReason.LENGTH)
+            self.core.handle(self.last_token(placed), NOW_S)
         else:
             self.core.handle(CancelRequested(request_id=request.request_id), NOW_S)
             self.core.handle(PlaceRetryDue(), NOW_S)
+
+    def last_token(self, placed: Placed) -> NodeReported:
+        """A request ends with it."""
+        return self._reported([placed], 1, finish=FinishReason.LENGTH)
 
     def check(self) -> None:
         """Raises SystemExit when it is not what it was built to be."""
@@ -123,7 +130,7 @@ class PaperCell:
                 kv_blocks=KV_BLOCKS,
                 kv_blocks_used=0,
                 context_tokens_max=CONTEXT_TOKENS,
-                batch_max=CellLimits().batch_max,
+                batch_max=BATCH_MAX,
                 batch=0,
             )
             for number, place in enumerate(places)
@@ -166,12 +173,15 @@ class PaperCell:
             self._report(of, 1, ended_s, correction=load.correction)
 
     def _arrivals(self, load: Load) -> list[tuple[float, int, int]]:
-        """When requests came, of which deployment, and how many tokens they have got."""
+        """When requests came, of which deployment, and how many tokens they have got. Their first
+        token comes at once, so that its slack is what they are behind their pace by at most.
+        """
+        slack_s = SLO.slack_s(OutputHistory().mean_tokens)
         arrivals = []
         for place in range(DEPLOYMENTS * BATCH):
             tokens = self._random.randint(*OUTPUT_TOKENS)
             headroom_s = self._random.uniform(*load.headroom_s)
-            age_s = SLO.ttft_s + SLO.tpot_s * tokens - headroom_s
+            age_s = slack_s + SLO.pace_s * tokens - headroom_s
             if place < load.waiting:
                 tokens, age_s = 0, self._random.uniform(0.0, ITERATION_S)
             arrivals.append((NOW_S - age_s, place % DEPLOYMENTS, tokens))
@@ -184,9 +194,18 @@ class PaperCell:
         now_s: float,
         *,
         correction: float = CALM.correction,
-        finish: FinishReason | None = None,
     ) -> None:
         """So many new tokens for requests of one instance."""
+        self.core.handle(self._reported(of, tokens, correction=correction), now_s)
+
+    def _reported(
+        self,
+        of: Sequence[Placed],
+        tokens: int,
+        *,
+        correction: float = CALM.correction,
+        finish: FinishReason | None = None,
+    ) -> NodeReported:
         outputs = tuple(
             RequestTokens(
                 request_id=placed.request_id,
@@ -199,7 +218,7 @@ class PaperCell:
             for placed in of
         )
         report = TokensReport(instance_id=of[0].instance_id, outputs=outputs, correction=correction)
-        self.core.handle(NodeReported(link_id=of[0].link_id, report=report), now_s)
+        return NodeReported(link_id=of[0].link_id, report=report)
 
 
 def placement(request: Request, actions: Sequence[ControllerAction]) -> Placed | None:

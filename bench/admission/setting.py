@@ -4,20 +4,21 @@ Iteration times are those of a small model on a CPU node: decodes of 10 to 40 ms
 a prompt token. A calm node needs about a quarter of its time for the tokens that it owes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mesh.compute.shapes import Axes, survey_axes
 from mesh.domain.deployment import Deployment, DeploymentSpec, Scaling
 from mesh.domain.ids import DeploymentName, ModelId
-from mesh.domain.limits import PREFILL_TOKENS_MAX, CellLimits
+from mesh.domain.limits import PREFILL_TOKENS_MAX
 from mesh.domain.model import Footprint, ModelFormat, ModelInfo
 from mesh.domain.profile import Grid, Profile
 from mesh.domain.reasons import DeviceKind
-from mesh.domain.slo import Slo
+from mesh.domain.slo import ColdStart, Slo
 
 DEPLOYMENTS = 4
 """Each has an instance on every node."""
 BATCH = 8
+BATCH_MAX = 32
 """Requests that run on each instance."""
 SLO = Slo(ttft_s=2.0, ttft_tokens_per_s=512.0, tpot_s=0.25)
 CONTEXT_TOKENS = 2048
@@ -50,14 +51,23 @@ BUSY = (
 would be late then; there is too little time beside the decodes for any prompt; there is none.
 """
 WAITING_PROMPT_TOKENS = 550
+WAITING_SLO = replace(SLO, ttft_s=20.0, cold_start=ColdStart.REFUSE)
+"""Of deployments that wait for a load: one would be in time, if there were memory for it. None is
+taken late: that is tried for a moment after a request has come, and here no moment passes.
+"""
+WAITING_FOOTPRINT = replace(FOOTPRINT, weights_bytes=4 << 30)
+"""More than the others leave of a node, whatever they give back."""
 
 
 def deployment(number: int, nodes: int) -> Deployment:
-    """One that may have an instance on each of so many nodes."""
+    """One that may have an instance on each of so many nodes; from `DEPLOYMENTS` on, one that has
+    none.
+    """
+    waits = number >= DEPLOYMENTS
     spec = DeploymentSpec(
         name=DeploymentName(f"model-{number}"),
         source="file:///models/paper",
-        slo=SLO,
+        slo=WAITING_SLO if waits else SLO,
         scaling=Scaling(replicas_max=nodes, keep_alive_s=600.0),
         devices=(DeviceKind.CPU,),
     )
@@ -65,7 +75,7 @@ def deployment(number: int, nodes: int) -> Deployment:
         spec=spec,
         model=_model(),
         context_tokens_max=CONTEXT_TOKENS,
-        footprints=((ENGINE, FOOTPRINT),),
+        footprints=((ENGINE, WAITING_FOOTPRINT if waits else FOOTPRINT),),
     )
 
 
@@ -73,7 +83,7 @@ def profile() -> Profile:
     """Of the size that a survey gives."""
     axes = survey_axes(
         context_tokens_max=CONTEXT_TOKENS,
-        batch_max=CellLimits().batch_max,
+        batch_max=BATCH_MAX,
         kv_tokens=KV_BLOCKS * FOOTPRINT.block_tokens,
         prefill_tokens_max=PREFILL_TOKENS_MAX,
     )

@@ -3,9 +3,9 @@
 `fleet`: 40 deployments, memory for 11, called rarely; the peer is a swapper, first come, first
 served, least recently used out. `resident`: 8 deployments that are all loaded; the peer is eight
 servers side by side. At each rate mesh and its peer get the same calls, one after the other, each
-call at its time whatever became of those before. What is met is counted by the client, and nobody
-is credited the time of a load; `sim_difference` is what share mesh met, less what simulations of
-the same runs say. The last line is one JSON object, with lists by rate.
+call at its time whatever became of those before. What is met is counted by the client's clock;
+`sim_difference` is what share mesh met, less what simulations of the same runs say. The last line
+is one JSON object, with lists by rate.
 """
 
 import argparse

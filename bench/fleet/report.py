@@ -24,7 +24,7 @@ LEGEND = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One system under one rate, by its clients' clock; loads are credited to nobody."""
+    """One system under one rate, by its clients' clock."""
 
     rate: float
     judged: Judgement
@@ -92,7 +92,7 @@ def report(played: Sequence[Played]) -> None:
         scene, slo = each.scene, each.scene.slo
         text(
             f"{scene.name}: {scene.deployments} deployments, memory for {scene.resident_max}; "
-            f"TTFT {slo.ttft_s:g} s, TPOT {slo.tpot_s:g} s, no credit for loads"
+            f"TTFT {slo.ttft_s:g} s, TPOT {slo.tpot_s:g} s, by the clock"
         )
         named = [("mesh", one) for one in each.ours] + [("peer", one) for one in each.peer]
         by_rate = sorted(named, key=lambda pair: pair[1].rate)

@@ -4,9 +4,7 @@ import random
 from dataclasses import dataclass
 from math import exp, log
 
-from mesh.domain.limits import CellLimits
-
-BATCH_MAX = CellLimits().batch_max
+BATCH_MAX = 32
 PROMPT_TOKENS_MAX = 1800
 CONTEXT_TOKENS = (32, 1024)
 """Mean contexts of a batch."""

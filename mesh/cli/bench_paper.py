@@ -20,6 +20,7 @@ from mesh.evaluation.charts.chart import Chart
 from mesh.evaluation.paper.cells import (
     ALL_CELLS,
     DURATION_S,
+    LENGTHS,
     PaperCell,
     from_trace,
     generated,
@@ -37,6 +38,7 @@ from mesh.policy.registry import known_policies
 from mesh.policy.registry import policy as policy_of
 from mesh.sim.cell_costs import cell_costs
 from mesh.sim.costs import Resizing
+from mesh_workloads.published import AZURE_CONVERSATION
 from mesh_workloads.trace import Trace
 
 POLICIES = ("sllm", "sllm+cpu", "sllm+cpu+share", "llm-mesh")
@@ -48,6 +50,14 @@ ABLATION_CELLS = (paper_cell("7B/64"),)
 
 @click.command()
 @file_option("--trace", "A trace in any format that mesh reads; default: a generated one.")
+@click.option(
+    "--lengths",
+    metavar="NAME",
+    type=click.Choice(list(LENGTHS)),
+    help="Of prompts and answers of the generated load: "
+    + ", ".join(LENGTHS)
+    + f"; default: {AZURE_CONVERSATION.name}.",
+)
 @click.option(
     "--policy",
     "policies",
@@ -105,6 +115,7 @@ ABLATION_CELLS = (paper_cell("7B/64"),)
 )
 def paper(
     trace: Path | None,
+    lengths: str | None,
     policies: tuple[str, ...],
     cells: str | None,
     ablations: bool,
@@ -129,7 +140,7 @@ def paper(
     if html is not None and not html.parent.is_dir():
         raise NotFound(f"there is no folder {html.parent} for the page", hint="make it first")
     pairs = _pairs(policies, cells, ablations)
-    source = generated(seed) if trace is None else from_trace(trace, seed)
+    source = _source(trace, lengths, seed)
     work = {cell: load(source, cell.functions, duration_s) for cell, _ in pairs}
     costs = cell_costs(ideal=bool(ideal))
     resize = None if kv_resize is None else Resizing(kv_resize)
@@ -164,6 +175,18 @@ def _tell(made: Evaluation, form: Format, html: Path | None, plots: Path | None)
         output.message(f"written: {html}")
     if plots is not None:
         _draw(made, plots)
+
+
+def _source(trace: Path | None, lengths: str | None, seed: int) -> Trace:
+    """Raises InvalidInput where a trace is to have other lengths."""
+    if trace is None:
+        return generated(seed, lengths or AZURE_CONVERSATION.name)
+    if lengths is not None:
+        raise InvalidInput(
+            f"the load is trace {trace.name}; --lengths are of a generated one",
+            hint="leave one of the two options out",
+        )
+    return from_trace(trace, seed)
 
 
 def _pairs(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from mesh.cli.output import Column, number, word
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.model import ModelInfo
-from mesh.domain.views import DeploymentSnapshot, InstanceSnapshot, NodeSnapshot
+from mesh.domain.views import DeploymentSnapshot, InstanceSnapshot, LoadTimesView, NodeSnapshot
 
 DEPLOYMENTS: tuple[Column[DeploymentSnapshot], ...] = (
     word("NAME", lambda d: d.spec.name),
@@ -67,6 +67,14 @@ NODES: tuple[Column[NodeSnapshot], ...] = (
     word("ENGINE", lambda n: n.engine),
     word("HARDWARE", lambda n: n.hardware),
 )
+LOAD_TIMES: tuple[Column[LoadTimesView], ...] = (
+    word("LOADS_FROM", lambda t: t.tier),
+    number("FIXED_S", lambda t: hundredths(t.fixed_s)),
+    number("RATE_MIB_S", lambda t: mebibytes(t.bytes_per_s)),
+    number("FACTOR", lambda t: f"{t.factor:.2f}"),
+    number("LOADS", lambda t: t.loads),
+)
+"""What a node stated, and by what factor its last loads have differed from that."""
 MODELS: tuple[Column[tuple[ModelInfo, Sequence[str]]], ...] = (
     word("MODEL", lambda m: m[0].model_id),
     word("ARCHITECTURE", lambda m: m[0].architecture),
@@ -132,7 +140,7 @@ def milliseconds(span_s: float) -> str:
     return f"{span_s * 1e3:.2f}"
 
 
-def mebibytes(size_bytes: int) -> str:
+def mebibytes(size_bytes: float) -> str:
     return f"{size_bytes / 2**20:.1f}"
 
 

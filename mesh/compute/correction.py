@@ -100,4 +100,6 @@ class Correction:
 
 
 def bounded(ratio: float) -> float:
-    return min(max(ratio, RATIO_MIN), RATIO_MAX)
+    if RATIO_MIN <= ratio <= RATIO_MAX:
+        return ratio
+    return RATIO_MIN if ratio < RATIO_MIN else RATIO_MAX

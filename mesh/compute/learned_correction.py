@@ -12,8 +12,10 @@ for the controller's `Correction`.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
+from operator import attrgetter
 
 from mesh.compute.correction import Correction, bounded
 from mesh.domain.profile import Stalls
@@ -52,6 +54,9 @@ class _Slot:
     """Of what was measured: lost in a stall."""
 
 
+_FACTOR, _MEASURED_S = attrgetter("factor"), attrgetter("measured_s")
+
+
 class LearnedCorrection(Correction):
     """Of one model on the node that computes it."""
 
@@ -74,8 +79,13 @@ class LearnedCorrection(Correction):
         """By which predictions are to be multiplied that a promise rests on: a high quantile of the
         window, the mean of all that has passed in it if stalls repeat, or `factor` if that is more.
         """
-        slots = [slot for slot in self._slots if slot.began_s > now_s - WINDOW_S]
-        return max(self.factor(now_s), _quantile(slots), _mean_of_stalled(slots))
+        slots: Sequence[_Slot] = self._slots
+        if slots and slots[0].began_s <= now_s - WINDOW_S:
+            slots = [slot for slot in slots if slot.began_s > now_s - WINDOW_S]
+        factor = self.factor(now_s)
+        if max(map(_FACTOR, slots), default=0.0) > factor:
+            factor = max(factor, _quantile(slots))
+        return max(factor, _mean_of_stalled(slots)) if self._stalls.count > 1 else factor
 
     def stalls(self, now_s: float) -> Stalls:
         """So far."""
@@ -151,12 +161,12 @@ class LearnedCorrection(Correction):
         return slots[-1]
 
 
-def _quantile(slots: list[_Slot]) -> float:
+def _quantile(slots: Sequence[_Slot]) -> float:
     """Of the factor, by what was computed with it; a single slot, be it a long iteration, is never
     enough. 0 where nothing is left.
     """
-    left_out_s = (1.0 - QUANTILE) * sum(slot.measured_s for slot in slots)
-    slowest = sorted(slots, key=lambda slot: slot.factor, reverse=True)
+    left_out_s = (1.0 - QUANTILE) * sum(map(_MEASURED_S, slots))
+    slowest = sorted(slots, key=_FACTOR, reverse=True)
     slower_s = 0.0
     for number, slot in enumerate(slowest):
         slower_s += slot.measured_s
@@ -165,7 +175,7 @@ def _quantile(slots: list[_Slot]) -> float:
     return 0.0
 
 
-def _mean_of_stalled(slots: list[_Slot]) -> float:
+def _mean_of_stalled(slots: Sequence[_Slot]) -> float:
     """Measured over predicted time, with that lost in stalls; 0 if there was one at most."""
     if sum(slot.stalls for slot in slots) < 2:
         return 0.0

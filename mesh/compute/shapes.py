@@ -1,8 +1,8 @@
 """Which iterations a survey measures: the sizes at both axes of its two tables.
 
-Sizes double from one to the next (LLM-Mesh §5.2), past contexts of 2,048 tokens they quadruple, and
-sooner where there would be too many shapes. A shape that the KV cache cannot hold is left out; its
-cell is filled by `mesh.compute.tables`.
+Sizes double from one to the next (LLM-Mesh §5.2); past contexts of 2,048 tokens, or sooner where
+there would be too many shapes, and past batches of 64 they quadruple. A shape that the KV cache
+cannot hold is left out; its cell is filled by `mesh.compute.tables`.
 """
 
 from collections.abc import Iterator
@@ -15,6 +15,8 @@ BLOCK_TOKENS = 32
 SHAPES_MAX = 150
 DOUBLE_UNTIL_TOKENS = (2048, 512, 128, 32)
 """Up to where context sizes double, in the order in which it is tried to keep below SHAPES_MAX."""
+DOUBLE_UNTIL_BATCH = 64
+"""Up to where batches double: beyond, their times grow evenly, and take long to measure."""
 PAST_TOKENS_MIN = 64
 CONTEXT_TOKENS_MIN = 32
 
@@ -63,7 +65,7 @@ def survey_axes(
         axes = Axes(
             prefill_rows=_sizes(1, chunk, chunk),
             prefill_columns=_pasts(reach, chunk, double_until),
-            decode_rows=_sizes(1, batch_max, batch_max),
+            decode_rows=_sizes(1, batch_max, DOUBLE_UNTIL_BATCH),
             decode_columns=_sizes(CONTEXT_TOKENS_MIN, reach, double_until),
             reach_tokens=reach,
             kv_blocks=kv_blocks,

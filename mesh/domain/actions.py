@@ -98,14 +98,14 @@ class ReplyError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TellAccepted:
-    """A request has its place: its client learns which deadlines hold. Told once of each request
-    that is not refused before, ahead of its tokens.
+    """A request has its place, or is promised a load: its client learns which deadlines hold. Told
+    once of each request that is not refused before, ahead of its tokens.
     """
 
     request_id: RequestId
     grace_s: float
-    """By how much its first token may come after its limit: load time that it has waited for; 0: it
-    will be in time.
+    """By how much its first token may come after its limit, for the sake of a load; 0: it will be
+    in time.
     """
 
 

@@ -8,6 +8,8 @@ TURN_S_MAX = 0.0
 """Decodes of an instance that take no longer together are one turn, as far as nobody is late for
 it: an iteration of a GPU may take less than deciding and reporting it. 0: each is a turn by itself.
 """
+BATCH_MAX = 256
+"""Requests that one iteration of an instance may carry, unless its engine carries fewer."""
 HEARTBEAT_S = 1.0
 """A node reports at least this often."""
 
@@ -19,7 +21,9 @@ class CellLimits:
     queue_requests_max: int = 256
     """Requests of one deployment that may wait."""
     queue_wait_s_max: float = 30.0
-    """A request waits no longer than this for a place; loads that it waits for included."""
+    """A request waits no longer than this for a place; for a load that it was promised, until that
+    ends.
+    """
     attempts_max: int = 3
     """Submissions of one request to nodes, the first included."""
     load_attempts_max: int = 2
@@ -35,8 +39,8 @@ class CellLimits:
     load_s_max: float = 600.0
     operations_max: int = 64
     """Administrative calls under way."""
-    batch_max: int = 32
-    """Requests that one iteration of an instance may carry."""
+    batch_max: int = BATCH_MAX
+    """Requests that one iteration of an instance may carry, whatever its engine could."""
     kv_watermark_share: float = 0.25
     """w of LLM-Mesh §6.2: what a KV cache gets over what its requests are expected to need."""
     kv_tokens_least: int | None = None
@@ -76,6 +80,10 @@ class NodeLimits:
     primed_tokens_max: int = 128
     """Iterations of up to so many tokens are computed once, when there is nothing else to do, so
     that the engine has its kernels for them. 0: none are.
+    """
+    primed_batch_max: int = 32
+    """Of them, the decodes of more requests are not: they are rare, and each takes longer than its
+    kernels do.
     """
     delivery_s_max: float = 0.01
     """Kept of a deadline, but no more than a quarter of the TPOT SLO: for iterations that take

@@ -5,11 +5,12 @@ simulator's links carry them as they are. No field is a point in time: ages and 
 """
 
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, OperationId, RequestId
+from mesh.domain.limits import BATCH_MAX
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import Profile, Stalls
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.request import RequestOrder, RequestTokens
-from mesh.domain.steps import LoadTier, SleepingModel
+from mesh.domain.steps import LoadRate, LoadTier, SleepingModel
 from mesh.domain.text import TextAssets
 from mesh.domain.values import dataclass
 
@@ -144,6 +145,12 @@ class NodeHello:
     """Equal on nodes of equal hardware, cores and engine: they share profiles."""
     tensor_parallel_max: int = 1
     """Devices that an instance of its engine can span."""
+    batch_max: int = BATCH_MAX
+    """Requests that an iteration of its engine can carry."""
+    load_rates: tuple[tuple[LoadTier, LoadRate], ...] = ()
+    """What loads are expected to take, by the tiers that it knows of: as loads on it have taken in
+    the past, or as it measured when it started.
+    """
     version: str = ""
     """Of mesh on the node."""
     instances: tuple[InstanceReport, ...] = ()

@@ -1,9 +1,9 @@
 """What came of a request, as its caller saw it, and what that says of its SLO.
 
 A request meets its SLO when every token has come by `arrival + TTFT limit + index * TPOT`
-(LLM-Mesh §3.1). Who has waited for a load is told when it is admitted by how much its first token
-may be late for that (the grace): the numbers say whether the SLO was met, and whether what was
-promised was. Before: the callers of a cell, simulated or live. After: `mesh.evaluation`.
+(LLM-Mesh §3.1). Who only a load makes late is told by how much its first token may come after that
+(the grace): the numbers say whether the SLO was met, and whether what was promised was. Before: the
+callers of a cell, simulated or live. After: `mesh.evaluation`.
 """
 
 from dataclasses import dataclass

@@ -55,8 +55,10 @@ class RequestOrder:
     """Tokens that the client already has; the node continues after them."""
     slo: Slo
     age_s: float
-    grace_s: float = 0.0
-    """By how much after its limit the first token was promised, for the sake of a load."""
+    due_in_s: float
+    """Seconds until its next token is due; negative if it was."""
+    slack_s: float = 0.0
+    """See `Slo.slack_s`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

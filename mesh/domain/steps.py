@@ -6,6 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, RequestId
+from mesh.domain.limits import BATCH_MAX
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.domain.request import RequestTokens, SamplingParams
@@ -29,6 +30,8 @@ class EngineCapabilities:
     as long as moving the weights does."""
     tensor_parallel_max: int = 1
     """Devices that one instance can span."""
+    batch_max: int = BATCH_MAX
+    """Requests that one iteration can carry."""
 
 
 class LoadTier(StrEnum):
@@ -36,7 +39,19 @@ class LoadTier(StrEnum):
 
     DISK = "disk"
     HOST = "host"
-    """The host's memory: an instance that slept was woken."""
+    """The host's memory: an instance that slept was woken, or shares the weights of one that runs.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRate:
+    """Seconds of a load: a fixed part, and the weights at a rate."""
+
+    fixed_s: float
+    bytes_per_s: float
+
+    def load_s(self, weights_bytes: int) -> float:
+        return self.fixed_s + weights_bytes / self.bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

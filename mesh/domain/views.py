@@ -79,6 +79,20 @@ class DeploymentSnapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadTimesView:
+    """What loads of a node are expected to take: a fixed part and a rate, as the node stated them,
+    times a factor, as loads have shown since.
+    """
+
+    tier: LoadTier
+    fixed_s: float
+    bytes_per_s: float
+    loads: int
+    """The last ones, of which the factor is the mean; on nodes like it where it has had none."""
+    factor: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSnapshot:
     node_id: NodeId
     state: NodeState
@@ -108,6 +122,7 @@ class NodeSnapshot:
     """By which a load lengthens the iterations beside it."""
     asleep: tuple[ModelId, ...] = ()
     """Unloaded models whose weights are in its host's memory."""
+    load_times: tuple[LoadTimesView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """One run of a cell of the evaluation in numbers: SLO, nodes in use, latencies, refusals; pure.
 
-`met` is the paper's: TTFT and mean TPOT within their limits, no credit for the time of a load, a
-refused request counts as missed. `met_every_token` is mesh's own: every token by arrival + TTFT
+`met` is the paper's: TTFT and mean TPOT within their limits, the time of a load included, a refused
+request counts as missed. `met_every_token` is mesh's own: every token by arrival + TTFT
 limit + index * TPOT. Before: outcomes and node series. After: tables, charts, JSON.
 """
 

@@ -6,7 +6,7 @@ moment: one that shrinks counts with its old size, one that grows with its new o
 that takes memory is issued only if the promise fits, and runs only if what is tracked fits; until
 then it waits here. The reservations of one instance follow each other. Those of different ones wake
 out of order, the earliest deadline first; one that does not fit yet may be overtaken, but not
-forever.
+forever. Loads share a disk or a bus, so that one runs at a time.
 
 The controller core is the only writer. What comes back from a call is to be started now.
 """
@@ -62,8 +62,9 @@ class _Holding:
 class ReservationStation:
     """Invariants: promised and tracked bytes stay within the capacity, unless a node reports more
     than was promised of it (`record`, or `done` of a shrink that failed); a reservation starts once
-    at most; what waits starts as soon as what runs has freed enough for it. Within the promise,
-    nothing waits any more once all that runs has been done twice over.
+    at most; what waits starts as soon as what runs has freed enough for it, and a load when no
+    other runs. Within the promise, nothing but loads waits any more once all that runs has been
+    done twice over.
     """
 
     capacity_bytes: int
@@ -196,14 +197,18 @@ class ReservationStation:
         self.tracked_bytes += holding.tracked_bytes - tracked_bytes
 
     def _wake(self) -> tuple[Reservation, ...]:
-        """Start what fits, by deadline. Behind one that has been overtaken often enough, nothing
-        that takes memory starts.
+        """Start what fits, by deadline; of loads one. Behind one that lacks memory and has been
+        overtaken often enough, nothing that takes memory starts.
         """
         started: list[Reservation] = []
         passed: list[_Holding] = []
-        for reservation in self.waiting():
+        waiting = self.waiting()
+        if not waiting:
+            return ()
+        loading = any(_loads(holding.running) for holding in self._holdings.values())
+        for reservation in waiting:
             holding = self._holdings[reservation.instance_id]
-            if holding.running is not None:
+            if holding.running is not None or (loading and _loads(reservation)):
                 continue
             grows_bytes = max(reservation.size_bytes - holding.size_bytes, 0)
             held_up = any(earlier.overtaken >= OVERTAKEN_MAX for earlier in passed)
@@ -217,7 +222,14 @@ class ReservationStation:
             holding.running, holding.waiting, holding.overtaken = reservation, None, 0
             self.tracked_bytes += grows_bytes
             started.append(reservation)
+            if _loads(reservation):
+                loading = True
+                passed = [earlier for earlier in passed if not _loads(earlier.waiting)]
         return tuple(started)
+
+
+def _loads(reservation: Reservation | None) -> bool:
+    return reservation is not None and reservation.kind is ReservationKind.LOAD
 
 
 def _urgency(reservation: Reservation) -> tuple[float, int]:

@@ -34,7 +34,6 @@ from mesh.domain.messages import (
     UnloadInstance,
     UseProfile,
 )
-from mesh.domain.steps import LoadTier
 from mesh.domain.units import format_bytes
 from mesh.domain.views import CellLine
 from mesh.report.narrate_memory import MemoryStory
@@ -95,8 +94,8 @@ def _reported(report: NodeReport) -> Iterator[CellLine]:
             yield _line("deployment", report.operation_id, f"import failed: {report.message}")
         case InstanceLoaded():
             size = format_bytes(report.footprint.instance_bytes(report.kv_blocks))
-            done = "woken" if report.tier is LoadTier.HOST else "loaded"
-            text = f"{done} in {report.elapsed_s:.2f} s, {size}, {report.kv_blocks} KV blocks"
+            tier, blocks = report.tier.value, report.kv_blocks
+            text = f"loaded from {tier} in {report.elapsed_s:.2f} s, {size}, {blocks} KV blocks"
             yield _line("instance", report.instance_id, text)
         case LoadFailed():
             yield _line("instance", report.instance_id, f"load failed: {report.message}")

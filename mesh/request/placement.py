@@ -1,8 +1,8 @@
 """Where a new instance goes: the first node in the policy's order that has room and time for it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from mesh.domain.deployment import Deployment
 from mesh.domain.ids import InstanceId
@@ -54,6 +54,12 @@ class NoRoom:
 
     needed_bytes: int
     largest_bytes: int
+
+    @classmethod
+    def nearest(cls, needs: Iterable[tuple[int, int]]) -> Self:
+        """Of nodes, by what each would have to hold and its capacity."""
+        needed_bytes, capacity_bytes = min(needs, key=lambda of: of[0] - of[1], default=(0, 0))
+        return cls(needed_bytes=needed_bytes, largest_bytes=capacity_bytes)
 
     @property
     def in_vain(self) -> bool:
@@ -110,11 +116,7 @@ def place_instance(
         busy = True
     if busy:
         return NoTime()
-    needs = [(node, footprint.instance_bytes(least)) for node, footprint, least in full]
-    if not needs:
-        return NoRoom(needed_bytes=0, largest_bytes=0)
-    nearest, need = min(needs, key=lambda of: of[1] - of[0].capacity_bytes)
-    return NoRoom(needed_bytes=need, largest_bytes=nearest.capacity_bytes)
+    return NoRoom.nearest((f.instance_bytes(least), n.capacity_bytes) for n, f, least in full)
 
 
 def _ends(roomy: list[R], looks_max: int) -> list[R]:

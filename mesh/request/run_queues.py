@@ -24,6 +24,8 @@ class Prompt:
     """Tokens of it in the cache already."""
     due_s: float
     """When its next token is due."""
+    slack_s: float = inf
+    """See `mesh.domain.slo.next_due_s`."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -35,6 +37,7 @@ class RunQueue:
     instance_id: InstanceId
     times: Times
     tpot_s: float
+    """From one token to the next as planned: `Slo.pace_s`."""
     batch: int = 0
     """Requests past their prompts."""
     context_tokens: int = 0

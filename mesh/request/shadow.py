@@ -53,6 +53,8 @@ class Schedule:
     """When the iteration in flight began; None when there is none."""
     joining: Sequence[tuple[RunQueue, Prompt]] = ()
     """Requests submitted since then: they take part from the next iteration on."""
+    after_loads: Sequence[tuple[float, RunQueue, Prompt]] = ()
+    """Requests that wait for loads, and when those are over."""
     slowdown: float = 1.0
     """Of iterations that begin before `slow_until_s`: a load computes beside them."""
     slow_until_s: float = 0.0
@@ -71,7 +73,9 @@ class Newcomer:
     loads: bool = False
     """Its instance loads until then, and slows the other iterations down."""
     may_be_late: bool = False
-    """It was admitted before, and its deadline has been missed or is about to be."""
+    """Its first token may come when it can: whoever waits for it has been told, or is to be."""
+    first_token_s: float = inf
+    """When its first token is with its client; set by `validate` where it passes."""
 
 
 def validate(schedule: Schedule, newcomer: Newcomer) -> Verdict:
@@ -96,6 +100,8 @@ def _final_decodes(schedule: Schedule, newcomer: Newcomer) -> list[tuple[RunQueu
     """
     coming: dict[int, list[Prompt]] = {id(newcomer.queue): [newcomer.prompt]}
     for queue, prompt in schedule.joining:
+        coming.setdefault(id(queue), []).append(prompt)
+    for _, queue, prompt in schedule.after_loads:
         coming.setdefault(id(queue), []).append(prompt)
     result = []
     for queue in schedule.queues:
@@ -145,11 +151,12 @@ def _advance(grant: Grant, end_s: float) -> list[Prompt]:
     if queue.batch:
         for _ in range(grant.iterations):
             queue.decoded(end_s)
-    done = _compute_prompts(queue, grant.prefill_tokens)
+    done = _compute_prompts(queue, grant.prefill_tokens) if grant.prefill_tokens else []
     for prompt in done:
         queue.batch += 1
         queue.context_tokens += prompt.past
-        queue.add(next_due_s(prompt.due_s, queue.tpot_s, end_s), end_s)
+        due_s = next_due_s(prompt.due_s, queue.tpot_s, end_s, slack_s=prompt.slack_s)
+        queue.add(due_s, end_s)
     if done:
         queue.predict(LOOKAHEAD_TOKENS)
     note_turn(grant)
@@ -183,12 +190,13 @@ class _Rollout:
         self._schedule = schedule
         self._newcomer = newcomer
         self._settled_s = settled_s
-        self._now_s = now_s
-        self._joined = False
+        self._begun_s = self._now_s = now_s
+        coming = [*schedule.after_loads, (newcomer.joins_s, newcomer.queue, newcomer.prompt)]
+        self._coming = sorted(coming, key=_joins_s)
+        self._excused: list[Prompt] = []
+        """Prompts that are late for other reasons than the newcomer."""
         self._owed_s: dict[InstanceId, float] = {}
         """The earliest deadline that the next decode of a run queue has to keep."""
-        self._excused: list[Prompt] = []
-        """Prompts that may be late."""
 
     def run(self) -> Verdict:
         self._excuse_late()
@@ -197,9 +205,10 @@ class _Rollout:
             joins_s = self._newcomer.joins_s
             self._schedule.slow_until_s = max(self._schedule.slow_until_s, joins_s)
         for _ in range(STEPS_MAX):
-            self._skip()
-            self._join()
-            if self._joined and self._settled():
+            if self._coming or self._now_s < self._schedule.slow_until_s:
+                self._skip()
+                self._join()
+            if not self._coming and self._settled():
                 return Verdict.PASSES
             verdict = self._step()
             if verdict is not None:
@@ -215,21 +224,24 @@ class _Rollout:
                 owed_s = min((due_s for due_s in queue.dues_s if due_s >= least_s), default=inf)
             self._owed_s[queue.instance_id] = owed_s
             for prompt in queue.prompts:
-                at_once_s = queue.at_once_s(prompt, self._schedule.prefill_tokens_max)
-                if prompt.due_s < self._seen_s(self._now_s, at_once_s):
-                    self._excused.append(prompt)
-        if self._newcomer.may_be_late:
-            self._excused.append(self._newcomer.prompt)
+                self._excuse(queue, prompt, self._begun_s)
 
     def _seen_s(self, start_s: float, seconds: float) -> float:
         """When the tokens of an iteration are with their clients."""
         return start_s + _slowed_s(self._schedule, start_s, seconds) + self._schedule.margin_s
 
     def _join(self) -> None:
-        newcomer = self._newcomer
-        if not self._joined and self._now_s >= newcomer.joins_s:
-            newcomer.queue.prompts.append(newcomer.prompt)
-            self._joined = True
+        while self._coming and self._now_s >= self._coming[0][0]:
+            joins_s, queue, prompt = self._coming.pop(0)
+            queue.prompts.append(prompt)
+            # An iteration that it has come in the middle of may be the newcomer's.
+            self._excuse(queue, prompt, max(joins_s, self._begun_s))
+
+    def _excuse(self, queue: RunQueue, prompt: Prompt, from_s: float) -> None:
+        """A prompt that would be late even if it were computed at once is so for other reasons."""
+        at_once_s = queue.at_once_s(prompt, self._schedule.prefill_tokens_max)
+        if prompt.due_s < self._seen_s(from_s, at_once_s):
+            self._excused.append(prompt)
 
     def _skip(self) -> None:
         """Leave out the decodes before the newcomer joins, or a load ends, if they are many and in
@@ -237,7 +249,7 @@ class _Rollout:
         more becomes due beside a load than can be computed, the next step shows it.
         """
         schedule, now_s = self._schedule, self._now_s
-        until_s = schedule.slow_until_s if self._joined else self._newcomer.joins_s
+        until_s = self._coming[0][0] if self._coming else schedule.slow_until_s
         slowdown = 1.0
         if now_s < schedule.slow_until_s:
             until_s, slowdown = min(until_s, schedule.slow_until_s), schedule.slowdown
@@ -265,20 +277,30 @@ class _Rollout:
         schedule, start_s = self._schedule, self._now_s
         grant = _next_turn(schedule, start_s)
         if grant is None:
-            self._now_s = self._newcomer.joins_s
+            self._now_s = max(self._now_s, self._coming[0][0])
             return None
         queue = grant.queue
         end_s = self._now_s = start_s + _slowed_s(schedule, start_s, grant.seconds)
         seen_s = end_s + schedule.margin_s
         decodes_late = seen_s > self._owed_s.get(queue.instance_id, inf)
-        late = [prompt for prompt in _advance(grant, end_s) if seen_s > prompt.due_s]
+        done = _advance(grant, end_s)
+        verdict = self._judge(done, seen_s) if done else None
         self._owed_s[queue.instance_id] = queue.due_s
-        if decodes_late:
-            return Verdict.DELAYS_RUNNING
-        for prompt in late:
-            if prompt not in self._excused:
-                own = prompt is self._newcomer.prompt
-                return Verdict.FIRST_TOKEN_LATE if own else Verdict.DELAYS_RUNNING
+        return Verdict.DELAYS_RUNNING if decodes_late else verdict
+
+    def _judge(self, done: list[Prompt], seen_s: float) -> Verdict | None:
+        """Of prompts whose first tokens are seen then, the first that is late for no excuse."""
+        newcomer = self._newcomer
+        if any(prompt is newcomer.prompt for prompt in done):
+            newcomer.first_token_s = seen_s
+        for prompt in done:
+            if seen_s <= prompt.due_s:
+                continue
+            if prompt is newcomer.prompt:
+                if not newcomer.may_be_late:
+                    return Verdict.FIRST_TOKEN_LATE
+            elif prompt not in self._excused:
+                return Verdict.DELAYS_RUNNING
         return None
 
     def _settled(self) -> bool:
@@ -297,3 +319,7 @@ class _Rollout:
                 return False
             jobs.append(Job(queue.due_s, decode_s, queue.tpot_s))
         return spare_s(jobs, self._now_s) >= self._schedule.margin_s
+
+
+def _joins_s(coming: tuple[float, RunQueue, Prompt]) -> float:
+    return coming[0]

@@ -136,12 +136,8 @@ def _by_deadline(queues: Sequence[RunQueue]) -> Iterable[tuple[RunQueue, bool]]:
         if queue.prompts or queue.late_s < inf:
             due_s = min((prompt.due_s for prompt in queue.prompts), default=inf)
             jobs.append((min(due_s, queue.late_s), queue.instance_id, False, queue))
-    jobs.sort(key=_deadline_and_id)
+    jobs.sort()  # no two agree in all that comes before the run queue
     return [(queue, has_deadline) for _, _, has_deadline, queue in jobs]
-
-
-def _deadline_and_id(job: tuple[float, str, bool, RunQueue]) -> tuple[float, str, bool]:
-    return job[:3]
 
 
 def _grant(queue: RunQueue, tokens: int, passed: Sequence[RunQueue] = ()) -> Grant:

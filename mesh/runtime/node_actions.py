@@ -95,11 +95,21 @@ class Models(Protocol):
 
 
 class NodePerformer:
-    def __init__(self, *, engine: Engine, lanes: Lanes, link: ReportLink, models: Models) -> None:
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        lanes: Lanes,
+        link: ReportLink,
+        models: Models,
+        note_load: Callable[[LoadedInstance], None] = lambda loaded: None,
+    ) -> None:
+        """`note_load` is called on the loading lane, after each load that ends well."""
         self._engine = engine
         self._lanes = lanes
         self._link = link
         self._models = models
+        self._note_load = note_load
         engine.watch(self._ended)
 
     def perform(self, action: NodeAction) -> None:
@@ -242,7 +252,9 @@ class NodePerformer:
             )
 
         def call() -> LoadedInstance:
-            return self._engine.load(self._models.order(action, progress), progress)
+            loaded = self._engine.load(self._models.order(action, progress), progress)
+            self._note_load(loaded)
+            return loaded
 
         def done(result: LoadedInstance | MeshError) -> NodeEvent:
             if isinstance(result, MeshError):

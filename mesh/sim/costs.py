@@ -62,6 +62,8 @@ class Jitter:
     def drawn_s(self, engine_s: float, drawn: random.Random, *, prefill: bool) -> float:
         seconds = self.prefill_s if prefill else self.decode_s
         shares = self.prefill_shares if prefill else self.decode_shares
+        if not seconds and not shares:
+            return 0.0
         more_s = drawn.choice(seconds) if seconds else 0.0
         return more_s + engine_s * drawn.choice(shares) if shares else more_s
 

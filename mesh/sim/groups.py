@@ -16,6 +16,7 @@ from mesh.domain.messages import NodeHello
 from mesh.domain.model import Footprint
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import Slo
+from mesh.domain.steps import LoadRate, LoadTier
 from mesh.sim.cell_costs import PROCESS_BYTES, CellCosts
 from mesh.sim.costs import GivenCosts, ModelCosts, NodeCosts
 from mesh.sim.node import NodePlan
@@ -96,6 +97,8 @@ def node_plans(
         for known in known_models().values()
         if (table := known.costs.get(hardware.key)) is not None
     }
+    node_costs = group.costs.onto(costs.nodes[hardware.device])
+    rate = LoadRate(fixed_s=node_costs.load_s, bytes_per_s=node_costs.load_bytes_per_s)
     memory_bytes = round(group.memory_gib * GIB) - group.processes * costs.kept_process_bytes
     for name in names_of(group):
         yield NodePlan(
@@ -108,9 +111,10 @@ def node_plans(
                 engine=engine_name(hardware.device),
                 memory_bytes=memory_bytes,
                 fingerprint=hardware.fingerprint,
+                load_rates=((LoadTier.DISK, rate),),
             ),
             models=models,
-            costs=group.costs.onto(costs.nodes[hardware.device]),
+            costs=node_costs,
             limits=NodeLimits(
                 prefill_tokens_max=cell.prefill_tokens_max,
                 primed_tokens_max=group.primed_tokens_max,

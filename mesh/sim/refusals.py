@@ -9,13 +9,15 @@ whether every token would be in time there were the request to come at that mome
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from mesh.core.controller.instances.kv_cache import least_blocks, request_blocks
+from mesh.core.controller.instances.loading_lane import loads_end_s, slot_for
 from mesh.core.controller.instances.node_schedule import (
     decodes_share,
-    first_due_s,
-    verdict_on,
-    verdict_on_start,
+    forecast_on,
+    forecast_on_loading,
+    forecast_on_start,
 )
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -27,8 +29,10 @@ from mesh.domain.ids import RequestId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.outcome import Outcome
+from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind, RefusalReason
 from mesh.domain.request import Request
+from mesh.domain.slo import ColdStart
 from mesh.request.shadow import Verdict
 from mesh.sim.cluster import VirtualCell
 
@@ -44,12 +48,14 @@ CROWDED = frozenset(
     }
 )
 """Of a cell that has the deployment and a node for it, and no place."""
+_TAKES = (True, Verdict.PASSES)
+"""A place that has memory and time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusalCounts:
     """`refused_beside_free_link`: requests refused, or late by the clock, while a GPU node without
-    a load had memory for an instance of their model and no load of it had begun elsewhere.
+    a load had memory for an instance of their model, and a load of it elsewhere waited for others.
     """
 
     refused_beside_free_link: int
@@ -87,11 +93,11 @@ class RefusalChecks:
             self._came[request.request_id] = now_s, request
             entry = self._cell.core.cell.requests.get(request.request_id)
             if entry is not None and entry.instance is None:
-                self._note_free_link(request)
+                self._note_free_link(request, now_s, now_s)
         for action in actions:
             if isinstance(action, RefuseRequest) and action.reason in CROWDED:
                 arrival_s, request = self._came.pop(action.request_id)
-                self._note_free_link(request)
+                self._note_free_link(request, now_s, arrival_s)
                 true = _reasons(self._cell, request, arrival_s, now_s)
                 self._agree.append(action.reason in true)
 
@@ -105,38 +111,51 @@ class RefusalChecks:
             reasons_agreeing=sum(drawn),
         )
 
-    def _note_free_link(self, request: Request) -> None:
+    def _note_free_link(self, request: Request, now_s: float, arrival_s: float) -> None:
+        """A link is of no use to one that has waited, if the load would be over too late."""
         assert self._cell is not None
         core = self._cell.core.cell
         entry = core.deployments[request.deployment]
-        if entry.replicas() >= entry.spec.scaling.replicas_max or _loads_now(entry):
+        if entry.replicas() >= entry.spec.scaling.replicas_max or _loads_now(entry, now_s):
             return
-        asked = _entry(entry, request, 0.0)
+        asked = _entry(entry, request, arrival_s)
         for node in _without(core.nodes.values(), entry):
             free = node.device is DeviceKind.GPU and not any(_loads(node))
-            if free and _has_room(node, entry, asked, self._cell.plan.limits):
+            _, load_s = _really(self._cell, entry, node)
+            late = now_s > arrival_s and now_s + load_s >= asked.due_s
+            if free and not late and _has_room(node, entry, asked, self._cell.plan.limits):
                 self._beside_free_link.add(request.request_id)
                 return
 
 
-def _loads_now(entry: DeploymentEntry) -> bool:
-    """Whether an instance of the deployment loads with no other load before it on its node."""
-    return any(next(_loads(i.node), None) is i for i in entry.instances.values())
+def _really(cell: VirtualCell, entry: DeploymentEntry, node: NodeEntry) -> tuple[Profile, float]:
+    """How the deployment's model computes there, and the seconds of a load."""
+    assert entry.deployment is not None
+    (plan,) = (made.plan for made in cell.nodes if made.node_id == node.node_id)
+    profile = plan.models[entry.deployment.model.model_id].profile
+    return profile, plan.costs.load_time_s(profile.weights_bytes)
+
+
+def _loads_now(entry: DeploymentEntry, now_s: float) -> bool:
+    """Whether an instance of the deployment loads and waits for no other load on its node."""
+    loading = (i for i in entry.instances.values() if i.state is InstanceState.LOADING)
+    return any(loads_end_s(i.node, now_s)[i.instance_id] <= now_s + i.load_s for i in loading)
 
 
 def _loads(node: NodeEntry) -> Iterator[InstanceEntry]:
-    """In the order in which they run."""
     return (i for i in node.instances.values() if i.state is InstanceState.LOADING)
 
 
 def _is_late(outcome: Outcome) -> bool:
-    """Its first token, without credit for a load."""
+    """Its first token, by the clock."""
     return outcome.ttft_s is not None and outcome.tokens_s[0] > outcome.due_s(0)
 
 
 def _entry(known: DeploymentEntry, request: Request, arrival_s: float) -> RequestEntry:
     """As if it had come at that time."""
-    return RequestEntry(original=request, slo=known.spec.slo, arrival_s=arrival_s)
+    slo = known.spec.slo
+    slack_s = slo.slack_s(min(known.history.mean_tokens, request.sampling.max_tokens))
+    return RequestEntry(original=request, slo=slo, arrival_s=arrival_s, slack_s=slack_s)
 
 
 def _without(nodes: Iterable[NodeEntry], entry: DeploymentEntry) -> Iterator[NodeEntry]:
@@ -167,63 +186,71 @@ def _has_room(
 def _reasons(
     cell: VirtualCell, request: Request, arrival_s: float, now_s: float
 ) -> frozenset[RefusalReason]:
-    """Why no place takes the request, were it to come now. Nearest to one is a node that lacks
-    memory alone; without it those that have memory say what their time lacks. Where there is a
-    place it has waited for too long, or it is late there by now.
+    """Why no place takes the request. Nearest to it is one that would, were it to come now: it has
+    waited there for too long. Then one that lacks memory alone, then one that lacks time alone, by
+    the cases of `Verdict` in their order. Without any place all are full.
     """
     entry = cell.core.cell.deployments[request.deployment]
-    full = frozenset({RefusalReason.MEMORY_FULL})
     places = list(_places(cell, entry, _entry(entry, request, now_s), now_s))
-    if (True, Verdict.PASSES) in places:
-        late = _places(cell, entry, _entry(entry, request, arrival_s), now_s)
-        return _of_time(late) | {RefusalReason.QUEUE_TIMEOUT}
+    if _TAKES in places:
+        waited = _places(cell, entry, _entry(entry, request, arrival_s), now_s)
+        late = (v for new, (_, v) in zip(places, waited, strict=True) if new == _TAKES)
+        return frozenset(_of(verdict) for verdict in late)
     if (False, Verdict.PASSES) in places:
-        return full
-    return _of_time(places) or full
+        return frozenset({RefusalReason.MEMORY_FULL})
+    said = [verdict for room, verdict in places if room]
+    if said:
+        return frozenset({_of(min(said, key=list(Verdict).index))})
+    return frozenset({RefusalReason.MEMORY_FULL if places else RefusalReason.QUEUE_TIMEOUT})
 
 
-def _of_time(places: Iterable[tuple[bool, Verdict]]) -> frozenset[RefusalReason]:
-    """What those that have memory say."""
-    said = (verdict for room, verdict in places if room and verdict is not Verdict.PASSES)
-    return frozenset(RefusalReason(verdict) for verdict in said)
+def _of(verdict: Verdict) -> RefusalReason:
+    passes = verdict is Verdict.PASSES
+    return RefusalReason.QUEUE_TIMEOUT if passes else RefusalReason(verdict)
 
 
 def _places(
     cell: VirtualCell, entry: DeploymentEntry, request: RequestEntry, now_s: float
 ) -> Iterator[tuple[bool, Verdict]]:
-    """Of each instance of the deployment, and of each node that could have another: whether there
-    is memory, and what validation says of its time, the load granted.
+    """Of each instance of the deployment, loading ones too, and of each node that could have
+    another: whether there is memory, and what validation says of its time, the load included. One
+    that comes now may be late for a load, if its deployment wants that and has nothing loaded.
     """
-    limits, core, deployment = cell.plan.limits, cell.core.cell, entry.deployment
-    assert deployment is not None
-    due_s = first_due_s(request)
+    limits, core = cell.plan.limits, cell.core.cell
+    loaded = any(instance.is_loaded for instance in entry.instances.values())
+    comes = request.arrival_s == now_s
+    late = comes and request.slo.cold_start is ColdStart.LATE and not loaded
     for instance in entry.instances.values():
-        if instance.takes_now and not instance.is_full:
-            verdict = verdict_on(instance, request, next_due_s=due_s, now_s=now_s, limits=limits)
-            yield _can_grow(instance, entry, request), verdict
-    virtual = {node.node_id: node.plan for node in cell.nodes}
+        if not instance.takes_requests or instance.is_full:
+            continue
+        if instance.is_loaded:
+            forecast = forecast_on(instance, request, now_s=now_s, limits=limits)
+        else:
+            forecast = forecast_on_loading(instance, request, now_s=now_s, limits=limits, late=late)
+        yield _can_grow(instance, entry, request), forecast.verdict
+    if entry.replicas() >= entry.spec.scaling.replicas_max:
+        return
     for node in _without(core.nodes.values(), entry):
-        plan = virtual[node.node_id]
-        profile = plan.models[deployment.model.model_id].profile
-        load_s = plan.costs.load_time_s(profile.weights_bytes)
-        verdict = verdict_on_start(
+        profile, load_s = _really(cell, entry, node)
+        forecast = forecast_on_start(
             node,
             profile,
-            load_s,
+            slot_for(node, load_s, inf if late else request.due_s, now_s).ready_s,
             request,
             share=decodes_share(node, now_s),
-            next_due_s=due_s + load_s,
             now_s=now_s,
             limits=limits,
+            late=late,
         )
-        yield _has_room(node, entry, request, limits), verdict
+        yield _has_room(node, entry, request, limits), forecast.verdict
 
 
 def _can_grow(instance: InstanceEntry, entry: DeploymentEntry, request: RequestEntry) -> bool:
     """Whether the request's KV cache fits, with all idle neighbours gone."""
     footprint, node = instance.footprint, instance.node
     blocks = request_blocks(entry, request, footprint, instance.context_tokens_max)
-    more = instance.required_blocks + blocks - instance.promised_blocks
+    others = instance.required_blocks + instance.expected_blocks
+    more = others + blocks - instance.promised_blocks
     idle = node.reclaimable()
     own_bytes = sum(size for instance_id, size in idle if instance_id == instance.instance_id)
     return more * footprint.kv_block_bytes <= _reclaimable_bytes(node) - own_bytes

@@ -532,6 +532,7 @@ class Node(_message.Message):
     UNACCOUNTED_BYTES_FIELD_NUMBER: _builtins.int
     OPERATIONS_FIELD_NUMBER: _builtins.int
     ASLEEP_FIELD_NUMBER: _builtins.int
+    LOAD_TIMES_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     state: _builtins.str
     device: _builtins.str
@@ -563,6 +564,8 @@ class Node(_message.Message):
     def asleep(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Unloaded models that it would load from the host's memory."""
 
+    @_builtins.property
+    def load_times(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoadTimes]: ...
     def __init__(
         self,
         *,
@@ -584,14 +587,49 @@ class Node(_message.Message):
         unaccounted_bytes: _builtins.int = ...,
         operations: _abc.Iterable[Global___MemoryOperation] | None = ...,
         asleep: _abc.Iterable[_builtins.str] | None = ...,
+        load_times: _abc.Iterable[Global___LoadTimes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "base_bytes", b"base_bytes", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "load_slowdown", b"load_slowdown", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "operations", b"operations", "promised_bytes", b"promised_bytes", "rss_bytes", b"rss_bytes", "silent_s", b"silent_s", "state", b"state", "tracked_bytes", b"tracked_bytes", "unaccounted_bytes", b"unaccounted_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "base_bytes", b"base_bytes", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "load_slowdown", b"load_slowdown", "load_times", b"load_times", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "operations", b"operations", "promised_bytes", b"promised_bytes", "rss_bytes", b"rss_bytes", "silent_s", b"silent_s", "state", b"state", "tracked_bytes", b"tracked_bytes", "unaccounted_bytes", b"unaccounted_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Node: _TypeAlias = Node  # noqa: Y015
+
+@_typing.final
+class LoadTimes(_message.Message):
+    """What loads are expected to take: as the node stated, times a factor, as loads have shown since."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    FIXED_S_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    LOADS_FIELD_NUMBER: _builtins.int
+    FACTOR_FIELD_NUMBER: _builtins.int
+    tier: _builtins.str
+    """A LoadTier."""
+    fixed_s: _builtins.float
+    bytes_per_s: _builtins.float
+    loads: _builtins.int
+    factor: _builtins.float
+    def __init__(
+        self,
+        *,
+        tier: _builtins.str = ...,
+        fixed_s: _builtins.float = ...,
+        bytes_per_s: _builtins.float = ...,
+        loads: _builtins.int = ...,
+        factor: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "factor", b"factor", "fixed_s", b"fixed_s", "loads", b"loads", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadTimes: _TypeAlias = LoadTimes  # noqa: Y015
 
 @_typing.final
 class GetProfilesRequest(_message.Message):

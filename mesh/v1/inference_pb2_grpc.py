@@ -47,7 +47,7 @@ class InferenceServicer:
     def Invoke(self, request, context):
         """Streams the answer as it is generated. A refusal is RESOURCE_EXHAUSTED (or what fits better) with
         trailing metadata mesh-reason, mesh-hint-bin (what helps against that, UTF-8) and, where a retry can help,
-        mesh-retry-after-s.
+        mesh-retry-after-s: by then a place is expected.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

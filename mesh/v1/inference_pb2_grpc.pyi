@@ -34,7 +34,7 @@ class InferenceStub:
     Invoke: _grpc.UnaryStreamMultiCallable[_inference_pb2.InvokeRequest, _inference_pb2.InvokeResponse]
     """Streams the answer as it is generated. A refusal is RESOURCE_EXHAUSTED (or what fits better) with
     trailing metadata mesh-reason, mesh-hint-bin (what helps against that, UTF-8) and, where a retry can help,
-    mesh-retry-after-s.
+    mesh-retry-after-s: by then a place is expected.
     """
 
 @_typing.type_check_only
@@ -43,7 +43,7 @@ class InferenceAsyncStub(InferenceStub):
     Invoke: _aio.UnaryStreamMultiCallable[_inference_pb2.InvokeRequest, _inference_pb2.InvokeResponse]  # type: ignore[assignment]
     """Streams the answer as it is generated. A refusal is RESOURCE_EXHAUSTED (or what fits better) with
     trailing metadata mesh-reason, mesh-hint-bin (what helps against that, UTF-8) and, where a retry can help,
-    mesh-retry-after-s.
+    mesh-retry-after-s: by then a place is expected.
     """
 
 class InferenceServicer(metaclass=_abc_1.ABCMeta):
@@ -55,7 +55,7 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.InvokeResponse], _abc.AsyncIterator[_inference_pb2.InvokeResponse]]:
         """Streams the answer as it is generated. A refusal is RESOURCE_EXHAUSTED (or what fits better) with
         trailing metadata mesh-reason, mesh-hint-bin (what helps against that, UTF-8) and, where a retry can help,
-        mesh-retry-after-s.
+        mesh-retry-after-s: by then a place is expected.
         """
 
 def add_InferenceServicer_to_server(servicer: InferenceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -156,7 +156,7 @@ class Slo(_message.Message):
     ttft_tokens_per_s: _builtins.float
     tpot_s: _builtins.float
     cold_start: _builtins.str
-    """late or refuse; empty means late."""
+    """What becomes of a request that only a load makes late: late or refuse; empty means late."""
     def __init__(
         self,
         *,

@@ -26,13 +26,15 @@ from mesh.v1 import model_pb2 as mesh_dot_v1_dot_model__pb2
 from mesh.v1 import profile_pb2 as mesh_dot_v1_dot_profile__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17mesh/v1/node_link.proto\x12\x07mesh.v1\x1a\x13mesh/v1/model.proto\x1a\x15mesh/v1/profile.proto\"\x9d\x04\n\x0bNodeCommand\x12#\n\x07welcome\x18\x01 \x01(\x0b\x32\x10.mesh.v1.WelcomeH\x00\x12,\n\x0cimport_model\x18\x02 \x01(\x0b\x32\x14.mesh.v1.ImportModelH\x00\x12.\n\rcancel_import\x18\x03 \x01(\x0b\x32\x15.mesh.v1.CancelImportH\x00\x12.\n\rload_instance\x18\x04 \x01(\x0b\x32\x15.mesh.v1.LoadInstanceH\x00\x12\x32\n\x0funload_instance\x18\x05 \x01(\x0b\x32\x17.mesh.v1.UnloadInstanceH\x00\x12\x30\n\x0esubmit_request\x18\x06 \x01(\x0b\x32\x16.mesh.v1.SubmitRequestH\x00\x12.\n\rabort_request\x18\x07 \x01(\x0b\x32\x15.mesh.v1.AbortRequestH\x00\x12\x34\n\x10profile_instance\x18\x08 \x01(\x0b\x32\x18.mesh.v1.ProfileInstanceH\x00\x12\x30\n\x0e\x63\x61ncel_profile\x18\t \x01(\x0b\x32\x16.mesh.v1.CancelProfileH\x00\x12*\n\x0buse_profile\x18\n \x01(\x0b\x32\x13.mesh.v1.UseProfileH\x00\x12&\n\tresize_kv\x18\x0b \x01(\x0b\x32\x11.mesh.v1.ResizeKvH\x00\x42\t\n\x07\x63ommand\"A\n\x07Welcome\x12\x13\n\x0bheartbeat_s\x18\x01 \x01(\x01\x12\r\n\x05turns\x18\x02 \x01(\t\x12\x12\n\nturn_s_max\x18\x03 \x01(\x01\"3\n\x0bImportModel\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\"$\n\x0c\x43\x61ncelImport\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\"\xbf\x01\n\x0cLoadInstance\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12!\n\x05model\x18\x03 \x01(\x0b\x32\x12.mesh.v1.ModelInfo\x12\x11\n\tkv_blocks\x18\x04 \x01(\r\x12\x1a\n\x12\x63ontext_tokens_max\x18\x05 \x01(\r\x12\x11\n\tbatch_max\x18\x06 \x01(\r\x12!\n\x07profile\x18\x07 \x01(\x0b\x32\x10.mesh.v1.Profile\"%\n\x0eUnloadInstance\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\"2\n\x08ResizeKv\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x11\n\tkv_blocks\x18\x02 \x01(\r\"\xf1\x01\n\rSubmitRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\ndeployment\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x15\n\rprompt_tokens\x18\x05 \x03(\x03\x12\x15\n\routput_tokens\x18\x06 \x03(\x03\x12)\n\x08sampling\x18\x07 \x01(\x0b\x32\x17.mesh.v1.SamplingParams\x12\x19\n\x03slo\x18\x08 \x01(\x0b\x32\x0c.mesh.v1.Slo\x12\r\n\x05\x61ge_s\x18\t \x01(\x01\x12\x0f\n\x07grace_s\x18\n \x01(\x01\"3\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"<\n\x0fProfileInstance\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\"%\n\rCancelProfile\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\"D\n\nUseProfile\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12!\n\x07profile\x18\x02 \x01(\x0b\x32\x10.mesh.v1.Profile\"\xd3\x05\n\nNodeReport\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.mesh.v1.NodeHelloH\x00\x12\'\n\theartbeat\x18\x02 \x01(\x0b\x32\x12.mesh.v1.HeartbeatH\x00\x12\x32\n\x0fimport_progress\x18\x03 \x01(\x0b\x32\x17.mesh.v1.ImportProgressH\x00\x12*\n\x0bimport_done\x18\x04 \x01(\x0b\x32\x13.mesh.v1.ImportDoneH\x00\x12.\n\rimport_failed\x18\x05 \x01(\x0b\x32\x15.mesh.v1.ImportFailedH\x00\x12.\n\rload_progress\x18\x06 \x01(\x0b\x32\x15.mesh.v1.LoadProgressH\x00\x12\x32\n\x0finstance_loaded\x18\x07 \x01(\x0b\x32\x17.mesh.v1.InstanceLoadedH\x00\x12*\n\x0bload_failed\x18\x08 \x01(\x0b\x32\x13.mesh.v1.LoadFailedH\x00\x12.\n\rinstance_gone\x18\t \x01(\x0b\x32\x15.mesh.v1.InstanceGoneH\x00\x12\'\n\x06tokens\x18\n \x01(\x0b\x32\x15.mesh.v1.TokensReportH\x00\x12\x34\n\x10request_returned\x18\x0b \x01(\x0b\x32\x18.mesh.v1.RequestReturnedH\x00\x12\x34\n\x10profile_progress\x18\x0c \x01(\x0b\x32\x18.mesh.v1.ProfileProgressH\x00\x12,\n\x0cprofile_done\x18\r \x01(\x0b\x32\x14.mesh.v1.ProfileDoneH\x00\x12\x30\n\x0eprofile_failed\x18\x0e \x01(\x0b\x32\x16.mesh.v1.ProfileFailedH\x00\x12(\n\nkv_resized\x18\x0f \x01(\x0b\x32\x12.mesh.v1.KvResizedH\x00\x42\x08\n\x06report\"\xac\x02\n\x0eInstanceReport\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12\x10\n\x08model_id\x18\x03 \x01(\t\x12%\n\tfootprint\x18\x04 \x01(\x0b\x32\x12.mesh.v1.Footprint\x12\x11\n\tkv_blocks\x18\x05 \x01(\r\x12\x16\n\x0ekv_blocks_used\x18\x06 \x01(\r\x12\x1a\n\x12\x63ontext_tokens_max\x18\x07 \x01(\r\x12\x11\n\tbatch_max\x18\x08 \x01(\r\x12\r\n\x05\x62\x61tch\x18\t \x01(\r\x12\x12\n\ncorrection\x18\n \x01(\x01\x12\x1a\n\x12\x63orrection_planned\x18\x0b \x01(\x01\x12\x1f\n\x06stalls\x18\x0c \x01(\x0b\x32\x0f.mesh.v1.Stalls\"\x86\x02\n\tNodeHello\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x10\n\x08hardware\x18\x04 \x01(\t\x12\r\n\x05\x63ores\x18\x05 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x06 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x07 \x01(\x04\x12*\n\tinstances\x18\x08 \x03(\x0b\x32\x17.mesh.v1.InstanceReport\x12\x0f\n\x07version\x18\t \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\n \x01(\t\x12\x12\n\nbase_bytes\x18\x0b \x01(\x04\x12\x1b\n\x13tensor_parallel_max\x18\x0c \x01(\r\"\x9f\x01\n\tHeartbeat\x12\x11\n\trss_bytes\x18\x01 \x01(\x04\x12*\n\tinstances\x18\x02 \x03(\x0b\x32\x17.mesh.v1.InstanceReport\x12\x15\n\rload_slowdown\x18\x03 \x01(\x01\x12\x14\n\x0c\x65ngine_bytes\x18\x04 \x01(\x04\x12&\n\x06\x61sleep\x18\x05 \x03(\x0b\x32\x16.mesh.v1.SleepingModel\"=\n\rSleepingModel\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x1a\n\x12\x63ontext_tokens_max\x18\x02 \x01(\r\"D\n\x0eImportProgress\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\r\n\x05share\x18\x03 \x01(\x01\"\x8f\x01\n\nImportDone\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12!\n\x05model\x18\x02 \x01(\x0b\x32\x12.mesh.v1.ModelInfo\x12%\n\tfootprint\x18\x03 \x01(\x0b\x32\x12.mesh.v1.Footprint\x12!\n\x04text\x18\x04 \x01(\x0b\x32\x13.mesh.v1.TextAssets\"R\n\x0cImportFailed\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0c\n\x04hint\x18\x04 \x01(\t\"A\n\x0cLoadProgress\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\r\n\x05share\x18\x03 \x01(\x01\"\x80\x01\n\x0eInstanceLoaded\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12%\n\tfootprint\x18\x02 \x01(\x0b\x32\x12.mesh.v1.Footprint\x12\x11\n\tkv_blocks\x18\x03 \x01(\r\x12\x11\n\telapsed_s\x18\x04 \x01(\x01\x12\x0c\n\x04tier\x18\x05 \x01(\t\"O\n\nLoadFailed\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0c\n\x04hint\x18\x04 \x01(\t\"C\n\x0cInstanceGone\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"f\n\tKvResized\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x11\n\tkv_blocks\x18\x02 \x01(\r\x12\x11\n\telapsed_s\x18\x03 \x01(\x01\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t\"\x9d\x01\n\x0cTokensReport\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\'\n\x07outputs\x18\x02 \x03(\x0b\x32\x16.mesh.v1.RequestTokens\x12*\n\x0cprefill_left\x18\x03 \x03(\x0b\x32\x14.mesh.v1.PrefillLeft\x12\x12\n\ncorrection\x18\x04 \x01(\x01\x12\x0f\n\x07starved\x18\x05 \x03(\t\"1\n\x0bPrefillLeft\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\"V\n\x0fRequestReturned\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\r\n\x05\x65rror\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"E\n\x0fProfileProgress\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\r\n\x05share\x18\x03 \x01(\x01\"F\n\x0bProfileDone\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12!\n\x07profile\x18\x02 \x01(\x0b\x32\x10.mesh.v1.Profile\"S\n\rProfileFailed\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0c\n\x04hint\x18\x04 \x01(\t2D\n\x08NodeLink\x12\x38\n\x07\x43onnect\x12\x13.mesh.v1.NodeReport\x1a\x14.mesh.v1.NodeCommand(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17mesh/v1/node_link.proto\x12\x07mesh.v1\x1a\x13mesh/v1/model.proto\x1a\x15mesh/v1/profile.proto\"\x9d\x04\n\x0bNodeCommand\x12#\n\x07welcome\x18\x01 \x01(\x0b\x32\x10.mesh.v1.WelcomeH\x00\x12,\n\x0cimport_model\x18\x02 \x01(\x0b\x32\x14.mesh.v1.ImportModelH\x00\x12.\n\rcancel_import\x18\x03 \x01(\x0b\x32\x15.mesh.v1.CancelImportH\x00\x12.\n\rload_instance\x18\x04 \x01(\x0b\x32\x15.mesh.v1.LoadInstanceH\x00\x12\x32\n\x0funload_instance\x18\x05 \x01(\x0b\x32\x17.mesh.v1.UnloadInstanceH\x00\x12\x30\n\x0esubmit_request\x18\x06 \x01(\x0b\x32\x16.mesh.v1.SubmitRequestH\x00\x12.\n\rabort_request\x18\x07 \x01(\x0b\x32\x15.mesh.v1.AbortRequestH\x00\x12\x34\n\x10profile_instance\x18\x08 \x01(\x0b\x32\x18.mesh.v1.ProfileInstanceH\x00\x12\x30\n\x0e\x63\x61ncel_profile\x18\t \x01(\x0b\x32\x16.mesh.v1.CancelProfileH\x00\x12*\n\x0buse_profile\x18\n \x01(\x0b\x32\x13.mesh.v1.UseProfileH\x00\x12&\n\tresize_kv\x18\x0b \x01(\x0b\x32\x11.mesh.v1.ResizeKvH\x00\x42\t\n\x07\x63ommand\"A\n\x07Welcome\x12\x13\n\x0bheartbeat_s\x18\x01 \x01(\x01\x12\r\n\x05turns\x18\x02 \x01(\t\x12\x12\n\nturn_s_max\x18\x03 \x01(\x01\"3\n\x0bImportModel\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\"$\n\x0c\x43\x61ncelImport\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\"\xbf\x01\n\x0cLoadInstance\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12!\n\x05model\x18\x03 \x01(\x0b\x32\x12.mesh.v1.ModelInfo\x12\x11\n\tkv_blocks\x18\x04 \x01(\r\x12\x1a\n\x12\x63ontext_tokens_max\x18\x05 \x01(\r\x12\x11\n\tbatch_max\x18\x06 \x01(\r\x12!\n\x07profile\x18\x07 \x01(\x0b\x32\x10.mesh.v1.Profile\"%\n\x0eUnloadInstance\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\"2\n\x08ResizeKv\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x11\n\tkv_blocks\x18\x02 \x01(\r\"\x89\x02\n\rSubmitRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\ndeployment\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x15\n\rprompt_tokens\x18\x05 \x03(\x03\x12\x15\n\routput_tokens\x18\x06 \x03(\x03\x12)\n\x08sampling\x18\x07 \x01(\x0b\x32\x17.mesh.v1.SamplingParams\x12\x19\n\x03slo\x18\x08 \x01(\x0b\x32\x0c.mesh.v1.Slo\x12\r\n\x05\x61ge_s\x18\t \x01(\x01\x12\x10\n\x08\x64ue_in_s\x18\x0b \x01(\x01\x12\x0f\n\x07slack_s\x18\x0c \x01(\x01J\x04\x08\n\x10\x0b\"3\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"<\n\x0fProfileInstance\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\"%\n\rCancelProfile\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\"D\n\nUseProfile\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12!\n\x07profile\x18\x02 \x01(\x0b\x32\x10.mesh.v1.Profile\"\xd3\x05\n\nNodeReport\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.mesh.v1.NodeHelloH\x00\x12\'\n\theartbeat\x18\x02 \x01(\x0b\x32\x12.mesh.v1.HeartbeatH\x00\x12\x32\n\x0fimport_progress\x18\x03 \x01(\x0b\x32\x17.mesh.v1.ImportProgressH\x00\x12*\n\x0bimport_done\x18\x04 \x01(\x0b\x32\x13.mesh.v1.ImportDoneH\x00\x12.\n\rimport_failed\x18\x05 \x01(\x0b\x32\x15.mesh.v1.ImportFailedH\x00\x12.\n\rload_progress\x18\x06 \x01(\x0b\x32\x15.mesh.v1.LoadProgressH\x00\x12\x32\n\x0finstance_loaded\x18\x07 \x01(\x0b\x32\x17.mesh.v1.InstanceLoadedH\x00\x12*\n\x0bload_failed\x18\x08 \x01(\x0b\x32\x13.mesh.v1.LoadFailedH\x00\x12.\n\rinstance_gone\x18\t \x01(\x0b\x32\x15.mesh.v1.InstanceGoneH\x00\x12\'\n\x06tokens\x18\n \x01(\x0b\x32\x15.mesh.v1.TokensReportH\x00\x12\x34\n\x10request_returned\x18\x0b \x01(\x0b\x32\x18.mesh.v1.RequestReturnedH\x00\x12\x34\n\x10profile_progress\x18\x0c \x01(\x0b\x32\x18.mesh.v1.ProfileProgressH\x00\x12,\n\x0cprofile_done\x18\r \x01(\x0b\x32\x14.mesh.v1.ProfileDoneH\x00\x12\x30\n\x0eprofile_failed\x18\x0e \x01(\x0b\x32\x16.mesh.v1.ProfileFailedH\x00\x12(\n\nkv_resized\x18\x0f \x01(\x0b\x32\x12.mesh.v1.KvResizedH\x00\x42\x08\n\x06report\"\xac\x02\n\x0eInstanceReport\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12\x10\n\x08model_id\x18\x03 \x01(\t\x12%\n\tfootprint\x18\x04 \x01(\x0b\x32\x12.mesh.v1.Footprint\x12\x11\n\tkv_blocks\x18\x05 \x01(\r\x12\x16\n\x0ekv_blocks_used\x18\x06 \x01(\r\x12\x1a\n\x12\x63ontext_tokens_max\x18\x07 \x01(\r\x12\x11\n\tbatch_max\x18\x08 \x01(\r\x12\r\n\x05\x62\x61tch\x18\t \x01(\r\x12\x12\n\ncorrection\x18\n \x01(\x01\x12\x1a\n\x12\x63orrection_planned\x18\x0b \x01(\x01\x12\x1f\n\x06stalls\x18\x0c \x01(\x0b\x32\x0f.mesh.v1.Stalls\"\x95\x03\n\tNodeHello\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x10\n\x08hardware\x18\x04 \x01(\t\x12\r\n\x05\x63ores\x18\x05 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x06 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x07 \x01(\x04\x12*\n\tinstances\x18\x08 \x03(\x0b\x32\x17.mesh.v1.InstanceReport\x12\x0f\n\x07version\x18\t \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\n \x01(\t\x12\x12\n\nbase_bytes\x18\x0b \x01(\x04\x12\x1b\n\x13tensor_parallel_max\x18\x0c \x01(\r\x12\x35\n\nload_rates\x18\r \x03(\x0b\x32!.mesh.v1.NodeHello.LoadRatesEntry\x12\x11\n\tbatch_max\x18\x0e \x01(\r\x1a\x43\n\x0eLoadRatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12 \n\x05value\x18\x02 \x01(\x0b\x32\x11.mesh.v1.LoadRate:\x02\x38\x01\"0\n\x08LoadRate\x12\x0f\n\x07\x66ixed_s\x18\x01 \x01(\x01\x12\x13\n\x0b\x62ytes_per_s\x18\x02 \x01(\x01\"\x9f\x01\n\tHeartbeat\x12\x11\n\trss_bytes\x18\x01 \x01(\x04\x12*\n\tinstances\x18\x02 \x03(\x0b\x32\x17.mesh.v1.InstanceReport\x12\x15\n\rload_slowdown\x18\x03 \x01(\x01\x12\x14\n\x0c\x65ngine_bytes\x18\x04 \x01(\x04\x12&\n\x06\x61sleep\x18\x05 \x03(\x0b\x32\x16.mesh.v1.SleepingModel\"=\n\rSleepingModel\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x1a\n\x12\x63ontext_tokens_max\x18\x02 \x01(\r\"D\n\x0eImportProgress\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\r\n\x05share\x18\x03 \x01(\x01\"\x8f\x01\n\nImportDone\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12!\n\x05model\x18\x02 \x01(\x0b\x32\x12.mesh.v1.ModelInfo\x12%\n\tfootprint\x18\x03 \x01(\x0b\x32\x12.mesh.v1.Footprint\x12!\n\x04text\x18\x04 \x01(\x0b\x32\x13.mesh.v1.TextAssets\"R\n\x0cImportFailed\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0c\n\x04hint\x18\x04 \x01(\t\"A\n\x0cLoadProgress\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\r\n\x05share\x18\x03 \x01(\x01\"\x80\x01\n\x0eInstanceLoaded\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12%\n\tfootprint\x18\x02 \x01(\x0b\x32\x12.mesh.v1.Footprint\x12\x11\n\tkv_blocks\x18\x03 \x01(\r\x12\x11\n\telapsed_s\x18\x04 \x01(\x01\x12\x0c\n\x04tier\x18\x05 \x01(\t\"O\n\nLoadFailed\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0c\n\x04hint\x18\x04 \x01(\t\"C\n\x0cInstanceGone\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"f\n\tKvResized\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x11\n\tkv_blocks\x18\x02 \x01(\r\x12\x11\n\telapsed_s\x18\x03 \x01(\x01\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t\"\x9d\x01\n\x0cTokensReport\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\'\n\x07outputs\x18\x02 \x03(\x0b\x32\x16.mesh.v1.RequestTokens\x12*\n\x0cprefill_left\x18\x03 \x03(\x0b\x32\x14.mesh.v1.PrefillLeft\x12\x12\n\ncorrection\x18\x04 \x01(\x01\x12\x0f\n\x07starved\x18\x05 \x03(\t\"1\n\x0bPrefillLeft\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\"V\n\x0fRequestReturned\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\r\n\x05\x65rror\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"E\n\x0fProfileProgress\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\r\n\x05share\x18\x03 \x01(\x01\"F\n\x0bProfileDone\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12!\n\x07profile\x18\x02 \x01(\x0b\x32\x10.mesh.v1.Profile\"S\n\rProfileFailed\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0c\n\x04hint\x18\x04 \x01(\t2D\n\x08NodeLink\x12\x38\n\x07\x43onnect\x12\x13.mesh.v1.NodeReport\x1a\x14.mesh.v1.NodeCommand(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'mesh.v1.node_link_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_NODEHELLO_LOADRATESENTRY']._loaded_options = None
+  _globals['_NODEHELLO_LOADRATESENTRY']._serialized_options = b'8\001'
   _globals['_NODECOMMAND']._serialized_start=81
   _globals['_NODECOMMAND']._serialized_end=622
   _globals['_WELCOME']._serialized_start=624
@@ -48,53 +50,57 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESIZEKV']._serialized_start=1015
   _globals['_RESIZEKV']._serialized_end=1065
   _globals['_SUBMITREQUEST']._serialized_start=1068
-  _globals['_SUBMITREQUEST']._serialized_end=1309
-  _globals['_ABORTREQUEST']._serialized_start=1311
-  _globals['_ABORTREQUEST']._serialized_end=1362
-  _globals['_PROFILEINSTANCE']._serialized_start=1364
-  _globals['_PROFILEINSTANCE']._serialized_end=1424
-  _globals['_CANCELPROFILE']._serialized_start=1426
-  _globals['_CANCELPROFILE']._serialized_end=1463
-  _globals['_USEPROFILE']._serialized_start=1465
-  _globals['_USEPROFILE']._serialized_end=1533
-  _globals['_NODEREPORT']._serialized_start=1536
-  _globals['_NODEREPORT']._serialized_end=2259
-  _globals['_INSTANCEREPORT']._serialized_start=2262
-  _globals['_INSTANCEREPORT']._serialized_end=2562
-  _globals['_NODEHELLO']._serialized_start=2565
-  _globals['_NODEHELLO']._serialized_end=2827
-  _globals['_HEARTBEAT']._serialized_start=2830
-  _globals['_HEARTBEAT']._serialized_end=2989
-  _globals['_SLEEPINGMODEL']._serialized_start=2991
-  _globals['_SLEEPINGMODEL']._serialized_end=3052
-  _globals['_IMPORTPROGRESS']._serialized_start=3054
-  _globals['_IMPORTPROGRESS']._serialized_end=3122
-  _globals['_IMPORTDONE']._serialized_start=3125
-  _globals['_IMPORTDONE']._serialized_end=3268
-  _globals['_IMPORTFAILED']._serialized_start=3270
-  _globals['_IMPORTFAILED']._serialized_end=3352
-  _globals['_LOADPROGRESS']._serialized_start=3354
-  _globals['_LOADPROGRESS']._serialized_end=3419
-  _globals['_INSTANCELOADED']._serialized_start=3422
-  _globals['_INSTANCELOADED']._serialized_end=3550
-  _globals['_LOADFAILED']._serialized_start=3552
-  _globals['_LOADFAILED']._serialized_end=3631
-  _globals['_INSTANCEGONE']._serialized_start=3633
-  _globals['_INSTANCEGONE']._serialized_end=3700
-  _globals['_KVRESIZED']._serialized_start=3702
-  _globals['_KVRESIZED']._serialized_end=3804
-  _globals['_TOKENSREPORT']._serialized_start=3807
-  _globals['_TOKENSREPORT']._serialized_end=3964
-  _globals['_PREFILLLEFT']._serialized_start=3966
-  _globals['_PREFILLLEFT']._serialized_end=4015
-  _globals['_REQUESTRETURNED']._serialized_start=4017
-  _globals['_REQUESTRETURNED']._serialized_end=4103
-  _globals['_PROFILEPROGRESS']._serialized_start=4105
-  _globals['_PROFILEPROGRESS']._serialized_end=4174
-  _globals['_PROFILEDONE']._serialized_start=4176
-  _globals['_PROFILEDONE']._serialized_end=4246
-  _globals['_PROFILEFAILED']._serialized_start=4248
-  _globals['_PROFILEFAILED']._serialized_end=4331
-  _globals['_NODELINK']._serialized_start=4333
-  _globals['_NODELINK']._serialized_end=4401
+  _globals['_SUBMITREQUEST']._serialized_end=1333
+  _globals['_ABORTREQUEST']._serialized_start=1335
+  _globals['_ABORTREQUEST']._serialized_end=1386
+  _globals['_PROFILEINSTANCE']._serialized_start=1388
+  _globals['_PROFILEINSTANCE']._serialized_end=1448
+  _globals['_CANCELPROFILE']._serialized_start=1450
+  _globals['_CANCELPROFILE']._serialized_end=1487
+  _globals['_USEPROFILE']._serialized_start=1489
+  _globals['_USEPROFILE']._serialized_end=1557
+  _globals['_NODEREPORT']._serialized_start=1560
+  _globals['_NODEREPORT']._serialized_end=2283
+  _globals['_INSTANCEREPORT']._serialized_start=2286
+  _globals['_INSTANCEREPORT']._serialized_end=2586
+  _globals['_NODEHELLO']._serialized_start=2589
+  _globals['_NODEHELLO']._serialized_end=2994
+  _globals['_NODEHELLO_LOADRATESENTRY']._serialized_start=2927
+  _globals['_NODEHELLO_LOADRATESENTRY']._serialized_end=2994
+  _globals['_LOADRATE']._serialized_start=2996
+  _globals['_LOADRATE']._serialized_end=3044
+  _globals['_HEARTBEAT']._serialized_start=3047
+  _globals['_HEARTBEAT']._serialized_end=3206
+  _globals['_SLEEPINGMODEL']._serialized_start=3208
+  _globals['_SLEEPINGMODEL']._serialized_end=3269
+  _globals['_IMPORTPROGRESS']._serialized_start=3271
+  _globals['_IMPORTPROGRESS']._serialized_end=3339
+  _globals['_IMPORTDONE']._serialized_start=3342
+  _globals['_IMPORTDONE']._serialized_end=3485
+  _globals['_IMPORTFAILED']._serialized_start=3487
+  _globals['_IMPORTFAILED']._serialized_end=3569
+  _globals['_LOADPROGRESS']._serialized_start=3571
+  _globals['_LOADPROGRESS']._serialized_end=3636
+  _globals['_INSTANCELOADED']._serialized_start=3639
+  _globals['_INSTANCELOADED']._serialized_end=3767
+  _globals['_LOADFAILED']._serialized_start=3769
+  _globals['_LOADFAILED']._serialized_end=3848
+  _globals['_INSTANCEGONE']._serialized_start=3850
+  _globals['_INSTANCEGONE']._serialized_end=3917
+  _globals['_KVRESIZED']._serialized_start=3919
+  _globals['_KVRESIZED']._serialized_end=4021
+  _globals['_TOKENSREPORT']._serialized_start=4024
+  _globals['_TOKENSREPORT']._serialized_end=4181
+  _globals['_PREFILLLEFT']._serialized_start=4183
+  _globals['_PREFILLLEFT']._serialized_end=4232
+  _globals['_REQUESTRETURNED']._serialized_start=4234
+  _globals['_REQUESTRETURNED']._serialized_end=4320
+  _globals['_PROFILEPROGRESS']._serialized_start=4322
+  _globals['_PROFILEPROGRESS']._serialized_end=4391
+  _globals['_PROFILEDONE']._serialized_start=4393
+  _globals['_PROFILEDONE']._serialized_end=4463
+  _globals['_PROFILEFAILED']._serialized_start=4465
+  _globals['_PROFILEFAILED']._serialized_end=4548
+  _globals['_NODELINK']._serialized_start=4550
+  _globals['_NODELINK']._serialized_end=4618
 # @@protoc_insertion_point(module_scope)

@@ -246,13 +246,17 @@ class SubmitRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     SLO_FIELD_NUMBER: _builtins.int
     AGE_S_FIELD_NUMBER: _builtins.int
-    GRACE_S_FIELD_NUMBER: _builtins.int
+    DUE_IN_S_FIELD_NUMBER: _builtins.int
+    SLACK_S_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     request_id: _builtins.str
     deployment: _builtins.str
     attempt: _builtins.int
     age_s: _builtins.float
-    grace_s: _builtins.float
+    due_in_s: _builtins.float
+    """Until its next token is due; negative if it was."""
+    slack_s: _builtins.float
+    """By how much it may be behind its pace after an early first token."""
     @_builtins.property
     def prompt_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -273,11 +277,12 @@ class SubmitRequest(_message.Message):
         sampling: _model_pb2.SamplingParams | None = ...,
         slo: _model_pb2.Slo | None = ...,
         age_s: _builtins.float = ...,
-        grace_s: _builtins.float = ...,
+        due_in_s: _builtins.float = ...,
+        slack_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "attempt", b"attempt", "deployment", b"deployment", "grace_s", b"grace_s", "instance_id", b"instance_id", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "slo", b"slo"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "attempt", b"attempt", "deployment", b"deployment", "due_in_s", b"due_in_s", "instance_id", b"instance_id", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "slack_s", b"slack_s", "slo", b"slo"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -507,6 +512,27 @@ Global___InstanceReport: _TypeAlias = InstanceReport  # noqa: Y015
 class NodeHello(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LoadRatesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___LoadRate: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___LoadRate | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NODE_ID_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
@@ -519,6 +545,8 @@ class NodeHello(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     BASE_BYTES_FIELD_NUMBER: _builtins.int
     TENSOR_PARALLEL_MAX_FIELD_NUMBER: _builtins.int
+    LOAD_RATES_FIELD_NUMBER: _builtins.int
+    BATCH_MAX_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     run_id: _builtins.str
     device: _builtins.str
@@ -534,8 +562,14 @@ class NodeHello(_message.Message):
     """Of memory_bytes, what the process takes without any instance."""
     tensor_parallel_max: _builtins.int
     """Devices that an instance can span. 0 means 1."""
+    batch_max: _builtins.int
+    """Requests that an iteration can carry."""
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___InstanceReport]: ...
+    @_builtins.property
+    def load_rates(self) -> _containers.MessageMap[_builtins.str, Global___LoadRate]:
+        """By LoadTier, of those that it knows of."""
+
     def __init__(
         self,
         *,
@@ -551,14 +585,40 @@ class NodeHello(_message.Message):
         fingerprint: _builtins.str = ...,
         base_bytes: _builtins.int = ...,
         tensor_parallel_max: _builtins.int = ...,
+        load_rates: _abc.Mapping[_builtins.str, Global___LoadRate] | None = ...,
+        batch_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "run_id", b"run_id", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "batch_max", b"batch_max", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "load_rates", b"load_rates", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "run_id", b"run_id", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NodeHello: _TypeAlias = NodeHello  # noqa: Y015
+
+@_typing.final
+class LoadRate(_message.Message):
+    """Seconds of a load: a fixed part, and the weights at a rate."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIXED_S_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    fixed_s: _builtins.float
+    bytes_per_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        fixed_s: _builtins.float = ...,
+        bytes_per_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "fixed_s", b"fixed_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadRate: _TypeAlias = LoadRate  # noqa: Y015
 
 @_typing.final
 class Heartbeat(_message.Message):

@@ -1,9 +1,11 @@
 """What a node tells its controller: NodeReport to and from the wire."""
 
+from math import inf
 from typing import assert_never
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, RequestId
+from mesh.domain.limits import BATCH_MAX
 from mesh.domain.messages import (
     Heartbeat,
     ImportDone,
@@ -24,7 +26,7 @@ from mesh.domain.messages import (
     TokensReport,
 )
 from mesh.domain.reasons import DeviceKind
-from mesh.domain.steps import SleepingModel
+from mesh.domain.steps import LoadRate, LoadTier, SleepingModel
 from mesh.v1 import node_link_pb2 as pb
 from mesh.wire.codec_import import import_report_from_wire, import_report_to_wire
 from mesh.wire.codec_load import load_report_from_wire, load_report_to_wire
@@ -128,6 +130,11 @@ def _hello_to_wire(hello: NodeHello) -> pb.NodeHello:
         version=hello.version,
         fingerprint=hello.fingerprint,
         tensor_parallel_max=hello.tensor_parallel_max,
+        batch_max=hello.batch_max,
+        load_rates={
+            tier: pb.LoadRate(fixed_s=rate.fixed_s, bytes_per_s=rate.bytes_per_s)
+            for tier, rate in hello.load_rates
+        },
     )
 
 
@@ -150,8 +157,22 @@ def _hello_from_wire(message: pb.NodeHello) -> NodeHello:
         version=message.version,
         fingerprint=message.fingerprint,
         tensor_parallel_max=message.tensor_parallel_max or 1,
+        batch_max=message.batch_max or BATCH_MAX,
+        load_rates=tuple(
+            (member(LoadTier, tier, message, "load_rates"), _load_rate_from_wire(rate))
+            for tier, rate in sorted(message.load_rates.items())
+        ),
         instances=tuple(_instance_from_wire(i) for i in message.instances),
     )
+
+
+def _load_rate_from_wire(rate: pb.LoadRate) -> LoadRate:
+    if not (0.0 <= rate.fixed_s < inf and rate.bytes_per_s > 0.0):
+        raise InvalidInput(
+            f"NodeHello.load_rates has {rate.fixed_s:g} s and {rate.bytes_per_s:g} B/s: a load "
+            "takes 0 s or more, and finite, at a rate above 0"
+        )
+    return LoadRate(fixed_s=rate.fixed_s, bytes_per_s=rate.bytes_per_s)
 
 
 def _instance_to_wire(report: InstanceReport) -> pb.InstanceReport:

@@ -57,7 +57,8 @@ def submit_to_wire(submit: SubmitRequest) -> node_link_pb2.SubmitRequest:
         sampling=sampling_to_wire(request.sampling),
         slo=slo_to_wire(order.slo),
         age_s=order.age_s,
-        grace_s=order.grace_s,
+        due_in_s=order.due_in_s,
+        slack_s=order.slack_s,
     )
 
 
@@ -77,7 +78,8 @@ def submit_from_wire(message: node_link_pb2.SubmitRequest) -> SubmitRequest:
             output_tokens=tuple(message.output_tokens),
             slo=slo_from_wire(message.slo),
             age_s=message.age_s,
-            grace_s=message.grace_s,
+            due_in_s=message.due_in_s,
+            slack_s=message.slack_s,
         ),
     )
 

@@ -13,6 +13,7 @@ from mesh.domain.views import (
     CellStatus,
     DeploymentSnapshot,
     InstanceSnapshot,
+    LoadTimesView,
     MemoryOperationView,
     NodeSnapshot,
     ProfileView,
@@ -171,6 +172,7 @@ def node_to_wire(node: NodeSnapshot) -> pb.Node:
         fingerprint=node.fingerprint,
         load_slowdown=node.load_slowdown,
         asleep=node.asleep,
+        load_times=map(_load_times_to_wire, node.load_times),
     )
 
 
@@ -194,6 +196,27 @@ def node_from_wire(message: pb.Node) -> NodeSnapshot:
         fingerprint=message.fingerprint,
         load_slowdown=factor_from_wire(message.load_slowdown, message, "load_slowdown"),
         asleep=tuple(map(ModelId, message.asleep)),
+        load_times=tuple(map(_load_times_from_wire, message.load_times)),
+    )
+
+
+def _load_times_to_wire(times: LoadTimesView) -> pb.LoadTimes:
+    return pb.LoadTimes(
+        tier=times.tier,
+        fixed_s=times.fixed_s,
+        bytes_per_s=times.bytes_per_s,
+        loads=times.loads,
+        factor=times.factor,
+    )
+
+
+def _load_times_from_wire(message: pb.LoadTimes) -> LoadTimesView:
+    return LoadTimesView(
+        tier=member(LoadTier, message.tier, message, "tier"),
+        fixed_s=message.fixed_s,
+        bytes_per_s=message.bytes_per_s,
+        loads=message.loads,
+        factor=message.factor,
     )
 
 

@@ -23,7 +23,7 @@ from mesh.domain.limits import HEARTBEAT_S, NodeLimits
 from mesh.domain.messages import NodeHello, NodeReport
 from mesh.domain.node_events import CommandReceived, HeartbeatDue, LinkClosed, LinkOpened, NodeEvent
 from mesh.domain.reasons import TurnRule
-from mesh.domain.steps import SleepingModel
+from mesh.domain.steps import LoadedInstance, SleepingModel
 from mesh.runtime.clock import LoopClock
 from mesh.runtime.engine import Engine
 from mesh.runtime.host import Host, Recorder
@@ -32,6 +32,7 @@ from mesh.text.assets import read_assets
 from mesh.wire.link import NodeLink
 from mesh_loader.importing import import_until
 from mesh_loader.store import ModelStore
+from mesh_nodes.kept_loads import KeptLoads
 from mesh_nodes.lanes import ThreadLanes
 from mesh_nodes.messenger import Messenger, call_on
 from mesh_nodes.models import NodeModels
@@ -62,8 +63,9 @@ class CarriedLink:
 
 
 class Agent:
-    """One node. `identity` is the hello without instances; `resident_bytes` is what the node takes
-    of its device's memory now, `asleep` what a load would find in the host's.
+    """One node. `identity` is the hello without instances and load times; `resident_bytes` is what
+    the node takes of its device's memory now, `asleep` what a load would find in the host's.
+    Without `loads` it neither tells nor keeps what loads take.
     """
 
     def __init__(
@@ -76,12 +78,14 @@ class Agent:
         controller: str,
         resident_bytes: Callable[[], int],
         asleep: Callable[[], tuple[SleepingModel, ...]] = tuple,
+        loads: KeptLoads | None = None,
         recorders: Sequence[Recorder] = (),
     ) -> None:
         self._engine = engine
         self._identity = identity
         self._store_path = store_path
         self._controller = controller
+        self._loads = loads
         self._recorders = recorders
         self._core = NodeCore(limits=limits)
         self._resident_bytes = resident_bytes
@@ -124,7 +128,11 @@ class Agent:
         )
         messenger = Messenger(loop)
         performer = NodePerformer(
-            engine=self._engine, lanes=lanes, link=CarriedLink(link, messenger), models=models
+            engine=self._engine,
+            lanes=lanes,
+            link=CarriedLink(link, messenger),
+            models=models,
+            note_load=self._note_load,
         )
         self._host = Host[NodeEvent, NodeAction](
             core=self._core,
@@ -155,7 +163,13 @@ class Agent:
 
     def _hello(self) -> NodeHello:
         with self._deciding:
-            return replace(self._identity, instances=self._core.instances())
+            instances = self._core.instances()
+        rates = () if self._loads is None else self._loads.rates()
+        return replace(self._identity, instances=instances, load_rates=rates)
+
+    def _note_load(self, loaded: LoadedInstance) -> None:
+        if self._loads is not None:
+            self._loads.note(loaded)
 
     def _opened(self, turns: TurnRule, turn_s_max: float) -> None:
         log.info("%s joined the cell at %s", self._identity.node_id, self._controller)

@@ -26,7 +26,9 @@ from mesh.runtime.journal import NodeStart, open_journal
 from mesh_nodes.agent import Agent
 from mesh_nodes.engines.choosing import BuiltEngine, build_engine, own_resident_bytes
 from mesh_nodes.hardware import fingerprint, probe
+from mesh_nodes.kept_loads import KeptLoads
 from mesh_nodes.lanes import SWITCH_INTERVAL_S
+from mesh_nodes.load_probe import measured_rate
 from mesh_nodes.options import NodeOptions, read_options
 from mesh_nodes.protect import die_with_parent
 
@@ -71,9 +73,11 @@ def _run(options: NodeOptions, build: Callable[[NodeOptions], BuiltEngine]) -> i
             recorders.append(open_journal(options.journal, start))
             stack.callback(recorders[0].close)
         built = build(options)
+        identity = _identity(options, built)
         agent = Agent(
             engine=built.engine,
-            identity=_identity(options, built),
+            identity=identity,
+            loads=_loads(options.home, identity.fingerprint, store_path, built),
             limits=limits,
             store_path=store_path,
             controller=options.join,
@@ -132,8 +136,22 @@ def _identity(options: NodeOptions, built: BuiltEngine) -> NodeHello:
             hardware, device=options.device, threads=options.threads, engine=engine_is
         ),
         tensor_parallel_max=engine_is.tensor_parallel_max,
+        batch_max=engine_is.batch_max,
         version=__version__,
     )
+
+
+def _loads(home: Path, fingerprint: str, store_path: Path, built: BuiltEngine) -> KeptLoads | None:
+    """What is known of loads here, if only by measurement; a node that cannot measure learns."""
+    if built.least_load_s is None:
+        return None
+    loads = KeptLoads(home, fingerprint)
+    if not loads:
+        try:
+            loads.note_measured(measured_rate(store_path, built.least_load_s))
+        except (OSError, MeshError) as error:
+            log.warning("what a load takes here could not be measured: %s", error)
+    return loads
 
 
 def _base_bytes(limit_bytes: int, base_bytes: int) -> int:

@@ -2,8 +2,10 @@
 
 import pytest
 
+from bench.admission.__main__ import ratios
 from bench.admission.cell import NOW_S, PaperCell, placement
 from bench.admission.deciding import Scenario, Times, measure
+from bench.admission.overload import ROUND, Overload
 from bench.admission.setting import BATCH, DEPLOYMENTS
 from mesh.domain.events import InvokeRequested
 
@@ -40,6 +42,21 @@ def test_a_decision_that_is_undone_leaves_the_cell_as_it_was(busy: int) -> None:
 def test_as_many_decisions_are_timed_as_asked_for() -> None:
     times = measure(Scenario(nodes=2, busy=1), 20, 2, 1, lambda line: None)
     assert len(times.taken_ns) == 20
+
+
+def test_all_that_wait_in_overload_still_wait_after_each_round() -> None:
+    overload, times = Overload(nodes=2, unloaded=5, seed=1), Times()
+    overload.check()
+    overload.decide(7, times)
+    overload.check()
+    assert len(times.taken_ns) == 7 * ROUND
+
+
+def test_a_checkout_without_overload_is_compared_by_the_other_figures() -> None:
+    ours = {"decisions_per_cpu_s": {"1": 300, "10": 200}, "decisions_per_cpu_s_overload": 50}
+    assert ratios(ours, {"decisions_per_cpu_s": {"1": 200}}) == {"ratio": {"1": 1.5}}
+    theirs = {"decisions_per_cpu_s": {"10": 100}, "decisions_per_cpu_s_overload": 25}
+    assert ratios(ours, theirs) == {"ratio": {"10": 2.0}, "overload_ratio": 2.0}
 
 
 def test_rates_and_percentiles_are_those_of_the_times() -> None:

@@ -295,7 +295,7 @@ def mixed() -> Measured:
     )
 
 
-def test_calls_are_counted_both_ways_without_credit_for_loads(mixed: Measured) -> None:
+def test_calls_are_counted_both_ways_by_the_clock(mixed: Measured) -> None:
     assert mixed.met_share == pytest.approx(2 / 5)
     assert mixed.met_every_token_share == pytest.approx(2 / 5)
     assert mixed.met_of_admitted == pytest.approx(2 / 3)

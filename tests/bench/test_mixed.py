@@ -71,8 +71,8 @@ def test_answers_are_so_long_that_the_first_node_is_busy_while_the_second_loads(
 
 
 def test_a_first_node_that_nothing_is_too_much_for_is_an_error() -> None:
-    with pytest.raises(InvalidInput, match="32 requests"):
-        sizes(FIRST, profile(decode=decodes(0.500, 0.020)), REQUESTS)
+    with pytest.raises(InvalidInput, match="256 requests"):
+        sizes(FIRST, profile(decode=decodes(2.0, 0.020)), REQUESTS)
 
 
 def test_quiet_requests_come_one_by_one_and_a_burst_at_once() -> None:

@@ -53,6 +53,17 @@ def test_json_is_cell_then_policy_then_numbers() -> None:
     assert numbers["reference"]["met"] is None, "nobody measured a generated load"
 
 
+def test_the_generated_load_may_have_other_lengths_and_a_trace_has_its_own(tmp_path: Path) -> None:
+    asked = ("--cells", "3B/32", "--policy", "llm-mesh", "--lengths", "short-answers")
+    made = json.loads(paper(*asked, "-o", "json").out)
+    assert made["workload"] == "generated (llm-mesh, short-answers, seed 1), costs as measured"
+    path = tmp_path / "small.csv"
+    path.write_text("t_s,function,input_tokens,output_tokens\n0.1,0,10,20\n")
+    ran = paper(*asked, "--trace", str(path))
+    assert ran.code != 0
+    assert "small.csv" in ran.err
+
+
 def test_a_trace_is_read_and_side_by_side_gives_the_same(tmp_path: Path) -> None:
     path = tmp_path / "small.csv"
     with path.open("w") as file:

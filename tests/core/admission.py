@@ -60,7 +60,7 @@ class BusyCell(CellUnderTest):
         self.link, _ = self.join(node("n1", *(instance(name, name) for name in names)))
 
     def ask(
-        self, name: str, of: str, prompt: int = 3, *, max_tokens: int = 8
+        self, name: str, of: str, prompt: int = 3, *, max_tokens: int = 256
     ) -> list[ControllerAction]:
         return self.invoke(request(name, of=of, prompt=(1,) * prompt, max_tokens=max_tokens))
 

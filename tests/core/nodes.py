@@ -69,6 +69,8 @@ class NodeUnderTest:
             output_tokens=tuple(so_far),
             slo=slo or Slo(),
             age_s=age_s,
+            due_in_s=(slo or Slo()).ttft_limit_s(prompt) - age_s,
+            slack_s=10.0,
         )
         return self.command(SubmitRequest(instance_id=InstanceId(on), order=order))
 

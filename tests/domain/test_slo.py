@@ -1,9 +1,11 @@
 """Deadlines and headroom."""
 
+from itertools import cycle
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.domain.slo import Slo, due_s, next_due_s
+from mesh.domain.slo import SLACK_SHARE, Slo, next_due_s
 
 
 def test_long_prompts_have_longer_to_their_first_token() -> None:
@@ -12,15 +14,28 @@ def test_long_prompts_have_longer_to_their_first_token() -> None:
     assert slo.ttft_limit_s(2048) == 4.0
 
 
-@given(start_s=st.floats(0, 1e6), waited_s=st.floats(0, 100), tokens=st.integers(0, 1000))
-def test_headroom_is_the_time_to_the_next_tokens_deadline(
-    start_s: float, waited_s: float, tokens: int
+@given(
+    early_s=st.floats(0, 10),
+    tokens=st.integers(2, 400),
+    expected=st.integers(1, 1000),
+    lags=st.lists(st.floats(0, 1), min_size=400, max_size=400),
+)
+def test_who_keeps_the_pace_keeps_the_slo_by_both_measures(
+    early_s: float, tokens: int, expected: int, lags: list[float]
 ) -> None:
-    """Eq. 1 is what is left of the time until start + TTFT + n * TPOT."""
-    now_s = start_s + waited_s
-    headroom_s = 2.0 + 0.25 * tokens - waited_s
-    got = due_s(start_s=start_s, ttft_limit_s=2.0, tpot_s=0.25, output_tokens=tokens)
-    assert abs((got - now_s) - headroom_s) < 1e-6
+    """Every token comes at its deadline at the latest; the answer is as long as was counted on, or
+    longer.
+    """
+    slo = Slo(ttft_s=10.0, tpot_s=0.25)
+    tokens = max(tokens, int(expected * SLACK_SHARE) + 1)
+    first_s = 10.0 - early_s
+    due_s = next_due_s(10.0, slo.pace_s, first_s, slack_s=slo.slack_s(expected))
+    came_s = first_s
+    for n, lag in zip(range(1, tokens), cycle(lags)):
+        came_s = max(came_s, due_s - lag)
+        assert came_s <= 10.0 + n * slo.tpot_s + 1e-9
+        due_s = next_due_s(due_s, slo.pace_s, came_s)
+    assert (came_s - first_s) / (tokens - 1) <= slo.tpot_s + 1e-9
 
 
 def test_a_token_in_time_leaves_the_pace_as_it_is() -> None:

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+from mesh.compute.load_times import PRIORS
 from mesh.domain.reasons import FinishReason
+from mesh.domain.steps import LoadTier
+from mesh.domain.views import LoadTimesView
 from mesh.evaluation.replaying import replay_journal
 from tests.e2e.live_cell import LiveCell
 
@@ -39,3 +42,37 @@ def test_a_real_node_serves_and_both_journals_replay_to_the_same_decisions(
     assert of_controller.requests is not None
     assert of_controller.requests.finished == of_controller.requests.requests == CLIENTS + 2
     assert of_controller.requests.output_tokens == (CLIENTS + 2) * 24
+
+
+def test_a_node_states_what_loads_take_and_after_a_crash_what_they_have_taken(
+    cell: LiveCell, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Its controller is another one by then, which has seen none of them."""
+
+    def from_disk() -> LoadTimesView:
+        node = cell.node("cpu0")
+        assert node is not None
+        (times,) = node.load_times
+        assert times.tier is LoadTier.DISK
+        return times
+
+    home = ("--home", str(tmp_path / "own"))
+    controller = cell.start_controller()
+    node = cell.start_real_node("cpu0", *home)
+    measured = from_disk()
+    assert measured.loads == 0
+    assert measured.fixed_s != PRIORS[LoadTier.DISK].fixed_s
+    cell.deploy("chat", tiny_model)
+    cell.invoke("chat", "hello", max_tokens=2).finished()
+    assert from_disk().loads == 1
+    deployed = cell.deployment("chat")
+    assert deployed is not None
+    (instance,) = deployed.instances
+    node.kill()
+    assert controller.terminate() == 0
+    cell.start_controller()
+    cell.start_real_node("cpu0", *home)
+    kept = from_disk()
+    assert kept.loads == 0
+    stated_s = kept.fixed_s + instance.weights_bytes / kept.bytes_per_s
+    assert 0.2 * instance.load_s < stated_s <= instance.load_s

@@ -29,7 +29,7 @@ def test_a_deployed_model_answers_and_its_tokens_stream(cell: LiveCell, tiny_mod
     assert finished.reason is FinishReason.LENGTH
     assert (finished.prompt_tokens, finished.output_tokens) == (5, 12)
     (accepted,) = (event for event in answer.events if isinstance(event, Accepted))
-    assert accepted.grace_s == finished.grace_s > 0, "the first request had the instance started"
+    assert accepted.grace_s == finished.grace_s == 0.0, "the load is quick enough"
     assert len(answer.text) > 0
     spread_s = answer.arrivals_s[-1] - answer.arrivals_s[0]
     assert spread_s > 0.03 * 5, "tokens came one by one, as the iterations made them"

@@ -83,7 +83,7 @@ def test_functions_are_ranked_by_requests_and_grouped() -> None:
     ]
     assert few[2].not_finished == 1
     (late,) = by_rank([outcome("cold", ttft_s=2.5, grace_s=1.0)])
-    assert (late.met, late.cold_requests) == (0, 1), "a load is not credited"
+    assert (late.met, late.cold_requests) == (0, 1), "a load counts"
     many = by_rank([outcome(f"f-{n:02d}") for n in range(40) for _ in range(40 - n)])
     assert len(many) == 16
     assert many[0].first_rank == 1

@@ -27,6 +27,15 @@ def trace() -> Trace:
     return generated(1)
 
 
+def test_other_lengths_keep_the_arrivals_and_fit_into_the_context(trace: Trace) -> None:
+    other = generated(1, "short-answers")
+    assert [(a.t_s, a.function) for a in other.arrivals] == [
+        (a.t_s, a.function) for a in trace.arrivals
+    ]
+    assert {a.output_tokens for a in other.arrivals} == set(range(40, 91))
+    assert max(a.input_tokens + a.output_tokens for a in other.arrivals) <= 4096
+
+
 def test_there_are_nine_cells() -> None:
     assert [cell.name for cell in ALL_CELLS] == [
         f"{model}/{n}" for model in ("3B", "7B", "13B") for n in (32, 64, 128)

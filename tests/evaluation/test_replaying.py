@@ -22,7 +22,7 @@ from tests.sim.scenarios import SMALL, scenario
 
 def journalled(folder: Path) -> tuple[Path, Summary]:
     """The journal of a run in which some requests are refused, and what its callers saw."""
-    read = scenario(folder, SMALL.replace("requests_per_s = 2.0", "requests_per_s = 12.0"))
+    read = scenario(folder, SMALL.replace("requests_per_s = 2.0", "requests_per_s = 40.0"))
     made = plan(read)
     path = folder / "journal"
     written = open_journal(path, made.start())

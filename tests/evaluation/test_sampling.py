@@ -49,7 +49,7 @@ def test_a_second_is_used_from_none_to_whole(made: CellPlan) -> None:
         assert series.busy[-1] == pytest.approx(0.0)
         assert series.requests[-1] == 0
     busiest = max(sampler.series(), key=lambda series: sum(series.busy))
-    assert busiest.busy[1] == pytest.approx(1.0)
+    assert busiest.busy[1] == pytest.approx(1.0, abs=0.01)
     assert max(busiest.weights_bytes) > 13e9
     assert max(busiest.kv_held_bytes) > 0
     assert max(busiest.requests) >= 1
@@ -60,10 +60,10 @@ def test_resident_weights_use_a_node_that_nobody_keeps_busy_unless_costs_are_ide
 ) -> None:
     """They are parked at the end of the recording."""
     _, sampler = sampled(made, 30)
-    (series,) = (each for each in sampler.series() if sum(each.loads))
-    assert series.weights_bytes[-1] > 13e9
-    assert series.used[-1] == pytest.approx(1.0)
-    assert sum(series.used) > sum(series.busy) + 10.0
+    for series in sampler.series():
+        assert series.weights_bytes[-1] > 13e9
+        assert series.used[-1] == pytest.approx(1.0)
+        assert sum(series.used) > sum(series.busy) + 10.0
     ideal = tuple(replace(node, weights_use=False) for node in made.nodes)
     _, sampler = sampled(replace(made, nodes=ideal), 30)
     assert all(series.used == series.busy for series in sampler.series())

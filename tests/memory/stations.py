@@ -191,7 +191,7 @@ class CheckedStation:
         return _said(started)
 
     def _could_start(self, known: Known) -> bool:
-        if known.waiting is None or known.running is not None:
+        if known.waiting is None or known.running is not None or self._waits_for_a_load(known):
             return False
         grows_bytes = known.grows_bytes
         if not grows_bytes:
@@ -206,8 +206,17 @@ class CheckedStation:
         assert than.waiting is not None
         bound = _urgency(than.waiting)
         for known in self.known.values():
-            if known.waiting and not known.running and _urgency(known.waiting) < bound:
+            if known.waiting is None or known.running or self._waits_for_a_load(known):
+                continue
+            if _urgency(known.waiting) < bound:
                 yield known
+
+    def _waits_for_a_load(self, known: Known) -> bool:
+        """Whether it loads, and another one is loading."""
+        assert known.waiting is not None
+        others = (other.running for other in self.known.values())
+        loading = any(running is not None and running.kind is LOAD for running in others)
+        return loading and known.waiting.kind is LOAD
 
     def _check_books(self) -> None:
         station = self.station

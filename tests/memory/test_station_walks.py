@@ -140,8 +140,11 @@ class Walk(RuleBasedStateMachine):
         assert within or not self.honest
 
     def settle(self) -> None:
-        """Within the promise, nothing waits once all that runs has been done twice over."""
-        for _ in range(2):
+        """Within the promise, nothing waits once all that runs has been done twice over, and once
+        more for each load, for they follow one another.
+        """
+        loads = sum(r.kind is LOAD for r in self.checked.station.waiting())
+        for _ in range(2 + loads):
             SEEN["completions"] += self.checked.complete_all()
         if self.checked.promised_bytes <= CAPACITY:
             assert not self.checked.waiting()

@@ -110,7 +110,11 @@ class HostedNode:
 
     def submit(self, name: str, prompt_tokens: int = 3) -> None:
         order = RequestOrder(
-            request=request(name, prompt=(7,) * prompt_tokens), attempt=1, slo=Slo(), age_s=0.0
+            request=request(name, prompt=(7,) * prompt_tokens),
+            attempt=1,
+            slo=Slo(),
+            age_s=0.0,
+            due_in_s=2.0,
         )
         self.command(SubmitRequest(instance_id=I1, order=order))
 

@@ -156,6 +156,8 @@ def test_a_request_that_is_queued_for_too_long_is_found(tmp_path: Path) -> None:
     cell.clock.run_until(cell.clock.now_s() + 0.1)
     (queued,) = (held for d in cell.core.cell.deployments.values() for held in d.queue)
     CellChecks().attach(cell)
+    assert queued.waits_for is not None
+    queued.waits_for.expect_no_more(queued)
     queued.queued_at_s -= 1000.0
     with pytest.raises(RuleBroken, match="waits for 1000"):
         CellChecks().attach(cell)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mesh.domain.messages import NodeHello, ResizeKv
 from mesh.domain.model import Footprint
 from mesh.domain.profile import Grid, Profile
+from mesh.domain.steps import LoadRate, LoadTier
 from mesh.domain.views import CellStatus, DeploymentSnapshot
 
 U32 = st.integers(0, 2**32 - 1)
@@ -31,6 +32,7 @@ BY_NAME: Mapping[str, st.SearchStrategy[Any]] = {
     "output_tokens": TOKENS,
     "stop_token_ids": TOKENS,
     "block_tokens": st.integers(1, 2**32 - 1),
+    "batch_max": st.integers(1, 2**32 - 1),
     "kv_block_bytes": st.integers(1, 2**64 - 1),
     "run_id": IDS,
     "ttft_s": ABOVE_0,
@@ -40,6 +42,7 @@ BY_NAME: Mapping[str, st.SearchStrategy[Any]] = {
     "served": U64,
     "kv_bytes_per_token": U64,
     "correction": ABOVE_0,
+    "bytes_per_s": ABOVE_0,
     "correction_planned": ABOVE_0,
     "load_slowdown": ABOVE_0,
     "headroom_least_s": HEADROOMS,
@@ -112,6 +115,9 @@ def _field(owner: type, name: str, kind: Any) -> st.SearchStrategy[Any]:
     if owner is DeploymentSnapshot and name == "footprints":
         stated = st.dictionaries(IDS, values(Footprint), max_size=3)
         return stated.map(lambda given: tuple(sorted(given.items())))
+    if owner is NodeHello and name == "load_rates":
+        rates = st.dictionaries(st.sampled_from(LoadTier), values(LoadRate), max_size=2)
+        return rates.map(lambda given: tuple(sorted(given.items())))
     if name == "context_tokens_max":
         some = st.integers(1, 2**32 - 1)
         return st.none() | some if type(None) in get_args(kind) else some

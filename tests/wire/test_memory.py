@@ -57,6 +57,17 @@ def test_a_node_that_takes_more_than_its_limit_by_itself_is_turned_away() -> Non
     assert "--memory" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("fixed_s", "bytes_per_s"), [(-1.0, 1e9), (nan, 1e9), (inf, 1e9), (0.0, nan)]
+)
+def test_a_node_says_how_long_its_loads_take(fixed_s: float, bytes_per_s: float) -> None:
+    rate = pb.LoadRate(fixed_s=fixed_s, bytes_per_s=bytes_per_s)
+    hello = pb.NodeHello(node_id="n", run_id="r", device="cpu", memory_bytes=100)
+    hello.load_rates["disk"].CopyFrom(rate)
+    with pytest.raises(InvalidInput, match=r"NodeHello\.load_rates"):
+        report_from_wire(pb.NodeReport(hello=hello))
+
+
 def test_a_node_that_tells_no_books_has_empty_ones() -> None:
     """It runs an earlier version."""
     beat = report_from_wire(pb.NodeReport(heartbeat=pb.Heartbeat(rss_bytes=7)))

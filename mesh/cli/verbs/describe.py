@@ -18,7 +18,7 @@ from mesh.wire.client import MeshClient
 @format_option
 @controller_option
 def describe(name: str, form: Format, address: str) -> None:
-    """Show one deployment in full, or a node: limits, memory, instances and how they keep up."""
+    """Show one deployment in full, or a node: limits, memory, loads, and how they keep up."""
     with MeshClient(address) as client:
         found = _found(client, name)
     if form is not Format.TABLE:
@@ -28,6 +28,8 @@ def describe(name: str, form: Format, address: str) -> None:
         output.table(tables.NODES, [found])
         output.text("")
         output.table(memory_tables.NODE_MEMORY, [found])
+        output.text("")
+        output.table(tables.LOAD_TIMES, found.load_times)
     else:
         output.fields(tables.deployment_fields(found))
     if found.instances:

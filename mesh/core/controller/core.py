@@ -111,6 +111,7 @@ class ControllerCore:
             policy=self._policy,
             now_s=now_s,
             validations_left=self._limits.validations_max,
+            looks_left=self._limits.validations_max,
         )
         self._dispatch(ctx, event)
         _settle(ctx)

@@ -92,7 +92,9 @@ def drain_node(ctx: EventContext, asked: DrainRequested) -> None:
             continue
         if instance.state is InstanceState.LOADING:
             unload(ctx, instance)
-        elif not instance.requests:
+            continue
+        instance.expect_nobody()
+        if not instance.requests:
             note_idle(ctx, instance)
     room_changed(ctx)
     ctx.act(ReplyDone(operation_id=asked.operation_id, message=wanted.value))

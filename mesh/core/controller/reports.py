@@ -191,7 +191,9 @@ def _note_failure(ctx: EventContext, instance: InstanceEntry, message: str, hint
     note_load_failure(ctx, owner, instance.node, message)
     if owner.load_failures >= ctx.limits.load_attempts_max and not owner.replicas():
         told = f"{owner.load_failures} loads failed in a row, the last so: {message}"
-        refuse_all_queued(ctx, owner, RefusalReason.LOAD_FAILED, told, hint)
+        again_s = owner.pause_left_s(ctx.now_s)
+        reason = RefusalReason.LOAD_FAILED
+        refuse_all_queued(ctx, owner, reason, told, retry_after_s=again_s, hint=hint)
 
 
 def load_expired(ctx: EventContext, instance_id: InstanceId) -> None:

@@ -28,7 +28,7 @@ def cell_snapshot(cell: Cell, now_s: float) -> CellSnapshot:
         deployments=tuple(
             _deployment(cell.deployments[n], now_s) for n in sorted(cell.deployments)
         ),
-        nodes=tuple(_node(cell.nodes[n], now_s) for n in sorted(cell.nodes)),
+        nodes=tuple(_node(cell, cell.nodes[n], now_s) for n in sorted(cell.nodes)),
         queued=cell.queued(),
         running=cell.running(),
         served=cell.served,
@@ -52,7 +52,7 @@ def _deployment(entry: DeploymentEntry, now_s: float) -> DeploymentSnapshot:
     )
 
 
-def _node(node: NodeEntry, now_s: float) -> NodeSnapshot:
+def _node(cell: Cell, node: NodeEntry, now_s: float) -> NodeSnapshot:
     return NodeSnapshot(
         node_id=node.node_id,
         state=node.state,
@@ -72,6 +72,7 @@ def _node(node: NodeEntry, now_s: float) -> NodeSnapshot:
         fingerprint=node.hello.fingerprint,
         load_slowdown=node.load_slowdown,
         asleep=tuple(model.model_id for model in node.asleep),
+        load_times=cell.expectations.load_times(node.hello),
     )
 
 

@@ -54,7 +54,6 @@ from mesh.domain.node_events import (
     SubmitBroke,
     UnloadFinished,
 )
-from mesh.domain.slo import due_s
 from mesh.domain.steps import EngineRequest
 from mesh.request.turns import next_turn
 
@@ -139,7 +138,7 @@ class NodeCore:
                 loaded = self._node.instances.get(event.instance_id)
                 if isinstance(event, LoadFinished) and loaded is not None:
                     shapes = to_prime(
-                        batch_max=loaded.command.batch_max,
+                        batch_max=min(loaded.command.batch_max, self._limits.primed_batch_max),
                         context_tokens_max=loaded.command.context_tokens_max,
                         tokens_max=self._limits.primed_tokens_max,
                     )
@@ -199,18 +198,12 @@ class NodeCore:
                 )
             )
             return
-        start_s = ctx.now_s - order.age_s
         local = LocalRequest(
             order=order,
-            start_s=start_s,
+            start_s=ctx.now_s - order.age_s,
             output_tokens=len(order.output_tokens),
             first_step=self._node.steps_started + 1,
-            due_s=due_s(
-                start_s=start_s,
-                ttft_limit_s=order.slo.ttft_limit_s(len(request.prompt_tokens)) + order.grace_s,
-                tpot_s=order.slo.tpot_s,
-                output_tokens=len(order.output_tokens),
-            ),
+            due_s=ctx.now_s + order.due_in_s,
             prefill_left=len(request.prompt_tokens) + len(order.output_tokens),
         )
         instance.add(local)

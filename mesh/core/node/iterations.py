@@ -5,7 +5,6 @@ from mesh.core.node import measuring
 from mesh.core.node.context import NodeEventContext
 from mesh.core.node.state import LocalInstance, LocalNode, LocalRequest, LocalState
 from mesh.domain.actions import StartUnload
-from mesh.domain.ids import RequestId
 from mesh.domain.messages import RequestReturned, TokensReport
 from mesh.domain.node_events import InstanceBroke, StepBroke, SubmitBroke
 from mesh.domain.steps import StepResult
@@ -41,10 +40,6 @@ def step_finished(
     requests, now_s = instance.requests, ctx.now_s
     instance.note_iteration(result.kv_blocks_used)
 
-    def took_part(request_id: RequestId) -> bool:
-        request = requests.get(request_id)
-        return request is not None and request.first_step <= step
-
     outputs = []
     for output in result.outputs:
         request = requests.get(output.request_id)
@@ -53,10 +48,13 @@ def step_finished(
             request.note_tokens(len(output.token_ids), now_s)
             if output.finish is not None:
                 instance.remove(request)
-    prefill_left = tuple([of for of in result.prefill_left if took_part(of[0])])
+    prefill_left, starved = result.prefill_left, result.starved
+    if prefill_left or starved:
+        took_part = {r for r, request in requests.items() if request.first_step <= step}
+        prefill_left = tuple([of for of in prefill_left if of[0] in took_part])
+        starved = tuple([request_id for request_id in starved if request_id in took_part])
     for request_id, left in prefill_left:
         requests[request_id].note_prefill_left(left)
-    starved = tuple([request_id for request_id in result.starved if took_part(request_id)])
     if result.decode_batch or result.prefill_tokens or not starved:
         instance.encourage()
     ctx.report(

@@ -57,8 +57,11 @@ class LocalRequest:
     """Prompt tokens, and tokens of an earlier attempt, still to compute."""
     tokens: int = field(init=False)
     """Of its prompt and its output so far."""
+    pace_s: float = field(init=False)
+    """Of its SLO: asked for with every token."""
 
     def __post_init__(self) -> None:
+        self.pace_s = self.order.slo.pace_s
         self.tokens = len(self.order.request.prompt_tokens) + self.output_tokens
 
     @property
@@ -67,10 +70,11 @@ class LocalRequest:
 
     def note_tokens(self, count: int, now_s: float) -> None:
         """It has so many more tokens."""
+        slack_s = inf if self.output_tokens else self.order.slack_s
+        self.due_s = next_due_s(self.due_s, self.pace_s, now_s, count, slack_s)
         self.output_tokens += count
         self.tokens += count
         self.prefill_left = 0
-        self.due_s = next_due_s(self.due_s, self.order.slo.tpot_s, now_s, count)
 
     def note_prefill_left(self, tokens: int) -> None:
         self.prefill_left = tokens
@@ -238,12 +242,12 @@ class LocalInstance:
 
     def _filled_run_queue(self, now_s: float, delivery_s: float, factor: float) -> RunQueue:
         requests = self.requests.values()
-        tpot_s = next(iter(requests)).order.slo.tpot_s
-        margin_s = min(delivery_s, tpot_s / 4)
+        slo = next(iter(requests)).order.slo
+        margin_s = min(delivery_s, slo.pace_s / 4)
         run_queue = RunQueue(
             instance_id=self.instance_id,
             times=Times(self.profile, factor),
-            tpot_s=tpot_s,
+            tpot_s=slo.pace_s,
             passed=self.passed,
         )
         dues_s, oldest_s, context_tokens = run_queue.dues_s, inf, 0
@@ -253,7 +257,10 @@ class LocalInstance:
             left = request.prefill_left
             if left:
                 due_s = request.due_s - margin_s
-                run_queue.prompts.append(Prompt(left=left, past=request.tokens - left, due_s=due_s))
+                slack_s = inf if request.output_tokens else request.order.slack_s
+                past = request.tokens - left
+                prompt = Prompt(left=left, past=past, due_s=due_s, slack_s=slack_s)
+                run_queue.prompts.append(prompt)
             else:
                 dues_s.append(request.due_s - margin_s)
                 context_tokens += request.tokens

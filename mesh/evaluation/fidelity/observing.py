@@ -170,11 +170,12 @@ class Observer:
     def _begin(self, now_s: float) -> None:
         self._turn_s = now_s
         self._alone = not self._amid
-        self._beside_load = any(kind == "load" for kind, _ in self._amid)
+        self._beside_load = bool(self._amid) and all(kind == "load" for kind, _ in self._amid)
 
     def _disturb(self, kind: str, instance_id: InstanceId, now_s: float) -> None:
         self._amid[kind, instance_id] = now_s
         self._alone = False
+        self._beside_load = self._beside_load and kind == "load"
 
     def _end(
         self, kind: str, instance_id: InstanceId, ended: list[Spent], free_s: float, now_s: float

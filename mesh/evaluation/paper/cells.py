@@ -19,7 +19,6 @@ from mesh.domain.slo import Slo
 from mesh.evaluation.cell_numbers import CellNumbers, cell_numbers
 from mesh.evaluation.sampling import Sampler
 from mesh.evaluation.series import NodeSeries
-from mesh.policy.registry import policy as policy_of
 from mesh.sim.cell_costs import MEASURED, CellCosts
 from mesh.sim.cluster import CellPlan, VirtualCell
 from mesh.sim.costs import GivenCosts, Resizing
@@ -29,6 +28,8 @@ from mesh.sim.refusals import RefusalChecks, RefusalCounts
 from mesh.sim.testbed import known_model
 from mesh.sim.workload import TraceFile, arrivals_of, from_file
 from mesh_workloads.generating import LLM_MESH, generate
+from mesh_workloads.lengths import Lengths, Quantiles
+from mesh_workloads.published import AZURE_CONVERSATION, PUBLISHED
 from mesh_workloads.sampling import KEPT, functions_of, load_for
 from mesh_workloads.trace import Trace
 
@@ -37,10 +38,6 @@ DURATION_S = 1800.0
 CONTEXT_TOKENS_MAX = 4096
 """Of every deployment; no request of the load is longer."""
 SLO = Slo(ttft_s=2.0, ttft_tokens_per_s=512.0, tpot_s=0.25)
-PLANNED_TPOT_SHARE = 0.95
-"""Of the TPOT SLO, with which a policy that validates plans: the evaluation asks for the mean TPOT,
-which is above the SLO's when the first token came early and the last one in time.
-"""
 KEEP_ALIVE_S = {DeviceKind.CPU: 0.0, DeviceKind.GPU: 1.0}
 """An idle node counts as busy for so long (the deployments' own keep-alive is the GPU's)."""
 NODES_EACH = 4
@@ -71,6 +68,15 @@ LIMITS = CellLimits(
 what is idle goes after its keep-alive.
 """
 
+SHORT_ANSWERS = Lengths(
+    name="short-answers",
+    input=AZURE_CONVERSATION.input,
+    output=Quantiles(shares=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0), tokens=(40, 50, 60, 70, 80, 90)),
+)
+"""Answers of about 65 tokens, so that an instance of a rare function has gone when it is called."""
+LENGTHS = {**PUBLISHED, SHORT_ANSWERS.name: SHORT_ANSWERS}
+"""Of a generated load, by name."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class PaperCell:
@@ -97,9 +103,14 @@ def paper_cell(name: str) -> PaperCell:
     )
 
 
-def generated(seed: int) -> Trace:
-    """The shipped load of 128 functions."""
-    return generate(LLM_MESH, seed)
+def generated(seed: int, lengths: str = AZURE_CONVERSATION.name) -> Trace:
+    """The shipped load of 128 functions, with LENGTHS by that name.
+
+    Raises InvalidInput for lengths that hardly ever fit into the context.
+    """
+    name = LLM_MESH.name if lengths == AZURE_CONVERSATION.name else f"{LLM_MESH.name}, {lengths}"
+    drawn = replace(LENGTHS[lengths], context_tokens_max=CONTEXT_TOKENS_MAX)
+    return generate(replace(LLM_MESH, name=name, lengths=drawn), seed)
 
 
 def from_trace(path: Path, seed: int) -> Trace:
@@ -131,14 +142,13 @@ def plan(
 
     Raises InvalidInput for a policy that there is not.
     """
-    validates = policy_of(policy).validates
     profiles = (table.profile for table in known_model(MODELS[cell.model]).costs.values())
     return CellPlan(
         nodes=tuple(node for device in DeviceKind for node in _nodes(cell, device, costs, resize)),
         deployments=tuple(
             made
             for function in functions_of(cell.functions)
-            for made in deployments_of(_deployment(cell, function, validates), costs)
+            for made in deployments_of(_deployment(cell, function), costs)
         ),
         profiles=tuple(profiles),
         policy=policy,
@@ -213,12 +223,11 @@ def _nodes(
         yield replace(node, kept_s=KEEP_ALIVE_S[device])
 
 
-def _deployment(cell: PaperCell, function: int, validates: bool) -> DeploymentGroup:
-    planned = replace(SLO, tpot_s=SLO.tpot_s * PLANNED_TPOT_SHARE) if validates else SLO
+def _deployment(cell: PaperCell, function: int) -> DeploymentGroup:
     return DeploymentGroup(
         name=_name(function),
         model=MODELS[cell.model],
         context_tokens_max=CONTEXT_TOKENS_MAX,
-        slo=planned,
+        slo=SLO,
         scaling=Scaling(replicas_max=2 * NODES_EACH, keep_alive_s=max(KEEP_ALIVE_S.values())),
     )

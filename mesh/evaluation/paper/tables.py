@@ -37,7 +37,7 @@ def slo_met(made: Evaluation) -> Table:
 
     return Table(
         title="SLO met",
-        note="MET: TTFT and mean TPOT in time, no credit for loads, refused requests missed. "
+        note="MET: TTFT and mean TPOT in time by the clock, refused requests missed. "
         "EVERY_TOKEN: each token by arrival + TTFT limit + index * TPOT. GRACE: as late as told "
         "is granted. REFERENCE: the authors' scheduler under a "
         "virtual clock, measured by us.",

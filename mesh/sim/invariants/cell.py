@@ -8,7 +8,7 @@ worked out anew. Before: whoever watches a cell. After: `memory`, for the books 
 from collections.abc import Iterable
 
 from mesh.core.controller.core import ControllerCore
-from mesh.core.controller.instances.placement import find_room
+from mesh.core.controller.instances.placement import Placed, find_room
 from mesh.core.controller.state.cell import Cell
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -19,7 +19,6 @@ from mesh.domain.ids import RequestId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState, RequestState
 from mesh.domain.limits import CellLimits
 from mesh.domain.reasons import OperationKind
-from mesh.request.placement import Start
 from mesh.sim.invariants.memory import check_books
 from mesh.sim.invariants.rule import hold
 
@@ -82,6 +81,7 @@ def _check_instance(cell: Cell, instance: InstanceEntry) -> None:
     required, blocks = instance.required_blocks, sum(r.required_blocks for r in requests)
     hold(required == blocks, "{} requires {} blocks, not {}", name, required, blocks)
     hold(instance.batch <= instance.batch_max, "{} has {} requests", name, instance.batch)
+    _check_expected(cell, instance)
     hold(all(r.instance is instance for r in requests), "{} has another's requests", name)
     hold(state is not InstanceState.GONE, "{} is gone, and in the books", name)
     hold(
@@ -96,6 +96,16 @@ def _check_instance(cell: Cell, instance: InstanceEntry) -> None:
         hold(instance.profile is not None, "{} serves without a profile", name)
     measured = any(operation.instance is instance for operation in cell.operations.values())
     hold(instance.profiling == measured, "{} is measured: {}", name, measured)
+
+
+def _check_expected(cell: Cell, instance: InstanceEntry) -> None:
+    """Those who wait for its load wait in its deployment's queue, and it takes them."""
+    owner, name = cell.deployments.get(instance.deployment), instance.instance_id
+    hold(not instance.expected or instance.takes_requests, "{} takes none, and is expected", name)
+    for request_id, request in instance.expected.items():
+        hold(request.waits_for is instance, "{} does not wait for {}", request_id, name)
+        queued = owner is not None and request in owner.queue
+        hold(queued, "{} waits for {}, and is not queued", request_id, name)
 
 
 def _check_deployment(core: ControllerCore, entry: DeploymentEntry) -> None:
@@ -116,7 +126,9 @@ def _check_deployment(core: ControllerCore, entry: DeploymentEntry) -> None:
             hold(entry.deployment is not None, "{} is ready without a model", name)
         case DeploymentState.IMPORTING | DeploymentState.SAVING:
             hold(OperationKind.DEPLOY in kinds, "{} is {}, and nobody asked", name, entry.state)
-            hold(not entry.queue and not entry.instances, "{} serves before it is ready", name)
+            # One of an earlier deployment of that name may still be on its way out.
+            going = all(i.state is InstanceState.UNLOADING for i in entry.instances.values())
+            hold(not entry.queue and going, "{} serves before it is ready", name)
         case DeploymentState.DELETING:
             hold(OperationKind.DELETE in kinds, "{} is {}, and nobody asked", name, entry.state)
         case DeploymentState.GONE:
@@ -132,8 +144,10 @@ def _check_queue(core: ControllerCore, entry: DeploymentEntry, now_s: float) -> 
         asked, state = request.original.request_id, request.state
         hold(state is RequestState.QUEUED, "{} is queued, and {}", asked, state)
         hold(request.original.deployment == name, "{} is queued for {}", asked, name)
-        free = request.instance is None and not request.required_blocks
+        promised = request.waits_for is not None
+        free = request.instance is None and (promised or not request.required_blocks)
         hold(free, "{} is queued, and holds {} blocks", asked, request.required_blocks)
+        hold(request.accepted or not promised, "{} is promised a load, and not told", asked)
     arrivals_s = [request.arrival_s for request in entry.queue]
     hold(arrivals_s == sorted(arrivals_s), "{}: the queue is out of order", name)
     new = sum(not request.attempt for request in entry.queue)
@@ -163,8 +177,12 @@ def _check_request(request: RequestEntry, limits: CellLimits) -> None:
     hold(failed <= limits.attempts_max, "{} is in its attempt {}", name, attempt)
     often = max(limits.evictions_max, limits.preempted_max)
     hold(evictions <= often, "{} was evicted {} times", name, evictions)
+    expects = request.waits_for
+    hold(expects is None or name in expects.expected, "{} waits for a load in vain", name)
     if request.instance is None:
         return
+    hold(request.accepted, "{} runs, and its client was not told", name)
+    hold(expects is None, "{} runs, and waits for a load", name)
     hold(request.state is RequestState.RUNNING, "{} runs, and is {}", name, request.state)
     hold(attempt, "{} runs, and was never submitted", name)
     left = request.prefill_left
@@ -204,11 +222,11 @@ def check_refusals(core: ControllerCore, now_s: float) -> None:
     for entry in cell.deployments.values():
         if not entry.queue or entry.replicas() >= entry.spec.scaling.replicas_max:
             continue
-        tried_for, refused = cell.refusals._starts.get(entry.spec.name, (None, {}))
-        if tried_for != entry.queue[0].original.request_id:
+        starts = cell.refusals._starts.get(entry.spec.name)
+        if starts is None or starts.head != entry.queue[0].original.request_id:
             continue
         nodes = cell.nodes.values()
-        full = [n for n in nodes if refused.get(n.node_id) == (n.eased, None)]
+        full = [n for n in nodes if starts.refused.get(n.node_id) == (n.eased, None)]
         ctx = EventContext(
             cell=cell,
             epoch=0,
@@ -217,6 +235,7 @@ def check_refusals(core: ControllerCore, now_s: float) -> None:
             now_s=now_s,
             validations_left=0,
         )
-        found = find_room(ctx, entry, full, waiting=entry.queue, wanted_by=None)
-        if isinstance(found, Start):
-            hold(False, "{} could hold {} by now", found.node.node_id, entry.spec.name)
+        found = find_room(ctx, entry, full, waiting=entry.queue, wanted=None)
+        if isinstance(found, Placed):
+            node_id = found.start.node.node_id
+            hold(False, "{} could hold {} by now", node_id, entry.spec.name)

@@ -46,7 +46,8 @@ def _check_instance(instance: InstanceEntry, running: Reservation | None, waits:
         case InstanceState.LOADING:
             loads = waits or kind is ReservationKind.LOAD
             hold(loads, "{} is loading, and nothing loads it", name)
-            hold(instance.promised_bytes == size_bytes, "{} loads with other than promised", name)
+            load_bytes = running.size_bytes if running is not None else instance.promised_bytes
+            hold(load_bytes == size_bytes, "{} loads with other than promised", name)
         case InstanceState.READY | InstanceState.PARKED | InstanceState.DRAINING:
             resizes = kind in (None, ReservationKind.RESIZE)
             hold(resizes, "{} is {}, and its node is to {} it", name, state, kind)

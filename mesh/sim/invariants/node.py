@@ -72,7 +72,7 @@ def _check_run_queue(instance: LocalInstance) -> None:
     prompts = [(prompt.left, prompt.past) for prompt in kept.prompts]
     hold(prompts == [(p.left, p.past) for p in now.prompts], "{}: prompts {}", name, prompts)
     margins_s = {round(due - at, 6) for due, at in zip(now.dues_s, kept.dues_s, strict=True)}
-    early = len(margins_s) <= 1 and all(0.0 <= margin_s <= now.tpot_s / 4 for margin_s in margins_s)
+    early = len(margins_s) <= 1 and all(0.0 <= s <= now.tpot_s / 4 + 1e-6 for s in margins_s)
     hold(early, "{}: deadlines come earlier by {} s", name, margins_s)
 
 

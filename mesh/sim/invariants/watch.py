@@ -112,8 +112,9 @@ class Watch:
         longest_s = limits.queue_wait_s_max + limits.place_retry_s
         for entry in cell.deployments.values():
             for request in entry.queue:
-                waited_s, name = now_s - request.queued_at_s, request.original.request_id
-                hold(waited_s <= longest_s, "{} waits for {:.1f} s", name, waited_s)
+                waited_s, name = now_s - request.waits_since_s, request.original.request_id
+                loads = request.waits_for is not None and not request.waits_for.is_loaded
+                hold(loads or waited_s <= longest_s, "{} waits for {:.1f} s", name, waited_s)
             if not entry.queue:
                 continue
             retry_at_s = cell.retry_at_s
@@ -271,10 +272,11 @@ def _count_resize(seen: Counter[str], instance: InstanceEntry, reservation: Rese
 
 def _has_place(core: ControllerCore, entry: DeploymentEntry, now_s: float) -> bool:
     """Whether there seems to be a place for the head of a queue that nobody has refused: room in
-    the cache of a loaded instance, all else being as it is, or a node with memory for another.
+    the cache of a loaded instance, all else being as it is, or a node with memory for another. One
+    that was promised a load has its place.
     """
     head = entry.queue[0]
-    if head.refusals.verdict:
+    if head.refusals.verdict or head.waits_for is not None:
         return False
     most = head.original.tokens_max
     ready = [i for i in entry.instances.values() if i.takes_now and not i.is_full]

@@ -19,7 +19,7 @@ from tests.support.profiles import PROFILE
 
 def a_request(name: str = "r1") -> LocalRequest:
     order = RequestOrder(
-        request=request(name), attempt=1, output_tokens=(), slo=Slo(), age_s=0.0, grace_s=0.0
+        request=request(name), attempt=1, output_tokens=(), slo=Slo(), age_s=0.0, due_in_s=1.0
     )
     return LocalRequest(
         order=order, start_s=0.0, output_tokens=0, first_step=1, due_s=1.0, prefill_left=3

@@ -56,6 +56,7 @@ def submitted(name: str, prompt: tuple[int, ...], age_s: float) -> CommandReceiv
         ),
         attempt=1,
         slo=Slo(),
+        due_in_s=2.0,
         age_s=age_s,
     )
     return CommandReceived(command=SubmitRequest(instance_id=ONE, order=order))

@@ -52,7 +52,7 @@ def test_costs_are_found_out_and_the_run_comes_out_again(made: CellPlan) -> None
         assert compared.same_end >= compared.requests - 2
         assert compared.tpot_s.error < 0.02
         assert compared.e2e_s.error < 0.02
-        assert compared.ttft_s_p95.error < 0.05
+        assert compared.ttft_s_p95.error < 0.1
 
 
 def test_a_machine_that_slows_down_is_told_by_its_pace_alone(made: CellPlan) -> None:

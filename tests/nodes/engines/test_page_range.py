@@ -1,5 +1,7 @@
 """A range costs addresses alone until it is written to, and pages go back as they came."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -65,3 +67,24 @@ def test_addresses_that_cannot_be_had_are_out_of_memory() -> None:
     with pytest.raises(OutOfMemory, match=r"range of .* cannot be reserved") as refused:
         PageRange(2**60)
     assert refused.value.hint
+
+
+def test_a_mapped_file_is_read_and_never_written(tmp_path: Path) -> None:
+    """Its pages come back when they are given back; the rest of its last page is zeros."""
+    file = tmp_path / "f"
+    file.write_bytes(b"a" * PAGE_BYTES + b"b" * 10)
+    held = PageRange(4 * PAGE_BYTES)
+    array = held.array(BYTES, (4 * PAGE_BYTES,), 0)
+    with file.open("rb") as opened:
+        held.map_file(opened.fileno(), 0, PAGE_BYTES + 10, PAGE_BYTES)
+        with pytest.raises(ValueError, match="beyond a range"):
+            held.map_file(opened.fileno(), 0, PAGE_BYTES, 4 * PAGE_BYTES)
+        with pytest.raises(OSError, match="not mapped"):
+            held.map_file(opened.fileno(), 1, PAGE_BYTES, 0)
+    content = [0, ord("a"), ord("b"), 0]
+    places = [PAGE_BYTES - 1, PAGE_BYTES, 2 * PAGE_BYTES + 9, 2 * PAGE_BYTES + 10]
+    assert array[places].tolist() == content
+    array[PAGE_BYTES] = 7
+    held.give_back(PAGE_BYTES, 3 * PAGE_BYTES)
+    assert array[places].tolist() == content
+    assert file.read_bytes()[:1] == b"a"

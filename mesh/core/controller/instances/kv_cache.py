@@ -40,7 +40,9 @@ def watermark(limits: CellLimits) -> Watermark:
 
 def least_blocks(limits: CellLimits, footprint: Footprint, context_tokens_max: int) -> int:
     """L_min of LLM-Mesh §6.1, in blocks."""
-    return footprint.blocks_for(limits.kv_tokens_least or context_tokens_max)
+    return footprint.blocks_for(
+        context_tokens_max if limits.kv_tokens_least is None else limits.kv_tokens_least
+    )
 
 
 def request_blocks(
@@ -81,9 +83,9 @@ def blocks_for_load(
 def room_for(
     ctx: EventContext, owner: DeploymentEntry, instance: InstanceEntry, request: RequestEntry
 ) -> Room | None:
-    """How a loaded instance would have the KV cache for one more request; None if it cannot."""
+    """How an instance would have the KV cache for one more request; None if it cannot."""
     blocks = request_blocks(owner, request, instance.footprint, instance.context_tokens_max)
-    return _room(ctx, instance, instance.required_blocks + blocks)
+    return _room(ctx, instance, _others_blocks(instance, request) + blocks)
 
 
 def room_for_all(
@@ -95,7 +97,7 @@ def room_for_all(
     """As `room_for`, for several requests at once."""
     footprint, context = instance.footprint, instance.context_tokens_max
     blocks = sum(request_blocks(owner, request, footprint, context) for request in coming)
-    return _room(ctx, instance, instance.required_blocks + blocks)
+    return _room(ctx, instance, _others_blocks(instance) + blocks)
 
 
 def missing_bytes(
@@ -110,11 +112,22 @@ def missing_bytes(
     if ctx.now_s < instance.grow_again_s:
         return 0
     footprint, context = instance.footprint, instance.context_tokens_max
-    blocks = request_blocks(owner, request, footprint, context) if request is not None else 0
-    required = max(instance.required_blocks + blocks, least_blocks(ctx.limits, footprint, context))
+    blocks = instance.required_blocks
+    if request is not None:
+        more = request_blocks(owner, request, footprint, context)
+        blocks = _others_blocks(instance, request) + more
+    required = max(blocks, least_blocks(ctx.limits, footprint, context))
     idle_bytes = sum(size_bytes for _, size_bytes in _idle_beside(ctx, instance))
     more_bytes = footprint.instance_bytes(required) - instance.promised_bytes
     return max(more_bytes - instance.node.station.free_bytes - idle_bytes, 0)
+
+
+def _others_blocks(instance: InstanceEntry, request: RequestEntry | None = None) -> int:
+    """What those on an instance need, and those who are expected, but for this one."""
+    others = instance.required_blocks + instance.expected_blocks
+    if request is not None and request.waits_for is instance:
+        others -= request.required_blocks
+    return others
 
 
 def _room(ctx: EventContext, instance: InstanceEntry, requested_blocks: int) -> Room | None:
@@ -150,16 +163,40 @@ def claim(
     instance: InstanceEntry,
     request: RequestEntry,
     room: Room,
-    *,
-    due_s: float,
-    grace_s: float,
 ) -> None:
     """Enter a request and its demand, and resize the cache if the room says so. The request may be
     submitted right after: if the resize has to wait, it waits on its node for missing blocks.
     """
     blocks = request_blocks(owner, request, instance.footprint, instance.context_tokens_max)
-    instance.add(request, blocks=blocks, due_s=due_s, grace_s=grace_s, now_s=ctx.now_s)
-    _take(ctx, instance, room, due_s)
+    instance.add(request, blocks=blocks, now_s=ctx.now_s)
+    _take(ctx, instance, room, request.due_s)
+
+
+def expect(
+    ctx: EventContext,
+    owner: DeploymentEntry,
+    instance: InstanceEntry,
+    request: RequestEntry,
+    room: Room | None,
+    needed_s: float,
+) -> None:
+    """Enter a request that waits for a load, which has to be over by `needed_s` for it. The cache
+    is resized after the load if the room says so; no room: it has been sized for the request.
+    """
+    blocks = request_blocks(owner, request, instance.footprint, instance.context_tokens_max)
+    instance.expect(request, blocks)
+    sooner = needed_s < instance.needed_s
+    if sooner:
+        instance.note_needed(needed_s)
+    if room is not None:
+        _take(ctx, instance, room, instance.needed_s)
+    if instance.node.station.running(instance.instance_id):
+        return
+    if sooner:
+        resize(ctx, instance, instance.promised_blocks, instance.needed_s)
+    if room is not None:
+        # The load has not begun: it brings the larger cache.
+        instance.note_size(instance.promised_blocks)
 
 
 def note_longer(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) -> None:
@@ -186,7 +223,7 @@ def shrink(ctx: EventContext, instance: InstanceEntry) -> None:
     if fixed or instance.state is not InstanceState.READY or instance.profiling:
         return
     least = least_blocks(ctx.limits, instance.footprint, instance.context_tokens_max)
-    required = max(instance.required_blocks, least)
+    required = max(_others_blocks(instance), least)
     target = watermark(ctx.limits).target(instance.promised_blocks, required)
     if target < instance.promised_blocks:
         resize(ctx, instance, target, ctx.now_s)

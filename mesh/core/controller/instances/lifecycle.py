@@ -1,16 +1,15 @@
 """The life of instances as the controller decides it: start, ready, idle, unload, gone."""
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from mesh.compute.correction import Correction
-from mesh.core.controller.instances.node_schedule import first_due_s
-from mesh.core.controller.instances.placement import batch_max, find_room, load_s
+from mesh.core.controller.instances.placement import Placed, Wanted, batch_max, find_room, load_s
 from mesh.core.controller.instances.reservations import issue, let_go, reclaim, send_started
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
-from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import SendCommand, SetTimer
 from mesh.domain.events import KeepAliveExpired, LoadExpired
 from mesh.domain.ids import InstanceId
@@ -18,37 +17,59 @@ from mesh.domain.lifecycle import InstanceState, NodeState
 from mesh.domain.messages import InstanceReport, LoadInstance, UnloadInstance, UseProfile
 from mesh.domain.profile import Profile
 from mesh.memory.station import ReservationKind
-from mesh.request.placement import NoRoom, NoTime, Start
+from mesh.request.placement import NoRoom, NoTime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """An instance whose load is under way, and when whoever wants it would have its first token."""
+
+    instance: InstanceEntry
+    first_token_s: float
+
+
+def may_start(ctx: EventContext, entry: DeploymentEntry) -> bool:
+    """Whether the deployment may have one instance more, now."""
+    full = entry.replicas() >= entry.spec.scaling.replicas_max
+    return not full and ctx.now_s >= entry.paused_until_s
 
 
 def start_instance(
     ctx: EventContext,
     entry: DeploymentEntry,
     *,
-    only: NodeEntry | None = None,
-    wanted_by: RequestEntry | None = None,
-) -> NoRoom | NoTime | None:
-    """Start loading an instance, in the place of idle ones where there is no room else; on the node
-    `only`, and where the request `wanted_by` can be computed in time, if they are given.
+    among: Collection[NodeEntry] | None = None,
+    wanted: Wanted | None = None,
+) -> Started | NoRoom | NoTime:
+    """Start loading an instance, in the place of idle ones where there is no room else; on one of
+    these nodes, and for a request that is `wanted`, if they are given. What was missing if it is
+    not under way now.
 
-    Returns None when it is under way, else what was missing. A node holds at most one instance of a
-    deployment: a second would compute on the same device and only take memory.
+    A node holds at most one instance of a deployment: a second would compute on the same device and
+    only take memory.
     """
-    if wanted_by and ctx.policy.validates and not ctx.validations_left:
+    if wanted and ctx.policy.validates and not ctx.validations_left:
         return NoTime()
-    nodes: Collection[NodeEntry] = ctx.cell.nodes.values() if only is None else (only,)
+    nodes: Collection[NodeEntry] = ctx.cell.nodes.values() if among is None else among
     name, known = entry.spec.name, ctx.cell.refusals
-    asked = known.worth_starting_on(name, wanted_by, nodes) if wanted_by else nodes
-    placed = find_room(ctx, entry, asked, waiting=entry.queue, wanted_by=wanted_by)
-    if not isinstance(placed, Start):
+    asked = nodes
+    if wanted and not wanted.late:
+        asked = known.worth_starting_on(entry, wanted.by, nodes, ctx.obtainable_bytes)
+        if nodes and not asked:
+            return NoTime()
+    waiting = [request for request in entry.queue if request.waits_for is None]
+    if wanted:
+        waiting.sort(key=lambda request: request is not wanted.by)
+    placed = find_room(ctx, entry, asked, waiting=waiting, wanted=wanted)
+    if not isinstance(placed, Placed):
         return placed if len(asked) == len(nodes) else NoTime()
     known.note_started(name)
-    load(ctx, entry, placed, first_due_s(wanted_by) if wanted_by else ctx.now_s)
-    return None
+    return Started(instance=load(ctx, entry, placed), first_token_s=placed.first_token_s)
 
 
-def load(ctx: EventContext, entry: DeploymentEntry, start: Start, needed_s: float) -> None:
+def load(ctx: EventContext, entry: DeploymentEntry, placed: Placed) -> InstanceEntry:
     """Start an instance where room was found for it."""
+    start = placed.start
     deployment, node = entry.deployment, ctx.cell.nodes[start.node.node_id]
     assert deployment is not None
     reclaim(ctx, node, start.reclaim)
@@ -78,18 +99,20 @@ def load(ctx: EventContext, entry: DeploymentEntry, start: Start, needed_s: floa
         correction=Correction.of(profile),
         to_load=to_load,
         load_s=load_s(ctx, deployment, node),
+        needed_s=placed.needed_s,
         load_started_s=ctx.now_s,
         phase="load",
     )
     ctx.cell.add_instance(instance)
     size_bytes = start.footprint.instance_bytes(start.kv_blocks)
-    issue(ctx, instance, ReservationKind.LOAD, size_bytes, needed_s)
+    issue(ctx, instance, ReservationKind.LOAD, size_bytes, placed.needed_s)
     ctx.act(
         SetTimer(
             at_s=ctx.now_s + ctx.limits.load_s_max,
             timer=LoadExpired(instance_id=instance_id),
         )
     )
+    return instance
 
 
 def adopt(ctx: EventContext, node: NodeEntry, report: InstanceReport) -> None:
@@ -177,9 +200,12 @@ def unload(ctx: EventContext, instance: InstanceEntry) -> None:
         case InstanceState.UNLOADING:
             pass
         case InstanceState.LOADING if instance.node.station.running(instance.instance_id):
-            instance.advance(InstanceState.UNLOADING)
+            instance.leave()
+            # The cache that those who waited for it were to have after the load.
+            send_started(ctx, instance.node, instance.node.station.cancel(instance.instance_id))
             command = UnloadInstance(instance_id=instance.instance_id)
             ctx.act(SendCommand(link_id=instance.node.link_id, command=command))
+            ctx.wake_all()
         case InstanceState.LOADING:
             forget(ctx, instance)
             ctx.wake_all()
@@ -192,6 +218,7 @@ def drain(ctx: EventContext, instance: InstanceEntry) -> None:
     if instance.state is InstanceState.LOADING:
         unload(ctx, instance)
     elif instance.state is InstanceState.READY and instance.requests:
+        instance.expect_nobody()
         instance.advance(InstanceState.DRAINING)
     elif instance.is_loaded:
         unload(ctx, instance)

@@ -42,7 +42,8 @@ def take_over_size(ctx: EventContext, instance: InstanceEntry, said: InstanceLoa
 def note_loaded(ctx: EventContext, instance: InstanceEntry, said: InstanceLoaded) -> None:
     node, model_id = instance.node, instance.model_id
     instance.note_loaded(said.tier, ctx.now_s)
-    ctx.cell.expectations.learn_load(model_id, node.hello.fingerprint, said.elapsed_s, said.tier)
+    weights_bytes = instance.footprint.weights_bytes
+    ctx.cell.expectations.learn_load(node.hello, weights_bytes, said.elapsed_s, said.tier)
     owner = ctx.cell.deployments.get(instance.deployment)
     if owner is not None:
         owner.note_loaded()

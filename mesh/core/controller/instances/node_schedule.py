@@ -6,17 +6,18 @@ node began it when it reported the one before.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 
 from mesh.compute.times import Times
+from mesh.core.controller.instances.loading_lane import loads_end_s
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import InstanceId
-from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.profile import Profile
-from mesh.domain.slo import ColdStart, Slo, due_s
+from mesh.domain.slo import Slo
 from mesh.request.run_queues import Prompt, RunQueue
 from mesh.request.shadow import (
     LOOKAHEAD_TOKENS,
@@ -27,106 +28,148 @@ from mesh.request.shadow import (
     validate,
 )
 
-OVERDUE_SHARE = 0.25
-"""A load that should have ended is expected to take this share of its expected time yet."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What validation says of a request at a place."""
+
+    verdict: Verdict
+    first_token_s: float = inf
+    """When its first token would be with its client; infinite where that was not looked at."""
+
+    def in_time_as_predicted(self, due_s: float, now_s: float) -> bool:
+        """Whether its first token would be in time, if iterations took no longer than predicted."""
+        return now_s + (self.first_token_s - now_s) / OVERESTIMATE <= due_s
 
 
-def verdict_on(
+def forecast_on(
     instance: InstanceEntry,
     request: RequestEntry,
     *,
-    next_due_s: float,
     now_s: float,
     limits: CellLimits,
     beside: Sequence[RequestEntry] = (),
-    may_be_late: bool = False,
+    late: bool = False,
     moves: bool = False,
-) -> Verdict:
-    """Whether a loaded instance can take a request whose next token is due at `next_due_s`, and
-    those beside it that have been promised it already. One that `moves` runs well where it is: it
-    does not try out an estimate.
+) -> Forecast:
+    """What becomes of a request on a loaded instance, with those beside it that have been promised
+    it already; `late`: its first token may come after its deadline. One that `moves` runs well
+    where it is: it does not try out an estimate.
     """
     node = instance.node
     if instance.correction.trial_left and (instance.requests or beside):
-        return Verdict.DELAYS_RUNNING
+        return Forecast(verdict=Verdict.DELAYS_RUNNING)
     estimated = not (instance.profile and instance.profile.measured)
-    if estimated and not moves and _finds_out(node, next_due_s, now_s, may_be_late):
-        return Verdict.PASSES
+    if estimated and not moves and node.is_idle() and (late or request.due_s > now_s):
+        return Forecast(verdict=Verdict.PASSES)
     if _decodes_share_with(instance, request, now_s) > 1.0:
-        return Verdict.TPOT_EXCEEDED
+        return Forecast(verdict=Verdict.TPOT_EXCEEDED)
     schedule, run_queues = _schedule(node, now_s, limits)
     run_queue = run_queues.get(instance.instance_id)
     if run_queue is None:
         run_queue = _run_queue(instance, request.slo, now_s)
         if beside:
             schedule.queues.append(run_queue)
-    coming = [(run_queue, _prompt(other, first_due_s(other) + other.grace_s)) for other in beside]
+    coming = [(run_queue, _prompt(other)) for other in beside]
     schedule.joining = (*schedule.joining, *coming)
-    newcomer = Newcomer(
-        queue=run_queue, prompt=_prompt(request, next_due_s), joins_s=now_s, may_be_late=may_be_late
-    )
-    return validate(schedule, newcomer)
+    return _forecast(schedule, run_queue, request, now_s, loads=False, late=late)
 
 
-def verdict_on_start(
+def forecast_on_loading(
+    instance: InstanceEntry,
+    request: RequestEntry,
+    *,
+    now_s: float,
+    limits: CellLimits,
+    late: bool = False,
+) -> Forecast:
+    """What becomes of a request that waits for the load of an instance, with those that wait for it
+    already. `late` as above.
+    """
+    node, profile = instance.node, instance.profile
+    assert profile is not None, "loaded for its deployment"
+    ready_s = loads_end_s(node, now_s)[instance.instance_id]
+    if instance.correction.trial_left and not instance.coming and node.is_idle():
+        return _tried_out(profile, request, ready_s, limits, late=late)
+    if _decodes_share_with(instance, request, now_s) > 1.0:
+        return Forecast(verdict=Verdict.TPOT_EXCEEDED)
+    schedule, run_queues = _schedule(node, now_s, limits)
+    queue = run_queues.get(instance.instance_id) or _run_queue(instance, request.slo, now_s)
+    return _forecast(schedule, queue, request, ready_s, loads=False, late=late)
+
+
+def forecast_on_start(
     node: NodeEntry,
     profile: Profile,
-    load_s: float,
+    ready_s: float,
     request: RequestEntry,
     *,
     share: float,
-    next_due_s: float,
     now_s: float,
     limits: CellLimits,
-    may_be_late: bool = False,
+    late: bool = False,
     moves: bool = False,
-) -> Verdict:
-    """Whether a node can take a new instance, whose load takes `load_s`, for this request, whose
-    next token is due at `next_due_s`. `share` is the node's `decodes_share`. `moves` as above.
+) -> Forecast:
+    """What becomes of a request on a new instance of the node, whose load is over at `ready_s`.
+    `share` is the node's `decodes_share`. `late` and `moves` as above.
     """
-    if not profile.measured and not moves and _finds_out(node, next_due_s, now_s, may_be_late):
-        return Verdict.PASSES
-    times = Times(profile, OVERESTIMATE)
-    decode_s = times.decode_s(1, request.tokens + LOOKAHEAD_TOKENS)
-    if share + decode_s / request.slo.tpot_s > 1.0:
-        return Verdict.TPOT_EXCEEDED
+    if _tries_out(node, profile, moves=moves):
+        return _tried_out(profile, request, ready_s, limits, late=late)
+    if start_exceeds_pace(node, profile, request, share=share, moves=moves):
+        return Forecast(verdict=Verdict.TPOT_EXCEEDED)
     schedule, _ = _schedule(node, now_s, limits)
-    run_queue = RunQueue(instance_id=InstanceId("new"), times=times, tpot_s=request.slo.tpot_s)
+    times = Times(profile, OVERESTIMATE)
+    queue = RunQueue(instance_id=InstanceId("new"), times=times, tpot_s=request.pace_s)
+    return _forecast(schedule, queue, request, ready_s, loads=True, late=late)
+
+
+def start_exceeds_pace(
+    node: NodeEntry, profile: Profile, request: RequestEntry, *, share: float, moves: bool = False
+) -> bool:
+    """Whether `forecast_on_start` says TPOT_EXCEEDED whenever the load would be over: what a full
+    node says nearly always, so that it must not cost a look at its loads.
+    """
+    if _tries_out(node, profile, moves=moves):
+        return False
+    decode_s = Times(profile, OVERESTIMATE).decode_s(1, request.tokens + LOOKAHEAD_TOKENS)
+    return share + decode_s / request.pace_s > 1.0
+
+
+def _tries_out(node: NodeEntry, profile: Profile, *, moves: bool) -> bool:
+    return not profile.measured and not moves and node.is_idle()
+
+
+def _forecast(
+    schedule: Schedule,
+    queue: RunQueue,
+    request: RequestEntry,
+    ready_s: float,
+    *,
+    loads: bool,
+    late: bool,
+) -> Forecast:
     newcomer = Newcomer(
-        queue=run_queue,
-        prompt=_prompt(request, next_due_s),
-        joins_s=now_s + load_s,
-        loads=True,
-        may_be_late=may_be_late,
+        queue=queue,
+        prompt=_prompt(request),
+        joins_s=ready_s,
+        loads=loads,
+        may_be_late=late,
     )
-    return validate(schedule, newcomer)
+    verdict = validate(schedule, newcomer)
+    return Forecast(verdict=verdict, first_token_s=newcomer.first_token_s)
 
 
-def _finds_out(node: NodeEntry, next_due_s: float, now_s: float, may_be_late: bool) -> bool:
-    """Whether a request may try out an estimated profile, which may be far off: alone on its node,
-    and only if its token can still be in time, or may be late.
+def _tried_out(
+    profile: Profile, request: RequestEntry, ready_s: float, limits: CellLimits, *, late: bool
+) -> Forecast:
+    """A request tries out an estimated profile, which may be far off, alone on its node, and only
+    if its token can still be in time, or may be late.
     """
-    return node.is_idle() and (may_be_late or next_due_s > now_s)
-
-
-def first_due_s(request: RequestEntry) -> float:
-    """When the next token of a request that waits is due; load time that it is granted comes on
-    top.
-    """
-    return due_s(
-        start_s=request.arrival_s,
-        ttft_limit_s=request.slo.ttft_limit_s(len(request.original.prompt_tokens)),
-        tpot_s=request.slo.tpot_s,
-        output_tokens=len(request.output_tokens),
-    )
-
-
-def grace_s(instance: InstanceEntry, request: RequestEntry) -> float:
-    """Load time of the instance that the request has waited for, if it may be late for that."""
-    if request.slo.cold_start is ColdStart.REFUSE or instance.loaded_at_s <= request.arrival_s:
-        return request.grace_s
-    waited_s = instance.loaded_at_s - max(request.arrival_s, instance.load_started_s)
-    return max(request.grace_s, waited_s)
+    if not late and request.due_s <= ready_s:
+        return Forecast(verdict=Verdict.FIRST_TOKEN_LATE)
+    seconds = alone_s(profile, request, limits)
+    at_s = ready_s + seconds if seconds < inf else ready_s
+    return Forecast(verdict=Verdict.PASSES, first_token_s=at_s)
 
 
 def alone_s(
@@ -136,7 +179,7 @@ def alone_s(
     further ones could not keep their pace there.
     """
     times = Times(profile, factor * OVERESTIMATE)
-    if times.decode_s(1, request.tokens + LOOKAHEAD_TOKENS) > request.slo.tpot_s:
+    if times.decode_s(1, request.tokens + LOOKAHEAD_TOKENS) > request.pace_s:
         return inf
     left, past, total_s = request.tokens, 0, limits.delivery_s_max
     while left > 0:
@@ -153,40 +196,50 @@ def in_time_alone(
     if instance.profile is None:
         return False
     seconds = alone_s(instance.profile, request, limits, instance.correction.factor(now_s))
-    return now_s + seconds <= first_due_s(request) + grace_s(instance, request)
+    return now_s + seconds <= request.due_s
 
 
 def decodes_share(node: NodeEntry, now_s: float) -> float:
-    """What validation looks at first: one decode of each instance over its TPOT SLO, summed. Were
-    it above 1 with a request, that would be TPOT_EXCEEDED. On a full node that is the answer nearly
-    always, so that it must not cost a copy of the schedule.
+    """What validation looks at first: one decode of each instance over its TPOT SLO, summed, of
+    those to come, too. Were it above 1 with a request, that would be TPOT_EXCEEDED. On a full node
+    that is the answer nearly always, so that it must not cost a copy of the schedule.
     """
-    computing = [i for i in node.instances.values() if _computes(i)]
-    return sum(_decode_share(i, len(i.requests), i.tokens, now_s) for i in computing)
+    return sum(_decode_share(i, now_s) for i in node.instances.values() if _has_work(i))
+
+
+def round_s(node: NodeEntry, now_s: float) -> float:
+    """Seconds of one decode of each instance that has requests, or will have some."""
+    return sum(_decode_s(i, now_s) for i in node.instances.values() if _has_work(i))
 
 
 def _decodes_share_with(into: InstanceEntry, request: RequestEntry, now_s: float) -> float:
     """The `decodes_share` of its node, were the request on the instance."""
-    share = 0.0
-    for instance in into.node.instances.values():
-        if instance is into and instance.requests:
-            batch, tokens = len(into.requests) + 1, into.tokens + request.tokens
-            share += _decode_share(into, batch, tokens, now_s)
-        elif _computes(instance):
-            share += _decode_share(instance, len(instance.requests), instance.tokens, now_s)
-    if not into.requests:
-        decode_s = _times(into, now_s).decode_s(1, request.tokens + LOOKAHEAD_TOKENS)
-        share += decode_s / request.slo.tpot_s
-    return share
+    instances = into.node.instances.values()
+    others = sum(_decode_share(i, now_s) for i in instances if i is not into and _has_work(i))
+    return others + _decode_share(into, now_s, request)
 
 
-def _decode_share(instance: InstanceEntry, batch: int, tokens: int, now_s: float) -> float:
-    tpot_s = next(iter(instance.requests.values())).slo.tpot_s
-    return _times(instance, now_s).decode_s(batch, tokens / batch + LOOKAHEAD_TOKENS) / tpot_s
+def _decode_share(
+    instance: InstanceEntry, now_s: float, with_one: RequestEntry | None = None
+) -> float:
+    of = with_one or next(iter((instance.requests or instance.coming).values()))
+    return _decode_s(instance, now_s, with_one) / of.pace_s
 
 
-def _computes(instance: InstanceEntry) -> bool:
-    return bool(instance.requests) and instance.state is not InstanceState.LOADING
+def _decode_s(instance: InstanceEntry, now_s: float, with_one: RequestEntry | None = None) -> float:
+    """Of all that it has, or will have, and one more."""
+    batch, tokens = len(instance.requests), instance.tokens
+    if not batch:
+        coming = instance.coming
+        batch, tokens = len(coming), sum(request.tokens for request in coming.values())
+    if with_one is not None:
+        batch, tokens = batch + 1, tokens + with_one.tokens
+    return _times(instance, now_s).decode_s(batch, tokens / batch + LOOKAHEAD_TOKENS)
+
+
+def _has_work(instance: InstanceEntry) -> bool:
+    """Whether requests run on it, or wait for its load: never both."""
+    return bool(instance.requests or instance.coming)
 
 
 def _times(instance: InstanceEntry, now_s: float) -> Times:
@@ -199,15 +252,20 @@ def _schedule(
 ) -> tuple[Schedule, dict[InstanceId, RunQueue]]:
     run_queues: dict[InstanceId, RunQueue] = {}
     joining: list[tuple[RunQueue, Prompt]] = []
+    after_loads: list[tuple[float, RunQueue, Prompt]] = []
     started_s = node.iteration_started_s
-    slow_until_s = 0.0
+    ends_s = loads_end_s(node, now_s)
     for instance in node.instances.values():
-        if instance.state is InstanceState.LOADING:
-            slow_until_s = max(slow_until_s, _load_ends_s(instance, now_s))
-        elif _computes(instance):
-            slo = next(iter(instance.requests.values())).slo
-            run_queue = run_queues[instance.instance_id] = _run_queue(instance, slo, now_s)
+        work = instance.requests or instance.coming
+        if not work:
+            continue
+        slo = next(iter(work.values())).slo
+        run_queue = run_queues[instance.instance_id] = _run_queue(instance, slo, now_s)
+        if instance.requests:
             _fill(run_queue, instance, started_s, joining, now_s)
+        else:
+            ready_s = ends_s[instance.instance_id]
+            after_loads += [(ready_s, run_queue, _prompt(r)) for r in work.values()]
     schedule = Schedule(
         queues=list(run_queues.values()),
         now_s=now_s,
@@ -215,8 +273,9 @@ def _schedule(
         turn_s_max=limits.turn_s_max,
         started_s=started_s,
         joining=joining,
+        after_loads=after_loads,
         slowdown=node.load_slowdown,
-        slow_until_s=slow_until_s,
+        slow_until_s=max(ends_s.values(), default=0.0),
         margin_s=limits.delivery_s_max,
     )
     return schedule, run_queues
@@ -225,7 +284,7 @@ def _schedule(
 def _run_queue(instance: InstanceEntry, slo: Slo, now_s: float) -> RunQueue:
     """An empty run queue. How many turns have passed it over is known to its node alone."""
     return RunQueue(
-        instance_id=instance.instance_id, times=_times(instance, now_s), tpot_s=slo.tpot_s
+        instance_id=instance.instance_id, times=_times(instance, now_s), tpot_s=slo.pace_s
     )
 
 
@@ -237,7 +296,7 @@ def _fill(
     now_s: float,
 ) -> None:
     """Put the instance's requests into its run queue; those that came after the iteration began
-    join.
+    join. `validate` predicts its decodes.
     """
     dues_s = run_queue.dues_s
     context_tokens = 0
@@ -247,21 +306,17 @@ def _fill(
             context_tokens += request.tokens
             dues_s.append(request.due_s)
             continue
-        prompt = Prompt(left=left, past=request.tokens - left, due_s=request.due_s)
+        prompt = _prompt(request, left)
         if started_s is not None and request.submitted_s > started_s:
             joining.append((run_queue, prompt))
         else:
             run_queue.prompts.append(prompt)
     run_queue.batch, run_queue.context_tokens = len(dues_s), context_tokens
     run_queue.sort_dues(now_s)
-    run_queue.predict()
 
 
-def _prompt(request: RequestEntry, due_s: float) -> Prompt:
-    """Of a request that has to be computed from its first token."""
-    return Prompt(left=request.tokens, past=0, due_s=due_s)
-
-
-def _load_ends_s(instance: InstanceEntry, now_s: float) -> float:
-    expected_s = instance.load_started_s + instance.load_s
-    return max(expected_s, now_s + instance.load_s * OVERDUE_SHARE)
+def _prompt(request: RequestEntry, left: int | None = None) -> Prompt:
+    """Of a request that has so many tokens left to compute; all of them, where it is to begin."""
+    left = request.tokens if left is None else left
+    slack_s = inf if request.output_tokens else request.slack_s
+    return Prompt(left=left, past=request.tokens - left, due_s=request.due_s, slack_s=slack_s)

@@ -6,24 +6,149 @@ only asks.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf
 
 from mesh.core.controller.instances.kv_cache import blocks_for_load
+from mesh.core.controller.instances.loading_lane import Slot, lane_ends_s, slot_for
 from mesh.core.controller.instances.node_schedule import (
+    Forecast,
     decodes_share,
-    first_due_s,
-    verdict_on_start,
+    forecast_on_start,
+    start_exceeds_pace,
 )
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.deployment import Deployment, DeploymentSpec
+from mesh.domain.ids import NodeId
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.model import Footprint
-from mesh.domain.slo import ColdStart
 from mesh.request.partitions import Partition, partition_for
 from mesh.request.placement import NoRoom, NoTime, Start, StartNode, place_instance
 from mesh.request.shadow import Verdict
+
+MARGIN_SHARE = 0.1
+"""Of the time to a first token that comes after a load, by which it may well be later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """An instance is wanted by a request, which is to be in time there, unless it may be `late`.
+    One that `moves` runs well where it is, and is not to be late.
+    """
+
+    by: RequestEntry
+    late: bool = False
+    moves: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """Where an instance starts, its load's place in the lane there, and when the request that wants
+    it would have its first token.
+    """
+
+    start: Start
+    slot: Slot
+    needed_s: float
+    """When the load has to be over."""
+    first_token_s: float
+
+
+class _Demand:
+    """What an instance for those who wait needs of a node; worked out once a kind of node."""
+
+    def __init__(
+        self,
+        ctx: EventContext,
+        entry: DeploymentEntry,
+        deployment: Deployment,
+        waiting: Iterable[RequestEntry],
+    ) -> None:
+        self._ctx, self._entry, self.deployment = ctx, entry, deployment
+        self._waiting = waiting
+        self._known: dict[tuple[str, str, int], tuple[int, int]] = {}
+        """By engine, device and capacity."""
+
+    def kv_blocks(self, node: StartNode, footprint: Footprint) -> tuple[int, int]:
+        """At least, and recommended."""
+        known = self._ctx.cell.nodes[node.node_id]
+        kind = (known.hello.engine, known.hello.fingerprint, node.capacity_bytes)
+        found = self._known.get(kind)
+        if found is None:
+            found = self._known[kind] = self._worked_out(known, footprint)
+        return found
+
+    def least_bytes(self, node: NodeEntry) -> int:
+        """Of the whole instance."""
+        footprint = node.footprint_of(self.deployment)
+        return footprint.instance_bytes(self.kv_blocks(node, footprint)[0])
+
+    def _worked_out(self, node: NodeEntry, footprint: Footprint) -> tuple[int, int]:
+        partition = partition_of(self._ctx, self._entry, self.deployment, node)
+        if partition is not None:
+            return partition.kv_blocks, partition.kv_blocks
+        context = self.deployment.context_tokens_max
+        return blocks_for_load(self._ctx, self._entry, self._waiting, footprint, context)
+
+
+class _Search:
+    """For one new instance, among the nodes that it is offered."""
+
+    def __init__(
+        self, ctx: EventContext, entry: DeploymentEntry, demand: _Demand, wanted: Wanted | None
+    ) -> None:
+        self._ctx, self._entry, self._wanted = ctx, entry, wanted
+        self._demand = demand
+        self._validates = wanted is not None and ctx.policy.validates
+        self._tight: list[NodeEntry] = []
+        """Where it would be in time by a hair, behind others' loads."""
+        self.looked: dict[NodeId, tuple[Slot, Forecast]] = {}
+
+    def has_room(self, node: NodeEntry) -> bool:
+        needed_bytes = self._demand.least_bytes(node)
+        if needed_bytes <= self._ctx.obtainable_bytes(node):
+            return True
+        if self._wanted is not None and not self._wanted.late:
+            refusals = self._ctx.cell.refusals
+            refusals.note_no_room(self._entry.spec.name, self._wanted.by, node, needed_bytes)
+        return False
+
+    def place(self, among: list[NodeEntry]) -> Start | NoRoom | NoTime:
+        found = self._place(among)
+        if isinstance(found, NoTime) and self._tight:
+            found = self._place(self._tight[:1])
+        return found
+
+    def _place(self, among: list[NodeEntry]) -> Start | NoRoom | NoTime:
+        return place_instance(
+            self._demand.deployment,
+            among,
+            kv_blocks=self._demand.kv_blocks,
+            policy=self._ctx.policy,
+            has_time=self._has_time,
+            looks_max=self._ctx.limits.validations_max if self._validates else len(among),
+        )
+
+    def _has_time(self, node: StartNode) -> bool | None:
+        ctx, wanted = self._ctx, self._wanted
+        if wanted is None or not self._validates or node in self._tight:
+            return True
+        if not ctx.validations_left:
+            ctx.cell.refusals.note_not_all_tried(self._entry.spec.name)
+            return None
+        ctx.note_validation()
+        known = ctx.cell.nodes[node.node_id]
+        slot, forecast = _forecast(ctx, self._entry, known, wanted)
+        if slot is None or forecast.verdict is not Verdict.PASSES:
+            return False
+        self.looked[node.node_id] = slot, forecast
+        if not wanted.late and _is_tight(ctx, known, forecast, wanted.by):
+            self._tight.append(known)
+            return False
+        return True
 
 
 def find_room(
@@ -32,58 +157,64 @@ def find_room(
     among: Iterable[NodeEntry],
     *,
     waiting: Iterable[RequestEntry],
-    wanted_by: RequestEntry | None,
-    granted: bool = True,
-) -> Start | NoRoom | NoTime:
-    """Where an instance for those who wait could start, and whether `wanted_by` would be in time
-    there, the load granted on top of its deadline or not. Nodes where its last load failed come
-    into question only when no other has room.
+    wanted: Wanted | None,
+) -> Placed | NoRoom | NoTime:
+    """Where an instance for those who wait could start. Nodes come into question only when no other
+    will do, where its last load failed, or where it would have to wait for others' loads and could
+    hardly be in time then.
     """
     deployment = entry.deployment
     assert deployment is not None
     taken = [i.node for i in entry.instances.values()]
     nodes = [n for n in among if ctx.takes(n, entry.spec) and n not in taken]
-    fresh = [n for n in nodes if n.node_id not in entry.avoided]
+    demand = _Demand(ctx, entry, deployment, waiting)
+    search = _Search(ctx, entry, demand, wanted)
+    roomy = [n for n in nodes if search.has_room(n)]
+    fresh = [n for n in roomy if n.node_id not in entry.avoided]
+    found = search.place(fresh) if fresh else None
+    if not isinstance(found, Start) and len(fresh) < len(roomy):
+        found = search.place(roomy)
+    if found is None or isinstance(found, NoRoom):
+        return NoRoom.nearest((demand.least_bytes(n), n.capacity_bytes) for n in nodes)
+    if isinstance(found, NoTime):
+        return found
+    return _placed(ctx, deployment, found, wanted, search.looked.get(found.node.node_id))
 
-    validates = wanted_by is not None and ctx.policy.validates
 
-    def has_time(node: StartNode) -> bool | None:
-        if wanted_by is None or not validates:
-            return True
-        if not ctx.validations_left:
-            ctx.cell.refusals.note_not_all_tried(entry.spec.name)
-            return None
-        ctx.note_validation()
-        return _has_time(ctx, entry, ctx.cell.nodes[node.node_id], wanted_by, granted)
+def _is_tight(
+    ctx: EventContext, node: NodeEntry, forecast: Forecast, request: RequestEntry
+) -> bool:
+    """Whether its load waits for others, and a little delay would make the request late."""
+    margin_s = MARGIN_SHARE * (forecast.first_token_s - ctx.now_s)
+    waits = lane_ends_s(node, ctx.now_s) > ctx.now_s
+    return waits and forecast.first_token_s + margin_s > request.due_s
 
-    sizes: dict[tuple[Footprint, int, str], tuple[int, int]] = {}
 
-    def kv_blocks(node: StartNode, footprint: Footprint) -> tuple[int, int]:
-        known = ctx.cell.nodes[node.node_id]
-        kind = (footprint, node.capacity_bytes, known.hello.fingerprint)
-        if kind not in sizes:
-            partition = partition_of(ctx, entry, deployment, known)
-            sizes[kind] = (
-                blocks_for_load(ctx, entry, waiting, footprint, deployment.context_tokens_max)
-                if partition is None
-                else (partition.kv_blocks, partition.kv_blocks)
-            )
-        return sizes[kind]
-
-    def place(among: list[NodeEntry]) -> Start | NoRoom | NoTime:
-        return place_instance(
-            deployment,
-            among,
-            kv_blocks=kv_blocks,
-            policy=ctx.policy,
-            has_time=has_time,
-            looks_max=ctx.limits.validations_max if validates else len(among),
-        )
-
-    placed = place(fresh)
-    if isinstance(placed, NoRoom | NoTime) and len(fresh) < len(nodes):
-        return place(nodes)
-    return placed
+def _placed(
+    ctx: EventContext,
+    deployment: Deployment,
+    found: Start,
+    wanted: Wanted | None,
+    looked: tuple[Slot, Forecast] | None,
+) -> Placed:
+    """When the load is needed: as late as the request can bear, where that was looked at. One that
+    no request wants goes behind those that were promised.
+    """
+    if wanted is None or looked is None:
+        node = ctx.cell.nodes[found.node.node_id]
+        needed_s = wanted.by.due_s if wanted is not None else inf
+        slot = slot_for(node, load_s(ctx, deployment, node), needed_s, ctx.now_s)
+        if wanted is None:
+            needed_s = slot.ready_s
+        return Placed(start=found, slot=slot, needed_s=needed_s, first_token_s=slot.ready_s)
+    slot, forecast = looked
+    spare_s = max(wanted.by.due_s - forecast.first_token_s, 0.0)
+    return Placed(
+        start=found,
+        slot=slot,
+        needed_s=slot.ready_s + spare_s,
+        first_token_s=forecast.first_token_s,
+    )
 
 
 def why_no_node(ctx: EventContext, spec: DeploymentSpec, purpose: str = "") -> tuple[str, str]:
@@ -102,40 +233,71 @@ def why_no_node(ctx: EventContext, spec: DeploymentSpec, purpose: str = "") -> t
     return message, f"deploy it with tensor_parallel: {widest}, or start a node whose engine can"
 
 
-def _has_time(
-    ctx: EventContext, entry: DeploymentEntry, node: NodeEntry, request: RequestEntry, granted: bool
-) -> bool:
-    """Whether every SLO would be kept with a new instance on the node, its load included."""
-    deployment = entry.deployment
-    assert deployment is not None
-    needed_s = load_s(ctx, deployment, node)
-    credited = granted and request.slo.cold_start is ColdStart.LATE
-    verdict = verdict_on_start(
-        node,
-        ctx.cell.expectations.profile(deployment.model, node.footprint_of(deployment), node.hello),
-        needed_s,
-        request,
-        share=ctx.share_of(node, decodes_share),
-        next_due_s=first_due_s(request) + (needed_s if credited else request.grace_s),
-        now_s=ctx.now_s,
-        limits=ctx.limits,
-        may_be_late=granted and request.attempt > 0,
-        moves=not granted,
-    )
-    ctx.cell.refusals.note_start(entry.spec.name, request, node, verdict)
+def _forecast(
+    ctx: EventContext, entry: DeploymentEntry, node: NodeEntry, wanted: Wanted
+) -> tuple[Slot | None, Forecast]:
+    """What becomes of whoever wants an instance there, which is noted where it is in vain."""
+    request = wanted.by
+    late = wanted.late or (request.accepted and not wanted.moves)
+    slot, forecast = forecast_on_node(ctx, entry, node, request, late=late, moves=wanted.moves)
+    verdict = forecast.verdict
+    if not wanted.late:
+        ctx.cell.refusals.note_start(entry.spec.name, request, node, verdict)
     if verdict is not Verdict.PASSES:
         request.refusals.note(verdict)
-    return verdict is Verdict.PASSES
+    return slot, forecast
+
+
+def forecast_on_node(
+    ctx: EventContext,
+    entry: DeploymentEntry,
+    node: NodeEntry,
+    request: RequestEntry,
+    *,
+    late: bool = False,
+    moves: bool = False,
+) -> tuple[Slot | None, Forecast]:
+    """The place in the node's lane of a load for the request, and what becomes of it there. A full
+    node says so before its loads are looked at.
+    """
+    deployment = entry.deployment
+    assert deployment is not None
+    footprint = node.footprint_of(deployment)
+    profile = ctx.cell.expectations.profile(deployment.model, footprint, node.hello)
+    share = ctx.share_of(node, decodes_share)
+    if start_exceeds_pace(node, profile, request, share=share, moves=moves):
+        return None, Forecast(verdict=Verdict.TPOT_EXCEEDED)
+    # One that is late waits for those that need not be.
+    needed_s = inf if late else request.due_s
+    slot = slot_for(node, load_s(ctx, deployment, node), needed_s, ctx.now_s)
+    forecast = forecast_on_start(
+        node,
+        profile,
+        slot.ready_s,
+        request,
+        share=share,
+        now_s=ctx.now_s,
+        limits=ctx.limits,
+        late=late,
+        moves=moves,
+    )
+    return slot, forecast
+
+
+def has_room(
+    ctx: EventContext, entry: DeploymentEntry, node: NodeEntry, request: RequestEntry
+) -> bool:
+    """Whether the least instance that takes the request fits, were all that idles there to go."""
+    assert entry.deployment is not None
+    reclaims = node.device in ctx.policy.reclaims
+    room_bytes = node.obtainable_bytes() if reclaims else node.free_bytes
+    return _Demand(ctx, entry, entry.deployment, (request,)).least_bytes(node) <= room_bytes
 
 
 def load_s(ctx: EventContext, deployment: Deployment, node: NodeEntry) -> float:
     """Seconds that a load on the node is expected to take, from where it would come."""
-    return ctx.cell.expectations.load_s(
-        deployment.model.model_id,
-        node.hello.fingerprint,
-        node.footprint_of(deployment).weights_bytes,
-        node.tier_of(deployment),
-    )
+    weights_bytes = node.footprint_of(deployment).weights_bytes
+    return ctx.cell.expectations.load_s(node.hello, weights_bytes, node.tier_of(deployment))
 
 
 def partition_of(
@@ -158,8 +320,11 @@ def partition_of(
 def batch_max(
     ctx: EventContext, entry: DeploymentEntry, deployment: Deployment, node: NodeEntry
 ) -> int:
-    """Validation finds out how many requests a node can serve; without it, its partition does."""
+    """What the node's engine can carry: validation and memory find out how many requests it can
+    serve; without validation, its partition does.
+    """
+    most = min(node.hello.batch_max, ctx.limits.batch_max)
     partition = partition_of(ctx, entry, deployment, node)
     if partition is None or ctx.policy.validates:
-        return ctx.limits.batch_max
-    return min(partition.batch_max, ctx.limits.batch_max)
+        return most
+    return min(partition.batch_max, most)

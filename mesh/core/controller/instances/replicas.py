@@ -1,8 +1,8 @@
 """How many instances a deployment has: at least its minimum, as far as there is room, and no more
 than its maximum.
 
-Beyond the minimum the queues ask for instances (`requests.queueing`), and idle ones go by their
-keep-alive. What starts and ends a single instance is in `instances.lifecycle`.
+Beyond the minimum those who wait ask for instances (`requests.cold_starts`), and idle ones go by
+their keep-alive. What starts and ends a single instance is in `instances.lifecycle`.
 """
 
 from mesh.core.controller.instances.lifecycle import drain, start_instance

@@ -38,6 +38,8 @@ def send_started(ctx: EventContext, node: NodeEntry, reservations: Iterable[Rese
         return
     for reservation in reservations:
         instance = node.instances[reservation.instance_id]
+        if reservation.kind is ReservationKind.LOAD:
+            instance.note_load_begun(ctx.now_s)
         command = _command(instance, reservation)
         ctx.act(SendCommand(link_id=node.link_id, command=command))
 

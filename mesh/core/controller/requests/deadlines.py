@@ -1,60 +1,151 @@
 """When waiting has become pointless, and what the client is told then.
 
-A new request is worth waiting for as long as its first token could be in time on a node that did
-nothing else, or while an instance of its deployment loads, which is granted on top unless its
-deployment wants it refused for that. One that was admitted before has a promise, and waits for as
-long as any request may.
+A request waits as long as one way is open for its first token to be in time: a place on a loaded
+instance, which comes free when those that run are expected to end, or a load that would be over
+early enough. As soon as none is, it is refused, with the time at which a place is expected. One
+that was accepted has a promise, and waits for as long as any request may.
 """
 
+from collections.abc import Iterator
 from math import inf
 
-from mesh.core.controller.instances.node_schedule import alone_s, first_due_s, grace_s
+from mesh.core.controller.instances.loading_lane import lane_ends_s
+from mesh.core.controller.instances.node_schedule import alone_s
+from mesh.core.controller.instances.placement import load_s
+from mesh.core.controller.requests.departures import Departures
 from mesh.core.controller.requests.ending import refuse
+from mesh.core.controller.requests.nearest_place import Lack, lack_of_nearest
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.reasons import RefusalReason
-from mesh.domain.slo import ColdStart
 from mesh.request.shadow import Verdict
 
+RETRY_S_LEAST, RETRY_S_MOST = 0.5, 60.0
+"""Told to clients that are refused for want of a place."""
+NO_PLACE = Lack(reason=RefusalReason.QUEUE_TIMEOUT)
+"""Where every instance is full, and no further one may start."""
 
-def refuse_too_late(ctx: EventContext, entry: DeploymentEntry) -> None:
+
+def refuse_hopeless(ctx: EventContext, entry: DeploymentEntry) -> None:
     """Refuse the requests in the deployment's queue that cannot be in time any more."""
-    loading = any(i.state is InstanceState.LOADING for i in entry.instances.values())
+    departures, loads = Departures(ctx.cell, entry, ctx.now_s), _Loads(ctx, entry)
     # Behind a head that was TPOT_EXCEEDED none was tried: it holds for requests of any length.
-    no_time = bool(entry.queue) and entry.queue[0].refusals.verdict is Verdict.TPOT_EXCEEDED
+    head = next((request for request in entry.queue if request.waits_for is None), None)
+    no_time = head is not None and head.refusals.verdict is Verdict.TPOT_EXCEEDED
+    ahead = 0
+    lack: Lack | None = None
     for request in list(entry.queue):
-        waited_out = ctx.now_s - request.queued_at_s >= ctx.limits.queue_wait_s_max
-        promised = request.attempt > 0 or not ctx.policy.refuses_late
-        if not waited_out and (promised or not _too_late(ctx, entry, request, loading)):
+        waited_out = ctx.now_s - request.waits_since_s >= ctx.limits.queue_wait_s_max
+        if request.waits_for is not None and not (waited_out and request.waits_for.is_loaded):
             continue
         if no_time and request.refusals.verdict is None:
             request.refusals.note(Verdict.TPOT_EXCEEDED)
-        reason, message = _why(ctx, entry, request)
+        if not waited_out and (
+            request.accepted
+            or not ctx.policy.refuses_late
+            or _may_be_in_time(ctx, entry, request, loads, departures, ahead)
+        ):
+            ahead += 1
+            continue
+        lack, message = _why(ctx, entry, request, lack)
+        reason = lack.reason
         if _too_long(ctx, request):
             too_slow = ctx.cell.refusals.latest_start_s(request) == -inf
             remedy = "raise spec.slo.tpot_s" if too_slow else "shorten the prompt, or raise its SLO"
             refuse(ctx, request, reason, message, hint=f"no node is quick enough: {remedy}")
+        elif reason is RefusalReason.LOAD_FAILED:
+            retry_s = max(entry.pause_left_s(ctx.now_s), RETRY_S_LEAST)
+            refuse(ctx, request, reason, message, retry_after_s=retry_s)
         else:
-            refuse(ctx, request, reason, message, retry=True)
+            expected_s = min(departures.at_s(ahead), loads.earliest_s())
+            told_s = entry.note_told_to_return(
+                expected_s, departures.apart_s, now_s=ctx.now_s, wait_s_max=RETRY_S_MOST
+            )
+            retry_s = max(told_s - ctx.now_s, RETRY_S_LEAST)
+            refuse(ctx, request, reason, message, retry_after_s=retry_s)
 
 
-def _too_late(
-    ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, loading: bool
+def _may_be_in_time(
+    ctx: EventContext,
+    entry: DeploymentEntry,
+    request: RequestEntry,
+    loads: "_Loads",
+    departures: Departures,
+    ahead: int,
 ) -> bool:
-    """Whether its first token could not be in time any more on the quickest node of the cell."""
+    """Whether a way is open: a load, or a place when so many `ahead` have theirs."""
+    latest_s = latest_start_s(ctx, entry, request)
+    if latest_s < request.arrival_s:
+        return False
+    if not ctx.policy.validates:
+        # It is served late by the load that it waits for.
+        coming = any(i.state is InstanceState.LOADING for i in entry.instances.values())
+        return coming or ctx.now_s < latest_s
+    if ctx.now_s >= latest_s:
+        return False
+    if loads.one_over_by(latest_s) or not has_node(ctx, entry):
+        return True  # a node that is lost may come back
+    instances = entry.instances.values()
+    if any(_may_change(instance, request) for instance in instances):
+        return True
+    grows_s = min((i.grow_again_s for i in instances if i.grow_again_s > ctx.now_s), default=inf)
+    return min(departures.at_s(ahead), grows_s) <= latest_s
+
+
+def _may_change(instance: InstanceEntry, request: RequestEntry) -> bool:
+    """Whether an instance may take it soon though nobody ends: those that run get ahead of their
+    deadlines and leave time for its prompt, or memory comes free that is on its way.
+    """
+    said, station = request.refusals, instance.node.station
+    if not instance.takes_now:
+        return False
+    if said.short_of_memory:
+        return bool(station.waiting() or station.running_reservations())
+    return said.in_time_as_predicted or said.verdict in (None, Verdict.DELAYS_RUNNING)
+
+
+def latest_start_s(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> float:
+    """When it has to begin on the quickest node of the cell for its first token to be in time."""
     latest_start_s = ctx.cell.refusals.latest_start_s(request)
     if latest_start_s is None:
-        latest_start_s = first_due_s(request) - _quickest_s(ctx, entry, request)
+        latest_start_s = request.due_s - _quickest_s(ctx, entry, request)
         ctx.cell.refusals.note_latest_start(request, latest_start_s)
-    if latest_start_s < request.arrival_s:
-        return True
-    may_be_late = request.slo.cold_start is ColdStart.LATE
-    if (loading and may_be_late) or ctx.now_s < latest_start_s:
-        return False
-    granted_s = max((grace_s(instance, request) for instance in entry.candidates), default=0.0)
-    return ctx.now_s >= latest_start_s + granted_s
+    return latest_start_s
+
+
+class _Loads:
+    """When one more load of a deployment could be over. Of a large cell some nodes are looked at;
+    most of the time the first of them says enough.
+    """
+
+    def __init__(self, ctx: EventContext, entry: DeploymentEntry) -> None:
+        full = entry.replicas() >= entry.spec.scaling.replicas_max
+        self._ends_s = iter(()) if full else _loads_end_s(ctx, entry)
+        self._earliest_s = next(self._ends_s, inf)
+
+    def one_over_by(self, at_s: float) -> bool:
+        return self._earliest_s <= at_s or self.earliest_s() <= at_s
+
+    def earliest_s(self) -> float:
+        """Infinite if there may be none."""
+        self._earliest_s = min((self._earliest_s, *self._ends_s))
+        return self._earliest_s
+
+
+def _loads_end_s(ctx: EventContext, entry: DeploymentEntry) -> Iterator[float]:
+    deployment, looks = entry.deployment, ctx.limits.validations_max
+    assert deployment is not None
+    taken = [i.node for i in entry.instances.values() if i.state is not InstanceState.UNLOADING]
+    for node in ctx.cell.nodes.values():
+        if not looks:
+            return
+        if ctx.takes(node, entry.spec) and node not in taken:
+            looks -= 1
+            begins_s = max(lane_ends_s(node, ctx.now_s), entry.paused_until_s)
+            yield begins_s + load_s(ctx, deployment, node)
 
 
 def _too_long(ctx: EventContext, request: RequestEntry) -> bool:
@@ -81,40 +172,43 @@ def _quickest_s(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry
 
 
 def _why(
-    ctx: EventContext, entry: DeploymentEntry, request: RequestEntry
-) -> tuple[RefusalReason, str]:
+    ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, before: Lack | None
+) -> tuple[Lack, str]:
+    """What it is refused for, and in words. `before`: what the one before it was."""
     waited = f"{ctx.now_s - request.queued_at_s:.1f} s"
     if not has_node(ctx, entry):
         if request.attempt:
             message = f"its node was lost, and no other came up within {waited}"
-            return RefusalReason.NODE_LOST, message
-        return RefusalReason.NO_NODE, f"no node came up within {waited}"
+            return Lack(reason=RefusalReason.NODE_LOST), message
+        return Lack(reason=RefusalReason.NO_NODE), f"no node came up within {waited}"
     if entry.load_failures and not entry.replicas():
-        return RefusalReason.LOAD_FAILED, f"not loaded within {waited}: {entry.load_error}"
-    name = repr(entry.spec.name)
-    slo, prompt = request.slo, len(request.original.prompt_tokens)
-    held_up = request.refusals.held_up if request.refusals.verdict else None
+        message = f"not loaded within {waited}: {entry.load_error}"
+        return Lack(reason=RefusalReason.LOAD_FAILED), message
     if _too_long(ctx, request):
         never = ctx.cell.refusals.latest_start_s(request) == -inf
-        held_up = Verdict.TPOT_EXCEEDED if never else Verdict.FIRST_TOKEN_LATE
-    match held_up:
-        case Verdict.FIRST_TOKEN_LATE:
+        lack = Lack(reason=RefusalReason.TPOT_EXCEEDED if never else RefusalReason.FIRST_TOKEN_LATE)
+    else:
+        known = before if not ctx.looks_left else None
+        lack = known or lack_of_nearest(ctx, entry, request) or NO_PLACE
+    return lack, _words(entry, request, lack, waited)
+
+
+def _words(entry: DeploymentEntry, request: RequestEntry, lack: Lack, waited: str) -> str:
+    slo, prompt = request.slo, len(request.original.prompt_tokens)
+    match lack.reason:
+        case RefusalReason.FIRST_TOKEN_LATE:
             limit = f"{slo.ttft_limit_s(prompt):.3g} s"
-            message = f"its first token would come after its limit, {limit} for {prompt} tokens"
-            return RefusalReason.FIRST_TOKEN_LATE, message
-        case Verdict.DELAYS_RUNNING:
-            message = "it would make a request late that came before it"
-            return RefusalReason.DELAYS_RUNNING, message
-        case Verdict.TPOT_EXCEEDED:
-            message = f"there is no time left to give {name} its tokens every {slo.tpot_s:.3g} s"
-            return RefusalReason.TPOT_EXCEEDED, message
-        case _ if request.refusals.short_of_memory:
-            message = f"no memory came free for its KV cache within {waited}"
-            return RefusalReason.MEMORY_FULL, message
-        case _ if entry.replicas():
-            return RefusalReason.QUEUE_TIMEOUT, f"no place came free within {waited}"
+            return f"its first token would come after its limit, {limit} for {prompt} tokens"
+        case RefusalReason.DELAYS_RUNNING:
+            return "it would make a request late that came before it"
+        case RefusalReason.TPOT_EXCEEDED:
+            name = repr(entry.spec.name)
+            return f"there is no time left to give {name} its tokens every {slo.tpot_s:.3g} s"
+        case RefusalReason.MEMORY_FULL:
+            where = "for its KV cache" if lack.loaded else "on a node"
+            return f"no memory came free {where} within {waited}"
         case _:
-            return RefusalReason.MEMORY_FULL, f"no memory came free on a node within {waited}"
+            return f"no place came free within {waited}"
 
 
 def has_node(ctx: EventContext, entry: DeploymentEntry) -> bool:

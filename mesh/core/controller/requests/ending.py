@@ -10,8 +10,8 @@ from mesh.domain.lifecycle import RequestState
 from mesh.domain.messages import AbortRequest
 from mesh.domain.reasons import RefusalReason
 
-_RETRY_AFTER_S = 1.0
-"""Told to clients that are refused for want of room: most places turn over in about that time."""
+RETRY_AFTER_S = 1.0
+"""Told to clients that are refused for what may pass: nobody knows when."""
 
 
 def refuse(
@@ -20,10 +20,10 @@ def refuse(
     reason: RefusalReason,
     message: str,
     *,
-    retry: bool = False,
+    retry_after_s: float = 0.0,
     hint: str = "",
 ) -> None:
-    """End a request with a reason, wherever it is."""
+    """End a request with a reason, wherever it is; it may come again after so long, if above 0."""
     abort_on_node(ctx, request)
     ctx.cell.note_refused(ctx.cell.deployments.get(request.original.deployment), reason)
     ctx.act(
@@ -31,7 +31,7 @@ def refuse(
             request_id=request.original.request_id,
             reason=reason,
             message=message,
-            retry_after_s=_RETRY_AFTER_S if retry else 0.0,
+            retry_after_s=retry_after_s,
             hint=hint,
         )
     )
@@ -39,10 +39,16 @@ def refuse(
 
 
 def refuse_all_queued(
-    ctx: EventContext, entry: DeploymentEntry, reason: RefusalReason, message: str, hint: str = ""
+    ctx: EventContext,
+    entry: DeploymentEntry,
+    reason: RefusalReason,
+    message: str,
+    *,
+    retry_after_s: float = 0.0,
+    hint: str = "",
 ) -> None:
     for request in list(entry.queue):
-        refuse(ctx, request, reason, message, hint=hint)
+        refuse(ctx, request, reason, message, retry_after_s=retry_after_s, hint=hint)
 
 
 def abort_on_node(ctx: EventContext, request: RequestEntry) -> None:

@@ -33,7 +33,8 @@ def _earlier(
     ctx: EventContext, node: NodeEntry, request: RequestEntry
 ) -> list[tuple[RequestEntry, InstanceEntry]]:
     """Requests that came before this one and wait because the node could not compute them in time,
-    of all deployments that are loaded there, with their instances.
+    of all deployments that are loaded there, with their instances. Who is promised a load waits for
+    that, not for the node.
     """
     found: list[tuple[RequestEntry, InstanceEntry]] = []
     for instance in node.instances.values():
@@ -43,7 +44,7 @@ def _earlier(
         for waiting in owner.queue:
             if waiting.arrival_s >= request.arrival_s:
                 break
-            said = waiting.refusals
-            if said.verdict and not said.short_of_memory and not instance.is_full:
+            said, promised = waiting.refusals, waiting.waits_for is not None
+            if said.verdict and not said.short_of_memory and not promised and not instance.is_full:
                 found.append((waiting, instance))
     return found

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from mesh.core.controller.instances.kv_cache import room_for, room_for_all
 from mesh.core.controller.instances.lifecycle import load
-from mesh.core.controller.instances.node_schedule import first_due_s, verdict_on
-from mesh.core.controller.instances.placement import find_room
+from mesh.core.controller.instances.node_schedule import forecast_on
+from mesh.core.controller.instances.placement import Placed, Wanted, find_room
 from mesh.core.controller.instances.reservations import let_go
 from mesh.core.controller.requests.ending import abort_on_node
-from mesh.core.controller.requests.submitting import submit
+from mesh.core.controller.requests.submitting import submit, wait_for
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -23,7 +23,6 @@ from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import NodeId, RequestId
 from mesh.domain.lifecycle import InstanceState
 from mesh.request.defrag import victims
-from mesh.request.placement import Start
 from mesh.request.shadow import Verdict
 
 
@@ -36,7 +35,7 @@ class _Moves:
     """
 
     placed: list[tuple[RequestEntry, InstanceEntry]] = field(default_factory=list)
-    started: list[tuple[RequestEntry, Start]] = field(default_factory=list)
+    started: list[tuple[RequestEntry, Placed]] = field(default_factory=list)
     """Those for whom an instance is to be loaded."""
 
     def to(self, instance: InstanceEntry) -> list[RequestEntry]:
@@ -46,7 +45,7 @@ class _Moves:
         """Only one instance of a node grows for them, and none does where one is to be loaded."""
         node = instance.node
         others = [target.node for _, target in self.placed if target is not instance]
-        loading = [start.node.node_id for _, start in self.started]
+        loading = [placed.start.node.node_id for _, placed in self.started]
         return node not in others and node.node_id not in loading
 
 
@@ -67,19 +66,21 @@ def preempt(ctx: EventContext, instance: InstanceEntry, missing_bytes: int) -> b
         return False
     for request, target in moves.placed:
         _move(ctx, request, target)
-    for request, start in moves.started:
-        _move_to_new(ctx, request, start)
+    for request, placed in moves.started:
+        _move_to_new(ctx, request, placed)
     for victim in taken:
         let_go(ctx, victim)
     return True
 
 
 def _may_be_preempted(ctx: EventContext, instance: InstanceEntry) -> bool:
-    """Whether an instance serves, nothing wants it to stay, and none of its requests has been moved
-    too often.
+    """Whether an instance serves, nothing and nobody wants it to stay, and none of its requests has
+    been moved too often.
     """
     owner = ctx.cell.deployments.get(instance.deployment)
-    if instance.state is not InstanceState.READY or instance.profiling or owner is None:
+    if instance.state is not InstanceState.READY or owner is None:
+        return False
+    if instance.profiling or instance.expected:
         return False
     most = ctx.limits.preempted_max
     often = any(request.evictions >= most for request in instance.requests.values())
@@ -126,16 +127,15 @@ def _place(
         if room_for_all(ctx, owner, instance, [*others, request]) is None:
             continue
         ctx.note_validation()
-        verdict = verdict_on(
+        forecast = forecast_on(
             instance,
             request,
-            next_due_s=first_due_s(request) + request.grace_s,
             now_s=ctx.now_s,
             limits=ctx.limits,
             beside=others,
             moves=True,
         )
-        if verdict is Verdict.PASSES:
+        if forecast.verdict is Verdict.PASSES:
             moves.placed.append((request, instance))
             return True
     return False
@@ -154,10 +154,11 @@ def _start(
     if ctx.now_s < owner.paused_until_s:
         return False
     taken = [away_from, *(target.node.node_id for _, target in moves.placed)]
-    taken += [start.node.node_id for _, start in moves.started]
+    taken += [placed.start.node.node_id for _, placed in moves.started]
     nodes = [node for node in ctx.cell.nodes.values() if node.node_id not in taken]
-    found = find_room(ctx, owner, nodes, waiting=(request,), wanted_by=request, granted=False)
-    if not isinstance(found, Start):
+    wanted = Wanted(by=request, moves=True)
+    found = find_room(ctx, owner, nodes, waiting=(request,), wanted=wanted)
+    if not isinstance(found, Placed):
         return False
     moves.started.append((request, found))
     return True
@@ -172,12 +173,12 @@ def _move(ctx: EventContext, request: RequestEntry, target: InstanceEntry) -> No
         submit(ctx, owner, request, target, room)
 
 
-def _move_to_new(ctx: EventContext, request: RequestEntry, start: Start) -> None:
+def _move_to_new(ctx: EventContext, request: RequestEntry, placed: Placed) -> None:
     owner = _leave(ctx, request)
     ctx.enqueue(owner, request)
-    node = ctx.cell.nodes[start.node.node_id]
-    if all(node.may_go(node.instances[instance_id]) for instance_id in start.reclaim):
-        load(ctx, owner, start, request.due_s)
+    node = ctx.cell.nodes[placed.start.node.node_id]
+    if all(node.may_go(node.instances[instance_id]) for instance_id in placed.start.reclaim):
+        wait_for(ctx, owner, request, load(ctx, owner, placed))
 
 
 def _leave(ctx: EventContext, request: RequestEntry) -> DeploymentEntry:

@@ -1,23 +1,23 @@
 """The queues: requests wait per deployment for a place where every SLO is kept, or for a load.
 
 Whenever room appears, and every few hundredths of a second while requests wait, the event ends by
-placing what it can, the longest waiting first, and by seeing to another instance for what is left.
-A request waits as long as its first token could still be in time; then it is refused, with the
+placing what it can, the longest waiting first, and by seeing to loads for what is left. A request
+waits as long as there is a way for its first token to be in time; then it is refused, with the
 reason. A later request may overtake one that cannot be computed in time yet, but not forever.
 
 What an event may cost is bounded: the end of a request is looked at on its node alone, and an event
 validates `CellLimits.validations_max` times at most; the next one goes on from there.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 
 from mesh.core.controller.instances.kv_cache import missing_bytes, room_for, shrink
-from mesh.core.controller.instances.lifecycle import note_idle, start_instance
-from mesh.core.controller.instances.node_schedule import first_due_s, grace_s, verdict_on
+from mesh.core.controller.instances.lifecycle import note_idle
+from mesh.core.controller.instances.node_schedule import forecast_on
 from mesh.core.controller.instances.replicas import keep_minima
-from mesh.core.controller.requests.deadlines import refuse_too_late
-from mesh.core.controller.requests.ending import refuse_all_queued
+from mesh.core.controller.requests.cold_starts import find_loads
+from mesh.core.controller.requests.deadlines import refuse_hopeless
 from mesh.core.controller.requests.fairness import must_give_way, note_overtaken
 from mesh.core.controller.requests.preemption import preempt
 from mesh.core.controller.requests.submitting import submit
@@ -28,9 +28,6 @@ from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import SetTimer, TellWaiting
 from mesh.domain.events import PlaceRetryDue
 from mesh.domain.lifecycle import InstanceState
-from mesh.domain.reasons import RefusalReason
-from mesh.domain.units import format_bytes
-from mesh.request.placement import NoRoom
 from mesh.request.shadow import Verdict
 
 TRIES_MAX = 4
@@ -44,6 +41,8 @@ def retry(ctx: EventContext) -> None:
     waiting = cell.with_queues()
     waiting.sort(key=lambda entry: (entry.spec.name <= cell.retried, entry.spec.name))
     for entry in waiting:
+        _place_promised(ctx, entry)
+    for entry in waiting:
         if ctx.validations_left > 0:
             _place_waiting(ctx, entry)
             cell.note_retried(entry)
@@ -56,7 +55,7 @@ def offer(ctx: EventContext, instance: InstanceEntry) -> None:
     """
     owner = ctx.cell.deployments.get(instance.deployment)
     if owner is not None and owner.queue:
-        _place_waiting(ctx, owner, only=instance)
+        _place_all(ctx, [(owner, instance)])
 
 
 def fill(ctx: EventContext) -> None:
@@ -64,8 +63,7 @@ def fill(ctx: EventContext) -> None:
     waiting = ctx.take_woken()
     if len(waiting) > 1:
         waiting.sort(key=lambda d: (d.queue[0].arrival_s, d.spec.name))
-    for entry in waiting:
-        _place_waiting(ctx, entry)
+    _place_all(ctx, [(entry, None) for entry in waiting])
     # Only after every queue has been tried: an idle instance that its own queue can use must not
     # be unloaded for another deployment.
     _see_to(ctx, waiting)
@@ -75,8 +73,11 @@ def _see_to(ctx: EventContext, waiting: list[DeploymentEntry]) -> None:
     """For requests that were not placed: load instances, refuse what is too late, try again."""
     for entry in waiting:
         if entry.queue:
-            _scale_out(ctx, entry)
-            refuse_too_late(ctx, entry)
+            find_loads(ctx, entry)
+    # Only then is it known what is left for whom.
+    for entry in waiting:
+        if entry.queue:
+            refuse_hopeless(ctx, entry)
         if entry.queue and ctx.cell.retry_at_s is None:
             at_s = ctx.now_s + ctx.limits.place_retry_s
             ctx.cell.set_retry(at_s)
@@ -95,8 +96,7 @@ def fill_released(ctx: EventContext) -> None:
         if (owner := ctx.cell.deployments.get(instance.deployment)) and owner.queue
     ]
     found.sort(key=lambda of: (of[0].queue[0].arrival_s, of[1].instance_id))
-    for owner, instance in found:
-        _place_waiting(ctx, owner, only=instance)
+    _place_all(ctx, found)
 
 
 def settle_released(ctx: EventContext) -> None:
@@ -111,6 +111,31 @@ def settle_released(ctx: EventContext) -> None:
         keep_minima(ctx)
 
 
+def _place_all(
+    ctx: EventContext, tried: Sequence[tuple[DeploymentEntry, InstanceEntry | None]]
+) -> None:
+    """Place what waits, on one instance alone if it is given. Those whose load is over come first:
+    nobody else takes the time that they were promised.
+    """
+    for entry, only in tried:
+        if entry.instances:
+            _place_promised(ctx, entry, only)
+    for entry, only in tried:
+        _place_waiting(ctx, entry, only)
+
+
+def _place_promised(
+    ctx: EventContext, entry: DeploymentEntry, only: InstanceEntry | None = None
+) -> None:
+    loaded = [r for r in entry.queue if r.waits_for is not None and r.waits_for.takes_now]
+    tries = TRIES_MAX
+    for request in loaded:
+        if _place(ctx, entry, request, only):
+            entry.dequeue(request)
+        elif (tries := tries - 1) == 0:
+            return
+
+
 def _place_waiting(
     ctx: EventContext, entry: DeploymentEntry, only: InstanceEntry | None = None
 ) -> None:
@@ -118,14 +143,20 @@ def _place_waiting(
     none behind TPOT_EXCEEDED, which holds for any length. Behind one that lacks memory alone none
     is tried: smaller ones would keep taking what it waits for.
     """
-    left = 0
-    while left < min(len(entry.queue), TRIES_MAX):
-        request = entry.queue[left]
+    if not entry.instances and entry.queue:
+        entry.queue[0].refusals.try_again()
+        return
+    tries = 0
+    for request in list(entry.queue):
+        if request.waits_for is not None:
+            continue
+        if tries == TRIES_MAX:
+            return
+        tries += 1
         if _place(ctx, entry, request, only):
             entry.dequeue(request)
-            continue
-        left += 1
-        if request.refusals.verdict in (None, Verdict.TPOT_EXCEEDED):
+            tries -= 1
+        elif request.refusals.verdict in (None, Verdict.TPOT_EXCEEDED):
             return
 
 
@@ -134,7 +165,7 @@ def _place(
 ) -> bool:
     said, stopped = request.refusals, False
     before = said.try_again()
-    for place, instance in _in_order(ctx, entry) if only is None else [(0, only)]:
+    for place, instance in _in_order(ctx, entry, request) if only is None else [(0, only)]:
         if not instance.takes_now or instance.is_full:
             continue
         room = room_for(ctx, entry, instance, request)
@@ -176,8 +207,15 @@ def _preempt(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -
     return False
 
 
-def _in_order(ctx: EventContext, entry: DeploymentEntry) -> Iterable[tuple[int, InstanceEntry]]:
-    """Candidates as the policy has them, from where the last event had to stop."""
+def _in_order(
+    ctx: EventContext, entry: DeploymentEntry, request: RequestEntry
+) -> Iterable[tuple[int, InstanceEntry]]:
+    """Candidates as the policy has them, from where the last event had to stop; before all others
+    the one that was promised.
+    """
+    if request.waits_for is not None:
+        others = (i for i in entry.candidates if i is not request.waits_for)
+        return enumerate(chain((request.waits_for,), others))
     start = ctx.cell.refusals.where_to_resume(entry.spec.name)
     if not start:
         return enumerate(entry.candidates)
@@ -188,23 +226,30 @@ def _in_order(ctx: EventContext, entry: DeploymentEntry) -> Iterable[tuple[int, 
 
 
 def _in_time(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) -> bool:
-    """Whether every SLO would be kept with the request there; if not, the request knows why."""
+    """Whether every SLO would be kept with the request there; if not, the request knows why. What
+    was promised with the load was validated then, and others with it in mind, unless by an estimate
+    that the first of them is to try out.
+    """
     if not ctx.policy.validates:
+        return True
+    if request.waits_for is instance and instance.profile and instance.profile.measured:
         return True
     verdict = _known_refusal(ctx, instance, request)
     if verdict is None:
         ctx.note_validation()
-        verdict = verdict_on(
+        forecast = forecast_on(
             instance,
             request,
-            next_due_s=first_due_s(request) + grace_s(instance, request),
             now_s=ctx.now_s,
             limits=ctx.limits,
-            may_be_late=request.attempt > 0,
+            late=request.accepted,
         )
+        verdict = forecast.verdict
         if verdict is Verdict.PASSES:
             return True
         ctx.cell.refusals.note_refused(instance, request, verdict)
+        if forecast.in_time_as_predicted(request.due_s, ctx.now_s):
+            request.refusals.note_in_time_as_predicted()
     request.refusals.note(verdict)
     return False
 
@@ -222,33 +267,6 @@ def _known_refusal(
         # Counts as one all the same: an event must not go through every full instance of a cell.
         ctx.note_validation()
     return verdict
-
-
-def _scale_out(ctx: EventContext, entry: DeploymentEntry) -> None:
-    """Load another instance for those who wait, unless those that are coming will hold them all."""
-    no_time = entry.queue[0].refusals.verdict is not None
-    coming = sum(i.batch_max for i in entry.instances.values() if _is_coming(i, no_time))
-    full = entry.replicas() >= entry.spec.scaling.replicas_max
-    if full or coming >= len(entry.queue) or ctx.now_s < entry.paused_until_s:
-        return
-    lacking = start_instance(ctx, entry, wanted_by=entry.queue[0])
-    if not isinstance(lacking, NoRoom) or entry.instances:
-        return
-    if lacking.in_vain and lacking.largest_bytes:
-        message = (
-            f"{entry.spec.name!r} needs {format_bytes(lacking.needed_bytes)} on a node; "
-            f"the largest has {format_bytes(lacking.largest_bytes)}"
-        )
-        hint = "lower spec.context_tokens_max, or start a node with more --memory"
-        refuse_all_queued(ctx, entry, RefusalReason.MEMORY_FULL, message, hint)
-
-
-def _is_coming(instance: InstanceEntry, no_time: bool) -> bool:
-    """Whether it loads; or, where time is lacking, whether its first request is just showing how
-    far the estimate of its times is off.
-    """
-    tries = instance.takes_now and instance.requests and instance.correction.trial_left
-    return instance.state is InstanceState.LOADING or (no_time and bool(tries))
 
 
 def tell_waiting(ctx: EventContext, entry: DeploymentEntry, phase: str, share: float) -> None:

@@ -3,7 +3,7 @@
 from mesh.core.controller.instances.kv_cache import grow, missing_bytes, note_longer
 from mesh.core.controller.instances.placement import why_no_node
 from mesh.core.controller.requests.deadlines import has_node
-from mesh.core.controller.requests.ending import abort_on_node, end, refuse
+from mesh.core.controller.requests.ending import RETRY_AFTER_S, abort_on_node, end, refuse
 from mesh.core.controller.requests.preemption import preempt
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -31,8 +31,14 @@ def invoke(ctx: EventContext, original: Request) -> None:
             )
         )
         return
+    slo = entry.spec.slo
+    answer_tokens = min(entry.history.mean_tokens, original.sampling.max_tokens)
     request = RequestEntry(
-        original=original, slo=entry.spec.slo, arrival_s=ctx.now_s, queued_at_s=ctx.now_s
+        original=original,
+        slo=slo,
+        arrival_s=ctx.now_s,
+        queued_at_s=ctx.now_s,
+        slack_s=slo.slack_s(answer_tokens),
     )
     ctx.cell.add_request(request)
     prompt, context = len(original.prompt_tokens), entry.deployment.context_tokens_max
@@ -41,12 +47,13 @@ def invoke(ctx: EventContext, original: Request) -> None:
         refuse(ctx, request, RefusalReason.PROMPT_TOO_LONG, message)
     elif not has_node(ctx, entry):
         message, _ = why_no_node(ctx, entry.spec)
-        refuse(ctx, request, RefusalReason.NO_NODE, message, retry=True)
+        refuse(ctx, request, RefusalReason.NO_NODE, message, retry_after_s=RETRY_AFTER_S)
     elif _cannot_load(ctx, entry):
-        refuse(ctx, request, RefusalReason.LOAD_FAILED, entry.load_error, retry=True)
+        again_s = entry.pause_left_s(ctx.now_s)
+        refuse(ctx, request, RefusalReason.LOAD_FAILED, entry.load_error, retry_after_s=again_s)
     elif len(entry.queue) >= ctx.limits.queue_requests_max:
         message = f"{len(entry.queue)} requests of {name!r} wait already, which is the limit"
-        refuse(ctx, request, RefusalReason.QUEUE_FULL, message, retry=True)
+        refuse(ctx, request, RefusalReason.QUEUE_FULL, message, retry_after_s=RETRY_AFTER_S)
     else:
         ctx.enqueue(entry, request)
 
@@ -140,7 +147,11 @@ def requeue(ctx: EventContext, request: RequestEntry, reason: RefusalReason, mes
     last = failures >= ctx.limits.attempts_max or request.evictions > ctx.limits.evictions_max
     if last or entry is None:
         refuse(
-            ctx, request, reason, f"{message}; attempt {request.attempt} was the last", retry=True
+            ctx,
+            request,
+            reason,
+            f"{message}; attempt {request.attempt} was the last",
+            retry_after_s=RETRY_AFTER_S,
         )
         return
     ctx.enqueue(entry, request)

@@ -1,9 +1,11 @@
-"""Out of a queue: a request gets its place when it is entered into the books of an instance and
-sent to its node. `requests.queueing` decides which place, and when.
+"""Places: a request gets one when it is entered into the books of an instance and sent to its node,
+or has one promised on an instance that loads, and its client is told which deadlines hold.
+`requests.queueing` decides which place, and when.
 """
 
-from mesh.core.controller.instances.kv_cache import Room, claim
-from mesh.core.controller.instances.node_schedule import first_due_s, grace_s
+from math import inf
+
+from mesh.core.controller.instances.kv_cache import Room, claim, expect
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -22,19 +24,42 @@ def submit(
 ) -> None:
     """Submit a queued request to a loaded instance that has this room for it."""
     node = instance.node
-    granted_s = grace_s(instance, request)
-    due_s = first_due_s(request) + granted_s
-    claim(ctx, entry, instance, request, room, due_s=due_s, grace_s=granted_s)
+    _accept(ctx, request)
+    if request.waits_for is not None:
+        ctx.note_released(request.waits_for)
+        request.waits_for.expect_no_more(request)
+    claim(ctx, entry, instance, request, room)
     entry.rank(instance)
-    if request.attempt == 1:
-        ctx.act(TellAccepted(request_id=request.original.request_id, grace_s=request.grace_s))
     order = RequestOrder(
         request=request.original,
         attempt=request.attempt,
         output_tokens=tuple(request.output_tokens),
         slo=request.slo,
         age_s=ctx.now_s - request.arrival_s,
-        grace_s=request.grace_s,
+        due_in_s=request.due_s - ctx.now_s,
+        slack_s=request.slack_s,
     )
     command = SubmitRequest(instance_id=instance.instance_id, order=order)
     ctx.act(SendCommand(link_id=node.link_id, command=command))
+
+
+def wait_for(
+    ctx: EventContext,
+    entry: DeploymentEntry,
+    request: RequestEntry,
+    instance: InstanceEntry,
+    room: Room | None = None,
+    grace_s: float = 0.0,
+    needed_s: float = inf,
+) -> None:
+    """Promise a queued request a place on an instance that loads; its first token comes so much
+    after its limit. Others have to leave the load the time until `needed_s`.
+    """
+    _accept(ctx, request, grace_s)
+    expect(ctx, entry, instance, request, room, needed_s)
+
+
+def _accept(ctx: EventContext, request: RequestEntry, grace_s: float = 0.0) -> None:
+    if not request.accepted:
+        request.accept(grace_s)
+        ctx.act(TellAccepted(request_id=request.original.request_id, grace_s=grace_s))

@@ -99,6 +99,7 @@ class Cell:
 
     def remove_instance(self, instance: InstanceEntry) -> None:
         """The instance is gone, and its memory free."""
+        instance.expect_nobody()
         instance.advance(InstanceState.GONE)
         del self.instances[instance.instance_id]
         instance.node.remove(instance)

@@ -29,6 +29,8 @@ class EventContext:
     now_s: float
     validations_left: int
     """Shadow validations that it may still make."""
+    looks_left: int = 0
+    """As many again, to find out what those who are refused are to be told."""
     actions: list[ControllerAction] = field(default_factory=list)
     all_woken: bool = False
     """Memory or a node came free for anyone: every queue is looked at before the event is over."""
@@ -38,6 +40,7 @@ class EventContext:
     _woken: dict[DeploymentName, None] = field(default_factory=dict)
     """Deployments whose own queue may find a place now, in the order in which that came up."""
     _shares: dict[NodeId, tuple[int, float]] = field(default_factory=dict)
+    _obtainable: dict[NodeId, tuple[int, int]] = field(default_factory=dict)
 
     def takes(self, node: NodeEntry, spec: DeploymentSpec) -> bool:
         """Whether the node takes new instances of a deployment, and the policy uses such nodes."""
@@ -50,6 +53,10 @@ class EventContext:
         """One validation less is left to the event."""
         self.validations_left -= 1
 
+    def note_look(self) -> None:
+        """One look less is left to the event."""
+        self.looks_left -= 1
+
     def enqueue(self, entry: DeploymentEntry, request: RequestEntry) -> None:
         """Queue a request; see `DeploymentEntry.enqueue`."""
         entry.enqueue(request, self.now_s)
@@ -57,7 +64,11 @@ class EventContext:
         self._woken[entry.spec.name] = None
 
     def dequeue(self, entry: DeploymentEntry, request: RequestEntry) -> None:
-        """A request waits no more. It may have been the head, and those behind it may need less."""
+        """A request waits no more. It may have been the head, and those behind it may need less;
+        the instance that it was promised may be idle without it.
+        """
+        if request.waits_for is not None:
+            self.note_released(request.waits_for)
         entry.dequeue(request)
         self.wake(entry.spec.name)
 
@@ -92,6 +103,16 @@ class EventContext:
         """Instances that were released. They no longer are then."""
         released, self.released = self.released, {}
         return list(released.values())
+
+    def obtainable_bytes(self, node: NodeEntry) -> int:
+        """The most that the node may have for a new instance: it cannot have become more unless
+        the node was eased.
+        """
+        eased, most = self._obtainable.get(node.node_id, (-1, 0))
+        if eased != node.eased:
+            most = node.obtainable_bytes()
+            self._obtainable[node.node_id] = (node.eased, most)
+        return most
 
     def share_of(self, node: NodeEntry, work_out: Callable[[NodeEntry, float], float]) -> float:
         """`work_out` of the node now, which is done once until its requests change."""

@@ -7,6 +7,7 @@ Owned by the controller core, like all entries. What its requests have been refu
 from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.request import RequestEntry
@@ -40,6 +41,8 @@ class DeploymentEntry:
     paused_until_s: float = 0.0
     avoided: dict[NodeId, str] = field(default_factory=dict)
     """Nodes whose last load of it failed, and why; tried only when no other has room."""
+    told_to_return_s: float = 0.0
+    """When the last of those that were refused has been told to come again."""
 
     def replicas(self) -> int:
         """Instances that take new requests or will."""
@@ -69,8 +72,22 @@ class DeploymentEntry:
         else:
             insort(self.queue, request, key=lambda waiting: waiting.arrival_s)
 
+    def note_told_to_return(
+        self, at_s: float, apart_s: float, *, now_s: float, wait_s_max: float
+    ) -> float:
+        """One more is refused, and a place expected at `at_s`, infinite where nobody knows: when it
+        is to come again, so much after the one that was told before it, but no longer from now than
+        anyone is told: what was told in an overload does not outlast it.
+        """
+        next_s = max(self.told_to_return_s + apart_s, at_s if at_s < inf else now_s)
+        self.told_to_return_s = min(next_s, now_s + wait_s_max)
+        return self.told_to_return_s
+
     def dequeue(self, request: RequestEntry) -> None:
+        """It waits no more, for no load either."""
         self.queue.remove(request)
+        if request.waits_for is not None:
+            request.waits_for.expect_no_more(request)
 
     def add(self, instance: InstanceEntry) -> None:
         """One instance more: the minimum may have kept others till now."""
@@ -124,6 +141,10 @@ class DeploymentEntry:
         self.load_failures += 1
         self.load_error = self.avoided[node_id] = message
         self.paused_until_s = now_s + limits.load_retry_s * 2**doublings
+
+    def pause_left_s(self, now_s: float) -> float:
+        """Until it is loaded again after a failure."""
+        return max(self.paused_until_s - now_s, 0.0)
 
     def forgive_loads(self) -> None:
         """An instance has served, or lived until it was let go."""

@@ -2,32 +2,29 @@
 
 from collections.abc import Iterable
 
+from mesh.compute.load_times import PRIORS, LoadTimes
 from mesh.compute.scaling import Target, best_profile, lengthened
-from mesh.domain.ids import ModelId
+from mesh.domain.ids import ModelId, NodeId
 from mesh.domain.messages import NodeHello
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import Profile
-from mesh.domain.steps import LoadTier
+from mesh.domain.steps import LoadRate, LoadTier
+from mesh.domain.views import LoadTimesView
 
-LOAD_S_LEAST = 0.5
-LOAD_BYTES_PER_S = 0.5e9
-"""Expected of a load until one has been seen: a fixed part, and the rate for its weights."""
-WAKE_S_LEAST = 0.2
-WAKE_BYTES_PER_S = 4e9
-"""The same for weights in the host's memory: at most half of the rate of its bus."""
-LEARNED_SHARE = 0.5
-"""Weight of the last load in the mean of a model's loads."""
+LOAD_TIMES_MAX = 2048
+"""Nodes and fingerprints whose load times are kept, each by tier."""
 
 
 class Expectations:
-    """By model and device fingerprint. What has been worked out once is kept."""
+    """Profiles by model and device fingerprint, load times by node; what was worked out is kept."""
 
     def __init__(self, profiles: Iterable[Profile] = ()) -> None:
         self._measured = {(p.model_id, p.fingerprint): p for p in profiles}
         self._best: dict[Target, Profile] = {}
         self._tried: dict[tuple[ModelId, str], Profile] = {}
         """Estimates as iterations have corrected them."""
-        self._load_s: dict[tuple[ModelId, str, LoadTier], float] = {}
+        self._load_times: dict[tuple[NodeId | str, LoadTier], LoadTimes] = {}
+        """By node, and by the fingerprint of nodes."""
 
     def learn_profile(self, profile: Profile) -> None:
         """A profile has been measured; estimates may now be scaled from it."""
@@ -69,28 +66,54 @@ class Expectations:
         return self._tried.get((target.model_id, target.fingerprint), known)
 
     def learn_load(
-        self,
-        model_id: ModelId,
-        fingerprint: str,
-        elapsed_s: float,
-        tier: LoadTier = LoadTier.DISK,
+        self, node: NodeHello, weights_bytes: int, seconds: float, tier: LoadTier = LoadTier.DISK
     ) -> None:
-        key = (model_id, fingerprint, tier)
-        before_s = self._load_s.get(key, elapsed_s)
-        self._load_s[key] = before_s + (elapsed_s - before_s) * LEARNED_SHARE
+        """A load has ended well on a node. Nodes come and go by ever other names: of those whose
+        loads ended longest ago nothing is kept.
+        """
+        for key in (node.node_id, node.fingerprint):
+            times = self._load_times.pop((key, tier), None) or LoadTimes(_prior(node, tier))
+            times.learn(weights_bytes, seconds)
+            self._load_times[key, tier] = times
+        while len(self._load_times) > LOAD_TIMES_MAX:
+            del self._load_times[next(iter(self._load_times))]
 
-    def load_s(
-        self,
-        model_id: ModelId,
-        fingerprint: str,
-        weights_bytes: int,
-        tier: LoadTier = LoadTier.DISK,
-    ) -> float:
-        """Seconds that a load from there is expected to take."""
-        known_s = self._load_s.get((model_id, fingerprint, tier))
-        if known_s is not None:
-            return known_s
-        if tier is LoadTier.DISK:
-            return LOAD_S_LEAST + weights_bytes / LOAD_BYTES_PER_S
-        guess_s = WAKE_S_LEAST + weights_bytes / WAKE_BYTES_PER_S
-        return min(guess_s, self.load_s(model_id, fingerprint, weights_bytes))
+    def load_s(self, node: NodeHello, weights_bytes: int, tier: LoadTier = LoadTier.DISK) -> float:
+        """Seconds that a load on the node is expected to take: as its own loads did, else as those
+        of nodes like it.
+        """
+        times = self._learned(node, tier)
+        if times:
+            return times.expected_s(weights_bytes)
+        expected_s = _prior(node, tier).load_s(weights_bytes)
+        if tier is LoadTier.HOST:
+            return min(expected_s, self.load_s(node, weights_bytes))
+        return expected_s
+
+    def load_times(self, node: NodeHello) -> tuple[LoadTimesView, ...]:
+        """Of each tier that a load on the node may come from, as far as anybody knows."""
+        views = []
+        for tier in LoadTier:
+            times = self._learned(node, tier)
+            if times or tier is LoadTier.DISK or tier in dict(node.load_rates):
+                rate = _prior(node, tier) if times is None else times.prior
+                views.append(
+                    LoadTimesView(
+                        tier=tier,
+                        fixed_s=rate.fixed_s,
+                        bytes_per_s=rate.bytes_per_s,
+                        loads=len(times or ()),
+                        factor=times.factor if times else 1.0,
+                    )
+                )
+        return tuple(views)
+
+    def _learned(self, node: NodeHello, tier: LoadTier) -> LoadTimes | None:
+        """From loads that have ended here: on the node, else on nodes like it."""
+        return self._load_times.get((node.node_id, tier)) or self._load_times.get(
+            (node.fingerprint, tier)
+        )
+
+
+def _prior(node: NodeHello, tier: LoadTier) -> LoadRate:
+    return dict(node.load_rates).get(tier, PRIORS[tier])

@@ -1,8 +1,9 @@
 """An instance as the controller core knows it: what it holds, its requests, how its load went.
 
 Its requests, their tokens and their KV blocks change together, by `add`, `note_tokens`,
-`note_demand` and `remove`; each tells the node what that means for it. Owned by the controller
-core, like all entries; it is read as the view that policies and placement take.
+`note_demand` and `remove`; those who wait for its load by `expect` and `expect_no_more`. Each tells
+the node what that means for it. Owned by the controller core, like all entries; it is read as the
+view that policies and placement take.
 """
 
 from collections.abc import Sequence
@@ -43,6 +44,8 @@ class InstanceEntry:
     tokens: int = 0
     required_blocks: int = 0
     """Both summed over its requests."""
+    expected: dict[RequestId, RequestEntry] = field(default_factory=dict)
+    """Requests to which its load was promised: they wait for it, and then for their place."""
     kv_blocks_used: int = 0
     correction: Correction = field(default_factory=Correction)
     """As its node reports it."""
@@ -57,10 +60,13 @@ class InstanceEntry:
     along.
     """
     load_s: float = 0.0
-    """Seconds that its load is expected to take."""
+    """Seconds that its load is expected to take, by itself."""
+    needed_s: float = 0.0
+    """When its load has to be over, for those who wait for it."""
     tier: LoadTier | None = None
     """From where it was loaded; None until then, and for one that a node brought along."""
     load_started_s: float = 0.0
+    """When its node was told to load it; until then, when that was decided."""
     loaded_at_s: float = 0.0
     has_served: bool = False
     """A token has come from it."""
@@ -84,8 +90,8 @@ class InstanceEntry:
     @property
     def takes_requests(self) -> bool:
         """Whether requests may wait for it: loaded or loading, on a node that takes new work."""
-        coming = self.is_loaded or self.state is InstanceState.LOADING
-        return coming and self.node.state is NodeState.READY
+        serves = self.is_loaded or self.state is InstanceState.LOADING
+        return serves and self.node.state is NodeState.READY
 
     @property
     def takes_now(self) -> bool:
@@ -99,7 +105,7 @@ class InstanceEntry:
 
     @property
     def is_full(self) -> bool:
-        return self.batch >= self.batch_max
+        return self.batch + len(self.coming) >= self.batch_max
 
     @property
     def promised_bytes(self) -> int:
@@ -112,16 +118,24 @@ class InstanceEntry:
         held_bytes = self.promised_bytes - self.footprint.weights_bytes
         return max(held_bytes // self.footprint.kv_block_bytes, 0)
 
-    def add(
-        self, request: RequestEntry, *, blocks: int, due_s: float, grace_s: float, now_s: float
-    ) -> None:
+    @property
+    def coming(self) -> dict[RequestId, RequestEntry]:
+        """Those who join when its load is over; none once it is."""
+        return self.expected if self.state is InstanceState.LOADING else {}
+
+    @property
+    def expected_blocks(self) -> int:
+        """KV blocks that those who are expected will need."""
+        return sum(request.required_blocks for request in self.expected.values())
+
+    def add(self, request: RequestEntry, *, blocks: int, now_s: float) -> None:
         """A request is submitted to it, which is expected to need so many KV blocks; see
         `RequestEntry.submitted`. A parked instance is woken.
         """
         if self.state is InstanceState.PARKED:
             self.unpark()
         self.node.request_joins(now_s)
-        request.submitted(self, blocks=blocks, due_s=due_s, grace_s=grace_s, now_s=now_s)
+        request.submitted(self, blocks=blocks, now_s=now_s)
         self.requests[request.original.request_id] = request
         self.tokens += request.tokens
         self.required_blocks += blocks
@@ -133,6 +147,22 @@ class InstanceEntry:
         self.required_blocks -= request.required_blocks
         request.left()
         self.node.request_left()
+
+    def expect(self, request: RequestEntry, blocks: int) -> None:
+        """A request waits for its load, for which it is expected to need so many KV blocks."""
+        request.wait_for(self, blocks)
+        self.expected[request.original.request_id] = request
+
+    def expect_no_more(self, request: RequestEntry) -> None:
+        """A request has its place, or waits for another one."""
+        self.expected.pop(request.original.request_id, None)
+        request.wait_for(None)
+        self.node.ease()
+
+    def expect_nobody(self) -> None:
+        """It takes no requests any more."""
+        for request in list(self.expected.values()):
+            self.expect_no_more(request)
 
     def note_tokens(self, request: RequestEntry, token_ids: Sequence[int], now_s: float) -> None:
         """A request on it has these further tokens."""
@@ -153,7 +183,8 @@ class InstanceEntry:
             self.advance(InstanceState.READY)
 
     def leave(self) -> None:
-        """It is unloaded: what it holds is promised to others."""
+        """It is unloaded, or its load given up: what it holds is promised to others."""
+        self.expect_nobody()
         self.advance(InstanceState.UNLOADING)
         self.node.ease()
 
@@ -167,6 +198,14 @@ class InstanceEntry:
         if footprint is not None:
             self.footprint = footprint
         self.node.ease()
+
+    def note_needed(self, needed_s: float) -> None:
+        """Its load has to be over by then, for the sake of somebody who waits for it."""
+        self.needed_s = needed_s
+
+    def note_load_begun(self, now_s: float) -> None:
+        """Its node is told to load it now."""
+        self.load_started_s = now_s
 
     def note_loaded(self, tier: LoadTier, now_s: float) -> None:
         """Its load has ended well."""

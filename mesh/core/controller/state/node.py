@@ -85,8 +85,10 @@ class NodeEntry:
         return enough and self.device in spec.devices
 
     def footprint_of(self, deployment: Deployment) -> Footprint:
-        stated = dict(deployment.footprints)
-        return stated.get(self.hello.engine) or estimate_footprint(deployment.model)
+        for engine, footprint in deployment.footprints:
+            if engine == self.hello.engine:
+                return footprint
+        return estimate_footprint(deployment.model)
 
     def tier_of(self, deployment: Deployment) -> LoadTier:
         """From where it would load the deployment's model."""
@@ -102,9 +104,16 @@ class NodeEntry:
         idle.sort(key=lambda i: (i.idle_since_s, i.instance_id))
         return [(i.instance_id, self.station.size_bytes(i.instance_id)) for i in idle]
 
+    def obtainable_bytes(self) -> int:
+        """Free, or of idle instances that may be unloaded now."""
+        idle = (i for i in self.instances.values() if self.may_go(i))
+        return self.free_bytes + sum(self.station.size_bytes(i.instance_id) for i in idle)
+
     def may_go(self, instance: InstanceEntry) -> bool:
-        """Whether an instance is idle, and neither a minimum nor a measurement wants it to stay."""
-        if instance.requests or instance.profiling or not instance.is_loaded:
+        """Whether an instance is idle, and nobody wants it to stay: no promise, no minimum, and no
+        measurement.
+        """
+        if instance.requests or instance.expected or instance.profiling or not instance.is_loaded:
             return False
         owner = self.protected.get(instance.deployment)
         return owner is None or owner.replicas() > owner.spec.scaling.replicas_min

@@ -4,7 +4,8 @@ A refusal is remembered with what it depends on, and stops to hold by itself onc
 
 - A node had no room or no time for an instance, which the head of a queue wants (`lifecycle`,
   `placement`): until the node is eased, the head is another or an answer of the deployment ends,
-  an instance of it is started, or the nodes change.
+  an instance of it is started, or the nodes change. Where it was memory, an eased node is asked
+  again only if it has as much now.
 - An instance has no time for a request of some length, nor for longer ones (`queueing`): until its
   node is eased.
 - An instance has refused one for another reason (`queueing`): until the event is over.
@@ -16,17 +17,19 @@ FIRST_TOKEN_LATE is never kept: it says nothing about requests that are due late
 `requests.queueing` and `instances.placement` ask before they validate.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, RequestId
 from mesh.request.shadow import Verdict
 
 if TYPE_CHECKING:
+    from mesh.core.controller.state.deployment import DeploymentEntry
     from mesh.core.controller.state.instance import InstanceEntry
     from mesh.core.controller.state.node import NodeEntry
     from mesh.core.controller.state.request import RequestEntry
+    from mesh.domain.deployment import Deployment
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -35,27 +38,30 @@ class RequestRefusals:
     """Why the last node that was tried could not compute it in time, on an instance or on one to be
     loaded for it. None: none was tried.
     """
-    held_up: Verdict | None = None
-    """Why it waits: the first verdict other than FIRST_TOKEN_LATE, if there was one. Whoever waits
-    for another reason gets that verdict, too, in the end.
-    """
     short_of_memory: bool = False
     """Whether an instance that it was last tried on had no room for its KV cache."""
+    in_time_as_predicted: bool = False
+    """Whether its first token would be in time on one of them, if iterations took no longer than
+    predicted.
+    """
 
     def try_again(self) -> Verdict | None:
         """It is about to be tried: nothing has refused it yet. Returns what had before."""
-        before, self.verdict, self.short_of_memory = self.verdict, None, False
+        before, self.verdict = self.verdict, None
+        self.short_of_memory = self.in_time_as_predicted = False
         return before
 
     def note_no_room(self) -> None:
         """An instance has no memory for it."""
         self.short_of_memory = True
 
+    def note_in_time_as_predicted(self) -> None:
+        """A node may turn out to compute it in time."""
+        self.in_time_as_predicted = True
+
     def note(self, verdict: Verdict) -> None:
         """A node cannot compute it in time."""
         self.verdict = verdict
-        if self.held_up in (None, Verdict.FIRST_TOKEN_LATE):
-            self.held_up = verdict
 
     def keep(self, before: Verdict | None) -> None:
         """Not everything was tried: what was said before holds, unless something was said now."""
@@ -66,10 +72,7 @@ class RefusalMemory:
     """Of a cell."""
 
     def __init__(self) -> None:
-        self._starts: dict[DeploymentName, tuple[RequestId, dict[NodeId, _Refusal]]] = {}
-        """For whom an instance was tried last, and the nodes that refused it: the verdict where
-        time was lacking, None where it was memory.
-        """
+        self._starts: dict[DeploymentName, _Starts] = {}
         self._no_time: dict[InstanceId, tuple[int, int]] = {}
         """The last TPOT_EXCEEDED: `NodeEntry.eased`, and the tokens of the request."""
         self._in_event: dict[InstanceId, tuple[Verdict, int]] = {}
@@ -86,24 +89,25 @@ class RefusalMemory:
         self._latest_start_s.clear()
 
     def worth_starting_on(
-        self, name: DeploymentName, request: "RequestEntry", nodes: Collection["NodeEntry"]
+        self,
+        entry: "DeploymentEntry",
+        request: "RequestEntry",
+        nodes: Collection["NodeEntry"],
+        obtainable_bytes: Callable[["NodeEntry"], int],
     ) -> list["NodeEntry"]:
         """Which nodes to try for an instance for this request: those that have not refused it since
-        they were last eased. Each is entered as having no room, until `note_start` sets it right.
+        they were last eased, but for those that lacked memory and still do. Each is entered as
+        having no room, until `note_start` sets it right.
         """
-        head, refused = self._starts.get(name, (None, {}))
-        if head != request.original.request_id:
-            refused = {}
-            self._starts[name] = (request.original.request_id, refused)
-        worth = []
-        for node in nodes:
-            eased, verdict = refused.get(node.node_id, (-1, None))
-            if eased != node.eased:
-                refused[node.node_id] = (node.eased, None)
-                worth.append(node)
-            elif verdict is not None:
-                request.refusals.note(verdict)
-        return worth
+        return self._starts_for(entry, request).worth(request, nodes, obtainable_bytes)
+
+    def _starts_for(self, entry: "DeploymentEntry", request: "RequestEntry") -> "_Starts":
+        name, head = entry.spec.name, request.original.request_id
+        starts = self._starts.get(name)
+        if starts is None or starts.head != head or starts.of is not entry.deployment:
+            refused = starts.refused if starts is not None and starts.head == head else {}
+            starts = self._starts[name] = _Starts(head=head, of=entry.deployment, refused=refused)
+        return starts
 
     def note_start(
         self, name: DeploymentName, request: "RequestEntry", node: "NodeEntry", verdict: Verdict
@@ -112,26 +116,31 @@ class RefusalMemory:
         holds for requests of any length; with another verdict the same request may be in time a
         little later. Nothing is kept of a request that is not the head: preemption would move it.
         """
-        head, refused = self._starts.get(name, (None, {}))
-        if head != request.original.request_id:
+        starts = self._starts.get(name)
+        if starts is None or starts.head != request.original.request_id:
             return
-        if verdict is Verdict.TPOT_EXCEEDED:
-            refused[node.node_id] = (node.eased, verdict)
-        else:
-            refused.pop(node.node_id, None)
+        starts.note_verdict(node, verdict)
+
+    def note_no_room(
+        self, name: DeploymentName, request: "RequestEntry", node: "NodeEntry", needed_bytes: int
+    ) -> None:
+        """A node lacks memory for an instance for the request."""
+        starts = self._starts.get(name)
+        if starts is not None and starts.head == request.original.request_id:
+            starts.note_needed(node, needed_bytes)
 
     def note_not_all_tried(self, name: DeploymentName) -> None:
         """Validations ran out: forget the nodes entered as having no room, some of which were not
         tried. The others will say so again, at no great cost.
         """
-        head, refused = self._starts.get(name, (None, {}))
-        if head is not None:
-            self._starts[name] = (head, {n: of for n, of in refused.items() if of[1] is not None})
+        starts = self._starts.get(name)
+        if starts is not None:
+            starts.forget_memory()
 
     def note_started(self, name: DeploymentName) -> None:
         """An instance of the deployment has been started."""
         if name in self._starts:
-            self._starts[name][1].clear()
+            self._starts[name].forget()
 
     def note_served(self, name: DeploymentName) -> None:
         """A request of the deployment has ended well, so that another answer is expected."""
@@ -180,5 +189,54 @@ class RefusalMemory:
         self._latest_start_s.pop(request_id, None)
 
 
-_Refusal = tuple[int, Verdict | None]
-"""`NodeEntry.eased` at the time, and why."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Starts:
+    """For whom an instance was tried last, and what nodes said to it."""
+
+    head: RequestId
+    of: "Deployment | None"
+    refused: dict[NodeId, tuple[int, Verdict | None]]
+    """`NodeEntry.eased` at the time; the verdict where time was lacking, None where memory was."""
+    needed_bytes: dict[NodeId, int] = field(default_factory=dict)
+    """Where memory was lacking: that of the least instance for this request."""
+
+    def worth(
+        self,
+        request: "RequestEntry",
+        nodes: Collection["NodeEntry"],
+        obtainable_bytes: Callable[["NodeEntry"], int],
+    ) -> list["NodeEntry"]:
+        """See `RefusalMemory.worth_starting_on`."""
+        worth = []
+        for node in nodes:
+            eased, verdict = self.refused.get(node.node_id, (-1, None))
+            if eased != node.eased:
+                self.refused[node.node_id] = (node.eased, None)
+                needed_bytes = self.needed_bytes.get(node.node_id)
+                if needed_bytes is None or needed_bytes <= obtainable_bytes(node):
+                    worth.append(node)
+            elif verdict is not None:
+                request.refusals.note(verdict)
+        return worth
+
+    def note_verdict(self, node: "NodeEntry", verdict: Verdict) -> None:
+        """See `RefusalMemory.note_start`."""
+        if verdict is Verdict.TPOT_EXCEEDED:
+            self.refused[node.node_id] = (node.eased, verdict)
+        else:
+            self.refused.pop(node.node_id, None)
+
+    def note_needed(self, node: "NodeEntry", needed_bytes: int) -> None:
+        """One that lacks memory even when it is empty is asked each time: if all are such, nobody
+        needs to wait.
+        """
+        if needed_bytes <= node.capacity_bytes:
+            self.needed_bytes[node.node_id] = needed_bytes
+
+    def forget_memory(self) -> None:
+        """What is entered as having no room may not have been tried."""
+        self.refused = {n: of for n, of in self.refused.items() if of[1] is not None}
+
+    def forget(self) -> None:
+        """All nodes are to be tried."""
+        self.refused.clear()

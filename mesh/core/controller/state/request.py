@@ -1,11 +1,13 @@
 """What the controller core knows of a request: its deadlines, where it runs, why it waits.
 
 Owned by the controller core, like all entries. `InstanceEntry.add` and `remove` call `submitted`
-and `left`, so that a request and its instance never disagree on where it runs.
+and `left`, `expect` and `expect_no_more` call `wait_for`, so that a request and its instance never
+disagree on where it runs, or will.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING
 
 from mesh.core.controller.state.refusals import RequestRefusals
@@ -32,9 +34,16 @@ class RequestEntry:
     required_blocks: int = 0
     """KV blocks that it is expected to need where it runs (LLM-Mesh eq. 2)."""
     evictions: int = 0
+    accepted: bool = False
+    """Its client has been told which deadlines hold: from now on it is served, late or not."""
     grace_s: float = 0.0
-    due_s: float = 0.0
-    """When its next token is due, while it runs."""
+    """By how much its first token may come after its limit, as its client was told."""
+    waits_for: "InstanceEntry | None" = None
+    """The instance whose load it waits for."""
+    due_s: float = field(init=False)
+    """When its next token is due."""
+    slack_s: float = 0.0
+    """See `Slo.slack_s`."""
     submitted_s: float = 0.0
     prefill_left: int = 0
     """Tokens that its node has still to compute before its next one."""
@@ -44,9 +53,20 @@ class RequestEntry:
     """Later requests that were placed on a node that could not compute this one in time."""
     tokens: int = field(init=False)
     """Of prompt and output."""
+    pace_s: float = field(init=False)
+    """Of its SLO: asked for with every token."""
 
     def __post_init__(self) -> None:
-        self.tokens = len(self.original.prompt_tokens) + len(self.output_tokens)
+        self.pace_s = self.slo.pace_s
+        prompt_tokens = len(self.original.prompt_tokens)
+        self.tokens = prompt_tokens + len(self.output_tokens)
+        self.due_s = self.arrival_s + self.slo.ttft_limit_s(prompt_tokens)
+
+    @property
+    def waits_since_s(self) -> float:
+        """Since when it waits for a place, the load that it was promised not counted."""
+        load = self.waits_for
+        return self.queued_at_s if load is None else max(self.queued_at_s, load.loaded_at_s)
 
     def advance(self, to: RequestState) -> None:
         self.state = advance(REQUEST, self.state, to)
@@ -55,22 +75,22 @@ class RequestEntry:
         """It enters its queue."""
         self.queued_at_s = now_s
 
-    def submitted(
-        self,
-        instance: "InstanceEntry",
-        *,
-        blocks: int,
-        due_s: float,
-        grace_s: float,
-        now_s: float,
-    ) -> None:
-        """It goes to an instance, where it is expected to need so many KV blocks. Its next token is
-        due at `due_s`, load time of `grace_s` that it is granted included.
+    def accept(self, grace_s: float = 0.0) -> None:
+        """It has a place, or will have one: its first token comes so much after its limit."""
+        self.accepted, self.grace_s = True, grace_s
+        self.due_s += grace_s
+
+    def wait_for(self, instance: "InstanceEntry | None", blocks: int = 0) -> None:
+        """It waits for the load of an instance, where it is expected to need so many KV blocks, or
+        for none any more.
         """
+        self.waits_for, self.required_blocks = instance, blocks
+
+    def submitted(self, instance: "InstanceEntry", *, blocks: int, now_s: float) -> None:
+        """It goes to an instance, where it is expected to need so many KV blocks."""
         self.advance(RequestState.RUNNING)
         self.attempt += 1
         self.instance, self.required_blocks = instance, blocks
-        self.due_s, self.grace_s = due_s, grace_s
         self.submitted_s, self.prefill_left = now_s, self.tokens
 
     def left(self) -> None:
@@ -81,10 +101,11 @@ class RequestEntry:
 
     def note_tokens(self, token_ids: Sequence[int], now_s: float) -> None:
         """It has these further tokens, so that its prompt is computed, and the next one is due."""
+        slack_s = inf if self.output_tokens else self.slack_s
+        self.due_s = next_due_s(self.due_s, self.pace_s, now_s, len(token_ids), slack_s)
         self.output_tokens += token_ids
         self.tokens += len(token_ids)
         self.prefill_left = 0
-        self.due_s = next_due_s(self.due_s, self.slo.tpot_s, now_s, len(token_ids))
 
     def note_prefill_left(self, tokens: int) -> None:
         """Its node has so many tokens left to compute before its next one."""

@@ -1,14 +1,18 @@
 """From a store folder to a compiled model: the CPU plugin, its properties, its failures.
 
-Owns the OpenVINO core. `engine` asks it to prepare and to compile; `instance` runs what comes out.
-Every failure leaves as one of mesh's errors.
+Owns the OpenVINO core. A model whose shape has a blob is imported from it, any other is compiled.
+`engine` asks it to prepare and to compile; `instance` runs what comes out. Every failure leaves as
+one of mesh's errors.
 """
 
+import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import numpy as np
 import openvino as ov
@@ -18,11 +22,24 @@ from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.model import ModelFormat, ModelInfo
 from mesh.runtime.engine import Progress
 from mesh_nodes.engines.openvino.architecture import Architecture, read_architecture
+from mesh_nodes.engines.openvino.blob_folder import BlobFolder
 from mesh_nodes.engines.openvino.checkpoint import Checkpoint
+from mesh_nodes.engines.openvino.compiled_import import (
+    PLAIN_GRAPH,
+    enable_import,
+    import_compiled,
+)
 from mesh_nodes.engines.openvino.graph import build_graph
 from mesh_nodes.engines.openvino.ir import read_ir
-from mesh_nodes.engines.openvino.mapped_file import MappedFile, pages_released
-from mesh_nodes.engines.openvino.prepared import read_prepared, write_prepared
+from mesh_nodes.engines.openvino.mapped_file import MappedFile, Pages, pages_released
+from mesh_nodes.engines.openvino.prepared import (
+    Layout,
+    read_layout,
+    read_prepared,
+    write_prepared,
+)
+from mesh_nodes.engines.openvino.shape_blob import BoundBlob
+from mesh_nodes.engines.openvino.shape_key import cpu_fields, shape_key
 from mesh_nodes.engines.openvino.weights import (
     Array,
     WeightPrecision,
@@ -34,6 +51,8 @@ _PROBE_SIZE = 64
 _PREPARED_VERSION = 1
 """Raised whenever the prepared arrays change their names or meaning."""
 
+log = logging.getLogger(__name__)
+
 
 class KvPrecision(StrEnum):
     """Elements of the KV cache. u8 halves it and changes tokens; f16 keeps them."""
@@ -43,13 +62,16 @@ class KvPrecision(StrEnum):
     U8 = "u8"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class CompiledGraph:
-    """A compiled model and the memory that its constants refer to."""
+    """A compiled model and the memory that its constants refer to, for all instances of it."""
 
     model: ov.CompiledModel
     weights: Mapping[str, Array]
-    maps: Sequence[MappedFile]
+    maps: Sequence[Pages]
+    blob_key: str | None = None
+    """Of the blob that it was imported from, or would have been if there were one."""
+    imported: bool = False
 
     def first_run(self) -> AbstractContextManager[None]:
         """A block in which the model runs for the first time: OpenVINO repacks the weights that it
@@ -62,10 +84,19 @@ class CompiledGraph:
 class Compiler:
     """Compiles models for one set of threads and precisions."""
 
-    def __init__(self, *, threads: int, weights: WeightPrecision, kv: KvPrecision) -> None:
+    def __init__(
+        self,
+        *,
+        threads: int,
+        weights: WeightPrecision,
+        kv: KvPrecision,
+        blobs: BlobFolder | None = None,
+    ) -> None:
+        """Without `blobs` every model is compiled."""
         self._core = ov.Core()
+        self._blobs = blobs
         self._precision = weights
-        self._key = f"openvino-{weights.value}-v{_PREPARED_VERSION}"
+        self._prepared_key = f"openvino-{weights.value}-v{_PREPARED_VERSION}"
         self._properties = {
             "INFERENCE_NUM_THREADS": threads,
             "PERFORMANCE_HINT": "LATENCY",
@@ -81,11 +112,19 @@ class Compiler:
             # two cores ran at half speed. Alone, pinning gained nothing.
             "ENABLE_CPU_PINNING": False,
         }
-        self._start_plugin()
+        self._platform = {
+            **cpu_fields(),
+            "openvino": ov.get_version(),
+            "requirements": self._start_plugin(),
+        }
+        enable_import(self._core)
+        self._in_use = WeakValueDictionary[tuple[Path, int], CompiledGraph]()
+        """By the model's folder and the context limit. It is the instances that keep them."""
 
-    def _start_plugin(self) -> None:
+    def _start_plugin(self) -> str:
         """Compute something small, so that the plugin and its threads are there and what they take
-        (25 MiB) is not taken for a part of the first model. Raises EngineError.
+        (25 MiB) is not taken for a part of the first model. Returns what it says of the device that
+        it compiles for. Raises EngineError.
         """
         with engine_errors("OpenVINO's CPU plugin cannot be started"):
             rows = ops.parameter([-1, _PROBE_SIZE], np.float32)
@@ -93,6 +132,7 @@ class Compiler:
             graph = ov.Model([ops.matmul(rows, weights, False, True)], [rows], "probe")
             compiled = self._core.compile_model(graph, "CPU", self._properties)
             compiled.create_infer_request().infer({0: np.zeros((1, _PROBE_SIZE), np.float32)})
+            return str(compiled.get_property("RUNTIME_REQUIREMENTS"))
 
     def prepare(self, model: ModelInfo, model_path: Path, progress: Progress) -> None:
         """Write the quantised weights beside the model, unless they are there.
@@ -101,39 +141,132 @@ class Compiler:
         """
         progress("quantise weights", 0.0)
         quantises = model.format is ModelFormat.SAFETENSORS and self._precision.quantised
-        if quantises and read_prepared(model_path, self._key) is None:
+        if quantises and read_prepared(model_path, self._prepared_key) is None:
             architecture = read_architecture(model_path)
             total = weight_arrays(architecture, self._precision)
             weights = graph_weights(architecture, Checkpoint(model_path), self._precision)
-            write_prepared(model_path, self._key, _reported(weights, total, progress))
+            write_prepared(model_path, self._prepared_key, _reported(weights, total, progress))
         progress("quantise weights", 1.0)
 
     def compile(
         self, model: ModelInfo, model_path: Path, context_tokens_max: int, progress: Progress
     ) -> CompiledGraph:
-        """Read the weights, build the graph, compile it.
+        """The model that another instance runs; where there is none, import it if its shape has a
+        blob; else read its weights, build its graph, and compile it. One call at a time.
 
         Raises TornModel, UnsupportedModel, OutOfMemory or EngineError.
         """
         progress("read weights", 0.0)
-        with engine_errors(f"model {model.model_id} cannot be compiled"):
-            if model.format is ModelFormat.OPENVINO_IR:
-                graph = read_ir(self._core, model_path)
-                return CompiledGraph(self._compile(graph, progress), {}, ())
-            architecture = read_architecture(model_path)
-            maps, weights = self._weights(architecture, model_path)
-            graph = build_graph(architecture, weights, context_tokens_max)
-            return CompiledGraph(self._compile(graph, progress), weights, maps)
+        start_s = time.perf_counter()
+        place = model_path, context_tokens_max
+        graph = self._in_use.get(place)
+        how = "shared with another instance"
+        if graph is None:
+            with engine_errors(f"model {model.model_id} cannot be compiled"):
+                graph = self._bring_up(model, model_path, context_tokens_max, progress)
+            how = "imported" if graph.imported else "compiled"
+            self._in_use[place] = graph
+        elapsed_s = time.perf_counter() - start_s
+        log.info("%s for a context of %d: %s, %.2f s", model.model_id, place[1], how, elapsed_s)
+        return graph
 
-    def _compile(self, graph: ov.Model, progress: Progress) -> ov.CompiledModel:
+    def in_use(self, model_path: Path, context_tokens_max: int) -> bool:
+        """Whether an instance runs this model now, for a further one to share."""
+        return (model_path, context_tokens_max) in self._in_use
+
+    def _bring_up(
+        self, model: ModelInfo, model_path: Path, context_tokens_max: int, progress: Progress
+    ) -> CompiledGraph:
+        if model.format is ModelFormat.OPENVINO_IR:
+            progress("compile", 0.2)
+            compiled = self._compile(read_ir(self._core, model_path), self._properties)
+            return CompiledGraph(compiled, {}, ())
+        architecture, layout = read_architecture(model_path), self.layout(model_path)
+        key = self.blob_key(architecture, context_tokens_max, layout) if layout else None
+        if layout is not None and key is not None:
+            imported = self._import(key, layout, progress)
+            if imported is not None:
+                return imported
         progress("compile", 0.2)
-        return self._core.compile_model(graph, "CPU", self._properties)
+        graph = self._build(architecture, model_path, context_tokens_max, self._properties)
+        return replace(graph, blob_key=key)
+
+    def export(
+        self, architecture: Architecture, model_path: Path, context_tokens_max: int, folder: Path
+    ) -> tuple[CompiledGraph, Path]:
+        """Compile, and have OpenVINO write what it compiled into this empty folder: its cache does
+        so without a second copy in memory, which `export_model` makes. Raises as `compile` does.
+        """
+        with engine_errors(f"{model_path.name} cannot be exported"):
+            properties = {**self._properties, **PLAIN_GRAPH, "CACHE_DIR": str(folder)}
+            graph = self._build(architecture, model_path, context_tokens_max, properties)
+        (path,) = folder.glob("*.blob")
+        return graph, path
+
+    def import_bound(self, key: str, bound: BoundBlob) -> CompiledGraph:
+        """Raises RuntimeError when OpenVINO refuses it."""
+        tensor = ov.Tensor(bound.content, shared_memory=True)
+        model = import_compiled(self._core, tensor, self._properties)
+        return CompiledGraph(model, {}, (bound,), blob_key=key, imported=True)
+
+    def layout(self, model_path: Path) -> Layout | None:
+        """Of the model's prepared weights, None where there are none: then there is no blob."""
+        if not self._precision.quantised:
+            return None
+        return read_layout(model_path, self._prepared_key)
+
+    def blob_key(self, architecture: Architecture, context_tokens_max: int, layout: Layout) -> str:
+        return shape_key(
+            architecture=architecture,
+            context_tokens_max=context_tokens_max,
+            layout=layout,
+            properties=self._properties,
+            platform=self._platform,
+        )
+
+    def _import(self, key: str, layout: Layout, progress: Progress) -> CompiledGraph | None:
+        """None where there is no blob, or OpenVINO refuses the one that there is."""
+        bound = None if self._blobs is None else self._blobs.bind(key, layout)
+        if self._blobs is None or bound is None:
+            return None
+        progress("import compiled", 0.2)
+        try:
+            return self.import_bound(key, bound)
+        except RuntimeError as error:
+            self._blobs.drop(key, str(error).strip())
+            return None
+
+    def _build(
+        self,
+        architecture: Architecture,
+        model_path: Path,
+        context_tokens_max: int,
+        properties: Mapping[str, object],
+    ) -> CompiledGraph:
+        maps, weights = self._weights(architecture, model_path)
+        model = self.compile_graph(architecture, weights, context_tokens_max, properties)
+        return CompiledGraph(model, weights, maps)
+
+    def compile_graph(
+        self,
+        architecture: Architecture,
+        weights: Mapping[str, Array],
+        context_tokens_max: int,
+        properties: Mapping[str, object] | None = None,
+    ) -> ov.CompiledModel:
+        """Of weights that are there. Raises RuntimeError as OpenVINO does."""
+        graph = build_graph(architecture, weights, context_tokens_max)
+        return self._compile(graph, properties or self._properties)
+
+    def _compile(self, graph: ov.Model, properties: Mapping[str, object]) -> ov.CompiledModel:
+        return self._core.compile_model(graph, "CPU", properties)
 
     def _weights(
         self, architecture: Architecture, model_path: Path
     ) -> tuple[list[MappedFile], Mapping[str, Array]]:
         """The prepared weights where there are any, else derived anew."""
-        prepared = read_prepared(model_path, self._key) if self._precision.quantised else None
+        key = self._prepared_key
+        prepared = read_prepared(model_path, key) if self._precision.quantised else None
         if prepared is not None:
             return [prepared[0]], prepared[1]
         checkpoint = Checkpoint(model_path)

@@ -20,7 +20,7 @@ from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
-from mesh.domain.steps import repeated
+from mesh.domain.steps import LoadTier, repeated
 from mesh.domain.units import format_bytes
 from mesh.runtime.engine import (
     Ended,
@@ -33,10 +33,19 @@ from mesh.runtime.engine import (
     ResizedKv,
     StepResult,
 )
-from mesh_nodes.engines.openvino.compilation import Compiler, KvPrecision, engine_errors
-from mesh_nodes.engines.openvino.footprint import estimate
+from mesh_nodes.engines.openvino.blob_folder import BlobFolder
+from mesh_nodes.engines.openvino.blob_maker import BlobMaker
+from mesh_nodes.engines.openvino.blob_wish import BlobWish
+from mesh_nodes.engines.openvino.compilation import (
+    CompiledGraph,
+    Compiler,
+    KvPrecision,
+    engine_errors,
+)
+from mesh_nodes.engines.openvino.footprint import BATCH_MAX, estimate
 from mesh_nodes.engines.openvino.instance import Instance
 from mesh_nodes.engines.openvino.kv_cache import KvResize
+from mesh_nodes.engines.openvino.least_load import least_load_s
 from mesh_nodes.engines.openvino.weights import WeightPrecision
 
 
@@ -60,16 +69,23 @@ class OpenVinoEngine:
         kv: KvPrecision = KvPrecision.F16,
         kv_resize: KvResize = KvResize.ELASTIC,
         available_bytes: Callable[[], int] = _available_bytes,
+        blobs_path: Path | None = None,
     ) -> None:
         """`threads`: cores to compute on, those that the process may use unless given.
         `kv_resize`: how KV caches grow and shrink; tokens do not depend on it.
         `available_bytes` is asked before each load, which is refused when it is too little.
+        `blobs_path`: the folder of what lets a shape's second load do without a compile; without
+        one every load compiles.
         """
         self._weights = weights
         self._kv = kv
         self._kv_resize = kv_resize
         self._available_bytes = available_bytes
-        self._compiler = Compiler(threads=threads or _cores(), weights=weights, kv=kv)
+        self._threads = threads or _cores()
+        self._blobs_path = blobs_path
+        blobs = BlobFolder(blobs_path) if blobs_path is not None else None
+        self._compiler = Compiler(threads=self._threads, weights=weights, kv=kv, blobs=blobs)
+        self._blob_maker = BlobMaker(available_bytes)
         _return_memory()
         self._instances: dict[InstanceId, Instance] = {}
         self._lock = threading.Lock()
@@ -78,7 +94,14 @@ class OpenVinoEngine:
     @property
     def capabilities(self) -> EngineCapabilities:
         version = ov.get_version().split("-")[0]
-        return EngineCapabilities(name="openvino", version=version, resize_kv=True)
+        return EngineCapabilities(
+            name="openvino", version=version, resize_kv=True, batch_max=BATCH_MAX
+        )
+
+    def least_load_s(self) -> float:
+        """Seconds of a load whatever its bytes, measured in half of one. Raises EngineError."""
+        with engine_errors("a graph cannot be compiled"):
+            return least_load_s(self._compiler)
 
     def watch(self, ended: Ended) -> None:
         """Instances end with the agent, and never before it."""
@@ -92,8 +115,9 @@ class OpenVinoEngine:
     def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
         start_s = time.perf_counter()
         self._check(order)
+        shares = self._compiler.in_use(order.model_path, order.context_tokens_max)
         try:
-            instance = self._bring_up(order, progress)
+            instance, graph = self._bring_up(order, progress)
         except BaseException as error:
             _drop_frames(error)
             _return_memory()
@@ -101,10 +125,12 @@ class OpenVinoEngine:
         with self._lock:
             self._instances[order.instance_id] = instance
         progress("loaded", 1.0)
+        self._wish_for_blob(order, graph)
         return LoadedInstance(
             footprint=instance.footprint,
             kv_blocks=instance.memory().kv_blocks,
             elapsed_s=time.perf_counter() - start_s,
+            tier=LoadTier.HOST if shares else LoadTier.DISK,
         )
 
     def unload(self, instance_id: InstanceId) -> None:
@@ -143,7 +169,12 @@ class OpenVinoEngine:
             sorted((instance.memory() for instance in instances), key=lambda m: m.instance_id)
         )
 
+    def blobs_made(self, timeout_s: float) -> bool:
+        """Wait until no blob is being made; whether that is so within `timeout_s`."""
+        return self._blob_maker.wait(timeout_s)
+
     def close(self) -> None:
+        self._blob_maker.close()
         for instance_id in list(self._instances):
             self.unload(instance_id)
 
@@ -165,18 +196,34 @@ class OpenVinoEngine:
                 hint="unload another instance, or ask for fewer KV blocks",
             )
 
-    def _bring_up(self, order: LoadOrder, progress: Progress) -> Instance:
+    def _bring_up(self, order: LoadOrder, progress: Progress) -> tuple[Instance, CompiledGraph]:
         graph = self._compiler.compile(
             order.model, order.model_path, order.context_tokens_max, progress
         )
         progress("warm up", 0.9)
         with engine_errors(f"instance {order.instance_id} cannot be brought up"):
-            return Instance(
+            instance = Instance(
                 order,
                 graph,
                 weights_bytes=self.footprint(order.model).weights_bytes,
                 kv_resize=self._kv_resize,
             )
+        return instance, graph
+
+    def _wish_for_blob(self, order: LoadOrder, graph: CompiledGraph) -> None:
+        """The one that would have spared the load its compile."""
+        if graph.imported or graph.blob_key is None or self._blobs_path is None:
+            return
+        wish = BlobWish(
+            key=graph.blob_key,
+            folder=str(self._blobs_path),
+            model_path=str(order.model_path),
+            context_tokens_max=order.context_tokens_max,
+            threads=self._threads,
+            weights=self._weights,
+            kv=self._kv,
+        )
+        self._blob_maker.ask(wish, self.footprint(order.model).weights_bytes)
 
     def _instance(self, instance_id: InstanceId) -> Instance:
         instance = self._instances.get(instance_id)

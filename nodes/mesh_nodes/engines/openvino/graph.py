@@ -24,6 +24,10 @@ from mesh_nodes.engines.openvino.paged_attention import (
 from mesh_nodes.engines.openvino.rope import rope_tables, rotate
 from mesh_nodes.engines.openvino.weights import Array
 
+COSINE, SINE = "cosine", "sine"
+ROPE_TABLES = (COSINE, SINE)
+"""Constants that the shape decides; the model decides those named as `weights` names its arrays."""
+
 
 def build_graph(
     architecture: Architecture, weights: Mapping[str, Array], context_tokens_max: int
@@ -42,8 +46,9 @@ class _Builder:
         self._input_ids = parameter(INPUT_IDS, [-1], Type.i64)
         self._position_ids = parameter(POSITION_IDS, [-1], Type.i64)
         self._sampled = parameter(SAMPLED_INDICES, [-1], Type.i64)
-        tables = rope_tables(architecture.rope, architecture.head_size, context_tokens_max)
-        self._cosine, self._sine = (self._rows_at_positions(table) for table in tables)
+        cosine, sine = rope_tables(architecture.rope, architecture.head_size, context_tokens_max)
+        self._cosine = self._rows_at_positions(COSINE, cosine)
+        self._sine = self._rows_at_positions(SINE, sine)
 
     def model(self) -> ov.Model:
         embedding = self._matrix("embedding")
@@ -97,26 +102,36 @@ class _Builder:
         root = ops.sqrt(ops.add(mean, epsilon))
         scaled = ops.multiply(x, ops.divide(ops.constant(np.ones(ones, np.float32)), root))
         weights = self._weights[name].reshape(*ones[1:], -1)
-        return ops.multiply(ops.constant(weights), scaled)
+        return ops.multiply(_named(name, ops.constant(weights)), scaled)
 
     def _linear(self, x: Node, name: str) -> Node:
         y = ops.matmul(x, self._matrix(name), False, True)
         bias = self._weights.get(f"{name}.bias")
-        return y if bias is None else ops.add(y, ops.constant(bias.reshape(1, 1, -1)))
+        if bias is None:
+            return y
+        return ops.add(y, _named(f"{name}.bias", ops.constant(bias.reshape(1, 1, -1))))
 
     def _matrix(self, name: str) -> Node:
         """f32 [rows, columns], decompressed in the graph from what is stored."""
         values = self._weights[name]
-        stored = ops.constant(values, shared_memory=True)
+        stored = _named(name, ops.constant(values, shared_memory=True))
         if values.dtype == np.float32:
             return stored
         matrix = ops.convert(stored, "f32")
         scale = self._weights.get(f"{name}.scale")
-        return matrix if scale is None else ops.multiply(matrix, ops.constant(scale))
+        if scale is None:
+            return matrix
+        return ops.multiply(matrix, _named(f"{name}.scale", ops.constant(scale)))
 
-    def _rows_at_positions(self, table: Array) -> Node:
-        rows = _gather(ops.constant(table), self._position_ids)
+    def _rows_at_positions(self, name: str, table: Array) -> Node:
+        rows = _gather(_named(name, ops.constant(table)), self._position_ids)
         return ops.reshape(rows, _shape(-1, 1, 1, self._a.head_size), False)
+
+
+def _named(name: str, constant: Node) -> Node:
+    """By these names `exported` finds the constants again in what was compiled."""
+    constant.set_friendly_name(name)
+    return constant
 
 
 def _gather(x: Node, indices: Node) -> Node:

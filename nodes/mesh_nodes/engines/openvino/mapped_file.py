@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,14 @@ import numpy.typing as npt
 _RELEASE_S = 0.01
 """Between two releases. OpenVINO repacks about a gigabyte a second: some 10 MiB of what it has read
 are there at once."""
+
+
+class Pages(Protocol):
+    """Files' pages in this process."""
+
+    def release_pages(self) -> None:
+        """Take them out of it; a later read brings them back."""
+        ...
 
 
 class MappedFile:
@@ -40,12 +48,12 @@ class MappedFile:
         return np.frombuffer(self._memory, dtype, count, begin).reshape(shape)
 
     def release_pages(self) -> None:
-        """Take the file's pages out of this process; a later read brings them back."""
+        """See `Pages`."""
         self._memory.madvise(mmap.MADV_DONTNEED)
 
 
 @contextmanager
-def pages_released(files: Sequence[MappedFile]) -> Iterator[None]:
+def pages_released(files: Sequence[Pages]) -> Iterator[None]:
     """Release the files' pages again and again within the block, which reads them, and at its end:
     they never are in this process all at once.
     """

@@ -2,14 +2,15 @@
 
 The operation is an extension that OpenVINO keeps private (28 inputs, positional, no documentation
 beyond its source), so all knowledge of it is here, and the engine's dependency is pinned to one
-minor release. `graph` builds with it; `ir` leaves a model that has the same inputs.
+minor release. `graph` builds with it; `ir` leaves a model that has the same inputs, and
+`compiled_import` builds it again where OpenVINO exported one.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 import openvino.opset13 as ops
-from openvino import Node, Type
+from openvino import Node, Output, Type
 from openvino.op import _PagedAttentionExtension
 
 BLOCK_TOKENS = 32
@@ -70,12 +71,18 @@ class AttentionInputs:
         no_window = _constant(0, np.int32)
         inputs = [q, k, v, *caches, *tables, scale, no_window, _empty(np.float32)]
         inputs += [self._max_context_len, *_unused_inputs()]
-        attention = _PagedAttentionExtension([node.output(0) for node in inputs])
-        # The CPU plugin sizes the caches by these; it reads them as ints and as nothing else.
-        info = attention.get_rt_info()
-        info["num_k_heads"] = info["num_v_heads"] = shape.kv_heads
-        info["k_head_size"] = info["v_head_size"] = shape.head_size
-        return attention
+        outputs = [node.output(0) for node in inputs]
+        return paged_attention(outputs, kv_heads=shape.kv_heads, head_size=shape.head_size)
+
+
+def paged_attention(inputs: list[Output], *, kv_heads: int, head_size: int) -> Node:
+    """The operation over its 28 inputs."""
+    attention = _PagedAttentionExtension(inputs)
+    # The CPU plugin sizes the caches by these; it reads them as ints and as nothing else.
+    info = attention.get_rt_info()
+    info["num_k_heads"] = info["num_v_heads"] = kv_heads
+    info["k_head_size"] = info["v_head_size"] = head_size
+    return attention
 
 
 def parameter(name: str, shape: list[int], element: Type) -> Node:

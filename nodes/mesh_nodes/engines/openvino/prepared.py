@@ -8,7 +8,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,22 @@ _ALIGNMENT_BYTES = 64
 """A cache line, and what OpenVINO asks of a constant that it takes without a copy."""
 _INDEX = "index.json"
 _WEIGHTS = "weights.bin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where which array lies in a file of prepared weights: alike for all models of a shape."""
+
+    path: Path
+    size_bytes: int
+    tensors: Mapping[str, Mapping[str, Any]]
+    """By name: dtype, shape, offset."""
+
+    def span(self, name: str) -> tuple[int, int]:
+        """Offset and bytes of this array."""
+        entry = self.tensors[name]
+        count = int(np.prod(entry["shape"], dtype=np.int64))
+        return entry["offset"], count * np.dtype(entry["dtype"]).itemsize
 
 
 def prepared_path(model_path: Path, key: str) -> Path:
@@ -50,18 +67,29 @@ def write_prepared(model_path: Path, key: str, weights: Iterator[tuple[str, Arra
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def read_prepared(model_path: Path, key: str) -> tuple[MappedFile, dict[str, Array]] | None:
-    """The mapped file and its weights by name; None when there are none, or they are torn."""
+def read_layout(model_path: Path, key: str) -> Layout | None:
+    """None when there are no prepared weights, or their file is not as long as their index says."""
     folder = prepared_path(model_path, key)
+    path = folder / _WEIGHTS
     try:
         index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
-        mapped = MappedFile(folder / _WEIGHTS)
-        if mapped.size_bytes != index["bytes"]:
+        if path.stat().st_size != index["bytes"]:
             return None
-        tensors: dict[str, dict[str, Any]] = index["tensors"]
+        return Layout(path=path, size_bytes=index["bytes"], tensors=index["tensors"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def read_prepared(model_path: Path, key: str) -> tuple[MappedFile, dict[str, Array]] | None:
+    """The mapped file and its weights by name; None when there are none, or they are torn."""
+    layout = read_layout(model_path, key)
+    if layout is None:
+        return None
+    try:
+        mapped = MappedFile(layout.path)
         return mapped, {
             name: mapped.array(np.dtype(entry["dtype"]), tuple(entry["shape"]), entry["offset"])
-            for name, entry in tensors.items()
+            for name, entry in layout.tensors.items()
         }
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -46,3 +46,10 @@ def free_bytes() -> int:
     if current_platform.is_cpu():
         return int(psutil.virtual_memory().available)
     return int(torch.cuda.mem_get_info()[0])
+
+
+def total_bytes() -> int:
+    """Of the device's memory, whoever has it."""
+    if current_platform.is_cpu():
+        return int(psutil.virtual_memory().total)
+    return int(torch.cuda.mem_get_info()[1])

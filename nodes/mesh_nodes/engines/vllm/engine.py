@@ -44,6 +44,8 @@ from mesh_nodes.engines.vllm.watch import Watch
 _CPU_BLOCK_TOKENS = 32
 """The least that vLLM's CPU kernels like."""
 _GPU_BLOCK_TOKENS = 16
+MAX_NUM_SEQS = 256
+"""vLLM's own default of what it sets its buffers by when an engine starts."""
 
 
 class VllmEngine:
@@ -115,6 +117,7 @@ class VllmEngine:
             version=self._release.version,
             resize_kv=True,
             unloads_beside=True,
+            batch_max=MAX_NUM_SEQS,
         )
 
     def watch(self, ended: Ended) -> None:

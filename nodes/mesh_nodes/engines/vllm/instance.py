@@ -17,7 +17,7 @@ from mesh.domain.request import RequestTokens
 from mesh.domain.steps import EngineRequest, InstanceMemory, LoadOrder, StepResult
 from mesh.runtime.measurable import check_measurable
 from mesh_nodes.engines.refusals import check_runnable
-from mesh_nodes.engines.vllm.device import device, free_bytes
+from mesh_nodes.engines.vllm.device import device, free_bytes, total_bytes
 from mesh_nodes.engines.vllm.drawing import draw_order
 from mesh_nodes.engines.vllm.internals import Core, keep_weights_in_tensors
 from mesh_nodes.engines.vllm.kv_memory import CopyingKv, ElasticKv, KvMemory
@@ -248,8 +248,11 @@ class Instance:
         return key
 
     def _blocks_reserved(self) -> int:
-        """Those that a full batch of full contexts takes, or what the order asks for."""
+        """Those that a full batch of full contexts takes, if the device could hold them, or what
+        the order asks for. vLLM keeps an object for each.
+        """
         useful = self._order.batch_max * self._footprint.blocks_for(self._order.context_tokens_max)
+        useful = min(useful, total_bytes() // self._footprint.kv_block_bytes)
         return max(self._order.kv_blocks, useful, _RANGE_BLOCKS_MIN)
 
     def _warm(self) -> None:

@@ -22,6 +22,13 @@ def baseline(rule: str = "sllm+cpu") -> tuple[CellUnderTest, int]:
     return cell, cell.join()[0]
 
 
+def load_of(cell: CellUnderTest, link: int, of: str) -> LoadInstance:
+    """For a request; it is done at once."""
+    load = only(commands(cell.invoke(request(f"r-{of}", of=of)), LoadInstance), LoadInstance)
+    cell.loaded(link, load.instance_id)
+    return load
+
+
 def test_an_instance_gets_the_whole_node_and_the_next_waits_for_another() -> None:
     cell, _ = baseline()
     load = only(commands(cell.invoke(request("r1", of="a")), LoadInstance), LoadInstance)
@@ -45,11 +52,8 @@ def test_it_takes_no_more_requests_than_its_node_can_serve_and_more_go_to_anothe
 
 
 def test_two_halves_of_a_node_hold_two_deployments() -> None:
-    cell, _ = baseline("sllm+cpu+share")
-    loads = [
-        only(commands(cell.invoke(request(f"r-{of}", of=of)), LoadInstance), LoadInstance)
-        for of in "ab"
-    ]
+    cell, link = baseline("sllm+cpu+share")
+    loads = [load_of(cell, link, of) for of in "ab"]
     assert [(load.kv_blocks, load.batch_max) for load in loads] == [(412, 1), (412, 1)]
 
 
@@ -92,12 +96,9 @@ def test_nodes_of_the_same_memory_are_cut_by_what_each_can_compute() -> None:
     cell = CellUnderTest(
         *(deployment(name) for name in "abc"), profiles=(SLOW, slow), rule="sllm+cpu+share"
     )
-    cell.join()
+    link, _ = cell.join()
     cell.join(hello("n2", run_id="n2", fingerprint="slow"))
-    loads = [
-        only(commands(cell.invoke(request(f"r-{of}", of=of)), LoadInstance), LoadInstance)
-        for of in "abc"
-    ]
+    loads = [load_of(cell, link, of) for of in "abc"]
     assert [load.kv_blocks for load in loads] == [412, 412, 924]
 
 

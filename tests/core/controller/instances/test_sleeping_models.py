@@ -15,7 +15,6 @@ from mesh.domain.steps import LoadTier, SleepingModel
 from tests.core.admission import SLOW, instance, node
 from tests.core.cells import FOOTPRINT, MODEL, CellUnderTest, commands, deployment, hello, request
 from tests.core.nodes import NodeUnderTest, reports
-from tests.support.profiles import FINGERPRINT
 
 SLEEPS = SleepingModel(model_id=MODEL.model_id, context_tokens_max=512)
 OTHER_CONTEXT = replace(SLEEPS, context_tokens_max=256)
@@ -43,11 +42,11 @@ def test_a_wake_is_expected_to_take_what_wakes_took() -> None:
     cell = CellUnderTest(deployment())
     link, _ = cell.join()
     expectations = cell.core.cell.expectations
-    expectations.learn_load(MODEL.model_id, FINGERPRINT, 9.0)
-    expectations.learn_load(MODEL.model_id, FINGERPRINT, 0.125, LoadTier.HOST)
+    expectations.learn_load(hello(), FOOTPRINT.weights_bytes, 9.0)
+    expectations.learn_load(hello(), FOOTPRINT.weights_bytes, 0.125, LoadTier.HOST)
     cell.report(link, beat(SLEEPS))
     (load,) = loads(cell.invoke())
-    assert cell.core.cell.instances[load.instance_id].load_s == 0.125
+    assert cell.core.cell.instances[load.instance_id].load_s == pytest.approx(0.125)
 
 
 @pytest.mark.parametrize(("asleep", "started"), [((), 0), ((SLEEPS,), 1)])
@@ -60,8 +59,8 @@ def test_a_neighbour_that_a_load_would_make_late_bears_a_wake(
     tight = deployment("b", slo=Slo(ttft_s=0.3, tpot_s=0.25))
     cell = CellUnderTest(deployment("a"), tight, profiles=(SLOW,))
     expectations = cell.core.cell.expectations
-    expectations.learn_load(MODEL.model_id, FINGERPRINT, 5.0)
-    expectations.learn_load(MODEL.model_id, FINGERPRINT, 0.1, LoadTier.HOST)
+    expectations.learn_load(hello(), FOOTPRINT.weights_bytes, 5.0)
+    expectations.learn_load(hello(), FOOTPRINT.weights_bytes, 0.1, LoadTier.HOST)
     link, _ = cell.join(node("n1", instance("b1", "b")))
     said = Heartbeat(
         rss_bytes=1, instances=(instance("b1", "b"),), load_slowdown=2.5, asleep=asleep
@@ -97,8 +96,9 @@ def test_what_is_learned_and_shown_is_from_where_the_load_came() -> None:
     assert shown.asleep == (MODEL.model_id,)
     assert shown.instances[0].tier is LoadTier.HOST
     known = cell.core.cell.expectations
-    assert known.load_s(MODEL.model_id, FINGERPRINT, 1 << 30, LoadTier.HOST) == 0.25
-    assert known.load_s(MODEL.model_id, FINGERPRINT, 1 << 30) > 1.0
+    size = FOOTPRINT.weights_bytes
+    assert known.load_s(hello(), size, LoadTier.HOST) == pytest.approx(0.25)
+    assert known.load_s(hello(), size) > 0.25
 
 
 def test_a_node_tells_what_sleeps_on_it_with_every_heartbeat() -> None:

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from mesh.compute.correction import TRIAL_ITERATIONS
-from mesh.core.controller.instances.node_schedule import verdict_on
+from mesh.core.controller.instances.node_schedule import forecast_on
 from mesh.core.controller.state.expectations import Expectations
 from mesh.core.controller.state.request import RequestEntry
-from mesh.domain.actions import RefuseRequest
+from mesh.domain.actions import RefuseRequest, TellAccepted
 from mesh.domain.ids import InstanceId, ModelId
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import InstanceGone, LoadInstance, TokensReport
@@ -101,15 +101,14 @@ def test_a_trial_is_not_for_several_that_move_at_once() -> None:
     )
 
     def verdict(*beside: RequestEntry) -> Verdict:
-        return verdict_on(
+        return forecast_on(
             idle,
             second,
-            next_due_s=cell.now_s + 20.0,
             now_s=cell.now_s,
             limits=CellLimits(),
             beside=beside,
             moves=True,
-        )
+        ).verdict
 
     assert verdict() is Verdict.PASSES
     assert verdict(first) is Verdict.DELAYS_RUNNING
@@ -178,3 +177,15 @@ def test_corrected_estimates_give_way_to_what_is_measured() -> None:
     assert known.profile(MODEL, FOOTPRINT, hello()) == measured
     other = replace(MODEL, model_id=ModelId("sha256-ffff"))
     assert known.profile(other, FOOTPRINT, hello()).scaled_from, "from what was measured, now"
+
+
+def test_a_load_is_promised_unseen_only_where_nobody_computes() -> None:
+    """`a` is loaded for its minimum beside `b`, which takes all the time that there is."""
+    wanted = deployment("a", replicas_min=1, slo=TIGHT)
+    cell = CellUnderTest(wanted, deployment("b", slo=TIGHT), profiles=())
+    link, _ = cell.join(node("n1", instance("b", "b")))
+    cell.invoke(request("b1", of="b", max_tokens=100))
+    slow = TokensReport(instance_id=InstanceId("b"), outputs=(), correction=8.0)
+    for _ in range(TRIAL_ITERATIONS):
+        cell.report(link, slow)
+    assert of_kind(cell.invoke(request("a1", of="a")), TellAccepted) == []

@@ -12,9 +12,11 @@ from tests.core.admission import BusyCell, instance, node, submitted
 from tests.core.cells import commands, deployment, of_kind
 
 BOUND = CellLimits().overtaken_max
-TTFT = Slo(ttft_s=2.0, ttft_tokens_per_s=1e6, tpot_s=0.25)
+TTFT = Slo(ttft_s=2.48, ttft_tokens_per_s=1e6, tpot_s=0.25)
 LONG = 256
-"""Tokens of a prompt of 1.13 s: two of them do not fit into 2 s."""
+"""Tokens of a prompt of 1.13 s, as planned: two of them do not fit into 2.48 s, but may, for they
+are planned to take a tenth longer than they are expected to.
+"""
 
 
 def busy_cell() -> BusyCell:
@@ -47,17 +49,17 @@ def test_a_request_is_overtaken_by_so_many_of_another_deployment_and_no_more() -
 
 
 def test_a_request_is_overtaken_by_so_many_of_its_own_deployment_and_no_more() -> None:
-    cell = BusyCell(deployment("a", slo=TTFT))
+    cell = BusyCell(deployment("a", slo=replace(TTFT, ttft_s=2.58)))
     cell.ask("running", "a", LONG)
     cell.now_s += 0.001
-    cell.ask("waiting", "a", LONG)
+    assert submitted(cell.ask("waiting", "a", LONG)) == []
     assert ask_for_short_ones(cell, "a", BOUND + 3) == [True] * BOUND + [False] * 3
 
 
 def test_the_rare_request_gets_in_before_those_that_wait_behind_it() -> None:
     cell = busy_cell()
     ask_for_short_ones(cell, "a", BOUND + 1)
-    cell.now_s = 100.3
+    cell.now_s = 100.2
     assert submitted(cell.retry()) == [], "a place for this one would be a place for that"
     # The long prompt turns out to have been quicker than predicted.
     ended = cell.tokens(cell.link, "running", [7], finish=FinishReason.STOP)
@@ -67,7 +69,7 @@ def test_the_rare_request_gets_in_before_those_that_wait_behind_it() -> None:
 def test_when_it_is_refused_the_others_go_on() -> None:
     cell = busy_cell()
     ask_for_short_ones(cell, "a", BOUND + 1)
-    cell.now_s = 100.9
+    cell.now_s = 101.0
     tried = cell.retry()
     refused = [(r.request_id, r.reason) for r in of_kind(tried, RefuseRequest)]
     assert refused == [("waiting", RefusalReason.FIRST_TOKEN_LATE)]
@@ -101,12 +103,12 @@ def test_a_request_that_waits_for_a_load_is_not_overtaken_meanwhile() -> None:
     for n in range(BOUND + 2):
         cell.now_s += 0.001
         placed += submitted(cell.ask(f"a-{n}", "a", 100))
-    assert "a2" in [on for _, on in placed]
-    assert overtaken(cell) == [on for _, on in placed].count("a")
+    assert {on for _, on in placed} == {"a", "a2"}
+    assert overtaken(cell) == 0
 
 
 def test_a_later_request_as_long_as_one_that_would_be_late_may_be_in_time() -> None:
-    """It is due later: the running one ends at 1.13 s, this one at 2.25 s, and may until 2.6 s."""
+    """It is due later: the running one ends at 1.13 s, this one at 2.25 s, and may until 3 s."""
     cell = BusyCell(deployment("a", slo=TTFT))
     cell.ask("running", "a", LONG)
     cell.now_s += 0.001

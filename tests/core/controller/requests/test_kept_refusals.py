@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from mesh.core.controller.instances.placement import find_room
+from mesh.core.controller.instances.placement import Wanted, find_room
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.events import (
     CancelRequested,
@@ -56,7 +57,7 @@ def test_a_node_that_comes_back_is_asked_again() -> None:
 def test_a_quicker_node_that_joins_gives_those_who_wait_more_time() -> None:
     cell = BusyCell(deployment("a"), deployment("b"), deployment("c"))
     for name, of in (("r1", "a"), ("r2", "b"), ("r3", "c")):
-        cell.ask(name, of)
+        cell.ask(name, of, max_tokens=4)
     (waiting,) = cell.core.cell.deployments[C].queue
     known = cell.core.cell.refusals
     before_s = known.latest_start_s(waiting)
@@ -141,7 +142,8 @@ def test_what_was_refused_to_a_request_that_would_move_is_not_kept_for_the_one_t
         RequestEntry(original=request(name, of="c"), slo=Slo(), arrival_s=cell.now_s)
         for name in ("waiting", "moved")
     )
-    known.refusals.worth_starting_on(C, waiting, known.nodes.values())
+    nodes = list(known.nodes.values())
+    known.refusals.worth_starting_on(entry, waiting, nodes, NodeEntry.obtainable_bytes)
     known.refusals.note_started(C)
     ctx = EventContext(
         cell=known,
@@ -151,11 +153,12 @@ def test_what_was_refused_to_a_request_that_would_move_is_not_kept_for_the_one_t
         now_s=cell.now_s,
         validations_left=9,
     )
-    nodes = list(known.nodes.values())
-    find_room(ctx, entry, nodes, waiting=(moved,), wanted_by=moved, granted=False)
+    find_room(ctx, entry, nodes, waiting=(moved,), wanted=Wanted(by=moved, moves=True))
     assert moved.refusals.verdict is Verdict.TPOT_EXCEEDED
-    assert known.refusals.worth_starting_on(C, waiting, nodes) == nodes
-    find_room(ctx, entry, nodes, waiting=(waiting,), wanted_by=waiting)
+    assert (
+        known.refusals.worth_starting_on(entry, waiting, nodes, NodeEntry.obtainable_bytes) == nodes
+    )
+    find_room(ctx, entry, nodes, waiting=(waiting,), wanted=Wanted(by=waiting))
     waiting.refusals.try_again()
-    assert known.refusals.worth_starting_on(C, waiting, nodes) == []
+    assert not known.refusals.worth_starting_on(entry, waiting, nodes, NodeEntry.obtainable_bytes)
     assert waiting.refusals.verdict is Verdict.TPOT_EXCEEDED

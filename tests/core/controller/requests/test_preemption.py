@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import ControllerAction
-from mesh.domain.ids import DeploymentName, InstanceId, RequestId
+from mesh.domain.ids import DeploymentName, InstanceId, NodeId, RequestId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
@@ -25,7 +25,6 @@ from tests.core.admission import instance, node, submitted
 from tests.core.cells import (
     FOOTPRINT,
     MIB,
-    MODEL,
     CellUnderTest,
     commands,
     deployment,
@@ -81,6 +80,11 @@ class FullNode(CellUnderTest):
         n2 = node("n2", *found, memory_bytes=memory_bytes)
         self.join(replace(n2, fingerprint=fingerprint))
 
+    def learn_load(self, seconds: float) -> None:
+        """Of node n2."""
+        n2 = self.core.cell.nodes[NodeId("n2")].hello
+        self.core.cell.expectations.learn_load(n2, FOOTPRINT.weights_bytes, seconds)
+
 
 def test_a_smaller_neighbour_gives_its_memory_and_its_request_continues_elsewhere() -> None:
     cell = FullNode()
@@ -99,14 +103,12 @@ def test_a_smaller_neighbour_gives_its_memory_and_its_request_continues_elsewher
 def test_where_no_instance_of_its_deployment_is_a_new_one_is_loaded_for_it() -> None:
     cell = FullNode()
     cell.second_node()
-    cell.core.cell.expectations.learn_load(
-        cell.core.cell.instances[InstanceId("b")].model_id, "test/2", 0.5
-    )
+    cell.learn_load(0.2)
     decided = cell.ask("a3", "a")
     load = only(commands(decided, LoadInstance), LoadInstance)
     assert load.deployment == "b"
     assert submitted(decided) == [("a3", "a")]
-    cell.now_s += 0.5
+    cell.now_s += 0.2
     assert submitted(cell.loaded(2, load.instance_id)) == [("b1", load.instance_id)]
 
 
@@ -122,9 +124,7 @@ def test_nothing_moves_where_the_displaced_request_would_be_late() -> None:
     slow.second_node("b", fingerprint="slow")
     nothing_moves(slow)
     far.second_node()
-    far.core.cell.expectations.learn_load(
-        far.core.cell.instances[InstanceId("b")].model_id, "test/2", 5.0
-    )
+    far.learn_load(5.0)
     nothing_moves(far)
 
 
@@ -141,6 +141,19 @@ def test_a_minimum_and_a_policy_that_does_not_preempt_leave_everything_where_it_
     other = FullNode(rule="llm-mesh-no-preemption")
     other.second_node("b")
     nothing_moves(other)
+
+
+def test_an_instance_that_somebody_was_promised_stays() -> None:
+    cell = FullNode()
+    cell.second_node()
+    cell.learn_load(0.2)
+    asked, owner = request("b2", of="b"), cell.core.cell.deployments[DeploymentName("b")]
+    promised = RequestEntry(original=asked, slo=Slo(), arrival_s=cell.now_s, accepted=True)
+    cell.core.cell.add_request(promised)
+    owner.enqueue(promised, cell.now_s)
+    cell.core.cell.note_queue(owner)
+    cell.core.cell.instances[InstanceId("b")].expect(promised, 1)
+    nothing_moves(cell)
 
 
 def test_a_request_is_moved_only_so_often() -> None:
@@ -168,7 +181,7 @@ def test_nothing_moves_to_a_deployment_that_pauses_after_a_failed_load() -> None
     cell = FullNode()
     cell.second_node()
     owner = cell.core.cell.deployments[DeploymentName("b")]
-    cell.core.cell.expectations.learn_load(MODEL.model_id, "test/2", 0.5)
+    cell.learn_load(0.5)
     owner.paused_until_s = cell.now_s + 1.0
     nothing_moves(cell)
 
@@ -179,7 +192,7 @@ def test_a_request_that_runs_well_does_not_try_out_an_estimate() -> None:
     """
     far, slow = FullNode(), FullNode()
     far.second_node(fingerprint="unknown")
-    far.core.cell.expectations.learn_load(MODEL.model_id, "unknown", 5.0)
+    far.learn_load(5.0)
     nothing_moves(far)
     slow.second_node("b", fingerprint="unknown")
     target = slow.core.cell.instances[InstanceId("b2")]
@@ -190,7 +203,7 @@ def test_a_request_that_runs_well_does_not_try_out_an_estimate() -> None:
 def test_whoever_waits_for_time_there_has_been_overtaken() -> None:
     cell = FullNode()
     cell.second_node("b")
-    cell.now_s += 0.5
+    cell.now_s += 0.1
     early = RequestEntry(
         original=request("early", of="c"),
         slo=Slo(),
@@ -198,7 +211,9 @@ def test_whoever_waits_for_time_there_has_been_overtaken() -> None:
     )
     early.refusals.note(Verdict.DELAYS_RUNNING)
     cell.core.cell.requests[early.original.request_id] = early
-    cell.core.cell.deployments[DeploymentName("c")].queue.append(early)
+    owner = cell.core.cell.deployments[DeploymentName("c")]
+    owner.queue.append(early)
+    cell.core.cell.note_queue(owner)
     assert ("a3", "a") in submitted(cell.ask("a3", "a"))
     assert early.overtaken == 1
 

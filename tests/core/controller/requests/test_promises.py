@@ -1,6 +1,7 @@
 """Whole histories of random arrivals on one node whose iterations take what their profile says."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from mesh.domain.messages import SubmitRequest
 from mesh.domain.outcome import Outcome
 from mesh.domain.reasons import FinishReason
 from mesh.domain.slo import Slo
+from mesh.domain.steps import LoadRate, LoadTier
 from mesh.sim.cluster import Arrival, CellPlan, VirtualCell
 from mesh.sim.costs import ModelCosts, NodeCosts
 from mesh.sim.node import NodePlan
@@ -47,9 +49,10 @@ class Overtaking:
     """Looks at who was overtaken by whom, event after event."""
 
     def __init__(self, rule: str) -> None:
-        """One node, a link without delay, loads of a second."""
+        """One node, a link without delay, loads of a second, as the node says."""
+        rate = LoadRate(fixed_s=1.0, bytes_per_s=inf)
         node = NodePlan(
-            hello=hello(memory_bytes=8 << 30),
+            hello=replace(hello(memory_bytes=8 << 30), load_rates=((LoadTier.DISK, rate),)),
             models={MODEL.model_id: ModelCosts(profile=SLOW, footprint=FOOTPRINT)},
             costs=NodeCosts(load_s=1.0, load_bytes_per_s=inf, resize_s=0.0, unload_s=0.0),
             limits=NodeLimits(primed_tokens_max=0),

@@ -1,15 +1,18 @@
 """The controller core on the request path: queue, place, stream, move, refuse."""
 
-from mesh.domain.actions import DeliverTokens, RefuseRequest, SetTimer, TellWaiting
+from dataclasses import replace
+
+from mesh.domain.actions import DeliverTokens, RefuseRequest, SetTimer, TellAccepted, TellWaiting
 from mesh.domain.events import (
     CancelRequested,
     DrainRequested,
     KeepAliveExpired,
     NodeDisconnected,
     PlaceRetryDue,
+    RetryLoadDue,
     ShutdownRequested,
 )
-from mesh.domain.ids import InstanceId, NodeId, OperationId, RequestId
+from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
@@ -57,14 +60,7 @@ def test_first_request_scales_from_zero_and_is_submitted_when_the_instance_is_up
     cell.now_s += 2.0
     submit = commands(cell.loaded(link, load.instance_id), SubmitRequest)[0]
     assert submit.order.age_s == 2.0
-    assert submit.order.grace_s == 2.0, "the load that it waited for is granted"
-
-
-def test_a_request_for_a_loaded_instance_gets_no_grace() -> None:
-    cell, _, _ = serving_cell()
-    cell.now_s += 1.0
-    submit = commands(cell.invoke(request("r2")), SubmitRequest)[0]
-    assert (submit.order.age_s, submit.order.grace_s) == (0.0, 0.0)
+    assert submit.order.due_in_s == Slo().ttft_s - 2.0, "the load counts like any other wait"
 
 
 def test_tokens_reach_the_client_in_order_and_the_last_one_ends_the_request() -> None:
@@ -270,19 +266,36 @@ def test_failed_loads_are_retried_after_a_pause_then_refused_with_the_cause() ->
     refused = only(failed, RefuseRequest)
     assert refused.reason is RefusalReason.LOAD_FAILED
     assert "torn" in refused.message
+    assert refused.retry_after_s == 4.0, "the second pause"
+    cell.now_s += 1.0
     at_once = only(cell.invoke(request("r2")), RefuseRequest)
-    assert at_once.reason is RefusalReason.LOAD_FAILED
+    assert (at_once.reason, at_once.retry_after_s) == (RefusalReason.LOAD_FAILED, 3.0)
 
 
-def test_a_failed_load_that_took_longer_than_the_first_token_may_refuses_those_who_waited() -> None:
-    """The time of a load is granted only if it comes to something."""
+def test_who_comes_in_the_pause_after_a_failed_load_is_told_how_long_it_lasts() -> None:
+    cell = CellUnderTest(deployment(slo=Slo(ttft_s=1.0)))
+    link, _ = cell.join()
+    (load,) = commands(cell.invoke(), LoadInstance)
+    torn = LoadFailed(instance_id=load.instance_id, error="TornModel", message="torn")
+    cell.report(link, torn)
+    cell.now_s += 0.5
+    refused = only(cell.invoke(request("r2")), RefuseRequest)
+    assert (refused.reason, refused.retry_after_s) == (RefusalReason.LOAD_FAILED, 1.5)
+
+
+def test_a_failed_load_is_tried_again_for_those_it_was_promised_and_then_they_are_refused() -> None:
     cell = CellUnderTest(deployment())
     link, _ = cell.join()
-    load = commands(cell.invoke(), LoadInstance)[0]
+    asked = cell.invoke()
+    assert only(asked, TellAccepted).grace_s == 0.0
+    (load,) = commands(asked, LoadInstance)
     cell.now_s += 5.0
-    assert of_kind(cell.retry(), RefuseRequest) == [], "as long as it loads, there is hope"
+    assert of_kind(cell.retry(), RefuseRequest) == [], "it was promised a place"
     failed = LoadFailed(instance_id=load.instance_id, error="TornModel", message="torn")
-    refused = only(cell.report(link, failed), RefuseRequest)
+    assert of_kind(cell.report(link, failed), RefuseRequest) == []
+    cell.now_s += CellLimits().load_retry_s
+    (again,) = commands(cell.tell(RetryLoadDue(name=DeploymentName("chat"))), LoadInstance)
+    refused = only(cell.report(link, replace(failed, instance_id=again.instance_id)), RefuseRequest)
     assert refused.reason is RefusalReason.LOAD_FAILED
     assert "torn" in refused.message
 

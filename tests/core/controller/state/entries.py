@@ -84,4 +84,4 @@ class Entries:
 
 
 def submit(instance: InstanceEntry, request: RequestEntry, now_s: float = 5.0) -> None:
-    instance.add(request, blocks=2, due_s=6.0, grace_s=0.5, now_s=now_s)
+    instance.add(request, blocks=2, now_s=now_s)

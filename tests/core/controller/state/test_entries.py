@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -38,7 +39,7 @@ def test_a_request_waits_again_when_it_has_left_its_instance() -> None:
     entry = known.a_request()
     submit(known.instance, entry)
     assert (entry.state, entry.instance) == (RequestState.RUNNING, known.instance)
-    assert (entry.attempt, entry.due_s, entry.grace_s, entry.submitted_s) == (1, 6.0, 0.5, 5.0)
+    assert (entry.attempt, entry.due_s, entry.grace_s, entry.submitted_s) == (1, 2.0, 0.0, 5.0)
     known.instance.remove(entry)
     assert (entry.state, entry.instance) == (RequestState.QUEUED, None)
     assert entry.required_blocks == 0
@@ -54,6 +55,20 @@ def test_a_request_that_is_over_stays_so_when_it_leaves() -> None:
     known.instance.remove(entry)
     assert entry.state is RequestState.ENDED
     assert known.cell.requests == {}
+
+
+def test_those_who_are_refused_are_told_to_come_one_after_another_and_within_bounds() -> None:
+    """Of an overload nothing is left when it is over."""
+    entry = Entries().deployment
+
+    def told(at_s: float, *, now_s: float) -> float:
+        return entry.note_told_to_return(at_s, 0.5, now_s=now_s, wait_s_max=60.0)
+
+    assert [told(12.0, now_s=10.0) for _ in range(3)] == [12.0, 12.5, 13.0]
+    assert [told(inf, now_s=10.0) for _ in range(2)] == [13.5, 14.0], "nobody knows of a place"
+    assert [told(12.0, now_s=10.0) for _ in range(1000)][-1] == 70.0
+    assert told(102.0, now_s=100.0) == 102.0
+    assert told(inf, now_s=200.0) == 200.0
 
 
 def test_an_iteration_is_under_way_from_the_first_request_to_the_last() -> None:

@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 
-from mesh.core.controller.state.expectations import LOAD_S_LEAST, WAKE_S_LEAST, Expectations
-from mesh.domain.ids import ModelId
-from mesh.domain.steps import LoadTier
+import pytest
+
+from mesh.compute.load_times import PRIORS
+from mesh.core.controller.state.expectations import LOAD_TIMES_MAX, Expectations
+from mesh.domain.ids import ModelId, NodeId
+from mesh.domain.steps import LoadRate, LoadTier
 from tests.core.cells import FOOTPRINT, MODEL, hello
-from tests.support.profiles import FINGERPRINT, PROFILE, profile
+from tests.support.profiles import PROFILE, profile
 
 
 def test_a_measured_profile_holds_for_its_model_and_scales_to_others() -> None:
@@ -31,14 +34,33 @@ def test_a_profile_that_is_measured_later_takes_the_place_of_an_estimate() -> No
 
 def test_a_load_is_expected_to_take_what_it_took_lately() -> None:
     known = Expectations()
-    small = known.load_s(MODEL.model_id, FINGERPRINT, 0)
-    assert small == LOAD_S_LEAST
-    assert known.load_s(MODEL.model_id, FINGERPRINT, 1 << 30) > 2.0
-    known.learn_load(MODEL.model_id, FINGERPRINT, 4.0)
-    assert known.load_s(MODEL.model_id, FINGERPRINT, 1 << 30) == 4.0
-    known.learn_load(MODEL.model_id, FINGERPRINT, 2.0)
-    assert known.load_s(MODEL.model_id, FINGERPRINT, 1 << 30) == 3.0
-    assert known.load_s(MODEL.model_id, "another", 0) == small
+    node, size = hello(), 1 << 30
+    assert known.load_s(node, 0) == PRIORS[LoadTier.DISK].fixed_s
+    assert known.load_s(node, size) == PRIORS[LoadTier.DISK].load_s(size) > 2.0
+    known.learn_load(node, size, 4.0)
+    assert known.load_s(node, size) == pytest.approx(4.0)
+    alike = replace(node, node_id=NodeId("n2"))
+    assert known.load_s(alike, size) == pytest.approx(4.0), "it has the same hardware"
+    known.learn_load(alike, size, 2.0)
+    assert known.load_s(alike, size) == pytest.approx(2.0)
+    assert known.load_s(node, size) == pytest.approx(4.0), "its own loads say more"
+    other = replace(node, node_id=NodeId("n3"), fingerprint="another")
+    assert known.load_s(other, 0) == PRIORS[LoadTier.DISK].fixed_s
+    rate = LoadRate(fixed_s=0.25, bytes_per_s=float(size))
+    measured = replace(other, load_rates=((LoadTier.DISK, rate),))
+    assert known.load_s(measured, size) == 1.25
+
+
+def test_the_load_times_of_ever_other_nodes_are_kept_of_so_many() -> None:
+    known = Expectations()
+    nodes = [
+        replace(hello(), node_id=NodeId(f"n{n}"), fingerprint=f"f{n}")
+        for n in range(LOAD_TIMES_MAX // 2 + 1)
+    ]
+    for node in nodes:
+        known.learn_load(node, 0, 4.0)
+    assert known.load_s(nodes[0], 0) == PRIORS[LoadTier.DISK].fixed_s
+    assert known.load_s(nodes[1], 0) == known.load_s(nodes[-1], 0) == pytest.approx(4.0)
 
 
 def test_a_wake_is_learned_apart_from_a_load_and_expected_to_be_no_longer() -> None:
@@ -46,13 +68,30 @@ def test_a_wake_is_learned_apart_from_a_load_and_expected_to_be_no_longer() -> N
     size = 1 << 30
 
     def expected(tier: LoadTier) -> float:
-        return known.load_s(MODEL.model_id, FINGERPRINT, size, tier)
+        return known.load_s(hello(), size, tier)
 
-    assert WAKE_S_LEAST < expected(LoadTier.HOST) < expected(LoadTier.DISK)
-    known.learn_load(MODEL.model_id, FINGERPRINT, 0.05)
-    assert expected(LoadTier.HOST) == expected(LoadTier.DISK) == 0.05, "no wake has been seen"
-    known.learn_load(MODEL.model_id, FINGERPRINT, 4.0)
-    known.learn_load(MODEL.model_id, FINGERPRINT, 0.25, LoadTier.HOST)
-    known.learn_load(MODEL.model_id, FINGERPRINT, 0.75, LoadTier.HOST)
-    assert expected(LoadTier.HOST) == 0.5
-    assert expected(LoadTier.DISK) == (0.05 + 4.0) / 2
+    assert PRIORS[LoadTier.HOST].fixed_s < expected(LoadTier.HOST) < expected(LoadTier.DISK)
+    known.learn_load(hello(), size, 0.05)
+    assert expected(LoadTier.HOST) == expected(LoadTier.DISK), "no wake has been seen"
+    assert expected(LoadTier.DISK) == pytest.approx(0.05)
+    known.learn_load(hello(), size, 4.0)
+    known.learn_load(hello(), size, 0.25, LoadTier.HOST)
+    assert expected(LoadTier.HOST) == pytest.approx(0.25)
+    assert 2.0 < expected(LoadTier.DISK) <= 5.0
+
+
+def test_load_times_say_what_a_node_stated_and_by_what_its_loads_differ() -> None:
+    known = Expectations()
+    size = 1 << 30
+    rate = LoadRate(fixed_s=1.0, bytes_per_s=float(size))
+    node = replace(hello(), load_rates=((LoadTier.DISK, rate),))
+    (stated,) = known.load_times(node)
+    assert (stated.tier, stated.fixed_s, stated.bytes_per_s) == (LoadTier.DISK, 1.0, size)
+    assert (stated.loads, stated.factor) == (0, 1.0)
+    known.learn_load(node, size, 4.0)
+    known.learn_load(node, size, 2.0)
+    known.learn_load(node, size, 0.1, LoadTier.HOST)
+    from_disk, woken = known.load_times(node)
+    assert from_disk.loads == 2
+    assert from_disk.factor == pytest.approx(1.5)
+    assert (woken.tier, woken.loads) == (LoadTier.HOST, 1)

@@ -4,7 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
+from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.refusals import RequestRefusals
+from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import DeploymentState, NodeState
 from mesh.request.shadow import Verdict
 from tests.core.controller.state.entries import A, Entries
@@ -34,7 +36,10 @@ def worth(known: WithOther, name: str = "r1") -> list[str]:
     """Nodes that are worth a start for the request of this name, which heads the queue."""
     head = next(r for r in known.cell.requests.values() if r.original.request_id == name)
     nodes = known.cell.nodes.values()
-    return [n.node_id for n in known.cell.refusals.worth_starting_on(A, head, nodes)]
+    worth = known.cell.refusals.worth_starting_on(
+        known.deployment, head, nodes, NodeEntry.obtainable_bytes
+    )
+    return [n.node_id for n in worth]
 
 
 def ends(known: WithOther) -> dict[str, Callable[[], object]]:
@@ -76,6 +81,27 @@ def test_a_verdict_on_a_start_holds_only_if_it_does_so_for_any_length() -> None:
     known.cell.refusals.note_start(A, moved, known.other, LATE)
     assert worth(known) == ["n1"]
     assert head.refusals.verdict is EXCEEDED
+
+
+def test_a_node_without_memory_is_worth_a_start_again_once_it_has_as_much() -> None:
+    known = WithOther()
+    refusals, head = known.cell.refusals, next(iter(known.cell.requests.values()))
+    assert worth(known) == ["n1", "other"]
+    for node, more in ((known.node, 1), (known.other, 0)):
+        node.station.record(InstanceId("busy"), 2)
+        refusals.note_no_room(A, head, node, node.free_bytes + more)
+        node.ease()
+    assert worth(known) == ["other"]
+    assert worth(known) == []
+
+
+def test_a_node_that_could_not_hold_it_when_empty_is_asked_each_time() -> None:
+    known = WithOther()
+    worth(known)
+    head = next(iter(known.cell.requests.values()))
+    known.cell.refusals.note_no_room(A, head, known.node, known.node.capacity_bytes + 1)
+    known.node.ease()
+    assert worth(known) == ["n1"]
 
 
 def test_when_validations_run_out_only_those_that_were_tried_have_refused() -> None:
@@ -144,11 +170,10 @@ def test_the_latest_start_is_worked_out_anew_for_other_nodes_and_forgotten_at_th
     assert refusals.latest_start_s(entry) is None
 
 
-def test_a_request_waits_for_the_first_reason_that_waiting_does_not_bring_about() -> None:
+def test_what_was_said_before_holds_unless_something_is_said_now() -> None:
     said = RequestRefusals()
-    for verdict in (LATE, DELAYS, EXCEEDED, LATE):
+    for verdict in (DELAYS, EXCEEDED, LATE):
         said.note(verdict)
-    assert (said.held_up, said.verdict) == (DELAYS, LATE)
     said.note_no_room()
     before = said.try_again()
     assert (before, said.verdict, said.short_of_memory) == (LATE, None, False)

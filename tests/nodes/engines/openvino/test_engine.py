@@ -67,6 +67,11 @@ def test_a_step_counts_what_it_computed(loaded: OpenVinoEngine) -> None:
     assert third.prefill_left == ((RequestId("c"), 29),)
 
 
+def test_what_a_load_takes_at_least_is_measured_without_one(engine: OpenVinoEngine) -> None:
+    assert 0.05 < engine.least_load_s() < 60.0
+    assert engine.memory() == ()
+
+
 def test_the_batch_is_bounded_and_the_rest_waits(engine: OpenVinoEngine, tiny: TinyModel) -> None:
     load(engine, tiny.info, tiny.path, batch_max=2)
     for name in "abc":

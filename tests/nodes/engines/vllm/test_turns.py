@@ -100,6 +100,7 @@ class Node:
                 output_tokens=so_far.get(name, ()),
                 slo=PATIENT,
                 age_s=0.0,
+                due_in_s=PATIENT.ttft_s,
             )
             self.tell(
                 CommandReceived(command=SubmitRequest(instance_id=InstanceId(on), order=order))

@@ -1,0 +1,75 @@
+"""The loads of a node, one after the other: when each is over, and when one more would be.
+
+A node loads one instance at a time, the one that is needed first before the others, as its
+reservation station wakes them. Before: `placement`, which begins loads, and `requests.cold_starts`,
+which promises them. After: `node_schedule`, which validates with those who wait for them.
+"""
+
+from dataclasses import dataclass
+
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
+from mesh.domain.ids import InstanceId
+from mesh.domain.lifecycle import InstanceState
+
+OVERDUE_SHARE = 0.25
+"""A load that should have ended is expected to take this share of its expected time yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """Of a load in a node's lane."""
+
+    ready_s: float
+    """When it is over."""
+
+
+def loads_end_s(node: NodeEntry, now_s: float) -> dict[InstanceId, float]:
+    """When each load of the node is expected to be over, in that order."""
+    ends_s: dict[InstanceId, float] = {}
+    at_s = now_s
+    for instance in _in_order(node):
+        if node.station.running(instance.instance_id):
+            expected_s = instance.load_started_s + instance.load_s
+            if expected_s <= now_s:
+                expected_s = now_s + instance.load_s * OVERDUE_SHARE
+            at_s = max(at_s, expected_s)
+        else:
+            at_s += instance.load_s
+        ends_s[instance.instance_id] = at_s
+    return ends_s
+
+
+def lane_ends_s(node: NodeEntry, now_s: float) -> float:
+    """When all of them are."""
+    return max(loads_end_s(node, now_s).values(), default=now_s)
+
+
+def _in_order(node: NodeEntry) -> list[InstanceEntry]:
+    station = node.station
+    loading = [i for i in node.instances.values() if not i.loaded_at_s and _loads(node, i)]
+    if len(loading) < 2:
+        return loading
+    return sorted(loading, key=lambda i: (station.running(i.instance_id) is None, i.needed_s))
+
+
+def _loads(node: NodeEntry, instance: InstanceEntry) -> bool:
+    """Whether its load is under way or to come; a load that was given up goes on to its end."""
+    if instance.state is InstanceState.LOADING:
+        return True
+    given_up = instance.state is InstanceState.UNLOADING
+    return given_up and node.station.running(instance.instance_id) is not None
+
+
+def slot_for(node: NodeEntry, load_s: float, needed_s: float, now_s: float) -> Slot:
+    """Where in the lane one more load goes, which is needed by `needed_s`: before those that are
+    needed later, or behind all if one of them would be late then.
+    """
+    before_s, last_s, delays = now_s, now_s, False
+    for instance_id, end_s in loads_end_s(node, now_s).items():
+        other, last_s = node.instances[instance_id], end_s
+        if node.station.running(instance_id) or other.needed_s <= needed_s:
+            before_s = end_s
+        elif end_s <= other.needed_s < end_s + load_s:
+            delays = True
+    return Slot(ready_s=(last_s if delays else before_s) + load_s)

@@ -1,0 +1,173 @@
+"""Requests that no loaded instance takes: which load each of them waits for, and what it is told.
+
+A load is promised only to a request that will be in time by it, its place in the lane of its node
+and the load's own time included. Where that fails for the sake of the load alone, as for the first
+caller of a deployment at zero, the request may be taken late, if its deployment wants that and
+nobody else pays for it; it is told at once by how much. Before: `queueing`, for those it could not
+place. After: `submitting`, which promises, and the end of the load, when they are placed.
+"""
+
+from mesh.core.controller.instances.kv_cache import blocks_for_load, room_for
+from mesh.core.controller.instances.lifecycle import Started, may_start, start_instance
+from mesh.core.controller.instances.loading_lane import loads_end_s
+from mesh.core.controller.instances.node_schedule import forecast_on_loading
+from mesh.core.controller.instances.placement import MARGIN_SHARE, Wanted
+from mesh.core.controller.requests.deadlines import latest_start_s
+from mesh.core.controller.requests.ending import refuse_all_queued
+from mesh.core.controller.requests.submitting import wait_for
+from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.node import NodeEntry
+from mesh.core.controller.state.request import RequestEntry
+from mesh.domain.lifecycle import InstanceState
+from mesh.domain.reasons import RefusalReason
+from mesh.domain.slo import ColdStart
+from mesh.domain.units import format_bytes
+from mesh.request.placement import NoRoom
+from mesh.request.shadow import Verdict
+
+TRIES_MAX = 4
+"""Requests of a deployment for which no load was found, before the others wait for the next try."""
+
+
+def find_loads(ctx: EventContext, entry: DeploymentEntry) -> None:
+    """Promise loads to those who wait, under way or begun for them."""
+    if not ctx.policy.validates:
+        _load_for_all(ctx, entry)
+        return
+    waiting = [request for request in entry.queue if request.waits_for is None]
+    tries = TRIES_MAX
+    for request in waiting:
+        if not tries or not ctx.validations_left or _tries_estimate(entry, request):
+            return
+        if not _find_load(ctx, entry, request):
+            if request not in entry.queue:
+                return  # all of them were refused
+            tries -= 1
+
+
+def _find_load(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> bool:
+    """Whether one is promised to the request now."""
+    if _wait_for_one(ctx, entry, request) or _start_for(ctx, entry, request):
+        return True
+    if request.accepted or request not in entry.queue or not _may_be_late(ctx, entry, request):
+        return False
+    return _wait_for_one(ctx, entry, request, late=True) or _start_late(ctx, entry, request)
+
+
+def _wait_for_one(
+    ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, *, late: bool = False
+) -> bool:
+    """Promise a load that is under way."""
+    for instance in entry.instances.values():
+        loads = instance.state is InstanceState.LOADING and instance.takes_requests
+        if not loads or instance.is_full or not ctx.validations_left:
+            continue
+        room = room_for(ctx, entry, instance, request)
+        if room is None:
+            request.refusals.note_no_room()
+            continue
+        ctx.note_validation()
+        forecast = forecast_on_loading(
+            instance, request, now_s=ctx.now_s, limits=ctx.limits, late=late or request.accepted
+        )
+        if forecast.verdict is Verdict.PASSES:
+            grace_s = _late_s(ctx, request, forecast.first_token_s) if late else 0.0
+            spare_s = max(request.due_s + grace_s - forecast.first_token_s, 0.0)
+            needed_s = loads_end_s(instance.node, ctx.now_s)[instance.instance_id] + spare_s
+            wait_for(ctx, entry, request, instance, room, grace_s, needed_s)
+            return True
+        request.refusals.note(forecast.verdict)
+    return False
+
+
+def _start_for(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> bool:
+    """Load another instance for the request."""
+    if not may_start(ctx, entry):
+        return False
+    found = start_instance(ctx, entry, wanted=Wanted(by=request))
+    if isinstance(found, Started):
+        wait_for(ctx, entry, request, found.instance)
+        return True
+    if isinstance(found, NoRoom):
+        _refuse_in_vain(ctx, entry, found)
+    return False
+
+
+def _may_be_late(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> bool:
+    """Whether nothing but a load keeps the request from being in time: none of its deployment is
+    loaded, alone it would be in time, and it has just come. One that has waited for room first
+    would take it from those who need not be late.
+    """
+    waited = ctx.now_s - request.arrival_s > ctx.limits.place_retry_s
+    if waited or request.slo.cold_start is not ColdStart.LATE:
+        return False
+    loaded = any(instance.is_loaded for instance in entry.instances.values())
+    return not loaded and latest_start_s(ctx, entry, request) >= request.arrival_s
+
+
+def _start_late(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> bool:
+    """Load the first instance of a deployment though its caller will be late: where memory is free,
+    or where idle instances can go and no other load is promised.
+    """
+    if entry.replicas() or not may_start(ctx, entry):
+        return False
+    nodes = [n for n in ctx.cell.nodes.values() if _has_free_lane_or_room(ctx, entry, request, n)]
+    found = start_instance(ctx, entry, among=nodes, wanted=Wanted(by=request, late=True))
+    if not isinstance(found, Started):
+        return False
+    wait_for(
+        ctx, entry, request, found.instance, grace_s=_late_s(ctx, request, found.first_token_s)
+    )
+    return True
+
+
+def _has_free_lane_or_room(
+    ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, node: NodeEntry
+) -> bool:
+    if not any(i.state is InstanceState.LOADING for i in node.instances.values()):
+        return True
+    deployment = entry.deployment
+    assert deployment is not None
+    footprint = node.footprint_of(deployment)
+    least, _ = blocks_for_load(ctx, entry, (request,), footprint, deployment.context_tokens_max)
+    return footprint.instance_bytes(least) <= node.free_bytes
+
+
+def _late_s(ctx: EventContext, request: RequestEntry, first_token_s: float) -> float:
+    """By how much it is told to be late, with a margin: loads take longer as often as not."""
+    margin_s = MARGIN_SHARE * (first_token_s - ctx.now_s)
+    return max(first_token_s + margin_s - request.due_s, 0.0)
+
+
+def _tries_estimate(entry: DeploymentEntry, request: RequestEntry) -> bool:
+    """Whether time is lacking where the first request of an instance is just showing how far the
+    estimate of its times is off.
+    """
+    return request.refusals.verdict is not None and any(
+        instance.takes_now and instance.requests and instance.correction.trial_left
+        for instance in entry.instances.values()
+    )
+
+
+def _load_for_all(ctx: EventContext, entry: DeploymentEntry) -> None:
+    """Under a policy that does not validate: load another instance for those who wait, unless those
+    that load will hold them all.
+    """
+    loading = (i for i in entry.instances.values() if i.state is InstanceState.LOADING)
+    coming = sum(instance.batch_max for instance in loading)
+    if coming < len(entry.queue) and may_start(ctx, entry):
+        found = start_instance(ctx, entry, wanted=Wanted(by=entry.queue[0]))
+        if isinstance(found, NoRoom):
+            _refuse_in_vain(ctx, entry, found)
+
+
+def _refuse_in_vain(ctx: EventContext, entry: DeploymentEntry, lacking: NoRoom) -> None:
+    """No node could ever hold an instance: nobody needs to wait for one."""
+    if not entry.instances and lacking.in_vain and lacking.largest_bytes:
+        message = (
+            f"{entry.spec.name!r} needs {format_bytes(lacking.needed_bytes)} on a node; "
+            f"the largest has {format_bytes(lacking.largest_bytes)}"
+        )
+        hint = "lower spec.context_tokens_max, or start a node with more --memory"
+        refuse_all_queued(ctx, entry, RefusalReason.MEMORY_FULL, message, hint=hint)

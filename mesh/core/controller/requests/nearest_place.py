@@ -1,0 +1,130 @@
+"""What the place that is nearest to taking a request lacks: why it is refused.
+
+A place is an instance of its deployment that is not full, loading ones too, or a node that may have
+another. Each is asked as if the request came this moment, for what it lacks has nothing to do with
+how long this one has waited. Nearest is, in this order, a place that
+
+1. would take it, late if need be: this one has waited for too long;
+2. lacks memory alone, were all that idles there to go;
+3. lacks time alone: for its own first token, else for others', else for all further ones;
+4. lacks both.
+
+Before: `deadlines`, which has found that the request waits in vain. After: its client.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mesh.core.controller.instances.kv_cache import room_for
+from mesh.core.controller.instances.lifecycle import may_start
+from mesh.core.controller.instances.node_schedule import forecast_on, forecast_on_loading
+from mesh.core.controller.instances.placement import forecast_on_node, has_room
+from mesh.core.controller.requests.fairness import must_give_way
+from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
+from mesh.core.controller.state.request import RequestEntry
+from mesh.domain.reasons import RefusalReason
+from mesh.domain.slo import ColdStart
+from mesh.request.shadow import Verdict
+
+Place = InstanceEntry | NodeEntry
+
+_NEAREST_FIRST = (Verdict.FIRST_TOKEN_LATE, Verdict.DELAYS_RUNNING, Verdict.TPOT_EXCEEDED)
+"""Of those that lack time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lack:
+    reason: RefusalReason
+    loaded: bool = True
+    """The place is an instance that is there."""
+
+
+def lack_of_nearest(
+    ctx: EventContext, entry: DeploymentEntry, request: RequestEntry
+) -> Lack | None:
+    """None: no place was looked at. Of many some are: see `EventContext.looks_left`."""
+    as_new = RequestEntry(
+        original=request.original,
+        slo=request.slo,
+        arrival_s=ctx.now_s,
+        output_tokens=list(request.output_tokens),
+        slack_s=request.slack_s,
+    )
+    loaded = any(instance.is_loaded for instance in entry.instances.values())
+    may_be_late = request.slo.cold_start is ColdStart.LATE and not loaded
+    roomy: list[Place] = []
+    full: list[Place] = []
+    for place in _places(ctx, entry):
+        (roomy if _has_room(ctx, entry, place, as_new) else full).append(place)
+    said: list[Verdict] = []
+    for place in roomy:
+        if not ctx.looks_left:
+            break
+        verdict = _verdict(ctx, entry, place, as_new, late=may_be_late)
+        if verdict is Verdict.PASSES and must_give_way(ctx, _node(place), request):
+            verdict = Verdict.DELAYS_RUNNING
+        if verdict is Verdict.PASSES:
+            late = _verdict(ctx, entry, place, request)
+            in_time = late is Verdict.PASSES
+            return Lack(reason=RefusalReason.QUEUE_TIMEOUT if in_time else RefusalReason(late))
+        said.append(verdict)
+    for place in full:
+        if not ctx.looks_left:
+            break
+        if _verdict(ctx, entry, place, as_new, late=may_be_late) is Verdict.PASSES:
+            return _memory_of(place)
+    if said:
+        return Lack(reason=RefusalReason(min(said, key=_NEAREST_FIRST.index)))
+    return _memory_of(full[0]) if full else None
+
+
+def _memory_of(place: Place) -> Lack:
+    loaded = isinstance(place, InstanceEntry)
+    return Lack(reason=RefusalReason.MEMORY_FULL, loaded=loaded)
+
+
+def _places(ctx: EventContext, entry: DeploymentEntry) -> Iterator[Place]:
+    for instance in entry.instances.values():
+        if instance.takes_requests and not instance.is_full:
+            yield instance
+    if not may_start(ctx, entry):
+        return
+    taken = [instance.node for instance in entry.instances.values()]
+    for node in ctx.cell.nodes.values():
+        if ctx.takes(node, entry.spec) and node not in taken:
+            yield node
+
+
+def _node(place: Place) -> NodeEntry:
+    return place.node if isinstance(place, InstanceEntry) else place
+
+
+def _has_room(
+    ctx: EventContext, entry: DeploymentEntry, place: Place, request: RequestEntry
+) -> bool:
+    if isinstance(place, InstanceEntry):
+        return room_for(ctx, entry, place, request) is not None
+    return has_room(ctx, entry, place, request)
+
+
+def _verdict(
+    ctx: EventContext,
+    entry: DeploymentEntry,
+    place: Place,
+    request: RequestEntry,
+    *,
+    late: bool = False,
+) -> Verdict:
+    """What validation says; `late`: the request may wait for a load though it will be late."""
+    if not ctx.policy.validates:
+        return Verdict.PASSES
+    ctx.note_look()
+    if isinstance(place, NodeEntry):
+        return forecast_on_node(ctx, entry, place, request, late=late)[1].verdict
+    now_s, limits = ctx.now_s, ctx.limits
+    if place.is_loaded:
+        return forecast_on(place, request, now_s=now_s, limits=limits).verdict
+    return forecast_on_loading(place, request, now_s=now_s, limits=limits, late=late).verdict

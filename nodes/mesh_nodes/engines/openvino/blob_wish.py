@@ -1,0 +1,33 @@
+"""A wish for the blob of one shape, as it goes from the node to the process that makes it.
+
+`engine` has one where a load found no blob, `blob_maker` queues it, `blob_making` fulfils it.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+
+from mesh_nodes.engines.openvino.compilation import KvPrecision
+from mesh_nodes.engines.openvino.weights import WeightPrecision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlobWish:
+    """The model whose shape is wanted, and how its node compiles."""
+
+    key: str
+    folder: str
+    model_path: str
+    context_tokens_max: int
+    threads: int
+    weights: WeightPrecision
+    kv: KvPrecision
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "BlobWish":
+        fields = json.loads(text)
+        fields["weights"] = WeightPrecision(fields["weights"])
+        fields["kv"] = KvPrecision(fields["kv"])
+        return cls(**fields)

@@ -1,0 +1,110 @@
+"""A compiled model without its weights, kept as a file and bound to any model of the same shape.
+
+`exported` makes one, `blob_folder` keeps them, `compiled_import` hands a bound one to OpenVINO. In
+memory a bound blob is one range of addresses: the head (OpenVINO's headers and all constants but
+the weights), the model's prepared weights, the graph that refers to both. All of it are files'
+pages, mapped: nothing is copied, and models that lie in the page cache are read from there.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mesh_nodes.engines.openvino.prepared import Layout
+from mesh_nodes.engines.page_range import PAGE_BYTES, PageRange
+
+_VERSION = 1
+"""Of the file, and of what `exported` puts into it."""
+_PREFACE_BYTES = PAGE_BYTES
+"""A line of JSON, and blanks up to the page on which the head begins."""
+
+
+def pages(size_bytes: int) -> int:
+    """So many bytes in whole pages."""
+    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeBlob:
+    """In OpenVINO's order: head, weights, graph, each beginning with a page."""
+
+    head: bytes
+    graph: bytes
+    weights_bytes: int
+
+    def write(self, path: Path, key: str) -> None:
+        """Raises OSError. The file is on the disk when it returns, but not its name."""
+        content = self.head.ljust(pages(len(self.head)), b"\0") + self.graph
+        preface = {
+            "version": _VERSION,
+            "key": key,
+            "head_bytes": pages(len(self.head)),
+            "graph_bytes": len(self.graph),
+            "weights_bytes": self.weights_bytes,
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
+        with path.open("wb") as file:
+            file.write(json.dumps(preface).encode().ljust(_PREFACE_BYTES))
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+class BoundBlob:
+    """A blob of this key in memory, with the weights of one model in it."""
+
+    def __init__(self, path: Path, key: str, weights: Layout) -> None:
+        """Raises OSError when a file cannot be read, ValueError when the blob is damaged or not of
+        this key, OutOfMemory when there are no addresses.
+        """
+        with path.open("rb") as blob, weights.path.open("rb") as model:
+            preface = _preface(blob.read(_PREFACE_BYTES), key, weights)
+            head_bytes, graph_bytes = preface["head_bytes"], preface["graph_bytes"]
+            size_bytes = os.fstat(blob.fileno()).st_size
+            if size_bytes != _PREFACE_BYTES + head_bytes + graph_bytes:
+                raise ValueError(
+                    f"it has {size_bytes} bytes, its first page says "
+                    f"{_PREFACE_BYTES + head_bytes + graph_bytes}"
+                )
+            # From where the file was read up to: the first page is not part of it.
+            if hashlib.file_digest(blob, "sha256").hexdigest() != preface.get("sha256"):
+                raise ValueError("its content is not what was written")
+            if os.fstat(model.fileno()).st_size != weights.size_bytes:
+                raise ValueError(f"{weights.path} has changed its size")
+            graph_begin = head_bytes + pages(weights.size_bytes)
+            self._range = PageRange(graph_begin + graph_bytes)
+            self._range.map_file(blob.fileno(), _PREFACE_BYTES, head_bytes, 0)
+            self._range.map_file(model.fileno(), 0, weights.size_bytes, head_bytes)
+            graph_at = _PREFACE_BYTES + head_bytes
+            self._range.map_file(blob.fileno(), graph_at, graph_bytes, graph_begin)
+        self._weights = head_bytes, graph_begin
+        self._size_bytes = graph_begin + graph_bytes
+
+    @property
+    def content(self) -> npt.NDArray[np.uint8]:
+        """All of it, as `import_model` takes it: writable, though nobody writes to it."""
+        return self._range.array(np.dtype(np.uint8), (self._size_bytes,), 0)
+
+    def release_pages(self) -> None:
+        """Those of the weights; see `mapped_file.Pages`."""
+        self._range.give_back(*self._weights)
+
+
+def _preface(page: bytes, key: str, weights: Layout) -> dict[str, Any]:
+    preface = json.loads(page)
+    if not isinstance(preface, dict) or preface.get("version") != _VERSION:
+        raise ValueError("its first page is not one that this mesh wrote")
+    if (preface.get("key"), preface.get("weights_bytes")) != (key, weights.size_bytes):
+        raise ValueError(
+            f"it is of key {preface.get('key')} with {preface.get('weights_bytes')} bytes of "
+            f"weights, wanted is {key} with {weights.size_bytes}"
+        )
+    if not all(isinstance(preface.get(name), int) for name in ("head_bytes", "graph_bytes")):
+        raise ValueError("its first page lacks its sizes")
+    return preface

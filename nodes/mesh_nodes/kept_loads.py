@@ -1,0 +1,107 @@
+"""What loads on this node have taken, kept beyond its end, and what it tells its cell of them.
+
+Owns one small file under the node's home for each kind of node that has been there, by its
+fingerprint, which has the engine's version in it. A torn or missing file is as good as none: loads
+to come will say it again. Before: the loading lane, and `load_probe` where nothing is known. After:
+the node's hello.
+"""
+
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mesh.compute.load_times import LOADS_KEPT, PRIORS, fitted
+from mesh.domain.steps import LoadedInstance, LoadRate, LoadTier
+
+FOLDER = "load-times"
+
+log = logging.getLogger(__name__)
+
+Load = tuple[int, float]
+"""Weights and seconds."""
+
+
+class KeptLoads:
+    """`note` is for one thread at a time, `rates` for any."""
+
+    def __init__(self, home: Path, fingerprint: str) -> None:
+        self._path = home / FOLDER / f"{fingerprint.replace('/', '_')}.json"
+        self._loads, self._measured = _read(self._path)
+
+    def __bool__(self) -> bool:
+        """Whether a load from the disk is known."""
+        return LoadTier.DISK in self._loads
+
+    def note_measured(self, rate: LoadRate) -> None:
+        """What loads from the disk should take, by measurements of its parts."""
+        self._measured = rate
+        self._write()
+
+    def note(self, loaded: LoadedInstance) -> None:
+        """A load has ended well."""
+        if loaded.elapsed_s <= 0.0 or loaded.footprint.weights_bytes <= 0:
+            return
+        before = self._loads.get(loaded.tier, ())
+        load = (loaded.footprint.weights_bytes, loaded.elapsed_s)
+        self._loads = {**self._loads, loaded.tier: (*before, load)[-LOADS_KEPT:]}
+        self._write()
+
+    def rates(self) -> tuple[tuple[LoadTier, LoadRate], ...]:
+        """Of each tier that anything is known of."""
+        loads, found = self._loads, []
+        for tier in LoadTier:
+            measured = self._measured if tier is LoadTier.DISK else None
+            if tier in loads:
+                found.append((tier, fitted(loads[tier], measured or PRIORS[tier])))
+            elif measured is not None:
+                found.append((tier, measured))
+        return tuple(found)
+
+    def _write(self) -> None:
+        """Not forced to the disk: no load waits for that."""
+        measured = self._measured
+        content = {
+            "measured": measured and [measured.fixed_s, measured.bytes_per_s],
+            "loads": self._loads,
+        }
+        folder = self._path.parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
+                json.dump(content, file)
+            os.replace(file.name, self._path)
+        except OSError as error:
+            log.warning("load times are not kept in %s: %s", folder, error.strerror or error)
+
+
+def _read(path: Path) -> tuple[Mapping[LoadTier, tuple[Load, ...]], LoadRate | None]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        loads = {
+            LoadTier(tier): tuple(_load(*load) for load in of_tier[-LOADS_KEPT:])
+            for tier, of_tier in content["loads"].items()
+            if of_tier
+        }
+        measured = content["measured"]
+        return loads, None if measured is None else _rate(*measured)
+    except FileNotFoundError:
+        return {}, None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        log.warning("what %s says of earlier loads is not used: %s", path, error)
+        return {}, None
+
+
+def _load(weights_bytes: int, seconds: float) -> Load:
+    if not (weights_bytes > 0 and seconds > 0.0):
+        raise ValueError(f"a load of {weights_bytes} bytes in {seconds} s")
+    return int(weights_bytes), float(seconds)
+
+
+def _rate(fixed_s: float, bytes_per_s: float) -> LoadRate:
+    if not (fixed_s >= 0.0 and bytes_per_s > 0.0):
+        raise ValueError(f"loads of {fixed_s} s and more at {bytes_per_s} B/s")
+    return LoadRate(fixed_s=float(fixed_s), bytes_per_s=float(bytes_per_s))

@@ -1,0 +1,63 @@
+"""A refusal says what the place that is nearest to taking the request lacks."""
+
+from mesh.domain.actions import RefuseRequest
+from mesh.domain.limits import CellLimits
+from mesh.domain.messages import LoadInstance
+from mesh.domain.reasons import RefusalReason
+from tests.core.admission import BusyCell, node
+from tests.core.cells import (
+    MIB,
+    CellUnderTest,
+    commands,
+    deployment,
+    hello,
+    of_kind,
+    only,
+    request,
+)
+
+
+def busy_cell(validations_max: int = 32) -> BusyCell:
+    """For some tokens `a` and `b` leave their node no time for `c`; it has memory."""
+    limits = CellLimits(validations_max=validations_max)
+    cell = BusyCell(*(deployment(name) for name in "abc"), limits=limits)
+    cell.ask("r1", "a", max_tokens=4)
+    cell.ask("r2", "b", max_tokens=4)
+    return cell
+
+
+def refused_later(cell: CellUnderTest) -> list[RefuseRequest]:
+    cell.now_s += 2.1
+    return of_kind(cell.retry(), RefuseRequest)
+
+
+def test_a_node_that_lacks_memory_alone_is_nearer_than_one_that_lacks_time() -> None:
+    cell = busy_cell()
+    cell.ask("r3", "c")
+    assert [r.reason for r in refused_later(cell)] == [RefusalReason.TPOT_EXCEEDED]
+    cell = busy_cell()
+    cell.join(node("n2", memory_bytes=50 * MIB))
+    cell.ask("r3", "c")
+    (refused,) = refused_later(cell)
+    assert refused.reason is RefusalReason.MEMORY_FULL
+    assert "on a node" in refused.message
+
+
+def test_an_instance_without_memory_for_one_more_says_so() -> None:
+    """Two requests of 300 tokens need 20 blocks; the node has room for 16."""
+    cell = CellUnderTest(deployment())
+    link, _ = cell.join(hello(memory_bytes=116 * MIB))
+    first = cell.invoke(request("r1", prompt=(1,) * 300, max_tokens=10))
+    cell.loaded(link, only(commands(first, LoadInstance), LoadInstance).instance_id)
+    cell.invoke(request("r2", prompt=(1,) * 300, max_tokens=10))
+    (refused,) = refused_later(cell)
+    assert refused.reason is RefusalReason.MEMORY_FULL
+    assert "KV cache" in refused.message
+
+
+def test_who_is_not_looked_into_any_more_is_refused_for_the_same_as_the_one_before() -> None:
+    cell = busy_cell(validations_max=1)
+    for name in ("r3", "r4"):
+        cell.ask(name, "c")
+    refused = refused_later(cell)
+    assert [r.reason for r in refused] == [RefusalReason.TPOT_EXCEEDED] * 2

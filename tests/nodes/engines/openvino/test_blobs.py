@@ -1,0 +1,276 @@
+"""Loads without a compile: what is imported computes what would have been compiled, or is dropped.
+
+The blobs are of tiny models of all three kinds, made from one model and used by another.
+"""
+
+import json
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mesh.domain.errors import EngineError
+from mesh.domain.ids import InstanceId
+from mesh.domain.request import SamplingParams
+from mesh.domain.steps import LoadTier
+from mesh_nodes.engines.openvino import (
+    KvPrecision,
+    OpenVinoEngine,
+    WeightPrecision,
+    blob_making,
+    exported,
+)
+from mesh_nodes.engines.openvino.architecture import read_architecture
+from mesh_nodes.engines.openvino.blob_folder import BlobFolder
+from mesh_nodes.engines.openvino.blob_making import make_blob
+from mesh_nodes.engines.openvino.blob_wish import BlobWish
+from mesh_nodes.engines.openvino.compilation import CompiledGraph, Compiler
+from mesh_nodes.engines.openvino.probe import probe_logits
+from mesh_nodes.engines.openvino.shape_blob import ShapeBlob
+from tests.nodes.engines.openvino.tiny import CONTEXT_TOKENS_MAX, VOCABULARY, TinyModel, write_tiny
+from tests.nodes.engines.serving import INSTANCE, load, request, run
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama": {"kind": "llama"},
+    "llama tied, scaled": {"kind": "llama", "tied": True, "rope_scaling": LLAMA3},
+    "qwen2": {"kind": "qwen2"},
+    "qwen3 tied": {"kind": "qwen3", "tied": True},
+}
+
+
+def compiler(
+    blobs: Path | None = None, *, kv: KvPrecision = KvPrecision.F16, threads: int = 1
+) -> Compiler:
+    folder = None if blobs is None else BlobFolder(blobs)
+    return Compiler(threads=threads, weights=WeightPrecision.I8, kv=kv, blobs=folder)
+
+
+def prepared(folder: Path, **shape: Any) -> TinyModel:
+    model = write_tiny(folder, **shape)
+    compiler().prepare(model.info, model.path, lambda *_: None)
+    return model
+
+
+def compiled(
+    by: Compiler, model: TinyModel, context_tokens_max: int = CONTEXT_TOKENS_MAX
+) -> CompiledGraph:
+    return by.compile(model.info, model.path, context_tokens_max, lambda *_: None)
+
+
+def logits(graph: CompiledGraph) -> Any:
+    return probe_logits(graph, vocabulary_tokens=VOCABULARY, context_tokens_max=CONTEXT_TOKENS_MAX)
+
+
+def wish(model: TinyModel, folder: Path, kv: KvPrecision = KvPrecision.F16) -> BlobWish:
+    by = compiler(kv=kv)
+    layout = by.layout(model.path)
+    assert layout is not None
+    return BlobWish(
+        key=by.blob_key(read_architecture(model.path), CONTEXT_TOKENS_MAX, layout),
+        folder=str(folder),
+        model_path=str(model.path),
+        context_tokens_max=CONTEXT_TOKENS_MAX,
+        threads=1,
+        weights=WeightPrecision.I8,
+        kv=kv,
+    )
+
+
+def make(wanted: BlobWish) -> None:
+    with BlobFolder(Path(wanted.folder)).scratch() as scratch:
+        make_blob(wanted, scratch)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    return prepared(tmp_path_factory.mktemp("models") / "m", kind="llama")
+
+
+@pytest.fixture(scope="module")
+def made(model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the model's blob, for copies."""
+    folder = tmp_path_factory.mktemp("blobs")
+    make(wish(model, folder))
+    return folder
+
+
+@pytest.fixture
+def blob(made: Path, tmp_path: Path) -> Path:
+    """The model's blob in a folder of the test's own."""
+    (only,) = shutil.copytree(made, tmp_path / "blobs").iterdir()
+    return only
+
+
+@pytest.mark.parametrize("kv", [KvPrecision.F16, KvPrecision.U8])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_another_model_of_the_shape_computes_bit_by_bit_the_same(
+    shape: dict[str, Any], kv: KvPrecision, tmp_path: Path
+) -> None:
+    first = prepared(tmp_path / "first", seed=0, **shape)
+    second = prepared(tmp_path / "second", seed=1, **shape)
+    make(wish(first, tmp_path / "blobs", kv))
+    imported = compiled(compiler(tmp_path / "blobs", kv=kv), second)
+    expected = compiled(compiler(kv=kv), second)
+    assert (imported.imported, expected.imported) == (True, False)
+    assert np.array_equal(logits(imported), logits(expected))
+    assert not np.array_equal(logits(imported), logits(compiled(compiler(kv=kv), first)))
+
+
+def test_the_second_load_of_a_shape_is_an_import_with_the_same_tokens(
+    model: TinyModel, tmp_path: Path
+) -> None:
+    engine = OpenVinoEngine(threads=1, blobs_path=tmp_path / "blobs")
+    phases: list[str] = []
+
+    def tokens() -> list[int]:
+        phases.clear()
+        load(engine, model.info, model.path, progress=lambda phase, _: phases.append(phase))
+        got = run(engine, request("r", range(10, 60))).tokens["r"]
+        engine.unload(INSTANCE)
+        return got
+
+    first = tokens()
+    assert "compile" in phases
+    assert engine.blobs_made(60.0)
+    assert [path.suffix for path in (tmp_path / "blobs").iterdir()] == [".blob"]
+    assert tokens() == first
+    assert "import compiled" in phases
+    assert "compile" not in phases
+    engine.close()
+    # A node that is started again finds what an earlier one made.
+    engine = OpenVinoEngine(threads=1, blobs_path=tmp_path / "blobs")
+    assert tokens() == first
+    assert "import compiled" in phases
+    engine.close()
+
+
+def test_instances_of_a_model_share_what_was_compiled(
+    engine: OpenVinoEngine, tiny: TinyModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While another comes and goes in another thread, one's tokens stay what they are; the last to
+    go takes the model along."""
+    assert load(engine, tiny.info, tiny.path).tier is LoadTier.DISK
+    alone = run(engine, request("r", range(10, 60), SamplingParams(max_tokens=150))).tokens["r"]
+    other = InstanceId("i-2")
+    tiers = []
+
+    def come_and_go() -> None:
+        for _ in range(30):
+            tiers.append(load(engine, tiny.info, tiny.path, instance_id=other).tier)
+            engine.unload(other)
+
+    with caplog.at_level(logging.INFO):
+        loading = threading.Thread(target=come_and_go)
+        loading.start()
+        while loading.is_alive():
+            again = run(engine, request("r", range(10, 60), SamplingParams(max_tokens=150)))
+            assert again.tokens["r"] == alone
+        loading.join()
+    assert tiers == [LoadTier.HOST] * 30
+    assert caplog.text.count("shared with another instance") == 30
+    load(engine, tiny.info, tiny.path, instance_id=other)
+    engine.unload(INSTANCE)
+    engine.submit(other, request("r", range(10, 60), SamplingParams(max_tokens=1)))
+    assert engine.step(other, 64).outputs[0].token_ids == (alone[0],)
+    assert str(tiny.path) in Path("/proc/self/maps").read_text()
+    engine.unload(other)
+    assert str(tiny.path) not in Path("/proc/self/maps").read_text()
+
+
+def truncated(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def flipped_at(place: Callable[[int], int]) -> Callable[[Path], None]:
+    def flip(path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        content[place(len(content))] ^= 1
+        path.write_bytes(content)
+
+    return flip
+
+
+def of_another_version(path: Path) -> None:
+    """With a checksum of its own: OpenVINO itself has to refuse it."""
+    content = path.read_bytes()
+    preface, head_and_graph = content[:4096], content[4096:]
+    sizes = json.loads(preface)
+    head = head_and_graph[: sizes["head_bytes"]].replace(b";ov=20", b";ov=19", 1)
+    graph = head_and_graph[sizes["head_bytes"] :]
+    changed = ShapeBlob(head=head, graph=graph, weights_bytes=sizes["weights_bytes"])
+    changed.write(path, sizes["key"])
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "truncated": truncated,
+    "empty": empty,
+    "flipped in the first page": flipped_at(lambda _: 20),
+    "flipped in the constants": flipped_at(lambda _: 5000),
+    "flipped in the graph": flipped_at(lambda size: size - 100),
+    "of another OpenVINO": of_another_version,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_blob_is_dropped_and_the_model_compiled(
+    damage: Callable[[Path], None], model: TinyModel, blob: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert compiled(compiler(blob.parent), model).imported
+    damage(blob)
+    with caplog.at_level(logging.WARNING):
+        graph = compiled(compiler(blob.parent), model)
+    assert not graph.imported
+    assert not blob.exists()
+    assert blob.name in caplog.text
+    assert np.array_equal(logits(graph), logits(compiled(compiler(), model)))
+
+
+def test_a_blob_under_anothers_name_is_dropped(
+    model: TinyModel, blob: Path, tmp_path: Path
+) -> None:
+    """Though it is sound in itself."""
+    other = prepared(tmp_path / "other", kind="qwen3")
+    place = blob.with_stem(wish(other, blob.parent).key)
+    blob.rename(place)
+    assert not compiled(compiler(blob.parent), other).imported
+    assert not place.exists()
+
+
+def test_a_blob_outlives_its_removal_while_it_is_used(model: TinyModel, blob: Path) -> None:
+    graph = compiled(compiler(blob.parent), model)
+    blob.unlink()
+    assert np.array_equal(logits(graph), logits(compiled(compiler(), model)))
+
+
+def test_what_computes_something_else_is_not_kept(
+    model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here its norms have another epsilon than those that were compiled."""
+
+    def wrong(*given: Any) -> ShapeBlob:
+        right = exported.without_weights(*given)
+        graph = right.graph.replace(b'epsilon="9', b'epsilon="1')
+        assert graph != right.graph
+        return ShapeBlob(head=right.head, graph=graph, weights_bytes=right.weights_bytes)
+
+    monkeypatch.setattr(blob_making, "without_weights", wrong)
+    with pytest.raises(EngineError, match="imported and compiled differ"):
+        make(wish(model, tmp_path / "blobs"))
+    assert list((tmp_path / "blobs").iterdir()) == []

@@ -1,0 +1,90 @@
+"""Load times that outlive their node: what it states when it starts again."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mesh.compute.load_times import LOADS_KEPT
+from mesh.domain.model import Footprint
+from mesh.domain.steps import LoadedInstance, LoadRate, LoadTier
+from mesh_nodes.kept_loads import FOLDER, KeptLoads
+
+FINGERPRINT = "cpu/some-cpu/2-threads/avx2/engine-1"
+MIB = 1 << 20
+RATE = LoadRate(fixed_s=0.75, bytes_per_s=0.25e9)
+
+
+def loaded(mebibytes: int, seconds: float, tier: LoadTier = LoadTier.DISK) -> LoadedInstance:
+    footprint = Footprint(weights_bytes=mebibytes * MIB, kv_block_bytes=MIB, block_tokens=32)
+    return LoadedInstance(footprint=footprint, kv_blocks=1, elapsed_s=seconds, tier=tier)
+
+
+def test_the_next_node_of_its_kind_states_what_loads_took(tmp_path: Path) -> None:
+    first = KeptLoads(tmp_path, FINGERPRINT)
+    assert not first
+    assert first.rates() == ()
+    for size in (100, 1000, 2000):
+        first.note(loaded(size, 1.0 + size / 1000))
+    first.note(loaded(1000, 0.25, LoadTier.HOST))
+    again = KeptLoads(tmp_path, FINGERPRINT)
+    assert again
+    assert again.rates() == first.rates()
+    (_, from_disk), (tier, woken) = again.rates()
+    assert from_disk.fixed_s == pytest.approx(1.0)
+    assert from_disk.bytes_per_s == pytest.approx(1000 * MIB)
+    assert tier is LoadTier.HOST
+    assert woken.load_s(1000 * MIB) == pytest.approx(0.25)
+    other = KeptLoads(tmp_path, FINGERPRINT.replace("engine-1", "engine-2"))
+    assert not other, "another version of the engine"
+
+
+def test_what_was_measured_is_stated_until_there_are_loads_and_shapes_a_single_one(
+    tmp_path: Path,
+) -> None:
+    KeptLoads(tmp_path, FINGERPRINT).note_measured(RATE)
+    kept = KeptLoads(tmp_path, FINGERPRINT)
+    assert not kept, "it would be measured again"
+    assert kept.rates() == ((LoadTier.DISK, RATE),)
+    kept.note(loaded(100, 2.0 * RATE.load_s(100 * MIB)))
+    ((_, rate),) = KeptLoads(tmp_path, FINGERPRINT).rates()
+    assert rate.fixed_s == pytest.approx(2.0 * RATE.fixed_s)
+
+
+def test_no_more_than_the_last_loads_are_kept(tmp_path: Path) -> None:
+    kept = KeptLoads(tmp_path, FINGERPRINT)
+    for seconds in [9.0] * 3 + [1.0] * LOADS_KEPT:
+        kept.note(loaded(100, seconds))
+    (file,) = (tmp_path / FOLDER).iterdir()
+    assert [s for _, s in json.loads(file.read_text())["loads"]["disk"]] == [1.0] * LOADS_KEPT
+
+
+@pytest.mark.parametrize(
+    "torn",
+    [
+        *("", '{"loads": {"disk": [[1', "[]", "{}", '{"loads": {"tape": [[1, 1.0]]}}'),
+        '{"measured": null, "loads": {"disk": [[1048576, -1.0]]}}',
+        '{"measured": [0.5], "loads": {}}',
+        '{"measured": [0.5, 0.0], "loads": {}}',
+    ],
+)
+def test_a_torn_file_is_as_good_as_none_and_the_next_load_mends_it(
+    tmp_path: Path, torn: str
+) -> None:
+    KeptLoads(tmp_path, FINGERPRINT).note(loaded(100, 1.0))
+    (file,) = (tmp_path / FOLDER).iterdir()
+    file.write_text(torn)
+    kept = KeptLoads(tmp_path, FINGERPRINT)
+    assert (bool(kept), kept.rates()) == (False, ())
+    kept.note(loaded(100, 2.0))
+    assert KeptLoads(tmp_path, FINGERPRINT)
+
+
+def test_a_home_that_cannot_be_written_makes_it_forget_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / FOLDER).write_text("in the way")
+    kept = KeptLoads(tmp_path, FINGERPRINT)
+    kept.note(loaded(100, 1.0))
+    assert kept
+    assert "load times are not kept" in caplog.text
