@@ -40,11 +40,13 @@ def local_cell(
     journal: Path | None = None,
     node_journals: Path | None = None,
     home: Path | None = None,
+    store: Path | None = None,
 ) -> Iterator[LocalCell]:
     """One controller and its nodes, one CPU node unless given, with their state in `home`, or in a
-    folder of their own; a node computes on `threads` cores in `memory_bytes`, its part of the
-    machine unless given, and the controller decides by `policy`, or by its default. They write
-    their decisions to `journal` and into the folder `node_journals`.
+    folder of their own, and their models in `store`, or in the usual one. A node computes on
+    `threads` cores in `memory_bytes`, its part of the machine unless given, and the controller
+    decides by `policy`, or by its default. They write their decisions to `journal` and into the
+    folder `node_journals`.
 
     Once they serve, a signal to stop raises KeyboardInterrupt. Raises MeshError when a part of it
     does not start.
@@ -53,7 +55,7 @@ def local_cell(
         if home is None:
             home = Path(opened.enter_context(tempfile.TemporaryDirectory()))
         if not (home / "store").exists():
-            (home / "store").symlink_to(store_path())
+            (home / "store").symlink_to(store or store_path())
         plan = CellPlan(
             listen="127.0.0.1:0",
             home=home,

@@ -1,19 +1,21 @@
 """Calls each of 20 deployments once from zero, and compares what callers are told with what comes.
 
-In two scenes, each on a fresh cell that knows no profile and no load time: one call after the
-other, and all at once. There is memory for all. A caller is told when it is admitted by how much
-its first token will be late for the sake of a load, if at all. The last line is one JSON object,
-with lists by scene: `late_over_told` is by how much first tokens were late over what was told. Exit
-code 1 when a target was missed.
+Each has a model of its own, of the demo model's shape. In two scenes, each on a fresh cell that
+knows no profile and no load time: one call after the other, and all at once. There is memory for
+all. A caller is told when it is admitted by how much its first token will be late for the sake of a
+load, if at all. The last line is one JSON object, with lists by scene: `late_over_told` is by how
+much first tokens were late over what was told. Exit code 1 when a target was missed.
 """
 
 import argparse
 import random
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from bench.cells import local_cell
 from bench.cold_starts.report import Scene, report, targets
-from bench.demo_model import SOURCE, stored_model
+from bench.own_models import own_source, plant_models
 from bench.printing import errors_told, exit_by, show_status
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.ids import DeploymentName
@@ -58,16 +60,16 @@ def drawn_calls(deployments: int, seed: int) -> list[Call]:
     ]
 
 
-def play(name: str, offered: Offer, calls: Sequence[Call]) -> Scene:
+def play(name: str, offered: Offer, calls: Sequence[Call], store: Path) -> Scene:
     """Raises MeshError when a part of the cell ends."""
-    with local_cell() as cell:
+    with local_cell(store=store) as cell:
         with MeshClient(cell.address) as client:
             for call in calls:
                 show_status(f"{name}: deploy {call.deployment}")
                 client.deploy(
                     DeploymentSpec(
                         name=call.deployment,
-                        source=SOURCE,
+                        source=own_source(call.deployment),
                         context_tokens_max=CONTEXT_TOKENS,
                         slo=call.slo,
                     )
@@ -83,10 +85,11 @@ def main() -> None:
     parser.add_argument("--deployments", type=int, default=DEPLOYMENTS, help="(%(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    with errors_told():
-        stored_model()
+    with errors_told(), tempfile.TemporaryDirectory() as folder:
+        store = Path(folder)
         calls = drawn_calls(options.deployments, options.seed)
-        scenes = [play(name, offered, calls) for name, offered in SCENES.items()]
+        plant_models(store, [call.deployment for call in calls])
+        scenes = [play(name, offered, calls, store) for name, offered in SCENES.items()]
     report(scenes)
     exit_by(targets(scenes))
 

@@ -14,12 +14,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bench.demo_model import stored_model
-from bench.fleet.cell import deployed_home, measured, profiled_home, simulated_met_shares
+from bench.fleet.cell import (
+    PROFILED,
+    deployed_home,
+    measured,
+    profiled_home,
+    simulated_met_shares,
+)
 from bench.fleet.peer import swapped
 from bench.fleet.report import Measured, Played, report
 from bench.fleet.seconds import Kind, Span, seconds_by_kind, spans_of
 from bench.fleet.workload import SCENES, Scene, calls
+from bench.own_models import plant_models
 from bench.printing import errors_told, show_status
 from mesh.cli.output import message
 from mesh.domain.errors import InvalidInput
@@ -36,21 +42,25 @@ class Bench:
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         self._folder = folder
+        self._store = folder / "store"
         self._options = options
 
     def play(self, scene: Scene) -> Played:
         profiled, deployed = self._folder / "profiled", self._folder / scene.name
         if not profiled.exists():
             profiled.mkdir()
-            profiled_home(profiled, show_status)
-        deployed_home(profiled, deployed, scene, show_status)
+            plant_models(self._store, [PROFILED])
+            profiled_home(profiled, self._store, show_status)
+        show_status(f"{scene.name}: models for {scene.deployments} deployments")
+        plant_models(self._store, scene.names())
+        deployed_home(profiled, deployed, self._store, scene, show_status)
         rates = self._options.rates or scene.rates
         seconds = self._options.seconds or scene.seconds
         ours, peer, runs = [], [], []
         for rate in rates:
             sent = calls(scene, rate=rate, seconds=seconds, seed=self._options.seed)
             show_status(f"{scene.name}, {rate:g} calls/s: {len(sent)} calls to mesh")
-            answers, run = measured(scene, deployed, sent, seconds + PATIENCE_S)
+            answers, run = measured(scene, deployed, self._store, sent, seconds + PATIENCE_S)
             ours.append(_measured(rate, seconds, sent, answers, spans_of(run.observed)))
             runs.append(run)
             if self._options.peer:
@@ -108,7 +118,6 @@ def main() -> None:
     parser.add_argument("--no-peer", dest="peer", action="store_false", help="mesh alone")
     parser.add_argument("--no-sim", dest="sim", action="store_false", help="nothing simulated")
     options = parser.parse_args()
-    stored_model()
     wanted = [scene for scene in SCENES if options.scene in (None, scene.name)]
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), options)

@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import fmean
 
 from bench.cells import LOADED_S_MAX, local_cell, measured_profile, wait_calm
-from bench.demo_model import SOURCE
 from bench.fleet.workload import CONTEXT_TOKENS, Scene
+from bench.own_models import own_source
 from mesh.cli.verbs.deploy import wait_ready
 from mesh.compute.times import Times
 from mesh.controller.registry import SqliteRegistry
@@ -34,25 +34,29 @@ PROFILED = DeploymentName("profiled")
 Told = Callable[[str], None]
 
 
-def profiled_home(home: Path, told: Told) -> None:
-    """A state folder whose registry has a measured profile of the demo model, and nothing else."""
-    with local_cell(home=home) as cell, MeshClient(cell.address) as client:
+def profiled_home(home: Path, store: Path, told: Told) -> None:
+    """A state folder whose registry has a measured profile of the shape, and nothing else."""
+    with local_cell(home=home, store=store) as cell, MeshClient(cell.address) as client:
         client.deploy(_spec(PROFILED, Slo(), Scaling()))
         measured_profile(cell.address, PROFILED, told)
         client.delete(PROFILED)
 
 
-def deployed_home(profiled: Path, home: Path, scene: Scene, told: Told) -> None:
-    """The same with the scene's deployments."""
+def deployed_home(profiled: Path, home: Path, store: Path, scene: Scene, told: Told) -> None:
+    """The same with the scene's deployments, each with that profile."""
     _copy(profiled, home)
-    with local_cell(home=home) as cell, MeshClient(cell.address) as client:
+    with local_cell(home=home, store=store) as cell, MeshClient(cell.address) as client:
         for name in scene.names():
             told(f"deploy {name}")
             client.deploy(_spec(name, scene.slo, scene.scaling))
+    with closing(SqliteRegistry(home / "controller")) as registry:
+        (profile,) = registry.profiles()
+        for deployment in registry.deployments():
+            registry.store_profile(replace(profile, model_id=deployment.model.model_id))
 
 
 def measured(
-    scene: Scene, deployed: Path, calls: Sequence[Call], call_s_max: float
+    scene: Scene, deployed: Path, store: Path, calls: Sequence[Call], call_s_max: float
 ) -> tuple[list[Answer], LiveRun]:
     """Offer a fresh cell these calls. All of the run is for calibrating.
 
@@ -66,7 +70,9 @@ def measured(
         journals.mkdir()
         memory_bytes = None if scene.resident else scene.memory_bytes(footprint)
         with (
-            local_cell(home=home, node_journals=journals, memory_bytes=memory_bytes) as cell,
+            local_cell(
+                home=home, store=store, node_journals=journals, memory_bytes=memory_bytes
+            ) as cell,
             MeshClient(cell.address) as client,
         ):
             if scene.resident:
@@ -116,7 +122,11 @@ def simulated_met_shares(runs: Sequence[LiveRun]) -> list[float]:
 
 def _spec(name: DeploymentName, slo: Slo, scaling: Scaling) -> DeploymentSpec:
     return DeploymentSpec(
-        name=name, source=SOURCE, context_tokens_max=CONTEXT_TOKENS, slo=slo, scaling=scaling
+        name=name,
+        source=own_source(name),
+        context_tokens_max=CONTEXT_TOKENS,
+        slo=slo,
+        scaling=scaling,
     )
 
 

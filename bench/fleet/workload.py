@@ -1,11 +1,9 @@
 """The two scenes: what is deployed on which node, and the calls, drawn once and offered to both
 systems.
 
-Popularity falls with 1/rank^0.9, calls come by a Poisson process. All deployments are the demo
-model. So mesh learns how long its loads take from the first of them, and the node's page cache
-holds one file; neither system shares anything in memory. Deployments with weights of their own
-would want a store with a model each: a source such as `file:///…/NN.gguf`, written once with other
-weights, in the place of `SOURCE`, and the same file for the peer.
+Popularity falls with 1/rank^0.9, calls come by a Poisson process. Each deployment has a model
+of its own, of the demo model's shape (`own_models`): mesh's instances share no weights, on disk or
+in memory. The peer's servers all map the one file of the demo model.
 """
 
 import random

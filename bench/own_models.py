@@ -1,0 +1,48 @@
+"""Models of one shape with weights of their own, as fine-tuned ones are: nothing is shared.
+
+Each is a copy of the demo model in a store of its own, with its own id and its own prepared weights
+on disk; what no node loads is linked. To mesh they are as unlike as any two models of a shape.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from hashlib import sha256
+from pathlib import Path
+
+from bench.demo_model import stored_model
+from mesh.domain.ids import ModelId
+from mesh_loader.source_index import SourceIndex
+
+
+def own_source(name: str) -> str:
+    """Where the model of that name is said to come from."""
+    return f"file:///of-its-own/{name}.gguf"
+
+
+def plant_models(store: Path, names: Iterable[str]) -> None:
+    """Put a model for each name into the store. Takes 135 MB of disk each.
+
+    Raises what `ModelStore.import_model` raises, for the demo model.
+    """
+    demo = stored_model()
+    (store / "sources").mkdir(parents=True, exist_ok=True)
+    index = SourceIndex(store / "sources")
+    for name in names:
+        source = own_source(name)
+        model_id = ModelId(f"sha256-{sha256(source.encode()).hexdigest()[:16]}")
+        folder = store / "models" / model_id
+        shutil.copytree(demo.path, folder, copy_function=_placed)
+        said = folder / "model.json"
+        info = json.loads(said.read_text())
+        said.unlink()
+        said.write_text(json.dumps(info | {"model_id": model_id}))
+        index.record(source, model_id, None, ())
+
+
+def _placed(kept: str, copy: str) -> None:
+    if "prepared" in Path(kept).parts:
+        shutil.copyfile(kept, copy)
+    else:
+        os.link(kept, copy)
