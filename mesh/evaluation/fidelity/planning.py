@@ -8,7 +8,8 @@ from mesh.domain.messages import NodeHello
 from mesh.domain.model import Footprint
 from mesh.domain.outcome import Outcome
 from mesh.domain.profile import Profile
-from mesh.domain.views import NodeSnapshot
+from mesh.domain.steps import LoadRate
+from mesh.domain.views import LoadTimesView, NodeSnapshot
 from mesh.sim.cluster import SETTLE_S, Arrival, CellPlan, VirtualCell
 from mesh.sim.costs import ModelCosts, NodeCosts
 from mesh.sim.node import NodePlan
@@ -16,11 +17,12 @@ from mesh.sim.node import NodePlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveCell:
-    """What is to be known of it: one node, deployments of one model."""
+    """What is to be known of it: one node, deployments of models of one shape."""
 
     node: NodeHello
     deployments: tuple[Deployment, ...]
     profile: Profile
+    """Of one of the models; it holds for each."""
     footprint: Footprint
     delay_s: float
     """From a client to the node and back, without what is computed there."""
@@ -31,11 +33,13 @@ def cell_plan(live: LiveCell, costs: NodeCosts) -> CellPlan:
     the delay is each link's, each way; the rest, on the way between clients and controller, is
     `seen_by_clients`.
     """
-    model = ModelCosts(profile=live.profile, footprint=live.footprint)
+    model_ids = dict.fromkeys(d.model.model_id for d in live.deployments)
+    profiles = tuple(replace(live.profile, model_id=model_id) for model_id in model_ids)
+    models = {p.model_id: ModelCosts(profile=p, footprint=live.footprint) for p in profiles}
     return CellPlan(
-        nodes=(NodePlan(hello=live.node, models={live.profile.model_id: model}, costs=costs),),
+        nodes=(NodePlan(hello=live.node, models=models, costs=costs),),
         deployments=live.deployments,
-        profiles=(live.profile,),
+        profiles=profiles,
         link_delay_s=live.delay_s / 4,
         lengths_told=True,
     )
@@ -69,6 +73,14 @@ def hello_of(node: NodeSnapshot) -> NodeHello:
         memory_bytes=node.memory_bytes,
         base_bytes=node.base_bytes,
         fingerprint=node.fingerprint,
+        load_rates=tuple((t.tier, _rate(t)) for t in node.load_times),
+    )
+
+
+def _rate(times: LoadTimesView) -> LoadRate:
+    """With what loads have shown: a virtual controller starts from there."""
+    return LoadRate(
+        fixed_s=times.fixed_s * times.factor, bytes_per_s=times.bytes_per_s / times.factor
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from mesh.domain.deployment import Scaling
 from mesh.domain.errors import InvalidInput
+from mesh.domain.ids import ModelId
 from mesh.evaluation.fidelity.report import calibrated, report_on
 from mesh.sim.cluster import SETTLE_S, CellPlan
 from mesh.sim.costs import NodeCosts, Pace
@@ -63,6 +64,19 @@ def test_a_machine_that_slows_down_is_told_by_its_pace_alone(made: CellPlan) -> 
     assert found.by_calibration.tpot_s.error > 0.3
     assert found.by_pace.tpot_s.error < 0.05
     assert found.by_pace.e2e_s.error < 0.05
+
+
+def test_deployments_may_have_models_of_their_own(made: CellPlan) -> None:
+    """Of one shape: what was measured of one holds for all."""
+    run = live(made, SECRET, arrivals(20, 1.1), calibrated_s=30.0)
+    own = tuple(
+        replace(d, model=replace(d.model, model_id=ModelId(f"{d.model.model_id}-{d.spec.name}")))
+        for d in run.deployments
+    )
+    (simulated,) = calibrated(run).simulations(replace(run, deployments=own), 1)
+    (own_simulated,) = calibrated(replace(run, deployments=own)).simulations(run, 1)
+    assert [o.end for o in own_simulated] == [o.end for o in simulated]
+    assert all(o.finished for o in own_simulated)
 
 
 def test_what_was_loaded_before_the_run_is_so_in_its_simulations(made: CellPlan) -> None:
