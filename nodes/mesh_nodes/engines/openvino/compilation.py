@@ -6,6 +6,7 @@ one of mesh's errors.
 """
 
 import logging
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -120,6 +121,8 @@ class Compiler:
         enable_import(self._core)
         self._in_use = WeakValueDictionary[tuple[Path, int], CompiledGraph]()
         """By the model's folder and the context limit. It is the instances that keep them."""
+        self._bringing_up = threading.Lock()
+        """A load that was to share a model whose last instance went meanwhile waits for others."""
 
     def _start_plugin(self) -> str:
         """Compute something small, so that the plugin and its threads are there and what they take
@@ -140,19 +143,23 @@ class Compiler:
         Raises TornModel, UnsupportedModel or StorageError.
         """
         progress("quantise weights", 0.0)
-        quantises = model.format is ModelFormat.SAFETENSORS and self._precision.quantised
-        if quantises and read_prepared(model_path, self._prepared_key) is None:
+        if not self.is_prepared(model, model_path):
             architecture = read_architecture(model_path)
             total = weight_arrays(architecture, self._precision)
             weights = graph_weights(architecture, Checkpoint(model_path), self._precision)
             write_prepared(model_path, self._prepared_key, _reported(weights, total, progress))
         progress("quantise weights", 1.0)
 
+    def is_prepared(self, model: ModelInfo, model_path: Path) -> bool:
+        """Whether `prepare` has nothing to write."""
+        quantises = model.format is ModelFormat.SAFETENSORS and self._precision.quantised
+        return not quantises or read_layout(model_path, self._prepared_key) is not None
+
     def compile(
         self, model: ModelInfo, model_path: Path, context_tokens_max: int, progress: Progress
     ) -> CompiledGraph:
         """The model that another instance runs; where there is none, import it if its shape has a
-        blob; else read its weights, build its graph, and compile it. One call at a time.
+        blob; else read its weights, build its graph, and compile it, one model at a time.
 
         Raises TornModel, UnsupportedModel, OutOfMemory or EngineError.
         """
@@ -162,10 +169,10 @@ class Compiler:
         graph = self._in_use.get(place)
         how = "shared with another instance"
         if graph is None:
-            with engine_errors(f"model {model.model_id} cannot be compiled"):
+            with self._bringing_up, engine_errors(f"model {model.model_id} cannot be compiled"):
                 graph = self._bring_up(model, model_path, context_tokens_max, progress)
+                self._in_use[place] = graph
             how = "imported" if graph.imported else "compiled"
-            self._in_use[place] = graph
         elapsed_s = time.perf_counter() - start_s
         log.info("%s for a context of %d: %s, %.2f s", model.model_id, place[1], how, elapsed_s)
         return graph
