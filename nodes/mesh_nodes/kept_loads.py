@@ -2,14 +2,15 @@
 
 Owns one small file under the node's home for each kind of node that has been there, by its
 fingerprint, which has the engine's version in it. A torn or missing file is as good as none: loads
-to come will say it again. Before: the loading lane, and `load_probe` where nothing is known. After:
-the node's hello.
+to come will say it again. Before: the lanes of loads, and `load_probe` where nothing is known.
+After: the node's hello.
 """
 
 import json
 import logging
 import os
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,12 @@ Load = tuple[int, float]
 
 
 class KeptLoads:
-    """`note` is for one thread at a time, `rates` for any."""
+    """`note` and `rates` are for any thread."""
 
     def __init__(self, home: Path, fingerprint: str) -> None:
         self._path = home / FOLDER / f"{fingerprint.replace('/', '_')}.json"
         self._loads, self._measured = _read(self._path)
+        self._noting = threading.Lock()
 
     def __bool__(self) -> bool:
         """Whether a load from the disk is known."""
@@ -45,10 +47,11 @@ class KeptLoads:
         """A load has ended well."""
         if loaded.elapsed_s <= 0.0 or loaded.footprint.weights_bytes <= 0:
             return
-        before = self._loads.get(loaded.tier, ())
         load = (loaded.footprint.weights_bytes, loaded.elapsed_s)
-        self._loads = {**self._loads, loaded.tier: (*before, load)[-LOADS_KEPT:]}
-        self._write()
+        with self._noting:
+            before = self._loads.get(loaded.tier, ())
+            self._loads = {**self._loads, loaded.tier: (*before, load)[-LOADS_KEPT:]}
+            self._write()
 
     def rates(self) -> tuple[tuple[LoadTier, LoadRate], ...]:
         """Of each tier that anything is known of."""

@@ -2,7 +2,7 @@
 
 Who puts a call holds the interpreter and would keep it for its own work; the thread, woken, would
 get it only after a switch interval. `hand_over` gives it away: it waits until the thread has begun.
-`lanes` owns two of these.
+`lanes` owns these.
 """
 
 import contextlib

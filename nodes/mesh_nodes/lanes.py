@@ -1,4 +1,4 @@
-"""The live lanes: three daemon threads that make the engine's blocking calls, in order.
+"""The live lanes: daemon threads that make the engine's blocking calls, each lane's in order.
 
 Between the end of a step and the start of the next lies the node core's decision, which every
 token of the node pays for. So the compute thread posts its own event and finds its next call in its
@@ -21,7 +21,7 @@ from mesh_nodes.messenger import call_on
 
 R = TypeVar("R")
 
-PENDING_CALLS_MAX = {Lane.COMPUTE: 8192, Lane.LOADING: 256, Lane.UNLOADING: 256}
+PENDING_CALLS_MAX = {lane: 8192 if lane is Lane.COMPUTE else 256 for lane in Lane}
 """Calls that may wait or run on a lane. The core keeps one step under way and the controller bounds
 batches and loads, so a full lane means that something is stuck; further calls then fail at once."""
 
@@ -107,11 +107,12 @@ class ThreadLanes:
         """
         self._closed = True
         give_up_s = time.monotonic() + timeout_s
-        compute, loading = self._threads[Lane.COMPUTE], self._threads[Lane.LOADING]
-        unloading = self._threads[Lane.UNLOADING]
+        compute, unloading = self._threads[Lane.COMPUTE], self._threads[Lane.UNLOADING]
+        loading = [self._threads[lane] for lane in (Lane.WAKING, Lane.LOADING, Lane.PREPARING)]
         unloading.end()
-        loading.end()
-        loading_ended = loading.ended(give_up_s)
+        for thread in loading:
+            thread.end()
+        loading_ended = all(thread.ended(give_up_s) for thread in loading)
         compute.end((lambda: _guarded(last)) if loading_ended else None)
         # `last` cuts an unload short: it takes from the engine what is being unloaded.
         return compute.ended(give_up_s) and unloading.ended(give_up_s) and loading_ended

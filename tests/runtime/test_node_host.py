@@ -2,7 +2,7 @@
 and a journal of it that replays.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 
 from mesh.core.node.core import NodeCore
 from mesh.domain.actions import NodeAction, StartLoad, StartResize
+from mesh.domain.errors import MeshError
 from mesh.domain.ids import InstanceId, ModelId, OperationId, RequestId
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import (
@@ -103,6 +104,7 @@ class HostedNode:
         self.tell = self.lanes.post = host.post
         self.tell(LinkOpened())
         self.command(load_command())
+        assert self.lanes.run_one(Lane.WAKING)
         assert self.lanes.run_one(Lane.LOADING)
 
     def command(self, command: NodeCommand) -> None:
@@ -135,7 +137,7 @@ class HostedNode:
     def start_import(self, operation_id: OperationId, source: str) -> None:
         raise AssertionError("nothing is imported here")
 
-    def order(self, action: StartLoad, progress: Progress) -> LoadOrder:
+    def at_hand(self, action: StartLoad) -> LoadOrder:
         return LoadOrder(
             instance_id=action.instance_id,
             deployment=action.deployment,
@@ -145,6 +147,14 @@ class HostedNode:
             context_tokens_max=action.context_tokens_max,
             batch_max=action.batch_max,
         )
+
+    def bring(
+        self,
+        action: StartLoad,
+        progress: Progress,
+        then: Callable[[LoadOrder | MeshError], None],
+    ) -> None:
+        raise AssertionError("all models are at hand")
 
 
 @pytest.fixture

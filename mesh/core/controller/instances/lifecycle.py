@@ -16,7 +16,6 @@ from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import InstanceState, NodeState
 from mesh.domain.messages import InstanceReport, LoadInstance, UnloadInstance, UseProfile
 from mesh.domain.profile import Profile
-from mesh.memory.station import ReservationKind
 from mesh.request.placement import NoRoom, NoTime
 
 
@@ -105,7 +104,7 @@ def load(ctx: EventContext, entry: DeploymentEntry, placed: Placed) -> InstanceE
     )
     ctx.cell.add_instance(instance)
     size_bytes = start.footprint.instance_bytes(start.kv_blocks)
-    issue(ctx, instance, ReservationKind.LOAD, size_bytes, placed.needed_s)
+    issue(ctx, instance, node.load_kind_of(deployment), size_bytes, placed.needed_s)
     ctx.act(
         SetTimer(
             at_s=ctx.now_s + ctx.limits.load_s_max,

@@ -144,7 +144,8 @@ def _loads_end_s(ctx: EventContext, entry: DeploymentEntry) -> Iterator[float]:
             return
         if ctx.takes(node, entry.spec) and node not in taken:
             looks -= 1
-            begins_s = max(lane_ends_s(node, ctx.now_s), entry.paused_until_s)
+            lane_s = lane_ends_s(node, ctx.now_s, node.load_kind_of(deployment))
+            begins_s = max(lane_s, entry.paused_until_s)
             yield begins_s + load_s(ctx, deployment, node)
 
 

@@ -18,7 +18,7 @@ from mesh.domain.model import Footprint
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.steps import LoadTier, SleepingModel
 from mesh.memory.demand import estimate_footprint
-from mesh.memory.station import ReservationStation
+from mesh.memory.station import ReservationKind, ReservationStation
 
 if TYPE_CHECKING:
     from mesh.core.controller.state.deployment import DeploymentEntry
@@ -98,6 +98,11 @@ class NodeEntry:
             model_id=deployment.model.model_id, context_tokens_max=deployment.context_tokens_max
         )
         return LoadTier.HOST if wanted in self.asleep else LoadTier.DISK
+
+    def load_kind_of(self, deployment: Deployment) -> ReservationKind:
+        """With which loads one of the deployment's model would queue."""
+        wakes = self.tier_of(deployment) is LoadTier.HOST
+        return ReservationKind.WAKE if wakes else ReservationKind.LOAD
 
     def reclaimable(self) -> Sequence[tuple[InstanceId, int]]:
         idle = [i for i in self.instances.values() if self.may_go(i)]

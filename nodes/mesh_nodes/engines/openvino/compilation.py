@@ -6,6 +6,7 @@ one of mesh's errors.
 """
 
 import logging
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -36,15 +37,14 @@ from mesh_nodes.engines.openvino.prepared import (
     Layout,
     read_layout,
     read_prepared,
-    write_prepared,
 )
+from mesh_nodes.engines.openvino.preparer import PHASE, prepare_beside
 from mesh_nodes.engines.openvino.shape_blob import BoundBlob
 from mesh_nodes.engines.openvino.shape_key import cpu_fields, shape_key
 from mesh_nodes.engines.openvino.weights import (
     Array,
     WeightPrecision,
     graph_weights,
-    weight_arrays,
 )
 
 _PROBE_SIZE = 64
@@ -120,6 +120,8 @@ class Compiler:
         enable_import(self._core)
         self._in_use = WeakValueDictionary[tuple[Path, int], CompiledGraph]()
         """By the model's folder and the context limit. It is the instances that keep them."""
+        self._bringing_up = threading.Lock()
+        """A load that was to share a model whose last instance went meanwhile waits for others."""
 
     def _start_plugin(self) -> str:
         """Compute something small, so that the plugin and its threads are there and what they take
@@ -135,24 +137,24 @@ class Compiler:
             return str(compiled.get_property("RUNTIME_REQUIREMENTS"))
 
     def prepare(self, model: ModelInfo, model_path: Path, progress: Progress) -> None:
-        """Write the quantised weights beside the model, unless they are there.
-
-        Raises TornModel, UnsupportedModel or StorageError.
+        """Write the quantised weights beside the model, in a process of its own, unless they are
+        there. Raises ModelError or StorageError.
         """
-        progress("quantise weights", 0.0)
+        progress(PHASE, 0.0)
+        if not self.is_prepared(model, model_path):
+            prepare_beside(model_path, self._prepared_key, self._precision, progress)
+        progress(PHASE, 1.0)
+
+    def is_prepared(self, model: ModelInfo, model_path: Path) -> bool:
+        """Whether `prepare` has nothing to write."""
         quantises = model.format is ModelFormat.SAFETENSORS and self._precision.quantised
-        if quantises and read_prepared(model_path, self._prepared_key) is None:
-            architecture = read_architecture(model_path)
-            total = weight_arrays(architecture, self._precision)
-            weights = graph_weights(architecture, Checkpoint(model_path), self._precision)
-            write_prepared(model_path, self._prepared_key, _reported(weights, total, progress))
-        progress("quantise weights", 1.0)
+        return not quantises or read_layout(model_path, self._prepared_key) is not None
 
     def compile(
         self, model: ModelInfo, model_path: Path, context_tokens_max: int, progress: Progress
     ) -> CompiledGraph:
         """The model that another instance runs; where there is none, import it if its shape has a
-        blob; else read its weights, build its graph, and compile it. One call at a time.
+        blob; else read its weights, build its graph, and compile it, one model at a time.
 
         Raises TornModel, UnsupportedModel, OutOfMemory or EngineError.
         """
@@ -162,10 +164,10 @@ class Compiler:
         graph = self._in_use.get(place)
         how = "shared with another instance"
         if graph is None:
-            with engine_errors(f"model {model.model_id} cannot be compiled"):
+            with self._bringing_up, engine_errors(f"model {model.model_id} cannot be compiled"):
                 graph = self._bring_up(model, model_path, context_tokens_max, progress)
+                self._in_use[place] = graph
             how = "imported" if graph.imported else "compiled"
-            self._in_use[place] = graph
         elapsed_s = time.perf_counter() - start_s
         log.info("%s for a context of %d: %s, %.2f s", model.model_id, place[1], how, elapsed_s)
         return graph
@@ -271,14 +273,6 @@ class Compiler:
             return [prepared[0]], prepared[1]
         checkpoint = Checkpoint(model_path)
         return checkpoint.maps, dict(graph_weights(architecture, checkpoint, self._precision))
-
-
-def _reported(
-    weights: Iterator[tuple[str, Array]], total: int, progress: Progress
-) -> Iterator[tuple[str, Array]]:
-    for done, item in enumerate(weights):
-        progress("quantise weights", done / total)
-        yield item
 
 
 @contextmanager

@@ -112,10 +112,17 @@ class OpenVinoEngine:
     def prepare(self, model: ModelInfo, model_path: Path, progress: Progress) -> None:
         self._compiler.prepare(model, model_path, progress)
 
+    def is_prepared(self, model: ModelInfo, model_path: Path) -> bool:
+        return self._compiler.is_prepared(model, model_path)
+
+    def tier_of(self, order: LoadOrder) -> LoadTier:
+        shares = self._compiler.in_use(order.model_path, order.context_tokens_max)
+        return LoadTier.HOST if shares else LoadTier.DISK
+
     def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
         start_s = time.perf_counter()
         self._check(order)
-        shares = self._compiler.in_use(order.model_path, order.context_tokens_max)
+        tier = self.tier_of(order)
         try:
             instance, graph = self._bring_up(order, progress)
         except BaseException as error:
@@ -130,7 +137,7 @@ class OpenVinoEngine:
             footprint=instance.footprint,
             kv_blocks=instance.memory().kv_blocks,
             elapsed_s=time.perf_counter() - start_s,
-            tier=LoadTier.HOST if shares else LoadTier.DISK,
+            tier=tier,
         )
 
     def unload(self, instance_id: InstanceId) -> None:

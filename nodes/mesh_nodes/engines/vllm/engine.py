@@ -136,6 +136,14 @@ class VllmEngine:
         check_format(model)
         progress("nothing to prepare", 1.0)
 
+    def is_prepared(self, model: ModelInfo, model_path: Path) -> bool:
+        check_format(model)
+        return True
+
+    def tier_of(self, order: LoadOrder) -> LoadTier:
+        kind = kind_of(order, self._options(order.model))
+        return LoadTier.HOST if self._sleepers.has(kind) else LoadTier.DISK
+
     def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
         start_s = time.perf_counter()
         check_order(order)

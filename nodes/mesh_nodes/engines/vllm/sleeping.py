@@ -113,11 +113,14 @@ class Sleepers:
             with self._table:
                 self._falling.remove(bed)
 
+    def has(self, kind: Kind) -> bool:
+        """Whether one of this kind sleeps, or will soon."""
+        with self._table:
+            return any(bed.kind == kind for bed in (*self._asleep, *self._falling))
+
     def wake(self, order: LoadOrder, kind: Kind) -> Bed | None:
         """One that slept, as the instance of the order. None: load it the ordinary way."""
-        with self._table:
-            found = any(bed.kind == kind for bed in (*self._asleep, *self._falling))
-        if not found:
+        if not self.has(kind):
             # A load from disk need not wait for what moves.
             return None
         with self._moving:
