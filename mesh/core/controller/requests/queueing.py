@@ -16,7 +16,7 @@ from mesh.core.controller.instances.kv_cache import missing_bytes, room_for, shr
 from mesh.core.controller.instances.lifecycle import note_idle
 from mesh.core.controller.instances.node_schedule import forecast_on
 from mesh.core.controller.instances.replicas import keep_minima
-from mesh.core.controller.requests.cold_starts import find_loads
+from mesh.core.controller.requests.cold_starts import TRIES_MAX, find_loads
 from mesh.core.controller.requests.deadlines import refuse_hopeless
 from mesh.core.controller.requests.fairness import must_give_way, note_overtaken
 from mesh.core.controller.requests.preemption import preempt
@@ -29,9 +29,6 @@ from mesh.domain.actions import SetTimer, TellWaiting
 from mesh.domain.events import PlaceRetryDue
 from mesh.domain.lifecycle import InstanceState
 from mesh.request.shadow import Verdict
-
-TRIES_MAX = 4
-"""Waiting requests of a deployment that are tried one after the other."""
 
 
 def retry(ctx: EventContext) -> None:
@@ -46,7 +43,7 @@ def retry(ctx: EventContext) -> None:
         if ctx.validations_left > 0:
             _place_waiting(ctx, entry)
             cell.note_retried(entry)
-    _see_to(ctx, waiting)
+    _see_to(ctx, waiting, whole_queues=True)
 
 
 def offer(ctx: EventContext, instance: InstanceEntry) -> None:
@@ -69,7 +66,9 @@ def fill(ctx: EventContext) -> None:
     _see_to(ctx, waiting)
 
 
-def _see_to(ctx: EventContext, waiting: list[DeploymentEntry]) -> None:
+def _see_to(
+    ctx: EventContext, waiting: list[DeploymentEntry], *, whole_queues: bool = False
+) -> None:
     """For requests that were not placed: load instances, refuse what is too late, try again."""
     for entry in waiting:
         if entry.queue:
@@ -77,7 +76,7 @@ def _see_to(ctx: EventContext, waiting: list[DeploymentEntry]) -> None:
     # Only then is it known what is left for whom.
     for entry in waiting:
         if entry.queue:
-            refuse_hopeless(ctx, entry)
+            refuse_hopeless(ctx, entry, whole_queue=whole_queues)
         if entry.queue and ctx.cell.retry_at_s is None:
             at_s = ctx.now_s + ctx.limits.place_retry_s
             ctx.cell.set_retry(at_s)
