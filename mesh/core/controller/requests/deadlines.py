@@ -2,8 +2,9 @@
 
 A request waits as long as one way is open for its first token to be in time: a place on a loaded
 instance, which comes free when those that run are expected to end, or a load that would be over
-early enough. As soon as none is, it is refused, with the time at which a place is expected. One
-that was accepted has a promise, and waits for as long as any request may.
+early enough. What a place has time for is looked at for the whole queue at once. As soon as none
+is, it is refused, with the time at which a place is expected. One that was accepted has a promise,
+and waits for as long as any request may.
 """
 
 from collections.abc import Iterator

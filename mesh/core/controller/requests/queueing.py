@@ -11,6 +11,7 @@ validates `CellLimits.validations_max` times at most; the next one goes on from 
 
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice
+from math import inf
 
 from mesh.core.controller.instances.kv_cache import missing_bytes, room_for, shrink
 from mesh.core.controller.instances.lifecycle import note_idle
@@ -29,6 +30,9 @@ from mesh.domain.actions import SetTimer, TellWaiting
 from mesh.domain.events import PlaceRetryDue
 from mesh.domain.lifecycle import InstanceState
 from mesh.request.shadow import Verdict
+
+RETRY_SHARE_LEAST = 0.2
+"""Of the time between two tries, that there is at least, whenever somebody would have to begin."""
 
 
 def retry(ctx: EventContext) -> None:
@@ -77,10 +81,22 @@ def _see_to(
     for entry in waiting:
         if entry.queue:
             refuse_hopeless(ctx, entry, whole_queue=whole_queues)
-        if entry.queue and ctx.cell.retry_at_s is None:
-            at_s = ctx.now_s + ctx.limits.place_retry_s
-            ctx.cell.set_retry(at_s)
-            ctx.act(SetTimer(at_s=at_s, timer=PlaceRetryDue()))
+    if ctx.cell.retry_at_s is None and any(entry.queue for entry in waiting):
+        at_s = _retry_at_s(ctx, waiting)
+        ctx.cell.set_retry(at_s)
+        ctx.act(SetTimer(at_s=at_s, timer=PlaceRetryDue()))
+
+
+def _retry_at_s(ctx: EventContext, waiting: list[DeploymentEntry]) -> float:
+    """Soon; sooner where somebody would have to begin by then, so that a refusal is with its client
+    before the first token was due.
+    """
+    after_s = ctx.limits.place_retry_s
+    latest = (
+        ctx.cell.refusals.latest_start_s(request) for entry in waiting for request in entry.queue
+    )
+    first_s = min((at_s for at_s in latest if at_s and at_s > ctx.now_s), default=inf)
+    return ctx.now_s + min(after_s, max(first_s - ctx.now_s, after_s * RETRY_SHARE_LEAST))
 
 
 def fill_released(ctx: EventContext) -> None:
