@@ -41,14 +41,14 @@ def refuse_hopeless(
     departures, loads = Departures(ctx.cell, entry, ctx.now_s), _Loads(ctx, entry)
     # Behind a head that was TPOT_EXCEEDED none was tried: it holds for requests of any length.
     head = next((request for request in entry.queue if request.waits_for is None), None)
-    no_time = head is not None and head.refusals.verdict is Verdict.TPOT_EXCEEDED
+    none_tried = head is not None and head.refusals.verdict is Verdict.TPOT_EXCEEDED
     ahead = ahead_without_time = 0
     lack: Lack | None = None
     for request in list(entry.queue):
         waited_out = ctx.now_s - request.waits_since_s >= ctx.limits.queue_wait_s_max
         if request.waits_for is not None and not (waited_out and request.waits_for.is_loaded):
             continue
-        if no_time and request.refusals.verdict is None:
+        if none_tried and request.refusals.verdict is None:
             request.refusals.note(Verdict.TPOT_EXCEEDED)
         no_time_left = request.original.request_id in without_time
         before = ahead_without_time if no_time_left else ahead
