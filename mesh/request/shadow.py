@@ -94,6 +94,38 @@ def validate(schedule: Schedule, newcomer: Newcomer) -> Verdict:
     return _Rollout(schedule, newcomer, settled_s, now_s).run()
 
 
+def in_time_together(schedule: Schedule, queue: RunQueue, waiting: Sequence[Prompt]) -> list[bool]:
+    """Of prompts that wait for `queue`, in order, which would be computed by their deadlines, were
+    all of them submitted now. Those that cannot be any more are left out as soon as that is so;
+    whom the others make late is not looked at.
+    """
+    if queue not in schedule.queues:
+        schedule.queues.append(queue)
+    for each in schedule.queues:
+        each.predict(LOOKAHEAD_TOKENS)
+    now_s = _finish_in_flight(schedule)
+    for other, prompt in schedule.joining:
+        other.prompts.append(prompt)
+    queue.prompts += waiting
+    places = {id(prompt): place for place, prompt in enumerate(waiting)}
+    in_time = [False] * len(waiting)
+    open_left = len(waiting)
+    for _ in range(STEPS_MAX):
+        least_s = now_s + schedule.margin_s
+        kept = [p for p in queue.prompts if p.due_s > least_s or id(p) not in places]
+        open_left -= len(queue.prompts) - len(kept)
+        queue.prompts = kept
+        grant = _next_turn(schedule, now_s) if open_left else None
+        if grant is None:
+            return in_time
+        now_s += _slowed_s(schedule, now_s, grant.seconds)
+        for prompt in _advance(grant, now_s):
+            if id(prompt) in places:
+                in_time[places[id(prompt)]] = now_s + schedule.margin_s <= prompt.due_s
+                open_left -= 1
+    return [True] * len(waiting)
+
+
 def _final_decodes(schedule: Schedule, newcomer: Newcomer) -> list[tuple[RunQueue, float]]:
     """Seconds of a decode of each run queue once all in it, the newcomer too, are past their
     prompts.
