@@ -7,6 +7,7 @@ at once and post what came of it after its `elapsed_s`.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from typing import Protocol, TypeVar, assert_never
 
@@ -42,7 +43,7 @@ from mesh.domain.node_events import (
     SubmitBroke,
     UnloadFinished,
 )
-from mesh.domain.steps import LoadedInstance, LoadOrder
+from mesh.domain.steps import LoadedInstance, LoadOrder, LoadTier
 from mesh.runtime.engine import Engine, Progress
 
 R = TypeVar("R")
@@ -252,7 +253,11 @@ class NodePerformer:
             )
 
         def call() -> LoadedInstance:
-            loaded = self._engine.load(self._models.order(action, progress), progress)
+            order = self._models.order(action, progress)
+            loaded = self._engine.load(order, progress)
+            if order.import_s:
+                elapsed_s = order.import_s + loaded.elapsed_s
+                loaded = replace(loaded, elapsed_s=elapsed_s, tier=LoadTier.REMOTE)
             self._note_load(loaded)
             return loaded
 

@@ -8,6 +8,7 @@ Before: `NodePerformer`. After: the host, by events, and the engine's load.
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -97,7 +98,9 @@ class NodeModels:
 
     def order(self, action: StartLoad, progress: Progress) -> LoadOrder:
         model = action.model
+        start_s = time.perf_counter()
         stored = self._find(model.model_id)
+        imports = stored is None
         if stored is None:
             stored = self._import(model.source, progress)
             if stored.info.model_id != model.model_id:
@@ -115,6 +118,7 @@ class NodeModels:
             kv_blocks=action.kv_blocks,
             context_tokens_max=action.context_tokens_max,
             batch_max=action.batch_max,
+            import_s=time.perf_counter() - start_s if imports else 0.0,
         )
 
     async def close(self, timeout_s: float) -> bool:

@@ -86,9 +86,12 @@ class Expectations:
         if times:
             return times.expected_s(weights_bytes)
         expected_s = _prior(node, tier).load_s(weights_bytes)
-        if tier is LoadTier.HOST:
-            return min(expected_s, self.load_s(node, weights_bytes))
-        return expected_s
+        if tier is LoadTier.DISK:
+            return expected_s
+        from_disk_s = self.load_s(node, weights_bytes)
+        if tier is LoadTier.REMOTE:
+            return max(expected_s, from_disk_s)
+        return min(expected_s, from_disk_s)
 
     def load_times(self, node: NodeHello) -> tuple[LoadTimesView, ...]:
         """Of each tier that a load on the node may come from, as far as anybody knows."""

@@ -80,6 +80,20 @@ def test_a_wake_is_learned_apart_from_a_load_and_expected_to_be_no_longer() -> N
     assert 2.0 < expected(LoadTier.DISK) <= 5.0
 
 
+def test_what_is_nearer_takes_no_longer_and_what_is_farther_no_less() -> None:
+    known = Expectations()
+    size = 1 << 27
+    known.learn_load(hello(), size, 9.0)
+    before = [known.load_s(hello(), size, tier) for tier in LoadTier]
+    assert before == sorted(before, reverse=True)
+    assert before[LoadTier.REMOTE.nearness] == before[LoadTier.DISK.nearness] == pytest.approx(9.0)
+    known.learn_load(hello(), size, 0.5, LoadTier.PREPARED)
+    known.learn_load(hello(), size, 20.0, LoadTier.REMOTE)
+    after = [known.load_s(hello(), size, tier) for tier in LoadTier]
+    assert after[:3] == pytest.approx([20.0, 9.0, 0.5])
+    assert [times.tier for times in known.load_times(hello())] == list(LoadTier)[:3]
+
+
 def test_load_times_say_what_a_node_stated_and_by_what_its_loads_differ() -> None:
     known = Expectations()
     size = 1 << 30
