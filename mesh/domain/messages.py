@@ -149,6 +149,10 @@ class NodeHello:
     """Requests that an iteration of its engine can carry."""
     shares_weights: bool = False
     """Whether instances of one model and context limit share its weights."""
+    busy_load_factor: float = 1.0
+    """By which a load takes longer while the node computes, as long as no such load has been seen;
+    1: it makes no difference, and is not learned.
+    """
     models: tuple[HeldModel, ...] | None = None
     """All that the node has at hand; None: it does not say."""
     load_rates: tuple[tuple[LoadTier, LoadRate], ...] = ()

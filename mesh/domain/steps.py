@@ -23,6 +23,8 @@ class EngineCapabilities:
     """A shrink gives memory back. Without it, one only bounds the blocks in use."""
     shares_weights: bool = False
     """A load of a model that an instance with the same context limit runs takes its weights."""
+    busy_load_factor: float = 1.0
+    """By which a load takes longer beside iterations, as long as no such load has been seen."""
     swap: bool = False
     """swap_out and swap_in: weights leave the device while the KV cache stays."""
     migrate_kv: bool = False

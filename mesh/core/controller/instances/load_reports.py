@@ -43,7 +43,9 @@ def note_loaded(ctx: EventContext, instance: InstanceEntry, said: InstanceLoaded
     node, model_id = instance.node, instance.model_id
     instance.note_loaded(said.tier, ctx.now_s)
     weights_bytes = instance.footprint.weights_bytes
-    ctx.cell.expectations.learn_load(node.hello, weights_bytes, said.elapsed_s, said.tier)
+    ctx.cell.expectations.learn_load(
+        node.hello, weights_bytes, said.elapsed_s, said.tier, beside=instance.load_beside
+    )
     owner = ctx.cell.deployments.get(instance.deployment)
     if owner is not None:
         owner.note_loaded()

@@ -81,6 +81,14 @@ class NodeEntry:
         loading = [i for i in self.instances.values() if i.state is InstanceState.LOADING]
         return any(self.station.running(i.instance_id) for i in loading)
 
+    def computes_beside_load(self) -> bool:
+        """Whether it will compute beside one more load: for requests that it has, or for those that
+        the loads before that one are for.
+        """
+        return self.running > 0 or any(
+            i.state is InstanceState.LOADING for i in self.instances.values()
+        )
+
     def takes(self, spec: DeploymentSpec) -> bool:
         """Whether it takes new instances of a deployment now."""
         return self.state is NodeState.READY and self.suits(spec)

@@ -49,6 +49,9 @@ from mesh_nodes.engines.openvino.kv_cache import KvResize
 from mesh_nodes.engines.openvino.least_load import least_load_s
 from mesh_nodes.engines.openvino.weights import WeightPrecision
 
+BUSY_LOAD_FACTOR = 2.0
+"""Loads and iterations share the cores, taken to be evenly until a load has shown it."""
+
 
 def _cores() -> int:
     """Cores that this process may use."""
@@ -101,6 +104,7 @@ class OpenVinoEngine:
             version=version,
             resize_kv=True,
             shares_weights=True,
+            busy_load_factor=BUSY_LOAD_FACTOR,
             batch_max=BATCH_MAX,
         )
 
