@@ -105,14 +105,17 @@ class ModelStore:
 
     def models(self) -> list[StoredModel]:
         """Every model in the store, by id. Raises StorageError where the folder is unreadable."""
+        found = (self.get(folder.name) for folder in self.folders())
+        return [stored for stored in found if stored is not None]
+
+    def folders(self) -> list[Path]:
+        """Of all models, named by their ids, in that order. Raises StorageError likewise."""
         try:
-            names = sorted(path.name for path in self._models.iterdir())
+            return sorted(path for path in self._models.iterdir() if _MODEL_ID.fullmatch(path.name))
         except FileNotFoundError:
             return []
         except OSError as error:
             raise storage_error(error, self._root, "the list of models") from error
-        found = (self.get(name) for name in names)
-        return [stored for stored in found if stored is not None]
 
     def remove(self, model_id: str) -> None:
         """Takes a model out of the store, with what engines prepared beside it.

@@ -10,7 +10,7 @@ from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import Profile, Stalls
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.request import RequestOrder, RequestTokens
-from mesh.domain.steps import LoadRate, LoadTier, SleepingModel
+from mesh.domain.steps import HeldModel, LoadRate, LoadTier
 from mesh.domain.text import TextAssets
 from mesh.domain.values import dataclass
 
@@ -147,6 +147,14 @@ class NodeHello:
     """Devices that an instance of its engine can span."""
     batch_max: int = BATCH_MAX
     """Requests that an iteration of its engine can carry."""
+    shares_weights: bool = False
+    """Whether instances of one model and context limit share its weights."""
+    busy_load_factor: float = 1.0
+    """By which a load takes longer while the node computes, as long as no such load has been seen;
+    1: it makes no difference, and is not learned.
+    """
+    models: tuple[HeldModel, ...] | None = None
+    """All that the node has at hand; None: it does not say."""
     load_rates: tuple[tuple[LoadTier, LoadRate], ...] = ()
     """What loads are expected to take, by the tiers that it knows of: as loads on it have taken in
     the past, or as it measured when it started.
@@ -166,8 +174,8 @@ class Heartbeat:
     instances: tuple[InstanceReport, ...] = ()
     load_slowdown: float = 1.0
     """By which a load beside them lengthens iterations, as learned; 1 on a node that knows none."""
-    asleep: tuple[SleepingModel, ...] = ()
-    """What the node need not load from its disk, for as long as it sleeps."""
+    models: tuple[HeldModel, ...] | None = None
+    """All that the node has at hand; None: as it said last on this link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

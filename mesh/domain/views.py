@@ -60,6 +60,10 @@ class InstanceSnapshot:
     """`measured`, or what its iteration times are scaled from."""
     tier: LoadTier | None = None
     """From where its weights came; None while it loads, and where nobody knows any more."""
+    load_expected_s: float = 0.0
+    """How long its load was expected to take when it was decided on; 0 for one that a node brought
+    along.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ post what came of it after its `elapsed_s`.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from typing import Protocol, TypeVar, assert_never
 
@@ -273,6 +274,9 @@ class NodePerformer:
 
         def load(order: LoadOrder) -> LoadedInstance:
             loaded = self._engine.load(order, progress)
+            if order.import_s:
+                elapsed_s = order.import_s + loaded.elapsed_s
+                loaded = replace(loaded, elapsed_s=elapsed_s, tier=LoadTier.REMOTE)
             self._note_load(loaded)
             return loaded
 

@@ -62,6 +62,7 @@ def instance_to_wire(instance: InstanceSnapshot) -> pb.Instance:
         stalls=stalls_to_wire(instance.stalls),
         profile=instance.profile,
         tier=instance.tier or "",
+        load_expected_s=instance.load_expected_s,
     )
 
 
@@ -93,6 +94,7 @@ def instance_from_wire(message: pb.Instance) -> InstanceSnapshot:
         stalls=stalls_from_wire(message.stalls),
         profile=message.profile,
         tier=member(LoadTier, message.tier, message, "tier") if message.tier else None,
+        load_expected_s=message.load_expected_s,
     )
 
 

@@ -35,12 +35,12 @@ class KeptLoads:
         self._noting = threading.Lock()
 
     def __bool__(self) -> bool:
-        """Whether a load from the disk is known."""
-        return LoadTier.DISK in self._loads
+        """Whether a load of what the store has is known."""
+        return LoadTier.DISK in self._loads or LoadTier.PREPARED in self._loads
 
-    def note_measured(self, rate: LoadRate) -> None:
-        """What loads from the disk should take, by measurements of its parts."""
-        self._measured = rate
+    def note_measured(self, rates: Mapping[LoadTier, LoadRate]) -> None:
+        """What loads should take, by measurements before there has been any."""
+        self._measured = {**self._measured, **rates}
         self._write()
 
     def note(self, loaded: LoadedInstance) -> None:
@@ -57,7 +57,7 @@ class KeptLoads:
         """Of each tier that anything is known of."""
         loads, found = self._loads, []
         for tier in LoadTier:
-            measured = self._measured if tier is LoadTier.DISK else None
+            measured = self._measured.get(tier)
             if tier in loads:
                 found.append((tier, fitted(loads[tier], measured or PRIORS[tier])))
             elif measured is not None:
@@ -66,9 +66,10 @@ class KeptLoads:
 
     def _write(self) -> None:
         """Not forced to the disk: no load waits for that."""
-        measured = self._measured
         content = {
-            "measured": measured and [measured.fixed_s, measured.bytes_per_s],
+            "measured": {
+                tier: [rate.fixed_s, rate.bytes_per_s] for tier, rate in self._measured.items()
+            },
             "loads": self._loads,
         }
         folder = self._path.parent
@@ -81,7 +82,7 @@ class KeptLoads:
             log.warning("load times are not kept in %s: %s", folder, error.strerror or error)
 
 
-def _read(path: Path) -> tuple[Mapping[LoadTier, tuple[Load, ...]], LoadRate | None]:
+def _read(path: Path) -> tuple[Mapping[LoadTier, tuple[Load, ...]], Mapping[LoadTier, LoadRate]]:
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         loads = {
@@ -89,13 +90,13 @@ def _read(path: Path) -> tuple[Mapping[LoadTier, tuple[Load, ...]], LoadRate | N
             for tier, of_tier in content["loads"].items()
             if of_tier
         }
-        measured = content["measured"]
-        return loads, None if measured is None else _rate(*measured)
+        measured = {LoadTier(tier): _rate(*rate) for tier, rate in content["measured"].items()}
+        return loads, measured
     except FileNotFoundError:
-        return {}, None
+        return {}, {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         log.warning("what %s says of earlier loads is not used: %s", path, error)
-        return {}, None
+        return {}, {}
 
 
 def _load(weights_bytes: int, seconds: float) -> Load:

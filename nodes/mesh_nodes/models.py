@@ -9,9 +9,10 @@ Before: `NodePerformer`. After: the host, by events, and the engine's load.
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -113,7 +114,7 @@ class NodeModels:
         if stored is not None:
             self._prepare_for(action, stored, progress, then)
             return
-        source = action.model.source
+        source, start_s = action.model.source, time.perf_counter()
         try:
             ticket = self._imports.join(source, progress)
         except MeshError as error:
@@ -133,7 +134,7 @@ class NodeModels:
             elif result.info.model_id != action.model.model_id:
                 then(_changed(action, result))
             else:
-                self._prepare_for(action, result, progress, then)
+                self._prepare_for(action, result, progress, then, start_s)
 
         expiry = self._loop.call_later(LOAD_IMPORT_S_MAX, lambda: end(_too_late(source)))
         ticket.outcome.add_done_callback(
@@ -154,6 +155,7 @@ class NodeModels:
         stored: Stored,
         progress: Progress,
         then: Callable[[LoadOrder | MeshError], None],
+        import_start_s: float | None = None,
     ) -> None:
         """What `mesh pull` or another kind of engine brought here is not prepared yet. A store that
         cannot be written any more makes loads slower, not impossible.
@@ -169,7 +171,10 @@ class NodeModels:
                 self._engine.prepare(action.model, stored.path, unless_closed)
             except StorageError as error:
                 log.warning("%s is loaded unprepared: %s", action.model.model_id, error.message)
-            return _order(action, stored)
+            order = _order(action, stored)
+            if import_start_s is None:
+                return order
+            return replace(order, import_s=time.perf_counter() - import_start_s)
 
         self._lanes.run(Lane.PREPARING, call, then)
 

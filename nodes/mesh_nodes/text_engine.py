@@ -5,6 +5,7 @@ ends its request before the next step. Text runs in the compute thread, between 
 """
 
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,11 +102,13 @@ class TextEngine:
         return self._inner.tier_of(order)
 
     def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
+        start_s = time.perf_counter()
         codec = self._codec(order.model_path)
+        codec_s = time.perf_counter() - start_s
         loaded = self._inner.load(order, progress)
         self._codecs[order.instance_id] = codec
         self._texts[order.instance_id] = {}
-        return loaded
+        return replace(loaded, elapsed_s=codec_s + loaded.elapsed_s)
 
     def unload(self, instance_id: InstanceId) -> None:
         self._codecs.pop(instance_id, None)

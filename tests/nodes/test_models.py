@@ -70,6 +70,8 @@ class Node:
     stored: dict[ModelId, StoredHere] = field(default_factory=dict)
     events: list[NodeEvent] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    import_s: float = 0.0
+    """Of the last order."""
 
     def __post_init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -117,6 +119,7 @@ class Node:
         if isinstance(order, MeshError):
             raise order
         assert (order.instance_id, order.kv_blocks, order.model) == ("i-1", 8, MODEL)
+        self.import_s = order.import_s
         return order.model_path
 
 
@@ -220,7 +223,7 @@ async def test_stopping_ends_a_preparation_at_its_next_progress(node: Node) -> N
 async def test_a_load_takes_what_the_store_has(node: Node) -> None:
     node.stored[MODEL.model_id] = StoredHere(Path("/store/have"), MODEL)
     assert await node.order() == Path("/store/have")
-    assert node.importer.begun == []
+    assert (node.importer.begun, node.import_s) == ([], 0.0)
     assert node.engine.prepared == [Path("/store/have")], "what `mesh pull` brought is prepared now"
 
 
@@ -230,6 +233,7 @@ async def test_a_load_imports_what_the_store_lacks_and_tells_its_progress(node: 
     assert await node.order(lambda phase, _: told.append(phase)) == Path("/store/file:///m")
     assert node.importer.begun == ["file:///m"]
     assert told == ["write"]
+    assert node.import_s > 0.0
 
 
 async def test_a_load_of_a_source_that_has_changed_is_refused(node: Node) -> None:

@@ -45,6 +45,7 @@ BY_NAME: Mapping[str, st.SearchStrategy[Any]] = {
     "bytes_per_s": ABOVE_0,
     "correction_planned": ABOVE_0,
     "load_slowdown": ABOVE_0,
+    "busy_load_factor": ABOVE_0,
     "headroom_least_s": HEADROOMS,
     "headroom_p50_s": HEADROOMS,
     "unaccounted_bytes": st.integers(-(2**63), 2**63 - 1),

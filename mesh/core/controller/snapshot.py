@@ -71,7 +71,7 @@ def _node(cell: Cell, node: NodeEntry, now_s: float) -> NodeSnapshot:
         instances=tuple(_instance(node.instances[i], now_s) for i in sorted(node.instances)),
         fingerprint=node.hello.fingerprint,
         load_slowdown=node.load_slowdown,
-        asleep=tuple(model.model_id for model in node.asleep),
+        asleep=node.asleep(),
         load_times=cell.expectations.load_times(node.hello),
     )
 
@@ -128,6 +128,7 @@ def _instance(instance: InstanceEntry, now_s: float) -> InstanceSnapshot:
         stalls=instance.stalls,
         profile=(profile.scaled_from or "measured") if profile else "",
         tier=instance.tier,
+        load_expected_s=instance.load_s,
     )
 
 

@@ -18,7 +18,7 @@ from mesh.domain.profile import IterationShape, Profile
 from mesh.domain.reasons import TurnRule
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import next_due_s
-from mesh.domain.steps import SleepingModel
+from mesh.domain.steps import HeldModel
 from mesh.request.run_queues import Prompt, RunQueue
 from mesh.request.shadow import OVERESTIMATE
 from mesh.request.turns import Grant, note_turn
@@ -338,8 +338,9 @@ class LocalNode:
     linked: bool = False
     rss_bytes: int = 0
     engine_bytes: int = 0
-    asleep: tuple[SleepingModel, ...] = ()
-    """All three as of the last heartbeat."""
+    """Both as of the last heartbeat."""
+    models: tuple[HeldModel, ...] | None = None
+    """Those at hand; None until they have been looked at."""
 
     def loading(self) -> bool:
         """Whether a load takes part of the machine."""
@@ -410,17 +411,19 @@ class LocalNode:
     def beat(self, due: HeartbeatDue) -> None:
         """What the process and its engine say of themselves; starved instances may try again."""
         self.rss_bytes, self.engine_bytes = due.rss_bytes, due.engine_bytes
-        self.asleep = due.asleep
+        if due.models is not None:
+            self.models = due.models
         for instance in self.instances.values():
             instance.encourage()
 
-    def heartbeat(self, now_s: float) -> Heartbeat:
+    def heartbeat(self, now_s: float, models: tuple[HeldModel, ...] | None = None) -> Heartbeat:
+        """`models`: those at hand, where the controller does not know them yet."""
         return Heartbeat(
             rss_bytes=self.rss_bytes,
             engine_bytes=self.engine_bytes,
             instances=self.reports(now_s),
             load_slowdown=self.load_slowdown.latest,
-            asleep=self.asleep,
+            models=models,
         )
 
     def reports(self, now_s: float) -> tuple[InstanceReport, ...]:

@@ -4,7 +4,7 @@
 can tell: how much of the device's memory the node takes at any time. After: the agent.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import psutil
 
 from mesh.compute.load_times import PRIORS
 from mesh.domain.errors import Unavailable
-from mesh.domain.steps import LoadTier, SleepingModel
+from mesh.domain.steps import HeldModel, LoadTier
 from mesh.runtime.engine import Engine
 from mesh_nodes.gpus import Gpu, Gpus
 from mesh_nodes.options import EngineName, NodeOptions
@@ -29,8 +29,8 @@ class BuiltEngine:
     engine: Engine
     resident_bytes: Callable[[], int]
     """What the node takes of its device's memory now, by the system's account."""
-    asleep: Callable[[], tuple[SleepingModel, ...]] = tuple
-    """What a load would find in the host's memory."""
+    nearer: Callable[[Sequence[Path]], tuple[HeldModel, ...]] = lambda folders: ()
+    """What a load would find nearer than on the disk, given the folders of the stored models."""
     kept_bytes: int = 0
     """Of the device's memory, for processes without an instance: those that sleep, or wait for one.
     """
@@ -57,7 +57,12 @@ def build_engine(options: NodeOptions) -> BuiltEngine:
             hint="pip install 'mesh-serve[cpu]'",
         ) from error
     engine = OpenVinoEngine(threads=options.threads, blobs_path=options.home / _BLOBS)
-    return BuiltEngine(TextEngine(engine), own_resident_bytes, least_load_s=engine.least_load_s)
+    return BuiltEngine(
+        TextEngine(engine),
+        own_resident_bytes,
+        nearer=engine.prepared,
+        least_load_s=engine.least_load_s,
+    )
 
 
 def _vllm(options: NodeOptions) -> BuiltEngine:
@@ -99,7 +104,7 @@ def _vllm_on(gpu: Gpu, gpus: Gpus, options: NodeOptions) -> BuiltEngine:
     return BuiltEngine(
         TextEngine(engine),
         lambda: max(gpus.used_bytes(gpu) - before_bytes, 0),
-        asleep=engine.asleep,
+        nearer=lambda folders: engine.asleep(),
         kept_bytes=(options.asleep_max + _AHEAD) * GPU_PROCESS_BYTES,
         least_load_s=_usual_load_s,
     )

@@ -98,6 +98,7 @@ def load(ctx: EventContext, entry: DeploymentEntry, placed: Placed) -> InstanceE
         correction=Correction.of(profile),
         to_load=to_load,
         load_s=load_s(ctx, deployment, node),
+        load_beside=node.computes_beside_load(),
         needed_s=placed.needed_s,
         load_started_s=ctx.now_s,
         phase="load",

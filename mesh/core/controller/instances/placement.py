@@ -307,7 +307,8 @@ def _slot(ctx: EventContext, deployment: Deployment, node: NodeEntry, needed_s: 
 def load_s(ctx: EventContext, deployment: Deployment, node: NodeEntry) -> float:
     """Seconds that a load on the node is expected to take, from where it would come."""
     weights_bytes = node.footprint_of(deployment).weights_bytes
-    return ctx.cell.expectations.load_s(node.hello, weights_bytes, node.tier_of(deployment))
+    tier, beside = node.tier_of(deployment), node.computes_beside_load()
+    return ctx.cell.expectations.load_s(node.hello, weights_bytes, tier, beside=beside)
 
 
 def partition_of(

@@ -52,6 +52,10 @@ class BlobFolder:
         """Whether there is one of this key, sound or not."""
         return self._path(key).exists()
 
+    def keys(self) -> frozenset[str]:
+        """Of all blobs, sound or not."""
+        return frozenset(path.stem for path in self.path.glob(f"*{_SUFFIX}"))
+
     def drop(self, key: str, why: str) -> None:
         """Take a blob out. It is made anew after the next load that wants it."""
         path = self._path(key)

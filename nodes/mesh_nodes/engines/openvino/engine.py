@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import openvino as ov
@@ -20,7 +20,7 @@ from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
-from mesh.domain.steps import LoadTier, repeated
+from mesh.domain.steps import HeldModel, LoadTier, repeated
 from mesh.domain.units import format_bytes
 from mesh.runtime.engine import (
     Ended,
@@ -34,6 +34,7 @@ from mesh.runtime.engine import (
     StepResult,
 )
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
+from mesh_nodes.engines.openvino.blob_index import BlobIndex
 from mesh_nodes.engines.openvino.blob_maker import BlobMaker
 from mesh_nodes.engines.openvino.blob_wish import BlobWish
 from mesh_nodes.engines.openvino.compilation import (
@@ -47,6 +48,9 @@ from mesh_nodes.engines.openvino.instance import Instance
 from mesh_nodes.engines.openvino.kv_cache import KvResize
 from mesh_nodes.engines.openvino.least_load import least_load_s
 from mesh_nodes.engines.openvino.weights import WeightPrecision
+
+BUSY_LOAD_FACTOR = 2.0
+"""Loads and iterations share the cores, taken to be evenly until a load has shown it."""
 
 
 def _cores() -> int:
@@ -85,6 +89,7 @@ class OpenVinoEngine:
         self._blobs_path = blobs_path
         blobs = BlobFolder(blobs_path) if blobs_path is not None else None
         self._compiler = Compiler(threads=self._threads, weights=weights, kv=kv, blobs=blobs)
+        self._blob_index = BlobIndex(self._compiler, blobs) if blobs is not None else None
         self._blob_maker = BlobMaker(available_bytes)
         _return_memory()
         self._instances: dict[InstanceId, Instance] = {}
@@ -95,8 +100,17 @@ class OpenVinoEngine:
     def capabilities(self) -> EngineCapabilities:
         version = ov.get_version().split("-")[0]
         return EngineCapabilities(
-            name="openvino", version=version, resize_kv=True, batch_max=BATCH_MAX
+            name="openvino",
+            version=version,
+            resize_kv=True,
+            shares_weights=True,
+            busy_load_factor=BUSY_LOAD_FACTOR,
+            batch_max=BATCH_MAX,
         )
+
+    def prepared(self, folders: Sequence[Path]) -> tuple[HeldModel, ...]:
+        """Of the stored models in these folders, those that a load would not compile."""
+        return () if self._blob_index is None else self._blob_index.held(folders)
 
     def least_load_s(self) -> float:
         """Seconds of a load whatever its bytes, measured in half of one. Raises EngineError."""
@@ -122,7 +136,7 @@ class OpenVinoEngine:
     def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
         start_s = time.perf_counter()
         self._check(order)
-        tier = self.tier_of(order)
+        shares = self._compiler.in_use(order.model_path, order.context_tokens_max)
         try:
             instance, graph = self._bring_up(order, progress)
         except BaseException as error:
@@ -132,12 +146,13 @@ class OpenVinoEngine:
         with self._lock:
             self._instances[order.instance_id] = instance
         progress("loaded", 1.0)
+        compiled_tier = LoadTier.PREPARED if graph.imported else LoadTier.DISK
         self._wish_for_blob(order, graph)
         return LoadedInstance(
             footprint=instance.footprint,
             kv_blocks=instance.memory().kv_blocks,
             elapsed_s=time.perf_counter() - start_s,
-            tier=tier,
+            tier=LoadTier.HOST if shares else compiled_tier,
         )
 
     def unload(self, instance_id: InstanceId) -> None:

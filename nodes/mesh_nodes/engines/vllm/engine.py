@@ -17,7 +17,7 @@ from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
-from mesh.domain.steps import LoadTier, SleepingModel
+from mesh.domain.steps import HeldModel, LoadTier
 from mesh.domain.units import format_bytes
 from mesh.runtime.engine import (
     Ended,
@@ -172,7 +172,7 @@ class VllmEngine:
         if remote is not None and (bed is None or not self._sleepers.sleep(bed)):
             remote.end()
 
-    def asleep(self) -> tuple[SleepingModel, ...]:
+    def asleep(self) -> tuple[HeldModel, ...]:
         """What a load would wake, the one asleep the longest first."""
         return self._sleepers.listed()
 

@@ -86,8 +86,8 @@ def test_a_wake_waits_for_no_load_from_the_disk() -> None:
     cell = cell_that_loads()
     (node,) = cell.core.cell.nodes.values()
     cell.invoke(request("r1", of="patient", prompt=(1,) * 400))
-    sleeps = SleepingModel(model_id=MODEL.model_id, context_tokens_max=512)
-    cell.report(node.link_id, Heartbeat(rss_bytes=1, asleep=(sleeps,)))
+    sleeps = HeldModel(model_id=MODEL.model_id, tier=LoadTier.HOST, context_tokens_max=512)
+    cell.report(node.link_id, Heartbeat(rss_bytes=1, models=(sleeps,)))
     (woken,) = commands(cell.invoke(request("r2", of="next")), LoadInstance)
     ends_s = loads_end_s(node, cell.now_s)
     instance = node.instances[woken.instance_id]
