@@ -37,15 +37,14 @@ from mesh_nodes.engines.openvino.prepared import (
     Layout,
     read_layout,
     read_prepared,
-    write_prepared,
 )
+from mesh_nodes.engines.openvino.preparer import PHASE, prepare_beside
 from mesh_nodes.engines.openvino.shape_blob import BoundBlob
 from mesh_nodes.engines.openvino.shape_key import cpu_fields, shape_key
 from mesh_nodes.engines.openvino.weights import (
     Array,
     WeightPrecision,
     graph_weights,
-    weight_arrays,
 )
 
 _PROBE_SIZE = 64
@@ -138,17 +137,13 @@ class Compiler:
             return str(compiled.get_property("RUNTIME_REQUIREMENTS"))
 
     def prepare(self, model: ModelInfo, model_path: Path, progress: Progress) -> None:
-        """Write the quantised weights beside the model, unless they are there.
-
-        Raises TornModel, UnsupportedModel or StorageError.
+        """Write the quantised weights beside the model, in a process of its own, unless they are
+        there. Raises ModelError or StorageError.
         """
-        progress("quantise weights", 0.0)
+        progress(PHASE, 0.0)
         if not self.is_prepared(model, model_path):
-            architecture = read_architecture(model_path)
-            total = weight_arrays(architecture, self._precision)
-            weights = graph_weights(architecture, Checkpoint(model_path), self._precision)
-            write_prepared(model_path, self._prepared_key, _reported(weights, total, progress))
-        progress("quantise weights", 1.0)
+            prepare_beside(model_path, self._prepared_key, self._precision, progress)
+        progress(PHASE, 1.0)
 
     def is_prepared(self, model: ModelInfo, model_path: Path) -> bool:
         """Whether `prepare` has nothing to write."""
@@ -278,14 +273,6 @@ class Compiler:
             return [prepared[0]], prepared[1]
         checkpoint = Checkpoint(model_path)
         return checkpoint.maps, dict(graph_weights(architecture, checkpoint, self._precision))
-
-
-def _reported(
-    weights: Iterator[tuple[str, Array]], total: int, progress: Progress
-) -> Iterator[tuple[str, Array]]:
-    for done, item in enumerate(weights):
-        progress("quantise weights", done / total)
-        yield item
 
 
 @contextmanager
