@@ -32,6 +32,8 @@ class EngineCapabilities:
     unloads_beside: bool = False
     """`unload` may be called beside steps of other instances, from a thread of its own: it takes
     as long as moving the weights does."""
+    loads_in_process: bool = False
+    """`load` computes on the caller's thread, which takes a core from the steps beside it."""
     tensor_parallel_max: int = 1
     """Devices that one instance can span."""
     batch_max: int = BATCH_MAX

@@ -114,7 +114,11 @@ class Agent:
         Raises what the controller refused this node with, or what broke the node core.
         """
         loop = self._loop = asyncio.get_running_loop()
-        lanes = ThreadLanes(loop=loop, post=self._post)
+        lanes = ThreadLanes(
+            loop=loop,
+            post=self._post,
+            loads_in_process=self._engine.capabilities.loads_in_process,
+        )
         models = NodeModels(
             engine=self._engine,
             lanes=lanes,

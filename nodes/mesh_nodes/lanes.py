@@ -25,6 +25,13 @@ PENDING_CALLS_MAX = {lane: 8192 if lane is Lane.COMPUTE else 256 for lane in Lan
 """Calls that may wait or run on a lane. The core keeps one step under way and the controller bounds
 batches and loads, so a full lane means that something is stuck; further calls then fail at once."""
 
+LOADING_NICE = 5
+"""How far loads from disk are below the iterations that they run beside. One of their threads that
+has to share its core with a load keeps three quarters of it instead of half; at 10 it would keep
+nine tenths, and promised loads would take several times as long. OpenVINO's threads are there
+before the first load, so that none that computes inherits it: it cannot be taken back.
+"""
+
 SWITCH_INTERVAL_S = 0.0005
 """For sys.setswitchinterval, by the composition root: how long a thread that wants the interpreter
 may be kept waiting by one that computes in Python. A load's Python part runs beside the steps: at
@@ -43,8 +50,13 @@ class ThreadLanes:
     """
 
     def __init__(
-        self, *, loop: asyncio.AbstractEventLoop, post: Callable[[NodeEvent], None]
+        self,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        post: Callable[[NodeEvent], None],
+        loads_in_process: bool = False,
     ) -> None:
+        """See `EngineCapabilities` for `loads_in_process`."""
         self._loop = loop
         self._post = post
         self._closed = False
@@ -53,7 +65,10 @@ class ThreadLanes:
         self._pending = dict.fromkeys(Lane, 0)
         self._computing_since_s: float | None = None
         self._handing_over = False
-        self._threads = {lane: LaneThread(f"mesh-{lane.value}") for lane in Lane}
+        nice = {Lane.LOADING: LOADING_NICE} if loads_in_process else {}
+        self._threads = {
+            lane: LaneThread(f"mesh-{lane.value}", nice=nice.get(lane, 0)) for lane in Lane
+        }
 
     def run(
         self,

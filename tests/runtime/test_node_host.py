@@ -177,6 +177,7 @@ def test_a_load_that_imported_its_model_says_so_with_all_the_time_that_took(
     node.compute()
     node.import_s = 3.0
     node.command(load_command("i2"))
+    assert node.lanes.run_one(Lane.WAKING)
     assert node.lanes.run_one(Lane.LOADING)
     _, imported = of_kind(node.reports, InstanceLoaded)
     assert (imported.instance_id, imported.tier) == ("i2", LoadTier.REMOTE)

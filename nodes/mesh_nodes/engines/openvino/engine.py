@@ -105,6 +105,7 @@ class OpenVinoEngine:
             resize_kv=True,
             shares_weights=True,
             busy_load_factor=BUSY_LOAD_FACTOR,
+            loads_in_process=True,
             batch_max=BATCH_MAX,
         )
 

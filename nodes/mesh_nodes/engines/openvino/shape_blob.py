@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mesh_nodes.engines.openvino.mapped_file import read_ahead
 from mesh_nodes.engines.openvino.prepared import Layout
 from mesh_nodes.engines.page_range import PAGE_BYTES, PageRange
 
@@ -77,6 +78,7 @@ class BoundBlob:
                 raise ValueError("its content is not what was written")
             if os.fstat(model.fileno()).st_size != weights.size_bytes:
                 raise ValueError(f"{weights.path} has changed its size")
+            read_ahead(model.fileno())
             graph_begin = head_bytes + pages(weights.size_bytes)
             self._range = PageRange(graph_begin + graph_bytes)
             self._range.map_file(blob.fileno(), _PREFACE_BYTES, head_bytes, 0)

@@ -9,7 +9,7 @@ from mesh.core.controller.instances.loading_lane import OVERDUE_SHARE, lane_ends
 from mesh.domain.actions import TellAccepted
 from mesh.domain.messages import Heartbeat, LoadInstance
 from mesh.domain.slo import Slo
-from mesh.domain.steps import LoadRate, LoadTier, SleepingModel
+from mesh.domain.steps import HeldModel, LoadRate, LoadTier
 from mesh.memory.station import ReservationKind
 from tests.core.cells import (
     MODEL,
