@@ -79,9 +79,8 @@ class LearnedCorrection(Correction):
         """By which predictions are to be multiplied that a promise rests on: a high quantile of the
         window, the mean of all that has passed in it if stalls repeat, or `factor` if that is more.
         """
-        slots: Sequence[_Slot] = self._slots
-        if slots and slots[0].began_s <= now_s - WINDOW_S:
-            slots = [slot for slot in slots if slot.began_s > now_s - WINDOW_S]
+        slots = self._slots
+        self._forget(now_s)
         factor = self.factor(now_s)
         if max(map(_FACTOR, slots), default=0.0) > factor:
             factor = max(factor, _quantile(slots))
@@ -154,11 +153,16 @@ class LearnedCorrection(Correction):
         slots = self._slots
         if slots and now_s - slots[-1].began_s <= SLOT_S:
             return slots[-1]
-        while slots and slots[0].began_s <= now_s - WINDOW_S:
-            slots.popleft()
+        self._forget(now_s)
         began_s = now_s - measured_s
         slots.append(_Slot(began_s=began_s, factor=self.factor(began_s)))
         return slots[-1]
+
+    def _forget(self, now_s: float) -> None:
+        """Drop what has left the window."""
+        slots, since_s = self._slots, now_s - WINDOW_S
+        while slots and slots[0].began_s <= since_s:
+            slots.popleft()
 
 
 def _quantile(slots: Sequence[_Slot]) -> float:
