@@ -17,7 +17,7 @@ from mesh.core.controller.instances.lifecycle import note_idle
 from mesh.core.controller.instances.node_schedule import forecast_on
 from mesh.core.controller.instances.replicas import keep_minima
 from mesh.core.controller.requests.cold_starts import find_loads
-from mesh.core.controller.requests.deadlines import refuse_hopeless
+from mesh.core.controller.requests.deadlines import LaneEnds, refuse_hopeless
 from mesh.core.controller.requests.fairness import must_give_way, note_overtaken
 from mesh.core.controller.requests.preemption import preempt
 from mesh.core.controller.requests.submitting import submit
@@ -75,9 +75,10 @@ def _see_to(ctx: EventContext, waiting: list[DeploymentEntry]) -> None:
         if entry.queue:
             find_loads(ctx, entry)
     # Only then is it known what is left for whom.
+    lanes = LaneEnds(ctx.now_s)
     for entry in waiting:
         if entry.queue:
-            refuse_hopeless(ctx, entry)
+            refuse_hopeless(ctx, entry, lanes)
         if entry.queue and ctx.cell.retry_at_s is None:
             at_s = ctx.now_s + ctx.limits.place_retry_s
             ctx.cell.set_retry(at_s)

@@ -189,6 +189,10 @@ class RefusalMemory:
         self._latest_start_s.pop(request_id, None)
 
 
+_NEVER: tuple[int, Verdict | None] = (-1, None)
+"""Of a node that has refused nothing."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Starts:
     """For whom an instance was tried last, and what nodes said to it."""
@@ -207,11 +211,11 @@ class _Starts:
         obtainable_bytes: Callable[["NodeEntry"], int],
     ) -> list["NodeEntry"]:
         """See `RefusalMemory.worth_starting_on`."""
-        worth = []
+        worth, refused = [], self.refused
         for node in nodes:
-            eased, verdict = self.refused.get(node.node_id, (-1, None))
+            eased, verdict = refused.get(node.node_id, _NEVER)
             if eased != node.eased:
-                self.refused[node.node_id] = (node.eased, None)
+                refused[node.node_id] = (node.eased, None)
                 needed_bytes = self.needed_bytes.get(node.node_id)
                 if needed_bytes is None or needed_bytes <= obtainable_bytes(node):
                     worth.append(node)
