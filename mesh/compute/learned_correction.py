@@ -12,7 +12,7 @@ for the controller's `Correction`.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
@@ -82,8 +82,9 @@ class LearnedCorrection(Correction):
         slots = self._slots
         self._forget(now_s)
         factor = self.factor(now_s)
-        if max(map(_FACTOR, slots), default=0.0) > factor:
-            factor = max(factor, _quantile(slots))
+        slower = [slot for slot in slots if slot.factor > factor]
+        if slower:
+            factor = max(factor, _quantile(slots, slower))
         return max(factor, _mean_of_stalled(slots)) if self._stalls.count > 1 else factor
 
     def stalls(self, now_s: float) -> Stalls:
@@ -165,21 +166,21 @@ class LearnedCorrection(Correction):
             slots.popleft()
 
 
-def _quantile(slots: Sequence[_Slot]) -> float:
-    """Of the factor, by what was computed with it; a single slot, be it a long iteration, is never
-    enough. 0 where nothing is left.
+def _quantile(slots: Iterable[_Slot], slower: Iterable[_Slot]) -> float:
+    """Of the factor, by what was computed with it, if that is one of the `slower`, who have a
+    greater factor than all others; a single slot, be it a long iteration, is never enough. 0 where
+    nothing is left.
     """
     left_out_s = (1.0 - QUANTILE) * sum(map(_MEASURED_S, slots))
-    slowest = sorted(slots, key=_FACTOR, reverse=True)
     slower_s = 0.0
-    for number, slot in enumerate(slowest):
+    for number, slot in enumerate(sorted(slower, key=_FACTOR, reverse=True)):
         slower_s += slot.measured_s
         if number and slower_s > left_out_s:
             return slot.factor
     return 0.0
 
 
-def _mean_of_stalled(slots: Sequence[_Slot]) -> float:
+def _mean_of_stalled(slots: Collection[_Slot]) -> float:
     """Measured over predicted time, with that lost in stalls; 0 if there was one at most."""
     if sum(slot.stalls for slot in slots) < 2:
         return 0.0
