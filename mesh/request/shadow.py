@@ -105,10 +105,11 @@ def _final_decodes(schedule: Schedule, newcomer: Newcomer) -> list[tuple[RunQueu
         coming.setdefault(id(queue), []).append(prompt)
     result = []
     for queue in schedule.queues:
-        prompts = queue.prompts + coming.get(id(queue), [])
-        batch = queue.batch + len(prompts)
+        batch, tokens = queue.batch, queue.context_tokens
+        for prompt in (*queue.prompts, *coming.get(id(queue), ())):
+            batch += 1
+            tokens += prompt.left + prompt.past
         if batch:
-            tokens = queue.context_tokens + sum(prompt.left + prompt.past for prompt in prompts)
             result.append((queue, queue.times.decode_s(batch, tokens / batch + LOOKAHEAD_TOKENS)))
     return result
 
