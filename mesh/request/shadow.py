@@ -137,10 +137,11 @@ def _final_decodes(schedule: Schedule, newcomer: Newcomer) -> list[tuple[RunQueu
         coming.setdefault(id(queue), []).append(prompt)
     result = []
     for queue in schedule.queues:
-        prompts = queue.prompts + coming.get(id(queue), [])
-        batch = queue.batch + len(prompts)
+        batch, tokens = queue.batch, queue.context_tokens
+        for prompt in (*queue.prompts, *coming.get(id(queue), ())):
+            batch += 1
+            tokens += prompt.left + prompt.past
         if batch:
-            tokens = queue.context_tokens + sum(prompt.left + prompt.past for prompt in prompts)
             result.append((queue, queue.times.decode_s(batch, tokens / batch + LOOKAHEAD_TOKENS)))
     return result
 
@@ -288,8 +289,9 @@ class _Rollout:
         if until_s <= now_s:
             return
         queues = [queue for queue in schedule.queues if queue.batch or queue.prompts]
-        jobs = [Job(queue.due_s, queue.decode_s * slowdown, queue.tpot_s) for queue in queues]
-        round_s = sum(job.decode_s for job in jobs)
+        jobs = [(queue.due_s, queue.decode_s * slowdown, queue.tpot_s) for queue in queues]
+        decodes_s = [decode_s for _, decode_s, _ in jobs]
+        round_s = sum(decodes_s)
         if not jobs or until_s - now_s <= round_s * SKIPPED_ROUNDS_MIN:
             return
         if any(queue.prompts or queue.late_s < inf for queue in queues):
@@ -303,7 +305,7 @@ class _Rollout:
             queue.dues_s = [queue.due_s]
             self._owed_s[queue.instance_id] = queue.due_s
         # The turn that is under way by then has to end first.
-        self._now_s = until_s + max(schedule.turn_s_max, *(job.decode_s for job in jobs))
+        self._now_s = until_s + max(schedule.turn_s_max, *decodes_s)
 
     def _step(self) -> Verdict | None:
         schedule, start_s = self._schedule, self._now_s
@@ -345,11 +347,11 @@ class _Rollout:
         """
         if self._now_s < self._schedule.slow_until_s:
             return False
-        jobs = []
+        jobs: list[Job] = []
         for queue, decode_s in self._settled_s:
             if queue.prompts or queue.late_s < inf:
                 return False
-            jobs.append(Job(queue.due_s, decode_s, queue.tpot_s))
+            jobs.append((queue.due_s, decode_s, queue.tpot_s))
         return spare_s(jobs, self._now_s) >= self._schedule.margin_s
 
 

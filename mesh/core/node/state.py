@@ -225,7 +225,7 @@ class LocalInstance:
         load beside them, lengthens them further. Deadlines come `delivery_s` earlier, but no more
         than a quarter of the TPOT SLO; see `NodeLimits.delivery_s_max`.
         """
-        if self.state is not LocalState.READY or not self.requests or not self.promising:
+        if not self.promising or self.state is not LocalState.READY or not self.requests:
             return None
         run_queue = self.kept_run_queue
         if run_queue is not None and now_s < self.kept_until_s and slowdown == self.kept_slowdown:

@@ -137,7 +137,7 @@ class _Search:
         if wanted is None or not self._validates or node in self._tight:
             return True
         if not ctx.validations_left:
-            ctx.cell.refusals.note_not_all_tried(self._entry.spec.name)
+            ctx.cell.refusals.note_not_all_tried(self._entry.spec.name, wanted.by)
             return None
         ctx.note_validation()
         known = ctx.cell.nodes[node.node_id]

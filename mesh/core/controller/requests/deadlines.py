@@ -19,10 +19,12 @@ from mesh.core.controller.requests.nearest_place import Lack, lack_of_nearest
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
-from mesh.domain.ids import RequestId
+from mesh.domain.ids import NodeId, RequestId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.reasons import RefusalReason
+from mesh.memory.station import ReservationKind
 from mesh.request.shadow import Verdict
 
 RETRY_S_LEAST, RETRY_S_MOST = 0.5, 60.0
@@ -31,14 +33,28 @@ NO_PLACE = Lack(reason=RefusalReason.QUEUE_TIMEOUT)
 """Where every instance is full, and no further one may start."""
 
 
+class LaneEnds:
+    """When all loads of each node are over, by their kind, worked out once while none begins."""
+
+    def __init__(self, now_s: float) -> None:
+        self._now_s = now_s
+        self._known: dict[tuple[NodeId, ReservationKind], float] = {}
+
+    def at_s(self, node: NodeEntry, kind: ReservationKind) -> float:
+        known_s = self._known.get((node.node_id, kind))
+        if known_s is None:
+            known_s = self._known[node.node_id, kind] = lane_ends_s(node, self._now_s, kind)
+        return known_s
+
+
 def refuse_hopeless(
-    ctx: EventContext, entry: DeploymentEntry, *, whole_queue: bool = False
+    ctx: EventContext, entry: DeploymentEntry, lanes: LaneEnds, *, whole_queue: bool = False
 ) -> None:
     """Refuse the requests in the deployment's queue that cannot be in time any more. Only with a
     look at the `whole_queue` is it known of those who were not tried.
     """
     without_time = _without_time(ctx, entry) if whole_queue else frozenset()
-    departures, loads = Departures(ctx.cell, entry, ctx.now_s), _Loads(ctx, entry)
+    departures, loads = Departures(ctx.cell, entry, ctx.now_s), _Loads(ctx, entry, lanes)
     # Behind a head that was TPOT_EXCEEDED none was tried: it holds for requests of any length.
     head = next((request for request in entry.queue if request.waits_for is None), None)
     none_tried = head is not None and head.refusals.verdict is Verdict.TPOT_EXCEEDED
@@ -154,9 +170,9 @@ class _Loads:
     most of the time the first of them says enough.
     """
 
-    def __init__(self, ctx: EventContext, entry: DeploymentEntry) -> None:
+    def __init__(self, ctx: EventContext, entry: DeploymentEntry, lanes: LaneEnds) -> None:
         full = entry.replicas() >= entry.spec.scaling.replicas_max
-        self._ends_s = iter(()) if full else _loads_end_s(ctx, entry)
+        self._ends_s = iter(()) if full else _loads_end_s(ctx, entry, lanes)
         self._earliest_s = next(self._ends_s, inf)
 
     def one_over_by(self, at_s: float) -> bool:
@@ -168,7 +184,7 @@ class _Loads:
         return self._earliest_s
 
 
-def _loads_end_s(ctx: EventContext, entry: DeploymentEntry) -> Iterator[float]:
+def _loads_end_s(ctx: EventContext, entry: DeploymentEntry, lanes: LaneEnds) -> Iterator[float]:
     deployment, looks = entry.deployment, ctx.limits.validations_max
     assert deployment is not None
     taken = [i.node for i in entry.instances.values() if i.state is not InstanceState.UNLOADING]
@@ -177,7 +193,7 @@ def _loads_end_s(ctx: EventContext, entry: DeploymentEntry) -> Iterator[float]:
             return
         if ctx.takes(node, entry.spec) and node not in taken:
             looks -= 1
-            lane_s = lane_ends_s(node, ctx.now_s, node.load_kind_of(deployment))
+            lane_s = lanes.at_s(node, node.load_kind_of(deployment))
             begins_s = max(lane_s, entry.paused_until_s)
             yield begins_s + load_s(ctx, deployment, node)
 

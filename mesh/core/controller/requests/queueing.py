@@ -18,7 +18,7 @@ from mesh.core.controller.instances.lifecycle import note_idle
 from mesh.core.controller.instances.node_schedule import forecast_on
 from mesh.core.controller.instances.replicas import keep_minima
 from mesh.core.controller.requests.cold_starts import TRIES_MAX, find_loads
-from mesh.core.controller.requests.deadlines import refuse_hopeless
+from mesh.core.controller.requests.deadlines import LaneEnds, refuse_hopeless
 from mesh.core.controller.requests.fairness import must_give_way, note_overtaken
 from mesh.core.controller.requests.preemption import preempt
 from mesh.core.controller.requests.submitting import submit
@@ -78,9 +78,10 @@ def _see_to(
         if entry.queue:
             find_loads(ctx, entry)
     # Only then is it known what is left for whom.
+    lanes = LaneEnds(ctx.now_s)
     for entry in waiting:
         if entry.queue:
-            refuse_hopeless(ctx, entry, whole_queue=whole_queues)
+            refuse_hopeless(ctx, entry, lanes, whole_queue=whole_queues)
     if ctx.cell.retry_at_s is None and any(entry.queue for entry in waiting):
         at_s = _retry_at_s(ctx, waiting)
         ctx.cell.set_retry(at_s)

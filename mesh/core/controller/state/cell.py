@@ -120,7 +120,7 @@ class Cell:
         """The request is over."""
         request.advance(RequestState.ENDED)
         del self.requests[request.original.request_id]
-        self.refusals.forget_request(request.original.request_id)
+        self.refusals.forget_request(request)
 
     def note_queue(self, entry: DeploymentEntry) -> None:
         """A request has entered its queue."""

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 @dataclass(slots=True, kw_only=True, eq=False)
 class NodeEntry:
     hello: NodeHello
+    node_id: NodeId = field(init=False)
+    device: DeviceKind = field(init=False)
     link_id: int
     station: ReservationStation
     last_seen_s: float
@@ -53,16 +55,9 @@ class NodeEntry:
     """The cell's deployments: their `replicas_min` keeps instances from being reclaimed."""
 
     def __post_init__(self) -> None:
+        self.node_id, self.device = self.hello.node_id, self.hello.device
         if self.hello.models is not None:
             self.held = _by_id(self.hello.models)
-
-    @property
-    def node_id(self) -> NodeId:
-        return self.hello.node_id
-
-    @property
-    def device(self) -> DeviceKind:
-        return self.hello.device
 
     @property
     def free_bytes(self) -> int:
