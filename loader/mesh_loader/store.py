@@ -18,6 +18,7 @@ from mesh.domain.ids import ModelId
 from mesh.domain.model import ModelInfo
 from mesh.runtime.engine import Progress
 from mesh_loader import locks
+from mesh_loader.digests import write_index
 from mesh_loader.disk import storage_error, writing
 from mesh_loader.model_files import content_id, files_of, stamps_of
 from mesh_loader.model_info import from_json, info_of_folder, read_json, to_json
@@ -191,6 +192,8 @@ class ModelStore:
             staged, model_id=model_id, source=source, form=plan.form, parameters=parameters
         )
         write_json(staged / "model.json", to_json(info))
+        progress("write digests", 0.0)
+        write_index(staged)
         return info
 
     def _publish(self, staged: Path, model_id: ModelId) -> StoredModel:
