@@ -78,9 +78,16 @@ def note_removed(folder: Path, names: Collection[str]) -> None:
         _write(folder, {name: _REMOVED if name in names else files[name] for name in files})
 
 
-def removed(folder: Path) -> tuple[str, ...]:
-    """What was taken out on purpose. Raises TornModel where the index is damaged."""
-    return tuple(name for name, entry in (_read(folder) or {}).items() if entry == _REMOVED)
+def require_originals(folder: Path) -> None:
+    """Raises TornModel where files of a model's folder were taken out on purpose, or its index is
+    damaged."""
+    gone = [name for name, entry in (_read(folder) or {}).items() if entry == _REMOVED]
+    if gone:
+        raise TornModel(
+            f"{folder.name} is needed with its original weights, of which {gone[0]} was removed "
+            "by `mesh store gc --originals`",
+            hint=f"`mesh store rm {folder.name}`, then import its source again",
+        )
 
 
 def damages(folder: Path) -> Iterator[Damage]:

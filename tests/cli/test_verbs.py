@@ -80,7 +80,7 @@ def test_describe_shows_a_node_with_its_instances(cell: RunningCell, chat: str) 
 def test_models_names_each_model_once_with_its_deployments(cell: RunningCell, chat: str) -> None:
     (model,) = json.loads(cell.mesh("models", "-o", "json").out)
     assert model["deployments"] == ["chat"]
-    (stored,) = json.loads(cell.mesh("models", "--store", "-o", "json").out)
+    (stored,) = json.loads(cell.mesh("store", "ls", "-o", "json").out)
     assert stored["model_id"] == model["model_id"]
     assert model["model_id"] in cell.mesh("models").out
 

@@ -21,7 +21,7 @@ import openvino.opset13 as ops
 from mesh.domain.errors import EngineError, OutOfMemory, TornModel
 from mesh.domain.model import ModelFormat, ModelInfo
 from mesh.runtime.engine import Progress
-from mesh_loader.digests import WEIGHTS_SUFFIX, Verifier, Verify, removed
+from mesh_loader.digests import WEIGHTS_SUFFIX, Verifier, Verify, require_originals
 from mesh_nodes.engines.file_guard import FileGuard
 from mesh_nodes.engines.openvino.architecture import Architecture, read_architecture
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
@@ -209,13 +209,7 @@ class Compiler:
 
     def _check_originals(self, model_path: Path) -> None:
         """Raises TornModel for the first file that is damaged, or was removed to save space."""
-        gone = [name for name in removed(model_path) if not (model_path / name).exists()]
-        if gone:
-            raise TornModel(
-                f"{model_path.name} is needed with its original weights, of which {gone[0]} was "
-                "removed by `mesh store gc --originals`",
-                hint=f"`mesh store rm {model_path.name}`, then import its source again",
-            )
+        require_originals(model_path)
         self._verifier.check(model_path)
 
     def _check_prepared(self, model_path: Path) -> None:
@@ -226,9 +220,7 @@ class Compiler:
         try:
             self._verifier.check(prepared_path(model_path, self._prepared_key))
         except TornModel as error:
-            if removed(model_path):
-                hint = f"`mesh store rm {model_path.name}`, then import its source again"
-                raise TornModel(error.message, hint=hint) from error
+            require_originals(model_path)
             drop_prepared(model_path, self._prepared_key)
             raise TornModel(error.message, hint="load it again: it is derived anew") from error
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from mesh.domain.errors import StorageError
+from mesh_loader import locks
 from mesh_loader.digests import write_index
 from mesh_nodes.engines.openvino.mapped_file import MappedFile
 from mesh_nodes.engines.openvino.weights import Array
@@ -64,10 +65,11 @@ def write_prepared(model_path: Path, key: str, weights: Iterator[tuple[str, Arra
     except OSError as error:
         raise _not_written(target, error) from error
     try:
-        index = _write_weights(scratch / _WEIGHTS, weights)
-        _write_text(scratch / _INDEX, json.dumps(index))
-        write_index(scratch)
-        _put_in_place(scratch, target)
+        with locks.held_if_free(scratch):
+            index = _write_weights(scratch / _WEIGHTS, weights)
+            _write_text(scratch / _INDEX, json.dumps(index))
+            write_index(scratch)
+            _put_in_place(scratch, target)
     except OSError as error:
         raise _not_written(target, error) from error
     finally:

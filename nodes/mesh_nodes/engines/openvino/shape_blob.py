@@ -50,6 +50,9 @@ class ShapeBlob:
             "weights_bytes": self.weights_bytes,
             "sha256": hashlib.sha256(content).hexdigest(),
         }
+        # The store checks it, and knows nothing else of the file.
+        check = hashlib.sha256(json.dumps(preface).encode()).hexdigest()
+        preface["preface_sha256"] = check
         with path.open("wb") as file:
             file.write(json.dumps(preface).encode().ljust(_PREFACE_BYTES))
             file.write(content)

@@ -30,7 +30,7 @@ from mesh.runtime.engine import (
     ResizedKv,
     StepResult,
 )
-from mesh_loader.digests import Verifier, Verify
+from mesh_loader.digests import Verifier, Verify, require_originals
 from mesh_nodes.engines.vllm import host
 from mesh_nodes.engines.vllm.ahead import Ahead
 from mesh_nodes.engines.vllm.checks import check_format, check_order, covers_pages
@@ -142,6 +142,7 @@ class VllmEngine:
     def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
         start_s = time.perf_counter()
         check_order(order)
+        require_originals(order.model_path)
         self._verifier.check(order.model_path)
         with self._lock:
             if order.instance_id in self._instances or order.instance_id in self._loading:
