@@ -145,9 +145,12 @@ class Compiler:
     def prepare(self, model: ModelInfo, model_path: Path, progress: Progress) -> None:
         """Write the quantised weights beside the model, unless they are there.
 
-        Raises TornModel, UnsupportedModel or StorageError.
+        Raises TornModel, UnsupportedModel or StorageError: what the graph cannot do is refused
+        here, with the import, and not by the first load.
         """
         progress("quantise weights", 0.0)
+        if model.format is ModelFormat.SAFETENSORS:
+            read_architecture(model_path)
         quantises = model.format is ModelFormat.SAFETENSORS and self._precision.quantised
         if quantises and read_prepared(model_path, self._prepared_key) is None:
             self._check_originals(model_path)

@@ -286,3 +286,14 @@ def test_a_torn_file_is_refused_by_name(engine: OpenVinoEngine, tmp_path: Path) 
     file.write_bytes(file.read_bytes()[:-1000])
     with pytest.raises(TornModel, match=r"model\.safetensors"):
         load(engine, model.info, model.path)
+
+
+@pytest.mark.parametrize("weights", WeightPrecision)
+def test_what_the_graph_cannot_do_is_refused_before_any_load(
+    weights: WeightPrecision, tmp_path: Path
+) -> None:
+    model = write_tiny(tmp_path / "m", rope_scaling={"rope_type": "yarn", "factor": 4.0})
+    engine = OpenVinoEngine(threads=1, weights=weights)
+    with pytest.raises(UnsupportedModel, match="yarn"):
+        engine.prepare(model.info, model.path, lambda *_: None)
+    engine.close()
