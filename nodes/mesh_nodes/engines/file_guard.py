@@ -144,7 +144,7 @@ def _lease(descriptor: int, path: Path) -> bool:
             return True
         except OSError as error:
             if error.errno != errno.EAGAIN:
-                log.info("%s is mapped unprotected: %s", path, error.strerror)
+                log.warning("%s is mapped unprotected: %s", path, error.strerror)
                 return False
         time.sleep(LEASE_RETRY_S)
     raise OSError(errno.EAGAIN, "it is open for writing in another process", str(path))
