@@ -150,6 +150,7 @@ class Compiler:
         """
         progress("quantise weights", 0.0)
         if model.format is ModelFormat.SAFETENSORS:
+            self._verifier.check(model_path, without=WEIGHTS_SUFFIX)
             read_architecture(model_path)
         quantises = model.format is ModelFormat.SAFETENSORS and self._precision.quantised
         if quantises and read_prepared(model_path, self._prepared_key) is None:
