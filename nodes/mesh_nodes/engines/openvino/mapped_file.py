@@ -5,7 +5,6 @@ compiled model makes its own, repacked, copy of nearly all weights.
 """
 
 import mmap
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,21 +14,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mesh_nodes.engines.file_guard import FileGuard
+
 _RELEASE_S = 0.01
 """Between two releases. OpenVINO repacks about a gigabyte a second: some 10 MiB of what it has read
 are there at once."""
-
-
-READ_AHEAD_BYTES_MAX = 4 << 30
-"""Of a file: the page cache is to keep what it has until it is used."""
-
-
-def read_ahead(descriptor: int) -> None:
-    """Have the system read a file into its page cache, as fast as the disk can: `make bench-load`
-    has it beside reading by page faults, which is several times slower, and by threads. It costs
-    nothing where the file is there already.
-    """
-    os.posix_fadvise(descriptor, 0, READ_AHEAD_BYTES_MAX, os.POSIX_FADV_WILLNEED)
 
 
 class Pages(Protocol):
@@ -41,13 +30,14 @@ class Pages(Protocol):
 
 
 class MappedFile:
-    """Private and copy-on-write, since OpenVINO copies read-only arrays; nobody writes to it."""
+    """Private and copy-on-write, since OpenVINO copies read-only arrays; nobody writes to it. It is
+    guarded for as long as the object lives.
+    """
 
     def __init__(self, path: Path) -> None:
         """Raises OSError, or ValueError when the file is empty."""
-        with path.open("rb") as file:
-            read_ahead(file.fileno())
-            self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._guard = FileGuard(path)
+        self._memory = mmap.mmap(self._guard.descriptor, 0, access=mmap.ACCESS_COPY)
 
     @property
     def size_bytes(self) -> int:
@@ -63,7 +53,9 @@ class MappedFile:
 
     def release_pages(self) -> None:
         """See `Pages`."""
-        self._memory.madvise(mmap.MADV_DONTNEED)
+        with self._guard.mapped() as mapped:
+            if mapped:
+                self._memory.madvise(mmap.MADV_DONTNEED)
 
 
 @contextmanager

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 
 from mesh.domain.errors import StorageError
+from mesh_loader import locks
+from mesh_loader.digests import write_index
 from mesh_nodes.engines.openvino.mapped_file import MappedFile
 from mesh_nodes.engines.openvino.weights import Array
 
@@ -51,6 +53,11 @@ def prepared_path(model_path: Path, key: str) -> Path:
     return model_path / "prepared" / key
 
 
+def drop_prepared(model_path: Path, key: str) -> None:
+    """Who has it mapped keeps it. It is derived anew from the originals, if they are there."""
+    shutil.rmtree(prepared_path(model_path, key), ignore_errors=True)
+
+
 def write_prepared(model_path: Path, key: str, weights: Iterator[tuple[str, Array]]) -> None:
     """Write all arrays, one at a time, and rename the folder into place.
 
@@ -65,9 +72,11 @@ def write_prepared(model_path: Path, key: str, weights: Iterator[tuple[str, Arra
     except OSError as error:
         raise _not_written(target, error) from error
     try:
-        index = _write_weights(scratch / _WEIGHTS, weights)
-        _write_text(scratch / _INDEX, json.dumps(index))
-        _put_in_place(scratch, target)
+        with locks.held_if_free(scratch):
+            index = _write_weights(scratch / _WEIGHTS, weights)
+            _write_text(scratch / _INDEX, json.dumps(index))
+            write_index(scratch)
+            _put_in_place(scratch, target)
     except OSError as error:
         raise _not_written(target, error) from error
     finally:

@@ -323,3 +323,14 @@ def run_ns() -> dict[tuple[int, int], int]:
         nice = os.getpriority(os.PRIO_PROCESS, int(task.name))
         found[int(task.name), nice] = int((task / "schedstat").read_text().split()[0])
     return found
+
+
+@pytest.mark.parametrize("weights", WeightPrecision)
+def test_what_the_graph_cannot_do_is_refused_before_any_load(
+    weights: WeightPrecision, tmp_path: Path
+) -> None:
+    model = write_tiny(tmp_path / "m", rope_scaling={"rope_type": "yarn", "factor": 4.0})
+    engine = OpenVinoEngine(threads=1, weights=weights)
+    with pytest.raises(UnsupportedModel, match="yarn"):
+        engine.prepare(model.info, model.path, lambda *_: None)
+    engine.close()
