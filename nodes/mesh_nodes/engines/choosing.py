@@ -22,6 +22,7 @@ _AHEAD = 1
 """Processes that wait on a GPU for a load."""
 _BLOBS = Path("store", "compiled")
 """In the node's state folder, beside its models."""
+_FOOTPRINTS = Path("footprints")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,8 @@ class BuiltEngine:
     asleep: Callable[[], tuple[SleepingModel, ...]] = tuple
     """What a load would find in the host's memory."""
     kept_bytes: int = 0
-    """Of the device's memory, for processes without an instance: those that sleep, or wait for one.
+    """Of the device's memory, beside that and without any instance: of processes that sleep or
+    wait, or what the engine keeps of its first load.
     """
     least_load_s: Callable[[], float] | None = None
     """Measures what a load takes whatever its bytes, in about half a second. None: it is no engine
@@ -50,14 +52,23 @@ def build_engine(options: NodeOptions) -> BuiltEngine:
     if options.engine is EngineName.VLLM:
         return _vllm(options)
     try:
-        from mesh_nodes.engines.openvino import OpenVinoEngine
+        from mesh_nodes.engines.openvino import ENGINE_BYTES, OpenVinoEngine
     except ModuleNotFoundError as error:
         raise Unavailable(
             f"the engine of CPU nodes is not installed: there is no module {error.name!r}",
             hint="pip install 'mesh-serve[cpu]'",
         ) from error
-    engine = OpenVinoEngine(threads=options.threads, blobs_path=options.home / _BLOBS)
-    return BuiltEngine(TextEngine(engine), own_resident_bytes, least_load_s=engine.least_load_s)
+    engine = OpenVinoEngine(
+        threads=options.threads,
+        blobs_path=options.home / _BLOBS,
+        footprints_path=options.home / _FOOTPRINTS,
+    )
+    return BuiltEngine(
+        TextEngine(engine),
+        own_resident_bytes,
+        kept_bytes=ENGINE_BYTES,
+        least_load_s=engine.least_load_s,
+    )
 
 
 def _vllm(options: NodeOptions) -> BuiltEngine:
