@@ -21,8 +21,9 @@ _IR_OVERHEAD = 1.25
 """An IR's repacked weights over the stored ones: measured with 4-bit groups."""
 _GRAPH_BYTES = 72 * 2**20
 """The graph, the allocator's slack, and half of it kernels, once all of `shapes` have occurred."""
-ENGINE_BYTES = 40 * 2**20
-"""What the process holds once it has had an instance: code of graph passes, allocators' slack."""
+ENGINE_BYTES = 56 * 2**20
+"""What the process holds beside instances once it has had one: 38 MiB that stay when all have gone
+(code of graph passes, kernels), and what its allocator keeps until it is trimmed."""
 _PREFILL_TOKENS = 512
 """Tokens of an iteration that activations are reckoned for."""
 BATCH_MAX = 128
