@@ -23,7 +23,7 @@ from mesh.domain.steps import LoadOrder
 from mesh.memory.footprints import SEEN_MIN
 from mesh_loader.store import ModelStore, StoredModel
 from mesh_nodes.engines.openvino import ENGINE_BYTES, OpenVinoEngine
-from mesh_nodes.engines.openvino.books import SIZES_MIN
+from mesh_nodes.engines.openvino.footprint import KERNEL_SIZES
 from tests.support.tiny_model import LlamaShape, write_llama
 
 BILLION = LlamaShape(hidden=2048, intermediate=5632, layers=22, heads=32, kv_heads=4, head_size=64)
@@ -83,7 +83,7 @@ def _live(engine: OpenVinoEngine, info: ModelInfo, path: Path) -> None:
     engine.load(order, lambda *_: None)
     decodes = [
         IterationShape(decode_batch=batch, decode_context_tokens=32)
-        for batch in (*range(1, SIZES_MIN), 128)
+        for batch in (*range(1, KERNEL_SIZES), 128)
     ]
     for shape in (*decodes, IterationShape(prefill_tokens=512)):
         engine.measure(INSTANCE, shape)

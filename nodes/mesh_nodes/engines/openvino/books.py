@@ -20,9 +20,8 @@ from mesh_nodes.engines.openvino.compilation import KvPrecision
 from mesh_nodes.engines.openvino.footprint import Reached, estimate, unmet_bytes
 from mesh_nodes.engines.openvino.weights import WeightPrecision
 
-SIZES_MIN = 24
-"""Sizes of iterations that an instance has met before what it holds counts as whole: for each one
-OpenVINO builds kernels and keeps them."""
+SIZES_MIN = 8
+"""Sizes of iterations that an instance has met before what it holds counts towards booking less."""
 SHAPES_MAX = 1024
 """Of which anything is remembered; the ones seen longest ago go."""
 

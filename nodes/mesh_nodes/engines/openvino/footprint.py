@@ -21,6 +21,9 @@ _IR_OVERHEAD = 1.25
 """An IR's repacked weights over the stored ones: measured with 4-bit groups."""
 _GRAPH_BYTES = 72 * 2**20
 """The graph, the allocator's slack, and half of it kernels, once all of `shapes` have occurred."""
+_KERNELS_BYTES = _GRAPH_BYTES // 2
+KERNEL_SIZES = 64
+"""Sizes of iterations, in tokens, after which nearly all kernels are there."""
 ENGINE_BYTES = 56 * 2**20
 """What the process holds beside instances once it has had one: 38 MiB that stay when all have gone
 (code of graph passes, kernels), and what its allocator keeps until it is trimmed."""
@@ -78,9 +81,14 @@ def activation_bytes(model: ModelInfo, *, tokens: int, rows: int) -> int:
 
 
 def unmet_bytes(model: ModelInfo, reached: Reached) -> int:
-    """What the largest iteration takes over the largest that an instance has computed."""
+    """What the largest iteration takes over the largest that an instance has computed, and kernels
+    for sizes that it has not met.
+    """
+    sizes_left = max(KERNEL_SIZES - len(reached.sizes), 0)
+    kernels_bytes = _KERNELS_BYTES * sizes_left // KERNEL_SIZES
     most = activation_bytes(model, tokens=_PREFILL_TOKENS, rows=BATCH_MAX)
-    return max(most - activation_bytes(model, tokens=reached.tokens, rows=reached.rows), 0)
+    met = activation_bytes(model, tokens=reached.tokens, rows=reached.rows)
+    return kernels_bytes + max(most - met, 0)
 
 
 def _parameter_bytes(model: ModelInfo, weights: WeightPrecision) -> float:

@@ -10,7 +10,7 @@ from mesh.domain.model import ModelInfo
 from mesh.memory.footprints import SEEN_MIN
 from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine, WeightPrecision
 from mesh_nodes.engines.openvino.books import SIZES_MIN, FootprintBooks
-from mesh_nodes.engines.openvino.footprint import BATCH_MAX, Reached, estimate
+from mesh_nodes.engines.openvino.footprint import BATCH_MAX, KERNEL_SIZES, Reached, estimate
 from tests.nodes.engines.openvino.tiny import TinyModel
 from tests.nodes.engines.serving import load
 
@@ -29,7 +29,7 @@ def books(path: Path | None) -> FootprintBooks:
 
 def whole_life(tokens: int = 512) -> Reached:
     """It has met the largest iteration, so that nothing is reckoned on top."""
-    reached = Reached(sizes=set(range(1, SIZES_MIN + 1)))
+    reached = Reached(sizes=set(range(KERNEL_SIZES)))
     reached.note(tokens, BATCH_MAX)
     return reached
 
