@@ -220,6 +220,7 @@ class ModelStore:
         write_json(staged / "model.json", to_json(info))
         progress("write digests", 0.0)
         write_index(staged)
+        progress("write digests", 1.0)
         return info
 
     def _publish(self, staged: Path, model_id: ModelId) -> StoredModel:

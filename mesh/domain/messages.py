@@ -171,6 +171,10 @@ class Heartbeat:
     rss_bytes: int
     engine_bytes: int = 0
     """Weights and KV caches by the engine's books, with pages that are still being given back."""
+    base_bytes: int = 0
+    """The most that the process has held beside them for two heartbeats in a row, while nothing was
+    loaded or unloaded: what is not any instance's. 0: not known.
+    """
     instances: tuple[InstanceReport, ...] = ()
     load_slowdown: float = 1.0
     """By which a load beside them lengthens iterations, as learned; 1 on a node that knows none."""

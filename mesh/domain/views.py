@@ -127,6 +127,8 @@ class NodeSnapshot:
     asleep: tuple[ModelId, ...] = ()
     """Unloaded models whose weights are in its host's memory."""
     load_times: tuple[LoadTimesView, ...] = ()
+    footprints: tuple[tuple[str, Footprint], ...] = ()
+    """By shape: what an instance is booked at here, as the last one that was loaded said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

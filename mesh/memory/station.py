@@ -67,10 +67,10 @@ class _Holding:
 @dataclass(slots=True, kw_only=True, eq=False)
 class ReservationStation:
     """Invariants: promised and tracked bytes stay within the capacity, unless a node reports more
-    than was promised of it (`record`, or `done` of a shrink that failed); a reservation starts once
-    at most; what waits starts as soon as what runs has freed enough for it, and a load when no
-    other of its kind runs. Within the promise, nothing but loads waits any more once all that runs
-    has been done twice over.
+    than was promised of it (`record`, or `done` of a shrink that failed) or has less for instances
+    than it said (`limit`); a reservation starts once at most; what waits starts as soon as what
+    runs has freed enough for it, and a load when no other of its kind runs. Within the promise,
+    nothing but loads waits any more once all that runs has been done twice over.
     """
 
     capacity_bytes: int
@@ -83,6 +83,10 @@ class ReservationStation:
     def free_bytes(self) -> int:
         """What can be promised."""
         return self.capacity_bytes - self.promised_bytes
+
+    def limit(self, capacity_bytes: int) -> None:
+        """The node has less for instances than was thought, perhaps less than is promised."""
+        self.capacity_bytes = capacity_bytes
 
     def size_bytes(self, instance_id: InstanceId) -> int:
         """What an instance will hold when all is done; 0 for an unknown one."""

@@ -45,6 +45,7 @@ def report_to_wire(report: NodeReport) -> pb.NodeReport:
             beat = pb.Heartbeat(
                 rss_bytes=report.rss_bytes,
                 engine_bytes=report.engine_bytes,
+                base_bytes=report.base_bytes,
                 instances=map(_instance_to_wire, report.instances),
                 load_slowdown=report.load_slowdown,
                 models=_held_to_wire(report.models),
@@ -81,6 +82,7 @@ def report_from_wire(message: pb.NodeReport) -> NodeReport:
             return Heartbeat(
                 rss_bytes=beat.rss_bytes,
                 engine_bytes=beat.engine_bytes,
+                base_bytes=beat.base_bytes,
                 instances=tuple(_instance_from_wire(i) for i in beat.instances),
                 load_slowdown=factor_from_wire(beat.load_slowdown, beat, "load_slowdown"),
                 models=_held_from_wire(beat.models) if beat.HasField("models") else None,

@@ -172,10 +172,8 @@ def _loads(
 
 def _base_bytes(limit_bytes: int, base_bytes: int) -> int:
     """What this node takes without any instance: now that its modules and its engine are there, and
-    nothing has been loaded; and what processes without an instance will hold.
+    nothing has been loaded; and what its engine will hold without an instance.
 
-    What an engine allocates with its first load and keeps is not in it, since only a load shows it
-    (of OpenVINO 20 MiB: code of its graph passes, and the allocator's slack).
     Raises InvalidInput when the node may not take more than that.
     """
     if limit_bytes <= base_bytes:

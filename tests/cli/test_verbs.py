@@ -61,8 +61,8 @@ def test_describe_shows_a_node_with_its_instances(cell: RunningCell, chat: str) 
     assert cell.mesh("invoke", "chat", "hello", "--max-tokens", "2").code == 0
     ran = cell.mesh("describe", "cpu0")
     assert (ran.code, ran.err) == (0, "")
-    *of_node, loads, a, b, c, d = [part.split()[0] for part in ran.out.split("\n\n")]
-    assert (of_node, loads) == (["NODE"] * 2, "LOADS_FROM")
+    *of_node, loads, shapes, a, b, c, d = [part.split()[0] for part in ran.out.split("\n\n")]
+    assert (of_node, loads, shapes) == (["NODE"] * 2, "LOADS_FROM", "SHAPE")
     assert {a, b, c, d} == {"INSTANCE"}
     assert "STALLS  LONGEST_S  LAST_AGO_S" in ran.out
     found = json.loads(cell.mesh("describe", "cpu0", "-o", "json").out)
@@ -70,6 +70,8 @@ def test_describe_shows_a_node_with_its_instances(cell: RunningCell, chat: str) 
     (instance,) = [i for i in found["instances"] if i["deployment"] == "chat"]
     assert instance["correction_planned"] > 0
     assert sorted(instance["stalls"]) == ["ago_s", "count", "longest_s"]
+    (footprint,) = found["footprints"].values()
+    assert footprint["weights_bytes"] == instance["weights_bytes"]
     (times,) = found["load_times"]
     assert times["tier"] == "disk"
     assert times["loads"] >= 1

@@ -341,6 +341,12 @@ class LocalNode:
     """Both as of the last heartbeat."""
     models: tuple[HeldModel, ...] | None = None
     """Those at hand; None until they have been looked at."""
+    beside_bytes: int = 0
+    """Of the process's memory, what was beside the engine's books at the last heartbeat; 0 while
+    any load or unload was under way.
+    """
+    base_bytes: int = 0
+    """See `Heartbeat.base_bytes`."""
 
     def loading(self) -> bool:
         """Whether a load takes part of the machine."""
@@ -413,6 +419,11 @@ class LocalNode:
         self.rss_bytes, self.engine_bytes = due.rss_bytes, due.engine_bytes
         if due.models is not None:
             self.models = due.models
+        settled = all(i.state is LocalState.READY for i in self.instances.values())
+        beside_bytes = due.rss_bytes - due.engine_bytes if settled and not self.loading() else 0
+        # Both sizes are read one after the other: a single reading may be amid a change.
+        self.base_bytes = max(self.base_bytes, min(beside_bytes, self.beside_bytes))
+        self.beside_bytes = beside_bytes
         for instance in self.instances.values():
             instance.encourage()
 
@@ -421,6 +432,7 @@ class LocalNode:
         return Heartbeat(
             rss_bytes=self.rss_bytes,
             engine_bytes=self.engine_bytes,
+            base_bytes=self.base_bytes,
             instances=self.reports(now_s),
             load_slowdown=self.load_slowdown.latest,
             models=models,

@@ -22,6 +22,7 @@ _AHEAD = 1
 """Processes that wait on a GPU for a load."""
 _BLOBS = Path("store", "compiled")
 """In the node's state folder, beside its models."""
+_FOOTPRINTS = Path("footprints")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,8 @@ class BuiltEngine:
     nearer: Callable[[Sequence[Path]], tuple[HeldModel, ...]] = lambda folders: ()
     """What a load would find nearer than on the disk, given the folders of the stored models."""
     kept_bytes: int = 0
-    """Of the device's memory, for processes without an instance: those that sleep, or wait for one.
+    """Of the device's memory, beside that and without any instance: of processes that sleep or
+    wait, or what the engine keeps of its first load.
     """
     least_load_s: Callable[[], float] | None = None
     """Measures what a load takes whatever its bytes, in about half a second. None: it is no engine
@@ -50,19 +52,23 @@ def build_engine(options: NodeOptions) -> BuiltEngine:
     if options.engine is EngineName.VLLM:
         return _vllm(options)
     try:
-        from mesh_nodes.engines.openvino import OpenVinoEngine
+        from mesh_nodes.engines.openvino import ENGINE_BYTES, OpenVinoEngine
     except ModuleNotFoundError as error:
         raise Unavailable(
             f"the engine of CPU nodes is not installed: there is no module {error.name!r}",
             hint="pip install 'mesh-serve[cpu]'",
         ) from error
     engine = OpenVinoEngine(
-        threads=options.threads, blobs_path=options.home / _BLOBS, verify=options.verify
+        threads=options.threads,
+        blobs_path=options.home / _BLOBS,
+        footprints_path=options.home / _FOOTPRINTS,
+        verify=options.verify,
     )
     return BuiltEngine(
         TextEngine(engine),
         own_resident_bytes,
         nearer=engine.prepared,
+        kept_bytes=ENGINE_BYTES,
         least_load_s=engine.least_load_s,
     )
 

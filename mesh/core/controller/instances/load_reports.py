@@ -36,6 +36,7 @@ def take_over_size(ctx: EventContext, instance: InstanceEntry, said: InstanceLoa
     owner.note_footprint(node.hello.engine, said.footprint)
     # Another instance may have said it while this one was loading.
     estimated = promised != node.footprint_of(owner.deployment)
+    node.note_footprint(owner.deployment.model, said.footprint)
     return not (estimated and node.free_bytes < 0)
 
 

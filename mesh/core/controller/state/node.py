@@ -14,7 +14,7 @@ from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId
 from mesh.domain.lifecycle import NODE, InstanceState, NodeState, advance
 from mesh.domain.messages import Heartbeat, NodeHello
-from mesh.domain.model import Footprint
+from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.steps import HeldModel, LoadTier
 from mesh.memory.demand import estimate_footprint
@@ -22,6 +22,9 @@ from mesh.memory.station import ReservationKind, ReservationStation
 
 if TYPE_CHECKING:
     from mesh.core.controller.state.deployment import DeploymentEntry
+
+FOOTPRINTS_MAX = 256
+"""Shapes of which a node's own footprints are kept: those that were loaded there last."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -33,6 +36,11 @@ class NodeEntry:
     station: ReservationStation
     last_seen_s: float
     state: NodeState = NodeState.READY
+    base_bytes: int = field(init=False)
+    """What its process holds beside all instances: as it stated, or more, as heartbeats have told.
+    """
+    footprints: dict[str, Footprint] = field(default_factory=dict)
+    """What an instance of a shape takes here, as the last one that was loaded said."""
     rss_bytes: int = 0
     engine_bytes: int = 0
     iteration_started_s: float | None = None
@@ -56,6 +64,7 @@ class NodeEntry:
 
     def __post_init__(self) -> None:
         self.node_id, self.device = self.hello.node_id, self.hello.device
+        self.base_bytes = self.hello.base_bytes
         if self.hello.models is not None:
             self.held = _by_id(self.hello.models)
 
@@ -94,6 +103,10 @@ class NodeEntry:
         return enough and self.device in spec.devices
 
     def footprint_of(self, deployment: Deployment) -> Footprint:
+        """As instances of the shape said here; else as an engine of its kind stated, or about."""
+        here = self.footprints.get(deployment.model.shape)
+        if here is not None:
+            return here
         for engine, footprint in deployment.footprints:
             if engine == self.hello.engine:
                 return footprint
@@ -167,8 +180,18 @@ class NodeEntry:
         self.load_slowdown = max(said.load_slowdown, 1.0)
         if said.models is not None:
             self.held = _by_id(said.models)
+        if said.base_bytes > self.base_bytes:
+            self.base_bytes = said.base_bytes
+            self.station.limit(max(self.hello.memory_bytes - said.base_bytes, 0))
         # Time alone eases it, too: `Correction.planned` forgets the worst of the last seconds.
         self.ease()
+
+    def note_footprint(self, model: ModelInfo, footprint: Footprint) -> None:
+        """A load has shown what an instance of the model's shape takes here."""
+        self.footprints.pop(model.shape, None)
+        self.footprints[model.shape] = footprint
+        while len(self.footprints) > FOOTPRINTS_MAX:
+            del self.footprints[next(iter(self.footprints))]
 
     def note_stored(self, model_id: ModelId) -> None:
         """Its store has the model now, which it says by itself only with its next heartbeat."""

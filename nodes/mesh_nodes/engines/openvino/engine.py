@@ -38,13 +38,14 @@ from mesh_nodes.engines.openvino.blob_folder import BlobFolder
 from mesh_nodes.engines.openvino.blob_index import BlobIndex
 from mesh_nodes.engines.openvino.blob_maker import BlobMaker
 from mesh_nodes.engines.openvino.blob_wish import BlobWish
+from mesh_nodes.engines.openvino.books import FootprintBooks
 from mesh_nodes.engines.openvino.compilation import (
     CompiledGraph,
     Compiler,
     KvPrecision,
     engine_errors,
 )
-from mesh_nodes.engines.openvino.footprint import BATCH_MAX, estimate
+from mesh_nodes.engines.openvino.footprint import BATCH_MAX
 from mesh_nodes.engines.openvino.instance import Instance
 from mesh_nodes.engines.openvino.kv_cache import KvResize
 from mesh_nodes.engines.openvino.least_load import least_load_s
@@ -57,6 +58,10 @@ BUSY_LOAD_FACTOR = 2.0
 def _cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def _resident_bytes() -> int:
+    return int(psutil.Process().memory_info().rss)
 
 
 def _available_bytes() -> int:
@@ -76,6 +81,7 @@ class OpenVinoEngine:
         available_bytes: Callable[[], int] = _available_bytes,
         blobs_path: Path | None = None,
         verify: Verify = Verify.FIRST,
+        footprints_path: Path | None = None,
     ) -> None:
         """`threads`: cores to compute on, those that the process may use unless given.
         `kv_resize`: how KV caches grow and shrink; tokens do not depend on it.
@@ -83,9 +89,15 @@ class OpenVinoEngine:
         `blobs_path`: the folder of what lets a shape's second load do without a compile; without
         one every load compiles.
         `verify`: when a load checks the digests of its files.
+        `footprints_path`: the folder of what instances were seen to take; without one the engine
+        learns it anew.
         """
         self._weights = weights
         self._kv = kv
+        books = f"{self.capabilities.version}-{weights}-{kv}.json"
+        self._books = FootprintBooks(
+            weights=weights, kv=kv, path=footprints_path and footprints_path / f"openvino-{books}"
+        )
         self._kv_resize = kv_resize
         self._available_bytes = available_bytes
         self._threads = threads or _cores()
@@ -100,6 +112,7 @@ class OpenVinoEngine:
         self._instances: dict[InstanceId, Instance] = {}
         self._lock = threading.Lock()
         """Guards the table alone, never an instance."""
+        self._loads_begun = self._loads_ended = 0
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -127,7 +140,7 @@ class OpenVinoEngine:
         """Instances end with the agent, and never before it."""
 
     def footprint(self, model: ModelInfo) -> Footprint:
-        return estimate(model, weights=self._weights, kv=self._kv)
+        return self._books.footprint(model)
 
     def prepare(self, model: ModelInfo, model_path: Path, progress: Progress) -> None:
         self._compiler.prepare(model, model_path, progress)
@@ -143,12 +156,15 @@ class OpenVinoEngine:
         start_s = time.perf_counter()
         self._check(order)
         shares = self._compiler.in_use(order.model_path, order.context_tokens_max)
+        self._loads_begun += 1
         try:
             instance, graph = self._bring_up(order, progress)
         except BaseException as error:
             _drop_frames(error)
             _return_memory()
             raise
+        finally:
+            self._loads_ended += 1
         with self._lock:
             self._instances[order.instance_id] = instance
         progress("loaded", 1.0)
@@ -164,10 +180,19 @@ class OpenVinoEngine:
     def unload(self, instance_id: InstanceId) -> None:
         with self._lock:
             instance = self._instances.pop(instance_id, None)
-        if instance is not None:
-            instance.close()
-            del instance
-            _return_memory()
+            others = list(self._instances.values())
+        if instance is None:
+            return
+        instance.close()
+        _return_memory()
+        model, reached = instance.model, instance.reached
+        shared = any(map(instance.shares_with, others))
+        before_bytes, moment = self._beside_kv_bytes(), self._moment()
+        del instance
+        _return_memory()
+        freed_bytes = before_bytes - self._beside_kv_bytes()
+        if not shared and moment == self._moment() and self._loads_begun == self._loads_ended:
+            self._books.note(model, freed_bytes, reached)
 
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> None:
         self._instance(instance_id).submit(request)
@@ -205,6 +230,14 @@ class OpenVinoEngine:
         self._blob_maker.close()
         for instance_id in list(self._instances):
             self.unload(instance_id)
+
+    def _beside_kv_bytes(self) -> int:
+        return _resident_bytes() - sum(books.kv_held_bytes for books in self.memory())
+
+    def _moment(self) -> tuple[int, ...]:
+        """Differs when something else moved memory in the meantime."""
+        held = [books.kv_held_bytes for books in self.memory()]
+        return (self._loads_begun, *held)
 
     def _check(self, order: LoadOrder) -> None:
         if order.instance_id in self._instances:
