@@ -82,6 +82,22 @@ def test_who_could_hardly_be_in_time_behind_another_load_gets_a_free_link_if_the
     assert len(used) == (2 if apart else 1)
 
 
+def test_who_shares_weights_is_promised_them_when_their_load_is_over_and_not_before() -> None:
+    """Loads take 1 s, and 0.25 s with weights that are there."""
+    cell = CellUnderTest(*(deployment(name, slo=BY_LENGTH) for name in ("a", "b")))
+    tiers = ((LoadTier.DISK, 1.0), (LoadTier.HOST, 0.25))
+    rates = tuple((tier, LoadRate(fixed_s=s, bytes_per_s=inf)) for tier, s in tiers)
+    link, _ = cell.join(replace(hello(), shares_weights=True, load_rates=rates))
+    (first,) = commands(cell.invoke(request("r1", of="a")), LoadInstance)
+    assert not commands(cell.invoke(request("r2", of="b")), LoadInstance)
+    (node,) = cell.core.cell.nodes.values()
+    assert list(loads_end_s(node, cell.now_s).values()) == [101.0, 101.25]
+    cell.now_s = 101.0
+    (second,) = commands(cell.loaded(link, first.instance_id), LoadInstance)
+    assert second.deployment == "b"
+    assert node.load_kind_of(deployment("c")) is ReservationKind.WAKE
+
+
 def test_a_wake_waits_for_no_load_from_the_disk() -> None:
     cell = cell_that_loads()
     (node,) = cell.core.cell.nodes.values()

@@ -249,7 +249,7 @@ def test_a_node_says_what_it_has_when_it_joins() -> None:
 @pytest.mark.parametrize(
     ("state", "tier"),
     [
-        (InstanceState.LOADING, LoadTier.HOST),
+        (InstanceState.LOADING, LoadTier.DISK),
         (InstanceState.READY, LoadTier.HOST),
         (InstanceState.PARKED, LoadTier.HOST),
         (InstanceState.UNLOADING, LoadTier.DISK),
