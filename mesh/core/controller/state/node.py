@@ -155,9 +155,10 @@ class NodeEntry:
         wakes = self.tier_of(deployment) is LoadTier.HOST and not comes_after
         return ReservationKind.WAKE if wakes else ReservationKind.LOAD
 
-    def reclaimable(self) -> Sequence[tuple[InstanceId, int]]:
+    def reclaimable(self, sparing: Deployment | None = None) -> Sequence[tuple[InstanceId, int]]:
         idle = [i for i in self.instances.values() if self.may_go(i)]
-        idle.sort(key=lambda i: (i.idle_since_s, i.instance_id))
+        spared = self._sharers(sparing) if sparing is not None else []
+        idle.sort(key=lambda i: (i in spared, i.idle_since_s, i.instance_id))
         return [(i.instance_id, self.station.size_bytes(i.instance_id)) for i in idle]
 
     def obtainable_bytes(self) -> int:

@@ -7,11 +7,15 @@ import pytest
 
 from mesh.core.controller.instances.loading_lane import OVERDUE_SHARE, lane_ends_s, loads_end_s
 from mesh.domain.actions import TellAccepted
-from mesh.domain.messages import Heartbeat, LoadInstance
+from mesh.domain.ids import ModelId
+from mesh.domain.messages import Heartbeat, LoadInstance, UnloadInstance
 from mesh.domain.slo import Slo
 from mesh.domain.steps import HeldModel, LoadRate, LoadTier
 from mesh.memory.station import ReservationKind
+from tests.core.admission import instance as loaded
+from tests.core.admission import node as node_with
 from tests.core.cells import (
+    MIB,
     MODEL,
     CellUnderTest,
     commands,
@@ -96,6 +100,16 @@ def test_who_shares_weights_is_promised_them_when_their_load_is_over_and_not_bef
     (second,) = commands(cell.loaded(link, first.instance_id), LoadInstance)
     assert second.deployment == "b"
     assert node.load_kind_of(deployment("c")) is ReservationKind.WAKE
+
+
+def test_a_load_does_not_take_the_place_of_the_instance_whose_weights_it_takes() -> None:
+    """Two instances idle alike on a node that has no room for a third."""
+    other = replace(MODEL, model_id=ModelId("other"))
+    cell = CellUnderTest(deployment("a"), deployment("b"), replace(deployment("x"), model=other))
+    idle = loaded("a1", "a"), replace(loaded("x1", "x"), model_id=other.model_id)
+    cell.join(replace(node_with("n1", *idle, memory_bytes=640 * MIB), shares_weights=True))
+    asked = cell.invoke(request("r1", of="b"))
+    assert [unload.instance_id for unload in commands(asked, UnloadInstance)] == ["x1"]
 
 
 def test_a_wake_waits_for_no_load_from_the_disk() -> None:
