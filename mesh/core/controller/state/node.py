@@ -150,9 +150,11 @@ class NodeEntry:
         """With which loads one of the deployment's model would queue. One that shares weights which
         are still being loaded waits for the end of that load, as other loads do.
         """
-        sharers = self._sharers(deployment)
+        tier, sharers = self.tier_of(deployment), self._sharers(deployment)
+        if tier is LoadTier.REMOTE:
+            return ReservationKind.IMPORT
         comes_after = bool(sharers) and not any(i.is_loaded for i in sharers)
-        wakes = self.tier_of(deployment) is LoadTier.HOST and not comes_after
+        wakes = tier is LoadTier.HOST and not comes_after
         return ReservationKind.WAKE if wakes else ReservationKind.LOAD
 
     def reclaimable(self, sparing: Deployment | None = None) -> Sequence[tuple[InstanceId, int]]:

@@ -124,3 +124,19 @@ def test_a_wake_waits_for_no_load_from_the_disk() -> None:
     assert ends_s[woken.instance_id] == cell.now_s + instance.load_s
     assert lane_ends_s(node, cell.now_s, ReservationKind.WAKE) == ends_s[woken.instance_id]
     assert lane_ends_s(node, cell.now_s, ReservationKind.LOAD) == cell.now_s + 2.0
+
+
+def test_no_load_from_the_disk_waits_for_the_import_of_another_model() -> None:
+    """An import takes 20 s, a load from the disk 1 s."""
+    far = replace(MODEL, model_id=ModelId("far"))
+    cell = CellUnderTest(replace(deployment("far"), model=far), deployment("a"), deployment("b"))
+    tiers = ((LoadTier.REMOTE, 20.0), (LoadTier.DISK, 1.0))
+    rates = tuple((tier, LoadRate(fixed_s=s, bytes_per_s=inf)) for tier, s in tiers)
+    stored = HeldModel(model_id=MODEL.model_id, tier=LoadTier.DISK)
+    cell.join(replace(hello(), models=(stored,), load_rates=rates))
+    assert commands(cell.invoke(request("r1", of="far")), LoadInstance)
+    assert commands(cell.invoke(request("r2", of="a")), LoadInstance)
+    assert not commands(cell.invoke(request("r3", of="b")), LoadInstance), "behind the other one"
+    (node,) = cell.core.cell.nodes.values()
+    ends_s = {i.split("-")[0]: at_s for i, at_s in loads_end_s(node, cell.now_s).items()}
+    assert (ends_s["far"], ends_s["a"]) == (120.0, 101.0)
