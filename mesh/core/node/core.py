@@ -119,8 +119,8 @@ class NodeCore:
             case CommandReceived():
                 self._command(ctx, event.command)
             case HeartbeatDue():
-                self._node.beat(event)
-                ctx.report(self._node.heartbeat(ctx.now_s, event.models))
+                models = self._node.beat(event)
+                ctx.report(self._node.heartbeat(ctx.now_s, models))
             case MeasureFinished() | MeasureBroke():
                 self._node.end_turn()
                 measuring.measured(ctx, self._node, event)

@@ -149,7 +149,7 @@ def loading(
     if instance is None:
         return
     if isinstance(event, LoadFinished | LoadBroke):
-        node.end_load()
+        node.end_load(event.loaded.tier if isinstance(event, LoadFinished) else None)
     instance_id = event.instance_id
     match event:
         case LoadProgressed():

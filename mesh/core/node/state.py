@@ -18,7 +18,7 @@ from mesh.domain.profile import IterationShape, Profile
 from mesh.domain.reasons import TurnRule
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import next_due_s
-from mesh.domain.steps import HeldModel
+from mesh.domain.steps import HeldModel, LoadTier
 from mesh.request.run_queues import Prompt, RunQueue
 from mesh.request.shadow import OVERESTIMATE
 from mesh.request.turns import Grant, note_turn
@@ -341,6 +341,8 @@ class LocalNode:
     """Both as of the last heartbeat."""
     models: tuple[HeldModel, ...] | None = None
     """Those at hand; None until they have been looked at."""
+    woken: bool = False
+    """A load has used up one that slept since the controller was told of them."""
     beside_bytes: int = 0
     """Of the process's memory, what was beside the engine's books at the last heartbeat; 0 while
     any load or unload was under way.
@@ -381,8 +383,10 @@ class LocalNode:
         instance.begin_load()
         self.loads += 1
 
-    def end_load(self) -> None:
+    def end_load(self, tier: LoadTier | None) -> None:
+        """`tier`: from where the weights came; None for one that failed."""
         self.loads -= 1
+        self.woken |= tier is LoadTier.HOST
 
     def begin_turn(self, grant: Grant, now_s: float) -> None:
         """The engine computes for one instance; the others are passed over."""
@@ -414,11 +418,18 @@ class LocalNode:
         """False if there is no such import."""
         return self.imports.pop(operation_id, None) is not None
 
-    def beat(self, due: HeartbeatDue) -> None:
-        """What the process and its engine say of themselves; starved instances may try again."""
+    def beat(self, due: HeartbeatDue) -> tuple[HeldModel, ...] | None:
+        """What the process and its engine say of themselves; starved instances may try again. The
+        models to tell the controller of: after a wake also those that are as they were, for what it
+        has struck off its list may sleep again.
+        """
         self.rss_bytes, self.engine_bytes = due.rss_bytes, due.engine_bytes
-        if due.models is not None:
-            self.models = due.models
+        told = due.models
+        if told is not None:
+            self.models = told
+        elif self.woken:
+            told = self.models
+        self.woken = False
         settled = all(i.state is LocalState.READY for i in self.instances.values())
         beside_bytes = due.rss_bytes - due.engine_bytes if settled and not self.loading() else 0
         # Both sizes are read one after the other: a single reading may be amid a change.
@@ -426,6 +437,7 @@ class LocalNode:
         self.beside_bytes = beside_bytes
         for instance in self.instances.values():
             instance.encourage()
+        return told
 
     def heartbeat(self, now_s: float, models: tuple[HeldModel, ...] | None = None) -> Heartbeat:
         """`models`: those at hand, where the controller does not know them yet."""

@@ -36,6 +36,7 @@ Answer = InstanceLoaded | LoadFailed | InstanceGone | KvResized
 KINDS: dict[ReservationKind, type[Command]] = {
     ReservationKind.LOAD: LoadInstance,
     ReservationKind.WAKE: LoadInstance,
+    ReservationKind.IMPORT: LoadInstance,
     ReservationKind.RESIZE: ResizeKv,
     ReservationKind.UNLOAD: UnloadInstance,
 }

@@ -82,8 +82,7 @@ class NodeEntry:
 
     def is_loading(self) -> bool:
         """Whether a load runs on it, which slows its iterations down."""
-        loading = [i for i in self.instances.values() if i.state is InstanceState.LOADING]
-        return any(self.station.running(i.instance_id) for i in loading)
+        return any(self._load_runs(i) for i in self.instances.values())
 
     def computes_beside_load(self) -> bool:
         """Whether it will compute beside one more load: for requests that it has, or for those that
@@ -113,16 +112,15 @@ class NodeEntry:
         return estimate_footprint(deployment.model)
 
     def tier_of(self, deployment: Deployment) -> LoadTier:
-        """From where it would load the deployment's model."""
-        model_id, context_tokens_max = deployment.model.model_id, deployment.context_tokens_max
-        if self.hello.shares_weights and self._runs(model_id, context_tokens_max):
+        """From where it would load the deployment's model, were it to begin next."""
+        if self._sharers(deployment):
             return LoadTier.HOST
         if self.held is None:
             return LoadTier.DISK
         tiers = [
             held.tier
-            for held in self.held.get(model_id, ())
-            if held.context_tokens_max in (0, context_tokens_max)
+            for held in self.held.get(deployment.model.model_id, ())
+            if held.context_tokens_max in (0, deployment.context_tokens_max)
         ]
         return max(tiers, key=lambda tier: tier.nearness, default=LoadTier.REMOTE)
 
@@ -131,21 +129,38 @@ class NodeEntry:
         every = (model for held in (self.held or {}).values() for model in held)
         return tuple(model.model_id for model in every if model.tier is LoadTier.HOST)
 
-    def _runs(self, model_id: ModelId, context_tokens_max: int) -> bool:
-        """Whether it has loaded an instance of the kind."""
-        return any(
-            i.is_loaded and (i.model_id, i.context_tokens_max) == (model_id, context_tokens_max)
+    def _sharers(self, deployment: Deployment) -> list[InstanceEntry]:
+        """Whose weights an instance of the deployment would take: those that are loaded, or whose
+        load runs. A load that waits may come after it, and then takes them from it.
+        """
+        if not self.hello.shares_weights:
+            return []
+        kind = deployment.model.model_id, deployment.context_tokens_max
+        return [
+            i
             for i in self.instances.values()
-        )
+            if (i.model_id, i.context_tokens_max) == kind and (i.is_loaded or self._load_runs(i))
+        ]
+
+    def _load_runs(self, instance: InstanceEntry) -> bool:
+        loading = instance.state is InstanceState.LOADING
+        return loading and self.station.running(instance.instance_id) is not None
 
     def load_kind_of(self, deployment: Deployment) -> ReservationKind:
-        """With which loads one of the deployment's model would queue."""
-        wakes = self.tier_of(deployment) is LoadTier.HOST
+        """With which loads one of the deployment's model would queue. One that shares weights which
+        are still being loaded waits for the end of that load, as other loads do.
+        """
+        tier, sharers = self.tier_of(deployment), self._sharers(deployment)
+        if tier is LoadTier.REMOTE:
+            return ReservationKind.IMPORT
+        comes_after = bool(sharers) and not any(i.is_loaded for i in sharers)
+        wakes = tier is LoadTier.HOST and not comes_after
         return ReservationKind.WAKE if wakes else ReservationKind.LOAD
 
-    def reclaimable(self) -> Sequence[tuple[InstanceId, int]]:
+    def reclaimable(self, sparing: Deployment | None = None) -> Sequence[tuple[InstanceId, int]]:
         idle = [i for i in self.instances.values() if self.may_go(i)]
-        idle.sort(key=lambda i: (i.idle_since_s, i.instance_id))
+        spared = self._sharers(sparing) if sparing is not None else []
+        idle.sort(key=lambda i: (i in spared, i.idle_since_s, i.instance_id))
         return [(i.instance_id, self.station.size_bytes(i.instance_id)) for i in idle]
 
     def obtainable_bytes(self) -> int:
