@@ -177,15 +177,17 @@ class ModelStore:
         for folder in self.torn():
             shutil.rmtree(folder, ignore_errors=True)
 
-    def torn(self) -> list[Path]:
-        """What killed imports and removals left in staging: folders whose lock is free."""
-        return [folder for folder in sorted(self._staging.glob("*")) if self._is_stale(folder)]
-
-    def _is_stale(self, folder: Path) -> bool:
-        if folder.name.startswith(_REMOVED):
-            return True
-        with locks.held_if_free(self._locks / f"{folder.name}.lock") as stale:
-            return stale
+    def torn(self) -> Iterator[Path]:
+        """What killed imports and removals left in staging: folders whose lock is free. Each is
+        locked until the next is asked for: an import that begins in it meanwhile waits.
+        """
+        for folder in sorted(self._staging.glob("*")):
+            if folder.name.startswith(_REMOVED):
+                yield folder
+                continue
+            with locks.held_if_free(self._locks / f"{folder.name}.lock") as stale:
+                if stale:
+                    yield folder
 
     def _import(self, source: str, folder: Path, progress: Progress) -> StoredModel:
         downloads, staged = folder / "download", folder / "model"

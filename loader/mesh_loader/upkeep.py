@@ -17,7 +17,7 @@ from mesh.domain.errors import MeshError
 from mesh.domain.model import ModelFormat
 from mesh_loader import locks
 from mesh_loader.digests import INDEX, WEIGHTS_SUFFIX, Damage, damages, note_removed
-from mesh_loader.disk import writing
+from mesh_loader.disk import tree_bytes, writing
 from mesh_loader.store import ModelStore, StoredModel
 
 _PREFACE_BYTES = 4096
@@ -147,7 +147,7 @@ def _blob_damage(path: Path) -> str:
 
 def _taken(path: Path, why: str) -> Leftover:
     if path.is_dir():
-        size_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        size_bytes = tree_bytes(path)
         shutil.rmtree(path, ignore_errors=True)
     else:
         size_bytes = path.stat().st_size

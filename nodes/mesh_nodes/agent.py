@@ -246,7 +246,7 @@ class Agent:
 
     async def _look(self) -> None:
         """At the models at hand. A store that cannot be read is believed to be as it was."""
-        with suppress(StorageError):
+        with suppress(StorageError, OSError):
             self._models = await asyncio.to_thread(self._at_hand)
 
     def _at_hand(self) -> tuple[HeldModel, ...]:

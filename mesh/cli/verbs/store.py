@@ -18,6 +18,7 @@ from mesh.domain.model import ModelInfo
 from mesh.domain.units import format_bytes
 from mesh.wire.client import MeshClient
 from mesh_loader.digests import Damage
+from mesh_loader.disk import tree_bytes
 from mesh_loader.store import ModelStore, StoredModel
 from mesh_loader.upkeep import Leftover, collect, stored_damages
 
@@ -138,7 +139,7 @@ def rm(model_ids: tuple[str, ...], address: str, home: Path) -> None:
 
 
 def _listed(models: ModelStore, stored: StoredModel) -> _Listed:
-    size_bytes = sum(path.stat().st_size for path in stored.path.rglob("*") if path.is_file())
+    size_bytes = tree_bytes(stored.path)
     with models.unused(stored.info.model_id) as free:
         return _Listed(stored.info, size_bytes, not free)
 

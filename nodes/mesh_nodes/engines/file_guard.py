@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 POLL_S = 0.2
@@ -36,6 +36,10 @@ _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ct
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mremap.argtypes = (ctypes.c_void_p, *[ctypes.c_size_t] * 2, ctypes.c_int, ctypes.c_void_p)
 _libc.mremap.restype = ctypes.c_void_p
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+
+_Place = tuple[int, int, int]
+"""Begin and end of a range of addresses, and where in the file it begins."""
 
 log = logging.getLogger(__name__)
 
@@ -71,13 +75,15 @@ class FileGuard:
 
     def copy(self) -> None:
         """Replace the file's pages in this process by a copy of them. Raises OSError."""
-        for begin, end, offset in _places(self.descriptor):
-            _copy_over(self.descriptor, begin, end, offset)
+        for place in _places(self.descriptor):
+            _copy_over(self.descriptor, place)
 
     def let_go(self) -> None:
         """Give the lease back."""
         self.holds = False
-        fcntl.fcntl(self.descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        # The kernel takes it from a process that was stopped for too long.
+        with suppress(OSError):
+            fcntl.fcntl(self.descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
 
 class _Watch:
@@ -107,14 +113,22 @@ class _Watch:
                     return
             for guard in guards:
                 if guard.broken():
-                    self._rescue([g for g in guards if g.identity == guard.identity])
+                    self._rescue(guard.identity)
             # Else the last of them would live until the next look.
             del guards, guard
 
-    def _rescue(self, guards: list[FileGuard]) -> None:
-        """All of one file: whoever gives pages back waits until they are a copy's."""
+    def _rescue(self, identity: tuple[int, int]) -> None:
+        """All that is mapped of one file. Who would map it now waits, and so does whoever gives
+        pages back, until they are a copy's.
+        """
+        with self._lock:
+            _copy_for([g for g in self._guards if g.holds and g.identity == identity])
+
+
+def _copy_for(guards: list[FileGuard]) -> None:
+    with ExitStack() as held:
         for guard in guards:
-            guard.lock.acquire()
+            held.enter_context(guard.mapped())
         try:
             guards[0].copy()
             for guard in guards:
@@ -129,7 +143,6 @@ class _Watch:
         finally:
             for guard in guards:
                 guard.let_go()
-                guard.lock.release()
 
 
 _watch = _Watch()
@@ -150,28 +163,45 @@ def _lease(descriptor: int, path: Path) -> bool:
     raise OSError(errno.EAGAIN, "it is open for writing in another process", str(path))
 
 
-def _places(descriptor: int) -> Iterator[tuple[int, int, int]]:
-    """Begin and end of each range where the file is mapped, and where in the file it begins."""
-    inode, name = os.fstat(descriptor).st_ino, os.readlink(f"/proc/self/fd/{descriptor}")
-    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+def _places(descriptor: int) -> list[_Place]:
+    """All ranges where the file is mapped."""
+    inode = os.fstat(descriptor).st_ino
+    name = os.fsencode(os.readlink(f"/proc/self/fd/{descriptor}"))
+    found = []
+    # Bytes: other files that are mapped may have any name.
+    for line in Path("/proc/self/maps").read_bytes().split(b"\n")[:-1]:
         span, _, offset, _, number, *rest = line.split(maxsplit=5)
         if int(number) == inode and rest == [name]:
-            begin, end = (int(address, 16) for address in span.split("-"))
-            yield begin, end, int(offset, 16)
+            begin, end = (int(address, 16) for address in span.split(b"-"))
+            found.append((begin, end, int(offset, 16)))
+    return found
 
 
-def _copy_over(descriptor: int, begin: int, end: int, offset: int) -> None:
+def _copy_over(descriptor: int, place: _Place) -> None:
     """Put a copy there in one step: no reader meets anything between."""
+    begin, end, offset = place
     size_bytes = end - begin
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     fresh = _libc.mmap(None, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
     if fresh == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     memory, done = memoryview((ctypes.c_char * size_bytes).from_address(fresh)).cast("B"), 0
-    while count := os.preadv(descriptor, [memory[done : done + _READ_BYTES_MAX]], offset + done):
-        done += count
-    moved = _libc.mremap(
-        fresh, size_bytes, size_bytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, ctypes.c_void_p(begin)
-    )
-    if moved != begin:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    try:
+        while count := os.preadv(
+            descriptor, [memory[done : done + _READ_BYTES_MAX]], offset + done
+        ):
+            done += count
+        # Reading takes a second a gigabyte: an unload meanwhile leaves the addresses to others.
+        if any(
+            b <= begin and end <= e and o - b == offset - begin for b, e, o in _places(descriptor)
+        ):
+            moved = _libc.mremap(
+                *(fresh, size_bytes, size_bytes),
+                *(_MREMAP_MAYMOVE | _MREMAP_FIXED, ctypes.c_void_p(begin)),
+            )
+            if moved != begin:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            fresh = None
+    finally:
+        if fresh is not None:
+            _libc.munmap(fresh, size_bytes)

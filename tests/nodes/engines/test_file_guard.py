@@ -25,6 +25,20 @@ for mapped in (file, other):
     mapped.release_pages()
     print(mapped.array(np.dtype(np.uint8), (file.size_bytes,), 0).tobytes().hex(), flush=True)
 """
+AGAIN = """
+import sys
+from pathlib import Path
+import numpy as np
+from mesh_nodes.engines.openvino.mapped_file import MappedFile
+files = []
+for _ in range(3):
+    files.append(MappedFile(Path(sys.argv[1])))
+    print("mapped", flush=True)
+    sys.stdin.readline()
+for mapped in files:
+    mapped.release_pages()
+    print(mapped.bytes_at(0, 4).decode(), flush=True)
+"""
 CUT = "import os, sys; os.truncate(sys.argv[1], 0)"
 OVERWRITE = "import sys; file = open(sys.argv[1], 'r+b'); file.write(b'0' * 4096)"
 REPLACE = "import os, sys; open(sys.argv[1] + 'x', 'w'); os.replace(sys.argv[1] + 'x', sys.argv[1])"
@@ -48,6 +62,29 @@ def test_what_is_mapped_stays_as_it_was(tmp_path: Path, harm: str) -> None:
         said, _ = reader.communicate("go on\n")
     assert reader.returncode == 0
     assert said.split() == [content.hex()] * 2
+
+
+def test_each_map_of_a_file_that_is_written_to_again_and_again_stays_as_it_was(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "weights.bin"
+    path.write_bytes(b"old0" * 4096)
+    with subprocess.Popen(
+        [sys.executable, "-c", AGAIN, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as reader:
+        assert reader.stdin is not None
+        assert reader.stdout is not None
+        for turn in (1, 2, 3):
+            assert reader.stdout.readline() == "mapped\n"
+            harm = f"import sys; open(sys.argv[1], 'r+b').write(b'old{turn}' * 4096)"
+            subprocess.run([sys.executable, "-c", harm, str(path)], check=True, timeout=20)
+            reader.stdin.write("go on\n")
+            reader.stdin.flush()
+        said, _ = reader.communicate()
+    assert (reader.returncode, said.split()) == (0, ["old0", "old1", "old2"])
 
 
 def test_a_file_that_is_open_for_writing_is_not_mapped(tmp_path: Path) -> None:

@@ -228,7 +228,11 @@ class Compiler:
         try:
             self._verifier.check(prepared_path(model_path, self._prepared_key))
         except TornModel as error:
-            require_originals(model_path)
+            try:
+                require_originals(model_path)
+            except TornModel as gone:
+                what = f"{error.message}; {gone.message}"
+                raise TornModel(what, hint=gone.hint) from error
             drop_prepared(model_path, self._prepared_key)
             raise TornModel(error.message, hint="load it again: it is derived anew") from error
 

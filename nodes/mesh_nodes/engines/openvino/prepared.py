@@ -112,10 +112,11 @@ def read_prepared(model_path: Path, key: str) -> tuple[MappedFile, dict[str, Arr
 
 
 def _sweep(target: Path) -> None:
-    """Remove what a writer that was killed has left."""
+    """Remove what a writer that was stopped or killed has left."""
     for folder in target.parent.glob(f".{target.name}-*"):
         with suppress(FileNotFoundError):
-            if time.time() - folder.stat().st_mtime > WRITING_S_MAX:
+            old = time.time() - folder.stat().st_mtime > WRITING_S_MAX
+            if old or locks.abandoned(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
