@@ -73,10 +73,11 @@ class NodeCore:
         self._now_s = now_s
         ctx = NodeEventContext(now_s=now_s, node=self._node)
         self._dispatch(ctx, event)
-        self._grant(ctx)
+        # Who a load was for comes within milliseconds, and would wait until a size is computed.
+        self._grant(ctx, measures=not isinstance(event, LoadFinished))
         return ctx.ordered()
 
-    def _grant(self, ctx: NodeEventContext) -> None:
+    def _grant(self, ctx: NodeEventContext, *, measures: bool) -> None:
         """The next turn, if the engine is free and an instance has work; else a measurement."""
         node = self._node
         if node.stepping is not None:
@@ -97,7 +98,8 @@ class NodeCore:
             rule=node.turns,
         )
         if grant is None:
-            measuring.grant(ctx, node)
+            if measures:
+                measuring.grant(ctx, node)
             return
         node.begin_turn(grant, ctx.now_s)
         ctx.engine(
