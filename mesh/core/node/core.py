@@ -73,8 +73,7 @@ class NodeCore:
         self._now_s = now_s
         ctx = NodeEventContext(now_s=now_s, node=self._node)
         self._dispatch(ctx, event)
-        # Who a load was for comes within milliseconds, and would wait until a size is computed.
-        self._grant(ctx, measures=not isinstance(event, LoadFinished))
+        self._grant(ctx, measures=not _announces(event))
         return ctx.ordered()
 
     def _grant(self, ctx: NodeEventContext, *, measures: bool) -> None:
@@ -229,3 +228,14 @@ class NodeCore:
             request = instance.requests.get(command.request_id)
             if request is not None and request.order.attempt == command.attempt:
                 drop(ctx, instance, request)
+
+
+def _announces(event: NodeEvent) -> bool:
+    """Whether the request that a load or a grow was for comes within milliseconds of it: it would
+    wait for a size that is computed for nobody.
+    """
+    match event:
+        case LoadFinished() | ResizeFinished() | CommandReceived(command=ResizeKv()):
+            return True
+        case _:
+            return False

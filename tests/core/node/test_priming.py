@@ -5,7 +5,13 @@ from mesh.domain.actions import StartMeasure, StartStep
 from mesh.domain.ids import InstanceId
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import ResizeKv
-from mesh.domain.node_events import HeartbeatDue, LinkOpened, MeasureBroke, MeasureFinished
+from mesh.domain.node_events import (
+    HeartbeatDue,
+    LinkOpened,
+    MeasureBroke,
+    MeasureFinished,
+    ResizeFinished,
+)
 from tests.core.cells import of_kind, only
 from tests.core.nodes import NodeUnderTest
 
@@ -36,6 +42,16 @@ def test_who_a_load_was_for_waits_for_no_size() -> None:
     node = priming_node(16)
     assert not of_kind(node.load("i1"), StartMeasure)
     assert only(node.submit("a", "i1"), StartStep).instance_id == "i1"
+
+
+def test_who_a_grow_is_for_waits_for_no_size() -> None:
+    node = priming_node(16)
+    node.load("i1")
+    grown = node.command(ResizeKv(instance_id=I1, kv_blocks=32))
+    assert not of_kind(grown, StartMeasure)
+    assert only(node.submit("a", "i1"), StartStep).instance_id == "i1"
+    ended = node.tell(ResizeFinished(instance_id=I1, kv_blocks=32, elapsed_s=0.0))
+    assert not of_kind(ended, StartMeasure)
 
 
 def test_a_request_goes_before_the_next_size() -> None:
@@ -78,6 +94,7 @@ def test_a_size_that_the_kv_cache_does_not_hold_waits_until_it_does() -> None:
 
     prime()
     assert [(s.decode_batch, s.prefill_tokens) for s in shapes] == [(1, 0), (2, 0), (0, 4), (0, 8)]
-    shapes = [only(node.command(ResizeKv(instance_id=I1, kv_blocks=16)), StartMeasure).shape]
+    node.command(ResizeKv(instance_id=I1, kv_blocks=16))
+    shapes = [only(node.tell(BEAT), StartMeasure).shape]
     prime()
     assert [shape.decode_batch for shape in shapes] == [3, 4, 5, 6, 7, 8]
