@@ -11,7 +11,7 @@ from mesh.domain.limits import CellLimits
 from mesh.domain.messages import LoadInstance
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.slo import Slo
-from mesh.policy import policy
+from mesh.policy.registry import policy
 from mesh.request.shadow import Verdict
 from tests.core.admission import SLOW, BusyCell, instance, node, submitted
 from tests.core.cells import commands, deployment, of_kind, request
@@ -94,9 +94,10 @@ def test_nobody_is_before_one_that_waited_for_a_load_which_is_over() -> None:
     """
     cell = busy_cell()
     rare = cell.core.cell.instances[InstanceId("rare")]
-    rare.profile = replace(SLOW, measured=False)
+    rare.profile = replace(SLOW, scaled_from="other", measured_s=0.0)
     waiting = cell.core.cell.requests[RequestId("waiting")]
-    waiting.waits_for, waiting.accepted = rare, True
+    rare.expect(waiting, blocks=0)
+    waiting.accepted = True
     assert ask_for_short_ones(cell, "a", 1) == [False]
     cell.now_s += 3.0
     waiting.refusals.note(Verdict.TPOT_EXCEEDED)
