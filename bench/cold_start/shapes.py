@@ -49,6 +49,7 @@ MAKE_S_MAX = 1800.0
 _BLOCK_BYTES = 34
 """Of Q8_0: a scale in f16, and 32 weights."""
 _BLOCK_WEIGHTS = 32
+_NORM_DEVIATION = 0.1
 _DEVIATION = 73.9
 """Of bytes that are drawn evenly from -128 to 127."""
 
@@ -138,7 +139,9 @@ def write_random(path: Path, shape: LlamaShape, *, vocabulary: Path, seed: int =
     draw = np.random.default_rng(seed)
     for name, dimensions in _tensors(shape, tokens):
         if len(dimensions) == 1:
-            writer.add_tensor(name, np.ones(dimensions, np.float32))
+            # OpenVINO drops a product with ones, and a graph without a norm is another shape.
+            norm = 1.0 + _NORM_DEVIATION * draw.standard_normal(dimensions)
+            writer.add_tensor(name, norm.astype(np.float32))
         else:
             packed = _random_q8(draw, *dimensions, deviation=0.3 * sqrt(32 / shape.hidden))
             writer.add_tensor(name, packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
