@@ -78,7 +78,8 @@ class Correction:
 
     def reported(self, factor: float, now_s: float, *, beside_load: bool = False) -> None:
         """The node that sees the iterations tells the factor after one of them. An iteration beside
-        a load tells its node what loads cost and corrects no estimate: it is none of the trial's.
+        a load tells its node what loads cost and corrects no estimate: it is none of the trial's,
+        unless it was quicker than estimated all the same.
         """
         if self.trial_left and not beside_load:
             self.trial_left -= 1

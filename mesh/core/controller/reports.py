@@ -99,7 +99,8 @@ def _note_iteration(ctx: EventContext, node: NodeEntry, said: TokensReport) -> N
         return
     if said.correction < instance.correction.latest * EASED_SHARE:
         node.ease()
-    beside_load = instance.correction.trial_left > 0 and node.is_loading()
+    slower = said.correction >= 1.0
+    beside_load = instance.correction.trial_left > 0 and slower and node.is_loading()
     instance.correction.reported(said.correction, ctx.now_s, beside_load=beside_load)
     for request_id, tokens in said.prefill_left:
         request = instance.requests.get(request_id)

@@ -16,7 +16,8 @@ def learn(
 ) -> None:
     """Correct the instance's profile by how long its iterations took, from turn to turn.
 
-    Beside a load, how much loads slow iterations down is learned instead.
+    Beside a load, how much loads slow iterations down is learned instead; but for an estimate
+    which takes too long even so: that much is known of it.
     """
     batch = result.decode_batch
     now_s, correction = ctx.now_s, instance.correction
@@ -27,7 +28,8 @@ def learn(
         batch,
         result.context_tokens // batch if batch else 0,
     )
-    if node.step_beside_load or node.loading():
+    quicker = correction.trial_left and measured_s < predicted_s
+    if not quicker and (node.step_beside_load or node.loading()):
         corrected_s = predicted_s * correction.factor(now_s)
         node.load_slowdown.observe(measured_s, corrected_s, now_s)
     else:
