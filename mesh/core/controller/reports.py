@@ -7,6 +7,7 @@ asked for them. Before: a message on a node's link. After: `core` places what ha
 
 from typing import assert_never
 
+from mesh.compute.correction import share_trials
 from mesh.core.controller.deployments import import_done
 from mesh.core.controller.instances.kv_reports import resized, restore, take_over
 from mesh.core.controller.instances.lifecycle import adopt, forget, unload
@@ -101,7 +102,10 @@ def _note_iteration(ctx: EventContext, node: NodeEntry, said: TokensReport) -> N
         node.ease()
     slower = said.correction >= 1.0
     beside_load = instance.correction.trial_left > 0 and slower and node.is_loading()
+    on_trial = instance.correction.trial_left
     instance.correction.reported(said.correction, ctx.now_s, beside_load=beside_load)
+    if on_trial and not instance.correction.trial_left:
+        share_trials(node.instances.values(), ctx.now_s)
     for request_id, tokens in said.prefill_left:
         request = instance.requests.get(request_id)
         if request is not None:
@@ -143,6 +147,7 @@ def _loaded(ctx: EventContext, node: NodeEntry, said: InstanceLoaded) -> None:
     if instance.state is not InstanceState.LOADING:
         return
     note_loaded(ctx, instance, said)
+    share_trials(node.instances.values(), ctx.now_s)
     ctx.wake(instance.deployment)
     if fits:
         ctx.note_released(instance)

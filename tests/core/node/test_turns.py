@@ -173,6 +173,8 @@ def test_an_estimate_that_takes_too_long_even_beside_a_load_is_corrected_there()
     assert said.load_slowdown == before
     (report,) = said.instances
     assert report.correction == pytest.approx(0.5)
+    node.load("i3", command=replace(load_command("i3"), profile=estimate))
+    assert [i.correction for i in node.heartbeat().instances] == pytest.approx([0.5, 0.5])
 
 
 def test_an_iteration_that_yields_nothing_is_reported_with_what_is_left_of_prompts() -> None:
