@@ -12,7 +12,7 @@ from heapq import nsmallest
 from math import inf, log
 
 from mesh.core.controller.instances.kv_cache import PARKED_BLOCKS
-from mesh.core.controller.instances.lifecycle import load
+from mesh.core.controller.instances.lifecycle import load, may_start
 from mesh.core.controller.instances.loading_lane import Slot
 from mesh.core.controller.instances.placement import Placed, load_s
 from mesh.core.controller.state.context import EventContext
@@ -73,7 +73,7 @@ def _likely(ctx: EventContext) -> list[DeploymentEntry]:
         if entry.state is DeploymentState.READY
         and not entry.instances
         and ctx.now_s - entry.called_s <= ctx.limits.parked_s_max
-        and ctx.now_s >= entry.paused_until_s
+        and may_start(ctx, entry)
     ]
     return nsmallest(LOOKS_MAX, likely, key=lambda entry: (-entry.calls_log, entry.spec.name))
 
@@ -156,15 +156,16 @@ def _room(
     missing_bytes = size_bytes - node.free_bytes - freed_bytes
     others = [i for i in lesser if i.instance_id not in within]
     more = enough([(i.instance_id, i.promised_bytes) for i in others], missing_bytes)
-    if missing_bytes > 0 and (not more or node.device not in ctx.policy.reclaims):
+    if missing_bytes > 0 and not more:
         return None
     return (*within, *more)
 
 
 def _is_lesser(ctx: EventContext, instance: InstanceEntry, than: DeploymentEntry) -> bool:
-    """Whether it is past its keep-alive, and far less likely to be called."""
+    """Whether it may go, is past its keep-alive, and far less likely to be called."""
     rests = instance.ahead or instance.state is InstanceState.PARKED
-    return rests and instance.node.calls_log(instance) + LIKELIER < than.calls_log
+    may_go = rests and instance.device in ctx.policy.reclaims
+    return may_go and instance.node.calls_log(instance) + LIKELIER < than.calls_log
 
 
 def import_ended(ctx: EventContext, node: NodeEntry, said: ImportDone | ImportFailed) -> None:
