@@ -16,6 +16,7 @@ from mesh.core.controller.instances.load_reports import (
     note_loaded,
     take_over_size,
 )
+from mesh.core.controller.instances.prefetching import import_ended
 from mesh.core.controller.instances.replicas import room_changed
 from mesh.core.controller.operations import failed_on_node, progress
 from mesh.core.controller.profiling import profile_done, tell_of_load
@@ -81,10 +82,13 @@ def report(ctx: EventContext, link_id: int, said: NodeReport) -> None:
         case ImportProgress() | ProfileProgress():
             progress(ctx, said)
         case ImportDone():
+            import_ended(ctx, node, said)
             import_done(ctx, said)
         case ProfileDone():
             profile_done(ctx, said)
         case ImportFailed() | ProfileFailed():
+            if isinstance(said, ImportFailed):
+                import_ended(ctx, node, said)
             failed_on_node(ctx, said)
         case NodeHello():
             pass  # only the first message of a link may be one; the link has dealt with it
@@ -191,6 +195,10 @@ def _gone(ctx: EventContext, said: InstanceGone) -> None:
 
 
 def _note_failure(ctx: EventContext, instance: InstanceEntry, message: str, hint: str) -> None:
+    if instance.ahead:
+        # Whoever calls has the load tried for himself.
+        instance.node.prefetches.note_failed(instance.model_id)
+        return
     owner = ctx.cell.deployments.get(instance.deployment)
     if owner is None:
         return
