@@ -142,6 +142,7 @@ def _identity(options: NodeOptions, built: BuiltEngine) -> NodeHello:
         batch_max=engine_is.batch_max,
         shares_weights=engine_is.shares_weights,
         busy_load_factor=engine_is.busy_load_factor,
+        prefetch_bytes=options.prefetch_bytes,
         version=__version__,
     )
 

@@ -134,10 +134,12 @@ def test_nodes_and_status_tell_what_there_is(cell: RunningCell, chat: str) -> No
     assert (name, limit_mib) == ("cpu0", f"{node['memory_bytes'] / 2**20:.1f}")
     status = json.loads(cell.mesh("status", "-o", "json").out)
     assert (status["nodes_ready"], status["nodes"], status["deployments"]) == (1, 1, 1)
+    assert status["prefetches"]["hit_rate"] == status["prefetches"]["used"] == 0
     numbers = cell.mesh("status").out.partition("\n\n")[0]
     shown = dict(line.split(maxsplit=1) for line in numbers.splitlines())
     assert shown["nodes_ready"] == "1 of 1"
     assert shown["controller"] == cell.address
+    assert shown["prefetches"].startswith("0 begun, 0 used, 0 wasted")
     assert shown["state_path"].startswith(str(cell.home))
 
 

@@ -53,6 +53,16 @@ def test_everything_can_be_given() -> None:
     assert (options.journal, options.parent_pid) == (Path("j.jsonl"), 77)
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"), [((), 1 << 30), (("--prefetch-memory", "64MiB"), 64 << 20)]
+)
+def test_a_quarter_of_the_memory_is_for_what_nobody_has_called_yet(
+    given: tuple[str, ...], expected: int
+) -> None:
+    assert _read("--memory", "4GiB", *given).prefetch_bytes == expected
+    assert _read("--prefetch-memory", "0").prefetch_bytes == 0
+
+
 def test_a_gpu_node_is_its_gpu(tmp_path: Path) -> None:
     options = _read("--device", "gpu", "--gpu", "1")
     assert options.name == default_node_id(device=DeviceKind.GPU, index=1)
@@ -93,6 +103,7 @@ def test_a_cpu_node_may_compute_with_vllm() -> None:
         (["--memory", "lots"], "'lots' is not a size"),
         (["--memory", "0"], "--memory 0 is 0 B"),
         (["--memory", "64GiB"], "this process may use 9.3 GiB"),
+        (["--memory", "4GiB", "--prefetch-memory", "5GiB"], "--prefetch-memory 5GiB is 5.0 GiB"),
         (["--threads", "0"], "--threads 0"),
         (["--threads", "two"], "invalid int value: 'two'"),
         (["--asleep", "2"], "--asleep 2: on a CPU the device's memory is the host's"),

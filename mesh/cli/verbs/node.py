@@ -31,6 +31,11 @@ from mesh_nodes.main import main as run_node
 @click.option("--gpu", type=int, metavar="N", help="With --device gpu: which one; default: 0.")
 @click.option("--engine", metavar="NAME", help="openvino or vllm; default: the device's own.")
 @click.option("--memory", metavar="SIZE", help="Limit of its process; default: 70 % of what is.")
+@click.option(
+    "--prefetch-memory",
+    metavar="SIZE",
+    help="Of that, for models loaded before they are called, 0 for none; default: a quarter.",
+)
 @click.option("--threads", type=int, help="Threads to compute with; default: the usable cores.")
 @click.option("--asleep", type=int, metavar="N", help="Unloaded models kept in host memory (GPU).")
 @click.option("--asleep-memory", metavar="SIZE", help="Host memory for them; default: half.")
@@ -52,6 +57,7 @@ def node(
     gpu: int | None,
     engine: str | None,
     memory: str | None,
+    prefetch_memory: str | None,
     threads: int | None,
     asleep: int | None,
     asleep_memory: str | None,
@@ -65,7 +71,7 @@ def node(
     optional = (
         *(("--name", name), ("--gpu", gpu), ("--engine", engine), ("--memory", memory)),
         *(("--threads", threads), ("--asleep", asleep), ("--asleep-memory", asleep_memory)),
-        ("--journal", journal),
+        *(("--prefetch-memory", prefetch_memory), ("--journal", journal)),
     )
     for option, value in optional:
         if value is not None:
