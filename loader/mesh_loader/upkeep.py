@@ -58,6 +58,8 @@ def collect(store: ModelStore, *, originals: bool) -> Iterator[Leftover]:
     with writing(store.root, "the removal of what nobody uses"):
         for path in store.torn():
             yield _taken(path, "an import or a removal was killed")
+        for path in store.begun_downloads():
+            yield _taken(path, "a download that nobody has gone on with")
         scratch = [
             *store.root.glob("models/*/prepared/.*"),
             *store.root.glob("compiled/.making-*"),
