@@ -112,9 +112,22 @@ class ModelStore:
             ) from error
 
     def models(self) -> list[StoredModel]:
-        """Every model in the store, by id. Raises StorageError where the folder is unreadable."""
-        found = (self.get(folder.name) for folder in self.folders())
-        return [stored for stored in found if stored is not None]
+        """Every model in the store that is not damaged, by id. Raises StorageError where the folder
+        is unreadable.
+        """
+        found = (self._got(folder.name) for folder in self.folders())
+        return [stored for stored in found if isinstance(stored, StoredModel)]
+
+    def damaged(self) -> list[StorageError]:
+        """What is to be said of each model that is not among `models`. Raises likewise."""
+        found = (self._got(folder.name) for folder in self.folders())
+        return [error for error in found if isinstance(error, StorageError)]
+
+    def _got(self, model_id: str) -> StoredModel | StorageError | None:
+        try:
+            return self.get(model_id)
+        except StorageError as error:
+            return error
 
     def folders(self) -> list[Path]:
         """Of all models, named by their ids, in that order. Raises StorageError likewise."""

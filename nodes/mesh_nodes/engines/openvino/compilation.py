@@ -19,10 +19,11 @@ import numpy as np
 import openvino as ov
 import openvino.opset13 as ops
 
-from mesh.domain.errors import EngineError, OutOfMemory, TornModel
+from mesh.domain.errors import EngineError, ModelError, OutOfMemory, TornModel
 from mesh.domain.model import ModelFormat, ModelInfo
 from mesh.runtime.engine import Progress
 from mesh_loader.digests import WEIGHTS_SUFFIX, Verifier, Verify, require_originals
+from mesh_loader.prepared_key import openvino_key
 from mesh_nodes.engines.file_guard import FileGuard
 from mesh_nodes.engines.openvino.architecture import Architecture, read_architecture
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
@@ -52,8 +53,6 @@ from mesh_nodes.engines.openvino.weights import (
 )
 
 _PROBE_SIZE = 64
-_PREPARED_VERSION = 1
-"""Raised whenever the prepared arrays change their names or meaning."""
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +103,7 @@ class Compiler:
         self._blobs = blobs
         self._verifier = Verifier(verify)
         self._precision = weights
-        self._prepared_key = f"openvino-{weights.value}-v{_PREPARED_VERSION}"
+        self._prepared_key = openvino_key(weights.value)
         self._properties = {
             "INFERENCE_NUM_THREADS": threads,
             "PERFORMANCE_HINT": "LATENCY",
@@ -324,6 +323,11 @@ def engine_errors(what: str) -> Iterator[None]:
     that the reason follows."""
     try:
         yield
+    except BlockingIOError as error:  # a FileGuard's
+        raise ModelError(
+            f"{what}: {error.filename}: {error.strerror}",
+            hint="end what writes into the model store, and load it again",
+        ) from error
     except MemoryError as error:
         raise OutOfMemory(f"{what}: out of memory", hint=_MEMORY_HINT) from error
     except RuntimeError as error:
