@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -78,12 +78,19 @@ class CompiledGraph:
     guards: Sequence[FileGuard] = ()
     """Of files that OpenVINO has mapped itself."""
 
-    def first_run(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def first_run(self) -> Iterator[None]:
         """A block in which the model runs for the first time: OpenVINO repacks the weights that it
         was given as it meets them, and reads few of the former (the embedding's rows) again. All
         the same their pages would be there beside the repacked ones, twice the weights.
+
+        Raises BlockingIOError at its end where what was read may not be what was checked.
         """
-        return pages_released(self.maps)
+        with pages_released(self.maps):
+            yield
+        readers: list[Pages | FileGuard] = [*self.maps, *self.guards]
+        for file in readers:
+            file.settle()
 
 
 class Compiler:
