@@ -13,7 +13,8 @@ from mesh.core.node.context import NodeEventContext
 from mesh.core.node.instances import drop
 from mesh.core.node.iterations import broken, learn, step_finished, submit_broke
 from mesh.core.node.priming import to_prime
-from mesh.core.node.state import LocalNode, LocalRequest, LocalState
+from mesh.core.node.request import LocalRequest
+from mesh.core.node.state import LocalNode, LocalState
 from mesh.domain.actions import NodeAction, StartStep, SubmitToEngine
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import (

@@ -3,7 +3,8 @@
 from mesh.compute.learned_correction import LearnedCorrection
 from mesh.core.node import measuring
 from mesh.core.node.context import NodeEventContext
-from mesh.core.node.state import LocalInstance, LocalNode, LocalRequest, LocalState
+from mesh.core.node.request import LocalRequest
+from mesh.core.node.state import LocalInstance, LocalNode, LocalState
 from mesh.domain.actions import AbortInEngine, StartLoad, StartResize, StartUnload, StopImport
 from mesh.domain.ids import InstanceId
 from mesh.domain.messages import (

@@ -3,7 +3,8 @@
 from mesh.compute.times import Times
 from mesh.core.node import measuring
 from mesh.core.node.context import NodeEventContext
-from mesh.core.node.state import LocalInstance, LocalNode, LocalRequest, LocalState
+from mesh.core.node.request import LocalRequest
+from mesh.core.node.state import LocalInstance, LocalNode, LocalState
 from mesh.domain.actions import StartUnload
 from mesh.domain.messages import RequestReturned, TokensReport
 from mesh.domain.node_events import InstanceBroke, StepBroke, SubmitBroke

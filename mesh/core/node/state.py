@@ -9,6 +9,7 @@ from mesh.compute.correction import Correction
 from mesh.compute.learned_correction import LearnedCorrection
 from mesh.compute.survey import Survey
 from mesh.compute.times import Times
+from mesh.core.node.request import LocalRequest
 from mesh.domain.ids import InstanceId, OperationId, RequestId
 from mesh.domain.limits import TURN_S_MAX
 from mesh.domain.messages import Heartbeat, InstanceReport, LoadInstance
@@ -16,8 +17,6 @@ from mesh.domain.model import Footprint
 from mesh.domain.node_events import HeartbeatDue
 from mesh.domain.profile import IterationShape, Profile
 from mesh.domain.reasons import TurnRule
-from mesh.domain.request import RequestOrder
-from mesh.domain.slo import next_due_s
 from mesh.domain.steps import HeldModel, LoadTier
 from mesh.request.run_queues import Prompt, RunQueue
 from mesh.request.shadow import OVERESTIMATE
@@ -39,45 +38,6 @@ class LocalState(StrEnum):
     ABANDONED = "abandoned"
     READY = "ready"
     UNLOADING = "unloading"
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class LocalRequest:
-    order: RequestOrder
-    start_s: float
-    """When it arrived at the cell, on this node's clock."""
-    output_tokens: int
-    first_step: int
-    """The first iteration that it can have a part in: what an earlier one leaves to compute under
-    this id is an earlier attempt's. Tokens say themselves which attempt they are of.
-    """
-    due_s: float
-    """When its next token is due."""
-    prefill_left: int
-    """Prompt tokens, and tokens of an earlier attempt, still to compute."""
-    tokens: int = field(init=False)
-    """Of its prompt and its output so far."""
-    pace_s: float = field(init=False)
-    """Of its SLO: asked for with every token."""
-
-    def __post_init__(self) -> None:
-        self.pace_s = self.order.slo.pace_s
-        self.tokens = len(self.order.request.prompt_tokens) + self.output_tokens
-
-    @property
-    def request_id(self) -> RequestId:
-        return self.order.request.request_id
-
-    def note_tokens(self, count: int, now_s: float) -> None:
-        """It has so many more tokens."""
-        slack_s = inf if self.output_tokens else self.order.slack_s
-        self.due_s = next_due_s(self.due_s, self.pace_s, now_s, count, slack_s)
-        self.output_tokens += count
-        self.tokens += count
-        self.prefill_left = 0
-
-    def note_prefill_left(self, tokens: int) -> None:
-        self.prefill_left = tokens
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

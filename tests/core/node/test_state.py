@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from mesh.core.node.state import LocalInstance, LocalNode, LocalRequest, LocalState
+from mesh.core.node.request import LocalRequest
+from mesh.core.node.state import LocalInstance, LocalNode, LocalState
 from mesh.domain.limits import TURN_S_MAX
 from mesh.domain.messages import LoadInstance
 from mesh.domain.reasons import TurnRule
