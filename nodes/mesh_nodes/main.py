@@ -83,6 +83,7 @@ def _run(options: NodeOptions, build: Callable[[NodeOptions], BuiltEngine]) -> i
             loads=_loads(options.home, identity, store_path, built),
             limits=limits,
             store_path=store_path,
+            download_bytes_per_s=options.download_bytes_per_s,
             controller=options.join,
             resident_bytes=built.resident_bytes,
             nearer=built.nearer,

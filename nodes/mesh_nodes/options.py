@@ -29,6 +29,7 @@ PREFETCH_PART = 4
 ASLEEP = 2
 """On a GPU, unless told otherwise."""
 ASLEEP_MAX = 64
+DOWNLOAD_RATE_BYTES_MIN = 64 << 10
 
 
 class EngineName(StrEnum):
@@ -68,6 +69,8 @@ class NodeOptions:
     """Of the host's memory, for all of them."""
     verify: Verify
     """When a load checks the digests of its files."""
+    download_bytes_per_s: int | None
+    """Bound of all imports together; None for none."""
     home: Path
     journal: Path | None
     parent_pid: int | None
@@ -103,6 +106,7 @@ def read_options(
         asleep_max=_asleep(given.asleep, device),
         asleep_bytes_max=_asleep_bytes(given.asleep_memory, device, machine),
         verify=Verify(given.verify),
+        download_bytes_per_s=_download_rate(given.download_rate),
         home=Path(given.home).expanduser().absolute(),
         journal=None if given.journal is None else Path(given.journal),
         parent_pid=given.parent_pid,
@@ -173,6 +177,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         help="when a load checks the digests of its files (default: the first time that this "
         "process meets a file as it is)",
     )
+    add("--download-rate", metavar="SIZE", help="a second, of all http(s) and s3 imports together")
     add(
         "--home",
         metavar="DIR",
@@ -251,6 +256,19 @@ def _asleep_bytes(text: str | None, device: DeviceKind, machine: Hardware) -> in
             f"--asleep-memory {text} is {format_bytes(size_bytes)}; this process may use "
             f"{format_bytes(machine.memory_bytes)}",
             hint="give less than that, or --asleep 0 for none",
+        )
+    return size_bytes
+
+
+def _download_rate(text: str | None) -> int | None:
+    if text is None:
+        return None
+    size_bytes = parse_bytes(text)
+    if size_bytes < DOWNLOAD_RATE_BYTES_MIN:
+        raise InvalidInput(
+            f"--download-rate {text} is {format_bytes(size_bytes)} a second; at least "
+            f"{format_bytes(DOWNLOAD_RATE_BYTES_MIN)} are allowed",
+            hint="leave it out for no bound",
         )
     return size_bytes
 

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mesh_loader.store import ModelStore
 from tests.cli.conftest import RunningCell
 from tests.cli.running import mesh, mesh_process
+from tests.support.tiny_model import write_tiny_llama
 from tests.support.waiting import until
 
 
@@ -109,6 +111,18 @@ def test_store_checks_and_clears_but_removes_nothing_that_is_deployed(
         "mesh delete chat",
     )
     assert len(json.loads(cell.mesh("store", "ls", "-o", "json").out)) == 1
+
+
+def test_store_ls_lists_the_others_and_names_the_damaged_one(tmp_path: Path) -> None:
+    models = ModelStore(tmp_path / "store")
+    for seed in (1, 2):
+        models.import_model(f"file://{write_tiny_llama(tmp_path / str(seed), seed=seed)}")
+    bad, good = models.folders()
+    (bad / "model.json").write_text("{")
+    ran = mesh("store", "ls", "--home", str(tmp_path), "-o", "json")
+    assert ran.code == 1
+    assert [found["model_id"] for found in json.loads(ran.out)] == [good.name]
+    assert f"{bad.name} is damaged" in ran.err
 
 
 def test_store_verify_fails_where_it_names_damage(tmp_path: Path) -> None:

@@ -83,6 +83,11 @@ def test_models_sleep_on_gpu_nodes_in_half_of_the_hosts_memory() -> None:
         assert _read(*arguments).asleep_max == 0
 
 
+def test_imports_are_bounded_when_asked() -> None:
+    assert _read().download_bytes_per_s is None
+    assert _read("--download-rate", "50MiB").download_bytes_per_s == 50 << 20
+
+
 def test_a_cpu_node_may_compute_with_vllm() -> None:
     assert _read("--engine", "vllm").engine is EngineName.VLLM
 
@@ -105,6 +110,7 @@ def test_a_cpu_node_may_compute_with_vllm() -> None:
         (["--memory", "64GiB"], "this process may use 9.3 GiB"),
         (["--memory", "4GiB", "--prefetch-memory", "5GiB"], "--prefetch-memory 5GiB is 5.0 GiB"),
         (["--threads", "0"], "--threads 0"),
+        (["--download-rate", "1KiB"], "--download-rate 1KiB is 1.0 KiB a second; at least"),
         (["--threads", "two"], "invalid int value: 'two'"),
         (["--asleep", "2"], "--asleep 2: on a CPU the device's memory is the host's"),
         (["--asleep-memory", "1GB"], "--asleep-memory 1GB: on a CPU the device's memory is the"),

@@ -46,6 +46,7 @@ from mesh_nodes.main import main as run_node
     show_default=True,
     help="When a load checks the digests of its files.",
 )
+@click.option("--download-rate", metavar="SIZE", help="A second, for http and s3; default: any.")
 @click.option("--journal", metavar="FILE", help="Write every decision of this node there.")
 @home_option
 @click.pass_context
@@ -62,6 +63,7 @@ def node(
     asleep: int | None,
     asleep_memory: str | None,
     verify: str,
+    download_rate: str | None,
     journal: str | None,
     home: Path,
 ) -> None:
@@ -71,7 +73,8 @@ def node(
     optional = (
         *(("--name", name), ("--gpu", gpu), ("--engine", engine), ("--memory", memory)),
         *(("--threads", threads), ("--asleep", asleep), ("--asleep-memory", asleep_memory)),
-        *(("--prefetch-memory", prefetch_memory), ("--journal", journal)),
+        *(("--prefetch-memory", prefetch_memory), ("--download-rate", download_rate)),
+        ("--journal", journal),
     )
     for option, value in optional:
         if value is not None:
