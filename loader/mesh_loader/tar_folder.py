@@ -28,9 +28,8 @@ def unpacked(archive: Path, folder: Path, progress: Progress) -> Path:
     phase = f"unpack {archive.name}"
     try:
         with tarfile.open(archive) as tar:
-            entries = _entries(tar, archive.name)
+            entries = _entries(tar, archive.name, folder, progress)
             total_bytes = sum(entry.size for entry in entries)
-            require_free(folder, total_bytes, f"the content of {archive.name}")
             done_bytes = 0
             for entry in entries:
                 progress(phase, done_bytes / max(1, total_bytes))
@@ -45,9 +44,15 @@ def unpacked(archive: Path, folder: Path, progress: Progress) -> Path:
     return inside[0] if len(inside) == 1 and inside[0].is_dir() else folder
 
 
-def _entries(tar: tarfile.TarFile, name: str) -> list[tarfile.TarInfo]:
-    entries = []
+def _entries(
+    tar: tarfile.TarFile, name: str, folder: Path, progress: Progress
+) -> list[tarfile.TarInfo]:
+    entries, total_bytes = [], 0
     for entry in tar:
+        progress(f"list {name}", 0.0)
+        total_bytes += entry.size
+        # Before what it says it holds is read: of an archive that unfolds without end, that is all.
+        require_free(folder, total_bytes, f"the content of {name}")
         if not (entry.isfile() or entry.isdir()):
             raise UnsupportedModel(
                 f"the archive {name} holds {entry.name}, which is neither file nor folder",
