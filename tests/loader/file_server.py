@@ -28,6 +28,8 @@ class Served:
     """After every 64 KiB."""
     asked: list[str] = field(default_factory=list)
     """The Range of each request, or an empty text."""
+    logins: list[str] = field(default_factory=list)
+    """The Authorization of each request, or an empty text."""
     sent_bytes: int = 0
 
     @property
@@ -48,6 +50,7 @@ def serving(served: Served) -> Iterator[str]:
         def do_GET(self) -> None:
             asked = self.headers.get("Range", "")
             served.asked.append(asked)
+            served.logins.append(self.headers.get("Authorization", ""))
             if served.statuses:
                 self._refuse(*served.statuses.pop(0))
                 return

@@ -207,6 +207,17 @@ def test_a_busy_server_is_asked_again_but_not_for_ever(
         fetched(address, tmp_path / "again")
 
 
+def test_a_login_is_not_sent_on_to_another_host(
+    served: Served, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password hunter2\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    elsewhere = address.replace("127.0.0.1", "localhost")
+    served.statuses = [(302, {"Location": f"{elsewhere}/m.gguf"})]
+    assert fetched(address, tmp_path) == CONTENT
+    assert [login[:5] for login in served.logins] == ["Basic", ""]
+
+
 def test_nobody_listens(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="no answer"):
         fetched("http://127.0.0.1:9", tmp_path)
