@@ -5,6 +5,7 @@ of them fit on the disk. http_download and s3_download come before it, model_pla
 """
 
 import gzip
+import lzma
 import shutil
 import tarfile
 import zlib
@@ -15,6 +16,9 @@ from mesh.runtime.engine import Progress
 from mesh_loader.disk import require_free
 
 ENTRIES_MAX = 10_000
+_PIECE_BYTES = 1 << 20
+_CORRUPT = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
+_BOTH_FILE_AND_FOLDER = (NotADirectoryError, IsADirectoryError, FileExistsError)
 
 
 def unpacked(archive: Path, folder: Path, progress: Progress) -> Path:
@@ -37,8 +41,12 @@ def unpacked(archive: Path, folder: Path, progress: Progress) -> Path:
                 done_bytes += entry.size
     except tarfile.FilterError as error:
         raise UnsupportedModel(f"the archive {archive.name} leads out of its folder") from error
-    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TornModel(f"the archive {archive.name} is corrupt: {error}") from error
+    except (*_CORRUPT, *_BOTH_FILE_AND_FOLDER) as error:
+        reason = str(error).partition("\n")[0].rstrip(":")  # below: what each compression says
+        raise TornModel(
+            f"the archive {archive.name} is corrupt: {reason}",
+            hint="compare it with the one at its source: tar -tf",
+        ) from error
     progress(phase, 1.0)
     inside = list(folder.iterdir())
     return inside[0] if len(inside) == 1 and inside[0].is_dir() else folder
@@ -61,4 +69,7 @@ def _entries(
         entries.append(entry)
         if len(entries) > ENTRIES_MAX:
             raise UnsupportedModel(f"the archive {name} holds more than {ENTRIES_MAX} entries")
+    # A compressed archive has its checksum behind what tar reads.
+    while tar.fileobj is not None and tar.fileobj.read(_PIECE_BYTES):
+        progress(f"list {name}", 0.0)
     return entries

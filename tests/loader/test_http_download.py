@@ -355,6 +355,31 @@ def test_an_archive_that_is_none_or_leads_elsewhere_is_refused(
         ModelStore(tmp_path / "store").import_model(f"{address}/m.tar.gz")
 
 
+def test_a_flipped_bit_in_a_compressed_archive_is_found(
+    served: Served, address: str, tmp_path: Path
+) -> None:
+    """In bytes that no compression makes smaller, and so none misses: by the checksum alone."""
+    (tmp_path / "model.safetensors").write_bytes(CONTENT)
+    with tarfile.open(tmp_path / "m.tgz", "w:gz") as tar:
+        tar.add(tmp_path / "model.safetensors", "m/model.safetensors")
+    packed = bytearray((tmp_path / "m.tgz").read_bytes())
+    packed[len(packed) // 2] ^= 1
+    served.content = bytes(packed)
+    with pytest.raises(TornModel, match=r"m\.tgz is corrupt: CRC check failed"):
+        ModelStore(tmp_path / "store").import_model(f"{address}/m.tgz")
+
+
+def test_an_archive_of_a_file_with_files_below_is_corrupt(
+    served: Served, address: str, tmp_path: Path
+) -> None:
+    with tarfile.open(tmp_path / "m.tar", "w") as tar:
+        for name in ("m", "m/config.json"):
+            tar.addfile(tarfile.TarInfo(name))
+    served.content = (tmp_path / "m.tar").read_bytes()
+    with pytest.raises(TornModel, match=r"m\.tar is corrupt"):
+        ModelStore(tmp_path / "store").import_model(f"{address}/m.tar")
+
+
 def test_an_archive_that_unfolds_without_end_is_refused_at_its_first_header(
     served: Served, address: str, tmp_path: Path
 ) -> None:
