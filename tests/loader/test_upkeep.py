@@ -10,6 +10,7 @@ import pytest
 from mesh.domain.errors import Unavailable
 from mesh_loader import locks
 from mesh_loader.digests import write_index
+from mesh_loader.prepared_key import openvino_key
 from mesh_loader.store import ModelStore, StoredModel
 from mesh_loader.upkeep import Leftover, collect, stored_damages
 from tests.support.tiny_model import write_tiny_llama
@@ -33,8 +34,8 @@ def used(store: ModelStore, stored: StoredModel) -> Iterator[None]:
     os.close(descriptor)
 
 
-def prepare(stored: StoredModel) -> Path:
-    folder = stored.path / "prepared" / "engine"
+def prepare(stored: StoredModel, key: str = openvino_key("i8")) -> Path:
+    folder = stored.path / "prepared" / key
     folder.mkdir(parents=True)
     (folder / "weights.bin").write_bytes(b"derived")
     write_index(folder)
@@ -123,6 +124,13 @@ def test_a_model_in_use_keeps_its_files(store: ModelStore, stored: StoredModel, 
         store.remove(stored.info.model_id)
     assert gc(store, originals=True) == []
     assert list(stored_damages(store)) == []
+
+
+def test_what_an_older_engine_derived_stands_for_no_original(
+    store: ModelStore, stored: StoredModel
+) -> None:
+    prepare(stored, "openvino-i8-v0")
+    assert gc(store, originals=True) == []
 
 
 def test_originals_go_only_where_prepared_weights_are_whole(

@@ -66,14 +66,19 @@ def ls(form: Format, home: Path) -> None:
     found = [_listed(models, stored) for stored in models.models()]
     if form is Format.TABLE:
         output.table(_LS, found)
-        return
-    output.structured(
-        [
-            {**plain_fields(m.info), "stored_bytes": m.stored_bytes, "in_use": m.in_use}
-            for m in found
-        ],
-        form,
-    )
+    else:
+        output.structured(
+            [
+                {**plain_fields(m.info), "stored_bytes": m.stored_bytes, "in_use": m.in_use}
+                for m in found
+            ],
+            form,
+        )
+    damaged = models.damaged()
+    for error in damaged[:-1]:
+        output.error(error)
+    if damaged:
+        raise damaged[-1]
 
 
 @store.command()

@@ -74,10 +74,10 @@ class NodeCore:
         self._now_s = now_s
         ctx = NodeEventContext(now_s=now_s, node=self._node)
         self._dispatch(ctx, event)
-        self._grant(ctx)
+        self._grant(ctx, measures=not _announces(event))
         return ctx.ordered()
 
-    def _grant(self, ctx: NodeEventContext) -> None:
+    def _grant(self, ctx: NodeEventContext, *, measures: bool) -> None:
         """The next turn, if the engine is free and an instance has work; else a measurement."""
         node = self._node
         if node.stepping is not None:
@@ -98,7 +98,8 @@ class NodeCore:
             rule=node.turns,
         )
         if grant is None:
-            measuring.grant(ctx, node)
+            if measures:
+                measuring.grant(ctx, node)
             return
         node.begin_turn(grant, ctx.now_s)
         ctx.engine(
@@ -228,3 +229,14 @@ class NodeCore:
             request = instance.requests.get(command.request_id)
             if request is not None and request.order.attempt == command.attempt:
                 drop(ctx, instance, request)
+
+
+def _announces(event: NodeEvent) -> bool:
+    """Whether the request that a load or a grow was for comes within milliseconds of it: it would
+    wait for a size that is computed for nobody.
+    """
+    match event:
+        case LoadFinished() | ResizeFinished() | CommandReceived(command=ResizeKv()):
+            return True
+        case _:
+            return False

@@ -1,5 +1,6 @@
 """Instances on a node: loads, resizes, unloads, and what a lost link leaves."""
 
+from mesh.compute.correction import share_trials
 from mesh.compute.learned_correction import LearnedCorrection
 from mesh.core.node import measuring
 from mesh.core.node.context import NodeEventContext
@@ -161,6 +162,7 @@ def loading(
         case LoadFinished():
             loaded = event.loaded
             instance.note_loaded(loaded.footprint, loaded.kv_blocks)
+            share_trials(node.instances.values(), ctx.now_s)
             ctx.report(
                 InstanceLoaded(
                     instance_id=instance_id,

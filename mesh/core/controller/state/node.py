@@ -7,9 +7,11 @@ policies and placement take.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING
 
 from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.prefetches import NodePrefetches
 from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId
 from mesh.domain.lifecycle import NODE, InstanceState, NodeState, advance
@@ -61,6 +63,7 @@ class NodeEntry:
     instances: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
     protected: "dict[DeploymentName, DeploymentEntry]" = field(default_factory=dict)
     """The cell's deployments: their `replicas_min` keeps instances from being reclaimed."""
+    prefetches: NodePrefetches = field(default_factory=NodePrefetches)
 
     def __post_init__(self) -> None:
         self.node_id, self.device = self.hello.node_id, self.hello.device
@@ -158,10 +161,28 @@ class NodeEntry:
         return ReservationKind.WAKE if wakes else ReservationKind.LOAD
 
     def reclaimable(self, sparing: Deployment | None = None) -> Sequence[tuple[InstanceId, int]]:
+        """Idle instances in the order in which they go, with their bytes."""
+        idle = self.reclaimable_instances(sparing)
+        return [(i.instance_id, self.station.size_bytes(i.instance_id)) for i in idle]
+
+    def reclaimable_instances(self, sparing: Deployment | None = None) -> list[InstanceEntry]:
+        """The least recently used first. Where models are loaded ahead, the least called first:
+        what was loaded for its next caller would else be the last to go.
+        """
         idle = [i for i in self.instances.values() if self.may_go(i)]
         spared = self._sharers(sparing) if sparing is not None else []
-        idle.sort(key=lambda i: (i in spared, i.idle_since_s, i.instance_id))
-        return [(i.instance_id, self.station.size_bytes(i.instance_id)) for i in idle]
+        by_calls = self.hello.prefetch_bytes > 0
+
+        def rank(instance: InstanceEntry) -> tuple[bool, float, float, InstanceId]:
+            calls_log = self.calls_log(instance) if by_calls else 0.0
+            return instance in spared, calls_log, instance.idle_since_s, instance.instance_id
+
+        return sorted(idle, key=rank)
+
+    def calls_log(self, instance: InstanceEntry) -> float:
+        """How often its deployment is called; see `DeploymentEntry.calls_log`."""
+        owner = self.protected.get(instance.deployment)
+        return -inf if owner is None else owner.calls_log
 
     def obtainable_bytes(self) -> int:
         """Free, or of idle instances that may be unloaded now."""
@@ -170,9 +191,10 @@ class NodeEntry:
 
     def may_go(self, instance: InstanceEntry) -> bool:
         """Whether an instance is idle, and nobody wants it to stay: no promise, no minimum, and no
-        measurement.
+        measurement. One that is being loaded ahead goes as soon as it is there.
         """
-        if instance.requests or instance.expected or instance.profiling or not instance.is_loaded:
+        there = instance.is_loaded or (instance.ahead and self._load_runs(instance))
+        if instance.requests or instance.expected or instance.profiling or not there:
             return False
         owner = self.protected.get(instance.deployment)
         return owner is None or owner.replicas() > owner.spec.scaling.replicas_min

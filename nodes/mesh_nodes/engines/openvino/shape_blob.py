@@ -100,9 +100,12 @@ class BoundBlob:
 
     def release_pages(self) -> None:
         """Those of the weights; see `mapped_file.Pages`."""
-        with self._guard.mapped() as mapped:
-            if mapped:
-                self._range.give_back(*self._weights)
+        self._range.give_back(*self._weights)
+
+    def settle(self) -> None:
+        """See `FileGuard`."""
+        self._guard.settle()
+        self._blob_guard.settle()
 
 
 def _preface(page: bytes, key: str, weights: Layout) -> dict[str, Any]:
