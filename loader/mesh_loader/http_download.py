@@ -6,6 +6,7 @@ REQUESTS_CA_BUNDLE, ~/.netrc. `download` comes before it and does the retries.
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import requests
@@ -117,11 +118,17 @@ def _continues(answer: requests.Response, begin_bytes: int, part_of: Version) ->
 
 
 def _tag(answer: requests.Response) -> str:
-    """What If-Range takes. A weak ETag says nothing of bytes (RFC 9110 §13.1.5)."""
+    """What If-Range takes. A weak ETag says nothing of bytes, and a date of change nothing where
+    another change may have come within its second (RFC 9110 §13.1.5, §8.8.2.2)."""
     etag = answer.headers.get("ETag", "")
     if etag and not etag.startswith("W/"):
         return etag
-    return answer.headers.get("Last-Modified", "")
+    changed, sent = answer.headers.get("Last-Modified", ""), answer.headers.get("Date", "")
+    try:
+        later_s = (parsedate_to_datetime(sent) - parsedate_to_datetime(changed)).total_seconds()
+    except (ValueError, TypeError):  # one is missing, is no date, or says nothing of its zone
+        return ""
+    return changed if later_s >= 1.0 else ""
 
 
 def _pieces(answer: requests.Response) -> Iterator[bytes]:

@@ -22,6 +22,8 @@ class Served:
     if_range: bool = True
     """False: a range is served of whatever there is now."""
     tags: bool = True
+    changed: str = ""
+    """The date of change that is told, if any."""
     length: bool = True
     """False: in chunks, and nobody knows how many."""
     pause_s: float = 0.0
@@ -55,7 +57,8 @@ def serving(served: Served) -> Iterator[str]:
                 self._refuse(*served.statuses.pop(0))
                 return
             content, begin = served.content, 0
-            same = not served.if_range or self.headers.get("If-Range") == served.tag
+            told = (served.tag, served.changed)
+            same = not served.if_range or self.headers.get("If-Range") in told
             if asked and served.ranges and same:
                 begin = int(asked.removeprefix("bytes=").removesuffix("-"))
                 if begin >= len(content):
@@ -67,6 +70,8 @@ def serving(served: Served) -> Iterator[str]:
                 self.send_header("Content-Range", f"bytes {begin}-{last}/{len(content)}")
             if served.tags:
                 self.send_header("ETag", served.tag)
+            if served.changed:
+                self.send_header("Last-Modified", served.changed)
             if served.length:
                 self.send_header("Content-Length", str(len(content) - begin))
             else:

@@ -9,6 +9,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Iterator
+from email.utils import formatdate
 from pathlib import Path
 from threading import Thread
 
@@ -97,6 +98,16 @@ def test_a_server_without_versions_sends_it_all_again(
     served.tags, served.breaks_after = False, [2 << 20]
     assert fetched(address, tmp_path) == CONTENT
     assert served.asked == ["", ""]
+
+
+@pytest.mark.parametrize(("age_s", "goes_on"), [(60.0, True), (-60.0, False)])
+def test_a_date_of_change_tells_versions_apart_once_its_second_is_over(
+    served: Served, address: str, tmp_path: Path, age_s: float, goes_on: bool
+) -> None:
+    served.tags, served.breaks_after = False, [2 << 20]
+    served.changed = formatdate(time.time() - age_s, usegmt=True)
+    assert fetched(address, tmp_path) == CONTENT
+    assert [bool(asked) for asked in served.asked] == [False, goes_on]
 
 
 def test_a_file_of_unknown_size_goes_on_and_leaves_the_disk_its_reserve(
