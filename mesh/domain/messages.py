@@ -70,6 +70,21 @@ class AbortRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ContinueRequest:
+    """A held request has these further tokens, generated where it came from. It is computed up to
+    them, and goes on by itself unless it is still `held`.
+    """
+
+    instance_id: InstanceId
+    request_id: RequestId
+    attempt: int
+    token_ids: tuple[int, ...]
+    held: bool
+    due_in_s: float
+    """Seconds until its next token is due."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileInstance:
     """Measure iteration times of a loaded instance, whenever nothing else is to be computed."""
 
@@ -98,6 +113,7 @@ NodeCommand = (
     | ResizeKv
     | SubmitRequest
     | AbortRequest
+    | ContinueRequest
     | ProfileInstance
     | CancelProfile
     | UseProfile
@@ -147,6 +163,8 @@ class NodeHello:
     """Devices that an instance of its engine can span."""
     batch_max: int = BATCH_MAX
     """Requests that an iteration of its engine can carry."""
+    computes_ahead: bool = False
+    """Its engine holds requests: they may move to it while they run elsewhere."""
     load_rates: tuple[tuple[LoadTier, LoadRate], ...] = ()
     """What loads are expected to take, by the tiers that it knows of: as loads on it have taken in
     the past, or as it measured when it started.
@@ -267,6 +285,14 @@ class RequestReturned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ComputedAhead:
+    """A held request has been computed up to the last of the tokens that its node was given."""
+
+    request_id: RequestId
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileProgress:
     operation_id: OperationId
     phase: str
@@ -302,6 +328,7 @@ NodeReport = (
     | KvResized
     | TokensReport
     | RequestReturned
+    | ComputedAhead
     | ProfileProgress
     | ProfileDone
     | ProfileFailed

@@ -28,6 +28,8 @@ class EngineCapabilities:
     unloads_beside: bool = False
     """`unload` may be called beside steps of other instances, from a thread of its own: it takes
     as long as moving the weights does."""
+    computes_ahead: bool = False
+    """Requests may be `held`: see EngineRequest."""
     tensor_parallel_max: int = 1
     """Devices that one instance can span."""
     batch_max: int = BATCH_MAX
@@ -104,6 +106,9 @@ class EngineRequest:
     with the prompt's and continues after them. The n-th output token depends on (seed, n), not on
     which engine or attempt draws it. `attempt` is for whoever gets the tokens: they say which
     submission they are of.
+
+    One that is `held` computes all its tokens but the last, and yields none. Submitted again, with
+    the same tokens or more, it goes on from there: held still, or not any more.
     """
 
     request_id: RequestId
@@ -112,6 +117,7 @@ class EngineRequest:
     output_tokens: tuple[int, ...]
     sampling: SamplingParams
     stop_token_ids: tuple[int, ...]
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +138,7 @@ class StepResult:
     context_tokens: int
     """KV tokens that those decodes attended to, summed; of several iterations the mean."""
     prefill_left: tuple[tuple[RequestId, int], ...]
-    """Requests with prompt tokens still to compute, and how many."""
+    """Requests with prompt tokens still to compute, and how many; of held ones without the last."""
     starved: tuple[RequestId, ...]
     """Requests that made no progress because the instance is out of KV blocks."""
     kv_blocks_used: int

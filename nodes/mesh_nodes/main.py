@@ -137,6 +137,7 @@ def _identity(options: NodeOptions, built: BuiltEngine) -> NodeHello:
         ),
         tensor_parallel_max=engine_is.tensor_parallel_max,
         batch_max=engine_is.batch_max,
+        computes_ahead=engine_is.computes_ahead,
         version=__version__,
     )
 

@@ -1,7 +1,8 @@
 """What the node core knows: its instances and the requests on each, with their deadlines."""
 
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
 
@@ -55,6 +56,8 @@ class LocalRequest:
     """When its next token is due."""
     prefill_left: int
     """Prompt tokens, and tokens of an earlier attempt, still to compute."""
+    held: bool = False
+    """Computed ahead: it gets no token until it is let go."""
     tokens: int = field(init=False)
     """Of its prompt and its output so far."""
     pace_s: float = field(init=False)
@@ -78,6 +81,17 @@ class LocalRequest:
 
     def note_prefill_left(self, tokens: int) -> None:
         self.prefill_left = tokens
+
+    def go_on(self, token_ids: Sequence[int], *, held: bool, due_s: float, first_step: int) -> None:
+        """It has these further tokens from where it came from, and goes on unless `held` still. Its
+        last token before them was left to compute, too.
+        """
+        output_tokens = (*self.order.output_tokens, *token_ids)
+        self.order = replace(self.order, output_tokens=output_tokens, held=held)
+        self.output_tokens += len(token_ids)
+        self.tokens += len(token_ids)
+        self.prefill_left += len(token_ids) + (self.held and not held)
+        self.held, self.due_s, self.first_step = held, due_s, first_step
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -165,8 +179,7 @@ class LocalInstance:
 
     def add(self, request: LocalRequest) -> None:
         self.requests[request.request_id] = request
-        self.kept_run_queue = None
-        self.encourage()
+        self.request_changed()
 
     def remove(self, request: LocalRequest) -> None:
         del self.requests[request.request_id]
@@ -212,6 +225,15 @@ class LocalInstance:
         self.profile, self.correction = profile, LearnedCorrection.of(profile)
         self.kept_run_queue = None
 
+    def has_work(self) -> bool:
+        """Whether a request is on it that is not just held."""
+        return any(not r.held or r.prefill_left for r in self.requests.values())
+
+    def request_changed(self) -> None:
+        """One of its requests has more to compute."""
+        self.kept_run_queue = None
+        self.encourage()
+
     def prime(self, shapes: deque[IterationShape]) -> None:
         self.unprimed = shapes
 
@@ -255,6 +277,8 @@ class LocalInstance:
             if request.start_s < oldest_s:
                 oldest_s = request.start_s
             left = request.prefill_left
+            if request.held and not left:
+                continue
             if left:
                 due_s = request.due_s - margin_s
                 slack_s = inf if request.output_tokens else request.order.slack_s

@@ -95,7 +95,11 @@ class OpenVinoEngine:
     def capabilities(self) -> EngineCapabilities:
         version = ov.get_version().split("-")[0]
         return EngineCapabilities(
-            name="openvino", version=version, resize_kv=True, batch_max=BATCH_MAX
+            name="openvino",
+            version=version,
+            resize_kv=True,
+            computes_ahead=True,
+            batch_max=BATCH_MAX,
         )
 
     def least_load_s(self) -> float:
