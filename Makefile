@@ -23,7 +23,7 @@ PIP := pip install --quiet --disable-pip-version-check
 NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 
 .PHONY: help demo load test test-vllm quick check lint types imports proto format faults soak clean
-.PHONY: bench-admission bench-cold-starts bench-engine bench-fidelity bench-fleet bench-kv-resize bench-load-client bench-mixed
+.PHONY: bench-admission bench-cold-starts bench-engine bench-fidelity bench-fleet bench-kv-resize bench-load bench-load-client bench-mixed
 .PHONY: bench-overcommit bench-overhead bench-paper bench-profile bench-replay
 .PHONY: bench-replay-agreement bench-sim bench-slo bench-vllm-step bench-vllm-switch
 
@@ -123,6 +123,16 @@ bench-fleet: .venv-bench/.installed ## many models on one small node, beside lla
 bench-kv-resize: $(VENV)/.installed-dev ## what resizing a KV cache costs, with and without a copy
 	@$(HOME_HERE) $(BIN)/python -m bench.kv_resize
 
+# The peers bring torch: gigabytes. Without them (ARGS="--no-peers") any environment does.
+.venv-bench-load/.installed: pyproject.toml
+	test -x .venv-bench-load/bin/python || $(PYTHON) -m venv .venv-bench-load
+	echo "setting up .venv-bench-load with the peers; this takes minutes …" >&2
+	.venv-bench-load/bin/python -m $(PIP) -e '.[bench-load]' 2> >(grep -v WARNING >&2)
+	touch $@
+
+bench-load: .venv-bench-load/.installed ## reading weights, cold and warm, beside other readers and the disk
+	@.venv-bench-load/bin/python -m bench.reading $(ARGS)
+
 bench-load-client: $(VENV)/.installed-dev ## what locust adds to a token with 200 streams open, beside asyncio
 	@$(BIN)/python -m bench.load_client $(ARGS)
 
@@ -168,4 +178,4 @@ soak: $(VENV)/.installed-dev ## ten minutes of invocations and cancellations; no
 	@$(HOME_HERE) $(BIN)/python -m bench.soak
 
 clean:
-	rm -rf $(VENV) .venv-bench .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-bench .venv-bench-load .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -3,8 +3,9 @@
 Each has a model of its own, of the demo model's shape. In two scenes, each on a fresh cell that
 knows no profile and no load time: one call after the other, and all at once. There is memory for
 all. A caller is told when it is admitted by how much its first token will be late for the sake of a
-load, if at all. The last line is one JSON object, with lists by scene: `late_over_told` is by how
-much first tokens were late over what was told. Exit code 1 when a target was missed.
+load, if at all. How long loads were expected to take is compared with what they took. The last line
+is one JSON object, with lists by scene: `late_over_told` is by how much first tokens were late over
+what was told. Exit code 1 when a target was missed.
 """
 
 import argparse
@@ -77,7 +78,10 @@ def play(name: str, offered: Offer, calls: Sequence[Call], store: Path) -> Scene
         show_status(f"{name}: {len(calls)} calls")
         answers = offered(cell.address, calls)
         cell.check_alive()
-    return Scene(name=name, judged=judge(calls, answers))
+        with MeshClient(cell.address) as client:
+            instances = [i for deployment in client.list() for i in deployment.instances]
+    loads = tuple(i for i in instances if i.tier is not None)
+    return Scene(name=name, judged=judge(calls, answers), loads=loads)
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ OUTPUT_TOKENS = (16, 48, 96)
 POPULARITY = 0.9
 TOKEN_IDS = range(100, 2000)
 BASE_BYTES = 192 * 2**20
-"""For a node's process without instances, which takes 110 MiB; less than an instance more."""
+"""For a node's process without instances, which takes 165 MiB; less than an instance more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

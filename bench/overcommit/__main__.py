@@ -3,21 +3,24 @@
 Bursts of calls come for deployments of different lengths and SLOs, so that instances grow, shrink,
 are parked, give way and come back. Nothing may run out of memory, the controller's books must stay
 within the node's capacity after every event (its journal is decided again, to look), the node's
-process within its limit, and every call must end exactly once. The last line is one JSON object;
-exit code 1 when any of that is not so.
+process within its limit, and every call must end exactly once. Beside that: what instances of two
+shapes are booked at over what they take (`shapes`), and how many of the demo model's shape a node
+of 2 GiB holds (`fleet`). The last line is one JSON object; exit code 1 when any of that is not so.
 """
 
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.cells import local_cell
 from bench.demo_model import SOURCE, stored_model
+from bench.overcommit.fleet import RESIDENT_BEFORE, Fleet, play
 from bench.overcommit.replaying import Audit, audit
 from bench.overcommit.resident import Resident, watched
+from bench.overcommit.shapes import booked_over_rss
 from bench.overcommit.workload import KINDS, Peak, bursts, calls, limit_bytes, peaks
 from bench.printing import errors_told, last_line, show_status, show_table
 from mesh.cli import output
@@ -34,6 +37,9 @@ from mesh_nodes.engines.openvino.weights import WeightPrecision
 
 SECONDS = 300.0
 QUICK_SECONDS = 20.0
+FLEET_SECONDS = 120.0
+BOOKED_OVER_RSS = (1.0, 1.1)
+DENSITY_RATIO = 1.3
 QUICK_SCALE = 0.5
 """Of the bursts: they are over sooner, and others get their turn."""
 OVERCOMMIT = 2.0
@@ -117,12 +123,28 @@ def show_limit(wanted: Sequence[Peak], memory_bytes: int) -> None:
     )
 
 
-def report(found: Found) -> None:
+def report(found: Found, fleet: Fleet | None, shapes: Mapping[str, float]) -> list[str]:
+    """Returns what must not be."""
+    faults = found.faults()
     shown = figures(found)
+    if fleet is not None:
+        faults += fleet.faults()
+        shown |= fleet.figures()
+        if fleet.audit.resident_max < DENSITY_RATIO * RESIDENT_BEFORE:
+            faults.append(f"no more than {fleet.audit.resident_max} instances within 2 GiB")
+        shown["booked_over_rss"] = {name: round(ratio, 3) for name, ratio in shapes.items()}
+        least, most = BOOKED_OVER_RSS
+        faults += [
+            f"{name} is booked at {ratio:.3f} of what it takes"
+            for name, ratio in shapes.items()
+            if not least <= ratio <= most
+        ]
+    shown["faults"] = faults
     output.fields([(name.replace("_", " "), str(value)) for name, value in shown.items()])
-    for fault in found.faults():
+    for fault in faults:
         print(f"fault: {fault}")
     last_line(shown)
+    return faults
 
 
 def figures(found: Found) -> dict[str, object]:
@@ -153,7 +175,6 @@ def figures(found: Found) -> dict[str, object]:
         "resize_ms_p99": _at_ms(books.resize_s, 99),
         "unaccounted_mb_max": _most_mb(books.unaccounted_bytes),
         "unaccounted_amid_loads_mb_max": _most_mb(books.unaccounted_amid_bytes),
-        "faults": found.faults(),
     }
 
 
@@ -171,6 +192,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="that bursts come for")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it works")
+    parser.add_argument(
+        "--fleet-seconds", type=float, default=FLEET_SECONDS, help="of the node of 2 GiB"
+    )
     parser.add_argument("--journal", type=Path, metavar="FILE", help="keep the controller's there")
     options = parser.parse_args()
     seconds, scale = (QUICK_SECONDS, QUICK_SCALE) if options.quick else (options.seconds, 1.0)
@@ -182,8 +206,12 @@ def main() -> None:
     show_status(f"{len(calls(sent))} calls")
     with errors_told():
         found = run(calls(sent), memory_bytes, options.journal)
-    report(found)
-    sys.exit(1 if found.faults() else 0)
+        fleet, shapes = None, dict[str, float]()
+        if not options.quick:
+            fleet = play(seconds=options.fleet_seconds, seed=options.seed)
+            show_status("what two shapes take")
+            shapes = dict(booked_over_rss())
+    sys.exit(1 if report(found, fleet, shapes) else 0)
 
 
 if __name__ == "__main__":

@@ -59,9 +59,20 @@ class Audit:
     unaccounted_amid_bytes: list[int] = field(default_factory=list)
     """The same while instances load or leave, which the engine's books do not have then."""
     base_bytes: int = 0
+    books: list[tuple[int, int]] = field(default_factory=list)
+    """At each heartbeat without a load or unload: RSS, and what base, weights and pages of KV
+    caches are booked at.
+    """
+    resident_max: int = 0
+    """Instances that were loaded at once."""
     asked: set[RequestId] = field(default_factory=set)
     cancelled: set[RequestId] = field(default_factory=set)
     ends: Counter[RequestId] = field(default_factory=Counter)
+
+    def booked_over_rss(self) -> float:
+        """At the peak of what the process held."""
+        rss_bytes, booked_bytes = max(self.books, default=(0, 0))
+        return booked_bytes / rss_bytes if rss_bytes else 0.0
 
     @property
     def ended_once(self) -> bool:
@@ -154,6 +165,8 @@ class Replay:
         over = False
         for node in self._core.cell.nodes.values():
             station = node.station
+            loaded = sum(instance.is_loaded for instance in node.instances.values())
+            audit.resident_max = max(audit.resident_max, loaded)
             over |= max(station.tracked_bytes, station.promised_bytes) > station.capacity_bytes
             share = station.tracked_bytes / max(station.capacity_bytes, 1)
             audit.tracked_share_max = max(audit.tracked_share_max, share)
@@ -161,8 +174,10 @@ class Replay:
             if isinstance(event, NodeReported) and isinstance(event.report, Heartbeat):
                 settled = all(i.state not in _AMID for i in node.instances.values())
                 account = audit.unaccounted_bytes if settled else audit.unaccounted_amid_bytes
-                own_bytes = node.hello.base_bytes + node.engine_bytes
+                own_bytes = node.base_bytes + node.engine_bytes
                 account.append(node.rss_bytes - own_bytes)
+                if settled:
+                    audit.books.append((node.rss_bytes, own_bytes))
         audit.over_capacity += over
         audit.waited += sum(self._waiting.get(i) != number for i, number in waiting.items())
         self._waiting = waiting

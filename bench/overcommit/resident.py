@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SAMPLE_S = 0.05
+_STATUS = "/proc/{}/status"
 _WORDS = ("VmHWM", "VmRSS", "RssAnon", "RssFile")
+
+
+def status_bytes(pid: int | str, word: str) -> int:
+    """One size that the system tells of a process. Raises OSError or KeyError when it has none."""
+    lines = Path(_STATUS.format(pid)).read_text(encoding="ascii", errors="replace").splitlines()
+    return int(dict(line.split(":", 1) for line in lines)[word].split()[0]) * 1024
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,7 +49,7 @@ def watched(pid: int, limit_bytes: int) -> Iterator[Resident]:
     """Sampled every SAMPLE_S until the end of the block, or of the process."""
     resident = Resident(limit_bytes=limit_bytes)
     over = threading.Event()
-    status = Path(f"/proc/{pid}/status")
+    status = Path(_STATUS.format(pid))
 
     def watch() -> None:
         while not over.wait(SAMPLE_S):

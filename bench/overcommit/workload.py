@@ -119,7 +119,7 @@ def _call(draw: random.Random, name: str, kind: Kind, at_s: float) -> Call:
 
 
 def peaks(sent: Sequence[Burst], footprint: Footprint) -> list[Peak]:
-    """One for each deployment; never less than one full context, which a node asks for anyway."""
+    """One for each deployment; never less than one full context."""
 
     def blocks(burst: Burst) -> int:
         return sum(footprint.blocks_for(len(c.prompt_tokens) + c.output_tokens) for c in burst)

@@ -10,16 +10,13 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from types import FrameType
 
 from mesh.domain.errors import Cancelled, MeshError, ModelError
-from mesh_loader.protocol import error_line, model_line, progress_line
+from mesh_loader.protocol import Reporter, error_line, model_line, write_line
 from mesh_loader.store import ModelStore
 
-PROGRESS_EVERY_S = 0.1
-"""Within one phase, progress is written no more often."""
 STOP_GRACE_S = 3.0
 """After SIGTERM, how long the cleaning up may take before the process just ends."""
 NICE = 10
@@ -34,30 +31,16 @@ def main(arguments: list[str]) -> int:
     os.nice(NICE)
     signal.signal(signal.SIGTERM, _stop)
     try:
-        stored = ModelStore(options.store).import_model(options.source, _Reporter().report)
+        stored = ModelStore(options.store).import_model(options.source, Reporter().report)
     except MeshError as error:
-        _write(error_line(error))
+        write_line(error_line(error))
         return 1
     except Exception as error:
         what = f"the import of {options.source} failed: {type(error).__name__}: {error}"
-        _write(error_line(ModelError(" ".join(what.split()))))
+        write_line(error_line(ModelError(" ".join(what.split()))))
         raise
-    _write(model_line(stored))
+    write_line(model_line(stored))
     return 0
-
-
-class _Reporter:
-    """Writes progress, at most so often."""
-
-    def __init__(self) -> None:
-        self._phase, self._written_s = "", 0.0
-
-    def report(self, phase: str, share: float) -> None:
-        now_s = time.monotonic()
-        late = now_s >= self._written_s + PROGRESS_EVERY_S
-        if phase != self._phase or late or share >= 1.0:
-            self._phase, self._written_s = phase, now_s
-            _write(progress_line(phase, share))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -84,11 +67,6 @@ def _stop(signal_number: int, frame: FrameType | None) -> None:
     timer.start()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise Cancelled("the import was stopped")
-
-
-def _write(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

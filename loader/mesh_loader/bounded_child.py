@@ -1,10 +1,11 @@
 """Runs another program within a bounded time, and never leaves it behind.
 
-Used for pip and for the exporter of foreign architectures. The program shares the caller's process
-group, so a signal to the group reaches it, and the kernel kills it when the caller dies, even by
-kill -9.
+Used for pip, for the exporter of foreign architectures, and for what engines derive from models.
+The program shares the caller's process group, so a signal to the group reaches it, and the kernel
+kills it when the caller dies, even by kill -9.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -42,10 +43,12 @@ def run_bounded(
     timeout_s: float,
     environment: Mapping[str, str],
     on_wait: Callable[[], None],
+    on_line: Callable[[bytes], None] = lambda line: None,
 ) -> Finished:
     """Runs a program to its end, at most `timeout_s`; `argv[0]` is an absolute path.
 
-    `on_wait` is called every POLL_S or so; what it raises stops the program and is raised on.
+    `on_wait` is called every POLL_S or so, `on_line` with each line of what the program has written
+    since; what they raise stops the program and is raised on.
     """
     give_up_s = time.monotonic() + timeout_s
     with tempfile.TemporaryFile() as output:
@@ -57,18 +60,27 @@ def run_bounded(
             env={**os.environ, **environment},
         )
         exit_code: int | None = None
+        read_bytes = 0
         try:
             while exit_code is None and time.monotonic() < give_up_s:
                 on_wait()
-                try:
+                with contextlib.suppress(subprocess.TimeoutExpired):
                     exit_code = process.wait(POLL_S)
-                except subprocess.TimeoutExpired:
-                    continue
+                for line in _lines(output.fileno(), read_bytes):
+                    read_bytes += len(line)
+                    on_line(line)
         finally:
             _stop(process)
         size_bytes = output.seek(0, os.SEEK_END)
         output.seek(max(0, size_bytes - OUTPUT_BYTES_MAX))
         return Finished(exit_code=exit_code, output=output.read().decode("utf-8", "replace"))
+
+
+def _lines(descriptor: int, begin: int) -> list[bytes]:
+    """The whole lines from there on. The program writes on meanwhile, at the same file position."""
+    size_bytes = os.fstat(descriptor).st_size
+    written = os.pread(descriptor, size_bytes - begin, begin)
+    return written[: written.rfind(b"\n") + 1].splitlines(keepends=True)
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:

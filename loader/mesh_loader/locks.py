@@ -1,4 +1,5 @@
-"""File locks of the store: one process at a time for one source, and one at a time to publish.
+"""File locks of the store: one process at a time for one source, and one at a time to publish;
+nodes share the lock of a model that they use; who writes into a scratch folder locks that.
 
 A lock is the kernel's flock on a small file, so it ends with its holder however the holder ends.
 Waiting is bounded. Lock files stay where they are: removing one would let two holders in.
@@ -14,6 +15,8 @@ from pathlib import Path
 from mesh.domain.errors import Unavailable
 
 POLL_S = 0.1
+YOUNG_S = 10.0
+"""A scratch folder may not be locked yet."""
 
 
 @contextmanager
@@ -41,11 +44,41 @@ def held(path: Path, *, wait_s: float, on_wait: Callable[[], None]) -> Iterator[
 @contextmanager
 def held_if_free(path: Path) -> Iterator[bool]:
     """Holds the lock for the block where nobody else does; says whether it is held."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = _opened(path)
     try:
         yield _taken(descriptor)
     finally:
         os.close(descriptor)
+
+
+def model_lock(root: Path, model_id: str) -> Path:
+    """Shared by those that use a model of the store under `root`, held by who takes it out."""
+    return root / "locks" / f"model-{model_id}.lock"
+
+
+def share(path: Path) -> int:
+    """A descriptor that shares the lock until it is closed. Waits for a holder, which has it for
+    milliseconds. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = _opened(path)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
+
+
+def abandoned(folder: Path) -> bool:
+    """Whether a scratch folder's maker is gone, who holds its lock nearly from the start."""
+    try:
+        young = time.time() - folder.stat().st_mtime < YOUNG_S
+        with held_if_free(folder) as free:
+            return free and not young
+    except OSError:
+        return False
+
+
+def _opened(path: Path) -> int:
+    if path.is_dir():
+        return os.open(path, os.O_RDONLY)
+    return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
 
 
 def _taken(descriptor: int) -> bool:

@@ -1,10 +1,13 @@
 """What an import child writes to its stdout: one JSON object a line.
 
 `{"phase": …, "share": …}` while it works, and last `{"model": …, "path": …}` or
-`{"error": {"type": …, "message": …, "hint": …}}`. __main__ writes them, importing reads them.
+`{"error": {"type": …, "message": …, "hint": …}}`. __main__ writes them, importing reads them;
+children of engines that prepare a model write the same, without a last line when all went well.
 """
 
 import json
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,27 @@ from mesh_loader.model_info import from_json, to_json
 from mesh_loader.store import StoredModel
 
 LINE_BYTES_MAX = 1 << 20
+PROGRESS_EVERY_S = 0.1
+"""Within one phase, progress is written no more often."""
+
+
+class Reporter:
+    """Writes progress, at most so often."""
+
+    def __init__(self) -> None:
+        self._phase, self._written_s = "", 0.0
+
+    def report(self, phase: str, share: float) -> None:
+        now_s = time.monotonic()
+        late = now_s >= self._written_s + PROGRESS_EVERY_S
+        if phase != self._phase or late or share >= 1.0:
+            self._phase, self._written_s = phase, now_s
+            write_line(progress_line(phase, share))
+
+
+def write_line(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 def progress_line(phase: str, share: float) -> str:

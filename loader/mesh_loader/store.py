@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mesh.domain.errors import NotFound, StorageError, TornModel
+from mesh.domain.errors import NotFound, StorageError, TornModel, Unavailable
 from mesh.domain.ids import ModelId
 from mesh.domain.model import ModelInfo
 from mesh.runtime.engine import Progress
 from mesh_loader import locks
+from mesh_loader.digests import write_index
 from mesh_loader.disk import storage_error, writing
 from mesh_loader.model_files import content_id, files_of, stamps_of
 from mesh_loader.model_info import from_json, info_of_folder, read_json, to_json
@@ -105,30 +106,52 @@ class ModelStore:
 
     def models(self) -> list[StoredModel]:
         """Every model in the store, by id. Raises StorageError where the folder is unreadable."""
+        found = (self.get(folder.name) for folder in self.folders())
+        return [stored for stored in found if stored is not None]
+
+    def folders(self) -> list[Path]:
+        """Of all models, named by their ids, in that order. Raises StorageError likewise."""
         try:
-            names = sorted(path.name for path in self._models.iterdir())
+            return sorted(path for path in self._models.iterdir() if _MODEL_ID.fullmatch(path.name))
         except FileNotFoundError:
             return []
         except OSError as error:
             raise storage_error(error, self._root, "the list of models") from error
-        found = (self.get(name) for name in names)
-        return [stored for stored in found if stored is not None]
 
     def remove(self, model_id: str) -> None:
         """Takes a model out of the store, with what engines prepared beside it.
 
-        Raises NotFound where it is not there. A process that still maps its files keeps them.
+        Raises NotFound where it is not there, Unavailable where a node loads it or has it loaded.
         """
         folder = self._models / model_id
         if not _MODEL_ID.fullmatch(model_id) or not folder.is_dir():
             raise NotFound(f"the store {self._root} holds no model {model_id}")
         with writing(self._root, f"the removal of {model_id}"):
             grave = self._staging / f"{_REMOVED}{model_id}.{os.getpid()}"
-            with self._locked("publish", PUBLISH_WAIT_S, lambda: None):
+            self._create_folders()
+            publishing = self._locked("publish", PUBLISH_WAIT_S, lambda: None)
+            with publishing, self.unused(model_id) as free:
+                if not free:
+                    raise Unavailable(
+                        f"{model_id} is in use by a node of this machine",
+                        hint="remove it when its deployments are deleted and its instances gone",
+                    )
                 self._index.forget(ModelId(model_id))
                 # Renamed first: a half-removed model must never be taken for a whole one.
                 os.rename(folder, grave)
             shutil.rmtree(grave, ignore_errors=True)
+
+    @property
+    def root(self) -> Path:
+        return self._root
+
+    @contextmanager
+    def unused(self, model_id: str) -> Iterator[bool]:
+        """Whether no node of this machine uses the model; within the block none begins to."""
+        path = locks.model_lock(self._root, model_id)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locks.held_if_free(path) as free:
+            yield free
 
     def _create_folders(self) -> None:
         for folder in (self._models, self._staging, self._locks, self._root / "sources"):
@@ -151,14 +174,18 @@ class ModelStore:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _sweep(self) -> None:
-        """Removes what killed imports left in staging. A folder is stale if its lock is free."""
-        for folder in sorted(self._staging.iterdir()):
-            if folder.name.startswith(_REMOVED):
-                shutil.rmtree(folder, ignore_errors=True)
-                continue
-            with locks.held_if_free(self._locks / f"{folder.name}.lock") as stale:
-                if stale:
-                    shutil.rmtree(folder, ignore_errors=True)
+        for folder in self.torn():
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def torn(self) -> list[Path]:
+        """What killed imports and removals left in staging: folders whose lock is free."""
+        return [folder for folder in sorted(self._staging.glob("*")) if self._is_stale(folder)]
+
+    def _is_stale(self, folder: Path) -> bool:
+        if folder.name.startswith(_REMOVED):
+            return True
+        with locks.held_if_free(self._locks / f"{folder.name}.lock") as stale:
+            return stale
 
     def _import(self, source: str, folder: Path, progress: Progress) -> StoredModel:
         downloads, staged = folder / "download", folder / "model"
@@ -191,6 +218,9 @@ class ModelStore:
             staged, model_id=model_id, source=source, form=plan.form, parameters=parameters
         )
         write_json(staged / "model.json", to_json(info))
+        progress("write digests", 0.0)
+        write_index(staged)
+        progress("write digests", 1.0)
         return info
 
     def _publish(self, staged: Path, model_id: ModelId) -> StoredModel:

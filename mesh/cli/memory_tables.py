@@ -7,6 +7,7 @@ from math import isfinite
 
 from mesh.cli.output import Column, number, word
 from mesh.cli.tables import mebibytes
+from mesh.domain.model import Footprint
 from mesh.domain.views import InstanceSnapshot, MemoryOperationView, NodeSnapshot
 
 NODE_MEMORY: tuple[Column[NodeSnapshot], ...] = (
@@ -28,6 +29,11 @@ KV_CACHES: tuple[Column[InstanceSnapshot], ...] = (
     number("KV_USED_MIB", lambda i: mebibytes(i.kv_used_bytes)),
     number("KV_HELD_MIB", lambda i: mebibytes(i.kv_bytes)),
     number("KV_REQUIRED_MIB", lambda i: mebibytes(i.kv_required_bytes)),
+)
+FOOTPRINTS: tuple[Column[tuple[str, Footprint]], ...] = (
+    word("SHAPE", lambda f: f[0]),
+    number("INSTANCE_MIB", lambda f: mebibytes(f[1].weights_bytes)),
+    number("KV_BLOCK_KIB", lambda f: f[1].kv_block_bytes // 1024),
 )
 OPERATIONS: tuple[Column[MemoryOperationView], ...] = (
     word("OPERATION", lambda o: o.kind),

@@ -63,7 +63,8 @@ class Correction:
         """By which predictions are to be multiplied that a promise rests on: never below `factor`,
         nor below what the node has told.
         """
-        return max(self.factor(now_s), self._planned)
+        factor = self._faded(now_s - self._at_s)
+        return factor if factor > self._planned else self._planned
 
     def observe(self, measured_s: float, predicted_s: float, now_s: float) -> None:
         """An iteration has ended. `predicted_s` is the profile's, uncorrected."""

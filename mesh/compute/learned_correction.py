@@ -12,7 +12,7 @@ for the controller's `Correction`.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
@@ -79,12 +79,12 @@ class LearnedCorrection(Correction):
         """By which predictions are to be multiplied that a promise rests on: a high quantile of the
         window, the mean of all that has passed in it if stalls repeat, or `factor` if that is more.
         """
-        slots: Sequence[_Slot] = self._slots
-        if slots and slots[0].began_s <= now_s - WINDOW_S:
-            slots = [slot for slot in slots if slot.began_s > now_s - WINDOW_S]
+        slots = self._slots
+        self._forget(now_s)
         factor = self.factor(now_s)
-        if max(map(_FACTOR, slots), default=0.0) > factor:
-            factor = max(factor, _quantile(slots))
+        slower = [slot for slot in slots if slot.factor > factor]
+        if slower:
+            factor = max(factor, _quantile(slots, slower))
         return max(factor, _mean_of_stalled(slots)) if self._stalls.count > 1 else factor
 
     def stalls(self, now_s: float) -> Stalls:
@@ -154,28 +154,33 @@ class LearnedCorrection(Correction):
         slots = self._slots
         if slots and now_s - slots[-1].began_s <= SLOT_S:
             return slots[-1]
-        while slots and slots[0].began_s <= now_s - WINDOW_S:
-            slots.popleft()
+        self._forget(now_s)
         began_s = now_s - measured_s
         slots.append(_Slot(began_s=began_s, factor=self.factor(began_s)))
         return slots[-1]
 
+    def _forget(self, now_s: float) -> None:
+        """Drop what has left the window."""
+        slots, since_s = self._slots, now_s - WINDOW_S
+        while slots and slots[0].began_s <= since_s:
+            slots.popleft()
 
-def _quantile(slots: Sequence[_Slot]) -> float:
-    """Of the factor, by what was computed with it; a single slot, be it a long iteration, is never
-    enough. 0 where nothing is left.
+
+def _quantile(slots: Iterable[_Slot], slower: Iterable[_Slot]) -> float:
+    """Of the factor, by what was computed with it, if that is one of the `slower`, who have a
+    greater factor than all others; a single slot, be it a long iteration, is never enough. 0 where
+    nothing is left.
     """
     left_out_s = (1.0 - QUANTILE) * sum(map(_MEASURED_S, slots))
-    slowest = sorted(slots, key=_FACTOR, reverse=True)
     slower_s = 0.0
-    for number, slot in enumerate(slowest):
+    for number, slot in enumerate(sorted(slower, key=_FACTOR, reverse=True)):
         slower_s += slot.measured_s
         if number and slower_s > left_out_s:
             return slot.factor
     return 0.0
 
 
-def _mean_of_stalled(slots: Sequence[_Slot]) -> float:
+def _mean_of_stalled(slots: Collection[_Slot]) -> float:
     """Measured over predicted time, with that lost in stalls; 0 if there was one at most."""
     if sum(slot.stalls for slot in slots) < 2:
         return 0.0

@@ -16,7 +16,9 @@ from statistics import mean, median
 from mesh.domain.steps import LoadRate, LoadTier
 
 PRIORS = {
+    LoadTier.REMOTE: LoadRate(fixed_s=2.0, bytes_per_s=0.05e9),
     LoadTier.DISK: LoadRate(fixed_s=0.5, bytes_per_s=0.5e9),
+    LoadTier.PREPARED: LoadRate(fixed_s=0.2, bytes_per_s=1e9),
     LoadTier.HOST: LoadRate(fixed_s=0.2, bytes_per_s=4e9),
 }
 """Expected of loads until one has been seen, where the node does not say. From its host's memory:

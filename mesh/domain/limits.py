@@ -43,8 +43,10 @@ class CellLimits:
     """Requests that one iteration of an instance may carry, whatever its engine could."""
     kv_watermark_share: float = 0.25
     """w of LLM-Mesh §6.2: what a KV cache gets over what its requests are expected to need."""
-    kv_tokens_least: int | None = None
-    """L_min of §6.1, the least KV cache that an instance serves with; None: one full context."""
+    kv_tokens_least: int = 1024
+    """L_min of §6.1, the least KV cache that an instance serves with, but no more than its context;
+    0: none. The paper's is a full context, much of which lies unused while others wait for memory.
+    """
     kv_tokens_profiled: int = 16384
     """KV cache of an instance while it is measured, where memory allows."""
     parked_s_max: float = 600.0

@@ -10,7 +10,7 @@ from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import Profile, Stalls
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.request import RequestOrder, RequestTokens
-from mesh.domain.steps import LoadRate, LoadTier, SleepingModel
+from mesh.domain.steps import HeldModel, LoadRate, LoadTier
 from mesh.domain.text import TextAssets
 from mesh.domain.values import dataclass
 
@@ -165,6 +165,14 @@ class NodeHello:
     """Requests that an iteration of its engine can carry."""
     computes_ahead: bool = False
     """Its engine holds requests: they may move to it while they run elsewhere."""
+    shares_weights: bool = False
+    """Whether instances of one model and context limit share its weights."""
+    busy_load_factor: float = 1.0
+    """By which a load takes longer while the node computes, as long as no such load has been seen;
+    1: it makes no difference, and is not learned.
+    """
+    models: tuple[HeldModel, ...] | None = None
+    """All that the node has at hand; None: it does not say."""
     load_rates: tuple[tuple[LoadTier, LoadRate], ...] = ()
     """What loads are expected to take, by the tiers that it knows of: as loads on it have taken in
     the past, or as it measured when it started.
@@ -181,11 +189,15 @@ class Heartbeat:
     rss_bytes: int
     engine_bytes: int = 0
     """Weights and KV caches by the engine's books, with pages that are still being given back."""
+    base_bytes: int = 0
+    """The most that the process has held beside them for two heartbeats in a row, while nothing was
+    loaded or unloaded: what is not any instance's. 0: not known.
+    """
     instances: tuple[InstanceReport, ...] = ()
     load_slowdown: float = 1.0
     """By which a load beside them lengthens iterations, as learned; 1 on a node that knows none."""
-    asleep: tuple[SleepingModel, ...] = ()
-    """What the node need not load from its disk, for as long as it sleeps."""
+    models: tuple[HeldModel, ...] | None = None
+    """All that the node has at hand; None: as it said last on this link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

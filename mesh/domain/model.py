@@ -34,6 +34,15 @@ class ModelInfo:
     disk_bytes: int
     stop_token_ids: tuple[int, ...]
 
+    @property
+    def shape(self) -> str:
+        """Equal for models that take equally much, on one engine: all but the weights' values."""
+        if self.format is ModelFormat.OPENVINO_IR:
+            return self.model_id
+        heads = f"{self.attention_heads}x{self.kv_heads}x{self.head_size}"
+        rows = f"{self.layers}x{self.hidden_size}-{self.vocabulary_tokens}"
+        return f"{self.architecture}-{self.parameters}-{rows}-{heads}"
+
     def kv_bytes_per_token(self, element_bytes: int = 2) -> int:
         """KV cache bytes of one token over all layers: keys and values (C of LLM-Mesh eq. 2)."""
         return 2 * self.layers * self.kv_heads * self.head_size * element_bytes

@@ -7,7 +7,7 @@ from mesh.domain.limits import TURN_S_MAX
 from mesh.domain.messages import NodeCommand
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.reasons import TurnRule
-from mesh.domain.steps import LoadedInstance, SleepingModel, StepResult
+from mesh.domain.steps import HeldModel, LoadedInstance, StepResult
 from mesh.domain.text import TextAssets
 from mesh.domain.values import dataclass
 
@@ -161,7 +161,8 @@ class HeartbeatDue:
     rss_bytes: int
     engine_bytes: int = 0
     """Weights and KV caches by the engine's books."""
-    asleep: tuple[SleepingModel, ...] = ()
+    models: tuple[HeldModel, ...] | None = None
+    """What the node has at hand; None: as at the last beat."""
 
 
 NodeEvent = (

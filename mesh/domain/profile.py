@@ -37,28 +37,28 @@ class Grid:
 
     def at(self, row: float, column: float) -> float:
         """Seconds at these sizes."""
-        rows, columns = self.rows, self.columns
-        high, right = bisect_right(rows, row), bisect_right(columns, column)
-        left, part = right - 1, 0.0
-        if right == len(columns):
-            right = left
-        elif right == 0:
-            left = 0
-        else:
+        rows, columns, seconds = self.rows, self.columns, self.seconds
+        left, right, part = 0, 0, 0.0
+        last = columns[-1]
+        if column >= last:
+            left = right = -1
+        elif right := bisect_right(columns, column):
+            left = right - 1
             before = columns[left]
             part = (column - before) / (columns[right] - before)
-        upper = self.seconds[high - 1 if high else 0]
+        high = bisect_right(rows, row) if row < rows[-1] else 0
+        upper = seconds[high - 1] if high or row >= rows[-1] else seconds[0]
         value = upper[left] + (upper[right] - upper[left]) * part
-        if 0 < high < len(rows):
+        if high:
             low = rows[high - 1]
             if row > low:
-                lower = self.seconds[high]
+                lower = seconds[high]
                 beyond = lower[left] + (lower[right] - lower[left]) * part
                 value += (beyond - value) * ((row - low) / (rows[high] - low))
-        elif high:
+        elif row >= rows[-1]:
             value *= row / rows[-1]
-        if column > columns[-1] > 0:
-            value *= column / columns[-1]
+        if column > last > 0:
+            value *= column / last
         return value
 
 

@@ -21,6 +21,10 @@ class EngineCapabilities:
     version: str
     resize_kv: bool
     """A shrink gives memory back. Without it, one only bounds the blocks in use."""
+    shares_weights: bool = False
+    """A load of a model that an instance with the same context limit runs takes its weights."""
+    busy_load_factor: float = 1.0
+    """By which a load takes longer beside iterations, as long as no such load has been seen."""
     swap: bool = False
     """swap_out and swap_in: weights leave the device while the KV cache stays."""
     migrate_kv: bool = False
@@ -30,6 +34,8 @@ class EngineCapabilities:
     as long as moving the weights does."""
     computes_ahead: bool = False
     """Requests may be `held`: see EngineRequest."""
+    loads_in_process: bool = False
+    """`load` computes on the caller's thread, which takes a core from the steps beside it."""
     tensor_parallel_max: int = 1
     """Devices that one instance can span."""
     batch_max: int = BATCH_MAX
@@ -37,12 +43,22 @@ class EngineCapabilities:
 
 
 class LoadTier(StrEnum):
-    """From where the weights of a load came."""
+    """From where the weights of a load come, the farthest first."""
 
+    REMOTE = "remote"
+    """The node's store lacks the model: it is imported first."""
     DISK = "disk"
+    """The node's store has it, for the engine to read and to compile, or whatever else it does."""
+    PREPARED = "prepared"
+    """So it has, with what spares the engine the compile: a compiled graph of its shape."""
     HOST = "host"
     """The host's memory: an instance that slept was woken, or shares the weights of one that runs.
     """
+
+    @property
+    def nearness(self) -> int:
+        """The more, the less is left to do."""
+        return tuple(LoadTier).index(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +73,15 @@ class LoadRate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SleepingModel:
-    """An unloaded instance whose weights a load of the same model and limit finds in the host's
-    memory.
+class HeldModel:
+    """A model that a node has at hand, and from which tier a load of it would come. A model may be
+    held at several.
     """
 
     model_id: ModelId
-    context_tokens_max: int
+    tier: LoadTier
+    context_tokens_max: int = 0
+    """Of the loads that this holds for; 0: of any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +96,8 @@ class LoadOrder:
     context_tokens_max: int
     batch_max: int
     """Requests that one iteration may carry."""
+    import_s: float = 0.0
+    """What it took to bring the model into the store for it; 0 where that had it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,6 +60,10 @@ class InstanceSnapshot:
     """`measured`, or what its iteration times are scaled from."""
     tier: LoadTier | None = None
     """From where its weights came; None while it loads, and where nobody knows any more."""
+    load_expected_s: float = 0.0
+    """How long its load was expected to take when it was decided on; 0 for one that a node brought
+    along.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +127,8 @@ class NodeSnapshot:
     asleep: tuple[ModelId, ...] = ()
     """Unloaded models whose weights are in its host's memory."""
     load_times: tuple[LoadTimesView, ...] = ()
+    footprints: tuple[tuple[str, Footprint], ...] = ()
+    """By shape: what an instance is booked at here, as the last one that was loaded said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ moment: one that shrinks counts with its old size, one that grows with its new o
 that takes memory is issued only if the promise fits, and runs only if what is tracked fits; until
 then it waits here. The reservations of one instance follow each other. Those of different ones wake
 out of order, the earliest deadline first; one that does not fit yet may be overtaken, but not
-forever. Loads share a disk or a bus, so that one runs at a time.
+forever. Loads share a disk or a bus, so that one runs at a time, and beside it one wake: a load of
+weights that are in the host's memory.
 
 The controller core is the only writer. What comes back from a call is to be started now.
 """
@@ -22,8 +23,13 @@ OVERTAKEN_MAX = 8
 
 class ReservationKind(StrEnum):
     LOAD = "load"
+    WAKE = "wake"
     RESIZE = "resize"
     UNLOAD = "unload"
+
+
+LOADS = (ReservationKind.LOAD, ReservationKind.WAKE)
+"""Of each kind one runs at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +67,10 @@ class _Holding:
 @dataclass(slots=True, kw_only=True, eq=False)
 class ReservationStation:
     """Invariants: promised and tracked bytes stay within the capacity, unless a node reports more
-    than was promised of it (`record`, or `done` of a shrink that failed); a reservation starts once
-    at most; what waits starts as soon as what runs has freed enough for it, and a load when no
-    other runs. Within the promise, nothing but loads waits any more once all that runs has been
-    done twice over.
+    than was promised of it (`record`, or `done` of a shrink that failed) or has less for instances
+    than it said (`limit`); a reservation starts once at most; what waits starts as soon as what
+    runs has freed enough for it, and a load when no other of its kind runs. Within the promise,
+    nothing but loads waits any more once all that runs has been done twice over.
     """
 
     capacity_bytes: int
@@ -77,6 +83,10 @@ class ReservationStation:
     def free_bytes(self) -> int:
         """What can be promised."""
         return self.capacity_bytes - self.promised_bytes
+
+    def limit(self, capacity_bytes: int) -> None:
+        """The node has less for instances than was thought, perhaps less than is promised."""
+        self.capacity_bytes = capacity_bytes
 
     def size_bytes(self, instance_id: InstanceId) -> int:
         """What an instance will hold when all is done; 0 for an unknown one."""
@@ -100,6 +110,12 @@ class ReservationStation:
     def running(self, instance_id: InstanceId) -> Reservation | None:
         holding = self._holdings.get(instance_id)
         return holding.running if holding else None
+
+    def load_kind(self, instance_id: InstanceId) -> ReservationKind | None:
+        """Of the load that runs or waits."""
+        holding = self._holdings.get(instance_id)
+        found = (holding.running, holding.waiting) if holding else ()
+        return next((r.kind for r in found if r is not None and r.kind in LOADS), None)
 
     def running_reservations(self) -> tuple[Reservation, ...]:
         """Started and not done, by deadline."""
@@ -128,8 +144,8 @@ class ReservationStation:
             return None
         holding = self._holdings.setdefault(instance_id, _Holding())
         replaced = holding.waiting.kind if holding.waiting is not None else None
-        if kind is ReservationKind.RESIZE and replaced is ReservationKind.LOAD:
-            kind = ReservationKind.LOAD
+        if kind is ReservationKind.RESIZE and replaced in LOADS:
+            kind = replaced
         self._sequence += 1
         reservation = Reservation(
             sequence=self._sequence,
@@ -197,18 +213,19 @@ class ReservationStation:
         self.tracked_bytes += holding.tracked_bytes - tracked_bytes
 
     def _wake(self) -> tuple[Reservation, ...]:
-        """Start what fits, by deadline; of loads one. Behind one that lacks memory and has been
-        overtaken often enough, nothing that takes memory starts.
+        """Start what fits, by deadline; of each kind of load one. Behind one that lacks memory and
+        has been overtaken often enough, nothing that takes memory starts.
         """
         started: list[Reservation] = []
         passed: list[_Holding] = []
         waiting = self.waiting()
         if not waiting:
             return ()
-        loading = any(_loads(holding.running) for holding in self._holdings.values())
+        running = (holding.running for holding in self._holdings.values())
+        loading = {found.kind for found in running if found is not None and found.kind in LOADS}
         for reservation in waiting:
             holding = self._holdings[reservation.instance_id]
-            if holding.running is not None or (loading and _loads(reservation)):
+            if holding.running is not None or reservation.kind in loading:
                 continue
             grows_bytes = max(reservation.size_bytes - holding.size_bytes, 0)
             held_up = any(earlier.overtaken >= OVERTAKEN_MAX for earlier in passed)
@@ -222,14 +239,15 @@ class ReservationStation:
             holding.running, holding.waiting, holding.overtaken = reservation, None, 0
             self.tracked_bytes += grows_bytes
             started.append(reservation)
-            if _loads(reservation):
-                loading = True
-                passed = [earlier for earlier in passed if not _loads(earlier.waiting)]
+            if reservation.kind in LOADS:
+                loading.add(reservation.kind)
+                passed = [earlier for earlier in passed if not _is(reservation.kind, earlier)]
         return tuple(started)
 
 
-def _loads(reservation: Reservation | None) -> bool:
-    return reservation is not None and reservation.kind is ReservationKind.LOAD
+def _is(kind: ReservationKind, holding: _Holding) -> bool:
+    """Whether what waits is of this kind."""
+    return holding.waiting is not None and holding.waiting.kind is kind
 
 
 def _urgency(reservation: Reservation) -> tuple[float, int]:

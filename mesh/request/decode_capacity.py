@@ -10,17 +10,11 @@ deadline to the next's. That is at most one decode of each run queue too much.
 """
 
 from math import inf
-from typing import NamedTuple
 
-
-class Job(NamedTuple):
-    """The decodes of one run queue. Sorts by deadline."""
-
-    due_s: float
-    """Its first deadline."""
-    decode_s: float
-    tpot_s: float
-    """From each of its deadlines to the next."""
+Job = tuple[float, float, float]
+"""The decodes of one run queue: its first deadline, the seconds of a decode, and the seconds from
+each of its deadlines to the next. Sorts by deadline.
+"""
 
 
 def spare_s(jobs: list[Job], now_s: float) -> float:
@@ -36,7 +30,9 @@ def spare_s(jobs: list[Job], now_s: float) -> float:
         work_s += growth * (due_s - before_s) + decode_s
         growth += decode_s / tpot_s
         before_s = due_s
-        spare = min(spare, due_s - now_s - work_s)
+        left_s = due_s - now_s - work_s
+        if left_s < spare:
+            spare = left_s
     return spare
 
 
@@ -45,7 +41,7 @@ def reached_s(jobs: list[Job], seconds: float) -> float:
     of which there must be one.
     """
     jobs.sort()
-    before_s, work_s, growth = jobs[0].due_s, 0.0, 0.0
+    before_s, work_s, growth = jobs[0][0], 0.0, 0.0
     for due_s, decode_s, tpot_s in jobs:
         until_s = work_s + growth * (due_s - before_s)
         if until_s > seconds:

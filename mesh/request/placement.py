@@ -81,7 +81,7 @@ def place_instance(
     `has_time` says whether a node could compute for it; it is asked only of nodes that have room,
     until it says None: no more of them can be looked at. If more than `looks_max` have room, half
     of the looks go to the first of them, and half to the last: they have the least to do. Of nodes
-    that the policy would tell apart by their ids alone, those where the model sleeps come first.
+    that the policy would tell apart by their ids alone, those that have it nearer come first.
     """
     ordered = _ordered(deployment, nodes, policy)
     full: list[tuple[StartNode, Footprint, int]] = []
@@ -131,12 +131,15 @@ def _ends(roomy: list[R], looks_max: int) -> list[R]:
 
 
 def _ordered(deployment: Deployment, nodes: Sequence[StartNode], policy: Policy) -> list[StartNode]:
-    def woken_first(node: StartNode) -> Rank:
-        *alike, node_id = policy.node_rank(node)
-        return *alike, node.tier_of(deployment) is not LoadTier.HOST, node_id
+    tiers = {node.node_id: node.tier_of(deployment) for node in nodes}
 
-    sleeps = any(node.tier_of(deployment) is LoadTier.HOST for node in nodes)
-    return sorted(nodes, key=woken_first if sleeps else policy.node_rank)
+    def nearest_first(node: StartNode) -> Rank:
+        *alike, node_id = policy.node_rank(node)
+        return *alike, -tiers[node.node_id].nearness, node_id
+
+    one = next(iter(tiers.values()), None)
+    differ = any(tier is not one for tier in tiers.values())
+    return sorted(nodes, key=nearest_first if differ else policy.node_rank)
 
 
 def enough(idle: Sequence[tuple[InstanceId, int]], missing_bytes: int) -> tuple[InstanceId, ...]:

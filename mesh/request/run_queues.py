@@ -143,10 +143,10 @@ def slack_s(queue: RunQueue, queues: Sequence[RunQueue], now_s: float) -> float:
     late, now or later, if decodes in the order of their deadlines follow. Requests that are late
     already do not count, and neither do prompts.
     """
-    jobs = []
+    jobs: list[Job] = []
     for other in queues:
         if other.due_s < inf:
             # Its own tokens of now come with the iteration itself.
             due_s = other.due_s + other.tpot_s if other is queue else other.due_s
-            jobs.append(Job(due_s, other.decode_s, other.tpot_s))
+            jobs.append((due_s, other.decode_s, other.tpot_s))
     return min(spare_s(jobs, now_s), queue.due_s - now_s)

@@ -94,6 +94,38 @@ def validate(schedule: Schedule, newcomer: Newcomer) -> Verdict:
     return _Rollout(schedule, newcomer, settled_s, now_s).run()
 
 
+def in_time_together(schedule: Schedule, queue: RunQueue, waiting: Sequence[Prompt]) -> list[bool]:
+    """Of prompts that wait for `queue`, in order, which would be computed by their deadlines, were
+    all of them submitted now. Those that cannot be any more are left out as soon as that is so;
+    whom the others make late is not looked at.
+    """
+    if queue not in schedule.queues:
+        schedule.queues.append(queue)
+    for each in schedule.queues:
+        each.predict(LOOKAHEAD_TOKENS)
+    now_s = _finish_in_flight(schedule)
+    for other, prompt in schedule.joining:
+        other.prompts.append(prompt)
+    queue.prompts += waiting
+    places = {id(prompt): place for place, prompt in enumerate(waiting)}
+    in_time = [False] * len(waiting)
+    open_left = len(waiting)
+    for _ in range(STEPS_MAX):
+        least_s = now_s + schedule.margin_s
+        kept = [p for p in queue.prompts if p.due_s > least_s or id(p) not in places]
+        open_left -= len(queue.prompts) - len(kept)
+        queue.prompts = kept
+        grant = _next_turn(schedule, now_s) if open_left else None
+        if grant is None:
+            return in_time
+        now_s += _slowed_s(schedule, now_s, grant.seconds)
+        for prompt in _advance(grant, now_s):
+            if id(prompt) in places:
+                in_time[places[id(prompt)]] = now_s + schedule.margin_s <= prompt.due_s
+                open_left -= 1
+    return [True] * len(waiting)
+
+
 def _final_decodes(schedule: Schedule, newcomer: Newcomer) -> list[tuple[RunQueue, float]]:
     """Seconds of a decode of each run queue once all in it, the newcomer too, are past their
     prompts.
@@ -105,10 +137,11 @@ def _final_decodes(schedule: Schedule, newcomer: Newcomer) -> list[tuple[RunQueu
         coming.setdefault(id(queue), []).append(prompt)
     result = []
     for queue in schedule.queues:
-        prompts = queue.prompts + coming.get(id(queue), [])
-        batch = queue.batch + len(prompts)
+        batch, tokens = queue.batch, queue.context_tokens
+        for prompt in (*queue.prompts, *coming.get(id(queue), ())):
+            batch += 1
+            tokens += prompt.left + prompt.past
         if batch:
-            tokens = queue.context_tokens + sum(prompt.left + prompt.past for prompt in prompts)
             result.append((queue, queue.times.decode_s(batch, tokens / batch + LOOKAHEAD_TOKENS)))
     return result
 
@@ -256,8 +289,9 @@ class _Rollout:
         if until_s <= now_s:
             return
         queues = [queue for queue in schedule.queues if queue.batch or queue.prompts]
-        jobs = [Job(queue.due_s, queue.decode_s * slowdown, queue.tpot_s) for queue in queues]
-        round_s = sum(job.decode_s for job in jobs)
+        jobs = [(queue.due_s, queue.decode_s * slowdown, queue.tpot_s) for queue in queues]
+        decodes_s = [decode_s for _, decode_s, _ in jobs]
+        round_s = sum(decodes_s)
         if not jobs or until_s - now_s <= round_s * SKIPPED_ROUNDS_MIN:
             return
         if any(queue.prompts or queue.late_s < inf for queue in queues):
@@ -271,7 +305,7 @@ class _Rollout:
             queue.dues_s = [queue.due_s]
             self._owed_s[queue.instance_id] = queue.due_s
         # The turn that is under way by then has to end first.
-        self._now_s = until_s + max(schedule.turn_s_max, *(job.decode_s for job in jobs))
+        self._now_s = until_s + max(schedule.turn_s_max, *decodes_s)
 
     def _step(self) -> Verdict | None:
         schedule, start_s = self._schedule, self._now_s
@@ -313,11 +347,11 @@ class _Rollout:
         """
         if self._now_s < self._schedule.slow_until_s:
             return False
-        jobs = []
+        jobs: list[Job] = []
         for queue, decode_s in self._settled_s:
             if queue.prompts or queue.late_s < inf:
                 return False
-            jobs.append(Job(queue.due_s, decode_s, queue.tpot_s))
+            jobs.append((queue.due_s, decode_s, queue.tpot_s))
         return spare_s(jobs, self._now_s) >= self._schedule.margin_s
 
 

@@ -134,8 +134,11 @@ def _by_deadline(queues: Sequence[RunQueue]) -> Iterable[tuple[RunQueue, bool]]:
     jobs = [(queue.due_s, queue.instance_id, True, queue) for queue in queues if queue.due_s < inf]
     for queue in queues:
         if queue.prompts or queue.late_s < inf:
-            due_s = min((prompt.due_s for prompt in queue.prompts), default=inf)
-            jobs.append((min(due_s, queue.late_s), queue.instance_id, False, queue))
+            due_s = queue.late_s
+            for prompt in queue.prompts:
+                if prompt.due_s < due_s:
+                    due_s = prompt.due_s
+            jobs.append((due_s, queue.instance_id, False, queue))
     jobs.sort()  # no two agree in all that comes before the run queue
     return [(queue, has_deadline) for _, _, has_deadline, queue in jobs]
 

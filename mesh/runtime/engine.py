@@ -22,6 +22,7 @@ from mesh.domain.steps import (
     InstanceMemory,
     LoadedInstance,
     LoadOrder,
+    LoadTier,
     ResizedKv,
     StepResult,
 )
@@ -70,8 +71,20 @@ class Engine(Protocol):
         """Write beside the model, once, whatever makes later loads quick. Idempotent and atomic."""
         ...
 
+    def is_prepared(self, model: ModelInfo, model_path: Path) -> bool:
+        """Whether `prepare` would find nothing to do. Quick; may raise ModelError as it does."""
+        ...
+
+    def tier_of(self, order: LoadOrder) -> LoadTier:
+        """From where a load would take the weights now. Quick, and a guess: it may change before
+        the load.
+        """
+        ...
+
     def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
-        """Bring an instance up, ready for its first step."""
+        """Bring an instance up, ready for its first step. A load from HOST may come beside another
+        load; of those from DISK there is one at a time.
+        """
         ...
 
     def unload(self, instance_id: InstanceId) -> None:

@@ -55,14 +55,11 @@ class Host(Generic[Event, Action]):
         self._running = True
         try:
             while self._events:
-                self._turn(self._events.popleft())
+                event, now_s = self._events.popleft(), self._clock.now_s()
+                actions = self._core.handle(event, now_s)
+                for recorder in self._recorders:
+                    recorder.record(now_s, event, actions)
+                for action in actions:
+                    self._perform(action)
         finally:
             self._running = False
-
-    def _turn(self, event: Event) -> None:
-        now_s = self._clock.now_s()
-        actions = self._core.handle(event, now_s)
-        for recorder in self._recorders:
-            recorder.record(now_s, event, actions)
-        for action in actions:
-            self._perform(action)

@@ -1,12 +1,12 @@
 """Carries out what the node core decides, through three ports: the link, the store, the engine.
 
-One performer for the live agent and the simulator. Engine calls run on lanes, each in order:
-COMPUTE (submit, abort, step, measure, resize, unload) and, beside it, LOADING (load) and, for
-engines that allow it, UNLOADING (unload). The live lanes are threads; the simulator's run the call
-at once and post what came of it after its `elapsed_s`.
+One performer for the live agent and the simulator. Engine calls run on lanes, each in order and
+beside the others (`Lane`). The live lanes are threads; the simulator's run the call at once and
+post what came of it after its `elapsed_s`.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from typing import Protocol, TypeVar, assert_never
 
@@ -42,16 +42,27 @@ from mesh.domain.node_events import (
     SubmitBroke,
     UnloadFinished,
 )
-from mesh.domain.steps import LoadedInstance, LoadOrder
+from mesh.domain.steps import LoadedInstance, LoadOrder, LoadTier
 from mesh.runtime.engine import Engine, Progress
 
 R = TypeVar("R")
 
 
 class Lane(StrEnum):
+    """A load begins as a wake. What is not in memory goes on to the loads from disk, and what is
+    not stored or not prepared waits on neither of the two.
+    """
+
     COMPUTE = "compute"
+    """Submit, abort, step, measure, resize, and unload where that is quick."""
+    WAKING = "waking"
+    """Loads whose weights are in the host's memory."""
     LOADING = "loading"
+    """Loads from disk."""
+    PREPARING = "preparing"
+    """What an engine derives from a stored model."""
     UNLOADING = "unloading"
+    """Unloads that take long."""
 
 
 class Lanes(Protocol):
@@ -86,10 +97,20 @@ class Models(Protocol):
 
     def stop_import(self, operation_id: OperationId) -> None: ...
 
-    def order(self, action: StartLoad, progress: Progress) -> LoadOrder:
-        """The load order with the model's path; imports the model first if the store lacks it.
+    def at_hand(self, action: StartLoad) -> LoadOrder | None:
+        """The load order with the model's path; None when it has to be brought first. Quick, from
+        any thread. Raises ModelError.
+        """
+        ...
 
-        Blocking, for the LOADING lane. Raises ModelError, StorageError or Unavailable.
+    def bring(
+        self,
+        action: StartLoad,
+        progress: Progress,
+        then: Callable[[LoadOrder | MeshError], None],
+    ) -> None:
+        """Import the model if the store lacks it, and prepare it; `then` is called once, from where
+        events are posted. For the same thread.
         """
         ...
 
@@ -104,7 +125,7 @@ class NodePerformer:
         models: Models,
         note_load: Callable[[LoadedInstance], None] = lambda loaded: None,
     ) -> None:
-        """`note_load` is called on the loading lane, after each load that ends well."""
+        """`note_load` is called on a load's lane, after each that ends well."""
         self._engine = engine
         self._lanes = lanes
         self._link = link
@@ -251,19 +272,45 @@ class NodePerformer:
                 LoadProgressed(instance_id=action.instance_id, phase=phase, share=share)
             )
 
-        def call() -> LoadedInstance:
-            loaded = self._engine.load(self._models.order(action, progress), progress)
+        def load(order: LoadOrder) -> LoadedInstance:
+            loaded = self._engine.load(order, progress)
+            if order.import_s:
+                elapsed_s = order.import_s + loaded.elapsed_s
+                loaded = replace(loaded, elapsed_s=elapsed_s, tier=LoadTier.REMOTE)
             self._note_load(loaded)
             return loaded
 
-        def done(result: LoadedInstance | MeshError) -> NodeEvent:
-            if isinstance(result, MeshError):
-                return LoadBroke(
-                    instance_id=action.instance_id,
-                    error=type(result).__name__,
-                    message=result.message,
-                    hint=result.hint,
-                )
-            return LoadFinished(instance_id=action.instance_id, loaded=result)
+        def wake() -> LoadedInstance | LoadOrder | None:
+            order = self._models.at_hand(action)
+            if order is None or self._engine.tier_of(order) is not LoadTier.HOST:
+                return order
+            return load(order)
 
-        self._lanes.run(Lane.LOADING, call, done)
+        def done(result: LoadedInstance | LoadOrder | MeshError | None) -> NodeEvent | None:
+            match result:
+                case None:
+                    self._models.bring(action, progress, brought)
+                    return None
+                case LoadOrder():
+                    self._lanes.run(Lane.LOADING, lambda: load(result), done)
+                    return None
+                case LoadedInstance():
+                    return LoadFinished(instance_id=action.instance_id, loaded=result)
+                case _:
+                    return _load_broke(action.instance_id, result)
+
+        def brought(result: LoadOrder | MeshError) -> None:
+            event = done(result)
+            if event is not None:
+                self._lanes.post_soon(event)
+
+        self._lanes.run(Lane.WAKING, wake, done)
+
+
+def _load_broke(instance_id: InstanceId, error: MeshError) -> LoadBroke:
+    return LoadBroke(
+        instance_id=instance_id,
+        error=type(error).__name__,
+        message=error.message,
+        hint=error.hint,
+    )

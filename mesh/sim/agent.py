@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mesh.core.node.core import NodeCore
 from mesh.domain.actions import NodeAction, StartLoad
+from mesh.domain.errors import MeshError
 from mesh.domain.ids import OperationId
 from mesh.domain.limits import HEARTBEAT_S, NodeLimits
 from mesh.domain.messages import NodeCommand, NodeHello, NodeReport
@@ -171,7 +172,7 @@ class VirtualAgent:
     def stop_import(self, operation_id: OperationId) -> None:
         """There is none."""
 
-    def order(self, action: StartLoad, progress: Progress) -> LoadOrder:
+    def at_hand(self, action: StartLoad) -> LoadOrder:
         return LoadOrder(
             instance_id=action.instance_id,
             deployment=action.deployment,
@@ -181,3 +182,11 @@ class VirtualAgent:
             context_tokens_max=action.context_tokens_max,
             batch_max=action.batch_max,
         )
+
+    def bring(
+        self,
+        action: StartLoad,
+        progress: Progress,
+        then: Callable[[LoadOrder | MeshError], None],
+    ) -> None:
+        raise AssertionError("all models are at hand")

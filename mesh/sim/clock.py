@@ -4,8 +4,8 @@ It owns the only notion of time in a simulation. Calls due at the same time are 
 which they were asked for, so that a run is the same each time. See `mesh.runtime.clock.Clock`.
 """
 
-import heapq
 from collections.abc import Callable
+from heapq import heappop, heappush
 
 
 class HeapClock:
@@ -21,13 +21,14 @@ class HeapClock:
 
     def call_at(self, at_s: float, call: Callable[[], None]) -> None:
         self._sequence += 1
-        heapq.heappush(self._heap, (max(at_s, self._now_s), self._sequence, call))
+        now_s = self._now_s
+        heappush(self._heap, (at_s if at_s > now_s else now_s, self._sequence, call))
 
     def step(self) -> bool:
         """Jump to the next call and make it; False when there is none."""
         if not self._heap:
             return False
-        self._now_s, _, call = heapq.heappop(self._heap)
+        self._now_s, _, call = heappop(self._heap)
         call()
         return True
 

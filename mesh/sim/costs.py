@@ -59,6 +59,9 @@ class Jitter:
     seed: int = 0
     """Beside that of the node (`NodePlan.seed`)."""
 
+    def is_none(self) -> bool:
+        return not (self.decode_s or self.prefill_s or self.decode_shares or self.prefill_shares)
+
     def drawn_s(self, engine_s: float, drawn: random.Random, *, prefill: bool) -> float:
         seconds = self.prefill_s if prefill else self.decode_s
         shares = self.prefill_shares if prefill else self.decode_shares

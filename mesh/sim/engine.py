@@ -62,6 +62,8 @@ class CostEngine(VirtualEngine):
         self.working_until_s = -math.inf
         """When the latest of all loads and steps ends."""
         self._times = {m: Times(known.profile, costs.factor) for m, known in models.items()}
+        self._even = not costs.overhead_s and costs.jitter.is_none()
+        """Nothing of a turn is beside the engine's part."""
         self.loads = 0
         self.prefilled_tokens = 0
         self.decoded_tokens = 0
@@ -102,19 +104,18 @@ class CostEngine(VirtualEngine):
     ) -> StepResult:
         instance = self._instance(instance_id)
         times, slower = self._times[instance.order.model.model_id], self._slower()
-        prompts_slower = slower * self._costs.prefill_factor
-        took_s = 0.0
+        took_s = self._lost_s()
 
         def seconds(prefill: int, past: int, batch: int, context: int, count: int) -> float:
             nonlocal took_s
             self.prefilled_tokens += prefill
             self.decoded_tokens += batch * count
+            factor = slower * self._costs.prefill_factor if prefill else slower
             engine_s = 0.0
             for longer in range(count):
-                one_s = times.seconds(prefill, past, batch, context + longer)
-                one_s *= prompts_slower if prefill else slower
+                one_s = times.seconds(prefill, past, batch, context + longer) * factor
                 engine_s += one_s
-                took_s += self._turn_s(one_s, slower, prefill=prefill > 0)
+                took_s += one_s if self._even else self._turn_s(one_s, slower, prefill=prefill > 0)
             return engine_s
 
         result = instance.step(prefill_tokens_max, iterations, seconds)
@@ -128,7 +129,7 @@ class CostEngine(VirtualEngine):
         slower = self._slower()
         seconds = self._times[instance.order.model.model_id].iteration_s(shape)
         seconds *= slower * self._costs.prefill_factor if shape.prefill_tokens else slower
-        took_s = self._turn_s(seconds, slower, prefill=shape.prefill_tokens > 0)
+        took_s = self._lost_s() + self._turn_s(seconds, slower, prefill=shape.prefill_tokens > 0)
         self._spend(took_s + self._costs.priming_s)
         return seconds
 
@@ -148,6 +149,10 @@ class CostEngine(VirtualEngine):
         costs = self._costs
         drawn_s = costs.jitter.drawn_s(engine_s, self._drawn, prefill=prefill)
         return max(engine_s + costs.overhead_s * slower + drawn_s, engine_s * SHARE_MIN)
+
+    def _lost_s(self) -> float:
+        """Of a call that computes, before it does so."""
+        return 0.0
 
     def _works(self, seconds: float) -> None:
         self.working_until_s = max(self.working_until_s, self._now_s() + seconds)

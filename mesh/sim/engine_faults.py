@@ -123,9 +123,9 @@ class FaultyEngine(CostEngine):
     def _slower(self) -> float:
         return super()._slower() * self._engine_faults.step_factor
 
-    def _turn_s(self, engine_s: float, slower: float, *, prefill: bool) -> float:
+    def _lost_s(self) -> float:
         frozen_s, self._engine_faults.freeze_s = self._engine_faults.freeze_s, 0.0
-        return super()._turn_s(engine_s, slower, prefill=prefill) + frozen_s
+        return frozen_s
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
         engine_faults = self._engine_faults

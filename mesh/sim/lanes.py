@@ -1,8 +1,8 @@
 """The virtual lanes: a call is made at once, what came of it is posted after as long as it took.
 
-One lane's calls follow each other, the two lanes go beside each other, as the live node's threads
-do. The engine says through `spend` how long a call takes; a call that takes no time is over before
-the next event. Before: `NodePerformer`. After: the node's host, by `post`.
+One lane's calls follow each other, the lanes go beside each other, as the live node's threads do.
+The engine says through `spend` how long a call takes; a call that takes no time is over before the
+next event. Before: `NodePerformer`. After: the node's host, by `post`.
 """
 
 from collections import deque

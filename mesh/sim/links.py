@@ -164,7 +164,7 @@ class VirtualLinks:
             self._clock.call_at(link.down_s, lambda: call() if link.down and link.at_node else None)
 
     def _arrival_s(self, link: _Link) -> float:
-        late_s = self._late_s.get(link.node.node_id, 0.0)
+        late_s = self._late_s.get(link.node.node_id, 0.0) if self._late_s else 0.0
         return self._clock.now_s() + self._delay_s + late_s
 
     def _tell(self, link: _Link, event: ControllerEvent) -> None:

@@ -232,10 +232,12 @@ def _places(
         return
     for node in _without(core.nodes.values(), entry):
         profile, load_s = _really(cell, entry, node)
+        assert entry.deployment is not None
+        kind = node.load_kind_of(entry.deployment)
         forecast = forecast_on_start(
             node,
             profile,
-            slot_for(node, load_s, inf if late else request.due_s, now_s).ready_s,
+            slot_for(node, kind, load_s, inf if late else request.due_s, now_s).ready_s,
             request,
             share=decodes_share(node, now_s),
             now_s=now_s,

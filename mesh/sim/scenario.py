@@ -49,7 +49,7 @@ NOT_0 = frozenset(
         *("attempts_max", "load_attempts_max", "operations_max", "batch_max", "validations_max"),
         *("load_retry_s", "lease_check_s", "grow_retry_s", "place_retry_s", "history_store_s"),
         *("node_lease_s", "import_s_max", "load_s_max"),
-        *("prefill_tokens_max", "kv_tokens_least", "kv_tokens_profiled"),
+        *("prefill_tokens_max", "kv_tokens_profiled"),
     }
 )
 """Of CellLimits: at 0 a cell does no work, or never has done with it."""

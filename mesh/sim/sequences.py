@@ -159,7 +159,9 @@ class Instance:
         for sequence in self.sequences.values():
             if not sequence.decoding:
                 return 0
-            count = min(count, sequence.length_max - sequence.length)
+            left = sequence.length_max - sequence.length
+            if left < count:
+                count = left
             if sequence.computed + iterations > sequence.room:
                 missing += self._missing(sequence, iterations)
         return count if self.sequences and missing <= self.kv_blocks - self.blocks_used else 0

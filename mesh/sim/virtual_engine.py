@@ -14,6 +14,7 @@ from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
+from mesh.domain.steps import LoadTier
 from mesh.runtime.engine import Ended, EngineRequest, InstanceMemory, LoadOrder, Progress
 from mesh.runtime.measurable import check_measurable
 from mesh.sim.sequences import Instance
@@ -41,6 +42,12 @@ class VirtualEngine:
 
     def prepare(self, model: ModelInfo, model_path: Path, progress: Progress) -> None:
         progress("nothing to prepare", 1.0)
+
+    def is_prepared(self, model: ModelInfo, model_path: Path) -> bool:
+        return True
+
+    def tier_of(self, order: LoadOrder) -> LoadTier:
+        return LoadTier.DISK
 
     def unload(self, instance_id: InstanceId) -> None:
         self._instances.pop(instance_id, None)

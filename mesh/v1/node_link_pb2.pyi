@@ -597,6 +597,9 @@ class NodeHello(_message.Message):
     LOAD_RATES_FIELD_NUMBER: _builtins.int
     BATCH_MAX_FIELD_NUMBER: _builtins.int
     COMPUTES_AHEAD_FIELD_NUMBER: _builtins.int
+    SHARES_WEIGHTS_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    BUSY_LOAD_FACTOR_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     run_id: _builtins.str
     device: _builtins.str
@@ -616,11 +619,19 @@ class NodeHello(_message.Message):
     """Requests that an iteration can carry."""
     computes_ahead: _builtins.bool
     """Its engine holds requests."""
+    shares_weights: _builtins.bool
+    """Whether instances of one model and context limit share its weights."""
+    busy_load_factor: _builtins.float
+    """By which a load takes longer while the node computes. 0 means 1."""
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___InstanceReport]: ...
     @_builtins.property
     def load_rates(self) -> _containers.MessageMap[_builtins.str, Global___LoadRate]:
         """By LoadTier, of those that it knows of."""
+
+    @_builtins.property
+    def models(self) -> Global___HeldModels:
+        """All that the node has at hand. Absent: it does not say."""
 
     def __init__(
         self,
@@ -640,10 +651,13 @@ class NodeHello(_message.Message):
         load_rates: _abc.Mapping[_builtins.str, Global___LoadRate] | None = ...,
         batch_max: _builtins.int = ...,
         computes_ahead: _builtins.bool = ...,
+        shares_weights: _builtins.bool = ...,
+        models: Global___HeldModels | None = ...,
+        busy_load_factor: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "batch_max", b"batch_max", "computes_ahead", b"computes_ahead", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "load_rates", b"load_rates", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "run_id", b"run_id", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "batch_max", b"batch_max", "busy_load_factor", b"busy_load_factor", "computes_ahead", b"computes_ahead", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "load_rates", b"load_rates", "memory_bytes", b"memory_bytes", "models", b"models", "node_id", b"node_id", "run_id", b"run_id", "shares_weights", b"shares_weights", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -681,17 +695,20 @@ class Heartbeat(_message.Message):
     INSTANCES_FIELD_NUMBER: _builtins.int
     LOAD_SLOWDOWN_FIELD_NUMBER: _builtins.int
     ENGINE_BYTES_FIELD_NUMBER: _builtins.int
-    ASLEEP_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    BASE_BYTES_FIELD_NUMBER: _builtins.int
     rss_bytes: _builtins.int
     load_slowdown: _builtins.float
     """By which a load lengthens the iterations beside it. 0 means 1."""
     engine_bytes: _builtins.int
     """Weights and KV caches by the engine's books."""
+    base_bytes: _builtins.int
+    """The most that the process held beside them, for two heartbeats at rest. 0: not known."""
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___InstanceReport]: ...
     @_builtins.property
-    def asleep(self) -> _containers.RepeatedCompositeFieldContainer[Global___SleepingModel]:
-        """What a load would find in the host's memory."""
+    def models(self) -> Global___HeldModels:
+        """All that the node has at hand. Absent: as it said last on this link."""
 
     def __init__(
         self,
@@ -700,37 +717,64 @@ class Heartbeat(_message.Message):
         instances: _abc.Iterable[Global___InstanceReport] | None = ...,
         load_slowdown: _builtins.float = ...,
         engine_bytes: _builtins.int = ...,
-        asleep: _abc.Iterable[Global___SleepingModel] | None = ...,
+        models: Global___HeldModels | None = ...,
+        base_bytes: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "engine_bytes", b"engine_bytes", "instances", b"instances", "load_slowdown", b"load_slowdown", "rss_bytes", b"rss_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "engine_bytes", b"engine_bytes", "instances", b"instances", "load_slowdown", b"load_slowdown", "models", b"models", "rss_bytes", b"rss_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
 
 @_typing.final
-class SleepingModel(_message.Message):
+class HeldModels(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HELD_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldModel]: ...
+    def __init__(
+        self,
+        *,
+        held: _abc.Iterable[Global___HeldModel] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldModels: _TypeAlias = HeldModels  # noqa: Y015
+
+@_typing.final
+class HeldModel(_message.Message):
+    """A model that a node has at hand, and from which LoadTier a load of it would come."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_ID_FIELD_NUMBER: _builtins.int
     CONTEXT_TOKENS_MAX_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     context_tokens_max: _builtins.int
+    """Of the loads that this holds for. 0: of any."""
+    tier: _builtins.str
     def __init__(
         self,
         *,
         model_id: _builtins.str = ...,
         context_tokens_max: _builtins.int = ...,
+        tier: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_tokens_max", b"context_tokens_max", "model_id", b"model_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_tokens_max", b"context_tokens_max", "model_id", b"model_id", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SleepingModel: _TypeAlias = SleepingModel  # noqa: Y015
+Global___HeldModel: _TypeAlias = HeldModel  # noqa: Y015
 
 @_typing.final
 class ImportProgress(_message.Message):

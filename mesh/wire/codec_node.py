@@ -27,7 +27,7 @@ from mesh.domain.messages import (
     TokensReport,
 )
 from mesh.domain.reasons import DeviceKind
-from mesh.domain.steps import LoadRate, LoadTier, SleepingModel
+from mesh.domain.steps import HeldModel, LoadRate, LoadTier
 from mesh.v1 import node_link_pb2 as pb
 from mesh.wire.codec_import import import_report_from_wire, import_report_to_wire
 from mesh.wire.codec_load import load_report_from_wire, load_report_to_wire
@@ -46,14 +46,10 @@ def report_to_wire(report: NodeReport) -> pb.NodeReport:
             beat = pb.Heartbeat(
                 rss_bytes=report.rss_bytes,
                 engine_bytes=report.engine_bytes,
+                base_bytes=report.base_bytes,
                 instances=map(_instance_to_wire, report.instances),
                 load_slowdown=report.load_slowdown,
-                asleep=[
-                    pb.SleepingModel(
-                        model_id=model.model_id, context_tokens_max=model.context_tokens_max
-                    )
-                    for model in report.asleep
-                ],
+                models=_held_to_wire(report.models),
             )
             return pb.NodeReport(heartbeat=beat)
         case RequestReturned():
@@ -93,15 +89,10 @@ def report_from_wire(message: pb.NodeReport) -> NodeReport:
             return Heartbeat(
                 rss_bytes=beat.rss_bytes,
                 engine_bytes=beat.engine_bytes,
+                base_bytes=beat.base_bytes,
                 instances=tuple(_instance_from_wire(i) for i in beat.instances),
                 load_slowdown=factor_from_wire(beat.load_slowdown, beat, "load_slowdown"),
-                asleep=tuple(
-                    SleepingModel(
-                        model_id=ModelId(model.model_id),
-                        context_tokens_max=model.context_tokens_max,
-                    )
-                    for model in beat.asleep
-                ),
+                models=_held_from_wire(beat.models) if beat.HasField("models") else None,
             )
         case "request_returned":
             returned = message.request_returned
@@ -145,6 +136,9 @@ def _hello_to_wire(hello: NodeHello) -> pb.NodeHello:
         tensor_parallel_max=hello.tensor_parallel_max,
         batch_max=hello.batch_max,
         computes_ahead=hello.computes_ahead,
+        shares_weights=hello.shares_weights,
+        busy_load_factor=hello.busy_load_factor,
+        models=_held_to_wire(hello.models),
         load_rates={
             tier: pb.LoadRate(fixed_s=rate.fixed_s, bytes_per_s=rate.bytes_per_s)
             for tier, rate in hello.load_rates
@@ -173,11 +167,40 @@ def _hello_from_wire(message: pb.NodeHello) -> NodeHello:
         tensor_parallel_max=message.tensor_parallel_max or 1,
         batch_max=message.batch_max or BATCH_MAX,
         computes_ahead=message.computes_ahead,
+        shares_weights=message.shares_weights,
+        busy_load_factor=factor_from_wire(message.busy_load_factor, message, "busy_load_factor"),
+        models=_held_from_wire(message.models) if message.HasField("models") else None,
         load_rates=tuple(
             (member(LoadTier, tier, message, "load_rates"), _load_rate_from_wire(rate))
             for tier, rate in sorted(message.load_rates.items())
         ),
         instances=tuple(_instance_from_wire(i) for i in message.instances),
+    )
+
+
+def _held_to_wire(models: tuple[HeldModel, ...] | None) -> pb.HeldModels | None:
+    if models is None:
+        return None
+    return pb.HeldModels(
+        held=[
+            pb.HeldModel(
+                model_id=model.model_id,
+                tier=model.tier,
+                context_tokens_max=model.context_tokens_max,
+            )
+            for model in models
+        ]
+    )
+
+
+def _held_from_wire(message: pb.HeldModels) -> tuple[HeldModel, ...]:
+    return tuple(
+        HeldModel(
+            model_id=ModelId(model.model_id),
+            tier=member(LoadTier, model.tier, model, "tier"),
+            context_tokens_max=model.context_tokens_max,
+        )
+        for model in message.held
     )
 
 

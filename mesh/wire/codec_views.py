@@ -1,10 +1,12 @@
 """Pictures of the cell for operators: deployments, nodes, instances, status, events."""
 
 import math
+from collections.abc import Iterable, Mapping
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
+from mesh.domain.model import Footprint
 from mesh.domain.reasons import DeviceKind, RefusalReason
 from mesh.domain.steps import LoadTier
 from mesh.domain.views import (
@@ -19,6 +21,7 @@ from mesh.domain.views import (
     ProfileView,
 )
 from mesh.v1 import control_pb2 as pb
+from mesh.v1 import model_pb2
 from mesh.wire.codec_model import (
     footprint_from_wire,
     footprint_to_wire,
@@ -62,6 +65,7 @@ def instance_to_wire(instance: InstanceSnapshot) -> pb.Instance:
         stalls=stalls_to_wire(instance.stalls),
         profile=instance.profile,
         tier=instance.tier or "",
+        load_expected_s=instance.load_expected_s,
     )
 
 
@@ -93,6 +97,7 @@ def instance_from_wire(message: pb.Instance) -> InstanceSnapshot:
         stalls=stalls_from_wire(message.stalls),
         profile=message.profile,
         tier=member(LoadTier, message.tier, message, "tier") if message.tier else None,
+        load_expected_s=message.load_expected_s,
     )
 
 
@@ -129,7 +134,7 @@ def deployment_to_wire(deployment: DeploymentSnapshot) -> pb.Deployment:
         instances=map(instance_to_wire, deployment.instances),
         served=deployment.served,
         refused=deployment.refused,
-        footprints={engine: footprint_to_wire(f) for engine, f in deployment.footprints},
+        footprints=_footprints_to_wire(deployment.footprints),
     )
 
 
@@ -145,11 +150,20 @@ def deployment_from_wire(message: pb.Deployment) -> DeploymentSnapshot:
         instances=tuple(instance_from_wire(i) for i in message.instances),
         served=message.served,
         refused=message.refused,
-        footprints=tuple(
-            (engine, footprint_from_wire(found))
-            for engine, found in sorted(message.footprints.items())
-        ),
+        footprints=_footprints_from_wire(message.footprints),
     )
+
+
+def _footprints_to_wire(
+    footprints: Iterable[tuple[str, Footprint]],
+) -> Mapping[str, model_pb2.Footprint]:
+    return {key: footprint_to_wire(footprint) for key, footprint in footprints}
+
+
+def _footprints_from_wire(
+    messages: Mapping[str, model_pb2.Footprint],
+) -> tuple[tuple[str, Footprint], ...]:
+    return tuple((key, footprint_from_wire(found)) for key, found in sorted(messages.items()))
 
 
 def node_to_wire(node: NodeSnapshot) -> pb.Node:
@@ -173,6 +187,7 @@ def node_to_wire(node: NodeSnapshot) -> pb.Node:
         load_slowdown=node.load_slowdown,
         asleep=node.asleep,
         load_times=map(_load_times_to_wire, node.load_times),
+        footprints=_footprints_to_wire(node.footprints),
     )
 
 
@@ -197,6 +212,7 @@ def node_from_wire(message: pb.Node) -> NodeSnapshot:
         load_slowdown=factor_from_wire(message.load_slowdown, message, "load_slowdown"),
         asleep=tuple(map(ModelId, message.asleep)),
         load_times=tuple(map(_load_times_from_wire, message.load_times)),
+        footprints=_footprints_from_wire(message.footprints),
     )
 
 

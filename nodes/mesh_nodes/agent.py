@@ -12,18 +12,20 @@ import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from mesh.core.node.core import NodeCore
 from mesh.domain.actions import NodeAction
-from mesh.domain.errors import EngineError
+from mesh.domain.errors import EngineError, StorageError
+from mesh.domain.ids import ModelId
 from mesh.domain.limits import HEARTBEAT_S, NodeLimits
 from mesh.domain.messages import NodeHello, NodeReport
 from mesh.domain.node_events import CommandReceived, HeartbeatDue, LinkClosed, LinkOpened, NodeEvent
 from mesh.domain.reasons import TurnRule
-from mesh.domain.steps import LoadedInstance, SleepingModel
+from mesh.domain.steps import HeldModel, LoadedInstance, LoadTier
 from mesh.runtime.clock import LoopClock
 from mesh.runtime.engine import Engine
 from mesh.runtime.host import Host, Recorder
@@ -36,6 +38,7 @@ from mesh_nodes.kept_loads import KeptLoads
 from mesh_nodes.lanes import ThreadLanes
 from mesh_nodes.messenger import Messenger, call_on
 from mesh_nodes.models import NodeModels
+from mesh_nodes.models_in_use import ModelsInUse
 
 STOP_S_MAX = 4.0
 """From the wish to stop to the end of `run`. Below the grace that `mesh up` and systemd give."""
@@ -64,7 +67,8 @@ class CarriedLink:
 
 class Agent:
     """One node. `identity` is the hello without instances and load times; `resident_bytes` is what
-    the node takes of its device's memory now, `asleep` what a load would find in the host's.
+    the node takes of its device's memory now, `nearer` what a
+    load would find nearer than in its store, given the folders there.
     Without `loads` it neither tells nor keeps what loads take.
     """
 
@@ -77,7 +81,7 @@ class Agent:
         store_path: Path,
         controller: str,
         resident_bytes: Callable[[], int],
-        asleep: Callable[[], tuple[SleepingModel, ...]] = tuple,
+        nearer: Callable[[Sequence[Path]], tuple[HeldModel, ...]] = lambda folders: (),
         loads: KeptLoads | None = None,
         recorders: Sequence[Recorder] = (),
     ) -> None:
@@ -87,9 +91,12 @@ class Agent:
         self._controller = controller
         self._loads = loads
         self._recorders = recorders
+        self._in_use = ModelsInUse(store_path)
         self._core = NodeCore(limits=limits)
         self._resident_bytes = resident_bytes
-        self._asleep = asleep
+        self._nearer = nearer
+        self._models: tuple[HeldModel, ...] | None = None
+        """At hand when they were last looked at."""
         self.clean = True
         """False: a thread is still in a call of the engine's, or in an import."""
         self._ended = asyncio.Event()
@@ -109,7 +116,11 @@ class Agent:
         Raises what the controller refused this node with, or what broke the node core.
         """
         loop = self._loop = asyncio.get_running_loop()
-        lanes = ThreadLanes(loop=loop, post=self._post)
+        lanes = ThreadLanes(
+            loop=loop,
+            post=self._post,
+            loads_in_process=self._engine.capabilities.loads_in_process,
+        )
         models = NodeModels(
             engine=self._engine,
             lanes=lanes,
@@ -138,15 +149,20 @@ class Agent:
             core=self._core,
             clock=LoopClock(loop),
             perform=performer.perform,
-            recorders=self._recorders,
+            recorders=(*self._recorders, self._in_use),
         )
+        # Before the first hello: the cell is to plan with it from the start.
+        await self._look()
         linking = asyncio.create_task(self._keep(link.run))
         beating = asyncio.create_task(self._keep(partial(self._beat, lanes)))
+        looking = asyncio.create_task(self._keep(self._keep_looking))
         await self._ended.wait()
         beating.cancel()
+        looking.cancel()
         link.stop()
         self.clean = await self._wind_down(linking, models, lanes)
         messenger.close(MESSENGER_S_MAX)
+        self._in_use.close()
         if self._failure is not None:
             raise self._failure
 
@@ -165,7 +181,7 @@ class Agent:
         with self._deciding:
             instances = self._core.instances()
         rates = () if self._loads is None else self._loads.rates()
-        return replace(self._identity, instances=instances, load_rates=rates)
+        return replace(self._identity, instances=instances, load_rates=rates, models=self._models)
 
     def _note_load(self, loaded: LoadedInstance) -> None:
         if self._loads is not None:
@@ -203,6 +219,7 @@ class Agent:
         so the node ends, and its requests are placed elsewhere.
         """
         beats_late = 0
+        told: tuple[HeldModel, ...] | None = None
         while True:
             beats_late = beats_late + 1 if lanes.computing_s() > ENGINE_CALL_S_MAX else 0
             if beats_late > 1:
@@ -215,7 +232,24 @@ class Agent:
             due = HeartbeatDue(
                 rss_bytes=self._resident_bytes(),
                 engine_bytes=sum(m.weights_bytes + m.kv_held_bytes for m in books),
-                asleep=self._asleep(),
+                models=None if self._models == told else self._models,
             )
+            told = self._models
             self._post(due)
             await asyncio.sleep(HEARTBEAT_S)
+
+    async def _keep_looking(self) -> None:
+        """Beside the beats, which no disk may hold up."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            await self._look()
+
+    async def _look(self) -> None:
+        """At the models at hand. A store that cannot be read is believed to be as it was."""
+        with suppress(StorageError):
+            self._models = await asyncio.to_thread(self._at_hand)
+
+    def _at_hand(self) -> tuple[HeldModel, ...]:
+        folders = ModelStore(self._store_path).folders()
+        stored = [HeldModel(model_id=ModelId(f.name), tier=LoadTier.DISK) for f in folders]
+        return *stored, *self._nearer(folders)

@@ -2,14 +2,15 @@
 
 Owns one small file under the node's home for each kind of node that has been there, by its
 fingerprint, which has the engine's version in it. A torn or missing file is as good as none: loads
-to come will say it again. Before: the loading lane, and `load_probe` where nothing is known. After:
-the node's hello.
+to come will say it again. Before: the lanes of loads, and `load_probe` where nothing is known.
+After: the node's hello.
 """
 
 import json
 import logging
 import os
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,35 +27,37 @@ Load = tuple[int, float]
 
 
 class KeptLoads:
-    """`note` is for one thread at a time, `rates` for any."""
+    """`note` and `rates` are for any thread."""
 
     def __init__(self, home: Path, fingerprint: str) -> None:
         self._path = home / FOLDER / f"{fingerprint.replace('/', '_')}.json"
         self._loads, self._measured = _read(self._path)
+        self._noting = threading.Lock()
 
     def __bool__(self) -> bool:
-        """Whether a load from the disk is known."""
-        return LoadTier.DISK in self._loads
+        """Whether a load of what the store has is known."""
+        return LoadTier.DISK in self._loads or LoadTier.PREPARED in self._loads
 
-    def note_measured(self, rate: LoadRate) -> None:
-        """What loads from the disk should take, by measurements of its parts."""
-        self._measured = rate
+    def note_measured(self, rates: Mapping[LoadTier, LoadRate]) -> None:
+        """What loads should take, by measurements before there has been any."""
+        self._measured = {**self._measured, **rates}
         self._write()
 
     def note(self, loaded: LoadedInstance) -> None:
         """A load has ended well."""
         if loaded.elapsed_s <= 0.0 or loaded.footprint.weights_bytes <= 0:
             return
-        before = self._loads.get(loaded.tier, ())
         load = (loaded.footprint.weights_bytes, loaded.elapsed_s)
-        self._loads = {**self._loads, loaded.tier: (*before, load)[-LOADS_KEPT:]}
-        self._write()
+        with self._noting:
+            before = self._loads.get(loaded.tier, ())
+            self._loads = {**self._loads, loaded.tier: (*before, load)[-LOADS_KEPT:]}
+            self._write()
 
     def rates(self) -> tuple[tuple[LoadTier, LoadRate], ...]:
         """Of each tier that anything is known of."""
         loads, found = self._loads, []
         for tier in LoadTier:
-            measured = self._measured if tier is LoadTier.DISK else None
+            measured = self._measured.get(tier)
             if tier in loads:
                 found.append((tier, fitted(loads[tier], measured or PRIORS[tier])))
             elif measured is not None:
@@ -63,9 +66,10 @@ class KeptLoads:
 
     def _write(self) -> None:
         """Not forced to the disk: no load waits for that."""
-        measured = self._measured
         content = {
-            "measured": measured and [measured.fixed_s, measured.bytes_per_s],
+            "measured": {
+                tier: [rate.fixed_s, rate.bytes_per_s] for tier, rate in self._measured.items()
+            },
             "loads": self._loads,
         }
         folder = self._path.parent
@@ -78,7 +82,7 @@ class KeptLoads:
             log.warning("load times are not kept in %s: %s", folder, error.strerror or error)
 
 
-def _read(path: Path) -> tuple[Mapping[LoadTier, tuple[Load, ...]], LoadRate | None]:
+def _read(path: Path) -> tuple[Mapping[LoadTier, tuple[Load, ...]], Mapping[LoadTier, LoadRate]]:
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         loads = {
@@ -86,13 +90,13 @@ def _read(path: Path) -> tuple[Mapping[LoadTier, tuple[Load, ...]], LoadRate | N
             for tier, of_tier in content["loads"].items()
             if of_tier
         }
-        measured = content["measured"]
-        return loads, None if measured is None else _rate(*measured)
+        measured = {LoadTier(tier): _rate(*rate) for tier, rate in content["measured"].items()}
+        return loads, measured
     except FileNotFoundError:
-        return {}, None
+        return {}, {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         log.warning("what %s says of earlier loads is not used: %s", path, error)
-        return {}, None
+        return {}, {}
 
 
 def _load(weights_bytes: int, seconds: float) -> Load:

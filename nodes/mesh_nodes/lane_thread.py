@@ -2,10 +2,11 @@
 
 Who puts a call holds the interpreter and would keep it for its own work; the thread, woken, would
 get it only after a switch interval. `hand_over` gives it away: it waits until the thread has begun.
-`lanes` owns two of these.
+`lanes` owns these.
 """
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +19,9 @@ Work = Callable[[], None]
 class LaneThread:
     """`put` is for any thread, its own included; `hand_over` and `end` are for one other."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, nice: int = 0) -> None:
+        """`nice`: how far it is below the process's other threads."""
+        self._nice = nice
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
         self._working = False
         self._begun = threading.Lock()
@@ -53,6 +56,10 @@ class LaneThread:
         return not self._thread.is_alive()
 
     def _work_off(self) -> None:
+        if self._nice:
+            thread = threading.get_native_id()
+            nice = os.getpriority(os.PRIO_PROCESS, thread) + self._nice
+            os.setpriority(os.PRIO_PROCESS, thread, nice)
         while (work := self._queue.get()) is not None:
             self._working = True
             if self._begun.locked():

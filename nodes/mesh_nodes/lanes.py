@@ -1,4 +1,4 @@
-"""The live lanes: three daemon threads that make the engine's blocking calls, in order.
+"""The live lanes: daemon threads that make the engine's blocking calls, each lane's in order.
 
 Between the end of a step and the start of the next lies the node core's decision, which every
 token of the node pays for. So the compute thread posts its own event and finds its next call in its
@@ -21,9 +21,16 @@ from mesh_nodes.messenger import call_on
 
 R = TypeVar("R")
 
-PENDING_CALLS_MAX = {Lane.COMPUTE: 8192, Lane.LOADING: 256, Lane.UNLOADING: 256}
+PENDING_CALLS_MAX = {lane: 8192 if lane is Lane.COMPUTE else 256 for lane in Lane}
 """Calls that may wait or run on a lane. The core keeps one step under way and the controller bounds
 batches and loads, so a full lane means that something is stuck; further calls then fail at once."""
+
+LOADING_NICE = 5
+"""How far loads from disk are below the iterations that they run beside. One of their threads that
+has to share its core with a load keeps three quarters of it instead of half; at 10 it would keep
+nine tenths, and promised loads would take several times as long. OpenVINO's threads are there
+before the first load, so that none that computes inherits it: it cannot be taken back.
+"""
 
 SWITCH_INTERVAL_S = 0.0005
 """For sys.setswitchinterval, by the composition root: how long a thread that wants the interpreter
@@ -43,8 +50,13 @@ class ThreadLanes:
     """
 
     def __init__(
-        self, *, loop: asyncio.AbstractEventLoop, post: Callable[[NodeEvent], None]
+        self,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        post: Callable[[NodeEvent], None],
+        loads_in_process: bool = False,
     ) -> None:
+        """See `EngineCapabilities` for `loads_in_process`."""
         self._loop = loop
         self._post = post
         self._closed = False
@@ -53,7 +65,10 @@ class ThreadLanes:
         self._pending = dict.fromkeys(Lane, 0)
         self._computing_since_s: float | None = None
         self._handing_over = False
-        self._threads = {lane: LaneThread(f"mesh-{lane.value}") for lane in Lane}
+        nice = {Lane.LOADING: LOADING_NICE} if loads_in_process else {}
+        self._threads = {
+            lane: LaneThread(f"mesh-{lane.value}", nice=nice.get(lane, 0)) for lane in Lane
+        }
 
     def run(
         self,
@@ -107,11 +122,12 @@ class ThreadLanes:
         """
         self._closed = True
         give_up_s = time.monotonic() + timeout_s
-        compute, loading = self._threads[Lane.COMPUTE], self._threads[Lane.LOADING]
-        unloading = self._threads[Lane.UNLOADING]
+        compute, unloading = self._threads[Lane.COMPUTE], self._threads[Lane.UNLOADING]
+        loading = [self._threads[lane] for lane in (Lane.WAKING, Lane.LOADING, Lane.PREPARING)]
         unloading.end()
-        loading.end()
-        loading_ended = loading.ended(give_up_s)
+        for thread in loading:
+            thread.end()
+        loading_ended = all(thread.ended(give_up_s) for thread in loading)
         compute.end((lambda: _guarded(last)) if loading_ended else None)
         # `last` cuts an unload short: it takes from the engine what is being unloaded.
         return compute.ended(give_up_s) and unloading.ended(give_up_s) and loading_ended

@@ -20,15 +20,18 @@ from mesh import __version__
 from mesh.domain.errors import InvalidInput, MeshError, StorageError
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import NodeHello
+from mesh.domain.steps import LoadTier
 from mesh.domain.units import format_bytes
 from mesh.runtime.engine import Engine
 from mesh.runtime.journal import NodeStart, open_journal
+from mesh_loader.store import ModelStore
 from mesh_nodes.agent import Agent
 from mesh_nodes.engines.choosing import BuiltEngine, build_engine, own_resident_bytes
 from mesh_nodes.hardware import fingerprint, probe
 from mesh_nodes.kept_loads import KeptLoads
 from mesh_nodes.lanes import SWITCH_INTERVAL_S
 from mesh_nodes.load_probe import measured_rate
+from mesh_nodes.load_trial import tried_rates
 from mesh_nodes.options import NodeOptions, read_options
 from mesh_nodes.protect import die_with_parent
 
@@ -77,12 +80,12 @@ def _run(options: NodeOptions, build: Callable[[NodeOptions], BuiltEngine]) -> i
         agent = Agent(
             engine=built.engine,
             identity=identity,
-            loads=_loads(options.home, identity.fingerprint, store_path, built),
+            loads=_loads(options.home, identity, store_path, built),
             limits=limits,
             store_path=store_path,
             controller=options.join,
             resident_bytes=built.resident_bytes,
-            asleep=built.asleep,
+            nearer=built.nearer,
             recorders=recorders,
         )
         # Modules and engine stay as they are: no collection amid an iteration need look at them.
@@ -138,18 +141,31 @@ def _identity(options: NodeOptions, built: BuiltEngine) -> NodeHello:
         tensor_parallel_max=engine_is.tensor_parallel_max,
         batch_max=engine_is.batch_max,
         computes_ahead=engine_is.computes_ahead,
+        shares_weights=engine_is.shares_weights,
+        busy_load_factor=engine_is.busy_load_factor,
         version=__version__,
     )
 
 
-def _loads(home: Path, fingerprint: str, store_path: Path, built: BuiltEngine) -> KeptLoads | None:
+def _loads(
+    home: Path, identity: NodeHello, store_path: Path, built: BuiltEngine
+) -> KeptLoads | None:
     """What is known of loads here, if only by measurement; a node that cannot measure learns."""
     if built.least_load_s is None:
         return None
-    loads = KeptLoads(home, fingerprint)
+    loads = KeptLoads(home, identity.fingerprint)
     if not loads:
         try:
-            loads.note_measured(measured_rate(store_path, built.least_load_s))
+            store = ModelStore(store_path)
+            rates = tried_rates(
+                built.engine,
+                store,
+                built.nearer(store.folders()),
+                identity.memory_bytes - identity.base_bytes,
+            )
+            if not rates:
+                rates = {LoadTier.DISK: measured_rate(store_path, built.least_load_s)}
+            loads.note_measured(rates)
         except (OSError, MeshError) as error:
             log.warning("what a load takes here could not be measured: %s", error)
     return loads
@@ -157,10 +173,8 @@ def _loads(home: Path, fingerprint: str, store_path: Path, built: BuiltEngine) -
 
 def _base_bytes(limit_bytes: int, base_bytes: int) -> int:
     """What this node takes without any instance: now that its modules and its engine are there, and
-    nothing has been loaded; and what processes without an instance will hold.
+    nothing has been loaded; and what its engine will hold without an instance.
 
-    What an engine allocates with its first load and keeps is not in it, since only a load shows it
-    (of OpenVINO 20 MiB: code of its graph passes, and the allocator's slack).
     Raises InvalidInput when the node may not take more than that.
     """
     if limit_bytes <= base_bytes:

@@ -1,17 +1,18 @@
 """The node's models, live: imports through child processes, the engine's preparation, load orders.
 
 Decides when an import's result is the model that was asked for. Owns the imports under way. An
-import goes: child process (mesh_loader) → `engine.prepare` on the loading lane → ImportFinished.
+import goes: child process (mesh_loader) → `engine.prepare` on the preparing lane → ImportFinished.
+A load that lacks its model goes the same way, and holds up no other load meanwhile.
 Before: `NodePerformer`. After: the host, by events, and the engine's load.
 """
 
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -41,6 +42,8 @@ class Preparer(Protocol):
 
     def prepare(self, model: ModelInfo, model_path: Path, progress: Progress) -> None: ...
 
+    def is_prepared(self, model: ModelInfo, model_path: Path) -> bool: ...
+
 
 @dataclass(eq=False, slots=True)
 class _Operation:
@@ -53,9 +56,7 @@ class _Operation:
 
 
 class NodeModels:
-    """See `mesh.runtime.node_actions.Models`. `start_import` and `stop_import` are for the loop's
-    thread, `order` is for the loading lane's.
-    """
+    """See `mesh.runtime.node_actions.Models`. All but `at_hand` is for the loop's thread."""
 
     def __init__(
         self,
@@ -75,6 +76,7 @@ class NodeModels:
         self._imports = Imports(import_source)
         self._read_assets = read_assets
         self._operations: dict[OperationId, _Operation] = {}
+        self._closed = threading.Event()
 
     def start_import(self, operation_id: OperationId, source: str) -> None:
         operation = _Operation(operation_id, source)
@@ -95,57 +97,86 @@ class NodeModels:
             self._imports.leave(operation.ticket)
         self._break(operation, Cancelled(f"the import of {operation.source} was stopped"))
 
-    def order(self, action: StartLoad, progress: Progress) -> LoadOrder:
+    def at_hand(self, action: StartLoad) -> LoadOrder | None:
         model = action.model
         stored = self._find(model.model_id)
-        if stored is None:
-            stored = self._import(model.source, progress)
-            if stored.info.model_id != model.model_id:
-                raise ModelError(
-                    f"{model.source} has changed since it was deployed: its content was "
-                    f"{model.model_id} and is {stored.info.model_id} now",
-                    hint=f"deploy {action.deployment} again to serve the new content",
-                )
-        self._prepare(model, stored.path, progress)
-        return LoadOrder(
-            instance_id=action.instance_id,
-            deployment=action.deployment,
-            model=model,
-            model_path=stored.path,
-            kv_blocks=action.kv_blocks,
-            context_tokens_max=action.context_tokens_max,
-            batch_max=action.batch_max,
+        if stored is None or not self._engine.is_prepared(model, stored.path):
+            return None
+        return _order(action, stored)
+
+    def bring(
+        self,
+        action: StartLoad,
+        progress: Progress,
+        then: Callable[[LoadOrder | MeshError], None],
+    ) -> None:
+        stored = self._find(action.model.model_id)
+        if stored is not None:
+            self._prepare_for(action, stored, progress, then)
+            return
+        source, start_s = action.model.source, time.perf_counter()
+        try:
+            ticket = self._imports.join(source, progress)
+        except MeshError as error:
+            then(error)
+            return
+        waits = True
+
+        def end(result: Stored | MeshError) -> None:
+            nonlocal waits
+            if not waits:
+                return
+            waits = False
+            expiry.cancel()
+            self._imports.leave(ticket)
+            if isinstance(result, MeshError):
+                then(result)
+            elif result.info.model_id != action.model.model_id:
+                then(_changed(action, result))
+            else:
+                self._prepare_for(action, result, progress, then, start_s)
+
+        expiry = self._loop.call_later(LOAD_IMPORT_S_MAX, lambda: end(_too_late(source)))
+        ticket.outcome.add_done_callback(
+            lambda outcome: call_on(self._loop, end, _result_of(outcome))
         )
 
     async def close(self, timeout_s: float) -> bool:
         """Stop all imports; False when one has not ended within `timeout_s`."""
+        self._closed.set()
         for operation in self._operations.values():
             operation.stopped.set()
         self._operations.clear()
         return await asyncio.to_thread(self._imports.close, timeout_s)
 
-    def _import(self, source: str, progress: Progress) -> Stored:
-        """Import for a load, sharing what is under way. Other loads wait behind this one."""
-        ticket = self._imports.join(source, progress)
-        try:
-            return ticket.outcome.result(LOAD_IMPORT_S_MAX)
-        except FutureTimeout:
-            raise Unavailable(
-                f"{source} was not imported within {LOAD_IMPORT_S_MAX:.0f} s, "
-                "as long as a load may wait for it",
-                hint="bring it into this node's store beforehand with `mesh pull`",
-            ) from None
-        finally:
-            self._imports.leave(ticket)
-
-    def _prepare(self, model: ModelInfo, path: Path, progress: Progress) -> None:
+    def _prepare_for(
+        self,
+        action: StartLoad,
+        stored: Stored,
+        progress: Progress,
+        then: Callable[[LoadOrder | MeshError], None],
+        import_start_s: float | None = None,
+    ) -> None:
         """What `mesh pull` or another kind of engine brought here is not prepared yet. A store that
         cannot be written any more makes loads slower, not impossible.
         """
-        try:
-            self._engine.prepare(model, path, progress)
-        except StorageError as error:
-            log.warning("%s is loaded unprepared: %s", model.model_id, error.message)
+
+        def unless_closed(phase: str, share: float) -> None:
+            if self._closed.is_set():
+                raise Cancelled(f"the load of {action.instance_id} was stopped: the node stops")
+            progress(phase, share)
+
+        def call() -> LoadOrder:
+            try:
+                self._engine.prepare(action.model, stored.path, unless_closed)
+            except StorageError as error:
+                log.warning("%s is loaded unprepared: %s", action.model.model_id, error.message)
+            order = _order(action, stored)
+            if import_start_s is None:
+                return order
+            return replace(order, import_s=time.perf_counter() - import_start_s)
+
+        self._lanes.run(Lane.PREPARING, call, then)
 
     def _tell(self, operation: _Operation, phase: str, share: float) -> None:
         """From any thread."""
@@ -154,18 +185,16 @@ class NodeModels:
         )
 
     def _imported_soon(self, operation: _Operation, outcome: "Future[Stored]") -> None:
-        """From the import's thread: prepare on the loading lane, which the loop's thread feeds."""
+        """From the import's thread: prepare on a lane, which the loop's thread feeds."""
         call_on(self._loop, self._imported, operation, outcome)
 
     def _imported(self, operation: _Operation, outcome: "Future[Stored]") -> None:
         if operation.stopped.is_set():
             return
-        error = outcome.exception()
-        if error is not None:
-            assert isinstance(error, MeshError), error
-            self._break(operation, error)
+        stored = _result_of(outcome)
+        if isinstance(stored, MeshError):
+            self._break(operation, stored)
             return
-        stored = outcome.result()
 
         def progress(phase: str, share: float) -> None:
             if operation.stopped.is_set():
@@ -190,7 +219,7 @@ class NodeModels:
             del self._operations[operation.operation_id]
             return result
 
-        self._lanes.run(Lane.LOADING, call, done)
+        self._lanes.run(Lane.PREPARING, call, done)
 
     def _break(self, operation: _Operation, error: MeshError) -> None:
         """Every import that was started ends with exactly one event; this is the bad one."""
@@ -203,3 +232,38 @@ class NodeModels:
                 hint=error.hint,
             )
         )
+
+
+def _result_of(outcome: "Future[Stored]") -> Stored | MeshError:
+    error = outcome.exception()
+    assert error is None or isinstance(error, MeshError), error
+    return error or outcome.result()
+
+
+def _order(action: StartLoad, stored: Stored) -> LoadOrder:
+    return LoadOrder(
+        instance_id=action.instance_id,
+        deployment=action.deployment,
+        model=action.model,
+        model_path=stored.path,
+        kv_blocks=action.kv_blocks,
+        context_tokens_max=action.context_tokens_max,
+        batch_max=action.batch_max,
+    )
+
+
+def _changed(action: StartLoad, stored: Stored) -> ModelError:
+    model = action.model
+    return ModelError(
+        f"{model.source} has changed since it was deployed: its content was "
+        f"{model.model_id} and is {stored.info.model_id} now",
+        hint=f"deploy {action.deployment} again to serve the new content",
+    )
+
+
+def _too_late(source: str) -> Unavailable:
+    return Unavailable(
+        f"{source} was not imported within {LOAD_IMPORT_S_MAX:.0f} s, "
+        "as long as a load may wait for it",
+        hint="bring it into this node's store beforehand with `mesh pull`",
+    )

@@ -18,6 +18,7 @@ from mesh.domain.ids import NodeId
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.units import format_bytes, parse_bytes
 from mesh.wire.channel import parse_address
+from mesh_loader.digests import Verify
 from mesh_nodes.gpus import Gpu, Gpus, hardware_of
 from mesh_nodes.hardware import Hardware, default_node_id
 
@@ -61,6 +62,8 @@ class NodeOptions:
     """Unloaded instances that stay with their weights in the host's memory; 0 on a CPU."""
     asleep_bytes_max: int
     """Of the host's memory, for all of them."""
+    verify: Verify
+    """When a load checks the digests of its files."""
     home: Path
     journal: Path | None
     parent_pid: int | None
@@ -93,6 +96,7 @@ def read_options(
         threads=_threads(given.threads, hardware),
         asleep_max=_asleep(given.asleep, device),
         asleep_bytes_max=_asleep_bytes(given.asleep_memory, device, machine),
+        verify=Verify(given.verify),
         home=Path(given.home).expanduser().absolute(),
         journal=None if given.journal is None else Path(given.journal),
         parent_pid=given.parent_pid,
@@ -154,6 +158,13 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         "--asleep-memory",
         metavar="SIZE",
         help="of the host's memory for them, like 16GiB (default: half of what there is)",
+    )
+    add(
+        "--verify",
+        choices=[when.value for when in Verify],
+        default=Verify.FIRST.value,
+        help="when a load checks the digests of its files (default: the first time that this "
+        "process meets a file as it is)",
     )
     add(
         "--home",

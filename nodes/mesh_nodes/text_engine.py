@@ -4,6 +4,8 @@ It wraps an engine and is one, so that stopping means the same with every engine
 ends its request before the next step. Text runs in the compute thread, between steps.
 """
 
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from mesh.domain.steps import (
     InstanceMemory,
     LoadedInstance,
     LoadOrder,
+    LoadTier,
     ResizedKv,
     StepResult,
 )
@@ -82,6 +85,7 @@ class TextEngine:
         self._codecs: dict[InstanceId, TextCodec] = {}
         self._recent: dict[Path, TextCodec] = {}
         """By the model's folder, whose files never change; the latest last. Only loads use it."""
+        self._choosing = threading.Lock()
         self._texts: dict[InstanceId, dict[RequestId, _RequestText]] = {}
 
     @property
@@ -97,12 +101,20 @@ class TextEngine:
     def prepare(self, model: ModelInfo, model_path: Path, progress: Progress) -> None:
         self._inner.prepare(model, model_path, progress)
 
+    def is_prepared(self, model: ModelInfo, model_path: Path) -> bool:
+        return self._inner.is_prepared(model, model_path)
+
+    def tier_of(self, order: LoadOrder) -> LoadTier:
+        return self._inner.tier_of(order)
+
     def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
+        start_s = time.perf_counter()
         codec = self._codec(order.model_path)
+        codec_s = time.perf_counter() - start_s
         loaded = self._inner.load(order, progress)
         self._codecs[order.instance_id] = codec
         self._texts[order.instance_id] = {}
-        return loaded
+        return replace(loaded, elapsed_s=codec_s + loaded.elapsed_s)
 
     def unload(self, instance_id: InstanceId) -> None:
         self._codecs.pop(instance_id, None)
@@ -161,8 +173,12 @@ class TextEngine:
         self._texts.clear()
 
     def _codec(self, model_path: Path) -> TextCodec:
-        codec = self._recent.pop(model_path, None) or TextCodec(read_assets(model_path))
-        self._recent[model_path] = codec
-        while len(self._recent) > CODECS_MAX:
-            del self._recent[next(iter(self._recent))]
+        """Reading takes a while, and no other load waits for it."""
+        with self._choosing:
+            codec = self._recent.pop(model_path, None)
+        codec = codec or TextCodec(read_assets(model_path))
+        with self._choosing:
+            self._recent[model_path] = codec
+            while len(self._recent) > CODECS_MAX:
+                del self._recent[next(iter(self._recent))]
         return codec

@@ -7,8 +7,11 @@ import pytest
 
 from bench.cold_starts.__main__ import OUTPUT_TOKENS, SLO, drawn_calls
 from bench.cold_starts.report import HEADINGS, Scene, figures, row, targets
+from mesh.domain.steps import LoadTier
+from mesh.domain.views import InstanceSnapshot
 from mesh.evaluation.judging import judge
 from mesh.evaluation.load_client import Answer
+from tests.cli.views import READY
 
 ON_TIME = Answer(ended_s=1.9, tokens_s=(1.5,) * OUTPUT_TOKENS, finishes=1)
 LATE = replace(ON_TIME, ended_s=3.2, tokens_s=(3.2,) * OUTPUT_TOKENS, grace_s=1.0)
@@ -16,8 +19,9 @@ LATE = replace(ON_TIME, ended_s=3.2, tokens_s=(3.2,) * OUTPUT_TOKENS, grace_s=1.
 REFUSED = Answer(ended_s=0.1, tokens_s=(), refused="memory_full")
 
 
-def scene(*answers: Answer) -> Scene:
-    return Scene(name="made up", judged=judge(drawn_calls(len(answers), 1), answers))
+def scene(*answers: Answer, loads: tuple[InstanceSnapshot, ...] = ()) -> Scene:
+    judged = judge(drawn_calls(len(answers), 1), answers)
+    return Scene(name="made up", judged=judged, loads=loads)
 
 
 def test_each_deployment_is_called_once() -> None:
@@ -28,7 +32,11 @@ def test_each_deployment_is_called_once() -> None:
 
 def test_figures_are_lists_by_scene() -> None:
     early = replace(LATE, tokens_s=(2.9,) * OUTPUT_TOKENS)
-    found = figures([scene(ON_TIME, LATE, early), scene(ON_TIME, REFUSED)])
+    loads = tuple(
+        replace(READY, load_s=2.0, load_expected_s=expected_s, tier=LoadTier.DISK)
+        for expected_s in (1.8, 2.6)
+    )
+    found = figures([scene(ON_TIME, LATE, early, loads=loads), scene(ON_TIME, REFUSED)])
     assert found == {
         "scenes": ["made up", "made up"],
         "calls": [3, 2],
@@ -39,6 +47,9 @@ def test_figures_are_lists_by_scene() -> None:
         "late_over_told_p50": [pytest.approx(1.05), None],
         "late_over_told_min": [pytest.approx(0.9), None],
         "late_over_told_max": [pytest.approx(1.2), None],
+        "late_ratio": [pytest.approx(1.05), None],
+        "load_estimate_error": [pytest.approx(0.2), None],
+        "load_tiers": [{"disk": 2}, {}],
         "refused_by_reason": [{}, {"memory_full": 1}],
     }
     assert len(row(scene(ON_TIME, LATE))) == len(row(scene(REFUSED))) == len(HEADINGS)

@@ -1,7 +1,11 @@
 """What the overcommit benchmark sends and looks at: calls, limits, journals, samples."""
 
+from collections import Counter
 from dataclasses import replace
 
+import pytest
+
+from bench.overcommit.fleet import RESIDENT_BEFORE, Fleet
 from bench.overcommit.replaying import Audit, Replay
 from bench.overcommit.resident import Resident
 from bench.overcommit.workload import FIRST_S, KINDS, bursts, calls, limit_bytes, peaks
@@ -174,6 +178,20 @@ def test_what_no_book_shows_is_told_apart_from_what_a_load_takes() -> None:
     found = cell.audit()
     assert found.unaccounted_amid_bytes == [40 * MIB]
     assert found.unaccounted_bytes == [10 * MIB]
+    assert found.resident_max == 1
+    assert found.booked_over_rss() == 150 / 160
+
+
+def test_a_fleet_that_is_booked_too_high_or_takes_too_much_is_a_fault() -> None:
+    """Of ten samples one is over the limit."""
+    within = Resident(limit_bytes=100, samples=10)
+    fleet = Fleet(audit=Audit(resident_max=8, books=[(80, 90), (100, 105)]), resident=within)
+    assert fleet.figures()["density_ratio"] == pytest.approx(8 / RESIDENT_BEFORE, abs=0.001)
+    assert fleet.figures()["fleet_booked_over_rss"] == 1.05
+    assert fleet.faults() == []
+    assert replace(fleet, resident=replace(within, over=1)).faults()
+    failed = Audit(errors=Counter({"load OutOfMemory": 1}))
+    assert replace(fleet, audit=failed).faults() == ["fleet: 1 × load OutOfMemory"]
 
 
 def _listed(load: LoadInstance) -> InstanceReport:

@@ -267,4 +267,4 @@ def test_a_home_that_cannot_be_written_is_two_lines(tmp_path: Path) -> None:
 
 
 def test_json_of_nothing_is_still_json(tmp_path: Path) -> None:
-    assert json.loads(mesh("models", "--store", "--home", str(tmp_path), "-o", "json").out) == []
+    assert json.loads(mesh("store", "ls", "--home", str(tmp_path), "-o", "json").out) == []

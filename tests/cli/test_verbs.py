@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.cli.conftest import RunningCell
-from tests.cli.running import mesh_process
+from tests.cli.running import mesh, mesh_process
 from tests.support.waiting import until
 
 
@@ -61,8 +61,8 @@ def test_describe_shows_a_node_with_its_instances(cell: RunningCell, chat: str) 
     assert cell.mesh("invoke", "chat", "hello", "--max-tokens", "2").code == 0
     ran = cell.mesh("describe", "cpu0")
     assert (ran.code, ran.err) == (0, "")
-    *of_node, loads, a, b, c, d = [part.split()[0] for part in ran.out.split("\n\n")]
-    assert (of_node, loads) == (["NODE"] * 2, "LOADS_FROM")
+    *of_node, loads, shapes, a, b, c, d = [part.split()[0] for part in ran.out.split("\n\n")]
+    assert (of_node, loads, shapes) == (["NODE"] * 2, "LOADS_FROM", "SHAPE")
     assert {a, b, c, d} == {"INSTANCE"}
     assert "STALLS  LONGEST_S  LAST_AGO_S" in ran.out
     found = json.loads(cell.mesh("describe", "cpu0", "-o", "json").out)
@@ -70,6 +70,8 @@ def test_describe_shows_a_node_with_its_instances(cell: RunningCell, chat: str) 
     (instance,) = [i for i in found["instances"] if i["deployment"] == "chat"]
     assert instance["correction_planned"] > 0
     assert sorted(instance["stalls"]) == ["ago_s", "count", "longest_s"]
+    (footprint,) = found["footprints"].values()
+    assert footprint["weights_bytes"] == instance["weights_bytes"]
     (times,) = found["load_times"]
     assert times["tier"] == "disk"
     assert times["loads"] >= 1
@@ -80,7 +82,7 @@ def test_describe_shows_a_node_with_its_instances(cell: RunningCell, chat: str) 
 def test_models_names_each_model_once_with_its_deployments(cell: RunningCell, chat: str) -> None:
     (model,) = json.loads(cell.mesh("models", "-o", "json").out)
     assert model["deployments"] == ["chat"]
-    (stored,) = json.loads(cell.mesh("models", "--store", "-o", "json").out)
+    (stored,) = json.loads(cell.mesh("store", "ls", "-o", "json").out)
     assert stored["model_id"] == model["model_id"]
     assert model["model_id"] in cell.mesh("models").out
 
@@ -91,6 +93,34 @@ def test_pull_imports_once_and_says_where(cell: RunningCell, chat: str) -> None:
     pulled = json.loads(ran.out)
     assert (Path(pulled["path"]) / "model.json").is_file()
     assert f"path               {pulled['path']}" in cell.mesh("pull", f"file://{cell.model}").out
+
+
+def test_store_checks_and_clears_but_removes_nothing_that_is_deployed(
+    cell: RunningCell, chat: str
+) -> None:
+    (stored,) = json.loads(cell.mesh("store", "ls", "-o", "json").out)
+    verified = cell.mesh("store", "verify", "-o", "json")
+    assert (verified.code, json.loads(verified.out)) == (0, [])
+    assert json.loads(cell.mesh("store", "gc", "-o", "json").out) == []
+    kept = cell.mesh("store", "rm", stored["model_id"])
+    assert kept.code == 1
+    assert kept.error_lines == (
+        f"{stored['model_id']} is deployed as chat",
+        "mesh delete chat",
+    )
+    assert len(json.loads(cell.mesh("store", "ls", "-o", "json").out)) == 1
+
+
+def test_store_verify_fails_where_it_names_damage(tmp_path: Path) -> None:
+    folder = tmp_path / "store" / "models" / "sha256-0123456789abcdef"
+    folder.mkdir(parents=True)
+    ran = mesh("store", "verify", "--home", str(tmp_path), "-o", "json")
+    assert ran.code == 1
+    assert [Path(found["path"]).name for found in json.loads(ran.out)] == [
+        "model.json",
+        "digests.json",
+    ]
+    assert "2 damaged in" in ran.err
 
 
 def test_nodes_and_status_tell_what_there_is(cell: RunningCell, chat: str) -> None:

@@ -84,13 +84,13 @@ class CellMachine(CheckedCell):
             for node in self.world.nodes:
                 node.deliver_down()
                 node.lanes.run_one(Lane.COMPUTE)
-                node.lanes.run_one(Lane.LOADING)
+                node.load()
                 node.deliver_up()
             self.world.clock.advance(step_s)
 
     @rule(node=NODES)
     def loading(self, node: int) -> None:
-        self.world.nodes[node].lanes.run_one(Lane.LOADING)
+        self.world.nodes[node].load()
 
     @rule(node=NODES, count=st.integers(1, 6))
     def deliver_up(self, node: int, count: int) -> None:

@@ -91,7 +91,8 @@ def test_a_cache_does_not_grow_into_the_memory_of_a_load_that_nobody_knows_of() 
     (instance,) = world.core.cell.instances.values()
     assert instance.promised_blocks == 75
     compute(world, node)
-    node.lanes.run_one(Lane.LOADING)
+    assert node.load()
+    assert node.load()
     assert len(node.engine.memory()) == 2
     world.settle(5.0)
     assert not world.callers.open_ids()

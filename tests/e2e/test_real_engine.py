@@ -1,15 +1,33 @@
 """The node agent as users run it, engine and all, on a tiny model; its journal replays."""
 
+import time
 from pathlib import Path
 
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
 from mesh.compute.load_times import PRIORS
+from mesh.domain.limits import HEARTBEAT_S
 from mesh.domain.reasons import FinishReason
 from mesh.domain.steps import LoadTier
-from mesh.domain.views import LoadTimesView
+from mesh.domain.views import InstanceSnapshot, LoadTimesView
 from mesh.evaluation.replaying import replay_journal
 from tests.e2e.live_cell import LiveCell
+from tests.support.tiny_model import write_tiny_llama
 
 CLIENTS = 4
+BLOB_S_MAX = 60.0
+
+
+def uneven_model(folder: Path) -> Path:
+    """One of which a blob can be made: OpenVINO would leave out norms that are all 1."""
+    path = write_tiny_llama(folder, seed=5) / "model.safetensors"
+    tensors = load_file(path)
+    for name in [name for name in tensors if "norm" in name]:
+        tensors[name] = np.linspace(0.9, 1.1, len(tensors[name]), dtype=np.float16)
+    save_file(tensors, path)
+    return folder
 
 
 def test_a_real_node_serves_and_both_journals_replay_to_the_same_decisions(
@@ -42,6 +60,40 @@ def test_a_real_node_serves_and_both_journals_replay_to_the_same_decisions(
     assert of_controller.requests is not None
     assert of_controller.requests.finished == of_controller.requests.requests == CLIENTS + 2
     assert of_controller.requests.output_tokens == (CLIENTS + 2) * 24
+
+
+def test_what_a_load_is_expected_to_take_follows_what_spares_its_compile(
+    cell: LiveCell, tmp_path: Path
+) -> None:
+    """The first load of a shape compiles and has a blob made; the second is an import, and known to
+    be one.
+    """
+    home = tmp_path / "own"
+    cell.start_controller()
+    cell.start_real_node("cpu0", "--home", str(home))
+    cell.deploy("chat", uneven_model(tmp_path / "tiny"), keep_alive_s=0.2)
+
+    def loaded() -> InstanceSnapshot:
+        cell.invoke("chat", "hello", max_tokens=2).finished()
+        deployed = cell.deployment("chat")
+        assert deployed is not None
+        (instance,) = deployed.instances
+        return instance
+
+    def blobs() -> int:
+        return len(list((home / "store" / "compiled").glob("*.blob")))
+
+    compiled = loaded()
+    assert compiled.tier is LoadTier.DISK
+    cell.wait_for("the blob", blobs, BLOB_S_MAX)
+    cell.wait_for("the idle instance to go", lambda: cell.instance_count("chat") == 0)
+    time.sleep(2 * HEARTBEAT_S)  # until the node has looked, and has told
+    imported = loaded()
+    assert imported.tier is LoadTier.PREPARED
+    assert imported.load_expected_s < compiled.load_expected_s
+    cell.wait_for("the idle instance to go", lambda: cell.instance_count("chat") == 0)
+    again = loaded()
+    assert again.load_expected_s == pytest.approx(imported.load_s, rel=0.5)
 
 
 def test_a_node_states_what_loads_take_and_after_a_crash_what_they_have_taken(

@@ -228,7 +228,7 @@ def test_progress_runs_through_its_phases_and_never_back(tmp_path: Path) -> None
         f"file://{tmp_path}/m.gguf", lambda phase, share: heard.append((phase, share))
     )
     phases = list(dict.fromkeys(phase for phase, _ in heard))
-    assert phases == ["hash", "build tokenizer", "convert weights", "done"]
+    assert phases == ["hash", "build tokenizer", "convert weights", "write digests", "done"]
     for phase in phases:
         shares = [share for name, share in heard if name == phase]
         assert shares == sorted(shares)

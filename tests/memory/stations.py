@@ -13,8 +13,9 @@ from mesh.domain.ids import InstanceId
 from mesh.memory import station as station_module
 from mesh.memory.station import Reservation, ReservationKind, ReservationStation
 
-LOAD, RESIZE, UNLOAD = (
+LOAD, WAKE, RESIZE, UNLOAD = (
     ReservationKind.LOAD,
+    ReservationKind.WAKE,
     ReservationKind.RESIZE,
     ReservationKind.UNLOAD,
 )
@@ -80,6 +81,9 @@ class CheckedStation:
     def load(self, name: str, size_bytes: int, by_s: float = 0.0) -> list[str] | None:
         return self.issue(LOAD, name, size_bytes, by_s)
 
+    def wake(self, name: str, size_bytes: int, by_s: float = 0.0) -> list[str] | None:
+        return self.issue(WAKE, name, size_bytes, by_s)
+
     def resize(self, name: str, size_bytes: int, by_s: float = 0.0) -> list[str] | None:
         return self.issue(RESIZE, name, size_bytes, by_s)
 
@@ -107,8 +111,8 @@ class CheckedStation:
         self.issued += 1
         if known.waiting is not None:
             self.seen["replaced"] += 1
-            if known.waiting.kind is LOAD and kind is RESIZE:
-                kind = LOAD
+            if known.waiting.kind in (LOAD, WAKE) and kind is RESIZE:
+                kind = known.waiting.kind
         known.waiting = Reservation(
             sequence=self.issued,
             kind=kind,
@@ -212,11 +216,12 @@ class CheckedStation:
                 yield known
 
     def _waits_for_a_load(self, known: Known) -> bool:
-        """Whether it loads, and another one is loading."""
+        """Whether it loads, and another one loads from the same place."""
         assert known.waiting is not None
+        kind = known.waiting.kind
         others = (other.running for other in self.known.values())
-        loading = any(running is not None and running.kind is LOAD for running in others)
-        return loading and known.waiting.kind is LOAD
+        loading = any(running is not None and running.kind is kind for running in others)
+        return loading and kind in (LOAD, WAKE)
 
     def _check_books(self) -> None:
         station = self.station

@@ -91,6 +91,17 @@ def test_a_newer_target_that_shrinks_after_all_starts_at_once() -> None:
     assert node.resize("b", 30) == ["resize b 30"]
 
 
+def test_of_loads_and_of_wakes_one_runs_at_a_time_beside_each_other() -> None:
+    node = CheckedStation(100)
+    assert node.load("a", 10) == ["load a 10"]
+    assert node.load("b", 10) == []
+    assert node.wake("c", 10) == ["wake c 10"]
+    assert node.wake("d", 10) == []
+    assert node.resize("d", 20) == []
+    assert node.done("c") == ["wake d 20"], "a wake that has not begun stays a wake"
+    assert node.done("a") == ["load b 10"]
+
+
 def test_a_load_that_has_not_begun_stays_a_load() -> None:
     node = shrinking(b=40)
     assert node.load("c", 30) == []

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 
 from mesh.domain.ids import InstanceId
 from mesh.memory import station as station_module
-from tests.memory.stations import LOAD, RESIZE, UNLOAD, CheckedStation
+from tests.memory.stations import LOAD, RESIZE, UNLOAD, WAKE, CheckedStation
 
 WALKS = int(os.environ.get("MESH_STATION_WALKS") or (1500 if "CI" in os.environ else 150))
 STEPS = 50
@@ -129,7 +129,8 @@ class Walk(RuleBasedStateMachine):
 
     def issue(self, name: InstanceId, size: int, by: int) -> None:
         known = name in self.checked.known
-        kind = UNLOAD if not size else RESIZE if known else LOAD
+        wakes = name in NAMES[::2]
+        kind = UNLOAD if not size else RESIZE if known else WAKE if wakes else LOAD
         self.checked.issue(kind, name, size, float(by))
         self.count()
 
@@ -143,7 +144,7 @@ class Walk(RuleBasedStateMachine):
         """Within the promise, nothing waits once all that runs has been done twice over, and once
         more for each load, for they follow one another.
         """
-        loads = sum(r.kind is LOAD for r in self.checked.station.waiting())
+        loads = sum(r.kind in station_module.LOADS for r in self.checked.station.waiting())
         for _ in range(2 + loads):
             SEEN["completions"] += self.checked.complete_all()
         if self.checked.promised_bytes <= CAPACITY:

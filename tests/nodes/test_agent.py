@@ -17,7 +17,7 @@ from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import NodeHello
 from mesh.domain.node_events import HeartbeatDue, NodeEvent
 from mesh.domain.reasons import DeviceKind
-from mesh.domain.steps import SleepingModel
+from mesh.domain.steps import HeldModel, LoadTier
 from mesh.runtime.host import Recorder
 from mesh_nodes.agent import ENGINE_CALL_S_MAX, STOP_S_MAX, Agent
 from mesh_nodes.engines.choosing import own_resident_bytes
@@ -40,7 +40,7 @@ def _agent(
     tmp_path: Path,
     engine: ScriptedEngine | None = None,
     recorders: Sequence[Recorder] = (),
-    asleep: tuple[SleepingModel, ...] = (),
+    asleep: tuple[HeldModel, ...] = (),
 ) -> Agent:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -53,7 +53,7 @@ def _agent(
         controller=f"127.0.0.1:{port}",
         resident_bytes=own_resident_bytes,
         recorders=recorders,
-        asleep=lambda: asleep,
+        nearer=lambda folders: asleep,
     )
 
 
@@ -121,6 +121,9 @@ async def test_an_agent_that_was_stopped_amid_a_call_goes_on(
     await asyncio.wait_for(running, 2 * STOP_S_MAX)
 
 
+MODEL_ID = "sha256-0123456789abcdef"
+
+
 class FirstBeat:
     """A recorder that keeps the first heartbeat."""
 
@@ -138,12 +141,14 @@ async def test_a_heartbeat_has_what_the_process_and_the_engines_books_say(tmp_pa
     order = StoredModel(info=info, path=tmp_path / "model").order(InstanceId("i1"))
     engine.load(order, lambda phase, share: None)
     engine.resize_kv(InstanceId("i1"), 7)
+    (tmp_path / "store" / "models" / MODEL_ID).mkdir(parents=True)
     beat = FirstBeat()
-    asleep = (SleepingModel(model_id=ModelId("m"), context_tokens_max=64),)
+    asleep = (HeldModel(model_id=ModelId("m"), tier=LoadTier.HOST, context_tokens_max=64),)
     agent = _agent(tmp_path, engine, recorders=[beat], asleep=asleep)
     running = asyncio.create_task(agent.run())
     due = await asyncio.wait_for(beat.came, 5)
-    assert due.asleep == asleep
+    stored = HeldModel(model_id=ModelId(MODEL_ID), tier=LoadTier.DISK)
+    assert due.models == (stored, *asleep)
     assert due.engine_bytes == WEIGHTS_BYTES + 7 * KV_BLOCK_BYTES
     rss_bytes = psutil.Process().memory_info().rss
     assert rss_bytes / 2 < due.rss_bytes < rss_bytes * 2

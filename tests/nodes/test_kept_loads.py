@@ -42,7 +42,7 @@ def test_the_next_node_of_its_kind_states_what_loads_took(tmp_path: Path) -> Non
 def test_what_was_measured_is_stated_until_there_are_loads_and_shapes_a_single_one(
     tmp_path: Path,
 ) -> None:
-    KeptLoads(tmp_path, FINGERPRINT).note_measured(RATE)
+    KeptLoads(tmp_path, FINGERPRINT).note_measured({LoadTier.DISK: RATE})
     kept = KeptLoads(tmp_path, FINGERPRINT)
     assert not kept, "it would be measured again"
     assert kept.rates() == ((LoadTier.DISK, RATE),)
@@ -63,9 +63,9 @@ def test_no_more_than_the_last_loads_are_kept(tmp_path: Path) -> None:
     "torn",
     [
         *("", '{"loads": {"disk": [[1', "[]", "{}", '{"loads": {"tape": [[1, 1.0]]}}'),
-        '{"measured": null, "loads": {"disk": [[1048576, -1.0]]}}',
-        '{"measured": [0.5], "loads": {}}',
-        '{"measured": [0.5, 0.0], "loads": {}}',
+        '{"measured": {}, "loads": {"disk": [[1048576, -1.0]]}}',
+        '{"measured": {"disk": [0.5]}, "loads": {}}',
+        '{"measured": {"disk": [0.5, 0.0]}, "loads": {}}',
     ],
 )
 def test_a_torn_file_is_as_good_as_none_and_the_next_load_mends_it(

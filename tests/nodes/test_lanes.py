@@ -1,6 +1,7 @@
 """The live lanes: order, errors, bounds and an orderly end."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ from mesh.domain.errors import EngineError, MeshError, ModelError, OutOfMemory
 from mesh.domain.node_events import LinkClosed, NodeEvent
 from mesh.runtime.node_actions import Lane
 from mesh_nodes import lanes as lanes_module
-from mesh_nodes.lanes import ThreadLanes
+from mesh_nodes.lanes import LOADING_NICE, ThreadLanes
 
 
 class Posted:
@@ -224,3 +225,17 @@ async def test_an_unload_beside_holds_up_neither_steps_nor_loads_and_the_last_ca
     assert sorted(await posted.wait_for(2)) == ["loaded", "step"]
     assert await asyncio.to_thread(lanes.close, 5, closed.set)
     assert len(posted.texts) == 2
+
+
+async def test_loads_that_compute_here_yield_to_iterations_and_wakes_do_not() -> None:
+    own, posted = _nice(), Posted()
+    lanes = ThreadLanes(loop=asyncio.get_running_loop(), post=posted.post, loads_in_process=True)
+    for count, lane in enumerate(Lane, 1):
+        lanes.run(lane, _nice, _say)
+        await posted.wait_for(count)
+    assert posted.texts == [str(own + LOADING_NICE * (lane is Lane.LOADING)) for lane in Lane]
+    assert await asyncio.to_thread(lanes.close, 5.0, _nothing)
+
+
+def _nice() -> int:
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())

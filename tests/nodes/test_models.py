@@ -10,12 +10,27 @@ from typing import TypeVar
 import pytest
 
 from mesh.domain.actions import StartLoad
-from mesh.domain.errors import ModelError, StorageError, TornModel, Unavailable
+from mesh.domain.errors import (
+    Cancelled,
+    MeshError,
+    ModelError,
+    StorageError,
+    TornModel,
+    Unavailable,
+)
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, OperationId
 from mesh.domain.model import Footprint, ModelInfo
-from mesh.domain.node_events import ImportBroke, ImportFinished, ImportProgressed, NodeEvent
+from mesh.domain.node_events import (
+    ImportBroke,
+    ImportFinished,
+    ImportProgressed,
+    LinkClosed,
+    NodeEvent,
+)
+from mesh.domain.steps import LoadOrder
 from mesh.domain.text import TextAssets
 from mesh.runtime.engine import Progress
+from mesh.runtime.node_actions import Lane
 from mesh_nodes import models as models_module
 from mesh_nodes.lanes import ThreadLanes
 from mesh_nodes.models import NodeModels
@@ -42,6 +57,9 @@ class PreparingEngine:
         self.during(progress)
         self.prepared.append(model_path)
 
+    def is_prepared(self, model: ModelInfo, model_path: Path) -> bool:
+        return model_path in self.prepared
+
 
 @dataclass
 class Node:
@@ -52,6 +70,8 @@ class Node:
     stored: dict[ModelId, StoredHere] = field(default_factory=dict)
     events: list[NodeEvent] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    import_s: float = 0.0
+    """Of the last order."""
 
     def __post_init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -80,7 +100,7 @@ class Node:
                 await self.changed.wait()
 
     async def order(self, progress: Progress = silent) -> Path:
-        """What the loading lane gets for MODEL."""
+        """Where a load of MODEL finds it."""
         action = StartLoad(
             instance_id=InstanceId("i-1"),
             deployment=DeploymentName("chat"),
@@ -89,8 +109,17 @@ class Node:
             context_tokens_max=256,
             batch_max=4,
         )
-        order = await asyncio.to_thread(self.models.order, action, progress)
+        at_hand = self.models.at_hand(action)
+        if at_hand is not None:
+            return at_hand.model_path
+        brought: asyncio.Future[LoadOrder | MeshError] = asyncio.get_running_loop().create_future()
+        self.models.bring(action, progress, brought.set_result)
+        async with asyncio.timeout(WAIT_S):
+            order = await brought
+        if isinstance(order, MeshError):
+            raise order
         assert (order.instance_id, order.kv_blocks, order.model) == ("i-1", 8, MODEL)
+        self.import_s = order.import_s
         return order.model_path
 
 
@@ -194,7 +223,7 @@ async def test_stopping_ends_a_preparation_at_its_next_progress(node: Node) -> N
 async def test_a_load_takes_what_the_store_has(node: Node) -> None:
     node.stored[MODEL.model_id] = StoredHere(Path("/store/have"), MODEL)
     assert await node.order() == Path("/store/have")
-    assert node.importer.begun == []
+    assert (node.importer.begun, node.import_s) == ([], 0.0)
     assert node.engine.prepared == [Path("/store/have")], "what `mesh pull` brought is prepared now"
 
 
@@ -204,6 +233,7 @@ async def test_a_load_imports_what_the_store_lacks_and_tells_its_progress(node: 
     assert await node.order(lambda phase, _: told.append(phase)) == Path("/store/file:///m")
     assert node.importer.begun == ["file:///m"]
     assert told == ["write"]
+    assert node.import_s > 0.0
 
 
 async def test_a_load_of_a_source_that_has_changed_is_refused(node: Node) -> None:
@@ -237,3 +267,36 @@ async def test_a_store_that_cannot_be_written_does_not_prevent_a_load(
     node.stored[MODEL.model_id] = StoredHere(Path("/store/have"), MODEL)
     assert await node.order() == Path("/store/have")
     assert "read-only file system" in caplog.text
+
+
+async def test_a_load_that_waits_for_an_import_holds_up_nothing_else(node: Node) -> None:
+    lacking = asyncio.create_task(node.order())
+    await asyncio.to_thread(node.importer.wait_begun, 1)
+    for lane in Lane:
+        node.lanes.run(lane, lambda: None, lambda _: LinkClosed(reason="ran"))
+    async with asyncio.timeout(WAIT_S):
+        while sum(isinstance(e, LinkClosed) for e in node.events) < len(Lane):
+            node.changed.clear()
+            await node.changed.wait()
+    assert not lacking.done()
+    node.importer.release.set()
+    assert await lacking == Path("/store/file:///m")
+
+
+async def test_the_end_of_the_node_ends_a_preparation(node: Node) -> None:
+    preparing, closed = threading.Event(), threading.Event()
+
+    def during(progress: Progress) -> None:
+        preparing.set()
+        assert closed.wait(WAIT_S)
+        progress("quantise", 0.5)
+
+    node.engine.during = during
+    node.stored[MODEL.model_id] = StoredHere(Path("/store/have"), MODEL)
+    bringing = asyncio.create_task(node.order())
+    assert await asyncio.to_thread(preparing.wait, WAIT_S)
+    assert await node.models.close(WAIT_S)
+    closed.set()
+    with pytest.raises(Cancelled):
+        await bringing
+    assert node.engine.prepared == []

@@ -4,6 +4,7 @@ schedule for `mesh.request.shadow`, and for the reference in `tests.request.roll
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from mesh.compute.times import Times
 from mesh.domain.ids import InstanceId
@@ -13,6 +14,14 @@ from mesh.request.shadow import Newcomer, Schedule, Verdict, validate
 from tests.support.profiles import profile
 
 TOKENS_MAX = 256
+
+
+class Job(NamedTuple):
+    """See `mesh.request.decode_capacity.Job`, with names for its parts."""
+
+    due_s: float
+    decode_s: float
+    tpot_s: float
 
 
 def times(

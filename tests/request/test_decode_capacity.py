@@ -6,7 +6,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mesh.request.decode_capacity import Job, reached_s, spare_s
+from mesh.request.decode_capacity import reached_s, spare_s
+from tests.request.schedules import Job
 
 JOBS = st.lists(
     st.builds(

@@ -122,6 +122,18 @@ def test_idle_instances_go_on_another_node_when_the_one_with_room_has_no_time() 
     assert (placed.node.node_id, placed.reclaim) == ("b", ("y",))
 
 
+def test_of_nodes_that_rank_alike_the_one_with_the_model_nearest_comes_first() -> None:
+    tiers = (LoadTier.REMOTE, LoadTier.DISK, LoadTier.PREPARED, LoadTier.HOST)
+    nodes = [
+        Node(node_id=NodeId(name), free_bytes=900 * MIB, tier=tier)
+        for name, tier in zip("abcd", tiers, strict=True)
+    ]
+    for there, chosen in ((nodes, "d"), (nodes[:3], "c"), (nodes[:2], "b"), (nodes[:1], "a")):
+        placed = place(*there)
+        assert isinstance(placed, Start)
+        assert placed.node.node_id == chosen
+
+
 def test_where_the_model_sleeps_comes_first_of_nodes_that_rank_alike() -> None:
     awake = [Node(node_id=NodeId(name), free_bytes=900 * MIB) for name in "ab"]
     asleep = Node(node_id=NodeId("c"), free_bytes=900 * MIB, tier=LoadTier.HOST)

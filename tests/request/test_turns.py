@@ -8,11 +8,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mesh.domain.reasons import TurnRule
-from mesh.request.decode_capacity import Job
 from mesh.request.run_queues import RunQueue
 from mesh.request.turns import CHUNK_TOKENS_MIN, PASSED_MAX, Grant, next_turn, note_turn
 from tests.request.rollout import Rollout
-from tests.request.schedules import TIMES, TOKENS_MAX, Instance, Node, a_prompt, queue, times
+from tests.request.schedules import TIMES, TOKENS_MAX, Instance, Job, Node, a_prompt, queue, times
 from tests.request.strategies import instances
 
 

@@ -16,11 +16,13 @@ from mesh.domain.actions import (
     StartStep,
     StartUnload,
 )
-from mesh.domain.errors import MeshError
-from mesh.domain.ids import InstanceId, OperationId, RequestId
+from mesh.domain.errors import MeshError, ModelError, TornModel
+from mesh.domain.ids import DeploymentName, InstanceId, OperationId, RequestId
 from mesh.domain.messages import NodeReport
 from mesh.domain.node_events import (
     AbortFinished,
+    LoadBroke,
+    LoadFinished,
     MeasureBroke,
     MeasureFinished,
     NodeEvent,
@@ -31,10 +33,11 @@ from mesh.domain.node_events import (
 )
 from mesh.domain.profile import IterationShape
 from mesh.domain.request import SamplingParams
-from mesh.domain.steps import EngineCapabilities, StepResult
+from mesh.domain.steps import EngineCapabilities, LoadTier, StepResult
 from mesh.runtime.engine import EngineRequest, LoadOrder, Progress
 from mesh.runtime.node_actions import Lane, NodePerformer
 from tests.contract.engine_contract import StoredModel, write_tiny_model
+from tests.core.cells import MODEL
 from tests.support.scripted_engine import (
     KV_BLOCK_BYTES,
     WEIGHTS_BYTES,
@@ -75,8 +78,24 @@ class Around:
 
     def stop_import(self, operation_id: OperationId) -> None: ...
 
-    def order(self, action: StartLoad, progress: Progress) -> LoadOrder:
-        raise AssertionError("nothing is loaded here")
+    def at_hand(self, action: StartLoad) -> LoadOrder | None:
+        return LoadOrder(
+            instance_id=action.instance_id,
+            deployment=action.deployment,
+            model=action.model,
+            model_path=Path(),
+            kv_blocks=action.kv_blocks,
+            context_tokens_max=action.context_tokens_max,
+            batch_max=action.batch_max,
+        )
+
+    def bring(
+        self,
+        action: StartLoad,
+        progress: Progress,
+        then: Callable[[LoadOrder | MeshError], None],
+    ) -> None:
+        raise AssertionError("all models are at hand")
 
 
 @pytest.fixture
@@ -223,3 +242,78 @@ def test_an_unload_comes_after_the_calls_before_it_and_where_it_may_be_beside_st
     assert [lane for lane, _ in around.events] == lanes
     events = [event for _, event in around.events if event is not None]
     assert events == [UnloadFinished(instance_id=INSTANCE)]
+
+
+class WakingEngine(ScriptedEngine):
+    """Has all weights in the host's memory."""
+
+    def tier_of(self, order: LoadOrder) -> LoadTier:
+        return LoadTier.HOST
+
+
+class Elsewhere(Around):
+    """The model must be fetched first, which ends as `found` says."""
+
+    def __init__(self, found: MeshError | None = None) -> None:
+        super().__init__()
+        self.found = found
+        self.posted: list[NodeEvent] = []
+
+    def at_hand(self, action: StartLoad) -> LoadOrder | None:
+        return None
+
+    def bring(
+        self,
+        action: StartLoad,
+        progress: Progress,
+        then: Callable[[LoadOrder | MeshError], None],
+    ) -> None:
+        then(self.found or super().at_hand(action) or ModelError("is there"))
+
+    def post_soon(self, event: NodeEvent) -> None:
+        self.posted.append(event)
+
+
+def load(around: Around, kind: type[ScriptedEngine] = ScriptedEngine) -> list[Lane]:
+    """The lanes of a load's calls, the last one first: the end of each begins the next."""
+    engine = kind(memory_bytes=MEMORY_BYTES, sleep=lambda seconds: None)
+    action = StartLoad(
+        instance_id=INSTANCE,
+        deployment=DeploymentName("chat"),
+        model=MODEL,
+        kv_blocks=8,
+        context_tokens_max=256,
+        batch_max=4,
+    )
+    NodePerformer(engine=engine, lanes=around, link=around, models=around).perform(action)
+    return [lane for lane, _ in around.events]
+
+
+@pytest.mark.parametrize(
+    ("around", "kind", "lanes"),
+    [
+        (Around, WakingEngine, [Lane.WAKING]),
+        (Around, ScriptedEngine, [Lane.LOADING, Lane.WAKING]),
+        (Elsewhere, ScriptedEngine, [Lane.LOADING, Lane.WAKING]),
+    ],
+    ids=["in memory", "stored", "to be fetched"],
+)
+def test_a_load_waits_only_for_those_of_its_kind(
+    around: type[Around], kind: type[ScriptedEngine], lanes: list[Lane]
+) -> None:
+    surroundings = around()
+    assert load(surroundings, kind) == lanes
+    assert isinstance(surroundings.events[0][1], LoadFinished)
+
+
+def test_a_model_that_cannot_be_fetched_fails_its_load() -> None:
+    around = Elsewhere(TornModel("it ends early", hint="fetch it again"))
+    assert load(around) == [Lane.WAKING]
+    assert around.posted == [
+        LoadBroke(
+            instance_id=INSTANCE,
+            error="TornModel",
+            message="it ends early",
+            hint="fetch it again",
+        )
+    ]

@@ -2,7 +2,7 @@
 and a journal of it that replays.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,14 @@ import pytest
 
 from mesh.core.node.core import NodeCore
 from mesh.domain.actions import NodeAction, StartLoad, StartResize
+from mesh.domain.errors import MeshError
 from mesh.domain.ids import InstanceId, ModelId, OperationId, RequestId
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import (
     AbortRequest,
     Heartbeat,
     InstanceGone,
+    InstanceLoaded,
     KvResized,
     NodeCommand,
     NodeReport,
@@ -23,6 +25,7 @@ from mesh.domain.messages import (
     ResizeKv,
     SubmitRequest,
     TokensReport,
+    UnloadInstance,
 )
 from mesh.domain.node_events import (
     CommandReceived,
@@ -34,7 +37,7 @@ from mesh.domain.node_events import (
 )
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import Slo
-from mesh.domain.steps import SleepingModel
+from mesh.domain.steps import HeldModel, LoadTier
 from mesh.runtime.engine import EngineRequest, LoadOrder, Progress, ResizedKv, StepResult
 from mesh.runtime.host import Host
 from mesh.runtime.journal import NodeStart, open_journal, read_journal, replay
@@ -89,6 +92,7 @@ class HostedNode:
     def __init__(self, tmp_path: Path) -> None:
         self.engine, self.lanes = LoggingEngine(), VirtualLanes(HeapClock(), by_hand=True)
         self.reports: list[NodeReport] = []
+        self.import_s = 0.0
         self.journal_path = tmp_path / "journal.jsonl"
         self.journal = open_journal(self.journal_path, START)
         self._model_path = tmp_path
@@ -103,6 +107,7 @@ class HostedNode:
         self.tell = self.lanes.post = host.post
         self.tell(LinkOpened())
         self.command(load_command())
+        assert self.lanes.run_one(Lane.WAKING)
         assert self.lanes.run_one(Lane.LOADING)
 
     def command(self, command: NodeCommand) -> None:
@@ -135,7 +140,7 @@ class HostedNode:
     def start_import(self, operation_id: OperationId, source: str) -> None:
         raise AssertionError("nothing is imported here")
 
-    def order(self, action: StartLoad, progress: Progress) -> LoadOrder:
+    def at_hand(self, action: StartLoad) -> LoadOrder:
         return LoadOrder(
             instance_id=action.instance_id,
             deployment=action.deployment,
@@ -144,7 +149,16 @@ class HostedNode:
             kv_blocks=action.kv_blocks,
             context_tokens_max=action.context_tokens_max,
             batch_max=action.batch_max,
+            import_s=self.import_s,
         )
+
+    def bring(
+        self,
+        action: StartLoad,
+        progress: Progress,
+        then: Callable[[LoadOrder | MeshError], None],
+    ) -> None:
+        raise AssertionError("all models are at hand")
 
 
 @pytest.fixture
@@ -152,6 +166,22 @@ def node(tmp_path: Path) -> Iterator[HostedNode]:
     node = HostedNode(tmp_path)
     yield node
     node.journal.close()
+
+
+def test_a_load_that_imported_its_model_says_so_with_all_the_time_that_took(
+    node: HostedNode,
+) -> None:
+    (at_hand,) = of_kind(node.reports, InstanceLoaded)
+    assert at_hand.tier is LoadTier.DISK
+    node.command(UnloadInstance(instance_id=I1))
+    node.compute()
+    node.import_s = 3.0
+    node.command(load_command("i2"))
+    assert node.lanes.run_one(Lane.WAKING)
+    assert node.lanes.run_one(Lane.LOADING)
+    _, imported = of_kind(node.reports, InstanceLoaded)
+    assert (imported.instance_id, imported.tier) == ("i2", LoadTier.REMOTE)
+    assert imported.elapsed_s == pytest.approx(at_hand.elapsed_s + 3.0)
 
 
 def test_resizes_and_submits_reach_the_engine_in_the_order_of_the_commands(
@@ -213,13 +243,13 @@ def test_what_a_node_decides_about_memory_replays(node: HostedNode) -> None:
     node.resize(BLOCKS_MAX + 1)
     node.resize(BLOCKS_MAX)
     node.compute()
-    asleep = (SleepingModel(model_id=ModelId("m"), context_tokens_max=64),)
-    node.tell(HeartbeatDue(rss_bytes=300, engine_bytes=200, asleep=asleep))
+    models = (HeldModel(model_id=ModelId("m"), tier=LoadTier.HOST, context_tokens_max=64),)
+    node.tell(HeartbeatDue(rss_bytes=300, engine_bytes=200, models=models))
     node.journal.close()
     start, decisions = read_journal(node.journal_path)
     kept = list(decisions)
     (beat,) = (d.event for d in kept if isinstance(d.event, HeartbeatDue))
-    assert beat.asleep == asleep
+    assert beat.models == models
     assert start == START
     assert replay(NodeCore(limits=START.limits), iter(kept)) is None
     events = [type(decision.event) for decision in kept]

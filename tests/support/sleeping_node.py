@@ -18,7 +18,7 @@ def build(options: NodeOptions) -> BuiltEngine:
     return BuiltEngine(
         TextEngine(engine),
         lambda: own_resident_bytes() + engine.resident_bytes(),
-        asleep=engine.asleep,
+        nearer=lambda folders: engine.asleep(),
         kept_bytes=1 << 20,
     )
 

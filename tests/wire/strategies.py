@@ -13,7 +13,7 @@ from mesh.domain.messages import NodeHello, ResizeKv
 from mesh.domain.model import Footprint
 from mesh.domain.profile import Grid, Profile
 from mesh.domain.steps import LoadRate, LoadTier
-from mesh.domain.views import CellStatus, DeploymentSnapshot
+from mesh.domain.views import CellStatus, DeploymentSnapshot, NodeSnapshot
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
@@ -45,6 +45,7 @@ BY_NAME: Mapping[str, st.SearchStrategy[Any]] = {
     "bytes_per_s": ABOVE_0,
     "correction_planned": ABOVE_0,
     "load_slowdown": ABOVE_0,
+    "busy_load_factor": ABOVE_0,
     "headroom_least_s": HEADROOMS,
     "headroom_p50_s": HEADROOMS,
     "unaccounted_bytes": st.integers(-(2**63), 2**63 - 1),
@@ -112,7 +113,7 @@ def _field(owner: type, name: str, kind: Any) -> st.SearchStrategy[Any]:
         reason = get_args(get_args(kind)[0])[0]
         counts = st.dictionaries(st.sampled_from(reason), U64, max_size=4)
         return counts.map(lambda given: tuple(sorted(given.items())))
-    if owner is DeploymentSnapshot and name == "footprints":
+    if owner in (DeploymentSnapshot, NodeSnapshot) and name == "footprints":
         stated = st.dictionaries(IDS, values(Footprint), max_size=3)
         return stated.map(lambda given: tuple(sorted(given.items())))
     if owner is NodeHello and name == "load_rates":

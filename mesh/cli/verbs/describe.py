@@ -30,6 +30,9 @@ def describe(name: str, form: Format, address: str) -> None:
         output.table(memory_tables.NODE_MEMORY, [found])
         output.text("")
         output.table(tables.LOAD_TIMES, found.load_times)
+        if found.footprints:
+            output.text("")
+            output.table(memory_tables.FOOTPRINTS, found.footprints)
     else:
         output.fields(tables.deployment_fields(found))
     if found.instances:

@@ -6,6 +6,7 @@ import click
 
 from mesh.cli.options import DEFAULT_ADDRESS, home_option
 from mesh.domain.reasons import DeviceKind
+from mesh_loader.digests import Verify
 from mesh_nodes.main import main as run_node
 
 
@@ -33,6 +34,13 @@ from mesh_nodes.main import main as run_node
 @click.option("--threads", type=int, help="Threads to compute with; default: the usable cores.")
 @click.option("--asleep", type=int, metavar="N", help="Unloaded models kept in host memory (GPU).")
 @click.option("--asleep-memory", metavar="SIZE", help="Host memory for them; default: half.")
+@click.option(
+    "--verify",
+    type=click.Choice([when.value for when in Verify]),
+    default=Verify.FIRST.value,
+    show_default=True,
+    help="When a load checks the digests of its files.",
+)
 @click.option("--journal", metavar="FILE", help="Write every decision of this node there.")
 @home_option
 @click.pass_context
@@ -47,11 +55,13 @@ def node(
     threads: int | None,
     asleep: int | None,
     asleep_memory: str | None,
+    verify: str,
     journal: str | None,
     home: Path,
 ) -> None:
     """Run a node agent in the foreground: this machine computes for a cell."""
     arguments = ["--join", join, "--device", device, "--home", str(home)]
+    arguments += ["--verify", verify]
     optional = (
         *(("--name", name), ("--gpu", gpu), ("--engine", engine), ("--memory", memory)),
         *(("--threads", threads), ("--asleep", asleep), ("--asleep-memory", asleep_memory)),

@@ -64,6 +64,7 @@ def import_done(ctx: EventContext, report: ImportDone) -> None:
     operation = ctx.cell.operations.get(report.operation_id)
     if operation is None or operation.pending is not None or operation.node is None:
         return
+    operation.node.note_stored(report.model.model_id)
     entry = ctx.cell.deployments[operation.name]
     allowed = report.model.context_tokens_max
     wanted = entry.spec.context_tokens_max or allowed

@@ -61,7 +61,7 @@ def _node(cell: Cell, node: NodeEntry, now_s: float) -> NodeSnapshot:
         cores=node.hello.cores,
         engine=node.hello.engine,
         memory_bytes=node.hello.memory_bytes,
-        base_bytes=node.hello.base_bytes,
+        base_bytes=node.base_bytes,
         promised_bytes=node.station.promised_bytes,
         tracked_bytes=node.station.tracked_bytes,
         rss_bytes=node.rss_bytes,
@@ -71,8 +71,9 @@ def _node(cell: Cell, node: NodeEntry, now_s: float) -> NodeSnapshot:
         instances=tuple(_instance(node.instances[i], now_s) for i in sorted(node.instances)),
         fingerprint=node.hello.fingerprint,
         load_slowdown=node.load_slowdown,
-        asleep=tuple(model.model_id for model in node.asleep),
+        asleep=node.asleep(),
         load_times=cell.expectations.load_times(node.hello),
+        footprints=tuple(sorted(node.footprints.items())),
     )
 
 
@@ -82,7 +83,7 @@ def _unaccounted_bytes(node: NodeEntry) -> int:
     """
     if not node.rss_bytes:
         return 0
-    return node.rss_bytes - node.hello.base_bytes - node.engine_bytes
+    return node.rss_bytes - node.base_bytes - node.engine_bytes
 
 
 def _reservations(station: ReservationStation, now_s: float) -> tuple[MemoryOperationView, ...]:
@@ -128,6 +129,7 @@ def _instance(instance: InstanceEntry, now_s: float) -> InstanceSnapshot:
         stalls=instance.stalls,
         profile=(profile.scaled_from or "measured") if profile else "",
         tier=instance.tier,
+        load_expected_s=instance.load_s,
     )
 
 

@@ -122,7 +122,7 @@ class NodeCore:
                 self._command(ctx, event.command)
             case HeartbeatDue():
                 self._node.beat(event)
-                ctx.report(self._node.heartbeat(ctx.now_s))
+                ctx.report(self._node.heartbeat(ctx.now_s, event.models))
             case MeasureFinished() | MeasureBroke():
                 self._node.end_turn()
                 measuring.measured(ctx, self._node, event)
@@ -156,7 +156,7 @@ class NodeCore:
             case LinkOpened():
                 self._node.link_opened(event.turns, event.turn_s_max)
                 # An instance may have broken since the hello.
-                ctx.report(self._node.heartbeat(ctx.now_s))
+                ctx.report(self._node.heartbeat(ctx.now_s, self._node.models))
             case LinkClosed():
                 instances.abandon(ctx, self._node)
             case _:

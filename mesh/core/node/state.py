@@ -19,7 +19,7 @@ from mesh.domain.profile import IterationShape, Profile
 from mesh.domain.reasons import TurnRule
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import next_due_s
-from mesh.domain.steps import SleepingModel
+from mesh.domain.steps import HeldModel
 from mesh.request.run_queues import Prompt, RunQueue
 from mesh.request.shadow import OVERESTIMATE
 from mesh.request.turns import Grant, note_turn
@@ -247,7 +247,7 @@ class LocalInstance:
         load beside them, lengthens them further. Deadlines come `delivery_s` earlier, but no more
         than a quarter of the TPOT SLO; see `NodeLimits.delivery_s_max`.
         """
-        if self.state is not LocalState.READY or not self.requests or not self.promising:
+        if not self.promising or self.state is not LocalState.READY or not self.requests:
             return None
         run_queue = self.kept_run_queue
         if run_queue is not None and now_s < self.kept_until_s and slowdown == self.kept_slowdown:
@@ -362,8 +362,15 @@ class LocalNode:
     linked: bool = False
     rss_bytes: int = 0
     engine_bytes: int = 0
-    asleep: tuple[SleepingModel, ...] = ()
-    """All three as of the last heartbeat."""
+    """Both as of the last heartbeat."""
+    models: tuple[HeldModel, ...] | None = None
+    """Those at hand; None until they have been looked at."""
+    beside_bytes: int = 0
+    """Of the process's memory, what was beside the engine's books at the last heartbeat; 0 while
+    any load or unload was under way.
+    """
+    base_bytes: int = 0
+    """See `Heartbeat.base_bytes`."""
 
     def loading(self) -> bool:
         """Whether a load takes part of the machine."""
@@ -434,17 +441,25 @@ class LocalNode:
     def beat(self, due: HeartbeatDue) -> None:
         """What the process and its engine say of themselves; starved instances may try again."""
         self.rss_bytes, self.engine_bytes = due.rss_bytes, due.engine_bytes
-        self.asleep = due.asleep
+        if due.models is not None:
+            self.models = due.models
+        settled = all(i.state is LocalState.READY for i in self.instances.values())
+        beside_bytes = due.rss_bytes - due.engine_bytes if settled and not self.loading() else 0
+        # Both sizes are read one after the other: a single reading may be amid a change.
+        self.base_bytes = max(self.base_bytes, min(beside_bytes, self.beside_bytes))
+        self.beside_bytes = beside_bytes
         for instance in self.instances.values():
             instance.encourage()
 
-    def heartbeat(self, now_s: float) -> Heartbeat:
+    def heartbeat(self, now_s: float, models: tuple[HeldModel, ...] | None = None) -> Heartbeat:
+        """`models`: those at hand, where the controller does not know them yet."""
         return Heartbeat(
             rss_bytes=self.rss_bytes,
             engine_bytes=self.engine_bytes,
+            base_bytes=self.base_bytes,
             instances=self.reports(now_s),
             load_slowdown=self.load_slowdown.latest,
-            asleep=self.asleep,
+            models=models,
         )
 
     def reports(self, now_s: float) -> tuple[InstanceReport, ...]:

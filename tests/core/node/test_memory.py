@@ -7,6 +7,7 @@ import pytest
 from mesh.domain.actions import (
     AbortInEngine,
     NodeAction,
+    SendReport,
     StartMeasure,
     StartResize,
     StartStep,
@@ -344,3 +345,19 @@ def test_a_survey_reckons_with_the_blocks_of_a_resize_before_it() -> None:
         assert resize(node, 4 * LOADED_BLOCKS) == [StartResize(instance_id=I1, kv_blocks=64)]
         actions = node.tell(MeasureFinished(instance_id=I1, elapsed_s=0.2))
     assert LOADED_BLOCKS * 32 < max(tokens) <= 4 * LOADED_BLOCKS * 32
+
+
+def test_what_is_beside_the_engines_books_is_told_after_two_quiet_heartbeats() -> None:
+    node = loaded_node()
+
+    def told(rss_bytes: int) -> int:
+        sent = only(node.tell(HeartbeatDue(rss_bytes=rss_bytes, engine_bytes=200)), SendReport)
+        assert isinstance(sent.report, Heartbeat)
+        return sent.report.base_bytes
+
+    assert [told(rss_bytes) for rss_bytes in (300, 320, 310, 900, 300)] == [0, 100, 110, 110, 110]
+    node.command(load_command("i2"))
+    assert [told(900), told(900)] == [110, 110]
+    loaded = LoadedInstance(footprint=FOOTPRINT, kv_blocks=16, elapsed_s=0.1)
+    node.tell(LoadFinished(instance_id=InstanceId("i2"), loaded=loaded))
+    assert [told(900), told(900), told(300)] == [110, 700, 700]

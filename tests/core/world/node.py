@@ -167,12 +167,16 @@ class WorldNode:
     def heartbeat(self) -> None:
         self.tell(HeartbeatDue(rss_bytes=1))
 
+    def load(self) -> bool:
+        """The next call of a load; False when none waits."""
+        return self.lanes.run_one(Lane.LOADING) or self.lanes.run_one(Lane.WAKING)
+
     def run_all(self) -> None:
         self.heartbeat()
         while (
             self.deliver_down()
             or self.lanes.run_one(Lane.COMPUTE)
-            or self.lanes.run_one(Lane.LOADING)
+            or self.load()
             or self.deliver_up()
         ):
             pass
@@ -201,8 +205,7 @@ class WorldNode:
     def stop_import(self, operation_id: OperationId) -> None:
         """It ends all the same, and nobody is told."""
 
-    def order(self, action: StartLoad, progress: Progress) -> LoadOrder:
-        progress("load", 0.5)
+    def at_hand(self, action: StartLoad) -> LoadOrder:
         return LoadOrder(
             instance_id=action.instance_id,
             deployment=action.deployment,
@@ -212,3 +215,11 @@ class WorldNode:
             context_tokens_max=action.context_tokens_max,
             batch_max=action.batch_max,
         )
+
+    def bring(
+        self,
+        action: StartLoad,
+        progress: Progress,
+        then: Callable[[LoadOrder | MeshError], None],
+    ) -> None:
+        raise AssertionError("all models are at hand")

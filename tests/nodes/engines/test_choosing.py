@@ -55,4 +55,4 @@ def test_a_gpu_node_lets_models_sleep_and_counts_what_their_processes_hold(
     assert given["available_bytes"]() == 7 << 30
     assert built.resident_bytes() == 0, "what others use is not its own"
     assert built.kept_bytes == (asleep_max + 1) * GPU_PROCESS_BYTES
-    assert built.asleep() == ASLEEP  # type: ignore[comparison-overlap]
+    assert built.nearer([]) == ASLEEP  # type: ignore[comparison-overlap]

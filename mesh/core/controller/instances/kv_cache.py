@@ -40,9 +40,7 @@ def watermark(limits: CellLimits) -> Watermark:
 
 def least_blocks(limits: CellLimits, footprint: Footprint, context_tokens_max: int) -> int:
     """L_min of LLM-Mesh §6.1, in blocks."""
-    return footprint.blocks_for(
-        context_tokens_max if limits.kv_tokens_least is None else limits.kv_tokens_least
-    )
+    return footprint.blocks_for(min(limits.kv_tokens_least, context_tokens_max))
 
 
 def request_blocks(

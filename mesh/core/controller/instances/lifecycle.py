@@ -16,7 +16,6 @@ from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import InstanceState, NodeState
 from mesh.domain.messages import InstanceReport, LoadInstance, UnloadInstance, UseProfile
 from mesh.domain.profile import Profile
-from mesh.memory.station import ReservationKind
 from mesh.request.placement import NoRoom, NoTime
 
 
@@ -99,13 +98,14 @@ def load(ctx: EventContext, entry: DeploymentEntry, placed: Placed) -> InstanceE
         correction=Correction.of(profile),
         to_load=to_load,
         load_s=load_s(ctx, deployment, node),
+        load_beside=node.computes_beside_load(),
         needed_s=placed.needed_s,
         load_started_s=ctx.now_s,
         phase="load",
     )
     ctx.cell.add_instance(instance)
     size_bytes = start.footprint.instance_bytes(start.kv_blocks)
-    issue(ctx, instance, ReservationKind.LOAD, size_bytes, placed.needed_s)
+    issue(ctx, instance, node.load_kind_of(deployment), size_bytes, placed.needed_s)
     ctx.act(
         SetTimer(
             at_s=ctx.now_s + ctx.limits.load_s_max,

@@ -15,7 +15,7 @@ from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.actions import SetTimer
 from mesh.domain.events import RetryLoadDue
 from mesh.domain.messages import InstanceLoaded
-from mesh.domain.steps import LoadTier, SleepingModel
+from mesh.domain.steps import HeldModel, LoadTier
 
 
 def take_over_size(ctx: EventContext, instance: InstanceEntry, said: InstanceLoaded) -> bool:
@@ -36,6 +36,7 @@ def take_over_size(ctx: EventContext, instance: InstanceEntry, said: InstanceLoa
     owner.note_footprint(node.hello.engine, said.footprint)
     # Another instance may have said it while this one was loading.
     estimated = promised != node.footprint_of(owner.deployment)
+    node.note_footprint(owner.deployment.model, said.footprint)
     return not (estimated and node.free_bytes < 0)
 
 
@@ -43,13 +44,18 @@ def note_loaded(ctx: EventContext, instance: InstanceEntry, said: InstanceLoaded
     node, model_id = instance.node, instance.model_id
     instance.note_loaded(said.tier, ctx.now_s)
     weights_bytes = instance.footprint.weights_bytes
-    ctx.cell.expectations.learn_load(node.hello, weights_bytes, said.elapsed_s, said.tier)
+    ctx.cell.expectations.learn_load(
+        node.hello, weights_bytes, said.elapsed_s, said.tier, beside=instance.load_beside
+    )
     owner = ctx.cell.deployments.get(instance.deployment)
     if owner is not None:
         owner.note_loaded()
-    if said.tier is LoadTier.HOST:
+    if said.tier is LoadTier.REMOTE:
+        node.note_stored(model_id)
+    elif said.tier is LoadTier.HOST:
         context_tokens_max = instance.context_tokens_max
-        node.note_woken(SleepingModel(model_id=model_id, context_tokens_max=context_tokens_max))
+        held = HeldModel(model_id=model_id, tier=said.tier, context_tokens_max=context_tokens_max)
+        node.note_woken(held)
 
 
 def note_load_failure(

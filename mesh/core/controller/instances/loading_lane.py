@@ -1,16 +1,19 @@
 """The loads of a node, one after the other: when each is over, and when one more would be.
 
-A node loads one instance at a time, the one that is needed first before the others, as its
-reservation station wakes them. Before: `placement`, which begins loads, and `requests.cold_starts`,
-which promises them. After: `node_schedule`, which validates with those who wait for them.
+A node loads one instance from its disk at a time, and wakes one beside that; of either kind the
+one that is needed first goes before the others, as its reservation station starts them. Before:
+`placement`, which begins loads, and `requests.cold_starts`, which promises them. After:
+`node_schedule`, which validates with those who wait for them.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import InstanceState
+from mesh.memory.station import ReservationKind
 
 OVERDUE_SHARE = 0.25
 """A load that should have ended is expected to take this share of its expected time yet."""
@@ -25,10 +28,12 @@ class Slot:
 
 
 def loads_end_s(node: NodeEntry, now_s: float) -> dict[InstanceId, float]:
-    """When each load of the node is expected to be over, in that order."""
+    """When each load of the node is expected to be over, those of a kind in that order."""
     ends_s: dict[InstanceId, float] = {}
-    at_s = now_s
+    lanes_s: dict[ReservationKind, float] = {}
     for instance in _in_order(node):
+        kind = _kind(node, instance)
+        at_s = lanes_s.get(kind, now_s)
         if node.station.running(instance.instance_id):
             expected_s = instance.load_started_s + instance.load_s
             if expected_s <= now_s:
@@ -36,13 +41,27 @@ def loads_end_s(node: NodeEntry, now_s: float) -> dict[InstanceId, float]:
             at_s = max(at_s, expected_s)
         else:
             at_s += instance.load_s
-        ends_s[instance.instance_id] = at_s
+        ends_s[instance.instance_id] = lanes_s[kind] = at_s
     return ends_s
 
 
-def lane_ends_s(node: NodeEntry, now_s: float) -> float:
-    """When all of them are."""
-    return max(loads_end_s(node, now_s).values(), default=now_s)
+def lane_ends_s(node: NodeEntry, now_s: float, kind: ReservationKind) -> float:
+    """When all loads of a kind are."""
+    return max((end_s for _, end_s in _lane(node, now_s, kind)), default=now_s)
+
+
+def _lane(
+    node: NodeEntry, now_s: float, kind: ReservationKind
+) -> Iterator[tuple[InstanceEntry, float]]:
+    """The loads of a kind in their order, and when each is over."""
+    for instance_id, end_s in loads_end_s(node, now_s).items():
+        instance = node.instances[instance_id]
+        if _kind(node, instance) is kind:
+            yield instance, end_s
+
+
+def _kind(node: NodeEntry, instance: InstanceEntry) -> ReservationKind:
+    return node.station.load_kind(instance.instance_id) or ReservationKind.LOAD
 
 
 def _in_order(node: NodeEntry) -> list[InstanceEntry]:
@@ -61,14 +80,16 @@ def _loads(node: NodeEntry, instance: InstanceEntry) -> bool:
     return given_up and node.station.running(instance.instance_id) is not None
 
 
-def slot_for(node: NodeEntry, load_s: float, needed_s: float, now_s: float) -> Slot:
-    """Where in the lane one more load goes, which is needed by `needed_s`: before those that are
-    needed later, or behind all if one of them would be late then.
+def slot_for(
+    node: NodeEntry, kind: ReservationKind, load_s: float, needed_s: float, now_s: float
+) -> Slot:
+    """Where in the lane of its kind one more load goes, which is needed by `needed_s`: before those
+    that are needed later, or behind all if one of them would be late then.
     """
     before_s, last_s, delays = now_s, now_s, False
-    for instance_id, end_s in loads_end_s(node, now_s).items():
-        other, last_s = node.instances[instance_id], end_s
-        if node.station.running(instance_id) or other.needed_s <= needed_s:
+    for other, end_s in _lane(node, now_s, kind):
+        last_s = end_s
+        if node.station.running(other.instance_id) or other.needed_s <= needed_s:
             before_s = end_s
         elif end_s <= other.needed_s < end_s + load_s:
             delays = True

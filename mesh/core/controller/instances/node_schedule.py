@@ -5,8 +5,9 @@ Reports lag behind the node by the link's delay, so that the iteration in flight
 node began it when it reported the one before.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from mesh.compute.times import Times
@@ -25,8 +26,14 @@ from mesh.request.shadow import (
     Newcomer,
     Schedule,
     Verdict,
+    in_time_together,
     validate,
 )
+
+QUICKER_MOST = 1.1
+"""Than expected now, that the iterations of a whole queue may turn out: half of them take less than
+their mean. In simulated bursts of 256 calls 1.05 costs 6 of 92 that are met, 1.1 none.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +128,53 @@ def forecast_on_start(
     times = Times(profile, OVERESTIMATE)
     queue = RunQueue(instance_id=InstanceId("new"), times=times, tpot_s=request.pace_s)
     return _forecast(schedule, queue, request, ready_s, loads=True, late=late)
+
+
+def without_time_on(
+    instance: InstanceEntry, waiting: Sequence[RequestEntry], *, now_s: float, limits: CellLimits
+) -> list[RequestEntry]:
+    """Those who wait, in order, whom a loaded instance cannot compute by their deadlines after
+    those ahead of them, though all joined it at once and iterations were quicker than predicted;
+    and those whose decodes it could not carry beside the others'. Nobody, while its times are not
+    known.
+    """
+    measured = instance.profile is not None and instance.profile.measured
+    if not measured or instance.correction.trial_left or not waiting:
+        return []
+    schedule, run_queues = _schedule(instance.node, now_s, limits)
+    run_queue = run_queues.get(instance.instance_id)
+    if run_queue is None:
+        run_queue = _run_queue(instance, waiting[0].slo, now_s)
+        schedule.queues.append(run_queue)
+    for each in schedule.queues:
+        correction = instance.node.instances[each.instance_id].correction
+        each.times.factor = correction.factor(now_s) / QUICKER_MOST
+    # Those that were accepted are served, late or not.
+    prompts = [replace(_prompt(r), due_s=inf) if r.accepted else _prompt(r) for r in waiting]
+    in_time = in_time_together(schedule, run_queue, prompts)
+    places = _places_left(instance, waiting[0], now_s)
+    without = []
+    for request, is_in_time in zip(waiting, in_time, strict=True):
+        if is_in_time and places:
+            places -= 1
+        else:
+            without.append(request)
+    return without
+
+
+def _places_left(instance: InstanceEntry, request: RequestEntry, now_s: float) -> int:
+    """How many such requests it could decode beside what it has, and be in time with each token."""
+    instances = instance.node.instances.values()
+    others = sum(_decode_share(i, now_s) for i in instances if i is not instance and _has_work(i))
+    batch, tokens = len(instance.requests), instance.tokens
+    assert instance.profile is not None, "measured"
+    times = Times(instance.profile, instance.correction.factor(now_s) * OVERESTIMATE)
+
+    def share(more: int) -> float:
+        context = (tokens + more * request.tokens) / (batch + more) + LOOKAHEAD_TOKENS
+        return others + times.decode_s(batch + more, context) / request.pace_s
+
+    return bisect_right(range(1, instance.batch_max - batch + 1), 1.0, key=share)
 
 
 def start_exceeds_pace(

@@ -137,7 +137,7 @@ class _Search:
         if wanted is None or not self._validates or node in self._tight:
             return True
         if not ctx.validations_left:
-            ctx.cell.refusals.note_not_all_tried(self._entry.spec.name)
+            ctx.cell.refusals.note_not_all_tried(self._entry.spec.name, wanted.by)
             return None
         ctx.note_validation()
         known = ctx.cell.nodes[node.node_id]
@@ -145,7 +145,7 @@ class _Search:
         if slot is None or forecast.verdict is not Verdict.PASSES:
             return False
         self.looked[node.node_id] = slot, forecast
-        if not wanted.late and _is_tight(ctx, known, forecast, wanted.by):
+        if not wanted.late and _is_tight(ctx, self._demand.deployment, known, forecast, wanted.by):
             self._tight.append(known)
             return False
         return True
@@ -182,11 +182,15 @@ def find_room(
 
 
 def _is_tight(
-    ctx: EventContext, node: NodeEntry, forecast: Forecast, request: RequestEntry
+    ctx: EventContext,
+    deployment: Deployment,
+    node: NodeEntry,
+    forecast: Forecast,
+    request: RequestEntry,
 ) -> bool:
     """Whether its load waits for others, and a little delay would make the request late."""
     margin_s = MARGIN_SHARE * (forecast.first_token_s - ctx.now_s)
-    waits = lane_ends_s(node, ctx.now_s) > ctx.now_s
+    waits = lane_ends_s(node, ctx.now_s, node.load_kind_of(deployment)) > ctx.now_s
     return waits and forecast.first_token_s + margin_s > request.due_s
 
 
@@ -203,7 +207,7 @@ def _placed(
     if wanted is None or looked is None:
         node = ctx.cell.nodes[found.node.node_id]
         needed_s = wanted.by.due_s if wanted is not None else inf
-        slot = slot_for(node, load_s(ctx, deployment, node), needed_s, ctx.now_s)
+        slot = _slot(ctx, deployment, node, needed_s)
         if wanted is None:
             needed_s = slot.ready_s
         return Placed(start=found, slot=slot, needed_s=needed_s, first_token_s=slot.ready_s)
@@ -269,7 +273,7 @@ def forecast_on_node(
         return None, Forecast(verdict=Verdict.TPOT_EXCEEDED)
     # One that is late waits for those that need not be.
     needed_s = inf if late else request.due_s
-    slot = slot_for(node, load_s(ctx, deployment, node), needed_s, ctx.now_s)
+    slot = _slot(ctx, deployment, node, needed_s)
     forecast = forecast_on_start(
         node,
         profile,
@@ -294,10 +298,17 @@ def has_room(
     return _Demand(ctx, entry, entry.deployment, (request,)).least_bytes(node) <= room_bytes
 
 
+def _slot(ctx: EventContext, deployment: Deployment, node: NodeEntry, needed_s: float) -> Slot:
+    """Of one more load."""
+    seconds = load_s(ctx, deployment, node)
+    return slot_for(node, node.load_kind_of(deployment), seconds, needed_s, ctx.now_s)
+
+
 def load_s(ctx: EventContext, deployment: Deployment, node: NodeEntry) -> float:
     """Seconds that a load on the node is expected to take, from where it would come."""
     weights_bytes = node.footprint_of(deployment).weights_bytes
-    return ctx.cell.expectations.load_s(node.hello, weights_bytes, node.tier_of(deployment))
+    tier, beside = node.tier_of(deployment), node.computes_beside_load()
+    return ctx.cell.expectations.load_s(node.hello, weights_bytes, tier, beside=beside)
 
 
 def partition_of(

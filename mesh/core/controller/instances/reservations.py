@@ -15,7 +15,7 @@ from mesh.domain.actions import SendCommand
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.messages import LoadInstance, ResizeKv, UnloadInstance
-from mesh.memory.station import Reservation, ReservationKind
+from mesh.memory.station import LOADS, Reservation, ReservationKind
 
 
 def issue(
@@ -38,7 +38,7 @@ def send_started(ctx: EventContext, node: NodeEntry, reservations: Iterable[Rese
         return
     for reservation in reservations:
         instance = node.instances[reservation.instance_id]
-        if reservation.kind is ReservationKind.LOAD:
+        if reservation.kind in LOADS:
             instance.note_load_begun(ctx.now_s)
         command = _command(instance, reservation)
         ctx.act(SendCommand(link_id=node.link_id, command=command))
@@ -51,7 +51,7 @@ def _command(
     kv_bytes = reservation.size_bytes - footprint.weights_bytes
     kv_blocks = kv_bytes // footprint.kv_block_bytes
     match reservation.kind:
-        case ReservationKind.LOAD:
+        case ReservationKind.LOAD | ReservationKind.WAKE:
             assert instance.to_load is not None
             return replace(instance.to_load, kv_blocks=kv_blocks)
         case ReservationKind.RESIZE:

@@ -27,7 +27,9 @@ from mesh.request.placement import NoRoom
 from mesh.request.shadow import Verdict
 
 TRIES_MAX = 4
-"""Requests of a deployment for which no load was found, before the others wait for the next try."""
+"""Waiting requests of a deployment that an event tries in vain one after the other, for a place or
+for a load, before the others wait for the next one.
+"""
 
 
 def find_loads(ctx: EventContext, entry: DeploymentEntry) -> None:

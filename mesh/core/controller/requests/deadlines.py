@@ -2,15 +2,16 @@
 
 A request waits as long as one way is open for its first token to be in time: a place on a loaded
 instance, which comes free when those that run are expected to end, or a load that would be over
-early enough. As soon as none is, it is refused, with the time at which a place is expected. One
-that was accepted has a promise, and waits for as long as any request may.
+early enough. What a place has time for is looked at for the whole queue at once. As soon as none
+is, it is refused, with the time at which a place is expected. One that was accepted has a promise,
+and waits for as long as any request may.
 """
 
 from collections.abc import Iterator
 from math import inf
 
 from mesh.core.controller.instances.loading_lane import lane_ends_s
-from mesh.core.controller.instances.node_schedule import alone_s
+from mesh.core.controller.instances.node_schedule import alone_s, without_time_on
 from mesh.core.controller.instances.placement import load_s
 from mesh.core.controller.requests.departures import Departures
 from mesh.core.controller.requests.ending import refuse
@@ -18,9 +19,12 @@ from mesh.core.controller.requests.nearest_place import Lack, lack_of_nearest
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
+from mesh.domain.ids import NodeId, RequestId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.reasons import RefusalReason
+from mesh.memory.station import ReservationKind
 from mesh.request.shadow import Verdict
 
 RETRY_S_LEAST, RETRY_S_MOST = 0.5, 60.0
@@ -29,26 +33,50 @@ NO_PLACE = Lack(reason=RefusalReason.QUEUE_TIMEOUT)
 """Where every instance is full, and no further one may start."""
 
 
-def refuse_hopeless(ctx: EventContext, entry: DeploymentEntry) -> None:
-    """Refuse the requests in the deployment's queue that cannot be in time any more."""
-    departures, loads = Departures(ctx.cell, entry, ctx.now_s), _Loads(ctx, entry)
+class LaneEnds:
+    """When all loads of each node are over, by their kind, worked out once while none begins."""
+
+    def __init__(self, now_s: float) -> None:
+        self._now_s = now_s
+        self._known: dict[tuple[NodeId, ReservationKind], float] = {}
+
+    def at_s(self, node: NodeEntry, kind: ReservationKind) -> float:
+        known_s = self._known.get((node.node_id, kind))
+        if known_s is None:
+            known_s = self._known[node.node_id, kind] = lane_ends_s(node, self._now_s, kind)
+        return known_s
+
+
+def refuse_hopeless(
+    ctx: EventContext, entry: DeploymentEntry, lanes: LaneEnds, *, whole_queue: bool = False
+) -> None:
+    """Refuse the requests in the deployment's queue that cannot be in time any more. Only with a
+    look at the `whole_queue` is it known of those who were not tried.
+    """
+    without_time = _without_time(ctx, entry) if whole_queue else frozenset()
+    departures, loads = Departures(ctx.cell, entry, ctx.now_s), _Loads(ctx, entry, lanes)
     # Behind a head that was TPOT_EXCEEDED none was tried: it holds for requests of any length.
     head = next((request for request in entry.queue if request.waits_for is None), None)
-    no_time = head is not None and head.refusals.verdict is Verdict.TPOT_EXCEEDED
-    ahead = 0
+    none_tried = head is not None and head.refusals.verdict is Verdict.TPOT_EXCEEDED
+    ahead = ahead_without_time = 0
     lack: Lack | None = None
     for request in list(entry.queue):
         waited_out = ctx.now_s - request.waits_since_s >= ctx.limits.queue_wait_s_max
         if request.waits_for is not None and not (waited_out and request.waits_for.is_loaded):
             continue
-        if no_time and request.refusals.verdict is None:
+        if none_tried and request.refusals.verdict is None:
             request.refusals.note(Verdict.TPOT_EXCEEDED)
+        no_time_left = request.original.request_id in without_time
+        before = ahead_without_time if no_time_left else ahead
         if not waited_out and (
             request.accepted
             or not ctx.policy.refuses_late
-            or _may_be_in_time(ctx, entry, request, loads, departures, ahead)
+            or _may_be_in_time(
+                ctx, entry, request, loads, departures, before, no_time_left=no_time_left
+            )
         ):
             ahead += 1
+            ahead_without_time += no_time_left
             continue
         lack, message = _why(ctx, entry, request, lack)
         reason = lack.reason
@@ -75,6 +103,8 @@ def _may_be_in_time(
     loads: "_Loads",
     departures: Departures,
     ahead: int,
+    *,
+    no_time_left: bool,
 ) -> bool:
     """Whether a way is open: a load, or a place when so many `ahead` have theirs."""
     latest_s = latest_start_s(ctx, entry, request)
@@ -89,10 +119,29 @@ def _may_be_in_time(
     if loads.one_over_by(latest_s) or not has_node(ctx, entry):
         return True  # a node that is lost may come back
     instances = entry.instances.values()
-    if any(_may_change(instance, request) for instance in instances):
+    if not no_time_left and any(_may_change(instance, request) for instance in instances):
         return True
     grows_s = min((i.grow_again_s for i in instances if i.grow_again_s > ctx.now_s), default=inf)
     return min(departures.at_s(ahead), grows_s) <= latest_s
+
+
+def _without_time(ctx: EventContext, entry: DeploymentEntry) -> frozenset[RequestId]:
+    """Of those who wait, for whom no loaded instance will have time, unless somebody ends: with
+    those ahead of them computed first. Nobody, where that is not known of all of them.
+    """
+    if not ctx.policy.validates:
+        return frozenset()
+    left = [request for request in entry.queue if request.waits_for is None]
+    for instance in entry.candidates:
+        if not left:
+            break
+        if not instance.takes_now:
+            continue
+        if not ctx.validations_left:
+            return frozenset()
+        ctx.note_validation()
+        left = without_time_on(instance, left, now_s=ctx.now_s, limits=ctx.limits)
+    return frozenset(request.original.request_id for request in left)
 
 
 def _may_change(instance: InstanceEntry, request: RequestEntry) -> bool:
@@ -121,9 +170,9 @@ class _Loads:
     most of the time the first of them says enough.
     """
 
-    def __init__(self, ctx: EventContext, entry: DeploymentEntry) -> None:
+    def __init__(self, ctx: EventContext, entry: DeploymentEntry, lanes: LaneEnds) -> None:
         full = entry.replicas() >= entry.spec.scaling.replicas_max
-        self._ends_s = iter(()) if full else _loads_end_s(ctx, entry)
+        self._ends_s = iter(()) if full else _loads_end_s(ctx, entry, lanes)
         self._earliest_s = next(self._ends_s, inf)
 
     def one_over_by(self, at_s: float) -> bool:
@@ -135,7 +184,7 @@ class _Loads:
         return self._earliest_s
 
 
-def _loads_end_s(ctx: EventContext, entry: DeploymentEntry) -> Iterator[float]:
+def _loads_end_s(ctx: EventContext, entry: DeploymentEntry, lanes: LaneEnds) -> Iterator[float]:
     deployment, looks = entry.deployment, ctx.limits.validations_max
     assert deployment is not None
     taken = [i.node for i in entry.instances.values() if i.state is not InstanceState.UNLOADING]
@@ -144,7 +193,8 @@ def _loads_end_s(ctx: EventContext, entry: DeploymentEntry) -> Iterator[float]:
             return
         if ctx.takes(node, entry.spec) and node not in taken:
             looks -= 1
-            begins_s = max(lane_ends_s(node, ctx.now_s), entry.paused_until_s)
+            lane_s = lanes.at_s(node, node.load_kind_of(deployment))
+            begins_s = max(lane_s, entry.paused_until_s)
             yield begins_s + load_s(ctx, deployment, node)
 
 

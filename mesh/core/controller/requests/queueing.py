@@ -11,13 +11,14 @@ validates `CellLimits.validations_max` times at most; the next one goes on from 
 
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice
+from math import inf
 
 from mesh.core.controller.instances.kv_cache import missing_bytes, room_for, shrink
 from mesh.core.controller.instances.lifecycle import note_idle
 from mesh.core.controller.instances.node_schedule import forecast_on
 from mesh.core.controller.instances.replicas import keep_minima
-from mesh.core.controller.requests.cold_starts import find_loads
-from mesh.core.controller.requests.deadlines import refuse_hopeless
+from mesh.core.controller.requests.cold_starts import TRIES_MAX, find_loads
+from mesh.core.controller.requests.deadlines import LaneEnds, refuse_hopeless
 from mesh.core.controller.requests.fairness import must_give_way, note_overtaken
 from mesh.core.controller.requests.preemption import preempt
 from mesh.core.controller.requests.submitting import submit
@@ -30,8 +31,8 @@ from mesh.domain.events import PlaceRetryDue
 from mesh.domain.lifecycle import InstanceState
 from mesh.request.shadow import Verdict
 
-TRIES_MAX = 4
-"""Waiting requests of a deployment that are tried one after the other."""
+RETRY_SHARE_LEAST = 0.2
+"""Of the time between two tries, that there is at least, whenever somebody would have to begin."""
 
 
 def retry(ctx: EventContext) -> None:
@@ -46,7 +47,7 @@ def retry(ctx: EventContext) -> None:
         if ctx.validations_left > 0:
             _place_waiting(ctx, entry)
             cell.note_retried(entry)
-    _see_to(ctx, waiting)
+    _see_to(ctx, waiting, whole_queues=True)
 
 
 def offer(ctx: EventContext, instance: InstanceEntry) -> None:
@@ -69,19 +70,34 @@ def fill(ctx: EventContext) -> None:
     _see_to(ctx, waiting)
 
 
-def _see_to(ctx: EventContext, waiting: list[DeploymentEntry]) -> None:
+def _see_to(
+    ctx: EventContext, waiting: list[DeploymentEntry], *, whole_queues: bool = False
+) -> None:
     """For requests that were not placed: load instances, refuse what is too late, try again."""
     for entry in waiting:
         if entry.queue:
             find_loads(ctx, entry)
     # Only then is it known what is left for whom.
+    lanes = LaneEnds(ctx.now_s)
     for entry in waiting:
         if entry.queue:
-            refuse_hopeless(ctx, entry)
-        if entry.queue and ctx.cell.retry_at_s is None:
-            at_s = ctx.now_s + ctx.limits.place_retry_s
-            ctx.cell.set_retry(at_s)
-            ctx.act(SetTimer(at_s=at_s, timer=PlaceRetryDue()))
+            refuse_hopeless(ctx, entry, lanes, whole_queue=whole_queues)
+    if ctx.cell.retry_at_s is None and any(entry.queue for entry in waiting):
+        at_s = _retry_at_s(ctx, waiting)
+        ctx.cell.set_retry(at_s)
+        ctx.act(SetTimer(at_s=at_s, timer=PlaceRetryDue()))
+
+
+def _retry_at_s(ctx: EventContext, waiting: list[DeploymentEntry]) -> float:
+    """Soon; sooner where somebody would have to begin by then, so that a refusal is with its client
+    before the first token was due.
+    """
+    after_s = ctx.limits.place_retry_s
+    latest = (
+        ctx.cell.refusals.latest_start_s(request) for entry in waiting for request in entry.queue
+    )
+    first_s = min((at_s for at_s in latest if at_s and at_s > ctx.now_s), default=inf)
+    return ctx.now_s + min(after_s, max(first_s - ctx.now_s, after_s * RETRY_SHARE_LEAST))
 
 
 def fill_released(ctx: EventContext) -> None:

@@ -125,7 +125,7 @@ class Cell:
         """The request is over."""
         request.advance(RequestState.ENDED)
         del self.requests[request.original.request_id]
-        self.refusals.forget_request(request.original.request_id)
+        self.refusals.forget_request(request)
 
     def add_migration(self, migration: Migration) -> None:
         """A request begins to move."""

@@ -46,7 +46,7 @@ class DeploymentEntry:
 
     def replicas(self) -> int:
         """Instances that take new requests or will."""
-        return sum(i.takes_requests for i in self.instances.values())
+        return sum([i.takes_requests for i in self.instances.values()])
 
     def may_park(self) -> bool:
         """Whether more than its minimum keep their KV caches: then one need not."""

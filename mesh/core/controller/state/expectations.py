@@ -12,7 +12,7 @@ from mesh.domain.steps import LoadRate, LoadTier
 from mesh.domain.views import LoadTimesView
 
 LOAD_TIMES_MAX = 2048
-"""Nodes and fingerprints whose load times are kept, each by tier."""
+"""Nodes and fingerprints whose load times are kept, each by tier and by whether they computed."""
 
 
 class Expectations:
@@ -23,8 +23,8 @@ class Expectations:
         self._best: dict[Target, Profile] = {}
         self._tried: dict[tuple[ModelId, str], Profile] = {}
         """Estimates as iterations have corrected them."""
-        self._load_times: dict[tuple[NodeId | str, LoadTier], LoadTimes] = {}
-        """By node, and by the fingerprint of nodes."""
+        self._load_times: dict[tuple[NodeId | str, LoadTier, bool], LoadTimes] = {}
+        """By node, and by the fingerprint of nodes; and by whether the node computed meanwhile."""
 
     def learn_profile(self, profile: Profile) -> None:
         """A profile has been measured; estimates may now be scaled from it."""
@@ -66,35 +66,60 @@ class Expectations:
         return self._tried.get((target.model_id, target.fingerprint), known)
 
     def learn_load(
-        self, node: NodeHello, weights_bytes: int, seconds: float, tier: LoadTier = LoadTier.DISK
+        self,
+        node: NodeHello,
+        weights_bytes: int,
+        seconds: float,
+        tier: LoadTier = LoadTier.DISK,
+        *,
+        beside: bool = False,
     ) -> None:
-        """A load has ended well on a node. Nodes come and go by ever other names: of those whose
-        loads ended longest ago nothing is kept.
+        """A load has ended well on a node, which may have computed `beside` it. Nodes come and go
+        by ever other names: of those whose loads ended longest ago nothing is kept.
         """
+        beside = beside and node.busy_load_factor != 1.0
         for key in (node.node_id, node.fingerprint):
-            times = self._load_times.pop((key, tier), None) or LoadTimes(_prior(node, tier))
+            known = self._load_times.pop((key, tier, beside), None)
+            times = known or LoadTimes(_prior(node, tier))
             times.learn(weights_bytes, seconds)
-            self._load_times[key, tier] = times
+            self._load_times[key, tier, beside] = times
         while len(self._load_times) > LOAD_TIMES_MAX:
             del self._load_times[next(iter(self._load_times))]
 
-    def load_s(self, node: NodeHello, weights_bytes: int, tier: LoadTier = LoadTier.DISK) -> float:
-        """Seconds that a load on the node is expected to take: as its own loads did, else as those
-        of nodes like it.
+    def load_s(
+        self,
+        node: NodeHello,
+        weights_bytes: int,
+        tier: LoadTier = LoadTier.DISK,
+        *,
+        beside: bool = False,
+    ) -> float:
+        """Seconds that a load on the node is expected to take, which may compute `beside` it: as
+        its own loads did, else as those of nodes like it; where there was none of the kind, as
+        others did and the node says that this one differs.
         """
-        times = self._learned(node, tier)
+        factor = node.busy_load_factor if beside else 1.0
+        beside = factor != 1.0
+        times = self._learned(node, tier, beside)
         if times:
             return times.expected_s(weights_bytes)
-        expected_s = _prior(node, tier).load_s(weights_bytes)
-        if tier is LoadTier.HOST:
-            return min(expected_s, self.load_s(node, weights_bytes))
-        return expected_s
+        times = self._learned(node, tier, not beside)
+        if times:
+            ratio = factor if beside else 1.0 / node.busy_load_factor
+            return times.expected_s(weights_bytes) * ratio
+        expected_s = _prior(node, tier).load_s(weights_bytes) * factor
+        if tier is LoadTier.DISK:
+            return expected_s
+        from_disk_s = self.load_s(node, weights_bytes, beside=beside)
+        if tier is LoadTier.REMOTE:
+            return max(expected_s, from_disk_s)
+        return min(expected_s, from_disk_s)
 
     def load_times(self, node: NodeHello) -> tuple[LoadTimesView, ...]:
         """Of each tier that a load on the node may come from, as far as anybody knows."""
         views = []
         for tier in LoadTier:
-            times = self._learned(node, tier)
+            times = self._learned(node, tier, False) or self._learned(node, tier, True)
             if times or tier is LoadTier.DISK or tier in dict(node.load_rates):
                 rate = _prior(node, tier) if times is None else times.prior
                 views.append(
@@ -108,10 +133,10 @@ class Expectations:
                 )
         return tuple(views)
 
-    def _learned(self, node: NodeHello, tier: LoadTier) -> LoadTimes | None:
+    def _learned(self, node: NodeHello, tier: LoadTier, beside: bool) -> LoadTimes | None:
         """From loads that have ended here: on the node, else on nodes like it."""
-        return self._load_times.get((node.node_id, tier)) or self._load_times.get(
-            (node.fingerprint, tier)
+        return self._load_times.get((node.node_id, tier, beside)) or self._load_times.get(
+            (node.fingerprint, tier, beside)
         )
 
 

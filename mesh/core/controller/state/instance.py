@@ -61,6 +61,8 @@ class InstanceEntry:
     """
     load_s: float = 0.0
     """Seconds that its load is expected to take, by itself."""
+    load_beside: bool = False
+    """Whether its node was expected to compute meanwhile."""
     needed_s: float = 0.0
     """When its load has to be over, for those who wait for it."""
     tier: LoadTier | None = None

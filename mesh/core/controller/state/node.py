@@ -5,39 +5,51 @@ is asked again (`state.refusals`). Owned by the controller core; it is read as t
 policies and placement take.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.domain.deployment import Deployment, DeploymentSpec
-from mesh.domain.ids import DeploymentName, InstanceId, NodeId
+from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId
 from mesh.domain.lifecycle import NODE, InstanceState, NodeState, advance
 from mesh.domain.messages import Heartbeat, NodeHello
-from mesh.domain.model import Footprint
+from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.reasons import DeviceKind
-from mesh.domain.steps import LoadTier, SleepingModel
+from mesh.domain.steps import HeldModel, LoadTier
 from mesh.memory.demand import estimate_footprint
-from mesh.memory.station import ReservationStation
+from mesh.memory.station import ReservationKind, ReservationStation
 
 if TYPE_CHECKING:
     from mesh.core.controller.state.deployment import DeploymentEntry
+
+FOOTPRINTS_MAX = 256
+"""Shapes of which a node's own footprints are kept: those that were loaded there last."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class NodeEntry:
     hello: NodeHello
+    node_id: NodeId = field(init=False)
+    device: DeviceKind = field(init=False)
     link_id: int
     station: ReservationStation
     last_seen_s: float
     state: NodeState = NodeState.READY
+    base_bytes: int = field(init=False)
+    """What its process holds beside all instances: as it stated, or more, as heartbeats have told.
+    """
+    footprints: dict[str, Footprint] = field(default_factory=dict)
+    """What an instance of a shape takes here, as the last one that was loaded said."""
     rss_bytes: int = 0
     engine_bytes: int = 0
     iteration_started_s: float | None = None
     """When the iteration under way began, as far as reports tell; None when it has no work."""
     load_slowdown: float = 1.0
-    asleep: tuple[SleepingModel, ...] = ()
-    """Models whose weights the host keeps, as of its last heartbeat, without those woken since."""
+    held: dict[ModelId, list[HeldModel]] | None = field(default=None, init=False)
+    """The models that it has at hand, as it said last, with what has become of that since; None: it
+    has not said.
+    """
     eased: int = 0
     """Counts the times that it may have got less to compute or more memory, heartbeats included.
     What it refuses is remembered with this count, and holds until the count changes.
@@ -50,13 +62,11 @@ class NodeEntry:
     protected: "dict[DeploymentName, DeploymentEntry]" = field(default_factory=dict)
     """The cell's deployments: their `replicas_min` keeps instances from being reclaimed."""
 
-    @property
-    def node_id(self) -> NodeId:
-        return self.hello.node_id
-
-    @property
-    def device(self) -> DeviceKind:
-        return self.hello.device
+    def __post_init__(self) -> None:
+        self.node_id, self.device = self.hello.node_id, self.hello.device
+        self.base_bytes = self.hello.base_bytes
+        if self.hello.models is not None:
+            self.held = _by_id(self.hello.models)
 
     @property
     def free_bytes(self) -> int:
@@ -75,6 +85,14 @@ class NodeEntry:
         loading = [i for i in self.instances.values() if i.state is InstanceState.LOADING]
         return any(self.station.running(i.instance_id) for i in loading)
 
+    def computes_beside_load(self) -> bool:
+        """Whether it will compute beside one more load: for requests that it has, or for those that
+        the loads before that one are for.
+        """
+        return self.running > 0 or any(
+            i.state is InstanceState.LOADING for i in self.instances.values()
+        )
+
     def takes(self, spec: DeploymentSpec) -> bool:
         """Whether it takes new instances of a deployment now."""
         return self.state is NodeState.READY and self.suits(spec)
@@ -85,6 +103,10 @@ class NodeEntry:
         return enough and self.device in spec.devices
 
     def footprint_of(self, deployment: Deployment) -> Footprint:
+        """As instances of the shape said here; else as an engine of its kind stated, or about."""
+        here = self.footprints.get(deployment.model.shape)
+        if here is not None:
+            return here
         for engine, footprint in deployment.footprints:
             if engine == self.hello.engine:
                 return footprint
@@ -92,12 +114,35 @@ class NodeEntry:
 
     def tier_of(self, deployment: Deployment) -> LoadTier:
         """From where it would load the deployment's model."""
-        if not self.asleep:
+        model_id, context_tokens_max = deployment.model.model_id, deployment.context_tokens_max
+        if self.hello.shares_weights and self._runs(model_id, context_tokens_max):
+            return LoadTier.HOST
+        if self.held is None:
             return LoadTier.DISK
-        wanted = SleepingModel(
-            model_id=deployment.model.model_id, context_tokens_max=deployment.context_tokens_max
+        tiers = [
+            held.tier
+            for held in self.held.get(model_id, ())
+            if held.context_tokens_max in (0, context_tokens_max)
+        ]
+        return max(tiers, key=lambda tier: tier.nearness, default=LoadTier.REMOTE)
+
+    def asleep(self) -> tuple[ModelId, ...]:
+        """Models whose weights the host keeps without an instance."""
+        every = (model for held in (self.held or {}).values() for model in held)
+        return tuple(model.model_id for model in every if model.tier is LoadTier.HOST)
+
+    def _runs(self, model_id: ModelId, context_tokens_max: int) -> bool:
+        """Whether it has, or will have by the end of the loads before, an instance of the kind."""
+        return any(
+            (i.is_loaded or i.state is InstanceState.LOADING)
+            and (i.model_id, i.context_tokens_max) == (model_id, context_tokens_max)
+            for i in self.instances.values()
         )
-        return LoadTier.HOST if wanted in self.asleep else LoadTier.DISK
+
+    def load_kind_of(self, deployment: Deployment) -> ReservationKind:
+        """With which loads one of the deployment's model would queue."""
+        wakes = self.tier_of(deployment) is LoadTier.HOST
+        return ReservationKind.WAKE if wakes else ReservationKind.LOAD
 
     def reclaimable(self) -> Sequence[tuple[InstanceId, int]]:
         idle = [i for i in self.instances.values() if self.may_go(i)]
@@ -132,16 +177,32 @@ class NodeEntry:
     def note_heartbeat(self, said: Heartbeat) -> None:
         """What it says of its process and its engine."""
         self.rss_bytes, self.engine_bytes = said.rss_bytes, said.engine_bytes
-        self.asleep, self.load_slowdown = said.asleep, max(said.load_slowdown, 1.0)
+        self.load_slowdown = max(said.load_slowdown, 1.0)
+        if said.models is not None:
+            self.held = _by_id(said.models)
+        if said.base_bytes > self.base_bytes:
+            self.base_bytes = said.base_bytes
+            self.station.limit(max(self.hello.memory_bytes - said.base_bytes, 0))
         # Time alone eases it, too: `Correction.planned` forgets the worst of the last seconds.
         self.ease()
 
-    def note_woken(self, model: SleepingModel) -> None:
+    def note_footprint(self, model: ModelInfo, footprint: Footprint) -> None:
+        """A load has shown what an instance of the model's shape takes here."""
+        self.footprints.pop(model.shape, None)
+        self.footprints[model.shape] = footprint
+        while len(self.footprints) > FOOTPRINTS_MAX:
+            del self.footprints[next(iter(self.footprints))]
+
+    def note_stored(self, model_id: ModelId) -> None:
+        """Its store has the model now, which it says by itself only with its next heartbeat."""
+        if self.held is not None and model_id not in self.held:
+            self.held[model_id] = [HeldModel(model_id=model_id, tier=LoadTier.DISK)]
+
+    def note_woken(self, model: HeldModel) -> None:
         """A load has used up weights that its host kept."""
-        left = list(self.asleep)
-        if model in left:
-            left.remove(model)
-        self.asleep = tuple(left)
+        held = (self.held or {}).get(model.model_id, [])
+        if model in held:
+            held.remove(model)
 
     def note_iteration(self, now_s: float) -> None:
         """An iteration has ended, and if there is work the next one began at once."""
@@ -168,3 +229,10 @@ class NodeEntry:
     def remove(self, instance: InstanceEntry) -> None:
         del self.instances[instance.instance_id]
         self.ease()
+
+
+def _by_id(models: Iterable[HeldModel]) -> dict[ModelId, list[HeldModel]]:
+    held: dict[ModelId, list[HeldModel]] = {}
+    for model in models:
+        held.setdefault(model.model_id, []).append(model)
+    return held

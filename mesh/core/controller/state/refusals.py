@@ -2,10 +2,10 @@
 
 A refusal is remembered with what it depends on, and stops to hold by itself once that changes:
 
-- A node had no room or no time for an instance, which the head of a queue wants (`lifecycle`,
-  `placement`): until the node is eased, the head is another or an answer of the deployment ends,
-  an instance of it is started, or the nodes change. Where it was memory, an eased node is asked
-  again only if it has as much now.
+- A node had no room or no time for an instance, which a waiting request wants (`lifecycle`,
+  `placement`): until the node is eased, an answer of the deployment ends, an instance of it is
+  started, or the nodes change. Where it was memory, an eased node is asked again only if it has as
+  much now.
 - An instance has no time for a request of some length, nor for longer ones (`queueing`): until its
   node is eased.
 - An instance has refused one for another reason (`queueing`): until the event is over.
@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, RequestId
+from mesh.domain.lifecycle import RequestState
 from mesh.request.shadow import Verdict
 
 if TYPE_CHECKING:
@@ -69,10 +70,12 @@ class RequestRefusals:
 
 
 class RefusalMemory:
-    """Of a cell."""
+    """Of a cell. Of those who wait for a start the last few of each deployment are known: as many
+    as are tried one after the other, and as many again.
+    """
 
     def __init__(self) -> None:
-        self._starts: dict[DeploymentName, _Starts] = {}
+        self._starts: dict[DeploymentName, dict[RequestId, _Starts]] = {}
         self._no_time: dict[InstanceId, tuple[int, int]] = {}
         """The last TPOT_EXCEEDED: `NodeEntry.eased`, and the tokens of the request."""
         self._in_event: dict[InstanceId, tuple[Verdict, int]] = {}
@@ -102,45 +105,55 @@ class RefusalMemory:
         return self._starts_for(entry, request).worth(request, nodes, obtainable_bytes)
 
     def _starts_for(self, entry: "DeploymentEntry", request: "RequestEntry") -> "_Starts":
-        name, head = entry.spec.name, request.original.request_id
-        starts = self._starts.get(name)
-        if starts is None or starts.head != head or starts.of is not entry.deployment:
-            refused = starts.refused if starts is not None and starts.head == head else {}
-            starts = self._starts[name] = _Starts(head=head, of=entry.deployment, refused=refused)
+        known = self._starts.setdefault(entry.spec.name, {})
+        starts = known.pop(request.original.request_id, None)
+        if starts is None or starts.of is not entry.deployment:
+            refused = {} if starts is None else starts.refused
+            starts = _Starts(of=entry.deployment, refused=refused)
+        known[request.original.request_id] = starts
+        if len(known) > STARTS_MAX:
+            del known[next(iter(known))]
         return starts
+
+    def starts_of(self, name: DeploymentName, request: "RequestEntry") -> "_Starts | None":
+        """What nodes said of an instance for the request; None if that is not known. Nothing is
+        kept of one that runs: preemption would move it.
+        """
+        if request.state is not RequestState.QUEUED:
+            return None
+        return self._starts.get(name, {}).get(request.original.request_id)
 
     def note_start(
         self, name: DeploymentName, request: "RequestEntry", node: "NodeEntry", verdict: Verdict
     ) -> None:
         """A node had room for an instance for the request, but perhaps no time. TPOT_EXCEEDED
         holds for requests of any length; with another verdict the same request may be in time a
-        little later. Nothing is kept of a request that is not the head: preemption would move it.
+        little later.
         """
-        starts = self._starts.get(name)
-        if starts is None or starts.head != request.original.request_id:
-            return
-        starts.note_verdict(node, verdict)
+        starts = self.starts_of(name, request)
+        if starts is not None:
+            starts.note_verdict(node, verdict)
 
     def note_no_room(
         self, name: DeploymentName, request: "RequestEntry", node: "NodeEntry", needed_bytes: int
     ) -> None:
         """A node lacks memory for an instance for the request."""
-        starts = self._starts.get(name)
-        if starts is not None and starts.head == request.original.request_id:
+        starts = self.starts_of(name, request)
+        if starts is not None:
             starts.note_needed(node, needed_bytes)
 
-    def note_not_all_tried(self, name: DeploymentName) -> None:
+    def note_not_all_tried(self, name: DeploymentName, request: "RequestEntry") -> None:
         """Validations ran out: forget the nodes entered as having no room, some of which were not
         tried. The others will say so again, at no great cost.
         """
-        starts = self._starts.get(name)
+        starts = self.starts_of(name, request)
         if starts is not None:
             starts.forget_memory()
 
     def note_started(self, name: DeploymentName) -> None:
         """An instance of the deployment has been started."""
-        if name in self._starts:
-            self._starts[name].forget()
+        for starts in self._starts.get(name, {}).values():
+            starts.forget()
 
     def note_served(self, name: DeploymentName) -> None:
         """A request of the deployment has ended well, so that another answer is expected."""
@@ -185,15 +198,22 @@ class RefusalMemory:
     def forget_instance(self, instance_id: InstanceId) -> None:
         self._no_time.pop(instance_id, None)
 
-    def forget_request(self, request_id: RequestId) -> None:
+    def forget_request(self, request: "RequestEntry") -> None:
+        request_id = request.original.request_id
         self._latest_start_s.pop(request_id, None)
+        self._starts.get(request.original.deployment, {}).pop(request_id, None)
+
+
+STARTS_MAX = 8
+"""Requests of a deployment of which that is kept."""
+_NEVER: tuple[int, Verdict | None] = (-1, None)
+"""Of a node that has refused nothing."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Starts:
-    """For whom an instance was tried last, and what nodes said to it."""
+    """What nodes said to an instance for a request."""
 
-    head: RequestId
     of: "Deployment | None"
     refused: dict[NodeId, tuple[int, Verdict | None]]
     """`NodeEntry.eased` at the time; the verdict where time was lacking, None where memory was."""
@@ -207,11 +227,11 @@ class _Starts:
         obtainable_bytes: Callable[["NodeEntry"], int],
     ) -> list["NodeEntry"]:
         """See `RefusalMemory.worth_starting_on`."""
-        worth = []
+        worth, refused = [], self.refused
         for node in nodes:
-            eased, verdict = self.refused.get(node.node_id, (-1, None))
+            eased, verdict = refused.get(node.node_id, _NEVER)
             if eased != node.eased:
-                self.refused[node.node_id] = (node.eased, None)
+                refused[node.node_id] = (node.eased, None)
                 needed_bytes = self.needed_bytes.get(node.node_id)
                 if needed_bytes is None or needed_bytes <= obtainable_bytes(node):
                     worth.append(node)

@@ -109,10 +109,10 @@ class RequestEntry:
 
     def note_tokens(self, token_ids: Sequence[int], now_s: float) -> None:
         """It has these further tokens, so that its prompt is computed, and the next one is due."""
-        slack_s = inf if self.output_tokens else self.slack_s
-        self.due_s = next_due_s(self.due_s, self.pace_s, now_s, len(token_ids), slack_s)
+        slack_s, count = inf if self.output_tokens else self.slack_s, len(token_ids)
+        self.due_s = next_due_s(self.due_s, self.pace_s, now_s, count, slack_s)
         self.output_tokens += token_ids
-        self.tokens += len(token_ids)
+        self.tokens += count
         self.prefill_left = 0
 
     @property

@@ -8,11 +8,11 @@ import logging
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from mesh_loader import locks
 from mesh_nodes.engines.openvino.prepared import Layout
 from mesh_nodes.engines.openvino.shape_blob import BoundBlob
 
@@ -20,8 +20,6 @@ BLOBS_MAX = 64
 BLOBS_BYTES_MAX = 1 << 30
 """A blob takes a megabyte and its rope tables: 8 bytes for each token of the context limit and
 element of a head."""
-SCRATCH_S_MAX = 3600.0
-"""A scratch folder this old is of a process that was killed."""
 _SUFFIX = ".blob"
 _SCRATCH = ".making-"
 
@@ -52,6 +50,10 @@ class BlobFolder:
         """Whether there is one of this key, sound or not."""
         return self._path(key).exists()
 
+    def keys(self) -> frozenset[str]:
+        """Of all blobs, sound or not."""
+        return frozenset(path.stem for path in self.path.glob(f"*{_SUFFIX}"))
+
     def drop(self, key: str, why: str) -> None:
         """Take a blob out. It is made anew after the next load that wants it."""
         path = self._path(key)
@@ -69,7 +71,8 @@ class BlobFolder:
         """A folder beside the blobs for the block. Raises OSError."""
         self.path.mkdir(parents=True, exist_ok=True)
         self._sweep()
-        with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=self.path) as folder:
+        scratch = tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=self.path)
+        with scratch as folder, locks.held_if_free(Path(folder)):
             yield Path(folder)
 
     def _make_room(self, kept: str) -> None:
@@ -88,7 +91,7 @@ class BlobFolder:
     def _sweep(self) -> None:
         for folder in self.path.glob(f"{_SCRATCH}*"):
             with suppress(OSError):
-                if time.time() - folder.stat().st_mtime > SCRATCH_S_MAX:
+                if locks.abandoned(folder):
                     shutil.rmtree(folder, ignore_errors=True)
 
     def _path(self, key: str) -> Path:

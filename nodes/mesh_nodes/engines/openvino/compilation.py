@@ -6,6 +6,7 @@ one of mesh's errors.
 """
 
 import logging
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -18,9 +19,11 @@ import numpy as np
 import openvino as ov
 import openvino.opset13 as ops
 
-from mesh.domain.errors import EngineError, OutOfMemory
+from mesh.domain.errors import EngineError, OutOfMemory, TornModel
 from mesh.domain.model import ModelFormat, ModelInfo
 from mesh.runtime.engine import Progress
+from mesh_loader.digests import WEIGHTS_SUFFIX, Verifier, Verify, require_originals
+from mesh_nodes.engines.file_guard import FileGuard
 from mesh_nodes.engines.openvino.architecture import Architecture, read_architecture
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
 from mesh_nodes.engines.openvino.checkpoint import Checkpoint
@@ -34,17 +37,18 @@ from mesh_nodes.engines.openvino.ir import read_ir
 from mesh_nodes.engines.openvino.mapped_file import MappedFile, Pages, pages_released
 from mesh_nodes.engines.openvino.prepared import (
     Layout,
+    drop_prepared,
+    prepared_path,
     read_layout,
     read_prepared,
-    write_prepared,
 )
+from mesh_nodes.engines.openvino.preparer import PHASE, prepare_beside
 from mesh_nodes.engines.openvino.shape_blob import BoundBlob
 from mesh_nodes.engines.openvino.shape_key import cpu_fields, shape_key
 from mesh_nodes.engines.openvino.weights import (
     Array,
     WeightPrecision,
     graph_weights,
-    weight_arrays,
 )
 
 _PROBE_SIZE = 64
@@ -72,6 +76,8 @@ class CompiledGraph:
     blob_key: str | None = None
     """Of the blob that it was imported from, or would have been if there were one."""
     imported: bool = False
+    guards: Sequence[FileGuard] = ()
+    """Of files that OpenVINO has mapped itself."""
 
     def first_run(self) -> AbstractContextManager[None]:
         """A block in which the model runs for the first time: OpenVINO repacks the weights that it
@@ -91,10 +97,12 @@ class Compiler:
         weights: WeightPrecision,
         kv: KvPrecision,
         blobs: BlobFolder | None = None,
+        verify: Verify = Verify.FIRST,
     ) -> None:
-        """Without `blobs` every model is compiled."""
+        """Without `blobs` every model is compiled. `verify`: when files are checked before use."""
         self._core = ov.Core()
         self._blobs = blobs
+        self._verifier = Verifier(verify)
         self._precision = weights
         self._prepared_key = f"openvino-{weights.value}-v{_PREPARED_VERSION}"
         self._properties = {
@@ -120,6 +128,8 @@ class Compiler:
         enable_import(self._core)
         self._in_use = WeakValueDictionary[tuple[Path, int], CompiledGraph]()
         """By the model's folder and the context limit. It is the instances that keep them."""
+        self._bringing_up = threading.Lock()
+        """A load that was to share a model whose last instance went meanwhile waits for others."""
 
     def _start_plugin(self) -> str:
         """Compute something small, so that the plugin and its threads are there and what they take
@@ -135,24 +145,31 @@ class Compiler:
             return str(compiled.get_property("RUNTIME_REQUIREMENTS"))
 
     def prepare(self, model: ModelInfo, model_path: Path, progress: Progress) -> None:
-        """Write the quantised weights beside the model, unless they are there.
+        """Write the quantised weights beside the model, in a process of its own, unless they are
+        there.
 
-        Raises TornModel, UnsupportedModel or StorageError.
+        Raises TornModel, UnsupportedModel, ModelError or StorageError: what the graph cannot do is
+        refused here, with the import, and not by the first load.
         """
-        progress("quantise weights", 0.0)
+        progress(PHASE, 0.0)
+        if model.format is ModelFormat.SAFETENSORS:
+            self._verifier.check(model_path, without=WEIGHTS_SUFFIX)
+            read_architecture(model_path)
+        if not self.is_prepared(model, model_path):
+            self._check_originals(model_path)
+            prepare_beside(model_path, self._prepared_key, self._precision, progress)
+        progress(PHASE, 1.0)
+
+    def is_prepared(self, model: ModelInfo, model_path: Path) -> bool:
+        """Whether `prepare` has nothing to write."""
         quantises = model.format is ModelFormat.SAFETENSORS and self._precision.quantised
-        if quantises and read_prepared(model_path, self._prepared_key) is None:
-            architecture = read_architecture(model_path)
-            total = weight_arrays(architecture, self._precision)
-            weights = graph_weights(architecture, Checkpoint(model_path), self._precision)
-            write_prepared(model_path, self._prepared_key, _reported(weights, total, progress))
-        progress("quantise weights", 1.0)
+        return not quantises or read_layout(model_path, self._prepared_key) is not None
 
     def compile(
         self, model: ModelInfo, model_path: Path, context_tokens_max: int, progress: Progress
     ) -> CompiledGraph:
         """The model that another instance runs; where there is none, import it if its shape has a
-        blob; else read its weights, build its graph, and compile it. One call at a time.
+        blob; else read its weights, build its graph, and compile it, one model at a time.
 
         Raises TornModel, UnsupportedModel, OutOfMemory or EngineError.
         """
@@ -162,10 +179,10 @@ class Compiler:
         graph = self._in_use.get(place)
         how = "shared with another instance"
         if graph is None:
-            with engine_errors(f"model {model.model_id} cannot be compiled"):
+            with self._bringing_up, engine_errors(f"model {model.model_id} cannot be compiled"):
                 graph = self._bring_up(model, model_path, context_tokens_max, progress)
+                self._in_use[place] = graph
             how = "imported" if graph.imported else "compiled"
-            self._in_use[place] = graph
         elapsed_s = time.perf_counter() - start_s
         log.info("%s for a context of %d: %s, %.2f s", model.model_id, place[1], how, elapsed_s)
         return graph
@@ -178,10 +195,17 @@ class Compiler:
         self, model: ModelInfo, model_path: Path, context_tokens_max: int, progress: Progress
     ) -> CompiledGraph:
         if model.format is ModelFormat.OPENVINO_IR:
+            self._verifier.check(model_path)
             progress("compile", 0.2)
+            guard = FileGuard(model_path / "openvino_model.bin")
             compiled = self._compile(read_ir(self._core, model_path), self._properties)
-            return CompiledGraph(compiled, {}, ())
-        architecture, layout = read_architecture(model_path), self.layout(model_path)
+            return CompiledGraph(compiled, {}, (), guards=(guard,))
+        layout = self.layout(model_path)
+        if layout is None:
+            self._check_originals(model_path)
+        else:
+            self._check_prepared(model_path)
+        architecture = read_architecture(model_path)
         key = self.blob_key(architecture, context_tokens_max, layout) if layout else None
         if layout is not None and key is not None:
             imported = self._import(key, layout, progress)
@@ -190,6 +214,23 @@ class Compiler:
         progress("compile", 0.2)
         graph = self._build(architecture, model_path, context_tokens_max, self._properties)
         return replace(graph, blob_key=key)
+
+    def _check_originals(self, model_path: Path) -> None:
+        """Raises TornModel for the first file that is damaged, or was removed to save space."""
+        require_originals(model_path)
+        self._verifier.check(model_path)
+
+    def _check_prepared(self, model_path: Path) -> None:
+        """Raises TornModel. Prepared weights that are damaged go, if they can be derived anew: the
+        next load does so.
+        """
+        self._verifier.check(model_path, without=WEIGHTS_SUFFIX)
+        try:
+            self._verifier.check(prepared_path(model_path, self._prepared_key))
+        except TornModel as error:
+            require_originals(model_path)
+            drop_prepared(model_path, self._prepared_key)
+            raise TornModel(error.message, hint="load it again: it is derived anew") from error
 
     def export(
         self, architecture: Architecture, model_path: Path, context_tokens_max: int, folder: Path
@@ -271,14 +312,6 @@ class Compiler:
             return [prepared[0]], prepared[1]
         checkpoint = Checkpoint(model_path)
         return checkpoint.maps, dict(graph_weights(architecture, checkpoint, self._precision))
-
-
-def _reported(
-    weights: Iterator[tuple[str, Array]], total: int, progress: Progress
-) -> Iterator[tuple[str, Array]]:
-    for done, item in enumerate(weights):
-        progress("quantise weights", done / total)
-        yield item
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import openvino as ov
@@ -20,7 +20,7 @@ from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
-from mesh.domain.steps import LoadTier, repeated
+from mesh.domain.steps import HeldModel, LoadTier, repeated
 from mesh.domain.units import format_bytes
 from mesh.runtime.engine import (
     Ended,
@@ -33,25 +33,35 @@ from mesh.runtime.engine import (
     ResizedKv,
     StepResult,
 )
+from mesh_loader.digests import Verify
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
+from mesh_nodes.engines.openvino.blob_index import BlobIndex
 from mesh_nodes.engines.openvino.blob_maker import BlobMaker
 from mesh_nodes.engines.openvino.blob_wish import BlobWish
+from mesh_nodes.engines.openvino.books import FootprintBooks
 from mesh_nodes.engines.openvino.compilation import (
     CompiledGraph,
     Compiler,
     KvPrecision,
     engine_errors,
 )
-from mesh_nodes.engines.openvino.footprint import BATCH_MAX, estimate
+from mesh_nodes.engines.openvino.footprint import BATCH_MAX
 from mesh_nodes.engines.openvino.instance import Instance
 from mesh_nodes.engines.openvino.kv_cache import KvResize
 from mesh_nodes.engines.openvino.least_load import least_load_s
 from mesh_nodes.engines.openvino.weights import WeightPrecision
 
+BUSY_LOAD_FACTOR = 2.0
+"""Loads and iterations share the cores, taken to be evenly until a load has shown it."""
+
 
 def _cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def _resident_bytes() -> int:
+    return int(psutil.Process().memory_info().rss)
 
 
 def _available_bytes() -> int:
@@ -70,26 +80,39 @@ class OpenVinoEngine:
         kv_resize: KvResize = KvResize.ELASTIC,
         available_bytes: Callable[[], int] = _available_bytes,
         blobs_path: Path | None = None,
+        verify: Verify = Verify.FIRST,
+        footprints_path: Path | None = None,
     ) -> None:
         """`threads`: cores to compute on, those that the process may use unless given.
         `kv_resize`: how KV caches grow and shrink; tokens do not depend on it.
         `available_bytes` is asked before each load, which is refused when it is too little.
         `blobs_path`: the folder of what lets a shape's second load do without a compile; without
         one every load compiles.
+        `verify`: when a load checks the digests of its files.
+        `footprints_path`: the folder of what instances were seen to take; without one the engine
+        learns it anew.
         """
         self._weights = weights
         self._kv = kv
+        books = f"{self.capabilities.version}-{weights}-{kv}.json"
+        self._books = FootprintBooks(
+            weights=weights, kv=kv, path=footprints_path and footprints_path / f"openvino-{books}"
+        )
         self._kv_resize = kv_resize
         self._available_bytes = available_bytes
         self._threads = threads or _cores()
         self._blobs_path = blobs_path
         blobs = BlobFolder(blobs_path) if blobs_path is not None else None
-        self._compiler = Compiler(threads=self._threads, weights=weights, kv=kv, blobs=blobs)
+        self._compiler = Compiler(
+            threads=self._threads, weights=weights, kv=kv, blobs=blobs, verify=verify
+        )
+        self._blob_index = BlobIndex(self._compiler, blobs) if blobs is not None else None
         self._blob_maker = BlobMaker(available_bytes)
         _return_memory()
         self._instances: dict[InstanceId, Instance] = {}
         self._lock = threading.Lock()
         """Guards the table alone, never an instance."""
+        self._loads_begun = self._loads_ended = 0
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -99,8 +122,15 @@ class OpenVinoEngine:
             version=version,
             resize_kv=True,
             computes_ahead=True,
+            shares_weights=True,
+            busy_load_factor=BUSY_LOAD_FACTOR,
+            loads_in_process=True,
             batch_max=BATCH_MAX,
         )
+
+    def prepared(self, folders: Sequence[Path]) -> tuple[HeldModel, ...]:
+        """Of the stored models in these folders, those that a load would not compile."""
+        return () if self._blob_index is None else self._blob_index.held(folders)
 
     def least_load_s(self) -> float:
         """Seconds of a load whatever its bytes, measured in half of one. Raises EngineError."""
@@ -111,39 +141,59 @@ class OpenVinoEngine:
         """Instances end with the agent, and never before it."""
 
     def footprint(self, model: ModelInfo) -> Footprint:
-        return estimate(model, weights=self._weights, kv=self._kv)
+        return self._books.footprint(model)
 
     def prepare(self, model: ModelInfo, model_path: Path, progress: Progress) -> None:
         self._compiler.prepare(model, model_path, progress)
+
+    def is_prepared(self, model: ModelInfo, model_path: Path) -> bool:
+        return self._compiler.is_prepared(model, model_path)
+
+    def tier_of(self, order: LoadOrder) -> LoadTier:
+        shares = self._compiler.in_use(order.model_path, order.context_tokens_max)
+        return LoadTier.HOST if shares else LoadTier.DISK
 
     def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
         start_s = time.perf_counter()
         self._check(order)
         shares = self._compiler.in_use(order.model_path, order.context_tokens_max)
+        self._loads_begun += 1
         try:
             instance, graph = self._bring_up(order, progress)
         except BaseException as error:
             _drop_frames(error)
             _return_memory()
             raise
+        finally:
+            self._loads_ended += 1
         with self._lock:
             self._instances[order.instance_id] = instance
         progress("loaded", 1.0)
+        compiled_tier = LoadTier.PREPARED if graph.imported else LoadTier.DISK
         self._wish_for_blob(order, graph)
         return LoadedInstance(
             footprint=instance.footprint,
             kv_blocks=instance.memory().kv_blocks,
             elapsed_s=time.perf_counter() - start_s,
-            tier=LoadTier.HOST if shares else LoadTier.DISK,
+            tier=LoadTier.HOST if shares else compiled_tier,
         )
 
     def unload(self, instance_id: InstanceId) -> None:
         with self._lock:
             instance = self._instances.pop(instance_id, None)
-        if instance is not None:
-            instance.close()
-            del instance
-            _return_memory()
+            others = list(self._instances.values())
+        if instance is None:
+            return
+        instance.close()
+        _return_memory()
+        model, reached = instance.model, instance.reached
+        shared = any(map(instance.shares_with, others))
+        before_bytes, moment = self._beside_kv_bytes(), self._moment()
+        del instance
+        _return_memory()
+        freed_bytes = before_bytes - self._beside_kv_bytes()
+        if not shared and moment == self._moment() and self._loads_begun == self._loads_ended:
+            self._books.note(model, freed_bytes, reached)
 
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> None:
         self._instance(instance_id).submit(request)
@@ -181,6 +231,14 @@ class OpenVinoEngine:
         self._blob_maker.close()
         for instance_id in list(self._instances):
             self.unload(instance_id)
+
+    def _beside_kv_bytes(self) -> int:
+        return _resident_bytes() - sum(books.kv_held_bytes for books in self.memory())
+
+    def _moment(self) -> tuple[int, ...]:
+        """Differs when something else moved memory in the meantime."""
+        held = [books.kv_held_bytes for books in self.memory()]
+        return (self._loads_begun, *held)
 
     def _check(self, order: LoadOrder) -> None:
         if order.instance_id in self._instances:

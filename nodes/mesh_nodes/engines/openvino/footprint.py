@@ -1,11 +1,12 @@
 """What an instance will take before it is loaded, from the model's shape alone.
 
-`engine` answers the port's `footprint` with it, checks a load against it and keeps its books by it:
-the process's memory cannot be told apart by instance while others run. The constants were fitted to
-resident memory after a load, a 512-token prefill and many shapes, on four models of 0.13 to 1.2
-billion parameters: what a new instance takes was 0 to 35 % less than estimated, never more. With
-all shapes that are primed and 128 decodes beside 256 prompt tokens, SmolLM2-135M takes 6 % more.
+`estimate` is where instances of a shape start; `books` corrects it by what unloads have freed, and
+`engine` goes by that. The constants were fitted to resident memory after a load, a 512-token
+prefill and many shapes, on four models of 0.13 to 1.2 billion parameters: what a new instance takes
+was 0 to 35 % less than estimated, never more. What the first load leaves behind is the node's.
 """
+
+from dataclasses import dataclass, field
 
 from mesh.domain.model import Footprint, ModelFormat, ModelInfo
 from mesh_nodes.engines.openvino.compilation import KvPrecision
@@ -20,6 +21,12 @@ _IR_OVERHEAD = 1.25
 """An IR's repacked weights over the stored ones: measured with 4-bit groups."""
 _GRAPH_BYTES = 72 * 2**20
 """The graph, the allocator's slack, and half of it kernels, once all of `shapes` have occurred."""
+_KERNELS_BYTES = _GRAPH_BYTES // 2
+KERNEL_SIZES = 64
+"""Sizes of iterations, in tokens, after which nearly all kernels are there."""
+ENGINE_BYTES = 56 * 2**20
+"""What the process holds beside instances once it has had one: 38 MiB that stay when all have gone
+(code of graph passes, kernels), and what its allocator keeps until it is trimmed."""
 _PREFILL_TOKENS = 512
 """Tokens of an iteration that activations are reckoned for."""
 BATCH_MAX = 128
@@ -33,13 +40,24 @@ _U8_SCALE_BYTES = 8
 _KV_ELEMENT_BYTES = {KvPrecision.F32: 4, KvPrecision.F16: 2, KvPrecision.U8: 1}
 
 
+@dataclass(slots=True, kw_only=True)
+class Reached:
+    """The largest iterations that an instance has computed, and of how many sizes they were."""
+
+    tokens: int = 0
+    rows: int = 0
+    """That yielded logits."""
+    sizes: set[int] = field(default_factory=set)
+    """In tokens."""
+
+    def note(self, tokens: int, rows: int) -> None:
+        self.tokens, self.rows = max(self.tokens, tokens), max(self.rows, rows)
+        self.sizes.add(tokens)
+
+
 def estimate(model: ModelInfo, *, weights: WeightPrecision, kv: KvPrecision) -> Footprint:
     """Weights with graph and activations, and the KV bytes of one block."""
     weights_bytes = model.parameters * _parameter_bytes(model, weights)
-    activation_bytes = (
-        _ACTIVATION_BYTES_PER_INTERMEDIATE * _intermediate_size(model)
-        + _ACTIVATION_BYTES_PER_HIDDEN * model.hidden_size
-    )
     kv_block_bytes = model.kv_bytes_per_token(_KV_ELEMENT_BYTES[kv]) * BLOCK_TOKENS
     if kv is KvPrecision.U8:
         scales = model.layers * model.kv_heads * (model.head_size + BLOCK_TOKENS)
@@ -47,11 +65,30 @@ def estimate(model: ModelInfo, *, weights: WeightPrecision, kv: KvPrecision) -> 
     return Footprint(
         weights_bytes=int(weights_bytes)
         + _GRAPH_BYTES
-        + _PREFILL_TOKENS * activation_bytes
-        + BATCH_MAX * model.vocabulary_tokens * _LOGIT_BYTES,
+        + activation_bytes(model, tokens=_PREFILL_TOKENS, rows=BATCH_MAX),
         kv_block_bytes=kv_block_bytes,
         block_tokens=BLOCK_TOKENS,
     )
+
+
+def activation_bytes(model: ModelInfo, *, tokens: int, rows: int) -> int:
+    """Of an iteration of so many tokens, of which so many rows yield logits."""
+    token_bytes = (
+        _ACTIVATION_BYTES_PER_INTERMEDIATE * _intermediate_size(model)
+        + _ACTIVATION_BYTES_PER_HIDDEN * model.hidden_size
+    )
+    return tokens * token_bytes + rows * model.vocabulary_tokens * _LOGIT_BYTES
+
+
+def unmet_bytes(model: ModelInfo, reached: Reached) -> int:
+    """What the largest iteration takes over the largest that an instance has computed, and kernels
+    for sizes that it has not met.
+    """
+    sizes_left = max(KERNEL_SIZES - len(reached.sizes), 0)
+    kernels_bytes = _KERNELS_BYTES * sizes_left // KERNEL_SIZES
+    most = activation_bytes(model, tokens=_PREFILL_TOKENS, rows=BATCH_MAX)
+    met = activation_bytes(model, tokens=reached.tokens, rows=reached.rows)
+    return kernels_bytes + max(most - met, 0)
 
 
 def _parameter_bytes(model: ModelInfo, weights: WeightPrecision) -> float:

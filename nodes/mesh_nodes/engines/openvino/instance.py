@@ -19,6 +19,7 @@ from mesh.runtime.measurable import check_measurable
 from mesh_nodes.engines.openvino.batch import BatchInputs, Plan, Work, plan
 from mesh_nodes.engines.openvino.blocks import BlockPool
 from mesh_nodes.engines.openvino.compilation import CompiledGraph, engine_errors
+from mesh_nodes.engines.openvino.footprint import Reached
 from mesh_nodes.engines.openvino.kv_cache import KvResize, bind_kv_cache
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 from mesh_nodes.engines.openvino.sequence import Sequence
@@ -50,6 +51,8 @@ class Instance:
         self._context_tokens_max = order.context_tokens_max
         self._batch_max = order.batch_max
         self._weights_bytes = weights_bytes
+        self.model = order.model
+        self.reached = Reached()
         self._graph = graph
         self._request = graph.model.create_infer_request()
         self._inputs = BatchInputs(graph.model, self._request)
@@ -83,6 +86,10 @@ class Instance:
         by and by are counted as of now.
         """
         return replace(self._books, kv_held_bytes=self._cache.held_bytes)
+
+    def shares_with(self, other: "Instance") -> bool:
+        """Whether both run what was compiled once."""
+        return self._graph is other._graph
 
     def submit(self, request: EngineRequest) -> None:
         """Raises EngineError when the request can never run here."""
@@ -200,6 +207,7 @@ class Instance:
             self._request.infer(share_outputs=True)
             logits = self._request.get_output_tensor(0).data
         yielding = [work for work in planned.work if work.yields]
+        self.reached.note(sum(work.tokens for work in planned.work), len(yielding))
         # An IR may pad its head beyond the vocabulary.
         logits = logits.reshape(-1, logits.shape[-1])[: len(yielding), : self._vocabulary_tokens]
         token_ids = choose(logits, [work.sequence.draw() for work in yielding])

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mesh_nodes.engines.file_guard import FileGuard
+
 _RELEASE_S = 0.01
 """Between two releases. OpenVINO repacks about a gigabyte a second: some 10 MiB of what it has read
 are there at once."""
@@ -28,12 +30,14 @@ class Pages(Protocol):
 
 
 class MappedFile:
-    """Private and copy-on-write, since OpenVINO copies read-only arrays; nobody writes to it."""
+    """Private and copy-on-write, since OpenVINO copies read-only arrays; nobody writes to it. It is
+    guarded for as long as the object lives.
+    """
 
     def __init__(self, path: Path) -> None:
         """Raises OSError, or ValueError when the file is empty."""
-        with path.open("rb") as file:
-            self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._guard = FileGuard(path)
+        self._memory = mmap.mmap(self._guard.descriptor, 0, access=mmap.ACCESS_COPY)
 
     @property
     def size_bytes(self) -> int:
@@ -49,7 +53,9 @@ class MappedFile:
 
     def release_pages(self) -> None:
         """See `Pages`."""
-        self._memory.madvise(mmap.MADV_DONTNEED)
+        with self._guard.mapped() as mapped:
+            if mapped:
+                self._memory.madvise(mmap.MADV_DONTNEED)
 
 
 @contextmanager

@@ -8,19 +8,27 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mesh.domain.errors import StorageError
+from mesh_loader import locks
+from mesh_loader.digests import write_index
 from mesh_nodes.engines.openvino.mapped_file import MappedFile
 from mesh_nodes.engines.openvino.weights import Array
 
 _ALIGNMENT_BYTES = 64
 """A cache line, and what OpenVINO asks of a constant that it takes without a copy."""
+WRITING_S_MAX = 3600.0
+"""No writer lives longer, so that a scratch folder this old is nobody's."""
 _INDEX = "index.json"
 _WEIGHTS = "weights.bin"
 
@@ -45,6 +53,11 @@ def prepared_path(model_path: Path, key: str) -> Path:
     return model_path / "prepared" / key
 
 
+def drop_prepared(model_path: Path, key: str) -> None:
+    """Who has it mapped keeps it. It is derived anew from the originals, if they are there."""
+    shutil.rmtree(prepared_path(model_path, key), ignore_errors=True)
+
+
 def write_prepared(model_path: Path, key: str, weights: Iterator[tuple[str, Array]]) -> None:
     """Write all arrays, one at a time, and rename the folder into place.
 
@@ -54,13 +67,16 @@ def write_prepared(model_path: Path, key: str, weights: Iterator[tuple[str, Arra
     target = prepared_path(model_path, key)
     try:
         target.parent.mkdir(exist_ok=True)
+        _sweep(target)
         scratch = Path(tempfile.mkdtemp(prefix=f".{key}-", dir=target.parent))
     except OSError as error:
         raise _not_written(target, error) from error
     try:
-        index = _write_weights(scratch / _WEIGHTS, weights)
-        _write_text(scratch / _INDEX, json.dumps(index))
-        _put_in_place(scratch, target)
+        with locks.held_if_free(scratch):
+            index = _write_weights(scratch / _WEIGHTS, weights)
+            _write_text(scratch / _INDEX, json.dumps(index))
+            write_index(scratch)
+            _put_in_place(scratch, target)
     except OSError as error:
         raise _not_written(target, error) from error
     finally:
@@ -95,6 +111,14 @@ def read_prepared(model_path: Path, key: str) -> tuple[MappedFile, dict[str, Arr
         return None
 
 
+def _sweep(target: Path) -> None:
+    """Remove what a writer that was killed has left."""
+    for folder in target.parent.glob(f".{target.name}-*"):
+        with suppress(FileNotFoundError):
+            if time.time() - folder.stat().st_mtime > WRITING_S_MAX:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
 def _put_in_place(scratch: Path, target: Path) -> None:
     """Rename; what is already there stays if it is whole, since another writer was quicker."""
     try:
@@ -108,19 +132,28 @@ def _put_in_place(scratch: Path, target: Path) -> None:
 
 def _write_weights(path: Path, weights: Iterator[tuple[str, Array]]) -> dict[str, Any]:
     tensors: dict[str, dict[str, Any]] = {}
-    with path.open("wb") as file:
+    written: list[Future[None]] = []
+    size_bytes = 0
+    # One array is written while the next one is being made.
+    with path.open("wb", buffering=0) as file, ThreadPoolExecutor(1, "mesh-write") as writer:
         for name, array in weights:
-            file.write(b"\0" * (-file.tell() % _ALIGNMENT_BYTES))
-            tensors[name] = {
-                "dtype": array.dtype.name,
-                "shape": array.shape,
-                "offset": file.tell(),
-            }
-            file.write(np.ascontiguousarray(array).data)
-        size_bytes = file.tell()
-        file.flush()
+            offset = size_bytes + -size_bytes % _ALIGNMENT_BYTES
+            tensors[name] = {"dtype": array.dtype.name, "shape": array.shape, "offset": offset}
+            size_bytes = offset + array.nbytes
+            for earlier in written:
+                earlier.result()
+            written = [writer.submit(_write_array, file, array, offset)]
+        for last in written:
+            last.result()
         os.fsync(file.fileno())
     return {"bytes": size_bytes, "tensors": tensors}
+
+
+def _write_array(file: FileIO, array: Array, offset: int) -> None:
+    left = np.ascontiguousarray(array).data.cast("B")
+    while left:
+        done = os.pwrite(file.fileno(), left, offset)
+        left, offset = left[done:], offset + done
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mesh_nodes.engines.file_guard import FileGuard
 from mesh_nodes.engines.openvino.prepared import Layout
 from mesh_nodes.engines.page_range import PAGE_BYTES, PageRange
 
@@ -49,6 +50,9 @@ class ShapeBlob:
             "weights_bytes": self.weights_bytes,
             "sha256": hashlib.sha256(content).hexdigest(),
         }
+        # The store checks it, and knows nothing else of the file.
+        check = hashlib.sha256(json.dumps(preface).encode()).hexdigest()
+        preface["preface_sha256"] = check
         with path.open("wb") as file:
             file.write(json.dumps(preface).encode().ljust(_PREFACE_BYTES))
             file.write(content)
@@ -63,7 +67,9 @@ class BoundBlob:
         """Raises OSError when a file cannot be read, ValueError when the blob is damaged or not of
         this key, OutOfMemory when there are no addresses.
         """
-        with path.open("rb") as blob, weights.path.open("rb") as model:
+        self._guard, self._blob_guard = FileGuard(weights.path), FileGuard(path)
+        model = self._guard.descriptor
+        with path.open("rb") as blob:
             preface = _preface(blob.read(_PREFACE_BYTES), key, weights)
             head_bytes, graph_bytes = preface["head_bytes"], preface["graph_bytes"]
             size_bytes = os.fstat(blob.fileno()).st_size
@@ -75,12 +81,12 @@ class BoundBlob:
             # From where the file was read up to: the first page is not part of it.
             if hashlib.file_digest(blob, "sha256").hexdigest() != preface.get("sha256"):
                 raise ValueError("its content is not what was written")
-            if os.fstat(model.fileno()).st_size != weights.size_bytes:
+            if os.fstat(model).st_size != weights.size_bytes:
                 raise ValueError(f"{weights.path} has changed its size")
             graph_begin = head_bytes + pages(weights.size_bytes)
             self._range = PageRange(graph_begin + graph_bytes)
             self._range.map_file(blob.fileno(), _PREFACE_BYTES, head_bytes, 0)
-            self._range.map_file(model.fileno(), 0, weights.size_bytes, head_bytes)
+            self._range.map_file(model, 0, weights.size_bytes, head_bytes)
             graph_at = _PREFACE_BYTES + head_bytes
             self._range.map_file(blob.fileno(), graph_at, graph_bytes, graph_begin)
         self._weights = head_bytes, graph_begin
@@ -93,7 +99,9 @@ class BoundBlob:
 
     def release_pages(self) -> None:
         """Those of the weights; see `mapped_file.Pages`."""
-        self._range.give_back(*self._weights)
+        with self._guard.mapped() as mapped:
+            if mapped:
+                self._range.give_back(*self._weights)
 
 
 def _preface(page: bytes, key: str, weights: Layout) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 Two models of one key may share a blob; whatever changes the compiled graph must change the key. The
 architecture and the context limit are constants in it; precisions, threads and the CPU decide which
-kernels OpenVINO chooses; the layout says where each weight lies.
+kernels OpenVINO chooses; the layout says where each weight lies. The context limit ends the name:
+a node can say for which limits its blobs are.
 """
 
 import hashlib
@@ -39,7 +40,13 @@ def shape_key(
         "platform": dict(platform),
     }
     text = json.dumps(shape, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+    return f"{hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}-{context_tokens_max}"
+
+
+def context_of(key: str) -> int | None:
+    """The context limit that a key is for; None where it is no key."""
+    digits, _, context = key.rpartition("-")
+    return int(context) if len(digits) == _DIGITS and context.isdecimal() else None
 
 
 def cpu_fields(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str]:

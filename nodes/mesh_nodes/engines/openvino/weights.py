@@ -5,6 +5,7 @@ needs memory for one tensor. `prepared` writes them to disk; `graph` turns them 
 """
 
 from collections.abc import Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
@@ -17,8 +18,8 @@ from mesh_nodes.engines.openvino.checkpoint import Checkpoint, StoredTensor
 
 _Element = TypeVar("_Element", bound=np.generic)
 Array = npt.NDArray[np.generic]
-_QUANTISE_ROWS = 4096
-"""Rows quantised at once: bounds the f32 copy of a large embedding."""
+_QUANTISED_ELEMENTS = 1 << 18
+"""At once: so many of f32 stay in a core's cache from one pass over them to the next."""
 
 
 class WeightPrecision(StrEnum):
@@ -104,44 +105,76 @@ def weight_arrays(architecture: Architecture, precision: WeightPrecision) -> int
 
 
 def graph_weights(
-    architecture: Architecture, checkpoint: Checkpoint, precision: WeightPrecision
+    architecture: Architecture,
+    checkpoint: Checkpoint,
+    precision: WeightPrecision,
+    threads: int = 1,
 ) -> Iterator[tuple[str, Array]]:
     """Name and array of every weight: `X` and, as the case may be, `X.scale` [rows, 1], `X.bias`.
+    Matrices are quantised on so many threads.
 
     Raises TornModel when a tensor is missing or of a wrong shape.
     """
-    for weight in weight_plan(architecture):
-        if isinstance(weight, Vector):
-            yield weight.name, checkpoint.tensor(weight.source, (weight.size,)).as_f32()
-            continue
-        parts = [
-            checkpoint.tensor(f"{source}.weight", (rows, weight.columns))
-            for source, rows in weight.sources
-        ]
-        if precision is WeightPrecision.F16:
-            yield weight.name, _stack([part.as_f16() for part in parts])
-        else:
-            quantised = [_quantise(part) for part in parts]
-            yield weight.name, _stack([values for values, _ in quantised])
-            yield f"{weight.name}.scale", _stack([scales for _, scales in quantised])
-        if weight.bias:
-            biases = [checkpoint.tensor(f"{name}.bias", (rows,)) for name, rows in weight.sources]
-            yield f"{weight.name}.bias", _stack([bias.as_f32() for bias in biases])
+    with ThreadPoolExecutor(threads, "mesh-quantise") as pool:
+        for weight in weight_plan(architecture):
+            if isinstance(weight, Vector):
+                yield weight.name, checkpoint.tensor(weight.source, (weight.size,)).as_f32()
+                continue
+            parts = [
+                checkpoint.tensor(f"{source}.weight", (rows, weight.columns))
+                for source, rows in weight.sources
+            ]
+            if precision is WeightPrecision.F16:
+                yield weight.name, _stack([part.as_f16() for part in parts])
+            else:
+                values, scales = _quantised(parts, pool, threads)
+                yield weight.name, values
+                yield f"{weight.name}.scale", scales
+            if weight.bias:
+                biases = [checkpoint.tensor(f"{of}.bias", (rows,)) for of, rows in weight.sources]
+                yield f"{weight.name}.bias", _stack([bias.as_f32() for bias in biases])
 
 
-def _quantise(tensor: StoredTensor) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
-    """int8 [rows, columns] and scale [rows, 1]; a row of zeros has scale 1."""
-    rows = tensor.data.shape[0]
-    values = np.empty(tensor.data.shape, np.int8)
-    scales = np.empty((rows, 1), np.float32)
-    for begin in range(0, rows, _QUANTISE_ROWS):
-        part = slice(begin, begin + _QUANTISE_ROWS)
-        weights = StoredTensor(tensor.data[part], tensor.element).as_f32()
-        scale = np.abs(weights).max(axis=1, keepdims=True) / 127.0
-        scale[scale == 0.0] = 1.0
-        values[part] = np.rint(weights / scale)
-        scales[part] = scale
+def _quantised(
+    parts: list[StoredTensor], pool: Executor, threads: int
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+    """The parts, one below the other: int8 [rows, columns] and scale [rows, 1]."""
+    rows, columns = sum(len(part.data) for part in parts), parts[0].data.shape[1]
+    values, scales = np.empty((rows, columns), np.int8), np.empty((rows, 1), np.float32)
+    share, begin = -(-rows // threads), 0
+    jobs: list[Future[None]] = []
+    for part in parts:
+        for first in range(0, len(part.data), share):
+            taken = slice(first, min(first + share, len(part.data)))
+            put = slice(begin + taken.start, begin + taken.stop)
+            jobs.append(pool.submit(_quantise, part, taken, values[put], scales[put]))
+        begin += len(part.data)
+    for job in jobs:
+        job.result()
     return values, scales
+
+
+def _quantise(
+    tensor: StoredTensor,
+    rows: slice,
+    values: npt.NDArray[np.int8],
+    scales: npt.NDArray[np.float32],
+) -> None:
+    """These rows of the tensor; a row of zeros has scale 1."""
+    columns = values.shape[1]
+    at_once = max(1, _QUANTISED_ELEMENTS // columns)
+    room = np.empty((min(at_once, len(values)), columns), np.float32)
+    for begin in range(0, len(values), at_once):
+        part = slice(begin, min(begin + at_once, len(values)))
+        weights = room[: part.stop - part.start]
+        tensor.read_f32(slice(rows.start + part.start, rows.start + part.stop), weights)
+        largest = np.maximum(weights.max(axis=1), -weights.min(axis=1))
+        scale = (largest / np.float32(127.0))[:, np.newaxis]
+        scale[scale == 0.0] = 1.0
+        np.divide(weights, scale, out=weights)
+        np.rint(weights, out=weights)
+        np.copyto(values[part], weights, casting="unsafe")
+        scales[part] = scale
 
 
 def _stack(parts: list[npt.NDArray[_Element]]) -> npt.NDArray[_Element]:

@@ -17,7 +17,7 @@ from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
-from mesh.domain.steps import LoadTier, SleepingModel
+from mesh.domain.steps import HeldModel, LoadTier
 from mesh.domain.units import format_bytes
 from mesh.runtime.engine import (
     Ended,
@@ -30,6 +30,7 @@ from mesh.runtime.engine import (
     ResizedKv,
     StepResult,
 )
+from mesh_loader.digests import Verifier, Verify, require_originals
 from mesh_nodes.engines.vllm import host
 from mesh_nodes.engines.vllm.ahead import Ahead
 from mesh_nodes.engines.vllm.checks import check_format, check_order, covers_pages
@@ -64,6 +65,7 @@ class VllmEngine:
         asleep_max: int = 0,
         asleep_bytes_max: int = sys.maxsize,
         ahead_max: int = 0,
+        verify: Verify = Verify.FIRST,
     ) -> None:
         """`threads`, `gpu_index`: see `start_spawner`. `spawner`: one of the caller's own instead,
         which this engine does not close. `dtype`: f32 on CPUs, elsewhere the model's, unless given.
@@ -71,7 +73,7 @@ class VllmEngine:
         `available_bytes` is asked before each load, which is refused when it is too little.
         `asleep_max`: unloaded instances that stay with their weights in the host's memory, of
         which they take `asleep_bytes_max` together at most. `ahead_max`: processes that wait on the
-        device for a load.
+        device for a load. `verify`: when a load checks the digests of its files.
 
         Raises Unavailable when vLLM is not installed or not of a release that is supported.
         """
@@ -81,6 +83,7 @@ class VllmEngine:
         self._elastic = on_cpu and elastic
         self._block_tokens = _CPU_BLOCK_TOKENS if on_cpu else _GPU_BLOCK_TOKENS
         self._available_bytes = available_bytes
+        self._verifier = Verifier(verify)
         self._lock = threading.Lock()
         """Guards the tables alone, never a call."""
         self._instances: dict[InstanceId, Remote] = {}
@@ -136,9 +139,19 @@ class VllmEngine:
         check_format(model)
         progress("nothing to prepare", 1.0)
 
+    def is_prepared(self, model: ModelInfo, model_path: Path) -> bool:
+        check_format(model)
+        return True
+
+    def tier_of(self, order: LoadOrder) -> LoadTier:
+        kind = kind_of(order, self._options(order.model))
+        return LoadTier.HOST if self._sleepers.has(kind) else LoadTier.DISK
+
     def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
         start_s = time.perf_counter()
         check_order(order)
+        require_originals(order.model_path)
+        self._verifier.check(order.model_path)
         with self._lock:
             if order.instance_id in self._instances or order.instance_id in self._loading:
                 raise EngineError(f"instance {order.instance_id} is already loaded")
@@ -164,7 +177,7 @@ class VllmEngine:
         if remote is not None and (bed is None or not self._sleepers.sleep(bed)):
             remote.end()
 
-    def asleep(self) -> tuple[SleepingModel, ...]:
+    def asleep(self) -> tuple[HeldModel, ...]:
         """What a load would wake, the one asleep the longest first."""
         return self._sleepers.listed()
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mesh.domain.errors import MeshError
 from mesh.domain.model import ModelInfo
-from mesh.domain.steps import LoadOrder, SleepingModel
+from mesh.domain.steps import HeldModel, LoadOrder, LoadTier
 from mesh_nodes.engines.vllm.messages import ProcessOptions, Verb
 from mesh_nodes.engines.vllm.remote import Remote
 
@@ -113,11 +113,14 @@ class Sleepers:
             with self._table:
                 self._falling.remove(bed)
 
+    def has(self, kind: Kind) -> bool:
+        """Whether one of this kind sleeps, or will soon."""
+        with self._table:
+            return any(bed.kind == kind for bed in (*self._asleep, *self._falling))
+
     def wake(self, order: LoadOrder, kind: Kind) -> Bed | None:
         """One that slept, as the instance of the order. None: load it the ordinary way."""
-        with self._table:
-            found = any(bed.kind == kind for bed in (*self._asleep, *self._falling))
-        if not found:
+        if not self.has(kind):
             # A load from disk need not wait for what moves.
             return None
         with self._moving:
@@ -141,12 +144,16 @@ class Sleepers:
             bed.remote.end()
         return bed is not None
 
-    def listed(self) -> tuple[SleepingModel, ...]:
+    def listed(self) -> tuple[HeldModel, ...]:
         """What sleeps, the one asleep the longest first."""
         with self._table:
             kinds = [bed.kind for bed in self._asleep if bed.remote.alive]
         return tuple(
-            SleepingModel(model_id=kind.model.model_id, context_tokens_max=kind.context_tokens_max)
+            HeldModel(
+                model_id=kind.model.model_id,
+                tier=LoadTier.HOST,
+                context_tokens_max=kind.context_tokens_max,
+            )
             for kind in kinds
         )
 

@@ -5,12 +5,22 @@ from math import inf
 
 import pytest
 
-from mesh.core.controller.instances.loading_lane import OVERDUE_SHARE, loads_end_s
+from mesh.core.controller.instances.loading_lane import OVERDUE_SHARE, lane_ends_s, loads_end_s
 from mesh.domain.actions import TellAccepted
-from mesh.domain.messages import LoadInstance
+from mesh.domain.messages import Heartbeat, LoadInstance
 from mesh.domain.slo import Slo
-from mesh.domain.steps import LoadRate, LoadTier
-from tests.core.cells import CellUnderTest, commands, deployment, hello, of_kind, only, request
+from mesh.domain.steps import HeldModel, LoadRate, LoadTier
+from mesh.memory.station import ReservationKind
+from tests.core.cells import (
+    MODEL,
+    CellUnderTest,
+    commands,
+    deployment,
+    hello,
+    of_kind,
+    only,
+    request,
+)
 
 BY_LENGTH = Slo(ttft_s=2.5, ttft_tokens_per_s=50.0)
 """A prompt of 400 tokens has 8 s to its first token."""
@@ -70,3 +80,17 @@ def test_who_could_hardly_be_in_time_behind_another_load_gets_a_free_link_if_the
     assert only(cell.invoke(request("r1", of="next")), TellAccepted).grace_s == 0.0
     used = {instance.node.node_id for instance in cell.core.cell.instances.values()}
     assert len(used) == (2 if apart else 1)
+
+
+def test_a_wake_waits_for_no_load_from_the_disk() -> None:
+    cell = cell_that_loads()
+    (node,) = cell.core.cell.nodes.values()
+    cell.invoke(request("r1", of="patient", prompt=(1,) * 400))
+    sleeps = HeldModel(model_id=MODEL.model_id, tier=LoadTier.HOST, context_tokens_max=512)
+    cell.report(node.link_id, Heartbeat(rss_bytes=1, models=(sleeps,)))
+    (woken,) = commands(cell.invoke(request("r2", of="next")), LoadInstance)
+    ends_s = loads_end_s(node, cell.now_s)
+    instance = node.instances[woken.instance_id]
+    assert ends_s[woken.instance_id] == cell.now_s + instance.load_s
+    assert lane_ends_s(node, cell.now_s, ReservationKind.WAKE) == ends_s[woken.instance_id]
+    assert lane_ends_s(node, cell.now_s, ReservationKind.LOAD) == cell.now_s + 2.0

@@ -11,17 +11,18 @@ from mesh.domain.lifecycle import InstanceState
 from mesh.domain.messages import Heartbeat, InstanceLoaded, LoadInstance
 from mesh.domain.node_events import HeartbeatDue, LinkClosed, LinkOpened
 from mesh.domain.slo import Slo
-from mesh.domain.steps import LoadTier, SleepingModel
+from mesh.domain.steps import HeldModel, LoadTier
 from tests.core.admission import SLOW, instance, node
 from tests.core.cells import FOOTPRINT, MODEL, CellUnderTest, commands, deployment, hello, request
 from tests.core.nodes import NodeUnderTest, reports
 
-SLEEPS = SleepingModel(model_id=MODEL.model_id, context_tokens_max=512)
+STORED = HeldModel(model_id=MODEL.model_id, tier=LoadTier.DISK)
+SLEEPS = HeldModel(model_id=MODEL.model_id, tier=LoadTier.HOST, context_tokens_max=512)
 OTHER_CONTEXT = replace(SLEEPS, context_tokens_max=256)
 
 
-def beat(*asleep: SleepingModel) -> Heartbeat:
-    return Heartbeat(rss_bytes=1, asleep=asleep)
+def beat(*asleep: HeldModel) -> Heartbeat:
+    return Heartbeat(rss_bytes=1, models=(STORED, *asleep))
 
 
 def loads(actions: list[ControllerAction]) -> list[LoadInstance]:
@@ -51,7 +52,7 @@ def test_a_wake_is_expected_to_take_what_wakes_took() -> None:
 
 @pytest.mark.parametrize(("asleep", "started"), [((), 0), ((SLEEPS,), 1)])
 def test_a_neighbour_that_a_load_would_make_late_bears_a_wake(
-    asleep: tuple[SleepingModel, ...], started: int
+    asleep: tuple[HeldModel, ...], started: int
 ) -> None:
     """A decode of `b` takes 0.11 s of the 0.25 that it may; 2.5 times that beside a load, which
     takes 5 s, and beside a wake, which takes a tenth of one.
@@ -63,7 +64,7 @@ def test_a_neighbour_that_a_load_would_make_late_bears_a_wake(
     expectations.learn_load(hello(), FOOTPRINT.weights_bytes, 0.1, LoadTier.HOST)
     link, _ = cell.join(node("n1", instance("b1", "b")))
     said = Heartbeat(
-        rss_bytes=1, instances=(instance("b1", "b"),), load_slowdown=2.5, asleep=asleep
+        rss_bytes=1, instances=(instance("b1", "b"),), load_slowdown=2.5, models=(STORED, *asleep)
     )
     cell.report(link, said)
     cell.invoke(request("r1", of="b"))
@@ -79,7 +80,7 @@ def test_what_is_learned_and_shown_is_from_where_the_load_came() -> None:
     instance = cell.core.cell.instances[load.instance_id]
     assert (instance.state, instance.tier) == (InstanceState.LOADING, None)
     node = cell.core.cell.nodes[hello().node_id]
-    assert list(node.asleep) == [OTHER_CONTEXT, SLEEPS]
+    assert len(node.asleep()) == 2
     cell.report(
         link,
         InstanceLoaded(
@@ -91,7 +92,7 @@ def test_what_is_learned_and_shown_is_from_where_the_load_came() -> None:
         ),
     )
     assert instance.tier is LoadTier.HOST
-    assert list(node.asleep) == [OTHER_CONTEXT], "it does not sleep any more"
+    assert node.held == {MODEL.model_id: [STORED, OTHER_CONTEXT]}, "it does not sleep any more"
     shown = cell.core.snapshot(cell.now_s).nodes[0]
     assert shown.asleep == (MODEL.model_id,)
     assert shown.instances[0].tier is LoadTier.HOST
@@ -101,17 +102,17 @@ def test_what_is_learned_and_shown_is_from_where_the_load_came() -> None:
     assert known.load_s(hello(), size) > 0.25
 
 
-def test_a_node_tells_what_sleeps_on_it_with_every_heartbeat() -> None:
+def test_a_node_tells_what_it_has_at_hand_when_that_changes_and_on_a_new_link() -> None:
     node = NodeUnderTest()
-    (told,) = reports(node.tell(HeartbeatDue(rss_bytes=1, asleep=(SLEEPS,))))
+    (told,) = reports(node.tell(HeartbeatDue(rss_bytes=1, models=(STORED, SLEEPS))))
     assert told == replace(beat(SLEEPS), load_slowdown=LOAD_SLOWDOWN)
     node.tell(LinkClosed(reason="lost"))
     (told,) = reports(node.tell(LinkOpened()))
     assert isinstance(told, Heartbeat)
-    assert told.asleep == (SLEEPS,), "a new link's controller knows nothing"
+    assert told.models == (STORED, SLEEPS), "a new link's controller knows nothing"
     (told,) = reports(node.tell(HeartbeatDue(rss_bytes=1)))
     assert isinstance(told, Heartbeat)
-    assert told.asleep == ()
+    assert told.models is None, "as it said"
 
 
 def test_a_node_says_from_where_a_load_came() -> None:

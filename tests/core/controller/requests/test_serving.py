@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from mesh.domain.actions import DeliverTokens, RefuseRequest, SetTimer, TellAccepted, TellWaiting
 from mesh.domain.events import (
     CancelRequested,
@@ -173,15 +175,28 @@ def test_the_queue_is_bounded() -> None:
 
 
 def test_a_request_without_a_place_is_refused_when_its_first_token_cannot_be_in_time() -> None:
-    """Due after 2 s, of which its prefill and the delivery take 0.052 s."""
+    """Due after 2 s, of which its prefill and the delivery take 0.052 s; the one that runs is
+    expected to end a little later than it is asked.
+    """
     cell, _, _ = serving_cell(batch_max=1)
     cell.invoke(request("r2"))
-    cell.now_s = 101.94
+    cell.now_s = 101.9
     assert of_kind(cell.retry(), RefuseRequest) == []
     cell.now_s = 101.95
     refused = only(cell.retry(), RefuseRequest)
     assert refused.reason is RefusalReason.QUEUE_TIMEOUT
     assert refused.retry_after_s > 0
+
+
+def test_a_waiting_request_is_looked_at_again_when_it_would_have_to_begin() -> None:
+    """At 101.948 s, 2 ms before the next try of all that wait."""
+    cell, _, _ = serving_cell(batch_max=1)
+    cell.invoke(request("r2"))
+    cell.now_s = 101.9
+    timers = [t.at_s for t in of_kind(cell.retry(), SetTimer) if isinstance(t.timer, PlaceRetryDue)]
+    assert timers == [pytest.approx(101.948, abs=0.001)]
+    cell.now_s = timers[0]
+    assert of_kind(cell.retry(), RefuseRequest)
 
 
 def test_requests_are_placed_while_there_is_memory_for_what_they_are_expected_to_need() -> None:

@@ -8,12 +8,12 @@ import pytest
 
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.operation import OperationEntry
-from mesh.domain.ids import OperationId
+from mesh.domain.ids import ModelId, OperationId
 from mesh.domain.lifecycle import InstanceState, NodeState, RequestState
 from mesh.domain.messages import Heartbeat
 from mesh.domain.reasons import OperationKind
-from mesh.domain.steps import LoadTier, SleepingModel
-from tests.core.cells import MODEL, deployment
+from mesh.domain.steps import HeldModel, LoadTier
+from tests.core.cells import MODEL, deployment, hello
 from tests.core.controller.state.entries import A, Entries, submit
 from tests.support.profiles import PROFILE
 
@@ -198,15 +198,73 @@ def test_an_instance_that_is_gone_is_in_no_book() -> None:
 
 def test_a_load_that_ended_well_forgives_its_node_and_uses_up_what_slept() -> None:
     known = Entries()
-    node, model = known.node, SleepingModel(model_id=MODEL.model_id, context_tokens_max=512)
+    node, model = (
+        known.node,
+        HeldModel(model_id=MODEL.model_id, tier=LoadTier.HOST, context_tokens_max=512),
+    )
     known.deployment.note_load_failure(node.node_id, "broke", 5.0, known.context().limits)
     assert known.deployment.paused_until_s > 5.0
     known.deployment.note_loaded()
     assert (known.deployment.paused_until_s, known.deployment.avoided) == (0.0, {})
-    said = Heartbeat(rss_bytes=1, engine_bytes=1, instances=(), asleep=(model,))
+    stored = replace(model, tier=LoadTier.DISK, context_tokens_max=0)
+    said = Heartbeat(rss_bytes=1, engine_bytes=1, instances=(), models=(stored, model))
     node.note_heartbeat(said)
     assert node.tier_of(deployment(A)) is LoadTier.HOST
     node.note_woken(model)
+    assert node.tier_of(deployment(A)) is LoadTier.DISK
+
+
+def test_a_model_comes_from_the_nearest_tier_that_its_node_has_told_of() -> None:
+    known = Entries()
+    node, wanted = known.a_node("n2", 2), deployment(A)
+    stored = HeldModel(model_id=MODEL.model_id, tier=LoadTier.DISK)
+    for_another = replace(stored, tier=LoadTier.PREPARED, context_tokens_max=256)
+    for_it = replace(for_another, context_tokens_max=512)
+
+    def tier(*models: HeldModel) -> LoadTier:
+        node.note_heartbeat(Heartbeat(rss_bytes=1, models=models))
+        return node.tier_of(wanted)
+
+    assert node.tier_of(wanted) is LoadTier.DISK, "it has not said"
+    assert tier() is LoadTier.REMOTE
+    node.note_stored(MODEL.model_id)
+    assert node.tier_of(wanted) is LoadTier.DISK
+    assert tier(stored, for_another) is LoadTier.DISK
+    assert tier(stored, for_another, for_it) is LoadTier.PREPARED
+    node.note_heartbeat(Heartbeat(rss_bytes=1))
+    assert node.tier_of(wanted) is LoadTier.PREPARED, "as it said"
+    assert tier(for_it, stored) is LoadTier.PREPARED
+    other = replace(stored, model_id=ModelId("other"))
+    assert tier(other) is LoadTier.REMOTE
+
+
+def test_a_node_says_what_it_has_when_it_joins() -> None:
+    stored = HeldModel(model_id=MODEL.model_id, tier=LoadTier.DISK)
+    joins = replace(Entries().node, hello=replace(hello(), models=(stored,)))
+    assert joins.tier_of(deployment(A)) is LoadTier.DISK
+    without = replace(Entries().node, hello=replace(hello(), models=()))
+    assert without.tier_of(deployment(A)) is LoadTier.REMOTE
+
+
+@pytest.mark.parametrize(
+    ("state", "tier"),
+    [
+        (InstanceState.LOADING, LoadTier.HOST),
+        (InstanceState.READY, LoadTier.HOST),
+        (InstanceState.PARKED, LoadTier.HOST),
+        (InstanceState.UNLOADING, LoadTier.DISK),
+    ],
+)
+def test_a_load_shares_with_an_instance_of_its_kind_that_stays(
+    state: InstanceState, tier: LoadTier
+) -> None:
+    known = Entries()
+    node, instance = known.node, known.instance
+    instance.state = state
+    assert node.tier_of(deployment(A)) is LoadTier.DISK, "an engine that does not share"
+    node.hello = replace(node.hello, shares_weights=True)
+    assert node.tier_of(deployment(A)) is tier
+    instance.context_tokens_max = 256
     assert node.tier_of(deployment(A)) is LoadTier.DISK
 
 

@@ -80,6 +80,41 @@ def test_a_wake_is_learned_apart_from_a_load_and_expected_to_be_no_longer() -> N
     assert 2.0 < expected(LoadTier.DISK) <= 5.0
 
 
+def test_what_is_nearer_takes_no_longer_and_what_is_farther_no_less() -> None:
+    known = Expectations()
+    size = 1 << 27
+    known.learn_load(hello(), size, 9.0)
+    before = [known.load_s(hello(), size, tier) for tier in LoadTier]
+    assert before == sorted(before, reverse=True)
+    assert before[LoadTier.REMOTE.nearness] == before[LoadTier.DISK.nearness] == pytest.approx(9.0)
+    known.learn_load(hello(), size, 0.5, LoadTier.PREPARED)
+    known.learn_load(hello(), size, 20.0, LoadTier.REMOTE)
+    after = [known.load_s(hello(), size, tier) for tier in LoadTier]
+    assert after[:3] == pytest.approx([20.0, 9.0, 0.5])
+    assert [times.tier for times in known.load_times(hello())] == list(LoadTier)[:3]
+
+
+def test_a_load_beside_iterations_is_learned_apart_where_the_node_says_that_it_differs() -> None:
+    known, size = Expectations(), 1 << 27
+    node = replace(hello(), busy_load_factor=2.0)
+
+    def expected(*, beside: bool, tier: LoadTier = LoadTier.DISK) -> float:
+        return known.load_s(node, size, tier, beside=beside)
+
+    for tier in LoadTier:
+        alone_s = expected(beside=False, tier=tier)
+        assert expected(beside=True, tier=tier) == pytest.approx(2.0 * alone_s)
+    known.learn_load(node, size, 1.0)
+    assert (expected(beside=False), expected(beside=True)) == pytest.approx((1.0, 2.0))
+    known.learn_load(node, size, 1.5, beside=True)
+    assert (expected(beside=False), expected(beside=True)) == pytest.approx((1.0, 1.5))
+    known.learn_load(node, size, 3.0, LoadTier.PREPARED, beside=True)
+    assert expected(beside=False, tier=LoadTier.PREPARED) == pytest.approx(1.5)
+    plain, without = Expectations(), hello()
+    plain.learn_load(without, size, 1.0, beside=True)
+    assert plain.load_s(without, size) == plain.load_s(without, size, beside=True)
+
+
 def test_load_times_say_what_a_node_stated_and_by_what_its_loads_differ() -> None:
     known = Expectations()
     size = 1 << 30

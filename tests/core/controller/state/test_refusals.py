@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from mesh.core.controller.state.node import NodeEntry
-from mesh.core.controller.state.refusals import RequestRefusals
-from mesh.domain.ids import InstanceId
+from mesh.core.controller.state.refusals import STARTS_MAX, RequestRefusals
+from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.lifecycle import DeploymentState, NodeState
 from mesh.request.shadow import Verdict
 from tests.core.controller.state.entries import A, Entries
@@ -33,7 +33,7 @@ def delete(known: Entries) -> None:
 
 
 def worth(known: WithOther, name: str = "r1") -> list[str]:
-    """Nodes that are worth a start for the request of this name, which heads the queue."""
+    """Nodes that are worth a start for the request of this name."""
     head = next(r for r in known.cell.requests.values() if r.original.request_id == name)
     nodes = known.cell.nodes.values()
     worth = known.cell.refusals.worth_starting_on(
@@ -66,10 +66,29 @@ def test_a_node_that_has_refused_is_worth_a_start_again_when(end: str) -> None:
     assert "n1" in worth(known)
 
 
-def test_what_was_refused_to_the_head_says_nothing_about_the_next_one() -> None:
+def test_what_was_refused_to_one_request_says_nothing_about_another() -> None:
     known = WithOther()
     worth(known, "r1")
     assert worth(known, "r2") == ["n1", "other"]
+    assert worth(known, "r1") == [], "it is kept while others are tried"
+
+
+def test_of_the_requests_of_a_deployment_the_last_few_are_remembered() -> None:
+    known = WithOther()
+    worth(known, "r1")
+    for number in range(3, 3 + STARTS_MAX):
+        assert worth(known, "r2") == (["n1", "other"] if number == 3 else [])
+        known.a_request(f"r{number}")
+        worth(known, f"r{number}")
+    assert worth(known, "r1") == ["n1", "other"]
+
+
+def test_nothing_is_remembered_of_a_request_that_is_over() -> None:
+    known = WithOther()
+    worth(known, "r1")
+    known.cell.remove_request(known.cell.requests[RequestId("r1")])
+    known.a_request("r1")
+    assert worth(known, "r1") == ["n1", "other"]
 
 
 def test_a_verdict_on_a_start_holds_only_if_it_does_so_for_any_length() -> None:
@@ -109,7 +128,7 @@ def test_when_validations_run_out_only_those_that_were_tried_have_refused() -> N
     worth(known)
     head = next(iter(known.cell.requests.values()))
     known.cell.refusals.note_start(A, head, known.node, EXCEEDED)
-    known.cell.refusals.note_not_all_tried(A)
+    known.cell.refusals.note_not_all_tried(A, head)
     assert worth(known) == ["other"]
 
 

@@ -135,16 +135,25 @@ def test_the_second_load_of_a_shape_is_an_import_with_the_same_tokens(
     engine = OpenVinoEngine(threads=1, blobs_path=tmp_path / "blobs")
     phases: list[str] = []
 
+    tiers: list[LoadTier] = []
+
     def tokens() -> list[int]:
         phases.clear()
-        load(engine, model.info, model.path, progress=lambda phase, _: phases.append(phase))
+        loaded = load(
+            engine, model.info, model.path, progress=lambda phase, _: phases.append(phase)
+        )
+        tiers.append(loaded.tier)
         got = run(engine, request("r", range(10, 60))).tokens["r"]
         engine.unload(INSTANCE)
         return got
 
+    assert engine.prepared([model.path]) == ()
     first = tokens()
     assert "compile" in phases
     assert engine.blobs_made(60.0)
+    (held,) = engine.prepared([model.path])
+    assert (held.model_id, held.tier) == (model.path.name, LoadTier.PREPARED)
+    assert held.context_tokens_max == CONTEXT_TOKENS_MAX
     assert [path.suffix for path in (tmp_path / "blobs").iterdir()] == [".blob"]
     assert tokens() == first
     assert "import compiled" in phases
@@ -152,8 +161,16 @@ def test_the_second_load_of_a_shape_is_an_import_with_the_same_tokens(
     engine.close()
     # A node that is started again finds what an earlier one made.
     engine = OpenVinoEngine(threads=1, blobs_path=tmp_path / "blobs")
+    unprepared = write_tiny(tmp_path / "unprepared", seed=3)
+    same_shape = prepared(tmp_path / "same-shape", seed=4)
+    told = engine.prepared([same_shape.path, model.path, unprepared.path])
+    assert [each.model_id for each in told] == ["same-shape", model.path.name]
     assert tokens() == first
     assert "import compiled" in phases
+    assert tiers == [LoadTier.DISK, LoadTier.PREPARED, LoadTier.PREPARED]
+    (only,) = (tmp_path / "blobs").iterdir()
+    only.unlink()
+    assert engine.prepared([same_shape.path, model.path]) == ()
     engine.close()
 
 

@@ -1,6 +1,8 @@
 """What the engine does, on tiny models whose tokens are known: counts, continuations, failures."""
 
+import os
 import random
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import SamplingParams
 from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine, WeightPrecision
+from mesh_nodes.lanes import LOADING_NICE
 from tests.nodes.engines.openvino.tiny import (
     TinyModel,
     reference_logits,
@@ -286,3 +289,48 @@ def test_a_torn_file_is_refused_by_name(engine: OpenVinoEngine, tmp_path: Path) 
     file.write_bytes(file.read_bytes()[:-1000])
     with pytest.raises(TornModel, match=r"model\.safetensors"):
         load(engine, model.info, model.path)
+
+
+def test_no_thread_that_computes_iterations_inherits_the_niceness_of_loads(
+    tmp_path: Path,
+) -> None:
+    """Not even after a time without any instance. It could not be taken back."""
+    model = write_tiny(tmp_path / "m")
+    engine = OpenVinoEngine(threads=2)
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    for _ in range(2):
+        loading = threading.Thread(target=load_nicely, args=(engine, model, own + LOADING_NICE))
+        loading.start()
+        loading.join()
+        before_ns = run_ns()
+        run(engine, *(request(f"r{n}", PROMPT, greedy(64)) for n in range(4)))
+        ran_ns = {thread: ns - before_ns.get(thread, 0) for thread, ns in run_ns().items()}
+        engine.unload(INSTANCE)
+        nicely_ns = sum(ns for (_, nice), ns in ran_ns.items() if nice > own)
+        assert nicely_ns < 0.05 * sum(ran_ns.values())
+    engine.close()
+
+
+def load_nicely(engine: OpenVinoEngine, model: TinyModel, nice: int) -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
+    load(engine, model.info, model.path)
+
+
+def run_ns() -> dict[tuple[int, int], int]:
+    """How long each thread of this process has run, by its id and niceness."""
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        nice = os.getpriority(os.PRIO_PROCESS, int(task.name))
+        found[int(task.name), nice] = int((task / "schedstat").read_text().split()[0])
+    return found
+
+
+@pytest.mark.parametrize("weights", WeightPrecision)
+def test_what_the_graph_cannot_do_is_refused_before_any_load(
+    weights: WeightPrecision, tmp_path: Path
+) -> None:
+    model = write_tiny(tmp_path / "m", rope_scaling={"rope_type": "yarn", "factor": 4.0})
+    engine = OpenVinoEngine(threads=1, weights=weights)
+    with pytest.raises(UnsupportedModel, match="yarn"):
+        engine.prepare(model.info, model.path, lambda *_: None)
+    engine.close()

@@ -1,6 +1,7 @@
 """Weights are read, fused, quantised and kept beside the model without a change or a torn file."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,10 +9,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from mesh.domain.errors import StorageError, TornModel, UnsupportedModel
+from mesh.domain.errors import Cancelled, StorageError, TornModel, UnsupportedModel
 from mesh_nodes.engines.openvino import OpenVinoEngine
+from mesh_nodes.engines.openvino import weights as weights_module
 from mesh_nodes.engines.openvino.architecture import read_architecture
-from mesh_nodes.engines.openvino.checkpoint import Checkpoint
+from mesh_nodes.engines.openvino.checkpoint import Checkpoint, StoredTensor
 from mesh_nodes.engines.openvino.prepared import prepared_path, read_prepared, write_prepared
 from mesh_nodes.engines.openvino.weights import (
     Array,
@@ -171,3 +173,63 @@ def test_the_second_of_two_writers_loses_quietly(tmp_path: Path) -> None:
     prepared = read_prepared(tmp_path, "key")
     assert prepared is not None
     np.testing.assert_array_equal(prepared[1]["a"], first)
+
+
+def test_every_finite_f16_is_read_exactly() -> None:
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    finite = every[np.isfinite(every)]
+    read = StoredTensor(finite, "F16").as_f32()
+    np.testing.assert_array_equal(read.view(np.uint32), finite.astype(np.float32).view(np.uint32))
+
+
+@pytest.mark.parametrize("threads", [2, 7])
+def test_threads_share_the_rows_of_a_matrix_and_change_nothing(
+    tmp_path: Path, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_tiny(tmp_path / "m")
+    expected = weights_of(model.path, WeightPrecision.I8)
+    monkeypatch.setattr(weights_module, "_QUANTISED_ELEMENTS", 3 * HIDDEN)
+    found = dict(
+        graph_weights(
+            read_architecture(model.path), Checkpoint(model.path), WeightPrecision.I8, threads
+        )
+    )
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_what_is_wrong_with_a_model_is_said_by_who_prepares_it(tmp_path: Path) -> None:
+    model = write_tiny(tmp_path / "m")
+    file = model.path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(TornModel, match=r"model\.safetensors"):
+        prepare(model)
+    assert not any((model.path / "prepared").glob("*"))
+
+
+def test_a_preparation_that_is_stopped_or_killed_leaves_nothing_to_be_taken_for_whole(
+    tmp_path: Path,
+) -> None:
+    model = write_tiny(tmp_path / "m")
+    prepared = model.path / "prepared"
+    engine = OpenVinoEngine(threads=1)
+
+    told: list[float] = []
+
+    def stop(phase: str, share: float) -> None:
+        told.append(share)
+        if len(told) == 3:  # its process has been started by then
+            raise Cancelled("enough")
+
+    with pytest.raises(Cancelled):
+        engine.prepare(model.info, model.path, stop)
+    assert not engine.is_prepared(model.info, model.path)
+    # As a writer that was killed leaves it.
+    key = "openvino-i8-v1"
+    left = prepared / f".{key}-left"
+    left.mkdir(parents=True)
+    (left / "weights.bin").write_bytes(b"half")
+    os.utime(left, (0, 0))
+    engine.prepare(model.info, model.path, lambda *_: None)
+    assert engine.is_prepared(model.info, model.path)
+    assert [path.name for path in prepared.iterdir()] == [key]

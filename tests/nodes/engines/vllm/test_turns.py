@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from mesh.core.node.core import NodeCore
 from mesh.domain.actions import NodeAction, StartLoad
-from mesh.domain.errors import EngineError
+from mesh.domain.errors import EngineError, MeshError
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import (
@@ -82,7 +83,8 @@ class Node:
             load_command(name), kv_blocks=KV_BLOCKS, context_tokens_max=CONTEXT_TOKENS
         )
         self.tell(CommandReceived(command=command))
-        assert self.lanes.run_one(Lane.LOADING)
+        assert self.lanes.run_one(Lane.WAKING)
+        self.lanes.run_one(Lane.LOADING)
         (pid,) = engine_processes() - before
         return pid
 
@@ -131,13 +133,21 @@ class Node:
     def send(self, report: NodeReport) -> None:
         self.reports.append(report)
 
-    def order(self, action: StartLoad, progress: Progress) -> LoadOrder:
+    def at_hand(self, action: StartLoad) -> LoadOrder:
         return self._model.order(
             action.instance_id,
             kv_blocks=action.kv_blocks,
             context_tokens_max=action.context_tokens_max,
             batch_max=action.batch_max,
         )
+
+    def bring(
+        self,
+        action: StartLoad,
+        progress: Progress,
+        then: Callable[[LoadOrder | MeshError], None],
+    ) -> None:
+        raise AssertionError("all models are at hand")
 
 
 def test_killed_amid_a_turn_each_request_comes_back_once_and_goes_on_elsewhere(

@@ -1,0 +1,95 @@
+"""What an engine books instances of a shape at, over what they take: a random 1B, the demo model.
+
+Each in a process of its own, which loads and unloads until the books have been corrected, loads
+once more and computes the largest iterations. `python -m bench.overcommit.shapes MODEL_JSON FOLDER`
+prints one number: what is booked, the process included, over its RSS then.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from bench.demo_model import stored_model
+from bench.overcommit.resident import status_bytes
+from mesh.domain.errors import EngineError
+from mesh.domain.ids import DeploymentName, InstanceId
+from mesh.domain.model import ModelFormat, ModelInfo
+from mesh.domain.profile import IterationShape
+from mesh.domain.steps import LoadOrder
+from mesh.memory.footprints import SEEN_MIN
+from mesh_loader.store import ModelStore, StoredModel
+from mesh_nodes.engines.openvino import ENGINE_BYTES, OpenVinoEngine
+from mesh_nodes.engines.openvino.footprint import KERNEL_SIZES
+from tests.support.tiny_model import LlamaShape, write_llama
+
+BILLION = LlamaShape(hidden=2048, intermediate=5632, layers=22, heads=32, kv_heads=4, head_size=64)
+"""A TinyLlama but for its vocabulary: 0.97 billion parameters."""
+CONTEXT_TOKENS = 512
+KV_BLOCKS = 160
+SECONDS_MAX = 900.0
+INSTANCE = InstanceId("i")
+
+
+def booked_over_rss() -> Mapping[str, float]:
+    """By shape. Raises EngineError when a process fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = write_llama(Path(folder) / "source", BILLION)
+        billion = ModelStore(Path(folder) / "store").import_model(f"file://{source}")
+        return {"135M": _measured(stored_model()), "1B": _measured(billion)}
+
+
+def _measured(model: StoredModel) -> float:
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, json.dumps(asdict(model.info)), str(model.path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+    if done.returncode:
+        raise EngineError(f"{model.info.model_id} was not measured: exit code {done.returncode}")
+    return float(done.stdout)
+
+
+def measure(info: ModelInfo, path: Path) -> float:
+    """In a process that has done nothing else."""
+    engine = OpenVinoEngine()
+    base_bytes = status_bytes("self", "VmRSS") + ENGINE_BYTES
+    engine.prepare(info, path, lambda *_: None)
+    for life in range(SEEN_MIN + 1):
+        if life:
+            engine.unload(INSTANCE)
+            # As a node's heartbeats find it between two instances.
+            base_bytes = max(base_bytes, status_bytes("self", "VmRSS"))
+        _live(engine, info, path)
+    held = sum(books.weights_bytes + books.kv_held_bytes for books in engine.memory())
+    return (base_bytes + held) / status_bytes("self", "VmRSS")
+
+
+def _live(engine: OpenVinoEngine, info: ModelInfo, path: Path) -> None:
+    order = LoadOrder(
+        instance_id=INSTANCE,
+        deployment=DeploymentName("d"),
+        model=info,
+        model_path=path,
+        kv_blocks=KV_BLOCKS,
+        context_tokens_max=CONTEXT_TOKENS,
+        batch_max=128,
+    )
+    engine.load(order, lambda *_: None)
+    decodes = [
+        IterationShape(decode_batch=batch, decode_context_tokens=32)
+        for batch in (*range(1, KERNEL_SIZES), 128)
+    ]
+    for shape in (*decodes, IterationShape(prefill_tokens=512)):
+        engine.measure(INSTANCE, shape)
+
+
+if __name__ == "__main__":
+    fields = json.loads(sys.argv[1])
+    fields |= {"format": ModelFormat(fields["format"])}
+    print(measure(ModelInfo(**fields), Path(sys.argv[2])))

@@ -1,0 +1,1 @@
+"""How fast weights come from a file into memory."""

@@ -1,0 +1,57 @@
+"""Which stored models need no compile: those whose shape has a blob in the node's store.
+
+They are looked through every second or so, and a folder of prepared weights never changes: so keys
+are kept. Before: the node, which tells its cell what its loads come from. After: `compilation`, to
+which the blob comes when the model is loaded.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mesh.domain.errors import MeshError
+from mesh.domain.ids import ModelId
+from mesh.domain.steps import HeldModel, LoadTier
+from mesh_nodes.engines.openvino.architecture import read_architecture
+from mesh_nodes.engines.openvino.blob_folder import BlobFolder
+from mesh_nodes.engines.openvino.compilation import Compiler
+from mesh_nodes.engines.openvino.shape_key import context_of
+
+
+class BlobIndex:
+    """For one thread at a time."""
+
+    def __init__(self, compiler: Compiler, blobs: BlobFolder) -> None:
+        self._compiler = compiler
+        self._blobs = blobs
+        self._keys: dict[Path, dict[int, str]] = {}
+        """By the model's folder and the context limit, as long as the folder is there."""
+
+    def held(self, folders: Sequence[Path]) -> tuple[HeldModel, ...]:
+        """Of the models in these folders, which are named by their ids, in that order."""
+        keys = self._blobs.keys()
+        contexts = sorted({c for c in map(context_of, keys) if c is not None})
+        self._keys = {folder: self._keys.get(folder, {}) for folder in folders}
+        return tuple(
+            HeldModel(
+                model_id=ModelId(folder.name), tier=LoadTier.PREPARED, context_tokens_max=context
+            )
+            for folder in folders
+            for context in contexts
+            if self._key(folder, context) in keys
+        )
+
+    def _key(self, folder: Path, context_tokens_max: int) -> str | None:
+        """None for a model that is not prepared (yet), or that has no blobs at all."""
+        known = self._keys[folder]
+        if context_tokens_max not in known:
+            layout = self._compiler.layout(folder)
+            if layout is None:
+                return None
+            try:
+                architecture = read_architecture(folder)
+            except (MeshError, OSError):
+                return None
+            known[context_tokens_max] = self._compiler.blob_key(
+                architecture, context_tokens_max, layout
+            )
+        return known[context_tokens_max]

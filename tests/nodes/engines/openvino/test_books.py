@@ -1,0 +1,117 @@
+"""What unloads free corrects the books of a shape, in quiet moments, and outlives the engine."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mesh.domain.ids import InstanceId
+from mesh.domain.model import ModelInfo
+from mesh.memory.footprints import SEEN_MIN
+from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine, WeightPrecision
+from mesh_nodes.engines.openvino.books import SIZES_MIN, FootprintBooks
+from mesh_nodes.engines.openvino.footprint import BATCH_MAX, KERNEL_SIZES, Reached, estimate
+from tests.nodes.engines.openvino.tiny import TinyModel
+from tests.nodes.engines.serving import load
+
+MIB = 2**20
+A, B = InstanceId("a"), InstanceId("b")
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    return tmp_path / "footprints" / "seen.json"
+
+
+def books(path: Path | None) -> FootprintBooks:
+    return FootprintBooks(weights=WeightPrecision.F16, kv=KvPrecision.F32, path=path)
+
+
+def whole_life(tokens: int = 512) -> Reached:
+    """It has met the largest iteration, so that nothing is reckoned on top."""
+    reached = Reached(sizes=set(range(KERNEL_SIZES)))
+    reached.note(tokens, BATCH_MAX)
+    return reached
+
+
+def test_a_shape_is_booked_by_what_was_freed_also_by_the_next_engine(
+    kept: Path, tiny: TinyModel
+) -> None:
+    first = estimate(tiny.info, weights=WeightPrecision.F16, kv=KvPrecision.F32)
+    mine = books(kept)
+    for _ in range(SEEN_MIN):
+        assert mine.footprint(tiny.info) == first
+        mine.note(tiny.info, 9 * MIB, whole_life())
+    assert 9 * MIB < mine.footprint(tiny.info).weights_bytes < 10 * MIB < first.weights_bytes
+    assert mine.footprint(tiny.info).kv_block_bytes == first.kv_block_bytes
+    assert books(kept).footprint(tiny.info) == mine.footprint(tiny.info)
+
+
+def test_what_an_instance_never_computed_is_reckoned_on_top(tiny: TinyModel) -> None:
+    least, most = books(None), books(None)
+    for _ in range(SEEN_MIN):
+        least.note(tiny.info, 9 * MIB, Reached(sizes=set(range(SIZES_MIN))))
+        most.note(tiny.info, 9 * MIB, whole_life())
+    assert least.footprint(tiny.info).weights_bytes > most.footprint(tiny.info).weights_bytes
+
+
+def test_nodes_that_share_a_state_folder_lose_nothing_of_each_other(
+    kept: Path, tiny: TinyModel
+) -> None:
+    one, other = books(kept), books(kept)
+    one.note(tiny.info, 9000 * MIB, whole_life())
+    other.note(tiny.info, 9 * MIB, whole_life())
+    assert books(kept).footprint(tiny.info).weights_bytes > 9000 * MIB
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"a": 3}', '{"a": [-1, 2]}', '{"a": ["b", 2]}'])
+def test_a_torn_file_is_as_good_as_none(kept: Path, tiny: TinyModel, content: str) -> None:
+    kept.parent.mkdir()
+    kept.write_text(content)
+    first = estimate(tiny.info, weights=WeightPrecision.F16, kv=KvPrecision.F32)
+    assert books(kept).footprint(tiny.info) == first
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What an engine's unloads have freed, as far as they count."""
+    found: list[int] = []
+
+    def note(_: FootprintBooks, model: ModelInfo, freed_bytes: int, reached: Reached) -> None:
+        found.append(freed_bytes)
+
+    monkeypatch.setattr(FootprintBooks, "note", note)
+    return found
+
+
+@pytest.fixture
+def engine() -> Iterator[OpenVinoEngine]:
+    engine = OpenVinoEngine(threads=1, weights=WeightPrecision.F16, kv=KvPrecision.F32)
+    yield engine
+    engine.close()
+
+
+def test_an_instance_whose_model_another_one_runs_says_nothing(
+    engine: OpenVinoEngine, tiny: TinyModel, noted: list[int]
+) -> None:
+    load(engine, tiny.info, tiny.path, instance_id=A)
+    load(engine, tiny.info, tiny.path, instance_id=B)
+    engine.unload(A)
+    assert noted == []
+    engine.unload(B)
+    assert len(noted) == 1
+
+
+def test_an_unload_beside_a_load_says_nothing(
+    engine: OpenVinoEngine, tiny: TinyModel, noted: list[int]
+) -> None:
+    load(engine, tiny.info, tiny.path, instance_id=A)
+    gone: list[InstanceId] = []
+
+    def unload_meanwhile(phase: str, share: float) -> None:
+        if not gone:
+            gone.append(A)
+            engine.unload(A)
+
+    load(engine, tiny.info, tiny.path, instance_id=B, progress=unload_meanwhile)
+    assert (gone, noted) == ([A], [])

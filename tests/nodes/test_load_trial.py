@@ -1,0 +1,54 @@
+"""What a node states of loads before it has had any: of those that it can try."""
+
+from pathlib import Path
+
+import pytest
+
+from mesh.compute.load_times import PRIORS
+from mesh.domain.steps import HeldModel, LoadedInstance, LoadOrder, LoadTier
+from mesh.runtime.engine import Progress
+from mesh_loader.store import ModelStore
+from mesh_nodes.load_trial import COMPILE_RATIO, tried_rates
+from tests.support.scripted_engine import WEIGHTS_BYTES, ScriptedEngine
+from tests.support.tiny_model import write_tiny_llama
+
+IMPORT_S, SHARED_S = 0.5, 0.05
+
+
+class SharingEngine(ScriptedEngine):
+    """Imports the first instance, and lets the second share."""
+
+    def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
+        shares = bool(self.memory())
+        loaded = super().load(order, progress)
+        return LoadedInstance(
+            footprint=loaded.footprint,
+            kv_blocks=loaded.kv_blocks,
+            elapsed_s=SHARED_S if shares else IMPORT_S,
+            tier=LoadTier.HOST if shares else LoadTier.PREPARED,
+        )
+
+
+def held(store: ModelStore, tmp_path: Path) -> HeldModel:
+    stored = store.import_model(f"file://{write_tiny_llama(tmp_path / 'tiny', seed=1)}")
+    return HeldModel(model_id=stored.info.model_id, tier=LoadTier.PREPARED, context_tokens_max=64)
+
+
+def test_a_prepared_model_is_loaded_twice_and_gone_before_the_node_serves(tmp_path: Path) -> None:
+    engine, store = SharingEngine(), ModelStore(tmp_path / "store")
+    rates = tried_rates(engine, store, [held(store, tmp_path)], 1 << 40)
+    taken = {tier: rate.load_s(WEIGHTS_BYTES) for tier, rate in rates.items()}
+    assert taken == {
+        LoadTier.PREPARED: pytest.approx(IMPORT_S),
+        LoadTier.HOST: pytest.approx(SHARED_S),
+        LoadTier.DISK: pytest.approx(IMPORT_S * COMPILE_RATIO),
+    }
+    assert engine.memory() == ()
+
+
+def test_nothing_is_tried_without_a_prepared_model_or_without_room_for_two(tmp_path: Path) -> None:
+    engine, store = SharingEngine(), ModelStore(tmp_path / "store")
+    model = held(store, tmp_path)
+    assert tried_rates(engine, store, [], 1 << 40) == {}
+    assert tried_rates(engine, store, [model], WEIGHTS_BYTES) == {}
+    assert LoadTier.PREPARED in PRIORS, "what is expected then"
