@@ -111,6 +111,7 @@ def node_plans(
                 engine=engine_name(hardware.device),
                 memory_bytes=memory_bytes,
                 fingerprint=hardware.fingerprint,
+                computes_ahead=hardware.device is DeviceKind.CPU,
                 load_rates=((LoadTier.DISK, rate),),
             ),
             models=models,

@@ -129,13 +129,14 @@ def tokens_came(ctx: EventContext, migration: Migration) -> None:
     request, target = migration.request, migration.copy.instance
     assert target is not None, "a copy has its place as long as it moves"
     gap_tokens = migration.gap_tokens
+    migration.copy.note_due(request.due_s)
     if gap_tokens <= ctx.limits.migration_gap_tokens_max:
         seconds = continues_s(target, request, gap_tokens + 1, ctx.now_s, ctx.limits)
         if ctx.now_s + seconds <= request.due_s:
             _hand_over(ctx, migration, target)
     elif migration.rounds < ctx.limits.migration_rounds_max:
         _send_tokens(ctx, migration, target, held=True)
-        target.extend(migration.copy, _gap(migration), request.due_s, ctx.now_s)
+        target.note_ahead(migration.copy, _gap(migration), request.due_s, ctx.now_s)
         migration.note_round()
         _note_if_longer(ctx, target, migration.copy)
     else:

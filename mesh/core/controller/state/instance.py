@@ -150,11 +150,11 @@ class InstanceEntry:
         request.left()
         self.node.request_left()
 
-    def extend(
+    def note_ahead(
         self, copy: RequestEntry, token_ids: Sequence[int], due_s: float, now_s: float
     ) -> None:
         """A copy on it has these further tokens to compute."""
-        copy.extend(token_ids, due_s, now_s)
+        copy.note_ahead(token_ids, due_s, now_s)
         self.tokens += len(token_ids)
 
     def hand_over(self, request: RequestEntry, copy: RequestEntry, now_s: float) -> None:

@@ -136,7 +136,7 @@ class RequestEntry:
             slack_s=self.slack_s,
             submissions=self.submissions,
         )
-        copy.due_s = now_s + self.slo.ttft_limit_s(copy.tokens)
+        copy.note_ahead((), now_s + self.slo.ttft_limit_s(copy.tokens), now_s)
         return copy
 
     def note_migration(self, migration: "Migration | None") -> None:
@@ -148,11 +148,15 @@ class RequestEntry:
         self.submissions += 1
         self.moves += 1
 
-    def extend(self, token_ids: Sequence[int], due_s: float, now_s: float) -> None:
-        """A copy has these further tokens to compute."""
+    def note_ahead(self, token_ids: Sequence[int], due_s: float, now_s: float) -> None:
+        """A copy has these further tokens to compute, by then."""
         self.output_tokens += token_ids
         self.tokens += len(token_ids)
         self.prefill_left, self.due_s, self.submitted_s = len(token_ids), due_s, now_s
+
+    def note_due(self, due_s: float) -> None:
+        """A copy that has been computed: by then the next token of what it is a copy of is due."""
+        self.due_s = due_s
 
     def handed_over(self, copy: "RequestEntry", instance: "InstanceEntry", now_s: float) -> None:
         """It runs on in place of its copy, which lacks its last tokens yet."""
