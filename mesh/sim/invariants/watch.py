@@ -58,7 +58,11 @@ class Watch:
         self._short: set[InstanceId] = set()
         """Their last shrink failed, or met blocks in use."""
         self._overpromised: set[int] = set()
-        """Links of nodes where that was, for as long as others are promised the memory."""
+        """Links of nodes where that was, or that have less than they said, for as long as others are
+        promised the memory.
+        """
+        self._capacity_bytes: dict[int, int] = {}
+        """By link, for instances."""
         self._burdens: dict[int, _Burden] = {}
         """By link."""
         self._waiting_since_s: dict[RequestId, float] = {}
@@ -215,10 +219,13 @@ class Watch:
             hold(more_bytes <= 0, "{} has {} B more, and is not eased", node.node_id, more_bytes)
 
     def _check_promise(self, node: NodeEntry) -> None:
-        """No more is promised than there is, unless a node had to keep what was promised to others;
-        a parked instance has given its cache back.
+        """No more is promised than there is, unless a node had to keep what was promised to others,
+        or has less than it said; a parked instance has given its cache back.
         """
         station, link_id = node.station, node.link_id
+        if station.capacity_bytes < self._capacity_bytes.get(link_id, 0):
+            self._overpromised.add(link_id)
+        self._capacity_bytes[link_id] = station.capacity_bytes
         if station.promised_bytes <= station.capacity_bytes:
             self._overpromised.discard(link_id)
         else:
