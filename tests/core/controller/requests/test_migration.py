@@ -25,7 +25,7 @@ LIMITS = CellLimits(delivery_s_max=0.02)
 
 
 class TwoNodes(CellUnderTest):
-    """On node n1 `r1` has three tokens, and others run; node n2 has an instance of its deployment, too."""
+    """On node n1 `r1` has three tokens, and others run; node n2 has such an instance, too."""
 
     def __init__(
         self, *, limits: CellLimits = LIMITS, holds: bool = True, beside: Sequence[str] = ()
