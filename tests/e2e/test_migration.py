@@ -8,6 +8,7 @@ import logging
 import math
 import os
 from collections.abc import Iterable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -103,7 +104,7 @@ def _wait_ready(cell: LiveCell, names: Iterable[str]) -> None:
         return loaded and node is not None and node.state is NodeState.READY
 
     for name in names:
-        cell.wait_for(f"an instance on {name}", lambda name=name: ready(name))  # type: ignore[misc]
+        cell.wait_for(f"an instance on {name}", partial(ready, name))
 
 
 def _measured(journal: Path) -> tuple[int, list[float], float]:

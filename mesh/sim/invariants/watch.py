@@ -58,8 +58,8 @@ class Watch:
         self._short: set[InstanceId] = set()
         """Their last shrink failed, or met blocks in use."""
         self._overpromised: set[int] = set()
-        """Links of nodes where that was, or that have less than they said, for as long as others are
-        promised the memory.
+        """Links of nodes where that was, or that have less than they said, for as long as others
+        are promised the memory.
         """
         self._capacity_bytes: dict[int, int] = {}
         """By link, for instances."""
