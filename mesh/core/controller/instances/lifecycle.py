@@ -103,9 +103,10 @@ def load(ctx: EventContext, entry: DeploymentEntry, placed: Placed) -> InstanceE
         load_started_s=ctx.now_s,
         phase="load",
     )
+    kind = node.load_kind_of(deployment)
     ctx.cell.add_instance(instance)
     size_bytes = start.footprint.instance_bytes(start.kv_blocks)
-    issue(ctx, instance, node.load_kind_of(deployment), size_bytes, placed.needed_s)
+    issue(ctx, instance, kind, size_bytes, placed.needed_s)
     ctx.act(
         SetTimer(
             at_s=ctx.now_s + ctx.limits.load_s_max,

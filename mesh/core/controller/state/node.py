@@ -132,10 +132,9 @@ class NodeEntry:
         return tuple(model.model_id for model in every if model.tier is LoadTier.HOST)
 
     def _runs(self, model_id: ModelId, context_tokens_max: int) -> bool:
-        """Whether it has, or will have by the end of the loads before, an instance of the kind."""
+        """Whether it has loaded an instance of the kind."""
         return any(
-            (i.is_loaded or i.state is InstanceState.LOADING)
-            and (i.model_id, i.context_tokens_max) == (model_id, context_tokens_max)
+            i.is_loaded and (i.model_id, i.context_tokens_max) == (model_id, context_tokens_max)
             for i in self.instances.values()
         )
 

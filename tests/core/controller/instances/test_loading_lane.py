@@ -26,7 +26,9 @@ BY_LENGTH = Slo(ttft_s=2.5, ttft_tokens_per_s=50.0)
 """A prompt of 400 tokens has 8 s to its first token."""
 
 
-def cell_that_loads(slo: Slo = BY_LENGTH, nodes: int = 1) -> CellUnderTest:
+def cell_that_loads(
+    slo: Slo = BY_LENGTH, nodes: int = 1, *, shares_weights: bool = False
+) -> CellUnderTest:
     """Loads take 1 s; that of `first` has begun, on one of the nodes."""
     names = ("first", "patient", "next")
     cell = CellUnderTest(*(deployment(name, slo=slo) for name in names))
@@ -35,7 +37,9 @@ def cell_that_loads(slo: Slo = BY_LENGTH, nodes: int = 1) -> CellUnderTest:
         name = f"n{number}"
         cell.join(
             replace(
-                hello(name, run_id=name, memory_bytes=8 << 30), load_rates=((LoadTier.DISK, rate),)
+                hello(name, run_id=name, memory_bytes=8 << 30),
+                load_rates=((LoadTier.DISK, rate),),
+                shares_weights=shares_weights,
             )
         )
     assert len(commands(cell.invoke(request("r0", of="first")), LoadInstance)) == 1
@@ -47,6 +51,14 @@ def test_a_load_ends_when_it_was_expected_to_until_it_is_overdue() -> None:
     (node,) = cell.core.cell.nodes.values()
     for now_s, end_s in ((100.9, 101.0), (101.5, 101.5 + OVERDUE_SHARE)):
         assert list(loads_end_s(node, now_s).values()) == [end_s]
+
+
+def test_only_what_is_loaded_can_be_shared_so_that_loads_of_one_model_follow_each_other() -> None:
+    cell = cell_that_loads(shares_weights=True)
+    (node,) = cell.core.cell.nodes.values()
+    assert [node.station.load_kind(name) for name in node.instances] == [ReservationKind.LOAD]
+    cell.invoke(request("r1", of="patient", prompt=(1,) * 400))
+    assert list(loads_end_s(node, cell.now_s).values()) == [cell.now_s + 1.0, cell.now_s + 2.0]
 
 
 def test_a_load_that_is_needed_sooner_goes_first() -> None:

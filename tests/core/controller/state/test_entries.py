@@ -249,13 +249,13 @@ def test_a_node_says_what_it_has_when_it_joins() -> None:
 @pytest.mark.parametrize(
     ("state", "tier"),
     [
-        (InstanceState.LOADING, LoadTier.HOST),
+        (InstanceState.LOADING, LoadTier.DISK),
         (InstanceState.READY, LoadTier.HOST),
         (InstanceState.PARKED, LoadTier.HOST),
         (InstanceState.UNLOADING, LoadTier.DISK),
     ],
 )
-def test_a_load_shares_with_an_instance_of_its_kind_that_stays(
+def test_a_load_shares_with_an_instance_of_its_kind_that_is_loaded_and_stays(
     state: InstanceState, tier: LoadTier
 ) -> None:
     known = Entries()
