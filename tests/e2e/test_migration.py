@@ -118,7 +118,9 @@ def _measured(journal: Path) -> tuple[int, list[float], float]:
             if isinstance(action, DeliverTokens) and action.outputs.token_ids:
                 outputs = action.outputs
                 came.setdefault(outputs.request_id, []).append((decision.now_s, outputs.attempt))
-    moved, others, late = [], [], 0
+    moved: list[float] = []
+    others: list[float] = []
+    late = 0
     for tokens in came.values():
         first_s = tokens[0][0]
         late += sum(at_s > first_s + 0.25 * n for n, (at_s, _) in enumerate(tokens))

@@ -50,7 +50,7 @@ def more(*token_ids: int, held: bool = True, attempt: int = 2) -> ContinueReques
 def test_a_held_request_is_computed_and_then_gets_no_turn() -> None:
     node, asked = holding()
     assert only(asked, SubmitToEngine).request.held
-    assert only(asked, StartStep).prefill_tokens == 4, "all but its last token"
+    assert only(asked, StartStep).prefill_tokens_max == 4, "all but its last token"
     after = node.step("i1", prefill_tokens=4)
     assert only(reports(after), ComputedAhead) == ComputedAhead(
         request_id=RequestId("a"), attempt=2
@@ -63,7 +63,7 @@ def test_a_chunk_of_it_is_not_all_of_it() -> None:
     node, _ = holding()
     after = node.step("i1", prefill_tokens=3, prefill_left={"a": 1})
     assert not of_kind(reports(after), ComputedAhead)
-    assert only(after, StartStep).prefill_tokens == 1
+    assert only(after, StartStep).prefill_tokens_max == 1
 
 
 def test_it_computes_what_came_meanwhile_and_goes_on_when_let_go() -> None:
@@ -71,15 +71,15 @@ def test_it_computes_what_came_meanwhile_and_goes_on_when_let_go() -> None:
     node.step("i1", prefill_tokens=4)
     asked = node.command(more(42, 43))
     assert only(asked, SubmitToEngine).request.output_tokens == (40, 41, 42, 43)
-    assert only(asked, StartStep).prefill_tokens == 2
+    assert only(asked, StartStep).prefill_tokens_max == 2
     assert of_kind(reports(node.step("i1", prefill_tokens=2)), ComputedAhead)
 
     asked = node.command(more(44, held=False))
     assert not only(asked, SubmitToEngine).request.held
-    assert only(asked, StartStep).prefill_tokens == 2, "its last token, and the one before"
+    assert only(asked, StartStep).prefill_tokens_max == 2, "its last token, and the one before"
     after = node.step("i1", token("a", 5, attempt=2), prefill_tokens=2)
     assert not of_kind(reports(after), ComputedAhead)
-    assert only(after, StartStep).prefill_tokens == 0, "it decodes"
+    assert only(after, StartStep).prefill_tokens_max == 0, "it decodes"
 
 
 def test_an_iteration_that_began_before_says_nothing_of_it() -> None:
