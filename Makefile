@@ -23,7 +23,7 @@ PIP := pip install --quiet --disable-pip-version-check
 NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 
 .PHONY: help demo load test test-vllm quick check lint types imports proto format faults soak clean
-.PHONY: bench-admission bench-cold-starts bench-engine bench-fidelity bench-fleet bench-kv-resize bench-load bench-load-client bench-mixed
+.PHONY: bench-admission bench-cold-start bench-engine bench-fidelity bench-fleet bench-kv-resize bench-late-starts bench-load bench-load-client bench-mixed
 .PHONY: bench-overcommit bench-overhead bench-paper bench-profile bench-replay
 .PHONY: bench-replay-agreement bench-sim bench-slo bench-vllm-step bench-vllm-switch
 
@@ -107,8 +107,9 @@ format: $(VENV)/.installed-dev ## format the code
 bench-admission: $(VENV)/.installed-dev ## how many requests a second the controller core can place
 	@$(BIN)/python -m bench.admission
 
-bench-cold-starts: $(VENV)/.installed-dev ## whether those whom a load makes late are told so, and by how much
-	@$(HOME_HERE) $(BIN)/python -m bench.cold_starts $(ARGS)
+# ARGS="--quick" is the demo model alone, in under two minutes; all models take 21 GB of disk. "--models 135M 1B", "--gpu"
+bench-cold-start: .venv-bench/.installed ## from a request to its first token, by where the weights are, beside peers
+	@$(HOME_HERE) $(BENCH_BIN)/python -m bench.cold_start $(ARGS)
 
 bench-engine: .venv-bench/.installed ## the engine beside OpenVINO GenAI and llama.cpp
 	@$(HOME_HERE) $(BENCH_BIN)/python -m bench.engine
@@ -122,6 +123,9 @@ bench-fleet: .venv-bench/.installed ## many models on one small node, beside lla
 
 bench-kv-resize: $(VENV)/.installed-dev ## what resizing a KV cache costs, with and without a copy
 	@$(HOME_HERE) $(BIN)/python -m bench.kv_resize
+
+bench-late-starts: $(VENV)/.installed-dev ## whether those whom a load makes late are told so, and by how much
+	@$(HOME_HERE) $(BIN)/python -m bench.late_starts $(ARGS)
 
 # The peers bring torch: gigabytes. Without them (ARGS="--no-peers") any environment does.
 .venv-bench-load/.installed: pyproject.toml

@@ -37,6 +37,7 @@ def local_cell(
     threads: int | None = None,
     policy: str | None = None,
     memory_bytes: int | None = None,
+    prefetch_bytes: int | None = None,
     journal: Path | None = None,
     node_journals: Path | None = None,
     home: Path | None = None,
@@ -44,9 +45,9 @@ def local_cell(
 ) -> Iterator[LocalCell]:
     """One controller and its nodes, one CPU node unless given, with their state in `home`, or in a
     folder of their own, and their models in `store`, or in the usual one. A node computes on
-    `threads` cores in `memory_bytes`, its part of the machine unless given, and the controller
-    decides by `policy`, or by its default. They write their decisions to `journal` and into the
-    folder `node_journals`.
+    `threads` cores in `memory_bytes`, its part of the machine unless given, of which
+    `prefetch_bytes` are for what nobody has called yet, and the controller decides by `policy`, or
+    by its default. They write their decisions to `journal` and into the folder `node_journals`.
 
     Once they serve, a signal to stop raises KeyboardInterrupt. Raises MeshError when a part of it
     does not start.
@@ -63,6 +64,7 @@ def local_cell(
             threads=threads,
             policy=policy,
             memory_bytes=memory_bytes,
+            prefetch_bytes=prefetch_bytes,
             journal=journal,
             node_journals=node_journals,
         )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bench.demo_model import stored_model
 from mesh.domain.ids import ModelId
+from mesh_loader.digests import write_index
 from mesh_loader.source_index import SourceIndex
 
 
@@ -38,6 +39,7 @@ def plant_models(store: Path, names: Iterable[str]) -> None:
         info = json.loads(said.read_text())
         said.unlink()
         said.write_text(json.dumps(info | {"model_id": model_id}))
+        write_index(folder)
         index.record(source, model_id, None, ())
 
 

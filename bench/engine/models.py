@@ -90,10 +90,10 @@ def prepare() -> None:
 
 
 def _make_q8(source: Path, scratch: Path, made: Path) -> None:
-    _requantise(source, made, gguf.GGMLQuantizationType.Q8_0)
+    requantise(source, made, gguf.GGMLQuantizationType.Q8_0)
 
 
-def _requantise(source: Path, target: Path, kind: Any) -> None:
+def requantise(source: Path, target: Path, kind: Any) -> None:
     """The same GGUF with its matrices in another type; vectors become f32."""
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
@@ -126,7 +126,7 @@ def _make_genai_ir(source: Path, scratch: Path, made: Path) -> None:
 
     exported = scratch / "f16"
     exported.mkdir()
-    _requantise(source, exported / "model.gguf", gguf.GGMLQuantizationType.F16)
+    requantise(source, exported / "model.gguf", gguf.GGMLQuantizationType.F16)
     openvino_genai.LLMPipeline(
         str(exported / "model.gguf"), "CPU", enable_save_ov_model=True
     )  # which writes the IR beside the GGUF

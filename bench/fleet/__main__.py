@@ -1,8 +1,10 @@
-"""Many deployments on one CPU node, in two scenes, beside llama.cpp as a person would set it up.
+"""Many deployments on one CPU node, in three scenes, beside llama.cpp as a person would set it up.
 
 `fleet`: 40 deployments, memory for 11, called rarely; the peer is a swapper, first come, first
 served, least recently used out. `resident`: 8 deployments that are all loaded; the peer is eight
-servers side by side. At each rate mesh and its peer get the same calls, one after the other, each
+servers side by side. `locality`: 40 deployments, memory for 10, first tokens due before a load is
+over; the peer is mesh with nothing loaded ahead, and `locality_gain` is what is met with over
+without. At each rate mesh and its peer get the same calls, one after the other, each
 call at its time whatever became of those before. What is met is counted by the client's clock;
 `sim_difference` is what share mesh met, less what simulations of the same runs say. The last line
 is one JSON object, with lists by rate.
@@ -60,10 +62,17 @@ class Bench:
         for rate in rates:
             sent = calls(scene, rate=rate, seconds=seconds, seed=self._options.seed)
             show_status(f"{scene.name}, {rate:g} calls/s: {len(sent)} calls to mesh")
-            answers, run = measured(scene, deployed, self._store, sent, seconds + PATIENCE_S)
+            until_s = seconds + PATIENCE_S
+            answers, run = measured(scene, deployed, self._store, sent, until_s)
             ours.append(_measured(rate, seconds, sent, answers, spans_of(run.observed)))
             runs.append(run)
-            if self._options.peer:
+            if scene.beside_itself:
+                show_status(f"{scene.name}, {rate:g} calls/s: {len(sent)} calls, nothing ahead")
+                answers, run = measured(
+                    scene, deployed, self._store, sent, until_s, prefetch_bytes=0
+                )
+                peer.append(_measured(rate, seconds, sent, answers, spans_of(run.observed)))
+            elif self._options.peer:
                 peer.append(self._peer(scene, rate, seconds, sent))
         if self._options.sim:
             ours = self._simulated(scene, ours, runs)

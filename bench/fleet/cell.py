@@ -56,9 +56,15 @@ def deployed_home(profiled: Path, home: Path, store: Path, scene: Scene, told: T
 
 
 def measured(
-    scene: Scene, deployed: Path, store: Path, calls: Sequence[Call], call_s_max: float
+    scene: Scene,
+    deployed: Path,
+    store: Path,
+    calls: Sequence[Call],
+    call_s_max: float,
+    prefetch_bytes: int | None = None,
 ) -> tuple[list[Answer], LiveRun]:
-    """Offer a fresh cell these calls. All of the run is for calibrating.
+    """Offer a fresh cell these calls. All of the run is for calibrating. `prefetch_bytes`: of the
+    node, its default unless given.
 
     Raises MeshError when a part of the cell ends.
     """
@@ -71,7 +77,11 @@ def measured(
         memory_bytes = None if scene.resident else scene.memory_bytes(footprint)
         with (
             local_cell(
-                home=home, store=store, node_journals=journals, memory_bytes=memory_bytes
+                home=home,
+                store=store,
+                node_journals=journals,
+                memory_bytes=memory_bytes,
+                prefetch_bytes=prefetch_bytes,
             ) as cell,
             MeshClient(cell.address) as client,
         ):

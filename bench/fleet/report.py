@@ -124,10 +124,10 @@ def _row(name: str, one: Measured) -> tuple[str, ...]:
 
 
 def figures(played: Sequence[Played]) -> dict[str, object]:
-    """Lists are by rate. Those of the scene in which all are resident say so."""
+    """Lists are by rate; their names say of which scene they are, but for the first."""
     found: dict[str, object] = {}
     for each in played:
-        mark = "resident_" if each.scene.resident else ""
+        mark = each.scene.mark
         ours, peer = each.ours, each.peer
         found |= {
             f"{mark}rates": [one.rate for one in ours],
@@ -146,10 +146,11 @@ def figures(played: Sequence[Played]) -> dict[str, object]:
             f"{mark}loading_s": [round(one.loading_s, 1) for one in ours],
             f"{mark}client_lag_s_p99": [rounded(one.judged.lag_s_p99) for one in ours],
         }
-        name = "resident_peer" if each.scene.resident else "lru"
+        name = each.scene.peer
+        ratio = "locality_gain" if each.scene.beside_itself else f"{name}_ratio"
         found |= {
             f"{name}_met_share": [rounded(one.met_share) for one in peer],
-            f"{name}_ratio": [_ratio(a, b) for a, b in zip(ours, peer, strict=False)],
+            ratio: [_ratio(a, b) for a, b in zip(ours, peer, strict=False)],
             f"{name}_ttft_s_p95": [rounded(one.ttft_s(95)) for one in peer],
             f"{name}_seconds_by_kind": [_rounded(one.seconds) for one in peer],
             f"{name}_loads": [one.loads for one in peer],

@@ -1,5 +1,5 @@
-"""The two scenes: what is deployed on which node, and the calls, drawn once and offered to both
-systems.
+"""The scenes: what is deployed on which node, and the calls, drawn once and offered to both
+sides.
 
 Popularity falls with 1/rank^0.9, calls come by a Poisson process. Each deployment has a model
 of its own, of the demo model's shape (`own_models`): mesh's instances share no weights, on disk or
@@ -38,6 +38,12 @@ class Scene:
     rates: tuple[float, ...]
     """Calls a second."""
     seconds: float
+    mark: str = ""
+    """Before the names of its figures."""
+    peer: str = "lru"
+    """The name of its peer's."""
+    beside_itself: bool = False
+    """Its peer is mesh with nothing loaded ahead."""
 
     @property
     def resident(self) -> bool:
@@ -72,6 +78,20 @@ SCENES = (
         scaling=Scaling(replicas_min=1, replicas_max=1, keep_alive_s=600.0),
         rates=(1.0, 2.0, 4.0),
         seconds=60.0,
+        mark="resident_",
+        peer="resident_peer",
+    ),
+    Scene(
+        name="locality",
+        deployments=40,
+        resident_max=10,
+        slo=Slo(ttft_s=0.5, tpot_s=0.3),
+        scaling=Scaling(),
+        rates=(0.5, 1.0),
+        seconds=120.0,
+        mark="locality_",
+        peer="locality_without",
+        beside_itself=True,
     ),
 )
 

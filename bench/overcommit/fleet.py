@@ -25,7 +25,7 @@ RESIDENT_BEFORE = 6
 """Instances of the demo model's shape on such a node when each was booked at its estimate."""
 CALL_S_MAX = 120.0
 SLO = Slo(ttft_s=30.0, tpot_s=1.0)
-(_FLEET, _) = SCENES
+_FLEET = SCENES[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

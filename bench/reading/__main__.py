@@ -9,6 +9,7 @@ load with digests takes), at the largest size.
 """
 
 import argparse
+import gc
 import importlib.util
 import random
 import tempfile
@@ -18,10 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-import numpy as np
-
 from bench.printing import errors_told, last_line, rounded, show_status, show_table
-from bench.reading.readers import LIMITS, PEERS, READERS, Reader, drop_cached, write_files
+from bench.reading.readers import LIMITS, PEERS, READERS, Reader, drop_cached, memcpy_s, write_files
 from mesh.cli import output
 from mesh_loader.disk import require_free
 
@@ -52,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 found = _measure(Path(name), readers, options.rounds)
                 read_bytes = (Path(name) / "model.safetensors").stat().st_size
             _show(size_gb, read_bytes, found, readers)
-    copy_s, mesh_s = _memcpy_s(read_bytes, options.rounds), median(found["mesh", WARM])
+    copy_s, mesh_s = memcpy_s(read_bytes, options.rounds), median(found["mesh", WARM])
     limit_s = min(median(found[name, COLD]) for name in LIMITS)
     torch_s = found.get(("torch.load", COLD))
     cold_s = median(found["mesh", COLD])
@@ -90,7 +89,9 @@ def _measure(folder: Path, readers: dict[str, Reader], rounds: int) -> Seconds:
         rng.shuffle(order)
         for name, reader in order:
             show_status(f"round {number + 1} of {rounds}: {name}")
-            drop_cached(folder)
+            gc.collect()
+            for path in folder.iterdir():
+                drop_cached(path)
             seconds[name, COLD].append(_timed(reader, folder))
             if name not in LIMITS:
                 reader(folder)
@@ -105,17 +106,6 @@ def _timed(reader: Reader, folder: Path) -> float:
     elapsed_s = time.perf_counter() - start_s
     del kept
     return elapsed_s
-
-
-def _memcpy_s(size_bytes: int, rounds: int) -> float:
-    """Of a copy into pages that are there."""
-    source, target = np.ones(size_bytes, np.uint8), np.ones(size_bytes, np.uint8)
-    seconds = []
-    for _ in range(rounds):
-        start_s = time.perf_counter()
-        np.copyto(target, source)
-        seconds.append(time.perf_counter() - start_s)
-    return median(seconds)
 
 
 def _show(size_gb: float, size_bytes: int, seconds: Seconds, readers: dict[str, Reader]) -> None:

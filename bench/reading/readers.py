@@ -4,15 +4,16 @@ Each takes the folder that `files` wrote and returns when every tensor can be co
 `__main__` times them.
 """
 
-import gc
 import importlib
 import mmap
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 from safetensors import safe_open
@@ -47,12 +48,12 @@ def write_files(folder: Path, size_bytes: int, *, torch: bool) -> None:
             os.fsync(file.fileno())
 
 
-def drop_cached(folder: Path) -> None:
-    """Have the page cache forget the files."""
-    gc.collect()
-    for path in folder.iterdir():
-        with path.open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+def drop_cached(path: Path) -> None:
+    """Have the page cache forget a file that nobody has mapped."""
+    with path.open("rb") as file:
+        # What is still to be written would stay.
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def mesh(folder: Path) -> object:
@@ -95,11 +96,10 @@ def fast_safetensors(folder: Path) -> object:
         loader.close()
 
 
-def direct(folder: Path, threads: int) -> object:
+def direct(path: Path, threads: int) -> int:
     """O_DIRECT past the page cache, each thread into one buffer again and again: no reader that
-    keeps the bytes can be quicker.
+    keeps the bytes can be quicker. Returns how many there are.
     """
-    path = folder / SAFETENSORS
     pieces = iter(range(0, path.stat().st_size, DIRECT_PIECE_BYTES))
     taking = threading.Lock()
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
@@ -123,6 +123,10 @@ def direct(folder: Path, threads: int) -> object:
         os.close(descriptor)
 
 
+def _direct(folder: Path, threads: int) -> int:
+    return direct(folder / SAFETENSORS, threads)
+
+
 READERS: dict[str, Reader] = {
     "mesh": mesh,
     "mesh, digests checked": mesh_checked,
@@ -135,8 +139,19 @@ PEERS: dict[str, tuple[str, Reader]] = {
 }
 """With the package that each needs."""
 LIMITS: dict[str, Reader] = {
-    f"O_DIRECT, {threads} threads": partial(direct, threads=threads) for threads in DIRECT_THREADS
+    f"O_DIRECT, {threads} threads": partial(_direct, threads=threads) for threads in DIRECT_THREADS
 }
+
+
+def memcpy_s(size_bytes: int, rounds: int) -> float:
+    """Of a copy into pages that are there; the median."""
+    source, target = np.ones(size_bytes, np.uint8), np.ones(size_bytes, np.uint8)
+    seconds = []
+    for _ in range(rounds):
+        start_s = time.perf_counter()
+        np.copyto(target, source)
+        seconds.append(time.perf_counter() - start_s)
+    return median(seconds)
 
 
 def _touched(file: MappedFile) -> int:

@@ -31,7 +31,8 @@ def main(arguments: list[str]) -> int:
     os.nice(NICE)
     signal.signal(signal.SIGTERM, _stop)
     try:
-        stored = ModelStore(options.store).import_model(options.source, Reporter().report)
+        store = ModelStore(options.store, download_bytes_per_s=options.download_rate)
+        stored = store.import_model(options.source, Reporter().report)
     except MeshError as error:
         write_line(error_line(error))
         return 1
@@ -49,6 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     verb = verbs.add_parser("import", help="import a model into a store")
     verb.add_argument("source")
     verb.add_argument("--store", type=Path, required=True)
+    verb.add_argument(
+        "--download-rate", type=float, metavar="BYTES", help="a second, for all imports that say so"
+    )
     verb.add_argument("--parent", type=int, help="end when the process with this id ends")
     return parser
 

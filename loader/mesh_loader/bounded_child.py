@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 POLL_S = 0.1
 STOP_GRACE_S = 5.0
@@ -26,6 +27,17 @@ BIND_TO_PARENT = (
     "os.getppid() == int(sys.argv[1]) or os._exit(1)\n"
     "os.execv(sys.argv[2], sys.argv[2:])\n"
 )
+
+
+OOM_SCORE = 1000
+
+
+def end_first() -> None:
+    """For a program that is run here: of all processes the system ends this one first when memory
+    runs out, and not the node.
+    """
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE), encoding="ascii")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,9 @@ into StorageError. Every importer writes inside `writing`.
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mesh.domain.errors import StorageError
@@ -23,6 +24,16 @@ def free_bytes(folder: Path) -> int:
     """Bytes that this user may still write on the folder's disk."""
     state = os.statvfs(folder)
     return state.f_bavail * state.f_frsize
+
+
+def tree_bytes(folder: Path) -> int:
+    """Of all files in it; what goes meanwhile counts nothing."""
+    total_bytes = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            state = path.stat()
+            total_bytes += state.st_size if stat.S_ISREG(state.st_mode) else 0
+    return total_bytes
 
 
 def require_free(folder: Path, needed_bytes: int, what: str) -> None:

@@ -23,9 +23,9 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from mesh.domain.errors import MeshError, NotFound, StorageError, Unavailable
 from mesh.runtime.engine import Progress
 from mesh_loader.disk import require_free
+from mesh_loader.model_files import WANTED_PATTERNS
 from mesh_loader.source_hf import Repository
 
-ALLOWED_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer*")
 DOWNLOADS_AT_ONCE_MAX = 4
 
 
@@ -51,7 +51,7 @@ def _snapshot(repository: Repository, **options: Any) -> Any:
     return snapshot_download(
         repository.name,
         revision=repository.revision,
-        allow_patterns=list(ALLOWED_PATTERNS),
+        allow_patterns=list(WANTED_PATTERNS),
         max_workers=DOWNLOADS_AT_ONCE_MAX,
         **options,
     )

@@ -26,9 +26,15 @@ STDERR_BYTES_MAX = 64 << 10
 
 
 async def import_in_child(
-    source: str, store_root: Path, progress: Progress, *, timeout_s: float = IMPORT_TIMEOUT_S
+    source: str,
+    store_root: Path,
+    progress: Progress,
+    *,
+    timeout_s: float = IMPORT_TIMEOUT_S,
+    download_bytes_per_s: float | None = None,
 ) -> StoredModel:
-    """The model of a source, imported by a child process into the store.
+    """The model of a source, imported by a child process into the store; see ModelStore for the
+    bound on downloads.
 
     Raises what ModelStore.import_model raises, Unavailable when `timeout_s` is over, ModelError
     when the child dies, and whatever `progress` raises; in each case no process is left behind.
@@ -36,9 +42,10 @@ async def import_in_child(
     stored = ModelStore(store_root).find(source)
     if stored is not None:
         return stored
+    bound = () if download_bytes_per_s is None else ("--download-rate", str(download_bytes_per_s))
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "mesh_loader", "import", source,
-        "--store", str(store_root), "--parent", str(os.getpid()),
+        "--store", str(store_root), "--parent", str(os.getpid()), *bound,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -73,12 +80,19 @@ def import_until(
     stop: threading.Event,
     *,
     timeout_s: float = IMPORT_TIMEOUT_S,
+    download_bytes_per_s: float | None = None,
 ) -> StoredModel:
     """`import_in_child` for a thread: blocks, and ends with Cancelled soon after `stop` is set."""
 
     async def watched() -> StoredModel:
         task = asyncio.create_task(
-            import_in_child(source, store_root, progress, timeout_s=timeout_s)
+            import_in_child(
+                source,
+                store_root,
+                progress,
+                timeout_s=timeout_s,
+                download_bytes_per_s=download_bytes_per_s,
+            )
         )
         while not stop.is_set():
             done, _ = await asyncio.wait([task], timeout=STOP_POLL_S)

@@ -15,8 +15,11 @@ from pathlib import Path
 from mesh.domain.errors import Unavailable
 
 POLL_S = 0.1
+SHARE_WAIT_S = 0.2
+"""For who takes a model out, which is a few renames and unlinks."""
+SHARE_POLL_S = 0.005
 YOUNG_S = 10.0
-"""A scratch folder may not be locked yet."""
+"""A scratch folder may not be locked yet, and its maker must find the lock free."""
 
 
 @contextmanager
@@ -43,10 +46,16 @@ def held(path: Path, *, wait_s: float, on_wait: Callable[[], None]) -> Iterator[
 
 @contextmanager
 def held_if_free(path: Path) -> Iterator[bool]:
-    """Holds the lock for the block where nobody else does; says whether it is held."""
+    """Holds the lock for the block where nobody else does; says whether it is held, which it never
+    is where the file system has no such lock: NFS has none of folders.
+    """
     descriptor = _opened(path)
     try:
-        yield _taken(descriptor)
+        try:
+            taken = _taken(descriptor)
+        except OSError:
+            taken = False
+        yield taken
     finally:
         os.close(descriptor)
 
@@ -57,20 +66,29 @@ def model_lock(root: Path, model_id: str) -> Path:
 
 
 def share(path: Path) -> int:
-    """A descriptor that shares the lock until it is closed. Waits for a holder, which has it for
-    milliseconds. Raises OSError."""
+    """A descriptor that shares the lock until it is closed. Waits SHARE_WAIT_S at most for a
+    holder, which may have been stopped. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = _opened(path)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
-    return descriptor
+    give_up_s = time.monotonic() + SHARE_WAIT_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return descriptor
+        except OSError as error:
+            if not isinstance(error, BlockingIOError) or time.monotonic() >= give_up_s:
+                os.close(descriptor)
+                raise
+        time.sleep(SHARE_POLL_S)
 
 
 def abandoned(folder: Path) -> bool:
     """Whether a scratch folder's maker is gone, who holds its lock nearly from the start."""
     try:
-        young = time.time() - folder.stat().st_mtime < YOUNG_S
+        if time.time() - folder.stat().st_mtime < YOUNG_S:
+            return False
         with held_if_free(folder) as free:
-            return free and not young
+            return free
     except OSError:
         return False
 

@@ -15,6 +15,8 @@ from mesh.runtime.engine import Progress
 
 FOLDER_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model", ".xml", ".bin", ".gguf")
 """What of a folder can matter to a model; a README may change without making another model."""
+WANTED_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer*")
+"""What is fetched of a model's folder somewhere else."""
 FOLDER_FILES_MAX = 4096
 LAYOUT_VERSION = 1
 """Part of every model id: raised when an importer comes to write other files from the same source,

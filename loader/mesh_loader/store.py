@@ -8,8 +8,9 @@ and the index from sources to models. Callers: `mesh pull`, and on nodes the imp
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,15 +21,18 @@ from mesh.runtime.engine import Progress
 from mesh_loader import locks
 from mesh_loader.digests import write_index
 from mesh_loader.disk import storage_error, writing
+from mesh_loader.download_rate import DownloadRate
 from mesh_loader.model_files import content_id, files_of, stamps_of
 from mesh_loader.model_info import from_json, info_of_folder, read_json, to_json
 from mesh_loader.model_plan import Plan, plan_import
 from mesh_loader.safetensors_file import sync_folder, write_json
 from mesh_loader.source_index import SourceIndex, source_key
-from mesh_loader.sources import check_source, fetch
+from mesh_loader.sources import REMOTE, check_source, fetch
 
 IMPORT_WAIT_S = 3600.0
 """How long an import waits for another one of the same source."""
+DOWNLOAD_KEPT_S = 7 * 86400.0
+"""What has arrived of a download that nobody has gone on with since."""
 PUBLISH_WAIT_S = 60.0
 """How long a rename or removal waits for another one; each takes milliseconds."""
 
@@ -54,8 +58,11 @@ class ModelStore:
     Methods may be called from any thread, and any number of processes may use one folder.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, download_bytes_per_s: float | None = None) -> None:
+        """`download_bytes_per_s` bounds all downloads together of those that give it."""
         self._root = root
+        self._downloads = root / "downloads"
+        self._rate = DownloadRate(root / "locks" / "download-rate", download_bytes_per_s)
         self._models = root / "models"
         self._staging = root / "staging"
         self._locks = root / "locks"
@@ -105,9 +112,22 @@ class ModelStore:
             ) from error
 
     def models(self) -> list[StoredModel]:
-        """Every model in the store, by id. Raises StorageError where the folder is unreadable."""
-        found = (self.get(folder.name) for folder in self.folders())
-        return [stored for stored in found if stored is not None]
+        """Every model in the store that is not damaged, by id. Raises StorageError where the folder
+        is unreadable.
+        """
+        found = (self._got(folder.name) for folder in self.folders())
+        return [stored for stored in found if isinstance(stored, StoredModel)]
+
+    def damaged(self) -> list[StorageError]:
+        """What is to be said of each model that is not among `models`. Raises likewise."""
+        found = (self._got(folder.name) for folder in self.folders())
+        return [error for error in found if isinstance(error, StorageError)]
+
+    def _got(self, model_id: str) -> StoredModel | StorageError | None:
+        try:
+            return self.get(model_id)
+        except StorageError as error:
+            return error
 
     def folders(self) -> list[Path]:
         """Of all models, named by their ids, in that order. Raises StorageError likewise."""
@@ -174,27 +194,40 @@ class ModelStore:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _sweep(self) -> None:
-        for folder in self.torn():
+        for folder in (*self.torn(), *self.begun_downloads(older_than_s=DOWNLOAD_KEPT_S)):
             shutil.rmtree(folder, ignore_errors=True)
 
-    def torn(self) -> list[Path]:
-        """What killed imports and removals left in staging: folders whose lock is free."""
-        return [folder for folder in sorted(self._staging.glob("*")) if self._is_stale(folder)]
+    def begun_downloads(self, *, older_than_s: float = 0.0) -> Iterator[Path]:
+        """What imports that ended early have fetched, and the next one of the source would go on
+        with; locked as those of `torn` are.
+        """
+        for folder in sorted(self._downloads.glob("*")):
+            with locks.held_if_free(self._locks / f"{folder.name}.lock") as free, suppress(OSError):
+                if free and time.time() - folder.stat().st_mtime >= older_than_s:
+                    yield folder
 
-    def _is_stale(self, folder: Path) -> bool:
-        if folder.name.startswith(_REMOVED):
-            return True
-        with locks.held_if_free(self._locks / f"{folder.name}.lock") as stale:
-            return stale
+    def torn(self) -> Iterator[Path]:
+        """What killed imports and removals left in staging: folders whose lock is free. Each is
+        locked until the next is asked for: an import that begins in it meanwhile waits.
+        """
+        for folder in sorted(self._staging.glob("*")):
+            if folder.name.startswith(_REMOVED):
+                yield folder
+                continue
+            with locks.held_if_free(self._locks / f"{folder.name}.lock") as stale:
+                if stale:
+                    yield folder
 
     def _import(self, source: str, folder: Path, progress: Progress) -> StoredModel:
-        downloads, staged = folder / "download", folder / "model"
-        downloads.mkdir()
+        staged, downloads = folder / "model", folder / "download"
+        if source.startswith(REMOTE):  # what has arrived outlives this import
+            downloads = self._downloads / folder.name
+        downloads.mkdir(parents=True, exist_ok=True)
         staged.mkdir()
-        path = fetch(source, downloads, progress)
+        path = fetch(source, downloads, progress, self._rate)
         before = stamps_of(path)
-        # Nobody writes to files of the Hugging Face cache again; to a user's own, anybody may.
-        plan = plan_import(path, own_files=source.startswith("hf://"))
+        # Nobody writes to these again; to a user's own, anybody may.
+        plan = plan_import(path, own_files=source.startswith(("hf://", *REMOTE)))
         model_id = content_id(files_of(path), progress)
         stored = self.get(model_id)
         if stored is None:
@@ -205,8 +238,9 @@ class ModelStore:
                     hint="import it again when nothing writes to it",
                 )
             stored = self._publish(staged, model_id)
-        lasting = not path.is_relative_to(folder)
+        lasting = not path.is_relative_to(downloads)
         self._index.record(source, model_id, path if lasting else None, before if lasting else ())
+        shutil.rmtree(downloads, ignore_errors=True)
         progress("done", 1.0)
         return stored
 

@@ -17,7 +17,8 @@ from mesh.domain.errors import MeshError
 from mesh.domain.model import ModelFormat
 from mesh_loader import locks
 from mesh_loader.digests import INDEX, WEIGHTS_SUFFIX, Damage, damages, note_removed
-from mesh_loader.disk import writing
+from mesh_loader.disk import tree_bytes, writing
+from mesh_loader.prepared_key import is_current
 from mesh_loader.store import ModelStore, StoredModel
 
 _PREFACE_BYTES = 4096
@@ -58,6 +59,8 @@ def collect(store: ModelStore, *, originals: bool) -> Iterator[Leftover]:
     with writing(store.root, "the removal of what nobody uses"):
         for path in store.torn():
             yield _taken(path, "an import or a removal was killed")
+        for path in store.begun_downloads():
+            yield _taken(path, "a download that nobody has gone on with")
         scratch = [
             *store.root.glob("models/*/prepared/.*"),
             *store.root.glob("compiled/.making-*"),
@@ -93,7 +96,8 @@ def _collect_originals(store: ModelStore, stored: StoredModel) -> Iterator[Lefto
     weights = sorted(folder.glob(f"*{WEIGHTS_SUFFIX}"))
     if stored.info.format is not ModelFormat.SAFETENSORS or not weights:
         return
-    if not (folder / INDEX).exists() or not any(_whole(path) for path in _prepared(folder)):
+    read = [path for path in _prepared(folder) if is_current(path.name)]
+    if not (folder / INDEX).exists() or not any(_whole(path) for path in read):
         return
     with store.unused(stored.info.model_id) as free:
         if not free:
@@ -147,7 +151,7 @@ def _blob_damage(path: Path) -> str:
 
 def _taken(path: Path, why: str) -> Leftover:
     if path.is_dir():
-        size_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        size_bytes = tree_bytes(path)
         shutil.rmtree(path, ignore_errors=True)
     else:
         size_bytes = path.stat().st_size

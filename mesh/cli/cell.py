@@ -103,6 +103,8 @@ class LocalCell:
             arguments += ["--engine", node.engine]
         if memory_bytes is not None:
             arguments += ["--memory", str(memory_bytes)]
+        if self._plan.prefetch_bytes is not None:
+            arguments += ["--prefetch-memory", str(self._plan.prefetch_bytes)]
         if threads is not None:
             arguments += ["--threads", str(threads)]
         journal = self._plan.node_journal(node.name)

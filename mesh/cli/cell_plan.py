@@ -28,12 +28,15 @@ class NodePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellPlan:
-    """What a cell is to be. `memory_bytes` and `threads` are one node's; None: its share."""
+    """What a cell is to be. `memory_bytes` and `threads` are one node's, as is `prefetch_bytes` of
+    its memory; None: its share.
+    """
 
     listen: str
     home: Path
     nodes: tuple[NodePlan, ...]
     memory_bytes: int | None = None
+    prefetch_bytes: int | None = None
     threads: int | None = None
     policy: str | None = None
     journal: Path | None = None

@@ -35,7 +35,8 @@ _EXAMPLES = {
     "metadata": "write metadata: {name: chat-small}",
     "metadata.name": "use 1 to 63 lower-case letters, digits and dashes, such as chat-small",
     "spec": "write spec: with at least a source",
-    "spec.source": "write pkg://package/file, file:///path or hf://org/name@revision",
+    "spec.source": "write pkg://package/file, file:///path, hf://org/name@revision, "
+    "https://host/file or s3://bucket/prefix",
     "spec.context_tokens_max": "write a number of tokens, such as 2048, or leave the field out",
     "spec.devices": "list cpu, gpu or both, each once: devices: [cpu, gpu]",
     "spec.scaling": "write scaling: {replicas_min: 0, replicas_max: 4, keep_alive_s: 1.0}",

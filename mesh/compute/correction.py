@@ -12,8 +12,9 @@ as if there were no past, and what they tell is not forgotten. Until some have b
 estimate is on trial.
 """
 
+from collections.abc import Collection
 from math import exp, inf
-from typing import Self
+from typing import Protocol, Self
 
 from mesh.domain.profile import Profile
 
@@ -51,6 +52,11 @@ class Correction:
         return cls(guessed=not profile.measured)
 
     @property
+    def untried(self) -> bool:
+        """Whether it corrects an estimate of which no iteration has told anything."""
+        return self.trial_left == TRIAL_ITERATIONS
+
+    @property
     def latest(self) -> float:
         """As of the last iteration, however long ago."""
         return self._factor
@@ -78,7 +84,8 @@ class Correction:
 
     def reported(self, factor: float, now_s: float, *, beside_load: bool = False) -> None:
         """The node that sees the iterations tells the factor after one of them. An iteration beside
-        a load tells its node what loads cost and corrects no estimate: it is none of the trial's.
+        a load tells its node what loads cost and corrects no estimate: it is none of the trial's,
+        unless it was quicker than estimated all the same.
         """
         if self.trial_left and not beside_load:
             self.trial_left -= 1
@@ -98,6 +105,30 @@ class Correction:
         if idle_s <= 0.0 or self._factor == 1.0:
             return self._factor
         return 1.0 + (self._factor - 1.0) * exp(-idle_s / self._forgetting_s)
+
+
+class Corrected(Protocol):
+    """An instance of a node."""
+
+    @property
+    def profile(self) -> Profile | None: ...
+    @property
+    def correction(self) -> Correction: ...
+
+
+def share_trials(instances: Collection[Corrected], now_s: float) -> None:
+    """What has corrected an estimate corrects the same estimate of those instances of the node, of
+    whatever model, that have not tried it out.
+    """
+    tried = [(i.profile, i.correction) for i in instances if not i.correction.trial_left]
+    for instance in instances:
+        mine, correction = instance.profile, instance.correction
+        if mine is None or not correction.untried:
+            continue
+        for profile, found in tried:
+            if profile is not None and profile.estimates_the_same_as(mine):
+                correction.told(found.latest, now_s)
+                break
 
 
 def bounded(ratio: float) -> float:

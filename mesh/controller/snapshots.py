@@ -22,4 +22,5 @@ def cell_status(snapshot: CellSnapshot, *, uptime_s: float, state_path: str) -> 
         served=snapshot.served,
         refused=tuple(sorted(snapshot.refused)),
         state_path=state_path,
+        prefetches=snapshot.prefetches,
     )

@@ -6,6 +6,7 @@ these functions. They raise InvalidInput that names the field, what was given an
 
 import math
 import re
+from urllib.parse import parse_qsl, urlsplit
 
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.errors import InvalidInput
@@ -22,6 +23,8 @@ KEEP_ALIVE_S_MAX = 7 * 24 * 3600.0
 SLO_S_MAX = 24 * 3600.0
 SLO_TOKENS_PER_S_MAX = 1e9
 
+_SECRET = re.compile(r"sig|token|secret|passw|credential|api.?key|access.?key|^key$|^auth", re.I)
+"""In names of a URL's parameters: those of signed URLs among them."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 
 
@@ -34,6 +37,7 @@ def check_spec(spec: DeploymentSpec) -> None:
         raise InvalidInput(
             f"source has {len(spec.source)} characters; at most {SOURCE_CHARS_MAX} are allowed"
         )
+    check_no_credentials(spec.source)
     context = spec.context_tokens_max
     if context is not None and not 1 <= context <= CONTEXT_TOKENS_MAX:
         raise InvalidInput(
@@ -48,6 +52,26 @@ def check_spec(spec: DeploymentSpec) -> None:
     if not 1 <= spec.tensor_parallel <= TENSOR_PARALLEL_MAX:
         raise InvalidInput(
             f"tensor_parallel is {spec.tensor_parallel}; it must be from 1 to {TENSOR_PARALLEL_MAX}"
+        )
+
+
+def check_no_credentials(source: str) -> None:
+    """Raise InvalidInput, which does not repeat them, for a source with a login or a key in it:
+    sources are shown to all, and lie in journals and stores.
+    """
+    try:
+        parts = urlsplit(source)
+    except ValueError:
+        return  # no URL at all: whoever fetches it says so
+    names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
+    login = parts.scheme in ("http", "https", "s3") and "@" in parts.netloc
+    found = ["user:password@"] if login else []
+    found += [f"the parameter {name}" for name in names if _SECRET.search(name)]
+    if found:
+        raise InvalidInput(
+            f"the source at {parts.hostname} holds credentials: {', '.join(found)}",
+            hint="leave them out; on the node, ~/.netrc has logins for http(s)://, and the AWS "
+            "environment or configuration those for s3://",
         )
 
 

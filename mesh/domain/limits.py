@@ -51,6 +51,12 @@ class CellLimits:
     """KV cache of an instance while it is measured, where memory allows."""
     parked_s_max: float = 600.0
     """After its keep-alive an instance stays, without KV cache, for so long at most."""
+    prefetch_load_s_max: float = 2.0
+    """A load that nobody waits for is begun only where it is expected to take no longer: whoever
+    calls another model meanwhile may have to wait for its end.
+    """
+    prefetch_s_max: float = 600.0
+    """An import that nobody waits for is given up then."""
     evictions_max: int = 8
     """Of one request, for want of KV blocks."""
     preempted_max: int = 2

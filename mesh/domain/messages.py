@@ -173,6 +173,8 @@ class NodeHello:
     """
     models: tuple[HeldModel, ...] | None = None
     """All that the node has at hand; None: it does not say."""
+    prefetch_bytes: int = 0
+    """Of its memory, the most for what is loaded before anybody calls for it; 0: nothing is."""
     load_rates: tuple[tuple[LoadTier, LoadRate], ...] = ()
     """What loads are expected to take, by the tiers that it knows of: as loads on it have taken in
     the past, or as it measured when it started.

@@ -92,6 +92,11 @@ class Profile:
     def measured(self) -> bool:
         return not self.scaled_from
 
+    def estimates_the_same_as(self, other: "Profile") -> bool:
+        """Whether both are estimates, and of the same times."""
+        same = self.prefill == other.prefill and self.decode == other.decode
+        return same and not self.measured and not other.measured
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalls:

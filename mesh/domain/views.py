@@ -124,11 +124,31 @@ class NodeSnapshot:
     fingerprint: str = ""
     load_slowdown: float = 1.0
     """By which a load lengthens the iterations beside it."""
+    prefetch_bytes: int = 0
+    """Of its memory, the most for what is loaded before anybody calls for it."""
     asleep: tuple[ModelId, ...] = ()
     """Unloaded models whose weights are in its host's memory."""
     load_times: tuple[LoadTimesView, ...] = ()
     footprints: tuple[tuple[str, Footprint], ...] = ()
     """By shape: what an instance is booked at here, as the last one that was loaded said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefetchView:
+    """Imports and loads that were begun before anybody called, since the controller started."""
+
+    begun: int = 0
+    used: int = 0
+    """Found by a caller."""
+    wasted: int = 0
+    """Given up, or gone again, before there was one."""
+    loads: int = 0
+    """That callers needed, or would have without a prefetch."""
+
+    @property
+    def hit_rate(self) -> float:
+        """Of these loads those that a prefetch made shorter, or spared; 0 where there was none."""
+        return self.used / self.loads if self.loads else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +159,7 @@ class CellSnapshot:
     running: int
     served: int
     refused: tuple[tuple[RefusalReason, int], ...]
+    prefetches: PrefetchView = PrefetchView()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +187,7 @@ class CellStatus:
     refused: tuple[tuple[RefusalReason, int], ...]
     state_path: str
     """The controller's state folder, on its machine."""
+    prefetches: PrefetchView = PrefetchView()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ moment: one that shrinks counts with its old size, one that grows with its new o
 that takes memory is issued only if the promise fits, and runs only if what is tracked fits; until
 then it waits here. The reservations of one instance follow each other. Those of different ones wake
 out of order, the earliest deadline first; one that does not fit yet may be overtaken, but not
-forever. Loads share a disk or a bus, so that one runs at a time, and beside it one wake: a load of
-weights that are in the host's memory.
+forever. Loads share a disk or a bus, so that one runs at a time, and beside it one wake, a load of
+weights that are in the host's memory, and one import, a load whose model has to be brought first.
 
 The controller core is the only writer. What comes back from a call is to be started now.
 """
@@ -24,11 +24,12 @@ OVERTAKEN_MAX = 8
 class ReservationKind(StrEnum):
     LOAD = "load"
     WAKE = "wake"
+    IMPORT = "import"
     RESIZE = "resize"
     UNLOAD = "unload"
 
 
-LOADS = (ReservationKind.LOAD, ReservationKind.WAKE)
+LOADS = (ReservationKind.LOAD, ReservationKind.WAKE, ReservationKind.IMPORT)
 """Of each kind one runs at a time."""
 
 

@@ -27,8 +27,10 @@ class StartNode(NodeView, Protocol):
         """From where this node would load the deployment's model."""
         ...
 
-    def reclaimable(self) -> Sequence[tuple[InstanceId, int]]:
-        """Idle instances that may be unloaded now, longest idle first, with their bytes."""
+    def reclaimable(self, sparing: Deployment | None = None) -> Sequence[tuple[InstanceId, int]]:
+        """Idle instances that may be unloaded now, longest idle first, with their bytes; last those
+        whose weights a load of the deployment would take.
+        """
         ...
 
 
@@ -105,7 +107,8 @@ def place_instance(
     for node, footprint, least in full:
         if node.device not in policy.reclaims:
             continue
-        victims = enough(node.reclaimable(), footprint.instance_bytes(least) - node.free_bytes)
+        missing_bytes = footprint.instance_bytes(least) - node.free_bytes
+        victims = enough(node.reclaimable(deployment), missing_bytes)
         if not victims:
             continue
         in_time = has_time(node)

@@ -50,6 +50,8 @@ class NodeGroup:
     hardware: str | None = None
     """Whose tables; None for the device's own of the testbed: xeon-32, or a100-80gb."""
     memory_gib: float
+    prefetch_gib: float = 0.0
+    """Of it, the most for what is loaded before anybody calls for it."""
     processes: int = 0
     """Engine processes that it is meant to keep: memory of their own is set aside for so many where
     it does not follow the instances (`CellCosts.kept_process_bytes`).
@@ -112,6 +114,7 @@ def node_plans(
                 memory_bytes=memory_bytes,
                 fingerprint=hardware.fingerprint,
                 computes_ahead=hardware.device is DeviceKind.CPU,
+                prefetch_bytes=round(group.prefetch_gib * GIB),
                 load_rates=((LoadTier.DISK, rate),),
             ),
             models=models,
@@ -177,6 +180,7 @@ def check_group(group: NodeGroup | DeploymentGroup) -> None:
         costs = group.costs.onto(NodeCosts())
         at_least(f"{group.name}: processes", group.processes, above=False)
         at_least(f"{group.name}: memory_gib", group.memory_gib, above=True, finite=True)
+        at_least(f"{group.name}: prefetch_gib", group.prefetch_gib, above=False, finite=True)
         left_gib = group.memory_gib - group.processes * PROCESS_BYTES / GIB
         at_least(f"{group.name}: memory_gib beside its processes", left_gib, above=True)
         for name in RATES:

@@ -559,6 +559,7 @@ class Node(_message.Message):
     ASLEEP_FIELD_NUMBER: _builtins.int
     LOAD_TIMES_FIELD_NUMBER: _builtins.int
     FOOTPRINTS_FIELD_NUMBER: _builtins.int
+    PREFETCH_BYTES_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     state: _builtins.str
     device: _builtins.str
@@ -580,6 +581,8 @@ class Node(_message.Message):
     """What instances may hold now."""
     unaccounted_bytes: _builtins.int
     """RSS above what the process takes by itself and what the engine's books say."""
+    prefetch_bytes: _builtins.int
+    """Of its memory, the most for what is loaded before anybody calls for it."""
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___Instance]: ...
     @_builtins.property
@@ -619,10 +622,11 @@ class Node(_message.Message):
         asleep: _abc.Iterable[_builtins.str] | None = ...,
         load_times: _abc.Iterable[Global___LoadTimes] | None = ...,
         footprints: _abc.Mapping[_builtins.str, _model_pb2.Footprint] | None = ...,
+        prefetch_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "base_bytes", b"base_bytes", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "footprints", b"footprints", "hardware", b"hardware", "instances", b"instances", "load_slowdown", b"load_slowdown", "load_times", b"load_times", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "operations", b"operations", "promised_bytes", b"promised_bytes", "rss_bytes", b"rss_bytes", "silent_s", b"silent_s", "state", b"state", "tracked_bytes", b"tracked_bytes", "unaccounted_bytes", b"unaccounted_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "base_bytes", b"base_bytes", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "footprints", b"footprints", "hardware", b"hardware", "instances", b"instances", "load_slowdown", b"load_slowdown", "load_times", b"load_times", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "operations", b"operations", "prefetch_bytes", b"prefetch_bytes", "promised_bytes", b"promised_bytes", "rss_bytes", b"rss_bytes", "silent_s", b"silent_s", "state", b"state", "tracked_bytes", b"tracked_bytes", "unaccounted_bytes", b"unaccounted_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -796,6 +800,7 @@ class Status(_message.Message):
     SERVED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     STATE_PATH_FIELD_NUMBER: _builtins.int
+    PREFETCHES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     uptime_s: _builtins.float
     nodes_ready: _builtins.int
@@ -808,6 +813,8 @@ class Status(_message.Message):
     state_path: _builtins.str
     @_builtins.property
     def refused(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def prefetches(self) -> Global___Prefetches: ...
     def __init__(
         self,
         *,
@@ -822,14 +829,45 @@ class Status(_message.Message):
         served: _builtins.int = ...,
         refused: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         state_path: _builtins.str = ...,
+        prefetches: Global___Prefetches | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prefetches", b"prefetches"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployments", b"deployments", "instances", b"instances", "nodes", b"nodes", "nodes_ready", b"nodes_ready", "queued", b"queued", "refused", b"refused", "running", b"running", "served", b"served", "state_path", b"state_path", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployments", b"deployments", "instances", b"instances", "nodes", b"nodes", "nodes_ready", b"nodes_ready", "prefetches", b"prefetches", "queued", b"queued", "refused", b"refused", "running", b"running", "served", b"served", "state_path", b"state_path", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Status: _TypeAlias = Status  # noqa: Y015
+
+@_typing.final
+class Prefetches(_message.Message):
+    """Since the controller started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEGUN_FIELD_NUMBER: _builtins.int
+    USED_FIELD_NUMBER: _builtins.int
+    WASTED_FIELD_NUMBER: _builtins.int
+    LOADS_FIELD_NUMBER: _builtins.int
+    begun: _builtins.int
+    used: _builtins.int
+    wasted: _builtins.int
+    loads: _builtins.int
+    def __init__(
+        self,
+        *,
+        begun: _builtins.int = ...,
+        used: _builtins.int = ...,
+        wasted: _builtins.int = ...,
+        loads: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "loads", b"loads", "used", b"used", "wasted", b"wasted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Prefetches: _TypeAlias = Prefetches  # noqa: Y015
 
 @_typing.final
 class WatchRequest(_message.Message):

@@ -138,6 +138,7 @@ def _hello_to_wire(hello: NodeHello) -> pb.NodeHello:
         computes_ahead=hello.computes_ahead,
         shares_weights=hello.shares_weights,
         busy_load_factor=hello.busy_load_factor,
+        prefetch_bytes=hello.prefetch_bytes,
         models=_held_to_wire(hello.models),
         load_rates={
             tier: pb.LoadRate(fixed_s=rate.fixed_s, bytes_per_s=rate.bytes_per_s)
@@ -169,6 +170,7 @@ def _hello_from_wire(message: pb.NodeHello) -> NodeHello:
         computes_ahead=message.computes_ahead,
         shares_weights=message.shares_weights,
         busy_load_factor=factor_from_wire(message.busy_load_factor, message, "busy_load_factor"),
+        prefetch_bytes=message.prefetch_bytes,
         models=_held_from_wire(message.models) if message.HasField("models") else None,
         load_rates=tuple(
             (member(LoadTier, tier, message, "load_rates"), _load_rate_from_wire(rate))

@@ -18,6 +18,7 @@ from mesh.domain.views import (
     LoadTimesView,
     MemoryOperationView,
     NodeSnapshot,
+    PrefetchView,
     ProfileView,
 )
 from mesh.v1 import control_pb2 as pb
@@ -185,6 +186,7 @@ def node_to_wire(node: NodeSnapshot) -> pb.Node:
         instances=map(instance_to_wire, node.instances),
         fingerprint=node.fingerprint,
         load_slowdown=node.load_slowdown,
+        prefetch_bytes=node.prefetch_bytes,
         asleep=node.asleep,
         load_times=map(_load_times_to_wire, node.load_times),
         footprints=_footprints_to_wire(node.footprints),
@@ -210,6 +212,7 @@ def node_from_wire(message: pb.Node) -> NodeSnapshot:
         instances=tuple(instance_from_wire(i) for i in message.instances),
         fingerprint=message.fingerprint,
         load_slowdown=factor_from_wire(message.load_slowdown, message, "load_slowdown"),
+        prefetch_bytes=message.prefetch_bytes,
         asleep=tuple(map(ModelId, message.asleep)),
         load_times=tuple(map(_load_times_from_wire, message.load_times)),
         footprints=_footprints_from_wire(message.footprints),
@@ -261,6 +264,12 @@ def status_to_wire(status: CellStatus) -> pb.Status:
         served=status.served,
         refused={reason.value: count for reason, count in status.refused},
         state_path=status.state_path,
+        prefetches=pb.Prefetches(
+            begun=status.prefetches.begun,
+            used=status.prefetches.used,
+            wasted=status.prefetches.wasted,
+            loads=status.prefetches.loads,
+        ),
     )
 
 
@@ -281,6 +290,12 @@ def status_from_wire(message: pb.Status) -> CellStatus:
             for reason, count in sorted(message.refused.items())
         ),
         state_path=message.state_path,
+        prefetches=PrefetchView(
+            begun=message.prefetches.begun,
+            used=message.prefetches.used,
+            wasted=message.prefetches.wasted,
+            loads=message.prefetches.loads,
+        ),
     )
 
 

@@ -83,11 +83,13 @@ class Agent:
         resident_bytes: Callable[[], int],
         nearer: Callable[[Sequence[Path]], tuple[HeldModel, ...]] = lambda folders: (),
         loads: KeptLoads | None = None,
+        download_bytes_per_s: int | None = None,
         recorders: Sequence[Recorder] = (),
     ) -> None:
         self._engine = engine
         self._identity = identity
         self._store_path = store_path
+        self._import = partial(import_until, store_path, download_bytes_per_s=download_bytes_per_s)
         self._controller = controller
         self._loads = loads
         self._recorders = recorders
@@ -126,7 +128,7 @@ class Agent:
             lanes=lanes,
             loop=loop,
             find=ModelStore(self._store_path).get,
-            import_source=partial(import_until, self._store_path),
+            import_source=self._import,
             read_assets=read_assets,
         )
         link = NodeLink(
@@ -246,7 +248,7 @@ class Agent:
 
     async def _look(self) -> None:
         """At the models at hand. A store that cannot be read is believed to be as it was."""
-        with suppress(StorageError):
+        with suppress(StorageError, OSError):
             self._models = await asyncio.to_thread(self._at_hand)
 
     def _at_hand(self) -> tuple[HeldModel, ...]:

@@ -8,8 +8,6 @@ After: the node's hello.
 
 import json
 import logging
-import os
-import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 
 from mesh.compute.load_times import LOADS_KEPT, PRIORS, fitted
 from mesh.domain.steps import LoadedInstance, LoadRate, LoadTier
+from mesh_nodes.kept_json import keep_json
 
 FOLDER = "load-times"
 
@@ -65,21 +64,17 @@ class KeptLoads:
         return tuple(found)
 
     def _write(self) -> None:
-        """Not forced to the disk: no load waits for that."""
         content = {
             "measured": {
                 tier: [rate.fixed_s, rate.bytes_per_s] for tier, rate in self._measured.items()
             },
             "loads": self._loads,
         }
-        folder = self._path.parent
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
-                json.dump(content, file)
-            os.replace(file.name, self._path)
+            keep_json(self._path, content)
         except OSError as error:
-            log.warning("load times are not kept in %s: %s", folder, error.strerror or error)
+            reason = error.strerror or error
+            log.warning("load times are not kept in %s: %s", self._path.parent, reason)
 
 
 def _read(path: Path) -> tuple[Mapping[LoadTier, tuple[Load, ...]], Mapping[LoadTier, LoadRate]]:

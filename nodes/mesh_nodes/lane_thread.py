@@ -58,8 +58,10 @@ class LaneThread:
     def _work_off(self) -> None:
         if self._nice:
             thread = threading.get_native_id()
-            nice = os.getpriority(os.PRIO_PROCESS, thread) + self._nice
-            os.setpriority(os.PRIO_PROCESS, thread, nice)
+            # A sandbox may refuse it; calls would wait for ever for a thread that ended here.
+            with contextlib.suppress(OSError):
+                nice = os.getpriority(os.PRIO_PROCESS, thread) + self._nice
+                os.setpriority(os.PRIO_PROCESS, thread, nice)
         while (work := self._queue.get()) is not None:
             self._working = True
             if self._begun.locked():

@@ -42,7 +42,8 @@ def tried_rates(
 def _tried(
     engine: Engine, store: ModelStore, prepared: Sequence[HeldModel], bytes_max: int
 ) -> tuple[LoadedInstance, ...]:
-    found = [(stored, held) for held in prepared if (stored := store.get(held.model_id))]
+    whole = {stored.info.model_id: stored for stored in store.models()}
+    found = [(whole[held.model_id], held) for held in prepared if held.model_id in whole]
     sizes = [engine.footprint(stored.info).weights_bytes for stored, _ in found]
     if not found or min(sizes) > min(WEIGHTS_BYTES_MAX, bytes_max // 2):
         return ()

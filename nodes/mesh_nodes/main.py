@@ -83,6 +83,7 @@ def _run(options: NodeOptions, build: Callable[[NodeOptions], BuiltEngine]) -> i
             loads=_loads(options.home, identity, store_path, built),
             limits=limits,
             store_path=store_path,
+            download_bytes_per_s=options.download_bytes_per_s,
             controller=options.join,
             resident_bytes=built.resident_bytes,
             nearer=built.nearer,
@@ -143,6 +144,7 @@ def _identity(options: NodeOptions, built: BuiltEngine) -> NodeHello:
         computes_ahead=engine_is.computes_ahead,
         shares_weights=engine_is.shares_weights,
         busy_load_factor=engine_is.busy_load_factor,
+        prefetch_bytes=options.prefetch_bytes,
         version=__version__,
     )
 

@@ -110,12 +110,12 @@ class NodeModels:
         progress: Progress,
         then: Callable[[LoadOrder | MeshError], None],
     ) -> None:
-        stored = self._find(action.model.model_id)
-        if stored is not None:
-            self._prepare_for(action, stored, progress, then)
-            return
         source, start_s = action.model.source, time.perf_counter()
         try:
+            stored = self._find(action.model.model_id)
+            if stored is not None:
+                self._prepare_for(action, stored, progress, then)
+                return
             ticket = self._imports.join(source, progress)
         except MeshError as error:
             then(error)

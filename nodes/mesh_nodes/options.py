@@ -24,9 +24,12 @@ from mesh_nodes.hardware import Hardware, default_node_id
 
 DEFAULT_ADDRESS = "127.0.0.1:7070"
 THREADS_MAX = 1024
+PREFETCH_PART = 4
+"""One of so many parts of a node's memory, unless told otherwise."""
 ASLEEP = 2
 """On a GPU, unless told otherwise."""
 ASLEEP_MAX = 64
+DOWNLOAD_RATE_BYTES_MIN = 64 << 10
 
 
 class EngineName(StrEnum):
@@ -56,6 +59,8 @@ class NodeOptions:
     """Of a GPU node."""
     memory_bytes: int
     """Limit of the node's process: weights, KV caches and what the process takes by itself."""
+    prefetch_bytes: int
+    """Of it, the most for what is loaded before anybody calls for it."""
     threads: int
     """That one iteration computes with."""
     asleep_max: int
@@ -64,6 +69,8 @@ class NodeOptions:
     """Of the host's memory, for all of them."""
     verify: Verify
     """When a load checks the digests of its files."""
+    download_bytes_per_s: int | None
+    """Bound of all imports together; None for none."""
     home: Path
     journal: Path | None
     parent_pid: int | None
@@ -85,6 +92,7 @@ def read_options(
     hardware = machine if gpu is None else hardware_of(gpu, machine)
     name = given.name or default_node_id(device=device, index=given.gpu)
     check_name(name, "--name")
+    memory_bytes = _memory_bytes(given.memory, hardware)
     return NodeOptions(
         join=_address(given.join),
         name=NodeId(name),
@@ -92,11 +100,13 @@ def read_options(
         engine=engine,
         hardware=hardware,
         gpu=gpu,
-        memory_bytes=_memory_bytes(given.memory, hardware),
+        memory_bytes=memory_bytes,
+        prefetch_bytes=_prefetch_bytes(given.prefetch_memory, memory_bytes),
         threads=_threads(given.threads, hardware),
         asleep_max=_asleep(given.asleep, device),
         asleep_bytes_max=_asleep_bytes(given.asleep_memory, device, machine),
         verify=Verify(given.verify),
+        download_bytes_per_s=_download_rate(given.download_rate),
         home=Path(given.home).expanduser().absolute(),
         journal=None if given.journal is None else Path(given.journal),
         parent_pid=given.parent_pid,
@@ -146,6 +156,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         help="limit of this process, like 4GiB: weights, KV caches and what it takes by itself "
         "(default: 70%% of what the machine and its control groups allow)",
     )
+    add("--prefetch-memory", metavar="SIZE", help="of it, for models loaded before any call")
     add("--threads", type=int, metavar="N", help="to compute with (default: the usable cores)")
     add(
         "--asleep",
@@ -166,6 +177,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         help="when a load checks the digests of its files (default: the first time that this "
         "process meets a file as it is)",
     )
+    add("--download-rate", metavar="SIZE", help="a second, of all http(s) and s3 imports together")
     add(
         "--home",
         metavar="DIR",
@@ -196,6 +208,19 @@ def _memory_bytes(text: str | None, hardware: Hardware) -> int:
             f"--memory {text} is {format_bytes(size_bytes)}; this process may use "
             f"{format_bytes(hardware.memory_bytes)}",
             hint="give less than that: imports and other processes need some too",
+        )
+    return size_bytes
+
+
+def _prefetch_bytes(text: str | None, memory_bytes: int) -> int:
+    if text is None:
+        return memory_bytes // PREFETCH_PART
+    size_bytes = parse_bytes(text)
+    if size_bytes > memory_bytes:
+        raise InvalidInput(
+            f"--prefetch-memory {text} is {format_bytes(size_bytes)}; the node has "
+            f"{format_bytes(memory_bytes)} (--memory)",
+            hint="give less than that, or 0 for none",
         )
     return size_bytes
 
@@ -231,6 +256,19 @@ def _asleep_bytes(text: str | None, device: DeviceKind, machine: Hardware) -> in
             f"--asleep-memory {text} is {format_bytes(size_bytes)}; this process may use "
             f"{format_bytes(machine.memory_bytes)}",
             hint="give less than that, or --asleep 0 for none",
+        )
+    return size_bytes
+
+
+def _download_rate(text: str | None) -> int | None:
+    if text is None:
+        return None
+    size_bytes = parse_bytes(text)
+    if size_bytes < DOWNLOAD_RATE_BYTES_MIN:
+        raise InvalidInput(
+            f"--download-rate {text} is {format_bytes(size_bytes)} a second; at least "
+            f"{format_bytes(DOWNLOAD_RATE_BYTES_MIN)} are allowed",
+            hint="leave it out for no bound",
         )
     return size_bytes
 

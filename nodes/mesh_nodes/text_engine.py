@@ -7,7 +7,9 @@ ends its request before the next step. Text runs in the compute thread, between 
 import threading
 import time
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
+from typing import TypeVar
 
 from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId, RequestId
@@ -25,15 +27,22 @@ from mesh.domain.steps import (
     ResizedKv,
     StepResult,
 )
+from mesh.domain.text import TextAssets
 from mesh.runtime.engine import Ended, Engine, Progress
 from mesh.text.assets import read_assets
 from mesh.text.detokenize import Detokenizer
 from mesh.text.stops import StopMatcher
 from mesh.text.tokenizer import TextCodec
 
+_Key = TypeVar("_Key")
+_Kept = TypeVar("_Kept")
+
 CODECS_MAX = 8
 """Codecs kept for models loaded before: each takes tens of MiB, and tens to hundreds of
-milliseconds to build, during which no iteration of another instance can begin."""
+milliseconds to build, during which no iteration of another instance can begin. Models with the same
+tokenizer and template, as fine-tunes have them, share one."""
+FOLDERS_MAX = 1024
+"""Models of which it is known which codec is theirs."""
 
 
 class _RequestText:
@@ -83,8 +92,12 @@ class TextEngine:
     def __init__(self, inner: Engine) -> None:
         self._inner = inner
         self._codecs: dict[InstanceId, TextCodec] = {}
-        self._recent: dict[Path, TextCodec] = {}
-        """By the model's folder, whose files never change; the latest last. Only loads use it."""
+        self._recent: dict[TextAssets, TextCodec] = {}
+        """By what it is made of, with a digest for the tokenizer; the latest last. Only loads use
+        it, and the next one.
+        """
+        self._assets: dict[Path, TextAssets] = {}
+        """The same by the model's folder, whose files never change."""
         self._choosing = threading.Lock()
         self._texts: dict[InstanceId, dict[RequestId, _RequestText]] = {}
 
@@ -170,15 +183,28 @@ class TextEngine:
         self._inner.close()
         self._codecs.clear()
         self._recent.clear()
+        self._assets.clear()
         self._texts.clear()
 
     def _codec(self, model_path: Path) -> TextCodec:
         """Reading takes a while, and no other load waits for it."""
         with self._choosing:
-            codec = self._recent.pop(model_path, None)
-        codec = codec or TextCodec(read_assets(model_path))
+            key = self._assets.get(model_path)
+            codec = None if key is None else self._recent.get(key)
+        if key is None or codec is None:
+            assets = read_assets(model_path)
+            key = replace(assets, tokenizer_json=sha256(assets.tokenizer_json).digest())
+            with self._choosing:
+                codec = self._recent.get(key)
+            codec = codec or TextCodec(assets)
         with self._choosing:
-            self._recent[model_path] = codec
-            while len(self._recent) > CODECS_MAX:
-                del self._recent[next(iter(self._recent))]
+            _keep_last(self._recent, key, codec, CODECS_MAX)
+            _keep_last(self._assets, model_path, key, FOLDERS_MAX)
         return codec
+
+
+def _keep_last(kept: dict[_Key, _Kept], key: _Key, value: _Kept, most: int) -> None:
+    kept.pop(key, None)
+    kept[key] = value
+    while len(kept) > most:
+        del kept[next(iter(kept))]

@@ -36,7 +36,7 @@ from mesh.runtime.journal import Decision
 from mesh.v1 import inference_pb2 as pb
 from tests.core.cells import MODEL
 
-FLEET, RESIDENT = SCENES
+FLEET, RESIDENT, LOCALITY = SCENES
 MIB = 2**20
 
 
@@ -324,3 +324,14 @@ def test_figures_of_resident_models_say_so_and_do_without_a_peer() -> None:
     assert found["resident_met_share"] == [1.0]
     assert found["resident_peer_met_share"] == []
     assert "met_share" not in found
+
+
+def test_figures_of_models_loaded_ahead_are_beside_those_of_mesh_without() -> None:
+    late = replace(MET, tokens_s=(9.0, 9.1, 9.2))
+    found = figures(
+        [Played(scene=LOCALITY, ours=(measured(MET, MET),), peer=(measured(MET, late),))]
+    )
+    assert found["locality_met_share"] == [1.0]
+    assert found["locality_without_met_share"] == [0.5]
+    assert found["locality_gain"] == [2.0]
+    assert LOCALITY.names()[0] == "locality-01"

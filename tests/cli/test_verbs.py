@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mesh_loader.store import ModelStore
 from tests.cli.conftest import RunningCell
 from tests.cli.running import mesh, mesh_process
+from tests.support.tiny_model import write_tiny_llama
 from tests.support.waiting import until
 
 
@@ -111,6 +113,18 @@ def test_store_checks_and_clears_but_removes_nothing_that_is_deployed(
     assert len(json.loads(cell.mesh("store", "ls", "-o", "json").out)) == 1
 
 
+def test_store_ls_lists_the_others_and_names_the_damaged_one(tmp_path: Path) -> None:
+    models = ModelStore(tmp_path / "store")
+    for seed in (1, 2):
+        models.import_model(f"file://{write_tiny_llama(tmp_path / str(seed), seed=seed)}")
+    bad, good = models.folders()
+    (bad / "model.json").write_text("{")
+    ran = mesh("store", "ls", "--home", str(tmp_path), "-o", "json")
+    assert ran.code == 1
+    assert [found["model_id"] for found in json.loads(ran.out)] == [good.name]
+    assert f"{bad.name} is damaged" in ran.err
+
+
 def test_store_verify_fails_where_it_names_damage(tmp_path: Path) -> None:
     folder = tmp_path / "store" / "models" / "sha256-0123456789abcdef"
     folder.mkdir(parents=True)
@@ -134,10 +148,12 @@ def test_nodes_and_status_tell_what_there_is(cell: RunningCell, chat: str) -> No
     assert (name, limit_mib) == ("cpu0", f"{node['memory_bytes'] / 2**20:.1f}")
     status = json.loads(cell.mesh("status", "-o", "json").out)
     assert (status["nodes_ready"], status["nodes"], status["deployments"]) == (1, 1, 1)
+    assert status["prefetches"]["hit_rate"] == status["prefetches"]["used"] == 0
     numbers = cell.mesh("status").out.partition("\n\n")[0]
     shown = dict(line.split(maxsplit=1) for line in numbers.splitlines())
     assert shown["nodes_ready"] == "1 of 1"
     assert shown["controller"] == cell.address
+    assert shown["prefetches"].startswith("0 begun, 0 used, 0 wasted")
     assert shown["state_path"].startswith(str(cell.home))
 
 

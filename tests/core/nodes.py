@@ -46,9 +46,15 @@ class NodeUnderTest:
     def command(self, command: NodeCommand) -> list[NodeAction]:
         return self.tell(CommandReceived(command=command))
 
-    def load(self, name: str = "i1", tier: LoadTier = LoadTier.DISK) -> list[NodeAction]:
+    def load(
+        self,
+        name: str = "i1",
+        tier: LoadTier = LoadTier.DISK,
+        *,
+        command: LoadInstance | None = None,
+    ) -> list[NodeAction]:
         """Commanded and done."""
-        self.command(load_command(name))
+        self.command(command or load_command(name))
         loaded = LoadedInstance(footprint=FOOTPRINT, kv_blocks=16, elapsed_s=0.1, tier=tier)
         return self.tell(LoadFinished(instance_id=InstanceId(name), loaded=loaded))
 

@@ -67,6 +67,7 @@ OFTEN = {
     "short shrinks": 0.08,
     "failed loads": 0.04,
     "loads given up": 0.04,
+    "prefetches": 0.05,
 }
 """What a run has at least, in the mean of all."""
 

@@ -8,10 +8,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from mesh.compute.load_times import PRIORS
+from mesh.domain.ids import NodeId
 from mesh.domain.limits import HEARTBEAT_S
 from mesh.domain.reasons import FinishReason
 from mesh.domain.steps import LoadTier
-from mesh.domain.views import InstanceSnapshot, LoadTimesView
+from mesh.domain.views import InstanceSnapshot, LoadTimesView, PrefetchView
 from mesh.evaluation.replaying import replay_journal
 from tests.e2e.live_cell import LiveCell
 from tests.support.tiny_model import write_tiny_llama
@@ -94,6 +95,41 @@ def test_what_a_load_is_expected_to_take_follows_what_spares_its_compile(
     cell.wait_for("the idle instance to go", lambda: cell.instance_count("chat") == 0)
     again = loaded()
     assert again.load_expected_s == pytest.approx(imported.load_s, rel=0.5)
+
+
+def test_a_model_that_was_called_is_loaded_again_before_it_is_called_next(
+    cell: LiveCell, tmp_path: Path
+) -> None:
+    """It has gone from memory meanwhile; what spares its compile is there."""
+    cell.journals = True
+    home = tmp_path / "own"
+    controller = cell.start_controller("--parked-s", "600")
+    cell.start_real_node("cpu0", "--home", str(home))
+    cell.deploy("chat", uneven_model(tmp_path / "tiny"))
+    first = cell.invoke("chat", "hello", max_tokens=8)
+    first.finished()
+    cell.wait_for("the blob", lambda: list((home / "store/compiled").glob("*.blob")), BLOB_S_MAX)
+    cell.client.drain(NodeId("cpu0"))
+    cell.wait_for("the instance to go", lambda: cell.instance_count("chat") == 0)
+    time.sleep(2 * HEARTBEAT_S)  # until the node has looked, and has told
+    assert cell.client.status().prefetches == PrefetchView(loads=1), "it takes nothing new"
+    cell.client.drain(NodeId("cpu0"), undo=True)
+
+    def fetched() -> InstanceSnapshot | None:
+        deployed = cell.deployment("chat")
+        return next((i for i in deployed.instances if i.tier), None) if deployed else None
+
+    ahead = cell.wait_for("the prefetch", fetched)
+    assert (ahead.tier, ahead.kv_blocks) == (LoadTier.PREPARED, 1)
+    again = cell.invoke("chat", "hello", max_tokens=8)
+    again.finished()
+    assert again.token_ids == first.token_ids
+    assert cell.client.status().prefetches == PrefetchView(begun=1, used=1, loads=2)
+    deployed = cell.deployment("chat")
+    assert deployed is not None
+    assert [i.instance_id for i in deployed.instances] == [ahead.instance_id], "no load more"
+    assert controller.terminate() == 0
+    assert replay_journal(controller.journal).other is None
 
 
 def test_a_node_states_what_loads_take_and_after_a_crash_what_they_have_taken(

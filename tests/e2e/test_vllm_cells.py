@@ -139,7 +139,7 @@ def test_an_idle_model_sleeps_and_the_next_request_wakes_it(
         assert [instance.tier for instance in found.instances] == [tier]
         assert answers[-1].finished().output_tokens == TOKENS
         cell.wait_for("the model to sleep", lambda: asleep(cell))
-        assert cell.instance_count("chat") == 0
+        cell.wait_for("the instance to be gone", lambda: cell.instance_count("chat") == 0)
         if len(answers) == 3:
             (pid,) = engine_processes(node)
             os.kill(pid, signal.SIGKILL)

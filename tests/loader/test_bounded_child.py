@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from mesh_loader.bounded_child import run_bounded
+from mesh_loader.bounded_child import OOM_SCORE, run_bounded
 
 WAIT_S = 20.0
 SPEAKS = """
@@ -45,3 +45,14 @@ def test_what_a_listener_raises_stops_the_program() -> None:
             on_wait=lambda: None,
             on_line=refuse,
         )
+
+
+def test_what_would_rather_end_than_the_node_has_the_highest_score() -> None:
+    program = (
+        "from mesh_loader.bounded_child import end_first; end_first(); "
+        "print(open('/proc/self/oom_score_adj').read())"
+    )
+    finished = run_bounded(
+        [sys.executable, "-c", program], timeout_s=WAIT_S, environment={}, on_wait=lambda: None
+    )
+    assert int(finished.output) == OOM_SCORE

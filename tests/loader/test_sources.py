@@ -30,7 +30,7 @@ def silent(phase: str, share: float) -> None:
 @pytest.mark.parametrize(
     ("source", "kind", "said"),
     [
-        ("s3://bucket/model", UnknownSource, "scheme s3"),
+        ("gs://bucket/model", UnknownSource, "scheme gs"),
         ("model.gguf", UnknownSource, "no scheme"),
         ("", UnknownSource, "no scheme"),
         ("/models/a.gguf", UnknownSource, "no scheme"),
@@ -66,7 +66,7 @@ def test_a_plain_path_gets_the_source_to_write_instead() -> None:
 
 def test_an_unknown_scheme_names_the_supported_ones() -> None:
     with pytest.raises(UnknownSource) as caught:
-        check_source("s3://bucket/model")
+        check_source("gs://bucket/model")
     for scheme in ("pkg://", "file://", "hf://"):
         assert scheme in caught.value.hint
 

@@ -133,9 +133,11 @@ def test_a_damaged_index_entry_only_costs_time(store: ModelStore, root: Path, gg
 def test_a_damaged_model_is_named(store: ModelStore, gguf: Path) -> None:
     stored = store.import_model(f"file://{gguf}")
     (stored.path / "model.json").write_text("{}")
-    with pytest.raises(StorageError, match=stored.info.model_id) as caught:
-        store.models()
-    assert str(stored.path) in caught.value.hint
+    with pytest.raises(StorageError, match=stored.info.model_id):
+        store.get(stored.info.model_id)
+    (error,) = store.damaged()
+    assert str(stored.path) in error.hint
+    assert store.models() == []
 
 
 def test_a_file_that_changes_while_it_is_imported_is_torn(store: ModelStore, gguf: Path) -> None:

@@ -1,5 +1,6 @@
 """What gc takes and what it leaves, what verify names, and that nothing in use is removed."""
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from mesh.domain.errors import Unavailable
 from mesh_loader import locks
 from mesh_loader.digests import write_index
+from mesh_loader.prepared_key import openvino_key
 from mesh_loader.store import ModelStore, StoredModel
 from mesh_loader.upkeep import Leftover, collect, stored_damages
 from tests.support.tiny_model import write_tiny_llama
@@ -32,8 +34,8 @@ def used(store: ModelStore, stored: StoredModel) -> Iterator[None]:
     os.close(descriptor)
 
 
-def prepare(stored: StoredModel) -> Path:
-    folder = stored.path / "prepared" / "engine"
+def prepare(stored: StoredModel, key: str = openvino_key("i8")) -> Path:
+    folder = stored.path / "prepared" / key
     folder.mkdir(parents=True)
     (folder / "weights.bin").write_bytes(b"derived")
     write_index(folder)
@@ -73,12 +75,62 @@ def test_remains_of_the_killed_go_and_what_is_being_written_stays(
     assert gc(store) == ["compiled/.making-alive"]
 
 
+def test_an_import_cannot_begin_in_the_remains_that_are_being_removed(
+    store: ModelStore, stored: StoredModel
+) -> None:
+    for name in ("0123", "4567"):
+        (store.root / "staging" / name).mkdir()
+    torn = store.torn()
+    for folder in torn:
+        with locks.held_if_free(store.root / "locks" / f"{folder.name}.lock") as free:
+            assert not free
+    # Begun between the look at the one and the look at the other.
+    torn = store.torn()
+    assert next(torn).name == "0123"
+    with locks.held_if_free(store.root / "locks" / "4567.lock") as free:
+        assert free
+        assert list(torn) == []
+
+
+def test_a_node_waits_no_longer_for_who_takes_a_model_out_than_it_may(store: ModelStore) -> None:
+    lock = locks.model_lock(store.root, "sha256-0123456789abcdef")
+    with store.unused("sha256-0123456789abcdef") as free:
+        assert free
+        with pytest.raises(BlockingIOError):
+            locks.share(lock)
+    os.close(locks.share(lock))
+
+
+def test_a_file_system_without_locks_of_folders_keeps_what_may_be_written(
+    store: ModelStore, stored: StoredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = stored.path / "prepared" / ".engine-half"
+    scratch.mkdir(parents=True)
+    os.utime(scratch, (0, 0))
+
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with locks.held_if_free(scratch) as held:
+        assert not held
+    assert gc(store) == []
+    assert scratch.exists()
+
+
 def test_a_model_in_use_keeps_its_files(store: ModelStore, stored: StoredModel, used: None) -> None:
     prepare(stored)
     with pytest.raises(Unavailable, match="is in use by a node"):
         store.remove(stored.info.model_id)
     assert gc(store, originals=True) == []
     assert list(stored_damages(store)) == []
+
+
+def test_what_an_older_engine_derived_stands_for_no_original(
+    store: ModelStore, stored: StoredModel
+) -> None:
+    prepare(stored, "openvino-i8-v0")
+    assert gc(store, originals=True) == []
 
 
 def test_originals_go_only_where_prepared_weights_are_whole(

@@ -111,7 +111,7 @@ class CheckedStation:
         self.issued += 1
         if known.waiting is not None:
             self.seen["replaced"] += 1
-            if known.waiting.kind in (LOAD, WAKE) and kind is RESIZE:
+            if known.waiting.kind in station_module.LOADS and kind is RESIZE:
                 kind = known.waiting.kind
         known.waiting = Reservation(
             sequence=self.issued,
@@ -221,7 +221,7 @@ class CheckedStation:
         kind = known.waiting.kind
         others = (other.running for other in self.known.values())
         loading = any(running is not None and running.kind is kind for running in others)
-        return loading and kind in (LOAD, WAKE)
+        return loading and kind in station_module.LOADS
 
     def _check_books(self) -> None:
         station = self.station

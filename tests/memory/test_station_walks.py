@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 
 from mesh.domain.ids import InstanceId
 from mesh.memory import station as station_module
-from tests.memory.stations import LOAD, RESIZE, UNLOAD, WAKE, CheckedStation
+from tests.memory.stations import RESIZE, UNLOAD, CheckedStation
 
 WALKS = int(os.environ.get("MESH_STATION_WALKS") or (1500 if "CI" in os.environ else 150))
 STEPS = 50
@@ -129,8 +129,9 @@ class Walk(RuleBasedStateMachine):
 
     def issue(self, name: InstanceId, size: int, by: int) -> None:
         known = name in self.checked.known
-        wakes = name in NAMES[::2]
-        kind = UNLOAD if not size else RESIZE if known else WAKE if wakes else LOAD
+        loads = station_module.LOADS
+        kind = loads[NAMES.index(name) % len(loads)]
+        kind = UNLOAD if not size else RESIZE if known else kind
         self.checked.issue(kind, name, size, float(by))
         self.count()
 

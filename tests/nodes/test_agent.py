@@ -1,6 +1,7 @@
 """The agent's own life, without a controller: stopping, and what a failing core does to it."""
 
 import asyncio
+import errno
 import socket
 import threading
 from collections.abc import Sequence
@@ -152,5 +153,26 @@ async def test_a_heartbeat_has_what_the_process_and_the_engines_books_say(tmp_pa
     assert due.engine_bytes == WEIGHTS_BYTES + 7 * KV_BLOCK_BYTES
     rss_bytes = psutil.Process().memory_info().rss
     assert rss_bytes / 2 < due.rss_bytes < rss_bytes * 2
+    agent.stop()
+    await asyncio.wait_for(running, 2 * STOP_S_MAX)
+
+
+async def test_a_store_that_cannot_be_read_does_not_end_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mesh_nodes.agent.HEARTBEAT_S", 0.01)
+    agent = _agent(tmp_path)
+    looks = 0
+
+    def fail(folders: Sequence[Path]) -> tuple[HeldModel, ...]:
+        nonlocal looks
+        looks += 1
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(agent, "_nearer", fail)
+    running = asyncio.create_task(agent.run())
+    await asyncio.sleep(0.2)
+    assert looks > 1
+    assert not running.done()
     agent.stop()
     await asyncio.wait_for(running, 2 * STOP_S_MAX)

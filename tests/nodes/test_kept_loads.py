@@ -88,3 +88,13 @@ def test_a_home_that_cannot_be_written_makes_it_forget_and_nothing_else(
     kept.note(loaded(100, 1.0))
     assert kept
     assert "load times are not kept" in caplog.text
+
+
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    kept = KeptLoads(tmp_path, FINGERPRINT)
+    kept.note(loaded(100, 1.0))
+    (file,) = (tmp_path / FOLDER).iterdir()
+    file.unlink()
+    (file / "in the way").mkdir(parents=True)
+    kept.note(loaded(100, 1.0))
+    assert list((tmp_path / FOLDER).iterdir()) == [file]

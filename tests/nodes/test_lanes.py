@@ -237,5 +237,19 @@ async def test_loads_that_compute_here_yield_to_iterations_and_wakes_do_not() ->
     assert await asyncio.to_thread(lanes.close, 5.0, _nothing)
 
 
+async def test_a_sandbox_that_refuses_priorities_has_lanes_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(which: int, who: int, priority: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "setpriority", refuse)
+    posted = Posted()
+    lanes = ThreadLanes(loop=asyncio.get_running_loop(), post=posted.post, loads_in_process=True)
+    lanes.run(Lane.LOADING, lambda: "loaded", _say)
+    await asyncio.wait_for(posted.wait_for(1), 5.0)
+    assert await asyncio.to_thread(lanes.close, 5.0, _nothing)
+
+
 def _nice() -> int:
     return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())

@@ -46,6 +46,13 @@ def test_a_prepared_model_is_loaded_twice_and_gone_before_the_node_serves(tmp_pa
     assert engine.memory() == ()
 
 
+def test_a_damaged_model_is_not_tried(tmp_path: Path) -> None:
+    store = ModelStore(tmp_path / "store")
+    model = held(store, tmp_path)
+    (store.root / "models" / model.model_id / "model.json").write_text("{")
+    assert tried_rates(SharingEngine(), store, [model], 1 << 40) == {}
+
+
 def test_nothing_is_tried_without_a_prepared_model_or_without_room_for_two(tmp_path: Path) -> None:
     engine, store = SharingEngine(), ModelStore(tmp_path / "store")
     model = held(store, tmp_path)

@@ -99,9 +99,10 @@ class Node:
                 self.changed.clear()
                 await self.changed.wait()
 
-    async def order(self, progress: Progress = silent) -> Path:
-        """Where a load of MODEL finds it."""
-        action = StartLoad(
+    @staticmethod
+    def action() -> StartLoad:
+        """A load of MODEL."""
+        return StartLoad(
             instance_id=InstanceId("i-1"),
             deployment=DeploymentName("chat"),
             model=MODEL,
@@ -109,6 +110,10 @@ class Node:
             context_tokens_max=256,
             batch_max=4,
         )
+
+    async def order(self, progress: Progress = silent) -> Path:
+        """Where a load of MODEL finds it."""
+        action = self.action()
         at_hand = self.models.at_hand(action)
         if at_hand is not None:
             return at_hand.model_path
@@ -267,6 +272,17 @@ async def test_a_store_that_cannot_be_written_does_not_prevent_a_load(
     node.stored[MODEL.model_id] = StoredHere(Path("/store/have"), MODEL)
     assert await node.order() == Path("/store/have")
     assert "read-only file system" in caplog.text
+
+
+async def test_a_damaged_store_fails_the_load_and_not_the_node(node: Node) -> None:
+    def find(model_id: ModelId) -> StoredHere | None:
+        raise StorageError(f"the stored model {model_id} is damaged")
+
+    node.models._find = find
+    brought: list[LoadOrder | MeshError] = []
+    node.models.bring(node.action(), silent, brought.append)
+    (error,) = brought
+    assert isinstance(error, StorageError)
 
 
 async def test_a_load_that_waits_for_an_import_holds_up_nothing_else(node: Node) -> None:

@@ -53,6 +53,16 @@ def test_everything_can_be_given() -> None:
     assert (options.journal, options.parent_pid) == (Path("j.jsonl"), 77)
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"), [((), 1 << 30), (("--prefetch-memory", "64MiB"), 64 << 20)]
+)
+def test_a_quarter_of_the_memory_is_for_what_nobody_has_called_yet(
+    given: tuple[str, ...], expected: int
+) -> None:
+    assert _read("--memory", "4GiB", *given).prefetch_bytes == expected
+    assert _read("--prefetch-memory", "0").prefetch_bytes == 0
+
+
 def test_a_gpu_node_is_its_gpu(tmp_path: Path) -> None:
     options = _read("--device", "gpu", "--gpu", "1")
     assert options.name == default_node_id(device=DeviceKind.GPU, index=1)
@@ -71,6 +81,11 @@ def test_models_sleep_on_gpu_nodes_in_half_of_the_hosts_memory() -> None:
     assert (options.asleep_max, options.asleep_bytes_max) == (5, 6_000_000_000)
     for arguments in (["--device", "gpu", "--asleep", "0"], ["--asleep", "0"], []):
         assert _read(*arguments).asleep_max == 0
+
+
+def test_imports_are_bounded_when_asked() -> None:
+    assert _read().download_bytes_per_s is None
+    assert _read("--download-rate", "50MiB").download_bytes_per_s == 50 << 20
 
 
 def test_a_cpu_node_may_compute_with_vllm() -> None:
@@ -93,7 +108,9 @@ def test_a_cpu_node_may_compute_with_vllm() -> None:
         (["--memory", "lots"], "'lots' is not a size"),
         (["--memory", "0"], "--memory 0 is 0 B"),
         (["--memory", "64GiB"], "this process may use 9.3 GiB"),
+        (["--memory", "4GiB", "--prefetch-memory", "5GiB"], "--prefetch-memory 5GiB is 5.0 GiB"),
         (["--threads", "0"], "--threads 0"),
+        (["--download-rate", "1KiB"], "--download-rate 1KiB is 1.0 KiB a second; at least"),
         (["--threads", "two"], "invalid int value: 'two'"),
         (["--asleep", "2"], "--asleep 2: on a CPU the device's memory is the host's"),
         (["--asleep-memory", "1GB"], "--asleep-memory 1GB: on a CPU the device's memory is the"),

@@ -233,9 +233,11 @@ def test_a_model_without_a_tokenizer_is_not_loaded(model: tuple[ModelInfo, Path]
     assert engine.memory() == ()
 
 
+@pytest.mark.parametrize(("alike", "first_is_kept"), [(False, False), (True, True)])
 def test_a_model_loaded_again_needs_no_new_codec_and_old_ones_go(
-    model: tuple[ModelInfo, Path], tmp_path: Path
+    model: tuple[ModelInfo, Path], tmp_path: Path, alike: bool, first_is_kept: bool
 ) -> None:
+    """Unless newer ones have the same tokenizer: they share its codec."""
     engine = TextEngine(ScriptedEngine())
 
     def load_again(path: Path) -> bool:
@@ -248,12 +250,14 @@ def test_a_model_loaded_again_needs_no_new_codec_and_old_ones_go(
         return True
 
     paths = [tmp_path / str(n) for n in range(CODECS_MAX + 1)]
-    for path in paths:
+    for number, path in enumerate(paths):
         path.mkdir()
         shutil.copy(model[1] / "tokenizer.json", path)
+        template = "one for all" if alike else f"of model {number}"
+        (path / "chat_template.jinja").write_text(template)
         assert load_again(path)
         (path / "tokenizer.json").unlink()
-    assert [load_again(path) for path in paths] == [False] + [True] * CODECS_MAX
+    assert [load_again(path) for path in paths] == [first_is_kept] + [True] * CODECS_MAX
 
 
 def test_a_request_whose_tokens_cannot_be_read_leaves_the_others_alone(engine: TextEngine) -> None:

@@ -29,7 +29,7 @@ class Node:
     def tier_of(self, deployment: Deployment) -> LoadTier:
         return self.tier
 
-    def reclaimable(self) -> tuple[tuple[InstanceId, int], ...]:
+    def reclaimable(self, sparing: Deployment | None = None) -> tuple[tuple[InstanceId, int], ...]:
         return self.idle
 
 

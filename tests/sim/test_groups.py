@@ -28,6 +28,13 @@ def test_the_controller_knows_the_tables_of_the_hardware_that_is_there(tmp_path:
     assert known == {"testbed/xeon-16", "testbed/a100-80gb"}
 
 
+def test_a_group_says_what_its_nodes_may_load_ahead(tmp_path: Path) -> None:
+    text = SMALL.replace("memory_gib = 64", "memory_gib = 64\nprefetch_gib = 1.5")
+    assert [n.hello.prefetch_bytes for n in plan(scenario(tmp_path, text)).nodes] == [3 << 29, 0, 0]
+    with pytest.raises(InvalidInput, match="prefetch_gib is -1; it must be 0 or more"):
+        scenario(tmp_path, text.replace("1.5", "-1"))
+
+
 def test_fewer_cores_are_slower() -> None:
     costs = known_model("llama-3.2-3b").costs
     prefill_s = [costs[key].profile.prefill.seconds[-1][0] for key in ("xeon-32", "xeon-16")]

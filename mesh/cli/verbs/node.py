@@ -31,6 +31,11 @@ from mesh_nodes.main import main as run_node
 @click.option("--gpu", type=int, metavar="N", help="With --device gpu: which one; default: 0.")
 @click.option("--engine", metavar="NAME", help="openvino or vllm; default: the device's own.")
 @click.option("--memory", metavar="SIZE", help="Limit of its process; default: 70 % of what is.")
+@click.option(
+    "--prefetch-memory",
+    metavar="SIZE",
+    help="Of that, for models loaded before they are called, 0 for none; default: a quarter.",
+)
 @click.option("--threads", type=int, help="Threads to compute with; default: the usable cores.")
 @click.option("--asleep", type=int, metavar="N", help="Unloaded models kept in host memory (GPU).")
 @click.option("--asleep-memory", metavar="SIZE", help="Host memory for them; default: half.")
@@ -41,6 +46,7 @@ from mesh_nodes.main import main as run_node
     show_default=True,
     help="When a load checks the digests of its files.",
 )
+@click.option("--download-rate", metavar="SIZE", help="A second, for http and s3; default: any.")
 @click.option("--journal", metavar="FILE", help="Write every decision of this node there.")
 @home_option
 @click.pass_context
@@ -52,10 +58,12 @@ def node(
     gpu: int | None,
     engine: str | None,
     memory: str | None,
+    prefetch_memory: str | None,
     threads: int | None,
     asleep: int | None,
     asleep_memory: str | None,
     verify: str,
+    download_rate: str | None,
     journal: str | None,
     home: Path,
 ) -> None:
@@ -65,6 +73,7 @@ def node(
     optional = (
         *(("--name", name), ("--gpu", gpu), ("--engine", engine), ("--memory", memory)),
         *(("--threads", threads), ("--asleep", asleep), ("--asleep-memory", asleep_memory)),
+        *(("--prefetch-memory", prefetch_memory), ("--download-rate", download_rate)),
         ("--journal", journal),
     )
     for option, value in optional:

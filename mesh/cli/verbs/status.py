@@ -6,7 +6,7 @@ from mesh.cli import memory_tables, output, tables
 from mesh.cli.options import controller_option, format_option
 from mesh.cli.output import Format
 from mesh.cli.plain import plain_fields
-from mesh.domain.views import CellStatus
+from mesh.domain.views import CellStatus, PrefetchView
 from mesh.wire.client import MeshClient
 
 
@@ -20,7 +20,10 @@ def status(form: Format, address: str) -> None:
         instances = [instance for node in client.nodes() for instance in node.instances]
     if form is not Format.TABLE:
         # `instances` is their number; those that are still loading stand in `by_instance` alone.
-        output.structured({**plain_fields(found), "by_instance": instances}, form)
+        ahead = found.prefetches
+        prefetches = {**plain_fields(ahead), "hit_rate": ahead.hit_rate}
+        shown = {**plain_fields(found), "prefetches": prefetches, "by_instance": instances}
+        output.structured(shown, form)
         return
     output.fields(_fields(address, found))
     if instances:
@@ -28,6 +31,11 @@ def status(form: Format, address: str) -> None:
         output.table(tables.PACE, instances)
         output.text("")
         output.table(memory_tables.KV_CACHES, instances)
+
+
+def _prefetches(said: PrefetchView) -> str:
+    text = f"{said.begun} begun, {said.used} used, {said.wasted} wasted"
+    return f"{text}; of {said.loads} loads {said.hit_rate:.0%} found one" if said.loads else text
 
 
 def _fields(address: str, status: CellStatus) -> list[tuple[str, str]]:
@@ -43,5 +51,6 @@ def _fields(address: str, status: CellStatus) -> list[tuple[str, str]]:
         ("queued", str(status.queued)),
         ("served", str(status.served)),
         ("refused", refused or "0"),
+        ("prefetches", _prefetches(status.prefetches)),
         ("state_path", status.state_path),
     ]

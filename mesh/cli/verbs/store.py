@@ -18,6 +18,7 @@ from mesh.domain.model import ModelInfo
 from mesh.domain.units import format_bytes
 from mesh.wire.client import MeshClient
 from mesh_loader.digests import Damage
+from mesh_loader.disk import tree_bytes
 from mesh_loader.store import ModelStore, StoredModel
 from mesh_loader.upkeep import Leftover, collect, stored_damages
 
@@ -65,14 +66,19 @@ def ls(form: Format, home: Path) -> None:
     found = [_listed(models, stored) for stored in models.models()]
     if form is Format.TABLE:
         output.table(_LS, found)
-        return
-    output.structured(
-        [
-            {**plain_fields(m.info), "stored_bytes": m.stored_bytes, "in_use": m.in_use}
-            for m in found
-        ],
-        form,
-    )
+    else:
+        output.structured(
+            [
+                {**plain_fields(m.info), "stored_bytes": m.stored_bytes, "in_use": m.in_use}
+                for m in found
+            ],
+            form,
+        )
+    damaged = models.damaged()
+    for error in damaged[:-1]:
+        output.error(error)
+    if damaged:
+        raise damaged[-1]
 
 
 @store.command()
@@ -138,7 +144,7 @@ def rm(model_ids: tuple[str, ...], address: str, home: Path) -> None:
 
 
 def _listed(models: ModelStore, stored: StoredModel) -> _Listed:
-    size_bytes = sum(path.stat().st_size for path in stored.path.rglob("*") if path.is_file())
+    size_bytes = tree_bytes(stored.path)
     with models.unused(stored.info.model_id) as free:
         return _Listed(stored.info, size_bytes, not free)
 

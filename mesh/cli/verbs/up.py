@@ -30,6 +30,7 @@ WATCH_S = 0.2
     help="A node to start: cpu or gpu. Repeat it for several.",
 )
 @click.option("--memory", metavar="SIZE", help="Limit of each node's process, such as 4GiB.")
+@click.option("--prefetch-memory", metavar="SIZE", help="As of `mesh node`, of each node.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads that each node computes with.")
 @click.option(
     "--listen",
@@ -43,6 +44,7 @@ WATCH_S = 0.2
 def up(
     wanted: tuple[str, ...],
     memory: str | None,
+    prefetch_memory: str | None,
     threads: int | None,
     listen: str,
     policy: str | None,
@@ -54,6 +56,7 @@ def up(
         home=home,
         nodes=plan_nodes(wanted),
         memory_bytes=None if memory is None else parse_bytes(memory),
+        prefetch_bytes=None if prefetch_memory is None else parse_bytes(prefetch_memory),
         threads=threads,
         policy=policy,
     )

@@ -6,6 +6,7 @@ tokens so far. What a node says while it is linked is taken by `reports`.
 """
 
 from mesh.core.controller.instances.lifecycle import adopt, forget, note_idle, unload
+from mesh.core.controller.instances.prefetching import prefetch
 from mesh.core.controller.instances.replicas import room_changed
 from mesh.core.controller.operations import fail_operation, reply_error
 from mesh.core.controller.requests.migration import move_soon
@@ -68,13 +69,16 @@ def lose(ctx: EventContext, node: NodeEntry, reason: str) -> None:
 
 
 def check_leases(ctx: EventContext) -> None:
-    """Drop nodes that have been silent too long, and look again later."""
+    """Drop nodes that have been silent too long, give those that rest what may be called next, and
+    look again later.
+    """
     for node in list(ctx.cell.nodes.values()):
         silent_s = ctx.now_s - node.last_seen_s
         if silent_s > ctx.limits.node_lease_s:
             reason = f"silent for {silent_s:.1f} s; the lease is {ctx.limits.node_lease_s:.1f} s"
             ctx.act(CloseLink(link_id=node.link_id, error="Unavailable", message=reason))
             lose(ctx, node, reason)
+    prefetch(ctx)
     ctx.act(SetTimer(at_s=ctx.now_s + ctx.limits.lease_check_s, timer=LeaseCheckDue()))
 
 

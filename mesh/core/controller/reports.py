@@ -7,6 +7,7 @@ asked for them. Before: a message on a node's link. After: `core` places what ha
 
 from typing import assert_never
 
+from mesh.compute.correction import share_trials
 from mesh.core.controller.deployments import import_done
 from mesh.core.controller.instances.kv_reports import resized, restore, take_over
 from mesh.core.controller.instances.lifecycle import adopt, forget, unload
@@ -15,6 +16,7 @@ from mesh.core.controller.instances.load_reports import (
     note_loaded,
     take_over_size,
 )
+from mesh.core.controller.instances.prefetching import import_ended
 from mesh.core.controller.instances.replicas import room_changed
 from mesh.core.controller.operations import failed_on_node, progress
 from mesh.core.controller.profiling import profile_done, tell_of_load
@@ -84,10 +86,13 @@ def report(ctx: EventContext, link_id: int, said: NodeReport) -> None:
         case ImportProgress() | ProfileProgress():
             progress(ctx, said)
         case ImportDone():
+            import_ended(ctx, node, said)
             import_done(ctx, said)
         case ProfileDone():
             profile_done(ctx, said)
         case ImportFailed() | ProfileFailed():
+            if isinstance(said, ImportFailed):
+                import_ended(ctx, node, said)
             failed_on_node(ctx, said)
         case NodeHello():
             pass  # only the first message of a link may be one; the link has dealt with it
@@ -103,8 +108,12 @@ def _note_iteration(ctx: EventContext, node: NodeEntry, said: TokensReport) -> N
         return
     if said.correction < instance.correction.latest * EASED_SHARE:
         node.ease()
-    beside_load = instance.correction.trial_left > 0 and node.is_loading()
+    slower = said.correction >= 1.0
+    beside_load = instance.correction.trial_left > 0 and slower and node.is_loading()
+    on_trial = instance.correction.trial_left
     instance.correction.reported(said.correction, ctx.now_s, beside_load=beside_load)
+    if on_trial and not instance.correction.trial_left:
+        share_trials(node.instances.values(), ctx.now_s)
     for request_id, tokens in said.prefill_left:
         request = instance.requests.get(request_id)
         if request is not None:
@@ -146,6 +155,7 @@ def _loaded(ctx: EventContext, node: NodeEntry, said: InstanceLoaded) -> None:
     if instance.state is not InstanceState.LOADING:
         return
     note_loaded(ctx, instance, said)
+    share_trials(node.instances.values(), ctx.now_s)
     ctx.wake(instance.deployment)
     if fits:
         ctx.note_released(instance)
@@ -189,6 +199,10 @@ def _gone(ctx: EventContext, said: InstanceGone) -> None:
 
 
 def _note_failure(ctx: EventContext, instance: InstanceEntry, message: str, hint: str) -> None:
+    if instance.ahead:
+        # Whoever calls has the load tried for himself.
+        instance.node.prefetches.note_failed(instance.model_id)
+        return
     owner = ctx.cell.deployments.get(instance.deployment)
     if owner is None:
         return

@@ -33,6 +33,7 @@ def cell_snapshot(cell: Cell, now_s: float) -> CellSnapshot:
         running=cell.running(),
         served=cell.served,
         refused=tuple(sorted(cell.refused.items())),
+        prefetches=cell.prefetches.said,
     )
 
 
@@ -71,6 +72,7 @@ def _node(cell: Cell, node: NodeEntry, now_s: float) -> NodeSnapshot:
         instances=tuple(_instance(node.instances[i], now_s) for i in sorted(node.instances)),
         fingerprint=node.hello.fingerprint,
         load_slowdown=node.load_slowdown,
+        prefetch_bytes=node.hello.prefetch_bytes,
         asleep=node.asleep(),
         load_times=cell.expectations.load_times(node.hello),
         footprints=tuple(sorted(node.footprints.items())),

@@ -13,7 +13,8 @@ from mesh.core.node.context import NodeEventContext
 from mesh.core.node.instances import drop
 from mesh.core.node.iterations import broken, learn, step_finished, submit_broke
 from mesh.core.node.priming import to_prime
-from mesh.core.node.state import LocalInstance, LocalNode, LocalRequest, LocalState
+from mesh.core.node.request import LocalRequest
+from mesh.core.node.state import LocalInstance, LocalNode, LocalState
 from mesh.domain.actions import NodeAction, StartStep, SubmitToEngine
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import (
@@ -75,10 +76,10 @@ class NodeCore:
         self._now_s = now_s
         ctx = NodeEventContext(now_s=now_s, node=self._node)
         self._dispatch(ctx, event)
-        self._grant(ctx)
+        self._grant(ctx, measures=not _announces(event))
         return ctx.ordered()
 
-    def _grant(self, ctx: NodeEventContext) -> None:
+    def _grant(self, ctx: NodeEventContext, *, measures: bool) -> None:
         """The next turn, if the engine is free and an instance has work; else a measurement."""
         node = self._node
         if node.stepping is not None:
@@ -99,7 +100,8 @@ class NodeCore:
             rule=node.turns,
         )
         if grant is None:
-            measuring.grant(ctx, node)
+            if measures:
+                measuring.grant(ctx, node)
             return
         node.begin_turn(grant, ctx.now_s)
         ctx.engine(
@@ -121,8 +123,8 @@ class NodeCore:
             case CommandReceived():
                 self._command(ctx, event.command)
             case HeartbeatDue():
-                self._node.beat(event)
-                ctx.report(self._node.heartbeat(ctx.now_s, event.models))
+                models = self._node.beat(event)
+                ctx.report(self._node.heartbeat(ctx.now_s, models))
             case MeasureFinished() | MeasureBroke():
                 self._node.end_turn()
                 measuring.measured(ctx, self._node, event)
@@ -252,3 +254,14 @@ def _to_engine(instance: LocalInstance, order: RequestOrder) -> SubmitToEngine:
             held=order.held,
         ),
     )
+
+
+def _announces(event: NodeEvent) -> bool:
+    """Whether the request that a load or a grow was for comes within milliseconds of it: it would
+    wait for a size that is computed for nobody.
+    """
+    match event:
+        case LoadFinished() | ResizeFinished() | CommandReceived(command=ResizeKv()):
+            return True
+        case _:
+            return False

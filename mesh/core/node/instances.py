@@ -1,9 +1,11 @@
 """Instances on a node: loads, resizes, unloads, and what a lost link leaves."""
 
+from mesh.compute.correction import share_trials
 from mesh.compute.learned_correction import LearnedCorrection
 from mesh.core.node import measuring
 from mesh.core.node.context import NodeEventContext
-from mesh.core.node.state import LocalInstance, LocalNode, LocalRequest, LocalState
+from mesh.core.node.request import LocalRequest
+from mesh.core.node.state import LocalInstance, LocalNode, LocalState
 from mesh.domain.actions import AbortInEngine, StartLoad, StartResize, StartUnload, StopImport
 from mesh.domain.ids import InstanceId
 from mesh.domain.messages import (
@@ -149,7 +151,7 @@ def loading(
     if instance is None:
         return
     if isinstance(event, LoadFinished | LoadBroke):
-        node.end_load()
+        node.end_load(event.loaded.tier if isinstance(event, LoadFinished) else None)
     instance_id = event.instance_id
     match event:
         case LoadProgressed():
@@ -160,6 +162,7 @@ def loading(
         case LoadFinished():
             loaded = event.loaded
             instance.note_loaded(loaded.footprint, loaded.kv_blocks)
+            share_trials(node.instances.values(), ctx.now_s)
             ctx.report(
                 InstanceLoaded(
                     instance_id=instance_id,

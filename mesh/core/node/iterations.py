@@ -1,10 +1,12 @@
 """What the node core makes of an iteration: tokens to report, requests that ended or starve."""
 
+from mesh.compute.correction import share_trials
 from mesh.compute.times import Times
 from mesh.core.node import measuring
 from mesh.core.node.context import NodeEventContext
 from mesh.core.node.instances import drop
-from mesh.core.node.state import LocalInstance, LocalNode, LocalRequest, LocalState
+from mesh.core.node.request import LocalRequest
+from mesh.core.node.state import LocalInstance, LocalNode, LocalState
 from mesh.domain.actions import StartUnload
 from mesh.domain.messages import ComputedAhead, RequestReturned, TokensReport
 from mesh.domain.node_events import InstanceBroke, StepBroke, SubmitBroke
@@ -16,7 +18,8 @@ def learn(
 ) -> None:
     """Correct the instance's profile by how long its iterations took, from turn to turn.
 
-    Beside a load, how much loads slow iterations down is learned instead.
+    Beside a load, how much loads slow iterations down is learned instead; but for an estimate
+    which takes too long even so: that much is known of it.
     """
     batch = result.decode_batch
     now_s, correction = ctx.now_s, instance.correction
@@ -27,11 +30,15 @@ def learn(
         batch,
         result.context_tokens // batch if batch else 0,
     )
-    if node.step_beside_load or node.loading():
+    on_trial = correction.trial_left
+    quicker = on_trial and measured_s < predicted_s
+    if not quicker and (node.step_beside_load or node.loading()):
         corrected_s = predicted_s * correction.factor(now_s)
         node.load_slowdown.observe(measured_s, corrected_s, now_s)
     else:
         correction.observe(measured_s, predicted_s, now_s)
+        if on_trial and not correction.trial_left:
+            share_trials(node.instances.values(), now_s)
 
 
 def step_finished(

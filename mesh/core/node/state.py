@@ -1,8 +1,7 @@
 """What the node core knows: its instances and the requests on each, with their deadlines."""
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
@@ -10,6 +9,7 @@ from mesh.compute.correction import Correction
 from mesh.compute.learned_correction import LearnedCorrection
 from mesh.compute.survey import Survey
 from mesh.compute.times import Times
+from mesh.core.node.request import LocalRequest
 from mesh.domain.ids import InstanceId, OperationId, RequestId
 from mesh.domain.limits import TURN_S_MAX
 from mesh.domain.messages import Heartbeat, InstanceReport, LoadInstance
@@ -17,9 +17,7 @@ from mesh.domain.model import Footprint
 from mesh.domain.node_events import HeartbeatDue
 from mesh.domain.profile import IterationShape, Profile
 from mesh.domain.reasons import TurnRule
-from mesh.domain.request import RequestOrder
-from mesh.domain.slo import next_due_s
-from mesh.domain.steps import HeldModel
+from mesh.domain.steps import HeldModel, LoadTier
 from mesh.request.run_queues import Prompt, RunQueue
 from mesh.request.shadow import OVERESTIMATE
 from mesh.request.turns import Grant, note_turn
@@ -40,58 +38,6 @@ class LocalState(StrEnum):
     ABANDONED = "abandoned"
     READY = "ready"
     UNLOADING = "unloading"
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class LocalRequest:
-    order: RequestOrder
-    start_s: float
-    """When it arrived at the cell, on this node's clock."""
-    output_tokens: int
-    first_step: int
-    """The first iteration that it can have a part in: what an earlier one leaves to compute under
-    this id is an earlier attempt's. Tokens say themselves which attempt they are of.
-    """
-    due_s: float
-    """When its next token is due."""
-    prefill_left: int
-    """Prompt tokens, and tokens of an earlier attempt, still to compute."""
-    held: bool = False
-    """Computed ahead: it gets no token until it is let go."""
-    tokens: int = field(init=False)
-    """Of its prompt and its output so far."""
-    pace_s: float = field(init=False)
-    """Of its SLO: asked for with every token."""
-
-    def __post_init__(self) -> None:
-        self.pace_s = self.order.slo.pace_s
-        self.tokens = len(self.order.request.prompt_tokens) + self.output_tokens
-
-    @property
-    def request_id(self) -> RequestId:
-        return self.order.request.request_id
-
-    def note_tokens(self, count: int, now_s: float) -> None:
-        """It has so many more tokens."""
-        slack_s = inf if self.output_tokens else self.order.slack_s
-        self.due_s = next_due_s(self.due_s, self.pace_s, now_s, count, slack_s)
-        self.output_tokens += count
-        self.tokens += count
-        self.prefill_left = 0
-
-    def note_prefill_left(self, tokens: int) -> None:
-        self.prefill_left = tokens
-
-    def go_on(self, token_ids: Sequence[int], *, held: bool, due_s: float, first_step: int) -> None:
-        """It has these further tokens from where it came from, and goes on unless `held` still. Its
-        last token before them was left to compute, too.
-        """
-        output_tokens = (*self.order.output_tokens, *token_ids)
-        self.order = replace(self.order, output_tokens=output_tokens, held=held)
-        self.output_tokens += len(token_ids)
-        self.tokens += len(token_ids)
-        self.prefill_left += len(token_ids) + (self.held and not held)
-        self.held, self.due_s, self.first_step = held, due_s, first_step
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -365,6 +311,8 @@ class LocalNode:
     """Both as of the last heartbeat."""
     models: tuple[HeldModel, ...] | None = None
     """Those at hand; None until they have been looked at."""
+    woken: bool = False
+    """A load has used up one that slept since the controller was told of them."""
     beside_bytes: int = 0
     """Of the process's memory, what was beside the engine's books at the last heartbeat; 0 while
     any load or unload was under way.
@@ -405,8 +353,10 @@ class LocalNode:
         instance.begin_load()
         self.loads += 1
 
-    def end_load(self) -> None:
+    def end_load(self, tier: LoadTier | None) -> None:
+        """`tier`: from where the weights came; None for one that failed."""
         self.loads -= 1
+        self.woken |= tier is LoadTier.HOST
 
     def begin_turn(self, grant: Grant, now_s: float) -> None:
         """The engine computes for one instance; the others are passed over."""
@@ -438,11 +388,18 @@ class LocalNode:
         """False if there is no such import."""
         return self.imports.pop(operation_id, None) is not None
 
-    def beat(self, due: HeartbeatDue) -> None:
-        """What the process and its engine say of themselves; starved instances may try again."""
+    def beat(self, due: HeartbeatDue) -> tuple[HeldModel, ...] | None:
+        """What the process and its engine say of themselves; starved instances may try again. The
+        models to tell the controller of: after a wake also those that are as they were, for what it
+        has struck off its list may sleep again.
+        """
         self.rss_bytes, self.engine_bytes = due.rss_bytes, due.engine_bytes
-        if due.models is not None:
-            self.models = due.models
+        told = due.models
+        if told is not None:
+            self.models = told
+        elif self.woken:
+            told = self.models
+        self.woken = False
         settled = all(i.state is LocalState.READY for i in self.instances.values())
         beside_bytes = due.rss_bytes - due.engine_bytes if settled and not self.loading() else 0
         # Both sizes are read one after the other: a single reading may be amid a change.
@@ -450,6 +407,7 @@ class LocalNode:
         self.beside_bytes = beside_bytes
         for instance in self.instances.values():
             instance.encourage()
+        return told
 
     def heartbeat(self, now_s: float, models: tuple[HeldModel, ...] | None = None) -> Heartbeat:
         """`models`: those at hand, where the controller does not know them yet."""

@@ -73,6 +73,7 @@ def hello_of(node: NodeSnapshot) -> NodeHello:
         memory_bytes=node.memory_bytes,
         base_bytes=node.base_bytes,
         fingerprint=node.fingerprint,
+        prefetch_bytes=node.prefetch_bytes,
         load_rates=tuple((t.tier, _rate(t)) for t in node.load_times),
     )
 

@@ -14,11 +14,12 @@ from mesh.sim.invariants.rule import hold
 
 
 def check_books(node: NodeEntry) -> None:
-    """Memory is promised and tracked as instances and reservations say, and within the capacity.
+    """Memory is promised and tracked as instances and reservations say, and within what the node
+    said first that it has.
 
     More is tracked only where a node says itself that it holds more, for a model's footprint was
-    underestimated. More may be promised where a node could not give back what it was to, too: see
-    `Watch`.
+    underestimated. What is left once it has said that it has less, and how much may be promised,
+    is a matter of time: see `Watch`.
     """
     station, known = node.station, set(node.instances)
     name, capacity = node.node_id, station.capacity_bytes
@@ -29,7 +30,8 @@ def check_books(node: NodeEntry) -> None:
     hold(station.tracked_bytes == tracked, "{}: tracked {} B", name, station.tracked_bytes)
     hold(promised + station.free_bytes == capacity, "{}: free {} B", name, station.free_bytes)
     said = sum(i.footprint.instance_bytes(i.kv_blocks) for i in node.instances.values())
-    hold(tracked <= max(capacity, said), "{}: {} B of {} B", name, tracked, capacity)
+    first = max(node.hello.memory_bytes - node.hello.base_bytes, 0)
+    hold(tracked <= max(first, said), "{}: {} B of {} B", name, tracked, first)
     most = max((h.overtaken for h in station._holdings.values()), default=0)
     hold(most <= OVERTAKEN_MAX, "{}: a reservation was overtaken {} times", name, most)
     waiting = {reservation.instance_id for reservation in station.waiting()}

@@ -36,6 +36,7 @@ Answer = InstanceLoaded | LoadFailed | InstanceGone | KvResized
 KINDS: dict[ReservationKind, type[Command]] = {
     ReservationKind.LOAD: LoadInstance,
     ReservationKind.WAKE: LoadInstance,
+    ReservationKind.IMPORT: LoadInstance,
     ReservationKind.RESIZE: ResizeKv,
     ReservationKind.UNLOAD: UnloadInstance,
 }
@@ -61,6 +62,8 @@ class Watch:
         """Links of nodes where that was, or that have less than they said, for as long as others
         are promised the memory.
         """
+        self._overfull: dict[int, int] = {}
+        """By link of a node that has less than it said, for as long as it holds more: how much."""
         self._capacity_bytes: dict[int, int] = {}
         """By link, for instances."""
         self._burdens: dict[int, _Burden] = {}
@@ -220,12 +223,22 @@ class Watch:
 
     def _check_promise(self, node: NodeEntry) -> None:
         """No more is promised than there is, unless a node had to keep what was promised to others,
-        or has less than it said; a parked instance has given its cache back.
+        or has less than it said, and then nothing is added to what it holds; a parked instance has
+        given its cache back.
         """
         station, link_id = node.station, node.link_id
+        said = sum(i.footprint.instance_bytes(i.kv_blocks) for i in node.instances.values())
         if station.capacity_bytes < self._capacity_bytes.get(link_id, 0):
             self._overpromised.add(link_id)
+            self._overfull[link_id] = station.tracked_bytes
         self._capacity_bytes[link_id] = station.capacity_bytes
+        if station.tracked_bytes <= max(station.capacity_bytes, said):
+            self._overfull.pop(link_id, None)
+        else:
+            most = self._overfull.get(link_id, 0)
+            over = "{} holds {} B of {} B"
+            hold(station.tracked_bytes <= most, over, node.node_id, station.tracked_bytes, most)
+            self._overfull[link_id] = station.tracked_bytes
         if station.promised_bytes <= station.capacity_bytes:
             self._overpromised.discard(link_id)
         else:

@@ -5,11 +5,18 @@ from mesh.domain.actions import StartMeasure, StartStep
 from mesh.domain.ids import InstanceId
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import ResizeKv
-from mesh.domain.node_events import LinkOpened, MeasureBroke, MeasureFinished
+from mesh.domain.node_events import (
+    HeartbeatDue,
+    LinkOpened,
+    MeasureBroke,
+    MeasureFinished,
+    ResizeFinished,
+)
 from tests.core.cells import of_kind, only
 from tests.core.nodes import NodeUnderTest
 
 I1 = InstanceId("i1")
+BEAT = HeartbeatDue(rss_bytes=0)
 
 
 def priming_node(tokens_max: int) -> NodeUnderTest:
@@ -21,7 +28,8 @@ def priming_node(tokens_max: int) -> NodeUnderTest:
 
 def test_each_batch_and_short_prefills_are_computed_once() -> None:
     node = priming_node(16)
-    actions = node.load("i1")
+    node.load("i1")
+    actions = node.tell(BEAT)
     shapes = []
     while found := of_kind(actions, StartMeasure):
         shapes.append((found[0].shape.decode_batch, found[0].shape.prefill_tokens))
@@ -30,9 +38,26 @@ def test_each_batch_and_short_prefills_are_computed_once() -> None:
     assert shapes == [*((batch, 0) for batch in decodes), *((0, tokens) for tokens in prefills)]
 
 
+def test_who_a_load_was_for_waits_for_no_size() -> None:
+    node = priming_node(16)
+    assert not of_kind(node.load("i1"), StartMeasure)
+    assert only(node.submit("a", "i1"), StartStep).instance_id == "i1"
+
+
+def test_who_a_grow_is_for_waits_for_no_size() -> None:
+    node = priming_node(16)
+    node.load("i1")
+    grown = node.command(ResizeKv(instance_id=I1, kv_blocks=32))
+    assert not of_kind(grown, StartMeasure)
+    assert only(node.submit("a", "i1"), StartStep).instance_id == "i1"
+    ended = node.tell(ResizeFinished(instance_id=I1, kv_blocks=32, elapsed_s=0.0))
+    assert not of_kind(ended, StartMeasure)
+
+
 def test_a_request_goes_before_the_next_size() -> None:
     node = priming_node(16)
     node.load("i1")
+    node.tell(BEAT)
     node.submit("a", "i1")
     actions = node.tell(MeasureFinished(instance_id=I1, elapsed_s=0.01))
     assert only(actions, StartStep).instance_id == "i1"
@@ -41,19 +66,23 @@ def test_a_request_goes_before_the_next_size() -> None:
 
 def test_a_size_that_cannot_be_computed_is_left_out() -> None:
     node = priming_node(8)
-    first = only(node.load("i1"), StartMeasure).shape
+    node.load("i1")
+    first = only(node.tell(BEAT), StartMeasure).shape
     broke = MeasureBroke(instance_id=I1, error="OutOfMemory", message="no")
     assert only(node.tell(broke), StartMeasure).shape != first
 
 
 def test_nothing_is_primed_where_the_node_is_told_so() -> None:
-    assert not of_kind(priming_node(0).load("i1"), StartMeasure)
+    node = priming_node(0)
+    node.load("i1")
+    assert not of_kind(node.tell(BEAT), StartMeasure)
 
 
 def test_a_size_that_the_kv_cache_does_not_hold_waits_until_it_does() -> None:
     """A batch of n takes n blocks, 8 prompt tokens take one."""
     node = priming_node(8)
-    first = only(node.load("i1"), StartMeasure).shape
+    node.load("i1")
+    first = only(node.tell(BEAT), StartMeasure).shape
     node.command(ResizeKv(instance_id=I1, kv_blocks=2))
     shapes = [first]
 
@@ -65,6 +94,7 @@ def test_a_size_that_the_kv_cache_does_not_hold_waits_until_it_does() -> None:
 
     prime()
     assert [(s.decode_batch, s.prefill_tokens) for s in shapes] == [(1, 0), (2, 0), (0, 4), (0, 8)]
-    shapes = [only(node.command(ResizeKv(instance_id=I1, kv_blocks=16)), StartMeasure).shape]
+    node.command(ResizeKv(instance_id=I1, kv_blocks=16))
+    shapes = [only(node.tell(BEAT), StartMeasure).shape]
     prime()
     assert [shape.decode_batch for shape in shapes] == [3, 4, 5, 6, 7, 8]

@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from mesh.core.node.state import LocalInstance, LocalNode, LocalRequest, LocalState
+from mesh.core.node.request import LocalRequest
+from mesh.core.node.state import LocalInstance, LocalNode, LocalState
 from mesh.domain.limits import TURN_S_MAX
 from mesh.domain.messages import LoadInstance
 from mesh.domain.reasons import TurnRule
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import Slo
+from mesh.domain.steps import LoadTier
 from mesh.request.turns import Grant
 from tests.core.cells import FOOTPRINT, request
 from tests.core.nodes import load_command
@@ -31,7 +33,7 @@ def loaded(node: LocalNode, name: str = "i1") -> LocalInstance:
     instance = LocalInstance(command=command, profile=command.profile)
     node.add(instance)
     node.begin_load(instance)
-    node.end_load()
+    node.end_load(LoadTier.DISK)
     instance.note_loaded(FOOTPRINT, 16)
     return instance
 
@@ -79,7 +81,7 @@ def test_a_load_takes_part_of_the_machine_until_it_has_ended() -> None:
     assert not node.loading()
     node.begin_load(instance)
     assert node.loading()
-    node.end_load()
+    node.end_load(LoadTier.DISK)
     assert not node.loading()
 
 

@@ -4,8 +4,11 @@ By the profile of these tests a decode of one request takes 1 ms, and 256, 128, 
 tokens take 20, 10.5, 3.3 and 2.1 ms.
 """
 
+from dataclasses import replace
+
 import pytest
 
+from mesh.compute.correction import TRIAL_ITERATIONS
 from mesh.domain.actions import NodeAction, StartStep
 from mesh.domain.messages import TokensReport
 from mesh.domain.reasons import FinishReason, TurnRule
@@ -151,6 +154,27 @@ def test_iterations_beside_a_load_teach_what_a_load_costs_and_nothing_about_the_
     said = node.heartbeat()
     assert before < 2.5 < said.load_slowdown < 3.0, "each took 3 ms beside it, and else 1"
     assert [report.correction for report in said.instances] == [1.0]
+
+
+def test_an_estimate_that_takes_too_long_even_beside_a_load_is_corrected_there() -> None:
+    """Decodes of half the estimate; those beside the load tell nothing of what that costs."""
+    command = load_command("i1")
+    assert command.profile is not None
+    estimate = replace(command.profile, scaled_from="another")
+    node = NodeUnderTest()
+    node.load("i1", command=replace(command, profile=estimate))
+    before = node.heartbeat().load_slowdown
+    node.command(load_command("i2"))
+    node.submit("a", "i1")
+    for index in range(TRIAL_ITERATIONS):
+        node.now_s += 0.0005
+        node.step("i1", token("a", index))
+    said = node.heartbeat()
+    assert said.load_slowdown == before
+    (report,) = said.instances
+    assert report.correction == pytest.approx(0.5)
+    node.load("i3", command=replace(load_command("i3"), profile=estimate))
+    assert [i.correction for i in node.heartbeat().instances] == pytest.approx([0.5, 0.5])
 
 
 def test_an_iteration_that_yields_nothing_is_reported_with_what_is_left_of_prompts() -> None:

@@ -115,6 +115,7 @@ class WorldNode:
                 fingerprint=self.fingerprint,
             ),
             instances=self.core.instances(),
+            prefetch_bytes=self.memory_bytes // 2,
         )
         self.controller.tell(NodeConnected(link_id=self.link_id, hello=said))
 

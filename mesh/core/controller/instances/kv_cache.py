@@ -166,6 +166,8 @@ def claim(
     submitted right after: if the resize has to wait, it waits on its node for missing blocks.
     """
     blocks = request_blocks(owner, request, instance.footprint, instance.context_tokens_max)
+    if instance.ahead:
+        ctx.cell.prefetches.note_load(nearer=True)
     instance.add(request, blocks=blocks, now_s=ctx.now_s)
     _take(ctx, instance, room, request.due_s)
 
@@ -182,6 +184,8 @@ def expect(
     is resized after the load if the room says so; no room: it has been sized for the request.
     """
     blocks = request_blocks(owner, request, instance.footprint, instance.context_tokens_max)
+    if instance.ahead:
+        ctx.cell.prefetches.note_load(nearer=True)
     instance.expect(request, blocks)
     sooner = needed_s < instance.needed_s
     if sooner:

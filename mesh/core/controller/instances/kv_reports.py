@@ -64,7 +64,7 @@ def restore(ctx: EventContext, node: NodeEntry) -> None:
             return
         instance = node.instances[reservation.instance_id]
         match reservation.kind:
-            case ReservationKind.LOAD | ReservationKind.WAKE:
+            case ReservationKind.LOAD | ReservationKind.WAKE | ReservationKind.IMPORT:
                 unload(ctx, instance)
                 if instance.deployment in ctx.cell.deployments:
                     # Its deployment may be below its minimum now.

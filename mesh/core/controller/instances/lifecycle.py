@@ -11,10 +11,17 @@ from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.actions import SendCommand, SetTimer
+from mesh.domain.deployment import Deployment
 from mesh.domain.events import KeepAliveExpired, LoadExpired
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import InstanceState, NodeState
-from mesh.domain.messages import InstanceReport, LoadInstance, UnloadInstance, UseProfile
+from mesh.domain.messages import (
+    CancelImport,
+    InstanceReport,
+    LoadInstance,
+    UnloadInstance,
+    UseProfile,
+)
 from mesh.domain.profile import Profile
 from mesh.request.placement import NoRoom, NoTime
 
@@ -66,11 +73,17 @@ def start_instance(
     return Started(instance=load(ctx, entry, placed), first_token_s=placed.first_token_s)
 
 
-def load(ctx: EventContext, entry: DeploymentEntry, placed: Placed) -> InstanceEntry:
-    """Start an instance where room was found for it."""
+def load(
+    ctx: EventContext, entry: DeploymentEntry, placed: Placed, *, ahead: bool = False
+) -> InstanceEntry:
+    """Start an instance where room was found for it; `ahead` of anybody who calls."""
     start = placed.start
     deployment, node = entry.deployment, ctx.cell.nodes[start.node.node_id]
     assert deployment is not None
+    nearer = node.prefetches.take(deployment.model.model_id)
+    if not ahead:
+        ctx.cell.prefetches.note_load(nearer=nearer)
+        _give_way(ctx, node, deployment)
     reclaim(ctx, node, start.reclaim)
     profile = ctx.cell.expectations.profile(deployment.model, start.footprint, node.hello)
     instance_id = InstanceId(f"{entry.spec.name}-{ctx.epoch}-{ctx.cell.number_instance()}")
@@ -100,6 +113,7 @@ def load(ctx: EventContext, entry: DeploymentEntry, placed: Placed) -> InstanceE
         load_s=load_s(ctx, deployment, node),
         load_beside=node.computes_beside_load(),
         needed_s=placed.needed_s,
+        ahead=ahead,
         load_started_s=ctx.now_s,
         phase="load",
     )
@@ -114,6 +128,18 @@ def load(ctx: EventContext, entry: DeploymentEntry, placed: Placed) -> InstanceE
         )
     )
     return instance
+
+
+def _give_way(ctx: EventContext, node: NodeEntry, deployment: Deployment) -> None:
+    """A load that somebody needs has the node's disk and its cores for itself. An import of its own
+    model goes on: the load would begin the same one.
+    """
+    ahead = node.prefetches.importing
+    if ahead is not None and ahead.model_id != deployment.model.model_id:
+        node.prefetches.give_way()
+        ctx.cell.prefetches.note_wasted()
+        command = CancelImport(operation_id=ahead.operation_id)
+        ctx.act(SendCommand(link_id=node.link_id, command=command))
 
 
 def adopt(ctx: EventContext, node: NodeEntry, report: InstanceReport) -> None:

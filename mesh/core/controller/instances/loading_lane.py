@@ -1,7 +1,8 @@
 """The loads of a node, one after the other: when each is over, and when one more would be.
 
-A node loads one instance from its disk at a time, and wakes one beside that; of either kind the
-one that is needed first goes before the others, as its reservation station starts them. Before:
+A node loads one instance from its disk at a time, and beside that it wakes one and imports the
+model of one; of each kind the one that is needed first goes before the others, as its reservation
+station starts them. Before:
 `placement`, which begins loads, and `requests.cold_starts`, which promises them. After:
 `node_schedule`, which validates with those who wait for them.
 """

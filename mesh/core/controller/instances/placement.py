@@ -69,13 +69,14 @@ class _Demand:
     ) -> None:
         self._ctx, self._entry, self.deployment = ctx, entry, deployment
         self._waiting = waiting
-        self._known: dict[tuple[str, str, int], tuple[int, int]] = {}
-        """By engine, device and capacity."""
+        self._known: dict[tuple[str, str, int, int], tuple[int, int]] = {}
+        """By engine, device, capacity and weights: nodes' own footprints differ in these."""
 
     def kv_blocks(self, node: StartNode, footprint: Footprint) -> tuple[int, int]:
         """At least, and recommended."""
         known = self._ctx.cell.nodes[node.node_id]
-        kind = (known.hello.engine, known.hello.fingerprint, node.capacity_bytes)
+        hello, weights_bytes = known.hello, footprint.weights_bytes
+        kind = (hello.engine, hello.fingerprint, node.capacity_bytes, weights_bytes)
         found = self._known.get(kind)
         if found is None:
             found = self._known[kind] = self._worked_out(known, footprint)

@@ -51,7 +51,7 @@ def _command(
     kv_bytes = reservation.size_bytes - footprint.weights_bytes
     kv_blocks = kv_bytes // footprint.kv_block_bytes
     match reservation.kind:
-        case ReservationKind.LOAD | ReservationKind.WAKE:
+        case ReservationKind.LOAD | ReservationKind.WAKE | ReservationKind.IMPORT:
             assert instance.to_load is not None
             return replace(instance.to_load, kv_blocks=kv_blocks)
         case ReservationKind.RESIZE:

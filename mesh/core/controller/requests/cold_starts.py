@@ -127,7 +127,7 @@ def _start_late(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry
 def _has_free_lane_or_room(
     ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, node: NodeEntry
 ) -> bool:
-    if not any(i.state is InstanceState.LOADING for i in node.instances.values()):
+    if not any(i.state is InstanceState.LOADING and not i.ahead for i in node.instances.values()):
         return True
     deployment = entry.deployment
     assert deployment is not None

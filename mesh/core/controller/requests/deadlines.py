@@ -8,6 +8,7 @@ and waits for as long as any request may.
 """
 
 from collections.abc import Iterator
+from itertools import islice
 from math import inf
 
 from mesh.core.controller.instances.loading_lane import lane_ends_s
@@ -29,6 +30,8 @@ from mesh.request.shadow import Verdict
 
 RETRY_S_LEAST, RETRY_S_MOST = 0.5, 60.0
 """Told to clients that are refused for want of a place."""
+LOOKED_AT = 8
+"""So many of a queue that are looked at together cost what the validation of one does."""
 NO_PLACE = Lack(reason=RefusalReason.QUEUE_TIMEOUT)
 """Where every instance is full, and no further one may start."""
 
@@ -127,19 +130,21 @@ def _may_be_in_time(
 
 def _without_time(ctx: EventContext, entry: DeploymentEntry) -> frozenset[RequestId]:
     """Of those who wait, for whom no loaded instance will have time, unless somebody ends: with
-    those ahead of them computed first. Nobody, where that is not known of all of them.
+    those ahead of them computed first. Of a long queue the first are looked at: so many that all
+    of it costs no more than the validations that are left to the event.
     """
     if not ctx.policy.validates:
         return frozenset()
-    left = [request for request in entry.queue if request.waits_for is None]
+    looks = sum(instance.takes_now for instance in entry.candidates)
+    most = LOOKED_AT * (ctx.validations_left // max(looks, 1))
+    waiting = (request for request in entry.queue if request.waits_for is None)
+    left = list(islice(waiting, most))
     for instance in entry.candidates:
         if not left:
             break
         if not instance.takes_now:
             continue
-        if not ctx.validations_left:
-            return frozenset()
-        ctx.note_validation()
+        ctx.note_validation(-(-len(left) // LOOKED_AT))
         left = without_time_on(instance, left, now_s=ctx.now_s, limits=ctx.limits)
     return frozenset(request.original.request_id for request in left)
 

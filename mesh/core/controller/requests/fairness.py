@@ -1,7 +1,8 @@
 """Who may overtake whom: a request that a node could not compute in time is not starved by others.
 
 A later request that fits may be computed first, but only so often: from then on a node that could
-keep the earlier one's SLO by itself takes nobody who came later, until that one has its place.
+keep the earlier one's SLO by itself takes nobody who came later, until that one has its place. One
+whose load is over was promised the node's time, late or not: nobody who came later is before it.
 `requests.queueing` asks before it validates, and tells when it has placed.
 """
 
@@ -10,15 +11,19 @@ from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
+from mesh.request.shadow import Verdict
 
 
 def must_give_way(ctx: EventContext, node: NodeEntry, request: RequestEntry) -> bool:
-    """Whether an earlier request has been overtaken often enough that the node could compute in
-    time, if it had nothing else to do.
+    """Whether an earlier request was promised the node's time, or has been overtaken often enough
+    that the node could compute in time, if it had nothing else to do.
     """
     return any(
-        earlier.overtaken >= ctx.limits.overtaken_max
-        and in_time_alone(instance, earlier, ctx.now_s, ctx.limits)
+        earlier.waits_for is not None
+        or (
+            earlier.overtaken >= ctx.limits.overtaken_max
+            and in_time_alone(instance, earlier, ctx.now_s, ctx.limits)
+        )
         for earlier, instance in _earlier(ctx, node, request)
     )
 
@@ -34,7 +39,7 @@ def _earlier(
 ) -> list[tuple[RequestEntry, InstanceEntry]]:
     """Requests that came before this one and wait because the node could not compute them in time,
     of all deployments that are loaded there, with their instances. Who is promised a load waits for
-    that, not for the node.
+    that, and for the node only once it is over and has left it time for the decodes.
     """
     found: list[tuple[RequestEntry, InstanceEntry]] = []
     for instance in node.instances.values():
@@ -44,7 +49,10 @@ def _earlier(
         for waiting in owner.queue:
             if waiting.arrival_s >= request.arrival_s:
                 break
-            said, promised = waiting.refusals, waiting.waits_for is not None
-            if said.verdict and not said.short_of_memory and not promised and not instance.is_full:
+            said = waiting.refusals
+            if not said.verdict or said.short_of_memory or instance.is_full:
+                continue
+            waits_here = said.verdict is not Verdict.TPOT_EXCEEDED and waiting.waits_for is instance
+            if waits_here or waiting.waits_for is None:
                 found.append((waiting, instance))
     return found

@@ -32,6 +32,7 @@ def invoke(ctx: EventContext, original: Request) -> None:
             )
         )
         return
+    entry.note_call(ctx.now_s)
     slo = entry.spec.slo
     answer_tokens = min(entry.history.mean_tokens, original.sampling.max_tokens)
     request = RequestEntry(

@@ -13,6 +13,7 @@ from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.migration import Migration
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.operation import OperationEntry
+from mesh.core.controller.state.prefetches import PrefetchCounts
 from mesh.core.controller.state.refusals import RefusalMemory
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
@@ -38,6 +39,7 @@ class Cell:
     below_minimum: dict[DeploymentName, None] = field(default_factory=dict)
     """Deployments that had no room for all of their `replicas_min` when that was last tried."""
     refused: dict[RefusalReason, int] = field(default_factory=dict)
+    prefetches: PrefetchCounts = field(default_factory=PrefetchCounts)
     served: int = 0
     instances_started: int = 0
     migrations: dict[RequestId, Migration] = field(default_factory=dict)
@@ -104,6 +106,8 @@ class Cell:
 
     def remove_instance(self, instance: InstanceEntry) -> None:
         """The instance is gone, and its memory free."""
+        if instance.ahead:
+            self.prefetches.note_wasted()
         instance.expect_nobody()
         instance.advance(InstanceState.GONE)
         del self.instances[instance.instance_id]

@@ -49,9 +49,9 @@ class EventContext:
     def act(self, action: ControllerAction) -> None:
         self.actions.append(action)
 
-    def note_validation(self) -> None:
-        """One validation less is left to the event."""
-        self.validations_left -= 1
+    def note_validation(self, as_many: int = 1) -> None:
+        """One validation less is left to the event, or what costs `as_many`."""
+        self.validations_left -= as_many
 
     def note_look(self) -> None:
         """One look less is left to the event."""

@@ -7,7 +7,7 @@ Owned by the controller core, like all entries. What its requests have been refu
 from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import exp, inf, log1p
 
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.request import RequestEntry
@@ -18,6 +18,9 @@ from mesh.domain.lifecycle import DEPLOYMENT, DeploymentState, InstanceState, ad
 from mesh.domain.limits import CellLimits
 from mesh.domain.model import Footprint
 from mesh.request.candidates import Candidates
+
+CALLS_FORGOTTEN_S = 300.0
+"""A call counts for 1/e in its deployment's rate after so long."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -43,6 +46,13 @@ class DeploymentEntry:
     """Nodes whose last load of it failed, and why; tried only when no other has room."""
     told_to_return_s: float = 0.0
     """When the last of those that were refused has been told to come again."""
+    called_s: float = -inf
+    """When it was called last."""
+    calls_log: float = -inf
+    """How often it is called: log of its calls' sum, each counting e^(its time over
+    CALLS_FORGOTTEN_S). Such rates decay alike, so that whose is higher does not depend on when that
+    is asked.
+    """
 
     def replicas(self) -> int:
         """Instances that take new requests or will."""
@@ -108,6 +118,12 @@ class DeploymentEntry:
     def _ease_nodes(self) -> None:
         for instance in self.instances.values():
             instance.node.ease()
+
+    def note_call(self, now_s: float) -> None:
+        """Somebody asks for it, in vain or not."""
+        call_log = now_s / CALLS_FORGOTTEN_S
+        more, less = max(self.calls_log, call_log), min(self.calls_log, call_log)
+        self.called_s, self.calls_log = now_s, more + log1p(exp(less - more))
 
     def note_served(self, output_tokens: int) -> None:
         """A request has ended well, with an answer of so many tokens."""

@@ -65,6 +65,8 @@ class InstanceEntry:
     """Whether its node was expected to compute meanwhile."""
     needed_s: float = 0.0
     """When its load has to be over, for those who wait for it."""
+    ahead: bool = False
+    """Loaded before anybody called, and still waiting for the first who does."""
     tier: LoadTier | None = None
     """From where it was loaded; None until then, and for one that a node brought along."""
     load_started_s: float = 0.0
@@ -136,6 +138,7 @@ class InstanceEntry:
         """
         if self.state is InstanceState.PARKED:
             self.unpark()
+        self.ahead = False
         self.node.request_joins(now_s)
         request.submitted(self, blocks=blocks, now_s=now_s)
         self.requests[request.original.request_id] = request
@@ -168,6 +171,7 @@ class InstanceEntry:
         """A request waits for its load, for which it is expected to need so many KV blocks."""
         request.wait_for(self, blocks)
         self.expected[request.original.request_id] = request
+        self.ahead = False
 
     def expect_no_more(self, request: RequestEntry) -> None:
         """A request has its place, or waits for another one."""
@@ -220,8 +224,10 @@ class InstanceEntry:
         self.needed_s = needed_s
 
     def note_load_begun(self, now_s: float) -> None:
-        """Its node is told to load it now."""
+        """Its node is told to load it now. One that is loaded ahead may go from then on."""
         self.load_started_s = now_s
+        if self.ahead:
+            self.node.ease()
 
     def note_loaded(self, tier: LoadTier, now_s: float) -> None:
         """Its load has ended well."""

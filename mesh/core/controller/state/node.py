@@ -7,9 +7,11 @@ policies and placement take.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING
 
 from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.prefetches import NodePrefetches
 from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId
 from mesh.domain.lifecycle import NODE, InstanceState, NodeState, advance
@@ -61,6 +63,7 @@ class NodeEntry:
     instances: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
     protected: "dict[DeploymentName, DeploymentEntry]" = field(default_factory=dict)
     """The cell's deployments: their `replicas_min` keeps instances from being reclaimed."""
+    prefetches: NodePrefetches = field(default_factory=NodePrefetches)
 
     def __post_init__(self) -> None:
         self.node_id, self.device = self.hello.node_id, self.hello.device
@@ -82,8 +85,7 @@ class NodeEntry:
 
     def is_loading(self) -> bool:
         """Whether a load runs on it, which slows its iterations down."""
-        loading = [i for i in self.instances.values() if i.state is InstanceState.LOADING]
-        return any(self.station.running(i.instance_id) for i in loading)
+        return any(self._load_runs(i) for i in self.instances.values())
 
     def computes_beside_load(self) -> bool:
         """Whether it will compute beside one more load: for requests that it has, or for those that
@@ -113,16 +115,15 @@ class NodeEntry:
         return estimate_footprint(deployment.model)
 
     def tier_of(self, deployment: Deployment) -> LoadTier:
-        """From where it would load the deployment's model."""
-        model_id, context_tokens_max = deployment.model.model_id, deployment.context_tokens_max
-        if self.hello.shares_weights and self._runs(model_id, context_tokens_max):
+        """From where it would load the deployment's model, were it to begin next."""
+        if self._sharers(deployment):
             return LoadTier.HOST
         if self.held is None:
             return LoadTier.DISK
         tiers = [
             held.tier
-            for held in self.held.get(model_id, ())
-            if held.context_tokens_max in (0, context_tokens_max)
+            for held in self.held.get(deployment.model.model_id, ())
+            if held.context_tokens_max in (0, deployment.context_tokens_max)
         ]
         return max(tiers, key=lambda tier: tier.nearness, default=LoadTier.REMOTE)
 
@@ -131,22 +132,57 @@ class NodeEntry:
         every = (model for held in (self.held or {}).values() for model in held)
         return tuple(model.model_id for model in every if model.tier is LoadTier.HOST)
 
-    def _runs(self, model_id: ModelId, context_tokens_max: int) -> bool:
-        """Whether it has loaded an instance of the kind."""
-        return any(
-            i.is_loaded and (i.model_id, i.context_tokens_max) == (model_id, context_tokens_max)
+    def _sharers(self, deployment: Deployment) -> list[InstanceEntry]:
+        """Whose weights an instance of the deployment would take: those that are loaded, or whose
+        load runs. A load that waits may come after it, and then takes them from it.
+        """
+        if not self.hello.shares_weights:
+            return []
+        kind = deployment.model.model_id, deployment.context_tokens_max
+        return [
+            i
             for i in self.instances.values()
-        )
+            if (i.model_id, i.context_tokens_max) == kind and (i.is_loaded or self._load_runs(i))
+        ]
+
+    def _load_runs(self, instance: InstanceEntry) -> bool:
+        loading = instance.state is InstanceState.LOADING
+        return loading and self.station.running(instance.instance_id) is not None
 
     def load_kind_of(self, deployment: Deployment) -> ReservationKind:
-        """With which loads one of the deployment's model would queue."""
-        wakes = self.tier_of(deployment) is LoadTier.HOST
+        """With which loads one of the deployment's model would queue. One that shares weights which
+        are still being loaded waits for the end of that load, as other loads do.
+        """
+        tier, sharers = self.tier_of(deployment), self._sharers(deployment)
+        if tier is LoadTier.REMOTE:
+            return ReservationKind.IMPORT
+        comes_after = bool(sharers) and not any(i.is_loaded for i in sharers)
+        wakes = tier is LoadTier.HOST and not comes_after
         return ReservationKind.WAKE if wakes else ReservationKind.LOAD
 
-    def reclaimable(self) -> Sequence[tuple[InstanceId, int]]:
-        idle = [i for i in self.instances.values() if self.may_go(i)]
-        idle.sort(key=lambda i: (i.idle_since_s, i.instance_id))
+    def reclaimable(self, sparing: Deployment | None = None) -> Sequence[tuple[InstanceId, int]]:
+        """Idle instances in the order in which they go, with their bytes."""
+        idle = self.reclaimable_instances(sparing)
         return [(i.instance_id, self.station.size_bytes(i.instance_id)) for i in idle]
+
+    def reclaimable_instances(self, sparing: Deployment | None = None) -> list[InstanceEntry]:
+        """The least recently used first. Where models are loaded ahead, the least called first:
+        what was loaded for its next caller would else be the last to go.
+        """
+        idle = [i for i in self.instances.values() if self.may_go(i)]
+        spared = self._sharers(sparing) if sparing is not None else []
+        by_calls = self.hello.prefetch_bytes > 0
+
+        def rank(instance: InstanceEntry) -> tuple[bool, float, float, InstanceId]:
+            calls_log = self.calls_log(instance) if by_calls else 0.0
+            return instance in spared, calls_log, instance.idle_since_s, instance.instance_id
+
+        return sorted(idle, key=rank)
+
+    def calls_log(self, instance: InstanceEntry) -> float:
+        """How often its deployment is called; see `DeploymentEntry.calls_log`."""
+        owner = self.protected.get(instance.deployment)
+        return -inf if owner is None else owner.calls_log
 
     def obtainable_bytes(self) -> int:
         """Free, or of idle instances that may be unloaded now."""
@@ -155,9 +191,10 @@ class NodeEntry:
 
     def may_go(self, instance: InstanceEntry) -> bool:
         """Whether an instance is idle, and nobody wants it to stay: no promise, no minimum, and no
-        measurement.
+        measurement. One that is being loaded ahead goes as soon as it is there.
         """
-        if instance.requests or instance.expected or instance.profiling or not instance.is_loaded:
+        there = instance.is_loaded or (instance.ahead and self._load_runs(instance))
+        if instance.requests or instance.expected or instance.profiling or not there:
             return False
         owner = self.protected.get(instance.deployment)
         return owner is None or owner.replicas() > owner.spec.scaling.replicas_min

@@ -99,7 +99,7 @@ def parse_architecture(config: Mapping[str, Any]) -> Architecture:
         )
     except KeyError as error:
         raise TornModel(f"config.json has no field {error}") from error
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
         raise TornModel(f"config.json has a field of a wrong kind: {error}") from error
 
 

@@ -34,12 +34,15 @@ class BlobFolder:
         self.path = path
 
     def bind(self, key: str, layout: Layout) -> BoundBlob | None:
-        """This blob with the weights of the layout; None when there is none, or no sound one."""
+        """This blob with the weights of the layout; None when there is none, or no sound one, or
+        none that may be mapped now.
+        """
         path = self._path(key)
         try:
             bound = BoundBlob(path, key, layout)
             os.utime(path)
-        except FileNotFoundError:
+        except (FileNotFoundError, BlockingIOError):
+            # The latter: the weights or the blob are open for writing somewhere.
             return None
         except (OSError, ValueError) as error:
             self.drop(key, str(error))

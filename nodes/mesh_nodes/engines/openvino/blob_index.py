@@ -30,28 +30,28 @@ class BlobIndex:
         """Of the models in these folders, which are named by their ids, in that order."""
         keys = self._blobs.keys()
         contexts = sorted({c for c in map(context_of, keys) if c is not None})
-        self._keys = {folder: self._keys.get(folder, {}) for folder in folders}
+        self._keys = {folder: self._of(folder, contexts) for folder in folders}
         return tuple(
             HeldModel(
                 model_id=ModelId(folder.name), tier=LoadTier.PREPARED, context_tokens_max=context
             )
             for folder in folders
             for context in contexts
-            if self._key(folder, context) in keys
+            if self._keys[folder].get(context) in keys
         )
 
-    def _key(self, folder: Path, context_tokens_max: int) -> str | None:
-        """None for a model that is not prepared (yet), or that has no blobs at all."""
-        known = self._keys[folder]
-        if context_tokens_max not in known:
-            layout = self._compiler.layout(folder)
-            if layout is None:
-                return None
-            try:
-                architecture = read_architecture(folder)
-            except (MeshError, OSError):
-                return None
-            known[context_tokens_max] = self._compiler.blob_key(
-                architecture, context_tokens_max, layout
-            )
-        return known[context_tokens_max]
+    def _of(self, folder: Path, contexts: Sequence[int]) -> dict[int, str]:
+        """By context limit; none for a model that is not prepared (yet), or that has no blobs at
+        all.
+        """
+        known = self._keys.get(folder, {})
+        missing = [context for context in contexts if context not in known]
+        layout = self._compiler.layout(folder) if missing else None
+        if layout is None:
+            return known
+        try:
+            architecture = read_architecture(folder)
+        except (MeshError, OSError):
+            return known
+        new = {c: self._compiler.blob_key(architecture, c, layout) for c in missing}
+        return {**known, **new}

@@ -10,13 +10,13 @@ import gc
 import mmap
 import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from mesh.domain.errors import EngineError, MeshError
+from mesh_loader.bounded_child import end_first
 from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
 from mesh_nodes.engines.openvino.blob_wish import BlobWish
@@ -26,8 +26,6 @@ from mesh_nodes.engines.openvino.probe import probe_logits
 from mesh_nodes.engines.openvino.shape_blob import BoundBlob
 
 _NICE = 19
-_OOM_SCORE = 1000
-"""Of all processes the system ends this one first when memory runs out."""
 
 
 def make_blob(wish: BlobWish, scratch: Path) -> None:
@@ -72,8 +70,7 @@ def make_blob(wish: BlobWish, scratch: Path) -> None:
 
 def main() -> int:
     os.nice(_NICE)
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE), encoding="ascii")
+    end_first()
     try:
         make_blob(BlobWish.from_json(sys.argv[1]), Path(sys.argv[2]))
     except (MeshError, OSError, RuntimeError, ValueError) as error:

@@ -7,8 +7,6 @@ After: the footprints that it states; the rule itself is `mesh.memory.footprints
 
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from mesh.memory.footprints import Seen, booked_bytes
 from mesh_nodes.engines.openvino.compilation import KvPrecision
 from mesh_nodes.engines.openvino.footprint import Reached, estimate, unmet_bytes
 from mesh_nodes.engines.openvino.weights import WeightPrecision
+from mesh_nodes.kept_json import keep_json
 
 SIZES_MIN = 8
 """Sizes of iterations that an instance has met before what it holds counts towards booking less."""
@@ -54,7 +53,7 @@ class FootprintBooks:
         """
         held_bytes = freed_bytes + unmet_bytes(model, reached)
         whole = len(reached.sizes) >= SIZES_MIN
-        merged = {**({} if self._path is None else _read(self._path)), **self._seen}
+        merged = _merged({} if self._path is None else _read(self._path), self._seen)
         seen = merged.pop(model.shape, Seen()).after(held_bytes, whole=whole)
         self._seen = dict(list({**merged, model.shape: seen}.items())[-SHAPES_MAX:])
         booked = format_bytes(self.footprint(model).weights_bytes)
@@ -64,14 +63,21 @@ class FootprintBooks:
             _write(self._path, self._seen)
 
 
+def _merged(kept: Mapping[str, Seen], own: Mapping[str, Seen]) -> dict[str, Seen]:
+    """What other nodes have seen of a shape counts as much."""
+    merged = dict(kept)
+    for shape, seen in own.items():
+        other = merged.pop(shape, seen)
+        merged[shape] = Seen(
+            most_bytes=max(seen.most_bytes, other.most_bytes), lives=max(seen.lives, other.lives)
+        )
+    return merged
+
+
 def _write(path: Path, seen: Mapping[str, Seen]) -> None:
-    """Not forced to the disk: no unload waits for that."""
     content = {shape: [found.most_bytes, found.lives] for shape, found in seen.items()}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump(content, file)
-        os.replace(file.name, path)
+        keep_json(path, content)
     except OSError as error:
         log.warning("footprints are not kept in %s: %s", path, error.strerror or error)
 

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -19,10 +19,11 @@ import numpy as np
 import openvino as ov
 import openvino.opset13 as ops
 
-from mesh.domain.errors import EngineError, OutOfMemory, TornModel
+from mesh.domain.errors import EngineError, ModelError, OutOfMemory, TornModel
 from mesh.domain.model import ModelFormat, ModelInfo
 from mesh.runtime.engine import Progress
 from mesh_loader.digests import WEIGHTS_SUFFIX, Verifier, Verify, require_originals
+from mesh_loader.prepared_key import openvino_key
 from mesh_nodes.engines.file_guard import FileGuard
 from mesh_nodes.engines.openvino.architecture import Architecture, read_architecture
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
@@ -52,8 +53,6 @@ from mesh_nodes.engines.openvino.weights import (
 )
 
 _PROBE_SIZE = 64
-_PREPARED_VERSION = 1
-"""Raised whenever the prepared arrays change their names or meaning."""
 
 log = logging.getLogger(__name__)
 
@@ -79,12 +78,19 @@ class CompiledGraph:
     guards: Sequence[FileGuard] = ()
     """Of files that OpenVINO has mapped itself."""
 
-    def first_run(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def first_run(self) -> Iterator[None]:
         """A block in which the model runs for the first time: OpenVINO repacks the weights that it
         was given as it meets them, and reads few of the former (the embedding's rows) again. All
         the same their pages would be there beside the repacked ones, twice the weights.
+
+        Raises BlockingIOError at its end where what was read may not be what was checked.
         """
-        return pages_released(self.maps)
+        with pages_released(self.maps):
+            yield
+        readers: list[Pages | FileGuard] = [*self.maps, *self.guards]
+        for file in readers:
+            file.settle()
 
 
 class Compiler:
@@ -104,7 +110,7 @@ class Compiler:
         self._blobs = blobs
         self._verifier = Verifier(verify)
         self._precision = weights
-        self._prepared_key = f"openvino-{weights.value}-v{_PREPARED_VERSION}"
+        self._prepared_key = openvino_key(weights.value)
         self._properties = {
             "INFERENCE_NUM_THREADS": threads,
             "PERFORMANCE_HINT": "LATENCY",
@@ -228,7 +234,11 @@ class Compiler:
         try:
             self._verifier.check(prepared_path(model_path, self._prepared_key))
         except TornModel as error:
-            require_originals(model_path)
+            try:
+                require_originals(model_path)
+            except TornModel as gone:
+                what = f"{error.message}; {gone.message}"
+                raise TornModel(what, hint=gone.hint) from error
             drop_prepared(model_path, self._prepared_key)
             raise TornModel(error.message, hint="load it again: it is derived anew") from error
 
@@ -320,6 +330,11 @@ def engine_errors(what: str) -> Iterator[None]:
     that the reason follows."""
     try:
         yield
+    except BlockingIOError as error:  # a FileGuard's
+        raise ModelError(
+            f"{what}: {error.filename}: {error.strerror}",
+            hint="end what writes into the model store, and load it again",
+        ) from error
     except MemoryError as error:
         raise OutOfMemory(f"{what}: out of memory", hint=_MEMORY_HINT) from error
     except RuntimeError as error:

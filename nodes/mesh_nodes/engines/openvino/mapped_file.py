@@ -28,6 +28,10 @@ class Pages(Protocol):
         """Take them out of it; a later read brings them back."""
         ...
 
+    def settle(self) -> None:
+        """Raises BlockingIOError where what was read may not be what was checked."""
+        ...
+
 
 class MappedFile:
     """Private and copy-on-write, since OpenVINO copies read-only arrays; nobody writes to it. It is
@@ -53,9 +57,11 @@ class MappedFile:
 
     def release_pages(self) -> None:
         """See `Pages`."""
-        with self._guard.mapped() as mapped:
-            if mapped:
-                self._memory.madvise(mmap.MADV_DONTNEED)
+        self._memory.madvise(mmap.MADV_DONTNEED)
+
+    def settle(self) -> None:
+        """See `FileGuard`."""
+        self._guard.settle()
 
 
 @contextmanager

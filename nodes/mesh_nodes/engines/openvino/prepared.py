@@ -97,7 +97,10 @@ def read_layout(model_path: Path, key: str) -> Layout | None:
 
 
 def read_prepared(model_path: Path, key: str) -> tuple[MappedFile, dict[str, Array]] | None:
-    """The mapped file and its weights by name; None when there are none, or they are torn."""
+    """The mapped file and its weights by name; None when there are none, or they are torn.
+
+    Raises BlockingIOError where somebody has them open for writing.
+    """
     layout = read_layout(model_path, key)
     if layout is None:
         return None
@@ -107,15 +110,18 @@ def read_prepared(model_path: Path, key: str) -> tuple[MappedFile, dict[str, Arr
             name: mapped.array(np.dtype(entry["dtype"]), tuple(entry["shape"]), entry["offset"])
             for name, entry in layout.tensors.items()
         }
+    except BlockingIOError:
+        raise
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _sweep(target: Path) -> None:
-    """Remove what a writer that was killed has left."""
+    """Remove what a writer that was stopped or killed has left."""
     for folder in target.parent.glob(f".{target.name}-*"):
         with suppress(FileNotFoundError):
-            if time.time() - folder.stat().st_mtime > WRITING_S_MAX:
+            old = time.time() - folder.stat().st_mtime > WRITING_S_MAX
+            if old or locks.abandoned(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -124,7 +130,7 @@ def _put_in_place(scratch: Path, target: Path) -> None:
     try:
         scratch.rename(target)
     except OSError:
-        if read_prepared(target.parent.parent, target.name) is not None:
+        if read_layout(target.parent.parent, target.name) is not None:
             return
         shutil.rmtree(target)
         scratch.rename(target)

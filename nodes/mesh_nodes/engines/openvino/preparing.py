@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mesh.domain.errors import MeshError
+from mesh_loader.bounded_child import end_first
 from mesh_loader.protocol import Reporter, error_line, write_line
 from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.checkpoint import Checkpoint
@@ -28,6 +29,7 @@ NICE = 10
 
 def main() -> int:
     os.nice(NICE)
+    end_first()
     path, key, precision = Path(sys.argv[1]), sys.argv[2], WeightPrecision(sys.argv[3])
     try:
         write_prepared(path, key, _weights(path, precision))

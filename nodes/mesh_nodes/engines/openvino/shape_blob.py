@@ -69,7 +69,8 @@ class BoundBlob:
         """
         self._guard, self._blob_guard = FileGuard(weights.path), FileGuard(path)
         model = self._guard.descriptor
-        with path.open("rb") as blob:
+        # What is guarded, whatever is renamed to this path meanwhile.
+        with open(self._blob_guard.descriptor, "rb", closefd=False) as blob:
             preface = _preface(blob.read(_PREFACE_BYTES), key, weights)
             head_bytes, graph_bytes = preface["head_bytes"], preface["graph_bytes"]
             size_bytes = os.fstat(blob.fileno()).st_size
@@ -99,9 +100,12 @@ class BoundBlob:
 
     def release_pages(self) -> None:
         """Those of the weights; see `mapped_file.Pages`."""
-        with self._guard.mapped() as mapped:
-            if mapped:
-                self._range.give_back(*self._weights)
+        self._range.give_back(*self._weights)
+
+    def settle(self) -> None:
+        """See `FileGuard`."""
+        self._guard.settle()
+        self._blob_guard.settle()
 
 
 def _preface(page: bytes, key: str, weights: Layout) -> dict[str, Any]:

@@ -7,11 +7,15 @@ import pytest
 
 from mesh.core.controller.instances.loading_lane import OVERDUE_SHARE, lane_ends_s, loads_end_s
 from mesh.domain.actions import TellAccepted
-from mesh.domain.messages import Heartbeat, LoadInstance
+from mesh.domain.ids import ModelId
+from mesh.domain.messages import Heartbeat, LoadInstance, UnloadInstance
 from mesh.domain.slo import Slo
 from mesh.domain.steps import HeldModel, LoadRate, LoadTier
 from mesh.memory.station import ReservationKind
+from tests.core.admission import instance as loaded
+from tests.core.admission import node as node_with
 from tests.core.cells import (
+    MIB,
     MODEL,
     CellUnderTest,
     commands,
@@ -53,12 +57,15 @@ def test_a_load_ends_when_it_was_expected_to_until_it_is_overdue() -> None:
         assert list(loads_end_s(node, now_s).values()) == [end_s]
 
 
-def test_only_what_is_loaded_can_be_shared_so_that_loads_of_one_model_follow_each_other() -> None:
+def test_weights_that_are_still_being_loaded_are_shared_after_that_load_and_not_before() -> None:
     cell = cell_that_loads(shares_weights=True)
     (node,) = cell.core.cell.nodes.values()
     assert [node.station.load_kind(name) for name in node.instances] == [ReservationKind.LOAD]
     cell.invoke(request("r1", of="patient", prompt=(1,) * 400))
-    assert list(loads_end_s(node, cell.now_s).values()) == [cell.now_s + 1.0, cell.now_s + 2.0]
+    assert {node.station.load_kind(name) for name in node.instances} == {ReservationKind.LOAD}
+    first_s, second_s = loads_end_s(node, cell.now_s).values()
+    assert first_s == cell.now_s + 1.0
+    assert first_s < second_s < first_s + 0.5, "it maps what the first has loaded"
 
 
 def test_a_load_that_is_needed_sooner_goes_first() -> None:
@@ -94,6 +101,32 @@ def test_who_could_hardly_be_in_time_behind_another_load_gets_a_free_link_if_the
     assert len(used) == (2 if apart else 1)
 
 
+def test_who_shares_weights_is_promised_them_when_their_load_is_over_and_not_before() -> None:
+    """Loads take 1 s, and 0.25 s with weights that are there."""
+    cell = CellUnderTest(*(deployment(name, slo=BY_LENGTH) for name in ("a", "b")))
+    tiers = ((LoadTier.DISK, 1.0), (LoadTier.HOST, 0.25))
+    rates = tuple((tier, LoadRate(fixed_s=s, bytes_per_s=inf)) for tier, s in tiers)
+    link, _ = cell.join(replace(hello(), shares_weights=True, load_rates=rates))
+    (first,) = commands(cell.invoke(request("r1", of="a")), LoadInstance)
+    assert not commands(cell.invoke(request("r2", of="b")), LoadInstance)
+    (node,) = cell.core.cell.nodes.values()
+    assert list(loads_end_s(node, cell.now_s).values()) == [101.0, 101.25]
+    cell.now_s = 101.0
+    (second,) = commands(cell.loaded(link, first.instance_id), LoadInstance)
+    assert second.deployment == "b"
+    assert node.load_kind_of(deployment("c")) is ReservationKind.WAKE
+
+
+def test_a_load_does_not_take_the_place_of_the_instance_whose_weights_it_takes() -> None:
+    """Two instances idle alike on a node that has no room for a third."""
+    other = replace(MODEL, model_id=ModelId("other"))
+    cell = CellUnderTest(deployment("a"), deployment("b"), replace(deployment("x"), model=other))
+    idle = loaded("a1", "a"), replace(loaded("x1", "x"), model_id=other.model_id)
+    cell.join(replace(node_with("n1", *idle, memory_bytes=640 * MIB), shares_weights=True))
+    asked = cell.invoke(request("r1", of="b"))
+    assert [unload.instance_id for unload in commands(asked, UnloadInstance)] == ["x1"]
+
+
 def test_a_wake_waits_for_no_load_from_the_disk() -> None:
     cell = cell_that_loads()
     (node,) = cell.core.cell.nodes.values()
@@ -106,3 +139,19 @@ def test_a_wake_waits_for_no_load_from_the_disk() -> None:
     assert ends_s[woken.instance_id] == cell.now_s + instance.load_s
     assert lane_ends_s(node, cell.now_s, ReservationKind.WAKE) == ends_s[woken.instance_id]
     assert lane_ends_s(node, cell.now_s, ReservationKind.LOAD) == cell.now_s + 2.0
+
+
+def test_no_load_from_the_disk_waits_for_the_import_of_another_model() -> None:
+    """An import takes 20 s, a load from the disk 1 s."""
+    far = replace(MODEL, model_id=ModelId("far"))
+    cell = CellUnderTest(replace(deployment("far"), model=far), deployment("a"), deployment("b"))
+    tiers = ((LoadTier.REMOTE, 20.0), (LoadTier.DISK, 1.0))
+    rates = tuple((tier, LoadRate(fixed_s=s, bytes_per_s=inf)) for tier, s in tiers)
+    stored = HeldModel(model_id=MODEL.model_id, tier=LoadTier.DISK)
+    cell.join(replace(hello(), models=(stored,), load_rates=rates))
+    assert commands(cell.invoke(request("r1", of="far")), LoadInstance)
+    assert commands(cell.invoke(request("r2", of="a")), LoadInstance)
+    assert not commands(cell.invoke(request("r3", of="b")), LoadInstance), "behind the other one"
+    (node,) = cell.core.cell.nodes.values()
+    ends_s = {i.split("-")[0]: at_s for i, at_s in loads_end_s(node, cell.now_s).items()}
+    assert (ends_s["far"], ends_s["a"]) == (120.0, 101.0)

@@ -6,11 +6,21 @@ from mesh.domain.actions import RefuseRequest, ReplyError
 from mesh.domain.events import KeepAliveExpired, ProfileRequested
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId
 from mesh.domain.lifecycle import InstanceState
-from mesh.domain.messages import LoadInstance, SubmitRequest, UnloadInstance
+from mesh.domain.messages import InstanceLoaded, LoadInstance, SubmitRequest, UnloadInstance
 from mesh.domain.profile import Grid
 from mesh.domain.reasons import DeviceKind, FinishReason
 from tests.core.admission import instance, node
-from tests.core.cells import MIB, CellUnderTest, commands, deployment, hello, of_kind, only, request
+from tests.core.cells import (
+    FOOTPRINT,
+    MIB,
+    CellUnderTest,
+    commands,
+    deployment,
+    hello,
+    of_kind,
+    only,
+    request,
+)
 from tests.support.profiles import profile
 
 SLOW = profile(decode=Grid(rows=(1, 101), columns=(0,), seconds=((0.1,), (10.1,))))
@@ -38,6 +48,25 @@ def test_an_instance_gets_the_whole_node_and_the_next_waits_for_another() -> Non
     first = cell.core.cell.instances[load.instance_id].node.node_id
     others = [i.node.node_id for i in cell.core.cell.instances.values() if i.deployment == "b"]
     assert (first, others) == ("n1", ["n2"])
+
+
+def test_a_partition_is_what_the_node_s_own_footprint_leaves_of_it() -> None:
+    """Of nodes that are alike, one has seen instances take less than is stated."""
+    cell, link = baseline()
+    load = only(commands(cell.invoke(request("r1", of="a")), LoadInstance), LoadInstance)
+    less = replace(FOOTPRINT, weights_bytes=FOOTPRINT.weights_bytes - 20 * MIB)
+    cell.report(
+        link,
+        InstanceLoaded(
+            instance_id=load.instance_id,
+            footprint=less,
+            kv_blocks=load.kv_blocks,
+            elapsed_s=0.5,
+        ),
+    )
+    cell.join(hello("n2"))
+    (other,) = commands(cell.invoke(request("r2", of="b")), LoadInstance)
+    assert other.kv_blocks == 924
 
 
 def test_it_takes_no_more_requests_than_its_node_can_serve_and_more_go_to_another_node() -> None:

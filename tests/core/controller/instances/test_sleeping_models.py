@@ -115,6 +115,22 @@ def test_a_node_tells_what_it_has_at_hand_when_that_changes_and_on_a_new_link() 
     assert told.models is None, "as it said"
 
 
+def test_a_node_tells_again_of_what_it_has_after_a_wake() -> None:
+    """What was woken may sleep again before anybody looks, and then nothing seems to have changed;
+    but the controller has struck it off its list.
+    """
+    node = NodeUnderTest()
+    node.tell(HeartbeatDue(rss_bytes=1, models=(STORED, SLEEPS)))
+    told = []
+    for tier in (LoadTier.DISK, LoadTier.HOST):
+        node.load(f"i-{tier}", tier)
+        for _ in range(2):
+            (said,) = reports(node.tell(HeartbeatDue(rss_bytes=1)))
+            assert isinstance(said, Heartbeat)
+            told.append(said.models)
+    assert told == [None, None, (STORED, SLEEPS), None]
+
+
 def test_a_node_says_from_where_a_load_came() -> None:
     node = NodeUnderTest()
     for name, tier in (("i1", LoadTier.DISK), ("i2", LoadTier.HOST)):

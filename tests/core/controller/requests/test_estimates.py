@@ -92,6 +92,34 @@ def test_iterations_beside_a_load_are_no_trial() -> None:
     assert submitted(cell.retry()) == [("r3", "a")]
 
 
+def test_an_iteration_beside_a_load_that_is_quicker_than_estimated_is_one_of_the_trial() -> None:
+    cell = CellUnderTest(*(deployment(name, slo=PATIENT) for name in ("a", "b")), profiles=())
+    link, _ = cell.join(node("n1", instance("a", "a")))
+    assert submitted(cell.invoke(request("r1", of="a"))) == [("r1", "a")]
+    assert commands(cell.invoke(request("r2", of="b")), LoadInstance)
+    assert submitted(cell.invoke(request("r3", of="a"))) == []
+    said = TokensReport(instance_id=InstanceId("a"), outputs=(), correction=0.5)
+    for _ in range(TRIAL_ITERATIONS):
+        assert submitted(cell.retry()) == []
+        cell.report(link, said)
+    assert submitted(cell.retry()) == [("r3", "a")]
+
+
+def test_what_has_corrected_an_estimate_corrects_the_same_one_of_another_model() -> None:
+    """By the estimate, and at first, a node has time for one of them; the first takes a quarter."""
+    cell = CellUnderTest(*(deployment(name, slo=PATIENT) for name in "abc"), profiles=())
+    link, _ = cell.join(node("n1", instance("a", "a"), instance("b", "b")))
+    cell.invoke(request("r1", of="a"))
+    (load,) = commands(cell.invoke(request("r2", of="c")), LoadInstance)
+    held = cell.core.cell.instances
+    for _ in range(TRIAL_ITERATIONS):
+        assert held[InstanceId("b")].correction.latest == 1.0
+        cell.report(link, TokensReport(instance_id=InstanceId("a"), outputs=(), correction=0.25))
+    assert held[InstanceId("b")].correction.latest == 0.25, "it was loaded before"
+    cell.loaded(link, load.instance_id)
+    assert held[load.instance_id].correction.latest == 0.25
+
+
 def test_a_trial_is_not_for_several_that_move_at_once() -> None:
     cell = unmeasured()
     idle = cell.core.cell.instances[InstanceId("a")]

@@ -2,14 +2,19 @@
 
 from dataclasses import replace
 
+from mesh.core.controller.requests.fairness import must_give_way
+from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import RefuseRequest
-from mesh.domain.ids import RequestId
+from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import LoadInstance
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.slo import Slo
-from tests.core.admission import BusyCell, instance, node, submitted
-from tests.core.cells import commands, deployment, of_kind
+from mesh.policy.registry import policy
+from mesh.request.shadow import Verdict
+from tests.core.admission import SLOW, BusyCell, instance, node, submitted
+from tests.core.cells import commands, deployment, of_kind, request
 
 BOUND = CellLimits().overtaken_max
 TTFT = Slo(ttft_s=2.48, ttft_tokens_per_s=1e6, tpot_s=0.25)
@@ -81,6 +86,33 @@ def test_a_request_that_has_to_give_way_is_told_what_for() -> None:
     ask_for_short_ones(cell, "a", BOUND + 1)
     held = cell.core.cell.requests[RequestId(f"a-{BOUND}")]
     assert held.refusals.verdict == RefusalReason.DELAYS_RUNNING.value
+
+
+def test_nobody_is_before_one_that_waited_for_a_load_which_is_over() -> None:
+    """Its estimate is validated again, and has no time for it now; that it is late changes nothing:
+    it was taken all the same.
+    """
+    cell = busy_cell()
+    rare = cell.core.cell.instances[InstanceId("rare")]
+    rare.profile = replace(SLOW, scaled_from="other", measured_s=0.0)
+    waiting = cell.core.cell.requests[RequestId("waiting")]
+    rare.expect(waiting, blocks=0)
+    waiting.accepted = True
+    assert ask_for_short_ones(cell, "a", 1) == [False]
+    cell.now_s += 3.0
+    waiting.refusals.note(Verdict.TPOT_EXCEEDED)
+    ctx = EventContext(
+        cell=cell.core.cell,
+        epoch=1,
+        limits=CellLimits(),
+        policy=policy("llm-mesh"),
+        now_s=cell.now_s,
+        validations_left=1,
+    )
+    later = RequestEntry(original=request("later", of="a"), slo=TTFT, arrival_s=cell.now_s)
+    assert not must_give_way(ctx, rare.node, later), "nobody's going would leave it time"
+    waiting.refusals.note(Verdict.DELAYS_RUNNING)
+    assert must_give_way(ctx, rare.node, later)
 
 
 def test_on_a_node_that_it_does_not_want_nobody_gives_way() -> None:

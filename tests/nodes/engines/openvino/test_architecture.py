@@ -70,9 +70,15 @@ def test_what_the_graph_does_not_have_is_refused(
     assert supported in refused.value.hint
 
 
+ZERO_HEADS = json.dumps(CONFIG | {"num_attention_heads": 0})
+
+
 @pytest.mark.parametrize(
     "text",
-    ["{", "[]", json.dumps({"model_type": "llama"}), json.dumps(CONFIG | {"vocab_size": []})],
+    [
+        *("{", "[]", json.dumps({"model_type": "llama"}), json.dumps(CONFIG | {"vocab_size": []})),
+        *(json.dumps(CONFIG | {"rope_scaling": "yarn"}), ZERO_HEADS),
+    ],
 )
 def test_a_config_that_cannot_be_meant_is_torn(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)

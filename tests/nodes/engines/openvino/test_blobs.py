@@ -259,6 +259,15 @@ def test_a_damaged_blob_is_dropped_and_the_model_compiled(
     assert np.array_equal(logits(graph), logits(compiled(compiler(), model)))
 
 
+def test_a_blob_that_somebody_writes_to_stays_and_the_model_is_compiled(
+    model: TinyModel, blob: Path
+) -> None:
+    """So would one whose weights somebody has open for writing: nothing is known against it."""
+    with blob.open("ab"):
+        assert not compiled(compiler(blob.parent), model).imported
+    assert compiled(compiler(blob.parent), model).imported
+
+
 def test_a_blob_under_anothers_name_is_dropped(
     model: TinyModel, blob: Path, tmp_path: Path
 ) -> None:

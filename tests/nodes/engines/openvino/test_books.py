@@ -62,6 +62,10 @@ def test_nodes_that_share_a_state_folder_lose_nothing_of_each_other(
     one.note(tiny.info, 9000 * MIB, whole_life())
     other.note(tiny.info, 9 * MIB, whole_life())
     assert books(kept).footprint(tiny.info).weights_bytes > 9000 * MIB
+    one, other = books(kept), books(kept)
+    other.note(tiny.info, 12000 * MIB, whole_life())
+    one.note(tiny.info, 9 * MIB, whole_life())
+    assert books(kept).footprint(tiny.info).weights_bytes > 12000 * MIB
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"a": 3}', '{"a": [-1, 2]}', '{"a": ["b", 2]}'])

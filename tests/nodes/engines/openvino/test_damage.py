@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mesh.domain.errors import TornModel
+from mesh.domain.errors import ModelError, TornModel
 from mesh.domain.model import ModelInfo
 from mesh.domain.request import SamplingParams
 from mesh_loader.store import ModelStore
@@ -106,6 +106,19 @@ def test_whatever_is_damaged_is_named_and_never_computed_with(damaged: Damaged) 
         for name, place in (("model", damaged.path), ("compiled", damaged.store.root / "compiled")):
             shutil.rmtree(place)
             shutil.copytree(saved / name, place)
+
+
+def test_weights_that_somebody_writes_are_not_derived_in_the_agent_but_refused(
+    damaged: Damaged,
+) -> None:
+    damaged.engine.unload(INSTANCE)
+    (weights,) = damaged.path.glob("prepared/*/weights.bin")
+    with (
+        weights.open("ab"),
+        pytest.raises(ModelError, match=r"weights\.bin: it is open for writing"),
+    ):
+        damaged.load()
+    damaged.load()
 
 
 def test_prepared_weights_that_are_damaged_are_derived_anew_by_the_next_load(

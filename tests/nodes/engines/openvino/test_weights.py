@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,11 +11,17 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from mesh.domain.errors import Cancelled, StorageError, TornModel, UnsupportedModel
+from mesh_loader import locks
 from mesh_nodes.engines.openvino import OpenVinoEngine
 from mesh_nodes.engines.openvino import weights as weights_module
 from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.checkpoint import Checkpoint, StoredTensor
-from mesh_nodes.engines.openvino.prepared import prepared_path, read_prepared, write_prepared
+from mesh_nodes.engines.openvino.prepared import (
+    drop_prepared,
+    prepared_path,
+    read_prepared,
+    write_prepared,
+)
 from mesh_nodes.engines.openvino.weights import (
     Array,
     WeightPrecision,
@@ -229,7 +236,11 @@ def test_a_preparation_that_is_stopped_or_killed_leaves_nothing_to_be_taken_for_
     left = prepared / f".{key}-left"
     left.mkdir(parents=True)
     (left / "weights.bin").write_bytes(b"half")
-    os.utime(left, (0, 0))
+    os.utime(left, (time.time() - 60, time.time() - 60))
+    with locks.held_if_free(left):
+        engine.prepare(model.info, model.path, lambda *_: None)
+    assert left.exists(), "its writer lives"
+    drop_prepared(model.path, key)
     engine.prepare(model.info, model.path, lambda *_: None)
     assert engine.is_prepared(model.info, model.path)
     assert [path.name for path in prepared.iterdir()] == [key]

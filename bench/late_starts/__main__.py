@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.cells import local_cell
-from bench.cold_starts.report import Scene, report, targets
+from bench.late_starts.report import Scene, report, targets
 from bench.own_models import own_source, plant_models
 from bench.printing import errors_told, exit_by, show_status
 from mesh.domain.deployment import DeploymentSpec
@@ -52,7 +52,7 @@ def drawn_calls(deployments: int, seed: int) -> list[Call]:
     return [
         Call(
             at_s=0.0,
-            deployment=DeploymentName(f"cold-{number:02}"),
+            deployment=DeploymentName(f"late-{number:02}"),
             slo=SLO,
             prompt_tokens=tuple(draw.choices(TOKEN_IDS, k=PROMPT_TOKENS)),
             output_tokens=OUTPUT_TOKENS,

@@ -1,0 +1,1 @@
+"""What callers of deployments at zero are told, and whether it holds: `make bench-late-starts`."""

@@ -1,0 +1,202 @@
+"""Fetches a model from S3, or what speaks its protocol, through boto3.
+
+Credentials, region, profile and endpoint are those of the AWS environment and configuration
+(AWS_PROFILE, AWS_ENDPOINT_URL, ~/.aws, an instance's role). `download` does the retries.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    HTTPClientError,
+    IncompleteReadError,
+    NoCredentialsError,
+    SSLError,
+)
+
+from mesh.domain.errors import MeshError, NotFound, Unavailable, UnsupportedModel
+from mesh.runtime.engine import Progress
+from mesh_loader.disk import require_free
+from mesh_loader.download import PIECE_BYTES, Changed, Interrupted, Opened, Version, download
+from mesh_loader.download_rate import DownloadRate
+from mesh_loader.model_files import WANTED_PATTERNS
+from mesh_loader.source_http import FILE_SUFFIXES, TAR_SUFFIXES
+from mesh_loader.source_s3 import Prefix
+from mesh_loader.tar_folder import unpacked
+
+CONNECT_TIMEOUT_S = 15.0
+READ_TIMEOUT_S = 60.0
+CALL_TRIES_MAX = 4
+"""Of boto3 for one call, with its own pauses."""
+OBJECTS_MAX = 1000
+"""Right below a prefix; as many as one call lists."""
+
+_OPENVINO = ("openvino_model.xml", "openvino_model.bin")
+_NO_ACCESS = "give the node credentials that may read it: AWS_PROFILE, AWS_ACCESS_KEY_ID or a role"
+
+
+def fetch_objects(source: Prefix, folder: Path, rate: DownloadRate, progress: Progress) -> Path:
+    """The object's file, or the folder of what lies below the prefix, under `folder`.
+
+    Raises NotFound, Unavailable, UnsupportedModel, and what `download` raises.
+    """
+    progress(f"look at s3://{source.bucket}/{source.key}", 0.0)
+    try:
+        client = _client()
+        sizes = _listed(client, source)
+        if source.key in sizes:
+            return _fetch_one(client, source, folder, rate, progress)
+        return _fetch_folder(client, source, sizes, folder, rate, progress)
+    except (BotoCoreError, ClientError) as error:
+        raise _plain_error(f"s3://{source.bucket}/{source.key}", error) from error
+
+
+def _client() -> Any:
+    return boto3.Session().client(
+        "s3",
+        config=Config(
+            connect_timeout=CONNECT_TIMEOUT_S,
+            read_timeout=READ_TIMEOUT_S,
+            retries={"mode": "standard", "total_max_attempts": CALL_TRIES_MAX},
+            # Not every server that speaks S3 has these checksums.
+            response_checksum_validation="when_required",
+        ),
+    )
+
+
+def _listed(client: Any, source: Prefix) -> dict[str, int]:
+    """Bytes of the object that has the key, or else of all right below it, by key."""
+    if source.key.lower().endswith(FILE_SUFFIXES):
+        answer = client.head_object(Bucket=source.bucket, Key=source.key)
+        return {source.key: answer["ContentLength"]}
+    below = f"{source.key}/" if source.key else ""
+    answer = client.list_objects_v2(
+        Bucket=source.bucket, Prefix=below, Delimiter="/", MaxKeys=OBJECTS_MAX
+    )
+    sizes = {one["Key"]: one["Size"] for one in answer.get("Contents", ())}
+    if answer.get("IsTruncated"):
+        raise UnsupportedModel(
+            f"s3://{source.bucket}/{below} holds more than {OBJECTS_MAX} objects",
+            hint="name the folder of one model",
+        )
+    return sizes
+
+
+def _fetch_one(
+    client: Any, source: Prefix, folder: Path, rate: DownloadRate, progress: Progress
+) -> Path:
+    target = folder / PurePosixPath(source.key).name
+    download(_Object(client, source.bucket, source.key), target, rate, progress)
+    if target.name.lower().endswith(TAR_SUFFIXES):
+        return unpacked(target, folder / "unpacked", progress)
+    return target
+
+
+def _fetch_folder(
+    client: Any,
+    source: Prefix,
+    sizes: dict[str, int],
+    folder: Path,
+    rate: DownloadRate,
+    progress: Progress,
+) -> Path:
+    where = f"s3://{source.bucket}/{source.key}".rstrip("/")
+    names = {key: PurePosixPath(key).name for key in sizes}
+    wanted = {
+        key: folder / "objects" / name
+        for key, name in sorted(names.items())
+        if any(PurePosixPath(name).match(pattern) for pattern in (*WANTED_PATTERNS, *_OPENVINO))
+    }
+    ggufs = sorted(name for name in names.values() if name.lower().endswith(".gguf"))
+    if ggufs and not any(name.endswith(".safetensors") for name in names.values()):
+        raise UnsupportedModel(
+            f"{where} holds GGUF files, of which one must be named",
+            hint=f"for instance {where}/{ggufs[0]}",
+        )
+    if not wanted:
+        raise NotFound(
+            f"{where} holds no file of a model right below it",
+            hint="check bucket and prefix: aws s3 ls " + where + "/",
+        )
+    (folder / "objects").mkdir(exist_ok=True)
+    missing = [key for key, target in wanted.items() if not target.exists()]
+    require_free(folder, sum(sizes[key] for key in missing), f"the copy of {where}")
+    for key in missing:
+        download(_Object(client, source.bucket, key), wanted[key], rate, progress)
+    return folder / "objects"
+
+
+class _Object:
+    """One object; see RemoteFile."""
+
+    def __init__(self, client: Any, bucket: str, key: str) -> None:
+        self._client, self._bucket, self._key = client, bucket, key
+        self.name = PurePosixPath(key).name
+
+    @contextmanager
+    def open(self, begin_bytes: int, part_of: Version | None) -> Iterator[Opened]:
+        where: dict[str, str] = {}
+        if part_of is not None:
+            where = {"Range": f"bytes={begin_bytes}-", "IfMatch": part_of.tag}
+        try:
+            answer = self._client.get_object(Bucket=self._bucket, Key=self._key, **where)
+        except ClientError as error:
+            if part_of is not None and _status(error) in (412, 416):
+                raise Changed("the bucket has another version of it") from error
+            if _status(error) >= 500:
+                raise Interrupted(f"the server answered {_status(error)}") from error
+            raise
+        except SSLError:
+            raise
+        except HTTPClientError as error:
+            raise Interrupted(f"no answer ({type(error).__name__})") from error
+        with closing(answer["Body"]) as body:
+            if part_of is None:
+                version = Version(size_bytes=answer["ContentLength"], tag=answer.get("ETag", ""))
+                yield Opened(version=version, begin_bytes=0, pieces=_pieces(body))
+            elif answer["ResponseMetadata"]["HTTPStatusCode"] != 206:
+                raise Changed("the server sends it as a whole only")
+            else:
+                yield Opened(version=part_of, begin_bytes=begin_bytes, pieces=_pieces(body))
+
+
+def _pieces(body: Any) -> Iterator[bytes]:
+    try:
+        yield from body.iter_chunks(PIECE_BYTES)
+    except (HTTPClientError, IncompleteReadError):
+        raise Interrupted("the connection broke off") from None
+
+
+def _status(error: ClientError) -> int:
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def _plain_error(where: str, error: BotoCoreError | ClientError) -> MeshError:
+    if isinstance(error, NoCredentialsError):
+        return Unavailable(f"{where} cannot be fetched without AWS credentials", hint=_NO_ACCESS)
+    if not isinstance(error, ClientError):
+        # Its text may name the endpoint, never a secret.
+        return Unavailable(
+            f"{where} cannot be reached: {error}",
+            hint="check the network, AWS_REGION and AWS_ENDPOINT_URL on the node",
+        )
+    code, status = error.response.get("Error", {}).get("Code", ""), _status(error)
+    if code == "NoSuchBucket":
+        return NotFound(f"{where}: there is no such bucket", hint="check the bucket's name")
+    if status == 404:
+        return NotFound(f"{where}: there is no such object", hint="check bucket and key")
+    if status in (401, 403):
+        return Unavailable(
+            f"{where} may not be read: the server answered {status} {code}".rstrip(),
+            hint=_NO_ACCESS,
+        )
+    return Unavailable(
+        f"{where} cannot be fetched: the server answered {status} {code}".rstrip(),
+        hint="check AWS_REGION and AWS_ENDPOINT_URL on the node, and try again",
+    )

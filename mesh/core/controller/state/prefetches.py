@@ -1,0 +1,75 @@
+"""What was fetched before anybody called for it: an import under way on a node, and how it went.
+
+`NodePrefetches` is one node's, `PrefetchCounts` the cell's. `instances.prefetching` decides what is
+fetched; loads for callers say whether they found it. Owned by the controller core, like all
+entries.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from mesh.domain.ids import ModelId, OperationId
+from mesh.domain.views import PrefetchView
+
+ATTEMPTS_MAX = 2
+"""Failed prefetches of a model on a node, since it joined, after which it waits for its caller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportAhead:
+    """An import that nobody waits for."""
+
+    operation_id: OperationId
+    model_id: ModelId
+    begun_s: float
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class NodePrefetches:
+    importing: ImportAhead | None = None
+    _imported: dict[ModelId, None] = field(default_factory=dict)
+    """Brought to its store ahead; no load has taken it from there yet."""
+    _failures: dict[ModelId, int] = field(default_factory=dict)
+
+    def may_try(self, model_id: ModelId) -> bool:
+        return self._failures.get(model_id, 0) < ATTEMPTS_MAX
+
+    def begin(self, importing: ImportAhead) -> None:
+        self.importing = importing
+
+    def end(self, *, stored: bool) -> None:
+        """The import has come to its end, well or not."""
+        importing, self.importing = self.importing, None
+        if importing is None:
+            return
+        if stored:
+            self._imported[importing.model_id] = None
+        else:
+            self.note_failed(importing.model_id)
+
+    def give_way(self) -> None:
+        """The import is stopped for the sake of a load; it may be begun again."""
+        self.importing = None
+
+    def note_failed(self, model_id: ModelId) -> None:
+        self._failures[model_id] = self._failures.get(model_id, 0) + 1
+
+    def take(self, model_id: ModelId) -> bool:
+        """A load takes the model: whether it would have had to be imported first."""
+        found = model_id in self._imported
+        self._imported.pop(model_id, None)
+        return found
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class PrefetchCounts:
+    said: PrefetchView = field(default_factory=PrefetchView)
+
+    def note_begun(self) -> None:
+        self.said = replace(self.said, begun=self.said.begun + 1)
+
+    def note_wasted(self) -> None:
+        self.said = replace(self.said, wasted=self.said.wasted + 1)
+
+    def note_load(self, *, nearer: bool) -> None:
+        """Somebody needs a load, or would without the prefetch."""
+        self.said = replace(self.said, loads=self.said.loads + 1, used=self.said.used + int(nearer))

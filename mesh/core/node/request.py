@@ -1,0 +1,61 @@
+"""A request on its node: what of it is still to compute, and when its next token is due."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from mesh.domain.ids import RequestId
+from mesh.domain.request import RequestOrder
+from mesh.domain.slo import next_due_s
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LocalRequest:
+    order: RequestOrder
+    start_s: float
+    """When it arrived at the cell, on this node's clock."""
+    output_tokens: int
+    first_step: int
+    """The first iteration that it can have a part in: what an earlier one leaves to compute under
+    this id is an earlier attempt's. Tokens say themselves which attempt they are of.
+    """
+    due_s: float
+    """When its next token is due."""
+    prefill_left: int
+    """Prompt tokens, and tokens of an earlier attempt, still to compute."""
+    held: bool = False
+    """Computed ahead: it gets no token until it is let go."""
+    tokens: int = field(init=False)
+    """Of its prompt and its output so far."""
+    pace_s: float = field(init=False)
+    """Of its SLO: asked for with every token."""
+
+    def __post_init__(self) -> None:
+        self.pace_s = self.order.slo.pace_s
+        self.tokens = len(self.order.request.prompt_tokens) + self.output_tokens
+
+    @property
+    def request_id(self) -> RequestId:
+        return self.order.request.request_id
+
+    def note_tokens(self, count: int, now_s: float) -> None:
+        """It has so many more tokens."""
+        slack_s = inf if self.output_tokens else self.order.slack_s
+        self.due_s = next_due_s(self.due_s, self.pace_s, now_s, count, slack_s)
+        self.output_tokens += count
+        self.tokens += count
+        self.prefill_left = 0
+
+    def note_prefill_left(self, tokens: int) -> None:
+        self.prefill_left = tokens
+
+    def go_on(self, token_ids: Sequence[int], *, held: bool, due_s: float, first_step: int) -> None:
+        """It has these further tokens from where it came from, and goes on unless `held` still. Its
+        last token before them was left to compute, too.
+        """
+        output_tokens = (*self.order.output_tokens, *token_ids)
+        self.order = replace(self.order, output_tokens=output_tokens, held=held)
+        self.output_tokens += len(token_ids)
+        self.tokens += len(token_ids)
+        self.prefill_left += len(token_ids) + (self.held and not held)
+        self.held, self.due_s, self.first_step = held, due_s, first_step

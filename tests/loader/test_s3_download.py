@@ -1,0 +1,123 @@
+"""`s3://`: a model of a bucket, by boto3, from moto's server on this machine."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from mesh.domain.errors import Cancelled, NotFound, Unavailable, UnsupportedModel
+from mesh_loader.sources import UNBOUND, fetch
+from mesh_loader.store import ModelStore, silent
+from tests.loader.tiny_gguf import write_tiny_gguf
+from tests.support.tiny_model import write_tiny_llama
+
+boto3 = pytest.importorskip("boto3")
+moto_server = pytest.importorskip("moto.server")
+
+CONTENT = random.Random(1).randbytes(3 << 20)
+OTHER = random.Random(2).randbytes(3 << 20)
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Of an empty bucket named models."""
+    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "NO_PROXY": "127.0.0.1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    requests.post(f"http://{host}:{port}/moto-api/reset", timeout=60)
+    client = boto3.Session().client("s3")
+    client.create_bucket(Bucket="models")
+    try:
+        yield client
+    finally:
+        client.close()
+        server.stop()
+
+
+def test_one_object_is_imported(client: Any, tmp_path: Path) -> None:
+    write_tiny_gguf(tmp_path / "m.gguf")
+    client.upload_file(str(tmp_path / "m.gguf"), "models", "deep/m.gguf")
+    store = ModelStore(tmp_path / "store")
+    stored = store.import_model("s3://models/deep/m.gguf")
+    assert stored.info.architecture == "llama"
+    assert not list(store.root.glob("downloads/*"))
+
+
+def test_a_folder_is_imported_without_what_is_no_model(client: Any, tmp_path: Path) -> None:
+    for path in write_tiny_llama(tmp_path / "tiny").iterdir():
+        client.upload_file(str(path), "models", f"org/tiny/{path.name}")
+    client.put_object(Bucket="models", Key="org/tiny/pytorch_model.bin", Body=b"pickled")
+    client.put_object(Bucket="models", Key="org/tiny/below/config.json", Body=b"{}")
+    client.put_object(Bucket="models", Key="org/tiny-2/config.json", Body=b"{}")
+    folder = fetch("s3://models/org/tiny", tmp_path, silent)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {path.name for path in (tmp_path / "tiny").iterdir()}
+    stored = ModelStore(tmp_path / "store").import_model("s3://models/org/tiny/")
+    assert stored.info.architecture == "llama"
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_stopped_download_goes_on_unless_the_object_changed(
+    client: Any, tmp_path: Path, changed: bool
+) -> None:
+    client.put_object(Bucket="models", Key="m.gguf", Body=CONTENT)
+    shares = []
+
+    def progress(phase: str, share: float) -> None:
+        shares.append(share)
+        if len(shares) < 99 and share > 0.5:
+            raise Cancelled("stopped")
+
+    with pytest.raises(Cancelled):
+        fetch("s3://models/m.gguf", tmp_path, progress, UNBOUND)
+    if changed:
+        client.put_object(Bucket="models", Key="m.gguf", Body=OTHER)
+    shares = [0.0] * 99
+    found = fetch("s3://models/m.gguf", tmp_path, progress, UNBOUND)
+    assert found.read_bytes() == (OTHER if changed else CONTENT)
+    assert (min(shares[100:]) > 0.5) is not changed
+
+
+def test_what_is_not_there_is_named(client: Any, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no such object"):
+        fetch("s3://models/none.gguf", tmp_path, silent)
+    with pytest.raises(NotFound, match="no such bucket"):
+        fetch("s3://no-bucket/folder", tmp_path, silent)
+    with pytest.raises(NotFound, match="no file of a model"):
+        fetch("s3://models/none", tmp_path, silent)
+    client.put_object(Bucket="models", Key="several/a.gguf", Body=b"")
+    with pytest.raises(UnsupportedModel) as caught:
+        fetch("s3://models/several", tmp_path, silent)
+    assert caught.value.hint.endswith("s3://models/several/a.gguf")
+
+
+def test_without_credentials_it_says_where_they_go(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    with pytest.raises(Unavailable, match="credentials") as caught:
+        fetch("s3://models/m.gguf", tmp_path, silent)
+    assert "AWS_PROFILE" in caught.value.hint
+
+
+def test_an_endpoint_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        fetch("s3://models/m.gguf", tmp_path, silent)
