@@ -95,7 +95,7 @@ def report(measured: Sequence[Measured], missing: Iterable[str], gpu: str | None
         rows = [row(each, engine, tier) for engine in Engine for tier in Tier]
         show_table(HEADINGS, [found for found in rows if found], title=title)
     for name in missing:
-        output.text(f"{name}: missing, not installed")
+        output.text(f"{name}: missing, not installed or --no-peers")
     if gpu is not None:
         output.text(f"gpu: missing, {gpu}")
     told: list[Mapping[str, object]] = [

@@ -31,6 +31,7 @@ from mesh.evaluation.distribution import Distribution
 from mesh.evaluation.judging import Judgement, judge
 from mesh.evaluation.load_client import Call, offer
 from mesh.wire.client import MeshClient
+from mesh_nodes.engines.openvino import ENGINE_BYTES
 from mesh_nodes.engines.openvino.compilation import KvPrecision
 from mesh_nodes.engines.openvino.footprint import estimate
 from mesh_nodes.engines.openvino.weights import WeightPrecision
@@ -118,8 +119,8 @@ def show_limit(wanted: Sequence[Peak], memory_bytes: int) -> None:
     show_table(headings, rows)
     whole_bytes = sum(peak.size_bytes for peak in wanted)
     print(
-        f"--memory {memory_bytes}: {format_bytes(whole_bytes)} / {OVERCOMMIT:g} = "
-        f"{format_bytes(memory_bytes)}, the node's process included"
+        f"--memory {memory_bytes}: {format_bytes(whole_bytes)} / {OVERCOMMIT:g} + "
+        f"{format_bytes(ENGINE_BYTES)} = {format_bytes(memory_bytes)}, the node's process included"
     )
 
 

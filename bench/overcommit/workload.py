@@ -12,6 +12,7 @@ from mesh.domain.ids import DeploymentName
 from mesh.domain.model import Footprint
 from mesh.domain.slo import Slo
 from mesh.evaluation.load_client import Call
+from mesh_nodes.engines.openvino import ENGINE_BYTES
 
 FIRST_S = 5.0
 """Each deployment's first burst comes within so much of the start."""
@@ -140,5 +141,7 @@ def peaks(sent: Sequence[Burst], footprint: Footprint) -> list[Peak]:
 
 
 def limit_bytes(wanted: Sequence[Peak], overcommit: float) -> int:
-    """`--memory` of a node of which the peaks, all together, want `overcommit` times as much."""
-    return int(sum(peak.size_bytes for peak in wanted) / overcommit)
+    """`--memory` of a node of which the peaks, all together, want `overcommit` times as much, and
+    which has what they share beside that.
+    """
+    return int(sum(peak.size_bytes for peak in wanted) / overcommit) + ENGINE_BYTES

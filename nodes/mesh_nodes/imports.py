@@ -22,8 +22,8 @@ from mesh.runtime.engine import Progress
 IMPORTS_AT_ONCE_MAX = 2
 """Each takes a core and the memory of its largest tensors."""
 IMPORTS_WAITING_MAX = 32
-PROGRESS_EVERY_S = 0.1
-"""Within one phase, the listeners are told no more often."""
+PROGRESS_EVERY_S = 1.0
+"""Within one phase, the listeners are told no more often: it all goes to the journal."""
 
 log = logging.getLogger(__name__)
 

@@ -94,7 +94,7 @@ def up(cell: LiveCell, tmp_path: Path, tiny_model: Path) -> Iterator[Up]:
     arguments = [
         *("up", "--node", "cpu", "--node", "cpu", "--policy", "sllm+cpu"),
         *("--listen", cell.address, "--home", str(tmp_path / "home")),
-        *("--memory", "256MiB", "--threads", "1"),
+        *("--memory", "288MiB", "--threads", "1"),
     ]
     with mesh_process(*arguments, environ=os.environ, err=err) as process:
         assert process.stdout is not None

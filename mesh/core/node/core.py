@@ -76,10 +76,10 @@ class NodeCore:
         self._now_s = now_s
         ctx = NodeEventContext(now_s=now_s, node=self._node)
         self._dispatch(ctx, event)
-        self._grant(ctx, measures=not _announces(event))
+        self._grant(ctx, primes=not _announces(event))
         return ctx.ordered()
 
-    def _grant(self, ctx: NodeEventContext, *, measures: bool) -> None:
+    def _grant(self, ctx: NodeEventContext, *, primes: bool) -> None:
         """The next turn, if the engine is free and an instance has work; else a measurement."""
         node = self._node
         if node.stepping is not None:
@@ -100,8 +100,7 @@ class NodeCore:
             rule=node.turns,
         )
         if grant is None:
-            if measures:
-                measuring.grant(ctx, node)
+            measuring.grant(ctx, node, primes=primes)
             return
         node.begin_turn(grant, ctx.now_s)
         ctx.engine(

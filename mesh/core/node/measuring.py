@@ -50,13 +50,14 @@ def start(
         ctx.report(ProfileProgress(operation_id=command.operation_id, phase=phase, share=0.0))
 
 
-def grant(ctx: NodeEventContext, node: LocalNode) -> None:
+def grant(ctx: NodeEventContext, node: LocalNode, *, primes: bool) -> None:
     """Time the next shape, if a survey is under way and nothing disturbs it; else prime."""
     if node.loading():
         return
     running = node.survey
     if running is None:
-        priming.grant(ctx, node)
+        if primes:
+            priming.grant(ctx, node)
         return
     shape = running.survey.next_shape()
     if shape is None:

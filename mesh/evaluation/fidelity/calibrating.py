@@ -155,7 +155,7 @@ def _loads(observed: Observed, until_s: float) -> tuple[float, float]:
     kinds: dict[bool, list[Spent]] = {False: [], True: []}
     for load in observed.loads:
         if load.began_s < until_s:
-            amid = any(s.began_s <= load.began_s < s.began_s + s.took_s for s in observed.steps)
+            amid = any(s.began_s < load.began_s < s.began_s + s.took_s for s in observed.steps)
             kinds[amid].append(load)
     alone, amid_steps = kinds[False], kinds[True]
     if not alone or not amid_steps:

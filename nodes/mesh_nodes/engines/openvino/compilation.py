@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -25,6 +25,7 @@ from mesh.runtime.engine import Progress
 from mesh_loader.digests import WEIGHTS_SUFFIX, Verifier, Verify, require_originals
 from mesh_loader.prepared_key import openvino_key
 from mesh_nodes.engines.file_guard import FileGuard
+from mesh_nodes.engines.openvino.allocator import return_memory
 from mesh_nodes.engines.openvino.architecture import Architecture, read_architecture
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
 from mesh_nodes.engines.openvino.checkpoint import Checkpoint
@@ -91,6 +92,15 @@ class CompiledGraph:
         readers: list[Pages | FileGuard] = [*self.maps, *self.guards]
         for file in readers:
             file.settle()
+
+    def release_activations(self) -> None:
+        """Give back what iterations have left; the next one takes what it needs. Nothing goes back
+        while another instance of the model has its first run, beside this one's iterations.
+        """
+        # OpenVINO refuses it then; no other failure is known, and nothing depends on it at once.
+        with suppress(RuntimeError):
+            self.model.release_memory()
+        return_memory()
 
 
 class Compiler:

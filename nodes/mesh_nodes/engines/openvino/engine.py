@@ -5,7 +5,6 @@ the checks before a load, and the release after one. Loads run beside steps: the
 they share is the table of instances.
 """
 
-import ctypes
 import os
 import threading
 import time
@@ -34,6 +33,7 @@ from mesh.runtime.engine import (
     StepResult,
 )
 from mesh_loader.digests import Verify
+from mesh_nodes.engines.openvino.allocator import return_memory
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
 from mesh_nodes.engines.openvino.blob_index import BlobIndex
 from mesh_nodes.engines.openvino.blob_maker import BlobMaker
@@ -109,7 +109,7 @@ class OpenVinoEngine:
         )
         self._blob_index = BlobIndex(self._compiler, blobs) if blobs is not None else None
         self._blob_maker = BlobMaker(available_bytes)
-        _return_memory()
+        return_memory()
         self._instances: dict[InstanceId, Instance] = {}
         self._lock = threading.Lock()
         """Guards the table alone, never an instance."""
@@ -163,7 +163,7 @@ class OpenVinoEngine:
             instance, graph = self._bring_up(order, progress)
         except BaseException as error:
             _drop_frames(error)
-            _return_memory()
+            return_memory()
             raise
         finally:
             self._loads_ended += 1
@@ -186,12 +186,12 @@ class OpenVinoEngine:
         if instance is None:
             return
         instance.close()
-        _return_memory()
+        return_memory()
         model, reached = instance.model, instance.reached
         shared = any(map(instance.shares_with, others))
         before_bytes, moment = self._beside_kv_bytes(), self._moment()
         del instance
-        _return_memory()
+        return_memory()
         freed_bytes = before_bytes - self._beside_kv_bytes()
         if not shared and moment == self._moment() and self._loads_begun == self._loads_ended:
             self._books.note(model, freed_bytes, reached)
@@ -301,10 +301,3 @@ def _drop_frames(error: BaseException | None) -> None:
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__
-
-
-def _return_memory() -> None:
-    """The allocator keeps freed memory for itself unless told to give it back to the system."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

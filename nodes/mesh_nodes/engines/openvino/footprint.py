@@ -24,13 +24,19 @@ _GRAPH_BYTES = 72 * 2**20
 _KERNELS_BYTES = _GRAPH_BYTES // 2
 KERNEL_SIZES = 64
 """Sizes of iterations, in tokens, after which nearly all kernels are there."""
-ENGINE_BYTES = 56 * 2**20
+KEPT_BYTES = 56 * 2**20
 """What the process holds beside instances once it has had one: 38 MiB that stay when all have gone
 (code of graph passes, kernels), and what its allocator keeps until it is trimmed."""
+SCRATCH_BYTES = 32 * 2**20
+"""For the activations of large iterations, which go back after each: instances compute one after
+the other, so that one has them at a time. What a model takes beyond is its instances' own."""
+ENGINE_BYTES = KEPT_BYTES + SCRATCH_BYTES
 _PREFILL_TOKENS = 512
 """Tokens of an iteration that activations are reckoned for."""
 BATCH_MAX = 128
 """Requests of an iteration; their logits are reckoned with. OpenVINO itself would take more."""
+LASTING_TOKENS = BATCH_MAX
+"""The activations of larger iterations, which are prefills, go back at once (`instance`)."""
 _LOGIT_BYTES = 4
 _ACTIVATION_BYTES_PER_INTERMEDIATE = 40
 _ACTIVATION_BYTES_PER_HIDDEN = 20
@@ -42,17 +48,22 @@ _KV_ELEMENT_BYTES = {KvPrecision.F32: 4, KvPrecision.F16: 2, KvPrecision.U8: 1}
 
 @dataclass(slots=True, kw_only=True)
 class Reached:
-    """The largest iterations that an instance has computed, and of how many sizes they were."""
+    """The largest iterations that an instance holds memory of, and of how many sizes they were."""
 
     tokens: int = 0
+    """Since activations last went back."""
     rows: int = 0
-    """That yielded logits."""
+    """That yielded logits, which never go back: they are the infer request's output."""
     sizes: set[int] = field(default_factory=set)
     """In tokens."""
 
     def note(self, tokens: int, rows: int) -> None:
         self.tokens, self.rows = max(self.tokens, tokens), max(self.rows, rows)
         self.sizes.add(tokens)
+
+    def note_release(self) -> None:
+        """What it computes from now on takes activations anew."""
+        self.tokens = 0
 
 
 def estimate(model: ModelInfo, *, weights: WeightPrecision, kv: KvPrecision) -> Footprint:
@@ -65,7 +76,8 @@ def estimate(model: ModelInfo, *, weights: WeightPrecision, kv: KvPrecision) -> 
     return Footprint(
         weights_bytes=int(weights_bytes)
         + _GRAPH_BYTES
-        + activation_bytes(model, tokens=_PREFILL_TOKENS, rows=BATCH_MAX),
+        + _lasting_bytes(model, tokens=LASTING_TOKENS, rows=BATCH_MAX)
+        + _beyond_scratch_bytes(model),
         kv_block_bytes=kv_block_bytes,
         block_tokens=BLOCK_TOKENS,
     )
@@ -81,14 +93,25 @@ def activation_bytes(model: ModelInfo, *, tokens: int, rows: int) -> int:
 
 
 def unmet_bytes(model: ModelInfo, reached: Reached) -> int:
-    """What the largest iteration takes over the largest that an instance has computed, and kernels
-    for sizes that it has not met.
+    """What may come on top of what an instance has held: activations of larger iterations than it
+    has computed, those that outlast none, and kernels for sizes that it has not met.
     """
     sizes_left = max(KERNEL_SIZES - len(reached.sizes), 0)
     kernels_bytes = _KERNELS_BYTES * sizes_left // KERNEL_SIZES
-    most = activation_bytes(model, tokens=_PREFILL_TOKENS, rows=BATCH_MAX)
-    met = activation_bytes(model, tokens=reached.tokens, rows=reached.rows)
-    return kernels_bytes + max(most - met, 0)
+    most = _lasting_bytes(model, tokens=LASTING_TOKENS, rows=BATCH_MAX)
+    met = _lasting_bytes(model, tokens=reached.tokens, rows=reached.rows)
+    return kernels_bytes + max(most - met, 0) + _beyond_scratch_bytes(model)
+
+
+def _lasting_bytes(model: ModelInfo, *, tokens: int, rows: int) -> int:
+    """What the activations of such an iteration leave taken."""
+    return activation_bytes(model, tokens=min(tokens, LASTING_TOKENS), rows=rows)
+
+
+def _beyond_scratch_bytes(model: ModelInfo) -> int:
+    """What the activations that go back take over the node's scratch."""
+    passing_bytes = activation_bytes(model, tokens=_PREFILL_TOKENS - LASTING_TOKENS, rows=0)
+    return max(passing_bytes - SCRATCH_BYTES, 0)
 
 
 def _parameter_bytes(model: ModelInfo, weights: WeightPrecision) -> float:

@@ -19,7 +19,7 @@ from mesh.runtime.measurable import check_measurable
 from mesh_nodes.engines.openvino.batch import BatchInputs, Plan, Work, plan
 from mesh_nodes.engines.openvino.blocks import BlockPool
 from mesh_nodes.engines.openvino.compilation import CompiledGraph, engine_errors
-from mesh_nodes.engines.openvino.footprint import Reached
+from mesh_nodes.engines.openvino.footprint import LASTING_TOKENS, Reached
 from mesh_nodes.engines.openvino.kv_cache import KvResize, bind_kv_cache
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 from mesh_nodes.engines.openvino.sequence import Sequence
@@ -207,10 +207,14 @@ class Instance:
             self._request.infer(share_outputs=True)
             logits = self._request.get_output_tensor(0).data
         yielding = [work for work in planned.work if work.yields]
-        self.reached.note(sum(work.tokens for work in planned.work), len(yielding))
+        tokens = sum(work.tokens for work in planned.work)
         # An IR may pad its head beyond the vocabulary.
         logits = logits.reshape(-1, logits.shape[-1])[: len(yielding), : self._vocabulary_tokens]
         token_ids = choose(logits, [work.sequence.draw() for work in yielding])
+        self.reached.note(tokens, len(yielding))
+        if tokens > LASTING_TOKENS:
+            self._graph.release_activations()
+            self.reached.note_release()
         for work in planned.work:
             work.sequence.computed += work.tokens
         return tuple(

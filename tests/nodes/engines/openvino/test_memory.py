@@ -76,6 +76,27 @@ seen["next"] = OpenVinoEngine(threads=2, footprints_path=Path(sys.argv[4])).foot
 seen["next"] = seen["next"].weights_bytes
 print(json.dumps(seen))
 """
+RELEASE = """
+from mesh_nodes.engines.openvino.footprint import LASTING_TOKENS
+
+def beside_kv():
+    return status_bytes("VmRSS") - engine.memory()[0].kv_held_bytes
+
+def tokens():
+    long = request("r", range(100, 500), SamplingParams(max_tokens=8))
+    return run(engine, long, prefill_tokens_max=512).tokens["r"]
+
+engine = OpenVinoEngine(threads=2)
+engine.prepare(info, path, lambda *_: None)
+load(engine, info, path, kv_blocks=160, context_tokens_max=1024, batch_max=128)
+engine.measure("i-1", IterationShape(prefill_tokens=LASTING_TOKENS))
+engine.measure("i-1", IterationShape(prefill_tokens=512))
+before = beside_kv()
+Path("/proc/self/clear_refs").write_text("5")  # forget the high water mark
+seen = {"tokens": [tokens(), tokens()], "before": before, "after": beside_kv()}
+seen["peak"] = status_bytes("VmHWM")
+print(json.dumps(seen))
+"""
 MIB = 2**20
 ALLOCATOR_BYTES = ENGINE_BYTES // 4
 
@@ -114,11 +135,20 @@ def test_what_is_booked_comes_down_to_what_instances_hold_and_never_below(
     smollm2_model: StoredModel, tmp_path: Path
 ) -> None:
     """After three whole lives, and for the next engine from the start; but for what the allocator
-    keeps until an unload has it trimmed, which is a part of the node's base.
+    keeps until an unload has it trimmed, which is a part of the node's base. A third and more on
+    top is for the iterations and kernels that these lives did not meet.
     """
     seen = measure(smollm2_model, "i8", str(tmp_path), script=LIVES)
     booked, held = seen["booked"], seen["held"]
     assert booked[:SEEN_MIN] == [booked[0]] * SEEN_MIN
     assert max(held) <= min(booked) + ALLOCATOR_BYTES
-    assert max(booked[SEEN_MIN:]) <= min(1.35 * max(held), 0.95 * booked[0])
+    assert max(booked[SEEN_MIN:]) <= min(1.45 * max(held), 0.95 * booked[0])
     assert seen["next"] >= booked[-1]
+
+
+def test_the_activations_of_a_long_prompt_go_back_at_once(smollm2_model: StoredModel) -> None:
+    """They are there while it computes, gone after, and no token is another for it."""
+    seen = measure(smollm2_model, script=RELEASE)
+    assert seen["tokens"][0] == seen["tokens"][1]
+    assert seen["peak"] - seen["before"] > 15 * MIB
+    assert seen["after"] - seen["before"] < 8 * MIB
