@@ -33,6 +33,8 @@ PAUSE_S_MAX = 30.0
 PAUSE_PIECE_S = 0.2
 """So soon a cancellation is noticed."""
 PIECE_BYTES = 64 << 10
+FREE_CHECK_BYTES = 16 << 20
+"""So much may come between two looks at the disk, which others fill, too."""
 
 
 class Interrupted(Exception):
@@ -166,17 +168,25 @@ def _try(remote: RemoteFile, part: _Part, rate: DownloadRate, progress: Progress
     Raises Interrupted, Changed and what else may come; what has arrived is in the part file.
     """
     known = part.version()
+    if known is not None and part.size_bytes == known.size_bytes:
+        part.finish()  # an earlier try was killed while the disk took it
+        return
     with remote.open(part.size_bytes if known else 0, known) as opened:
         total_bytes, have_bytes = opened.version.size_bytes, opened.begin_bytes
         if known is not None and opened.version != known:
             raise Changed(f"{known} is {opened.version} now")
         if not have_bytes:
             part.begin(opened.version)
-        if total_bytes is not None:
-            require_free(part.target.parent, total_bytes - have_bytes, f"the copy of {remote.name}")
+        free_checked_bytes = have_bytes - FREE_CHECK_BYTES
         phase = _phase(remote.name, total_bytes)
         with part.path.open("ab", buffering=0) as file:
             for piece in opened.pieces:
+                if have_bytes - free_checked_bytes >= FREE_CHECK_BYTES:
+                    free_checked_bytes = have_bytes
+                    rest_bytes = (
+                        FREE_CHECK_BYTES if total_bytes is None else total_bytes - have_bytes
+                    )
+                    require_free(part.target.parent, rest_bytes, f"the copy of {remote.name}")
                 rate.wait(len(piece), partial(progress, phase, _share(have_bytes, total_bytes)))
                 file.write(piece)
                 have_bytes += len(piece)

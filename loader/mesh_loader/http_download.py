@@ -111,7 +111,7 @@ def _continues(answer: requests.Response, begin_bytes: int, part_of: Version) ->
     return (
         unit == "bytes"
         and where.startswith(f"{begin_bytes}-")
-        and total in ("*", str(part_of.size_bytes))
+        and (part_of.size_bytes is None or total in ("*", str(part_of.size_bytes)))
         and _tag(answer) in ("", part_of.tag)
     )
 

@@ -4,8 +4,12 @@ Credentials, region, profile and endpoint are those of the AWS environment and c
 (AWS_PROFILE, AWS_ENDPOINT_URL, ~/.aws, an instance's role). `download` does the retries.
 """
 
+import json
+import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import astuple
+from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -19,8 +23,11 @@ from botocore.exceptions import (
     NoCredentialsError,
     SSLError,
 )
+from botocore.exceptions import (
+    ConnectionError as BotoConnectionError,
+)
 
-from mesh.domain.errors import MeshError, NotFound, Unavailable, UnsupportedModel
+from mesh.domain.errors import MeshError, NotFound, TornModel, Unavailable, UnsupportedModel
 from mesh.runtime.engine import Progress
 from mesh_loader.disk import require_free
 from mesh_loader.download import PIECE_BYTES, Changed, Interrupted, Opened, Version, download
@@ -49,10 +56,10 @@ def fetch_objects(source: Prefix, folder: Path, rate: DownloadRate, progress: Pr
     progress(f"look at s3://{source.bucket}/{source.key}", 0.0)
     try:
         client = _client()
-        sizes = _listed(client, source)
-        if source.key in sizes:
+        listed = _listed(client, source)
+        if source.key in listed:
             return _fetch_one(client, source, folder, rate, progress)
-        return _fetch_folder(client, source, sizes, folder, rate, progress)
+        return _fetch_folder(client, source, listed, folder, rate, progress)
     except (BotoCoreError, ClientError) as error:
         raise _plain_error(f"s3://{source.bucket}/{source.key}", error) from error
 
@@ -70,22 +77,22 @@ def _client() -> Any:
     )
 
 
-def _listed(client: Any, source: Prefix) -> dict[str, int]:
-    """Bytes of the object that has the key, or else of all right below it, by key."""
+def _listed(client: Any, source: Prefix) -> dict[str, Version]:
+    """The object that has the key, or else all right below it, by key."""
     if source.key.lower().endswith(FILE_SUFFIXES):
         answer = client.head_object(Bucket=source.bucket, Key=source.key)
-        return {source.key: answer["ContentLength"]}
+        return {source.key: _version(answer, answer["ContentLength"])}
     below = f"{source.key}/" if source.key else ""
     answer = client.list_objects_v2(
         Bucket=source.bucket, Prefix=below, Delimiter="/", MaxKeys=OBJECTS_MAX
     )
-    sizes = {one["Key"]: one["Size"] for one in answer.get("Contents", ())}
+    listed = {one["Key"]: _version(one, one["Size"]) for one in answer.get("Contents", ())}
     if answer.get("IsTruncated"):
         raise UnsupportedModel(
             f"s3://{source.bucket}/{below} holds more than {OBJECTS_MAX} objects",
             hint="name the folder of one model",
         )
-    return sizes
+    return listed
 
 
 def _fetch_one(
@@ -101,15 +108,15 @@ def _fetch_one(
 def _fetch_folder(
     client: Any,
     source: Prefix,
-    sizes: dict[str, int],
+    listed: dict[str, Version],
     folder: Path,
     rate: DownloadRate,
     progress: Progress,
 ) -> Path:
     where = f"s3://{source.bucket}/{source.key}".rstrip("/")
-    names = {key: PurePosixPath(key).name for key in sizes}
+    names = {key: PurePosixPath(key).name for key in listed}
     wanted = {
-        key: folder / "objects" / name
+        key: name
         for key, name in sorted(names.items())
         if any(PurePosixPath(name).match(pattern) for pattern in (*WANTED_PATTERNS, *_OPENVINO))
     }
@@ -124,19 +131,35 @@ def _fetch_folder(
             f"{where} holds no file of a model right below it",
             hint="check bucket and prefix: aws s3 ls " + where + "/",
         )
-    (folder / "objects").mkdir(exist_ok=True)
-    missing = [key for key, target in wanted.items() if not target.exists()]
-    require_free(folder, sum(sizes[key] for key in missing), f"the copy of {where}")
+    target = _folder_of({key: listed[key] for key in wanted}, folder)
+    missing = [key for key, name in wanted.items() if not (target / name).exists()]
+    missing_bytes = sum(listed[key].size_bytes or 0 for key in missing)
+    require_free(folder, missing_bytes, f"the copy of {where}")
     for key in missing:
-        download(_Object(client, source.bucket, key), wanted[key], rate, progress)
-    return folder / "objects"
+        remote = _Object(client, source.bucket, key, listed[key])
+        download(remote, target / wanted[key], rate, progress)
+    return target
+
+
+def _folder_of(wanted: dict[str, Version], folder: Path) -> Path:
+    """Where these versions go, and what an earlier import has of them lies. What it has of a folder
+    that was another then is removed: files of two models must never stand beside each other.
+    """
+    told = json.dumps([(key, *astuple(version)) for key, version in wanted.items()])
+    target = folder / f"objects-{sha256(told.encode()).hexdigest()[:16]}"
+    for other in folder.glob("objects-*"):
+        if other != target:
+            shutil.rmtree(other)
+    target.mkdir(exist_ok=True)
+    return target
 
 
 class _Object:
     """One object; see RemoteFile."""
 
-    def __init__(self, client: Any, bucket: str, key: str) -> None:
-        self._client, self._bucket, self._key = client, bucket, key
+    def __init__(self, client: Any, bucket: str, key: str, listed: Version | None = None) -> None:
+        """`listed`: the only version that is wanted."""
+        self._client, self._bucket, self._key, self._listed = client, bucket, key, listed
         self.name = PurePosixPath(key).name
 
     @contextmanager
@@ -154,11 +177,17 @@ class _Object:
             raise
         except SSLError:
             raise
-        except HTTPClientError as error:
+        except (HTTPClientError, BotoConnectionError) as error:
             raise Interrupted(f"no answer ({type(error).__name__})") from error
         with closing(answer["Body"]) as body:
             if part_of is None:
-                version = Version(size_bytes=answer["ContentLength"], tag=answer.get("ETag", ""))
+                version = _version(answer, answer["ContentLength"])
+                if self._listed not in (None, version):
+                    raise TornModel(
+                        f"{self.name} changed while its folder was fetched: {self._listed} was "
+                        f"listed, {version} is there",
+                        hint="fetch it again when nothing writes to the folder",
+                    )
                 yield Opened(version=version, begin_bytes=0, pieces=_pieces(body))
             elif answer["ResponseMetadata"]["HTTPStatusCode"] != 206:
                 raise Changed("the server sends it as a whole only")
@@ -171,6 +200,10 @@ def _pieces(body: Any) -> Iterator[bytes]:
         yield from body.iter_chunks(PIECE_BYTES)
     except (HTTPClientError, IncompleteReadError):
         raise Interrupted("the connection broke off") from None
+
+
+def _version(said: Any, size_bytes: int) -> Version:
+    return Version(size_bytes=size_bytes, tag=said.get("ETag", ""))
 
 
 def _status(error: ClientError) -> int:

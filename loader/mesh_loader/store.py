@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mesh.domain.errors import NotFound, StorageError, TornModel, Unavailable
+from mesh.domain.errors import NotFound, StorageError, TornModel, Unavailable, UnsupportedModel
 from mesh.domain.ids import ModelId
 from mesh.domain.model import ModelInfo
 from mesh.runtime.engine import Progress
@@ -223,7 +223,18 @@ class ModelStore:
         if source.startswith(REMOTE):  # what has arrived outlives this import
             downloads = self._downloads / folder.name
         downloads.mkdir(parents=True, exist_ok=True)
+        os.utime(downloads)  # what is gone on with is kept anew (DOWNLOAD_KEPT_S)
         staged.mkdir()
+        try:
+            return self._fetched(source, downloads, staged, progress)
+        except (TornModel, UnsupportedModel):
+            # No import can be made of it: the next shall fetch what the source has then.
+            shutil.rmtree(downloads, ignore_errors=True)
+            raise
+
+    def _fetched(
+        self, source: str, downloads: Path, staged: Path, progress: Progress
+    ) -> StoredModel:
         path = fetch(source, downloads, progress, self._rate)
         before = stamps_of(path)
         # Nobody writes to these again; to a user's own, anybody may.

@@ -200,6 +200,12 @@ def test_a_peer_that_is_missing_is_no_target_missed() -> None:
     assert targets(alone)["host_ratio_to_best_peer"]
 
 
+def test_starts_of_our_own_that_are_missing_are_targets_missed() -> None:
+    assert targets(measured(Engine.MESH)) == {
+        name: name == "host_ratio_to_best_peer" for name in LIMITS
+    }
+
+
 def test_the_last_line_is_of_the_first_model_and_lists_all(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -23,10 +23,13 @@ class Served:
     """False: a range is served of whatever there is now."""
     tags: bool = True
     length: bool = True
+    """False: in chunks, and nobody knows how many."""
     pause_s: float = 0.0
     """After every 64 KiB."""
     asked: list[str] = field(default_factory=list)
     """The Range of each request, or an empty text."""
+    logins: list[str] = field(default_factory=list)
+    """The Authorization of each request, or an empty text."""
     sent_bytes: int = 0
 
     @property
@@ -47,6 +50,7 @@ def serving(served: Served) -> Iterator[str]:
         def do_GET(self) -> None:
             asked = self.headers.get("Range", "")
             served.asked.append(asked)
+            served.logins.append(self.headers.get("Authorization", ""))
             if served.statuses:
                 self._refuse(*served.statuses.pop(0))
                 return
@@ -65,6 +69,8 @@ def serving(served: Served) -> Iterator[str]:
                 self.send_header("ETag", served.tag)
             if served.length:
                 self.send_header("Content-Length", str(len(content) - begin))
+            else:
+                self.send_header("Transfer-Encoding", "chunked")
             self.send_header("Connection", "close")
             self.end_headers()
             self._send(content[begin:])
@@ -75,9 +81,12 @@ def serving(served: Served) -> Iterator[str]:
             try:
                 for begin in range(0, min(limit, len(content)), 64 << 10):
                     piece = content[begin : min(limit, begin + (64 << 10))]
-                    self.wfile.write(piece)
+                    size_line = b"" if served.length else b"%x\r\n" % len(piece)
+                    self.wfile.write(size_line + piece + (b"\r\n" if size_line else b""))
                     served.sent_bytes += len(piece)
                     time.sleep(served.pause_s)
+                if not served.length and limit >= len(content):
+                    self.wfile.write(b"0\r\n\r\n")
             except ConnectionError:
                 pass  # the other side was killed
 

@@ -1,5 +1,6 @@
 """`http://`: files of a web server on this machine that breaks off, changes, refuses and crawls."""
 
+import gzip
 import os
 import random
 import signal
@@ -28,7 +29,7 @@ from mesh_loader.download_rate import DownloadRate
 from mesh_loader.http_download import fetch_web_file
 from mesh_loader.source_http import parse_http
 from mesh_loader.sources import UNBOUND, check_source
-from mesh_loader.store import ModelStore, silent
+from mesh_loader.store import DOWNLOAD_KEPT_S, ModelStore, silent
 from mesh_loader.upkeep import collect
 from tests.loader.file_server import Served, serving
 from tests.loader.tiny_gguf import write_tiny_gguf
@@ -96,6 +97,32 @@ def test_a_server_without_versions_sends_it_all_again(
     served.tags, served.breaks_after = False, [2 << 20]
     assert fetched(address, tmp_path) == CONTENT
     assert served.asked == ["", ""]
+
+
+def test_a_file_of_unknown_size_goes_on_and_leaves_the_disk_its_reserve(
+    served: Served, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.length, served.breaks_after = False, [1 << 20]
+    assert fetched(address, tmp_path) == CONTENT
+    assert [bool(asked) for asked in served.asked] == [False, True]
+    monkeypatch.setattr(download_module, "FREE_CHECK_BYTES", 1 << 20)
+    free = iter([80 << 20, 80 << 20, 64 << 20])
+    monkeypatch.setattr("mesh_loader.disk.free_bytes", lambda folder: next(free))
+    (tmp_path / "again").mkdir()
+    with pytest.raises(StorageError, match=r"m\.gguf needs 1"):
+        fetched(address, tmp_path / "again")
+    assert (tmp_path / "again" / "m.gguf.part").stat().st_size == 2 << 20
+
+
+def test_a_part_that_is_whole_is_not_fetched_again(
+    served: Served, address: str, tmp_path: Path
+) -> None:
+    """The process was stopped between the last byte and the rename."""
+    with pytest.raises(Cancelled):
+        _fetch_until(address, tmp_path, len(CONTENT))
+    assert (tmp_path / "m.gguf.part").stat().st_size == len(CONTENT)
+    assert fetched(address, tmp_path) == CONTENT
+    assert served.asked == [""]
 
 
 @pytest.mark.parametrize("if_range", [True, False])
@@ -180,6 +207,17 @@ def test_a_busy_server_is_asked_again_but_not_for_ever(
         fetched(address, tmp_path / "again")
 
 
+def test_a_login_is_not_sent_on_to_another_host(
+    served: Served, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password hunter2\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    elsewhere = address.replace("127.0.0.1", "localhost")
+    served.statuses = [(302, {"Location": f"{elsewhere}/m.gguf"})]
+    assert fetched(address, tmp_path) == CONTENT
+    assert [login[:5] for login in served.logins] == ["Basic", ""]
+
+
 def test_nobody_listens(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="no answer"):
         fetched("http://127.0.0.1:9", tmp_path)
@@ -245,6 +283,40 @@ def test_a_killed_import_goes_on_where_it_was(served: Served, address: str, tmp_
     assert len(served.asked) == asked
 
 
+def test_what_no_model_can_be_made_of_is_fetched_anew(
+    served: Served, address: str, tmp_path: Path
+) -> None:
+    """A file that was torn at its source is not kept until somebody clears the store."""
+    write_tiny_gguf(tmp_path / "m.gguf")
+    whole = (tmp_path / "m.gguf").read_bytes()
+    served.content = whole[: len(whole) // 2]
+    store = ModelStore(tmp_path / "store")
+    with pytest.raises(TornModel):
+        store.import_model(f"{address}/m.gguf")
+    served.content = whole
+    assert store.import_model(f"{address}/m.gguf").info.architecture == "llama"
+
+
+def test_a_download_that_is_gone_on_with_is_kept_anew(
+    served: Served, address: str, tmp_path: Path
+) -> None:
+    store = ModelStore(tmp_path / "store")
+    limits = [0.3, 0.6]
+
+    def progress(phase: str, share: float) -> None:
+        if phase.startswith("download") and share > limits[0]:
+            limits.pop(0)
+            raise Cancelled("stopped")
+
+    while limits:
+        with pytest.raises(Cancelled):
+            store.import_model(f"{address}/m.gguf", progress)
+        (begun,) = store.begun_downloads()
+        assert not list(store.begun_downloads(older_than_s=DOWNLOAD_KEPT_S))
+        os.utime(begun, (0.0, 0.0))
+    assert list(store.begun_downloads(older_than_s=DOWNLOAD_KEPT_S)) == [begun]
+
+
 def test_gc_takes_what_nobody_goes_on_with(served: Served, address: str, tmp_path: Path) -> None:
     store = ModelStore(tmp_path / "store")
 
@@ -281,6 +353,41 @@ def test_an_archive_that_is_none_or_leads_elsewhere_is_refused(
     served.content = (tmp_path / "m.tar.gz").read_bytes()[: 60 if kind == "torn" else None]
     with pytest.raises(TornModel if kind == "torn" else UnsupportedModel, match=r"m\.tar\.gz"):
         ModelStore(tmp_path / "store").import_model(f"{address}/m.tar.gz")
+
+
+def test_a_flipped_bit_in_a_compressed_archive_is_found(
+    served: Served, address: str, tmp_path: Path
+) -> None:
+    """In bytes that no compression makes smaller, and so none misses: by the checksum alone."""
+    (tmp_path / "model.safetensors").write_bytes(CONTENT)
+    with tarfile.open(tmp_path / "m.tgz", "w:gz") as tar:
+        tar.add(tmp_path / "model.safetensors", "m/model.safetensors")
+    packed = bytearray((tmp_path / "m.tgz").read_bytes())
+    packed[len(packed) // 2] ^= 1
+    served.content = bytes(packed)
+    with pytest.raises(TornModel, match=r"m\.tgz is corrupt: CRC check failed"):
+        ModelStore(tmp_path / "store").import_model(f"{address}/m.tgz")
+
+
+def test_an_archive_of_a_file_with_files_below_is_corrupt(
+    served: Served, address: str, tmp_path: Path
+) -> None:
+    with tarfile.open(tmp_path / "m.tar", "w") as tar:
+        for name in ("m", "m/config.json"):
+            tar.addfile(tarfile.TarInfo(name))
+    served.content = (tmp_path / "m.tar").read_bytes()
+    with pytest.raises(TornModel, match=r"m\.tar is corrupt"):
+        ModelStore(tmp_path / "store").import_model(f"{address}/m.tar")
+
+
+def test_an_archive_that_unfolds_without_end_is_refused_at_its_first_header(
+    served: Served, address: str, tmp_path: Path
+) -> None:
+    huge = tarfile.TarInfo("model.safetensors")
+    huge.size = 1 << 55
+    served.content = gzip.compress(huge.tobuf() + bytes(1 << 20))
+    with pytest.raises(StorageError, match=r"the content of m\.tgz needs"):
+        ModelStore(tmp_path / "store").import_model(f"{address}/m.tgz")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import requests
 
-from mesh.domain.errors import Cancelled, NotFound, Unavailable, UnsupportedModel
+from mesh.domain.errors import Cancelled, NotFound, TornModel, Unavailable, UnsupportedModel
 from mesh_loader.sources import UNBOUND, fetch
 from mesh_loader.store import ModelStore, silent
 from tests.loader.tiny_gguf import write_tiny_gguf
@@ -16,6 +16,8 @@ from tests.support.tiny_model import write_tiny_llama
 
 boto3 = pytest.importorskip("boto3")
 moto_server = pytest.importorskip("moto.server")
+s3_download = pytest.importorskip("mesh_loader.s3_download")
+EndpointConnectionError = pytest.importorskip("botocore.exceptions").EndpointConnectionError
 
 CONTENT = random.Random(1).randbytes(3 << 20)
 OTHER = random.Random(2).randbytes(3 << 20)
@@ -88,6 +90,71 @@ def test_a_stopped_download_goes_on_unless_the_object_changed(
     found = fetch("s3://models/m.gguf", tmp_path, progress, UNBOUND)
     assert found.read_bytes() == (OTHER if changed else CONTENT)
     assert (min(shares[100:]) > 0.5) is not changed
+
+
+def test_a_folder_that_became_another_model_is_not_mixed_with_what_came_before(
+    client: Any, tmp_path: Path
+) -> None:
+    """What is unchanged since a stop is kept; after a change nothing of the older folder is."""
+    put(client, {"config.json": b"{}", "model-1-of-1.safetensors": CONTENT})
+    stop_at_weights(tmp_path)
+    (kept,) = tmp_path.glob("objects-*/config.json")
+    asked: list[str] = []
+    folder = fetch("s3://models/tiny", tmp_path, lambda phase, share: asked.append(phase))
+    assert folder == kept.parent
+    assert not any("config.json" in phase for phase in asked)
+    client.delete_object(Bucket="models", Key="tiny/model-1-of-1.safetensors")
+    put(client, {"config.json": b'{"a": 1}', "model.safetensors": OTHER})
+    folder = fetch("s3://models/tiny", tmp_path, silent)
+    found = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert found == {"config.json": b'{"a": 1}', "model.safetensors": OTHER}
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_folder_that_changes_while_it_is_fetched_is_torn(client: Any, tmp_path: Path) -> None:
+    put(client, {"config.json": b"{}", "model.safetensors": CONTENT})
+
+    def progress(phase: str, share: float) -> None:
+        if phase.startswith("download config"):
+            put(client, {"model.safetensors": OTHER})
+
+    with pytest.raises(TornModel, match=r"model\.safetensors changed"):
+        fetch("s3://models/tiny", tmp_path, progress)
+
+
+def put(client: Any, contents: dict[str, bytes]) -> None:
+    for name, content in contents.items():
+        client.put_object(Bucket="models", Key=f"tiny/{name}", Body=content)
+
+
+def stop_at_weights(folder: Path) -> None:
+    def progress(phase: str, share: float) -> None:
+        if "safetensors" in phase and share > 0.2:
+            raise Cancelled("stopped")
+
+    with pytest.raises(Cancelled):
+        fetch("s3://models/tiny", folder, progress)
+
+
+def test_an_object_whose_server_is_away_is_asked_for_again(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that is refused, once boto's own tries are over, costs one of ours."""
+    monkeypatch.setattr("mesh_loader.download.PAUSE_S", 0.01)
+    client.put_object(Bucket="models", Key="m.gguf", Body=CONTENT)
+    seen = s3_download._client()
+    refused = [EndpointConnectionError(endpoint_url="http://models")] * 2
+    get_object = seen.get_object
+
+    def once_more(**asked: str) -> Any:
+        if refused:
+            raise refused.pop()
+        return get_object(**asked)
+
+    monkeypatch.setattr(seen, "get_object", once_more)
+    monkeypatch.setattr(s3_download, "_client", lambda: seen)
+    assert fetch("s3://models/m.gguf", tmp_path, silent).read_bytes() == CONTENT
+    assert not refused
 
 
 def test_what_is_not_there_is_named(client: Any, tmp_path: Path) -> None:

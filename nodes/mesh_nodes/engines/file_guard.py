@@ -95,11 +95,11 @@ class FileGuard:
 
     def let_go(self) -> None:
         """Give the lease back."""
-        self.holds = False
         try:
             fcntl.fcntl(self.descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         except OSError:  # it is gone, and so nobody has waited for the copy
             self.lost = True
+        self.holds = False  # after `lost`: who settles meanwhile asks for this one first
 
 
 class _Watch:
