@@ -161,8 +161,19 @@ class PlaceRetryDue:
     """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigrationDue:
+    """Requests are to move, or do."""
+
+
 ControllerTimer = (
-    KeepAliveExpired | LeaseCheckDue | OperationExpired | LoadExpired | RetryLoadDue | PlaceRetryDue
+    KeepAliveExpired
+    | LeaseCheckDue
+    | OperationExpired
+    | LoadExpired
+    | RetryLoadDue
+    | PlaceRetryDue
+    | MigrationDue
 )
 ControllerEvent = (
     DeployRequested

@@ -42,6 +42,18 @@ class RequestState(StrEnum):
     ENDED = "ended"
 
 
+class MigrationState(StrEnum):
+    """Of a request that runs on, while its target is COMPUTING the tokens that it has been given.
+    CAUGHT_UP has computed them, and waits for the source's next token. Then the target computes
+    what came meanwhile, or, if that is little, owns the request: HANDED_OVER.
+    """
+
+    COMPUTING = "computing"
+    CAUGHT_UP = "caught_up"
+    HANDED_OVER = "handed_over"
+    GIVEN_UP = "given_up"
+
+
 class NodeState(StrEnum):
     """DRAINING gets no new work; LOST missed its lease or its link broke."""
 
@@ -77,6 +89,16 @@ REQUEST: Table = {
     RequestState.RUNNING: (RequestState.QUEUED, RequestState.ENDED),
     RequestState.ENDED: (),
 }
+MIGRATION: Table = {
+    MigrationState.COMPUTING: (MigrationState.CAUGHT_UP, MigrationState.GIVEN_UP),
+    MigrationState.CAUGHT_UP: (
+        MigrationState.COMPUTING,
+        MigrationState.HANDED_OVER,
+        MigrationState.GIVEN_UP,
+    ),
+    MigrationState.HANDED_OVER: (),
+    MigrationState.GIVEN_UP: (),
+}
 NODE: Table = {
     NodeState.READY: (NodeState.DRAINING, NodeState.LOST),
     NodeState.DRAINING: (NodeState.READY, NodeState.LOST),
@@ -86,6 +108,7 @@ TABLES: Mapping[str, Table] = {
     "deployment": DEPLOYMENT,
     "instance": INSTANCE,
     "request": REQUEST,
+    "migration": MIGRATION,
     "node": NODE,
 }
 

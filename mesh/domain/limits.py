@@ -63,6 +63,20 @@ class CellLimits:
     """Moves of one request for another instance's sake, evictions counted; one that has been moved
     so often stays.
     """
+    migrations_max: int = 4
+    """Migrations under way to or from one node."""
+    migration_rounds_max: int = 8
+    """Times that one is sent the tokens that came meanwhile before it is given up."""
+    migration_gap_tokens_max: int = 4
+    """Tokens that may be left to compute when a request is handed over: next to nothing beside an
+    iteration.
+    """
+    migration_s_max: float = 30.0
+    """One that takes longer is given up."""
+    migration_retry_s: float = 0.25
+    """Between two looks for places of requests that are to move."""
+    moves_max: int = 8
+    """Migrations of one request that may be begun."""
     grow_retry_s: float = 2.0
     """Pause after a KV cache did not grow as asked before it is to grow again."""
     history_store_s: float = 30.0

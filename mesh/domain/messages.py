@@ -70,6 +70,21 @@ class AbortRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ContinueRequest:
+    """A held request has these further tokens, generated where it came from. It is computed up to
+    them, and goes on by itself unless it is still `held`.
+    """
+
+    instance_id: InstanceId
+    request_id: RequestId
+    attempt: int
+    token_ids: tuple[int, ...]
+    held: bool
+    due_in_s: float
+    """Seconds until its next token is due."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileInstance:
     """Measure iteration times of a loaded instance, whenever nothing else is to be computed."""
 
@@ -98,6 +113,7 @@ NodeCommand = (
     | ResizeKv
     | SubmitRequest
     | AbortRequest
+    | ContinueRequest
     | ProfileInstance
     | CancelProfile
     | UseProfile
@@ -147,6 +163,8 @@ class NodeHello:
     """Devices that an instance of its engine can span."""
     batch_max: int = BATCH_MAX
     """Requests that an iteration of its engine can carry."""
+    computes_ahead: bool = False
+    """Its engine holds requests: they may move to it while they run elsewhere."""
     shares_weights: bool = False
     """Whether instances of one model and context limit share its weights."""
     busy_load_factor: float = 1.0
@@ -281,6 +299,14 @@ class RequestReturned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ComputedAhead:
+    """A held request has been computed up to the last of the tokens that its node was given."""
+
+    request_id: RequestId
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileProgress:
     operation_id: OperationId
     phase: str
@@ -316,6 +342,7 @@ NodeReport = (
     | KvResized
     | TokensReport
     | RequestReturned
+    | ComputedAhead
     | ProfileProgress
     | ProfileDone
     | ProfileFailed

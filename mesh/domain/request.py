@@ -59,6 +59,8 @@ class RequestOrder:
     """Seconds until its next token is due; negative if it was."""
     slack_s: float = 0.0
     """See `Slo.slack_s`."""
+    held: bool = False
+    """It is only computed ahead: it yields no token until ContinueRequest lets it go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,8 @@ class EngineCapabilities:
     unloads_beside: bool = False
     """`unload` may be called beside steps of other instances, from a thread of its own: it takes
     as long as moving the weights does."""
+    computes_ahead: bool = False
+    """Requests may be `held`: see EngineRequest."""
     loads_in_process: bool = False
     """`load` computes on the caller's thread, which takes a core from the steps beside it."""
     tensor_parallel_max: int = 1
@@ -124,6 +126,9 @@ class EngineRequest:
     with the prompt's and continues after them. The n-th output token depends on (seed, n), not on
     which engine or attempt draws it. `attempt` is for whoever gets the tokens: they say which
     submission they are of.
+
+    One that is `held` computes all its tokens but the last, and yields none. Submitted again, with
+    the same tokens or more, it goes on from there: held still, or not any more.
     """
 
     request_id: RequestId
@@ -132,6 +137,7 @@ class EngineRequest:
     output_tokens: tuple[int, ...]
     sampling: SamplingParams
     stop_token_ids: tuple[int, ...]
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +158,7 @@ class StepResult:
     context_tokens: int
     """KV tokens that those decodes attended to, summed; of several iterations the mean."""
     prefill_left: tuple[tuple[RequestId, int], ...]
-    """Requests with prompt tokens still to compute, and how many."""
+    """Requests with prompt tokens still to compute, and how many; of held ones without the last."""
     starved: tuple[RequestId, ...]
     """Requests that made no progress because the instance is out of KV blocks."""
     kv_blocks_used: int

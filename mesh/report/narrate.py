@@ -19,6 +19,7 @@ from mesh.domain.events import (
     ShutdownRequested,
 )
 from mesh.domain.messages import (
+    ContinueRequest,
     ImportDone,
     ImportFailed,
     InstanceGone,
@@ -142,4 +143,8 @@ def _decided(action: object) -> Iterator[CellLine]:
                     request, attempt = command.order.request, command.order.attempt
                     text = f"to {command.instance_id}, {len(request.prompt_tokens)} prompt tokens"
                     more = f", attempt {attempt}" if attempt > 1 else ""
+                    more += ", ahead of its move" if command.order.held else ""
                     yield _line("request", request.request_id, text + more)
+                case ContinueRequest() if not command.held:
+                    text = f"handed over to {command.instance_id}"
+                    yield _line("request", command.request_id, text)

@@ -36,7 +36,7 @@ class CostEngine(VirtualEngine):
     `drawn` is what jitter is drawn from; by default it begins with the jitter's own seed.
     """
 
-    capabilities = EngineCapabilities(name=NAME, version="1", resize_kv=True)
+    capabilities = EngineCapabilities(name=NAME, version="1", resize_kv=True, computes_ahead=True)
 
     def __init__(
         self,

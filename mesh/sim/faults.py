@@ -45,6 +45,8 @@ class FaultKind(StrEnum):
     """A client goes away."""
     LOSE = "lose"
     """An instance ends by itself, busy or idle: its engine process is killed."""
+    DRAIN = "drain"
+    """An operator drains a node, and takes that back: requests move while all else goes wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,7 @@ SHAPES: Mapping[FaultKind, Shape] = {
     FaultKind.STOP_CONTROLLER: Shape(lasts_s=(0.1, 8.0)),
     FaultKind.CANCEL: Shape(),
     FaultKind.LOSE: Shape(),
+    FaultKind.DRAIN: Shape(lasts_s=(1.0, 20.0)),
 }
 
 

@@ -113,6 +113,7 @@ def node_plans(
                 engine=engine_name(hardware.device),
                 memory_bytes=memory_bytes,
                 fingerprint=hardware.fingerprint,
+                computes_ahead=hardware.device is DeviceKind.CPU,
                 prefetch_bytes=round(group.prefetch_gib * GIB),
                 load_rates=((LoadTier.DISK, rate),),
             ),

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from mesh.domain.events import DrainRequested
+from mesh.domain.ids import OperationId
 from mesh.sim.cluster import VirtualCell
 from mesh.sim.faults import Fault, FaultKind
 from mesh.sim.node import VirtualNode
@@ -38,6 +40,8 @@ class Injection:
                 did = self._cancel(fault)
             case FaultKind.LOSE:
                 did = self._lose(fault, node)
+            case FaultKind.DRAIN:
+                did = self._drain(fault)
             case _:
                 did = self._ail(fault, node)
         self.done[fault.kind] += did
@@ -84,6 +88,21 @@ class Injection:
         if loaded:
             node.engine.lose(loaded[int(fault.chance * len(loaded))].instance_id)
         return bool(loaded)
+
+    def _drain(self, fault: Fault) -> bool:
+        controller = self._cell.controller
+        known = controller.alive and fault.node_id in controller.core.cell.nodes
+        if known:
+            self._turn(fault, undo=False)
+            self._later(fault, partial(self._turn, fault, undo=True))
+        return known
+
+    def _turn(self, fault: Fault, *, undo: bool) -> None:
+        """A controller that has died since knows of no drain."""
+        if self._cell.controller.alive:
+            asked = OperationId(f"{'undo' if undo else 'drain'}-{fault.node_id}-{fault.at_s}")
+            drain = DrainRequested(operation_id=asked, node_id=fault.node_id, undo=undo)
+            self._cell.controller.tell(drain)
 
     def _ail(self, fault: Fault, node: VirtualNode) -> bool:
         node.engine_faults.strike(fault.kind, fault.size)

@@ -77,12 +77,15 @@ class Sequence:
     """Once it is as long as that."""
     computed: int = 0
     decoding: bool = False
+    held: bool = False
+    """It computes all its tokens but the last."""
     room: int = 0
     """Tokens that its blocks hold."""
 
     @property
     def left(self) -> int:
-        return self.length - self.computed
+        """Tokens that it may compute."""
+        return self.length - self.held - self.computed
 
 
 @dataclass(slots=True)
@@ -101,6 +104,11 @@ class Instance:
         that it may have.
         """
         prompt_tokens, sampling = len(request.prompt_tokens), request.sampling
+        length_now = prompt_tokens + len(request.output_tokens)
+        known = self.sequences.get(request.request_id)
+        if known is not None:
+            known.length, known.held = length_now, request.held
+            return
         most = min(sampling.max_tokens, self.order.context_tokens_max - prompt_tokens)
         length = most if tokens is None else min(tokens, most)
         answer = answer_of(request.prompt_tokens, sampling, length, self.order.model)
@@ -112,7 +120,8 @@ class Instance:
             attempt=request.attempt,
             answer=answer,
             prompt_tokens=prompt_tokens,
-            length=prompt_tokens + len(request.output_tokens),
+            length=length_now,
+            held=request.held,
             length_max=prompt_tokens + len(answer),
             end=FinishReason.STOP if stopped or length < most else FinishReason.LENGTH,
         )
@@ -188,9 +197,9 @@ class Instance:
             sequence.computed += tokens
         batch = len(decoding)
         past_tokens = round(past / prefill) if prefill else 0
-        ended = [sequence for sequence, _ in prompts if not sequence.left]
+        ended = [sequence for sequence, _ in prompts if not sequence.left and not sequence.held]
         outputs = tuple([self._tokens(sequence, 1) for sequence in (*decoding, *ended)])
-        waiting = [s for s in self.sequences.values() if not s.decoding]
+        waiting = [s for s in self.sequences.values() if not s.decoding and s.left]
         return StepResult(
             outputs=outputs,
             prefill_tokens=prefill,
@@ -221,7 +230,7 @@ class Instance:
         budget = prefill_tokens_max
         if budget > 0 and len(decoding) + len(starved) < len(active):
             for sequence in active:
-                if budget > 0 and not sequence.decoding:
+                if budget > 0 and not sequence.decoding and sequence.left:
                     tokens = self._give(sequence, min(budget, sequence.left))
                     budget -= tokens
                     if tokens:

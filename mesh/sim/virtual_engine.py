@@ -62,7 +62,8 @@ class VirtualEngine:
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> None:
         instance = self._instance(instance_id)
         given = len(request.prompt_tokens) + len(request.output_tokens)
-        if request.request_id in instance.sequences:
+        known = instance.sequences.get(request.request_id)
+        if known is not None and not known.held:
             raise EngineError(f"request {request.request_id} is already there")
         if not request.prompt_tokens:
             raise EngineError(f"request {request.request_id} has no prompt tokens")

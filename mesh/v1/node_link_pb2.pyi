@@ -37,6 +37,7 @@ class NodeCommand(_message.Message):
     CANCEL_PROFILE_FIELD_NUMBER: _builtins.int
     USE_PROFILE_FIELD_NUMBER: _builtins.int
     RESIZE_KV_FIELD_NUMBER: _builtins.int
+    CONTINUE_REQUEST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -59,6 +60,8 @@ class NodeCommand(_message.Message):
     def use_profile(self) -> Global___UseProfile: ...
     @_builtins.property
     def resize_kv(self) -> Global___ResizeKv: ...
+    @_builtins.property
+    def continue_request(self) -> Global___ContinueRequest: ...
     def __init__(
         self,
         *,
@@ -73,12 +76,13 @@ class NodeCommand(_message.Message):
         cancel_profile: Global___CancelProfile | None = ...,
         use_profile: Global___UseProfile | None = ...,
         resize_kv: Global___ResizeKv | None = ...,
+        continue_request: Global___ContinueRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_request", b"abort_request", "cancel_import", b"cancel_import", "cancel_profile", b"cancel_profile", "command", b"command", "import_model", b"import_model", "load_instance", b"load_instance", "profile_instance", b"profile_instance", "resize_kv", b"resize_kv", "submit_request", b"submit_request", "unload_instance", b"unload_instance", "use_profile", b"use_profile", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_request", b"abort_request", "cancel_import", b"cancel_import", "cancel_profile", b"cancel_profile", "command", b"command", "continue_request", b"continue_request", "import_model", b"import_model", "load_instance", b"load_instance", "profile_instance", b"profile_instance", "resize_kv", b"resize_kv", "submit_request", b"submit_request", "unload_instance", b"unload_instance", "use_profile", b"use_profile", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_request", b"abort_request", "cancel_import", b"cancel_import", "cancel_profile", b"cancel_profile", "command", b"command", "import_model", b"import_model", "load_instance", b"load_instance", "profile_instance", b"profile_instance", "resize_kv", b"resize_kv", "submit_request", b"submit_request", "unload_instance", b"unload_instance", "use_profile", b"use_profile", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_request", b"abort_request", "cancel_import", b"cancel_import", "cancel_profile", b"cancel_profile", "command", b"command", "continue_request", b"continue_request", "import_model", b"import_model", "load_instance", b"load_instance", "profile_instance", b"profile_instance", "resize_kv", b"resize_kv", "submit_request", b"submit_request", "unload_instance", b"unload_instance", "use_profile", b"use_profile", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["welcome", "import_model", "cancel_import", "load_instance", "unload_instance", "submit_request", "abort_request", "profile_instance", "cancel_profile", "use_profile", "resize_kv"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["welcome", "import_model", "cancel_import", "load_instance", "unload_instance", "submit_request", "abort_request", "profile_instance", "cancel_profile", "use_profile", "resize_kv", "continue_request"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -248,6 +252,7 @@ class SubmitRequest(_message.Message):
     AGE_S_FIELD_NUMBER: _builtins.int
     DUE_IN_S_FIELD_NUMBER: _builtins.int
     SLACK_S_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     request_id: _builtins.str
     deployment: _builtins.str
@@ -257,6 +262,8 @@ class SubmitRequest(_message.Message):
     """Until its next token is due; negative if it was."""
     slack_s: _builtins.float
     """By how much it may be behind its pace after an early first token."""
+    held: _builtins.bool
+    """Computed ahead: yields nothing until it is let go."""
     @_builtins.property
     def prompt_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -279,14 +286,52 @@ class SubmitRequest(_message.Message):
         age_s: _builtins.float = ...,
         due_in_s: _builtins.float = ...,
         slack_s: _builtins.float = ...,
+        held: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "attempt", b"attempt", "deployment", b"deployment", "due_in_s", b"due_in_s", "instance_id", b"instance_id", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "slack_s", b"slack_s", "slo", b"slo"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "attempt", b"attempt", "deployment", b"deployment", "due_in_s", b"due_in_s", "held", b"held", "instance_id", b"instance_id", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "slack_s", b"slack_s", "slo", b"slo"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SubmitRequest: _TypeAlias = SubmitRequest  # noqa: Y015
+
+@_typing.final
+class ContinueRequest(_message.Message):
+    """Further tokens of a held request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    DUE_IN_S_FIELD_NUMBER: _builtins.int
+    instance_id: _builtins.str
+    request_id: _builtins.str
+    attempt: _builtins.int
+    held: _builtins.bool
+    due_in_s: _builtins.float
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        instance_id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        held: _builtins.bool = ...,
+        due_in_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "due_in_s", b"due_in_s", "held", b"held", "instance_id", b"instance_id", "request_id", b"request_id", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ContinueRequest: _TypeAlias = ContinueRequest  # noqa: Y015
 
 @_typing.final
 class AbortRequest(_message.Message):
@@ -393,6 +438,7 @@ class NodeReport(_message.Message):
     PROFILE_DONE_FIELD_NUMBER: _builtins.int
     PROFILE_FAILED_FIELD_NUMBER: _builtins.int
     KV_RESIZED_FIELD_NUMBER: _builtins.int
+    COMPUTED_AHEAD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___NodeHello: ...
     @_builtins.property
@@ -423,6 +469,8 @@ class NodeReport(_message.Message):
     def profile_failed(self) -> Global___ProfileFailed: ...
     @_builtins.property
     def kv_resized(self) -> Global___KvResized: ...
+    @_builtins.property
+    def computed_ahead(self) -> Global___ComputedAhead: ...
     def __init__(
         self,
         *,
@@ -441,12 +489,13 @@ class NodeReport(_message.Message):
         profile_done: Global___ProfileDone | None = ...,
         profile_failed: Global___ProfileFailed | None = ...,
         kv_resized: Global___KvResized | None = ...,
+        computed_ahead: Global___ComputedAhead | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "hello", b"hello", "import_done", b"import_done", "import_failed", b"import_failed", "import_progress", b"import_progress", "instance_gone", b"instance_gone", "instance_loaded", b"instance_loaded", "kv_resized", b"kv_resized", "load_failed", b"load_failed", "load_progress", b"load_progress", "profile_done", b"profile_done", "profile_failed", b"profile_failed", "profile_progress", b"profile_progress", "report", b"report", "request_returned", b"request_returned", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["computed_ahead", b"computed_ahead", "heartbeat", b"heartbeat", "hello", b"hello", "import_done", b"import_done", "import_failed", b"import_failed", "import_progress", b"import_progress", "instance_gone", b"instance_gone", "instance_loaded", b"instance_loaded", "kv_resized", b"kv_resized", "load_failed", b"load_failed", "load_progress", b"load_progress", "profile_done", b"profile_done", "profile_failed", b"profile_failed", "profile_progress", b"profile_progress", "report", b"report", "request_returned", b"request_returned", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "hello", b"hello", "import_done", b"import_done", "import_failed", b"import_failed", "import_progress", b"import_progress", "instance_gone", b"instance_gone", "instance_loaded", b"instance_loaded", "kv_resized", b"kv_resized", "load_failed", b"load_failed", "load_progress", b"load_progress", "profile_done", b"profile_done", "profile_failed", b"profile_failed", "profile_progress", b"profile_progress", "report", b"report", "request_returned", b"request_returned", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_ahead", b"computed_ahead", "heartbeat", b"heartbeat", "hello", b"hello", "import_done", b"import_done", "import_failed", b"import_failed", "import_progress", b"import_progress", "instance_gone", b"instance_gone", "instance_loaded", b"instance_loaded", "kv_resized", b"kv_resized", "load_failed", b"load_failed", "load_progress", b"load_progress", "profile_done", b"profile_done", "profile_failed", b"profile_failed", "profile_progress", b"profile_progress", "report", b"report", "request_returned", b"request_returned", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["hello", "heartbeat", "import_progress", "import_done", "import_failed", "load_progress", "instance_loaded", "load_failed", "instance_gone", "tokens", "request_returned", "profile_progress", "profile_done", "profile_failed", "kv_resized"]  # noqa: Y015
+    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["hello", "heartbeat", "import_progress", "import_done", "import_failed", "load_progress", "instance_loaded", "load_failed", "instance_gone", "tokens", "request_returned", "profile_progress", "profile_done", "profile_failed", "kv_resized", "computed_ahead"]  # noqa: Y015
     _WhichOneofArgType_report: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_report) -> _WhichOneofReturnType_report | None: ...
 
@@ -547,6 +596,7 @@ class NodeHello(_message.Message):
     TENSOR_PARALLEL_MAX_FIELD_NUMBER: _builtins.int
     LOAD_RATES_FIELD_NUMBER: _builtins.int
     BATCH_MAX_FIELD_NUMBER: _builtins.int
+    COMPUTES_AHEAD_FIELD_NUMBER: _builtins.int
     SHARES_WEIGHTS_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
     BUSY_LOAD_FACTOR_FIELD_NUMBER: _builtins.int
@@ -568,6 +618,8 @@ class NodeHello(_message.Message):
     """Devices that an instance can span. 0 means 1."""
     batch_max: _builtins.int
     """Requests that an iteration can carry."""
+    computes_ahead: _builtins.bool
+    """Its engine holds requests."""
     shares_weights: _builtins.bool
     """Whether instances of one model and context limit share its weights."""
     busy_load_factor: _builtins.float
@@ -601,6 +653,7 @@ class NodeHello(_message.Message):
         tensor_parallel_max: _builtins.int = ...,
         load_rates: _abc.Mapping[_builtins.str, Global___LoadRate] | None = ...,
         batch_max: _builtins.int = ...,
+        computes_ahead: _builtins.bool = ...,
         shares_weights: _builtins.bool = ...,
         models: Global___HeldModels | None = ...,
         busy_load_factor: _builtins.float = ...,
@@ -608,7 +661,7 @@ class NodeHello(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "batch_max", b"batch_max", "busy_load_factor", b"busy_load_factor", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "load_rates", b"load_rates", "memory_bytes", b"memory_bytes", "models", b"models", "node_id", b"node_id", "prefetch_bytes", b"prefetch_bytes", "run_id", b"run_id", "shares_weights", b"shares_weights", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "batch_max", b"batch_max", "busy_load_factor", b"busy_load_factor", "computes_ahead", b"computes_ahead", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "hardware", b"hardware", "instances", b"instances", "load_rates", b"load_rates", "memory_bytes", b"memory_bytes", "models", b"models", "node_id", b"node_id", "prefetch_bytes", b"prefetch_bytes", "run_id", b"run_id", "shares_weights", b"shares_weights", "tensor_parallel_max", b"tensor_parallel_max", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1042,6 +1095,30 @@ class RequestReturned(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RequestReturned: _TypeAlias = RequestReturned  # noqa: Y015
+
+@_typing.final
+class ComputedAhead(_message.Message):
+    """A held request is computed up to its last token."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    attempt: _builtins.int
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ComputedAhead: _TypeAlias = ComputedAhead  # noqa: Y015
 
 @_typing.final
 class ProfileProgress(_message.Message):

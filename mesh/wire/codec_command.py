@@ -7,6 +7,7 @@ from mesh.domain.messages import (
     AbortRequest,
     CancelImport,
     CancelProfile,
+    ContinueRequest,
     ImportModel,
     LoadInstance,
     NodeCommand,
@@ -46,6 +47,17 @@ def command_to_wire(command: NodeCommand) -> pb.NodeCommand:
             return pb.NodeCommand(
                 abort_request=pb.AbortRequest(
                     request_id=command.request_id, attempt=command.attempt
+                )
+            )
+        case ContinueRequest():
+            return pb.NodeCommand(
+                continue_request=pb.ContinueRequest(
+                    instance_id=command.instance_id,
+                    request_id=command.request_id,
+                    attempt=command.attempt,
+                    token_ids=command.token_ids,
+                    held=command.held,
+                    due_in_s=command.due_in_s,
                 )
             )
         case ResizeKv():
@@ -96,6 +108,16 @@ def command_from_wire(message: pb.NodeCommand) -> NodeCommand:
             return AbortRequest(
                 request_id=RequestId(identifier(abort.request_id, abort, "request_id")),
                 attempt=abort.attempt,
+            )
+        case "continue_request":
+            more = message.continue_request
+            return ContinueRequest(
+                instance_id=_instance_id(more),
+                request_id=RequestId(identifier(more.request_id, more, "request_id")),
+                attempt=more.attempt,
+                token_ids=tuple(more.token_ids),
+                held=more.held,
+                due_in_s=more.due_in_s,
             )
         case "resize_kv":
             resize = message.resize_kv
@@ -156,7 +178,12 @@ def _load_from_wire(message: pb.LoadInstance) -> LoadInstance:
 
 def _instance_id(
     message: (
-        pb.LoadInstance | pb.UnloadInstance | pb.ResizeKv | pb.ProfileInstance | pb.UseProfile
+        pb.LoadInstance
+        | pb.UnloadInstance
+        | pb.ResizeKv
+        | pb.ProfileInstance
+        | pb.UseProfile
+        | pb.ContinueRequest
     ),
 ) -> InstanceId:
     return InstanceId(identifier(message.instance_id, message, "instance_id"))

@@ -7,6 +7,7 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, RequestId
 from mesh.domain.limits import BATCH_MAX
 from mesh.domain.messages import (
+    ComputedAhead,
     Heartbeat,
     ImportDone,
     ImportFailed,
@@ -60,6 +61,12 @@ def report_to_wire(report: NodeReport) -> pb.NodeReport:
                     message=report.message,
                 )
             )
+        case ComputedAhead():
+            return pb.NodeReport(
+                computed_ahead=pb.ComputedAhead(
+                    request_id=report.request_id, attempt=report.attempt
+                )
+            )
         case InstanceLoaded() | InstanceGone() | KvResized() | LoadProgress() | LoadFailed():
             return load_report_to_wire(report)
         case ImportProgress() | ImportDone() | ImportFailed():
@@ -95,6 +102,12 @@ def report_from_wire(message: pb.NodeReport) -> NodeReport:
                 error=returned.error,
                 message=returned.message,
             )
+        case "computed_ahead":
+            ahead = message.computed_ahead
+            return ComputedAhead(
+                request_id=RequestId(identifier(ahead.request_id, ahead, "request_id")),
+                attempt=ahead.attempt,
+            )
         case "instance_loaded" | "instance_gone" | "kv_resized" | "load_progress" | "load_failed":
             return load_report_from_wire(message)
         case "import_progress" | "import_done" | "import_failed":
@@ -122,6 +135,7 @@ def _hello_to_wire(hello: NodeHello) -> pb.NodeHello:
         fingerprint=hello.fingerprint,
         tensor_parallel_max=hello.tensor_parallel_max,
         batch_max=hello.batch_max,
+        computes_ahead=hello.computes_ahead,
         shares_weights=hello.shares_weights,
         busy_load_factor=hello.busy_load_factor,
         prefetch_bytes=hello.prefetch_bytes,
@@ -153,6 +167,7 @@ def _hello_from_wire(message: pb.NodeHello) -> NodeHello:
         fingerprint=message.fingerprint,
         tensor_parallel_max=message.tensor_parallel_max or 1,
         batch_max=message.batch_max or BATCH_MAX,
+        computes_ahead=message.computes_ahead,
         shares_weights=message.shares_weights,
         busy_load_factor=factor_from_wire(message.busy_load_factor, message, "busy_load_factor"),
         prefetch_bytes=message.prefetch_bytes,

@@ -59,6 +59,7 @@ def submit_to_wire(submit: SubmitRequest) -> node_link_pb2.SubmitRequest:
         age_s=order.age_s,
         due_in_s=order.due_in_s,
         slack_s=order.slack_s,
+        held=order.held,
     )
 
 
@@ -80,6 +81,7 @@ def submit_from_wire(message: node_link_pb2.SubmitRequest) -> SubmitRequest:
             age_s=message.age_s,
             due_in_s=message.due_in_s,
             slack_s=message.slack_s,
+            held=message.held,
         ),
     )
 

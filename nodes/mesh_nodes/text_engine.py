@@ -52,8 +52,14 @@ class _RequestText:
         self._stop_ids = frozenset(request.stop_token_ids)
         self._detokenizer = Detokenizer(codec, prompt=request.prompt_tokens)
         self.stops = StopMatcher(request.sampling.stop)
-        for token_id in request.output_tokens:
+        self._fed = 0
+        self.feed(request)
+
+    def feed(self, request: EngineRequest) -> None:
+        """The request's tokens that it was not fed with yet: they were given out elsewhere."""
+        for token_id in request.output_tokens[self._fed :]:
             self.stops.push(self._detokenizer.push(token_id))
+        self._fed = len(request.output_tokens)
 
     def push(self, output: RequestTokens) -> RequestTokens:
         """The tokens with the text that they make it safe to give out, all that is left with the
@@ -133,8 +139,9 @@ class TextEngine:
         if codec is None:
             raise EngineError(f"{instance_id} is not loaded")
         # First, since it may fail: what the inner engine holds must have its text.
-        text = _RequestText(codec, request)
+        text = self._texts[instance_id].get(request.request_id) or _RequestText(codec, request)
         self._inner.submit(instance_id, request)
+        text.feed(request)
         self._texts[instance_id][request.request_id] = text
 
     def abort(self, instance_id: InstanceId, request_id: RequestId) -> None:

@@ -87,6 +87,7 @@ def hello(
         memory_bytes=memory_bytes,
         fingerprint=fingerprint,
         tensor_parallel_max=tensor_parallel_max,
+        computes_ahead=True,
     )
 
 

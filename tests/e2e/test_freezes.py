@@ -37,6 +37,6 @@ def test_a_node_that_stood_still_for_a_second_admits_as_before_three_seconds_lat
         return next((i for i in found.instances if i.stalls.count), None) if found else None
 
     instance = cell.wait_for("the stall to be told", stalled)
-    assert instance.stalls.longest_s > FREEZE_S - STEP_S
+    assert instance.stalls.longest_s > FREEZE_S * 0.8
     assert instance.stalls.ago_s < 60
     assert instance.correction_planned < 1.8

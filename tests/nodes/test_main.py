@@ -1,5 +1,6 @@
 """The node agent's composition root: exit codes and two-line errors. tests/e2e has whole nodes."""
 
+import mmap
 import re
 import sys
 from importlib.metadata import PackageNotFoundError
@@ -124,10 +125,12 @@ def test_a_node_tells_its_limit_and_what_its_process_takes_of_it(
     told: list[NodeHello], tmp_path: Path
 ) -> None:
     """The latter once the engine is there."""
-    held: list[bytes] = []
+    held: list[mmap.mmap] = []
 
     def engine_of(options: NodeOptions) -> ScriptedEngine:
-        held.append(bytes(range(256)) * (ENGINE_BYTES // 256))
+        # Pages of its own: the allocator would take what other tests have left it.
+        held.append(mmap.mmap(-1, ENGINE_BYTES))
+        held[0].write(bytes(range(256)) * (ENGINE_BYTES // 256))
         return ScriptedEngine()
 
     before_bytes = psutil.Process().memory_info().rss

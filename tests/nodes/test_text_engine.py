@@ -63,6 +63,7 @@ def submit(
     output: Iterable[int] = (),
     stop_ids: tuple[int, ...] = (),
     max_tokens: int = 60,
+    held: bool = False,
 ) -> None:
     sampling = SamplingParams(max_tokens=max_tokens, stop=stop, ignore_eos=not stop_ids)
     request = EngineRequest(
@@ -71,6 +72,7 @@ def submit(
         output_tokens=tuple(output),
         sampling=sampling,
         stop_token_ids=stop_ids,
+        held=held,
     )
     engine.submit(INSTANCE, request)
 
@@ -101,6 +103,19 @@ def test_text_is_that_of_the_tokens_and_comes_with_them(
     assert len(tokens) == 60
     assert text(tokens).rstrip(REPLACEMENT) == whole.rstrip(REPLACEMENT)
     assert any(token.text for token in tokens[:30])
+
+
+def test_a_held_request_goes_on_with_the_text_where_its_tokens_left_it(
+    engine: TextEngine,
+) -> None:
+    submit(engine, "whole")
+    whole = run(engine)
+    for sent in (2, 9, 30):
+        submit(engine, "r", output=ids(whole[:sent]), held=True)
+        assert not engine.step(INSTANCE, 64).outputs
+    submit(engine, "r", output=ids(whole[:33]))
+    rest = run(engine)
+    assert [(t.token_ids, t.text) for t in rest] == [(t.token_ids, t.text) for t in whole[33:]]
 
 
 def test_a_stop_string_ends_the_request_before_the_next_step(engine: TextEngine) -> None:

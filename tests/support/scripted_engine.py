@@ -84,7 +84,7 @@ class ScriptedEngine(VirtualEngine):
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        return EngineCapabilities(name="scripted", version="1", resize_kv=True)
+        return EngineCapabilities(name="scripted", version="1", resize_kv=True, computes_ahead=True)
 
     def footprint(self, model: ModelInfo) -> Footprint:
         return self._footprint

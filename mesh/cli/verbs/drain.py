@@ -21,7 +21,7 @@ POLL_S = 0.2
 @timeout_option(300.0, "How long --wait waits.")
 @controller_option
 def drain(name: str, undo: bool, wait: bool, timeout_s: float, address: str) -> None:
-    """Give a node no new work; what runs on it ends as usual."""
+    """Give a node no new work; what runs on it moves to others, or ends as usual."""
     if undo and wait:
         raise click.UsageError("--undo and --wait exclude each other")
     with MeshClient(address) as client:

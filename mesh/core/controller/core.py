@@ -13,7 +13,7 @@ from mesh.core.controller import deployments, nodes, profiling, reports
 from mesh.core.controller.instances import lifecycle, replicas
 from mesh.core.controller.instances.kv_cache import park
 from mesh.core.controller.operations import fail_operation, reply_error
-from mesh.core.controller.requests import queueing, serving
+from mesh.core.controller.requests import migration, queueing, serving
 from mesh.core.controller.requests.ending import refuse
 from mesh.core.controller.snapshot import cell_snapshot, profile_views
 from mesh.core.controller.state.cell import Cell
@@ -33,6 +33,7 @@ from mesh.domain.events import (
     KeepAliveExpired,
     LeaseCheckDue,
     LoadExpired,
+    MigrationDue,
     NodeConnected,
     NodeDisconnected,
     NodeReported,
@@ -129,6 +130,8 @@ class ControllerCore:
                 queueing.retry(ctx)
             case KeepAliveExpired():
                 _keep_alive_expired(ctx, event)
+            case MigrationDue():
+                migration.look_again(ctx)
             case LeaseCheckDue():
                 nodes.check_leases(ctx)
             case LoadExpired():

@@ -11,6 +11,7 @@ from mesh.core.controller.instances.placement import why_no_node
 from mesh.core.controller.instances.replicas import keep_minimum, trim_to_maximum
 from mesh.core.controller.operations import begin, fail_operation, reply_error
 from mesh.core.controller.requests.ending import refuse, refuse_all_queued
+from mesh.core.controller.requests.migration import move_soon
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.operation import OperationEntry
@@ -115,6 +116,7 @@ def stored(ctx: EventContext, operation_id: OperationId) -> None:
             message = "deployed"
         else:
             trim_to_maximum(ctx, entry)
+            move_soon(ctx)
             ctx.wake(operation.name)
             # What the old minimum or keep-alive kept is judged by the new ones.
             for instance in entry.instances.values():
@@ -128,7 +130,7 @@ def _remove(ctx: EventContext, entry: DeploymentEntry) -> None:
     message = f"{entry.spec.name!r} was deleted"
     refuse_all_queued(ctx, entry, RefusalReason.DEPLOYMENT_DELETED, message)
     for instance in list(entry.instances.values()):
-        for request in list(instance.requests.values()):
+        for request in [r for r in instance.requests.values() if not r.is_copy]:
             refuse(ctx, request, RefusalReason.DEPLOYMENT_DELETED, message)
         drain(ctx, instance)
     ctx.cell.remove_deployment(entry)

@@ -9,6 +9,7 @@ from mesh.core.controller.instances.lifecycle import adopt, forget, note_idle, u
 from mesh.core.controller.instances.prefetching import prefetch
 from mesh.core.controller.instances.replicas import room_changed
 from mesh.core.controller.operations import fail_operation, reply_error
+from mesh.core.controller.requests.migration import move_soon
 from mesh.core.controller.requests.serving import requeue
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.node import NodeEntry
@@ -100,5 +101,7 @@ def drain_node(ctx: EventContext, asked: DrainRequested) -> None:
         instance.expect_nobody()
         if not instance.requests:
             note_idle(ctx, instance)
+    if not asked.undo:
+        move_soon(ctx)
     room_changed(ctx)
     ctx.act(ReplyDone(operation_id=asked.operation_id, message=wanted.value))

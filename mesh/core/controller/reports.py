@@ -21,6 +21,7 @@ from mesh.core.controller.instances.replicas import room_changed
 from mesh.core.controller.operations import failed_on_node, progress
 from mesh.core.controller.profiling import profile_done, tell_of_load
 from mesh.core.controller.requests.ending import refuse_all_queued
+from mesh.core.controller.requests.migration import computed_ahead
 from mesh.core.controller.requests.queueing import tell_waiting
 from mesh.core.controller.requests.serving import deliver, give_back, relieve, requeue
 from mesh.core.controller.state.context import EventContext
@@ -30,6 +31,7 @@ from mesh.domain.actions import SendCommand
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.messages import (
+    ComputedAhead,
     Heartbeat,
     ImportDone,
     ImportFailed,
@@ -69,6 +71,8 @@ def report(ctx: EventContext, link_id: int, said: NodeReport) -> None:
             _heartbeat(ctx, node, said)
         case RequestReturned():
             give_back(ctx, said)
+        case ComputedAhead():
+            computed_ahead(ctx, said)
         case InstanceLoaded():
             _loaded(ctx, node, said)
         case InstanceGone():

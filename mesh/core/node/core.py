@@ -14,13 +14,14 @@ from mesh.core.node.instances import drop
 from mesh.core.node.iterations import broken, learn, step_finished, submit_broke
 from mesh.core.node.priming import to_prime
 from mesh.core.node.request import LocalRequest
-from mesh.core.node.state import LocalNode, LocalState
+from mesh.core.node.state import LocalInstance, LocalNode, LocalState
 from mesh.domain.actions import NodeAction, StartStep, SubmitToEngine
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import (
     AbortRequest,
     CancelImport,
     CancelProfile,
+    ContinueRequest,
     ImportModel,
     InstanceReport,
     LoadInstance,
@@ -55,6 +56,7 @@ from mesh.domain.node_events import (
     SubmitBroke,
     UnloadFinished,
 )
+from mesh.domain.request import RequestOrder
 from mesh.domain.steps import EngineRequest
 from mesh.request.turns import next_turn
 
@@ -167,6 +169,8 @@ class NodeCore:
                 self._submit(ctx, command)
             case AbortRequest():
                 self._abort(ctx, command)
+            case ContinueRequest():
+                self._continue(ctx, command)
             case LoadInstance():
                 instances.load(ctx, self._node, command)
             case UnloadInstance():
@@ -205,29 +209,50 @@ class NodeCore:
             output_tokens=len(order.output_tokens),
             first_step=self._node.steps_started + 1,
             due_s=ctx.now_s + order.due_in_s,
-            prefill_left=len(request.prompt_tokens) + len(order.output_tokens),
+            # A held one has its last token computed when it goes on.
+            prefill_left=len(request.prompt_tokens) + len(order.output_tokens) - order.held,
+            held=order.held,
         )
         instance.add(local)
-        ctx.engine(
-            SubmitToEngine(
-                instance_id=command.instance_id,
-                attempt=order.attempt,
-                request=EngineRequest(
-                    request_id=request.request_id,
-                    attempt=order.attempt,
-                    prompt_tokens=request.prompt_tokens,
-                    output_tokens=order.output_tokens,
-                    sampling=request.sampling,
-                    stop_token_ids=instance.command.model.stop_token_ids,
-                ),
-            )
+        ctx.engine(_to_engine(instance, order))
+
+    def _continue(self, ctx: NodeEventContext, command: ContinueRequest) -> None:
+        """A held request has more tokens, or goes on. One that is not here has been given back."""
+        instance = self._node.instances.get(command.instance_id)
+        request = instance.requests.get(command.request_id) if instance is not None else None
+        if instance is None or request is None or request.order.attempt != command.attempt:
+            return
+        request.go_on(
+            command.token_ids,
+            held=command.held,
+            due_s=ctx.now_s + command.due_in_s,
+            first_step=self._node.steps_started + 1,
         )
+        instance.request_changed()
+        ctx.engine(_to_engine(instance, request.order))
 
     def _abort(self, ctx: NodeEventContext, command: AbortRequest) -> None:
         for instance in self._node.instances.values():
             request = instance.requests.get(command.request_id)
             if request is not None and request.order.attempt == command.attempt:
                 drop(ctx, instance, request)
+
+
+def _to_engine(instance: LocalInstance, order: RequestOrder) -> SubmitToEngine:
+    request = order.request
+    return SubmitToEngine(
+        instance_id=instance.instance_id,
+        attempt=order.attempt,
+        request=EngineRequest(
+            request_id=request.request_id,
+            attempt=order.attempt,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens=order.output_tokens,
+            sampling=request.sampling,
+            stop_token_ids=instance.command.model.stop_token_ids,
+            held=order.held,
+        ),
+    )
 
 
 def _announces(event: NodeEvent) -> bool:

@@ -4,10 +4,11 @@ from mesh.compute.correction import share_trials
 from mesh.compute.times import Times
 from mesh.core.node import measuring
 from mesh.core.node.context import NodeEventContext
+from mesh.core.node.instances import drop
 from mesh.core.node.request import LocalRequest
 from mesh.core.node.state import LocalInstance, LocalNode, LocalState
 from mesh.domain.actions import StartUnload
-from mesh.domain.messages import RequestReturned, TokensReport
+from mesh.domain.messages import ComputedAhead, RequestReturned, TokensReport
 from mesh.domain.node_events import InstanceBroke, StepBroke, SubmitBroke
 from mesh.domain.steps import StepResult
 
@@ -56,12 +57,17 @@ def step_finished(
             if output.finish is not None:
                 instance.remove(request)
     prefill_left, starved = result.prefill_left, result.starved
+    ahead = [r for r in requests.values() if r.held and r.prefill_left and r.first_step <= step]
     if prefill_left or starved:
         took_part = {r for r, request in requests.items() if request.first_step <= step}
         prefill_left = tuple([of for of in prefill_left if of[0] in took_part])
         starved = tuple([request_id for request_id in starved if request_id in took_part])
     for request_id, left in prefill_left:
         requests[request_id].note_prefill_left(left)
+    computing = {request_id for request_id, _ in prefill_left}
+    ahead = [request for request in ahead if request.request_id not in computing]
+    for request in ahead:
+        request.note_prefill_left(0)
     if result.decode_batch or result.prefill_tokens or not starved:
         instance.encourage()
     ctx.report(
@@ -73,6 +79,8 @@ def step_finished(
             correction=instance.correction.factor(now_s),
         )
     )
+    for request in ahead:
+        ctx.report(ComputedAhead(request_id=request.request_id, attempt=request.order.attempt))
 
 
 def broken(
@@ -105,7 +113,8 @@ def submit_broke(ctx: NodeEventContext, instance: LocalInstance, broke: SubmitBr
     """The engine would not take the request; the instance is well."""
     request = instance.requests.get(broke.request_id)
     if request is not None and request.order.attempt == broke.attempt:
-        instance.remove(request)
+        # The engine may hold it, if it would not let it go on.
+        drop(ctx, instance, request)
         ctx.report(_returned(request, broke.error, broke.message))
 
 

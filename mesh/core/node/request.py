@@ -1,6 +1,7 @@
 """A request on its node: what of it is still to compute, and when its next token is due."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from mesh.domain.ids import RequestId
@@ -22,6 +23,8 @@ class LocalRequest:
     """When its next token is due."""
     prefill_left: int
     """Prompt tokens, and tokens of an earlier attempt, still to compute."""
+    held: bool = False
+    """Computed ahead: it gets no token until it is let go."""
     tokens: int = field(init=False)
     """Of its prompt and its output so far."""
     pace_s: float = field(init=False)
@@ -45,3 +48,14 @@ class LocalRequest:
 
     def note_prefill_left(self, tokens: int) -> None:
         self.prefill_left = tokens
+
+    def go_on(self, token_ids: Sequence[int], *, held: bool, due_s: float, first_step: int) -> None:
+        """It has these further tokens from where it came from, and goes on unless `held` still. Its
+        last token before them was left to compute, too.
+        """
+        output_tokens = (*self.order.output_tokens, *token_ids)
+        self.order = replace(self.order, output_tokens=output_tokens, held=held)
+        self.output_tokens += len(token_ids)
+        self.tokens += len(token_ids)
+        self.prefill_left += len(token_ids) + (self.held and not held)
+        self.held, self.due_s, self.first_step = held, due_s, first_step

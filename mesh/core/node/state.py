@@ -125,8 +125,7 @@ class LocalInstance:
 
     def add(self, request: LocalRequest) -> None:
         self.requests[request.request_id] = request
-        self.kept_run_queue = None
-        self.encourage()
+        self.request_changed()
 
     def remove(self, request: LocalRequest) -> None:
         del self.requests[request.request_id]
@@ -172,6 +171,15 @@ class LocalInstance:
         self.profile, self.correction = profile, LearnedCorrection.of(profile)
         self.kept_run_queue = None
 
+    def has_work(self) -> bool:
+        """Whether a request is on it that is not just held."""
+        return any(not r.held or r.prefill_left for r in self.requests.values())
+
+    def request_changed(self) -> None:
+        """One of its requests has more to compute."""
+        self.kept_run_queue = None
+        self.encourage()
+
     def prime(self, shapes: deque[IterationShape]) -> None:
         self.unprimed = shapes
 
@@ -215,6 +223,8 @@ class LocalInstance:
             if request.start_s < oldest_s:
                 oldest_s = request.start_s
             left = request.prefill_left
+            if request.held and not left:
+                continue
             if left:
                 due_s = request.due_s - margin_s
                 slack_s = inf if request.output_tokens else request.order.slack_s

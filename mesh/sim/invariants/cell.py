@@ -16,12 +16,19 @@ from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import RequestId
-from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState, RequestState
+from mesh.domain.lifecycle import (
+    DeploymentState,
+    InstanceState,
+    MigrationState,
+    NodeState,
+    RequestState,
+)
 from mesh.domain.limits import CellLimits
 from mesh.domain.reasons import OperationKind
 from mesh.sim.invariants.memory import check_books
 from mesh.sim.invariants.rule import hold
 
+UNDER_WAY = (MigrationState.COMPUTING, MigrationState.CAUGHT_UP)
 EMPTY = (InstanceState.LOADING, InstanceState.PARKED)
 """Instances without requests."""
 
@@ -161,11 +168,50 @@ def _check_queue(core: ControllerCore, entry: DeploymentEntry, now_s: float) -> 
 def _check_requests(cell: Cell, limits: CellLimits) -> None:
     """Every request is queued or running, in one place."""
     places = [r.original.request_id for d in cell.deployments.values() for r in d.queue]
-    places += [request_id for i in cell.instances.values() for request_id in i.requests]
+    places += [
+        request_id
+        for instance in cell.instances.values()
+        for request_id, request in instance.requests.items()
+        if not request.is_copy
+    ]
     hold(sorted(places) == sorted(cell.requests), "requests in {}", sorted(places))
     for request_id, request in cell.requests.items():
         hold(request.original.request_id == request_id, "{} has another id", request_id)
         _check_request(request, limits)
+    _check_migrations(cell, limits)
+
+
+def _check_migrations(cell: Cell, limits: CellLimits) -> None:
+    """Who moves runs at its source, and is computed ahead at one other node, with the same tokens
+    as far as they go; nobody else is.
+    """
+    copies = [r for i in cell.instances.values() for r in i.requests.values() if r.is_copy]
+    known = sorted(cell.migrations)
+    hold(sorted(r.original.request_id for r in copies) == known, "copies are not of {}", known)
+    moving = sorted(name for name, request in cell.requests.items() if request.migration)
+    hold(moving == known, "{} move, not {}", known, moving)
+    hold(not known or cell.migrations_at_s is not None, "{} move, and nobody looks", known)
+    for name, migration in cell.migrations.items():
+        request, copy = migration.request, migration.copy
+        hold(cell.requests.get(name) is request, "{} has another id", name)
+        hold(request.migration is migration, "{} does not know that it moves", name)
+        hold(migration.state in UNDER_WAY, "{} moves, and is {}", name, migration.state)
+        source, target = request.instance, copy.instance
+        if source is None or target is None:
+            hold(False, "{} moves from {} to {}", name, source, target)
+            return
+        hold(source.node is not target.node, "{} moves within {}", name, source.node.node_id)
+        hold(target.requests.get(name) is copy, "{} has no place at {}", name, target.instance_id)
+        sent = len(copy.output_tokens)
+        same = request.output_tokens[:sent] == copy.output_tokens
+        hold(same, "{} was sent tokens that it does not have", name)
+        hold(request.attempt < copy.attempt, "{} and its copy are one attempt", name)
+        hold(migration.rounds <= limits.migration_rounds_max, "{} moves round and round", name)
+        hold(request.moves <= limits.moves_max, "{} has moved {} times", name, request.moves)
+    for node in cell.nodes.values():
+        ends = [e for m in cell.migrations.values() for e in (m.request, m.copy)]
+        here = sum(e.instance is not None and e.instance.node is node for e in ends)
+        hold(here <= limits.migrations_max, "{} has {} migrations", node.node_id, here)
 
 
 def _check_request(request: RequestEntry, limits: CellLimits) -> None:
@@ -173,8 +219,9 @@ def _check_request(request: RequestEntry, limits: CellLimits) -> None:
     tokens = len(request.original.prompt_tokens) + len(request.output_tokens)
     hold(request.tokens == tokens, "{} has {} tokens, not {}", name, request.tokens, tokens)
     hold(request.overtaken <= limits.overtaken_max, "{} is overtaken too often", name)
-    failed = attempt - evictions
+    failed = request.failures
     hold(failed <= limits.attempts_max, "{} is in its attempt {}", name, attempt)
+    hold(attempt <= request.submissions, "{} is in attempt {}, not submitted", name, attempt)
     often = max(limits.evictions_max, limits.preempted_max)
     hold(evictions <= often, "{} was evicted {} times", name, evictions)
     expects = request.waits_for

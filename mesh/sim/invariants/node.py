@@ -52,6 +52,7 @@ def _check_requests(node: LocalNode, instance: LocalInstance) -> None:
         )
         left = request.prefill_left
         hold(0 <= left <= tokens, "{} has {} of {} tokens to compute", request_id, left, tokens)
+        hold(request.held == request.order.held, "{} is held: {}", request_id, request.held)
         step = request.first_step
         hold(step <= node.steps_started + 1, "{} is to begin with step {}", request_id, step)
     if instance.kept_run_queue is not None:
@@ -86,6 +87,6 @@ def _check_work(node: LocalNode) -> None:
     if stepping is not None:
         return
     for instance_id, instance in node.instances.items():
-        works = instance.state is LocalState.READY and instance.requests and instance.promising
+        works = instance.state is LocalState.READY and instance.has_work() and instance.promising
         hold(not works, "{} has work, and the engine is idle", instance_id)
     hold(survey is None or node.loading(), "a survey waits, and the engine is idle")

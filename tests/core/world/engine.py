@@ -46,8 +46,10 @@ class StrictEngine(ScriptedEngine):
 
     def submit(self, instance_id: InstanceId, request: EngineRequest) -> None:
         instance = self._instance(instance_id)
-        assert request.request_id not in self.request_ids(), "a request is on the node twice"
-        assert len(instance.sequences) < instance.order.batch_max
+        known = instance.sequences.get(request.request_id)
+        if known is None or not known.held:
+            assert request.request_id not in self.request_ids(), "a request is on the node twice"
+            assert len(instance.sequences) < instance.order.batch_max
         self._stuck.discard(instance_id)
         super().submit(instance_id, request)
 
@@ -66,7 +68,11 @@ class StrictEngine(ScriptedEngine):
         return result
 
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
-        able = [i for i, of in self._instances.items() if of.sequences and i not in self._stuck]
+        able = [
+            i
+            for i, of in self._instances.items()
+            if any(s.left or not s.held for s in of.sequences.values()) and i not in self._stuck
+        ]
         assert not able, "a measurement goes before a request"
         return super().measure(instance_id, shape)
 

@@ -243,6 +243,27 @@ def alone_s(
     return total_s
 
 
+def continues_s(
+    instance: InstanceEntry, request: RequestEntry, tokens: int, now_s: float, limits: CellLimits
+) -> float:
+    """Seconds until the next token of a request that is handed over to an instance, where so many
+    tokens of it are left to compute: an iteration may just have begun, and each other instance may
+    have one that is more urgent.
+    """
+    node, most = instance.node, limits.prefill_tokens_max
+    chunk_s = max(
+        (
+            _times(other, now_s).prefill_s(min(r.prefill_left, most), r.tokens - r.prefill_left)
+            for other in node.instances.values()
+            for r in other.requests.values()
+            if r.prefill_left
+        ),
+        default=0.0,
+    )
+    own_s = _times(instance, now_s).prefill_s(tokens, request.tokens - tokens)
+    return limits.delivery_s_max + chunk_s + round_s(node, now_s) + own_s
+
+
 def in_time_alone(
     instance: InstanceEntry, request: RequestEntry, now_s: float, limits: CellLimits
 ) -> bool:

@@ -4,9 +4,10 @@ has gone. Ending frees its place; what that makes possible is decided at the end
 
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.migration import Migration
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import RefuseRequest, SendCommand
-from mesh.domain.lifecycle import RequestState
+from mesh.domain.lifecycle import MigrationState, RequestState
 from mesh.domain.messages import AbortRequest
 from mesh.domain.reasons import RefusalReason
 
@@ -52,7 +53,12 @@ def refuse_all_queued(
 
 
 def abort_on_node(ctx: EventContext, request: RequestEntry) -> None:
-    """Take the request off its instance, on the node and in the books. Queued ones have none."""
+    """Take the request off its instance, on the node and in the books. Queued ones have none. A
+    migration of it is given up.
+    """
+    migration = request.migration
+    if migration is not None and not request.is_copy:
+        give_up(ctx, migration)
     if request.instance is None:
         return
     ctx.act(
@@ -76,8 +82,17 @@ def release(ctx: EventContext, request: RequestEntry) -> None:
     ctx.note_released(instance)
 
 
+def give_up(ctx: EventContext, migration: Migration) -> None:
+    """The request stays what it is; its copy goes, on its node and in the books."""
+    migration.advance(MigrationState.GIVEN_UP)
+    ctx.cell.remove_migration(migration)
+    abort_on_node(ctx, migration.copy)
+
+
 def end(ctx: EventContext, request: RequestEntry) -> None:
     """The request is over; whoever must know has been told."""
+    if request.migration is not None:
+        give_up(ctx, request.migration)
     entry = ctx.cell.deployments.get(request.original.deployment)
     if request.state is RequestState.QUEUED and entry is not None and request in entry.queue:
         ctx.dequeue(entry, request)

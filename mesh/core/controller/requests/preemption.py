@@ -83,6 +83,8 @@ def _may_be_preempted(ctx: EventContext, instance: InstanceEntry) -> bool:
     if instance.profiling or instance.expected:
         return False
     most = ctx.limits.preempted_max
+    if any(request.migration is not None for request in instance.requests.values()):
+        return False
     often = any(request.evictions >= most for request in instance.requests.values())
     above_minimum = owner.replicas() > owner.spec.scaling.replicas_min
     return bool(instance.requests) and not often and above_minimum

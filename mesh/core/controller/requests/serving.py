@@ -2,8 +2,9 @@
 
 from mesh.core.controller.instances.kv_cache import grow, missing_bytes, note_longer
 from mesh.core.controller.instances.placement import why_no_node
+from mesh.core.controller.requests import migration
 from mesh.core.controller.requests.deadlines import has_node
-from mesh.core.controller.requests.ending import RETRY_AFTER_S, abort_on_node, end, refuse
+from mesh.core.controller.requests.ending import RETRY_AFTER_S, abort_on_node, end, give_up, refuse
 from mesh.core.controller.requests.preemption import preempt
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -84,6 +85,8 @@ def deliver(ctx: EventContext, outputs: RequestTokens) -> None:
         if request.tokens >= request.required_blocks * instance.footprint.block_tokens:
             note_longer(ctx, instance, request)
         ctx.act(DeliverTokens(outputs=outputs))
+        if request.migration is not None:
+            migration.tokens_came(ctx, request.migration)
         return
     node_id = instance.node.node_id
     ctx.act(DeliverTokens(outputs=outputs, node_id=node_id))
@@ -117,6 +120,12 @@ def relieve(ctx: EventContext, instance: InstanceEntry) -> None:
     missing = instance.required_blocks > instance.kv_blocks
     if not missing or instance.node.station.is_pending(instance.instance_id):
         return
+    ahead = [request for request in instance.requests.values() if request.is_copy]
+    if ahead:
+        # Who runs elsewhere still can stay there.
+        for copy in ahead:
+            _lost_copy(ctx, copy)
+        return
     longest = max(instance.requests.values(), key=lambda r: (r.due_s, r.original.request_id))
     owner = ctx.cell.deployments.get(instance.deployment)
     if grow(ctx, instance, ctx.now_s):
@@ -136,16 +145,25 @@ def relieve(ctx: EventContext, instance: InstanceEntry) -> None:
 def give_back(ctx: EventContext, returned: RequestReturned) -> None:
     """A node returns a request unfinished: its instance broke, or would not take it."""
     request = ctx.cell.requests.get(returned.request_id)
-    if request is not None and request.attempt == returned.attempt and request.instance is not None:
+    moves = request.migration if request is not None else None
+    if moves is not None and moves.copy.attempt == returned.attempt:
+        give_up(ctx, moves)
+    elif (
+        request is not None and request.attempt == returned.attempt and request.instance is not None
+    ):
         requeue(ctx, request, RefusalReason.ENGINE_FAILED, returned.message)
 
 
 def requeue(ctx: EventContext, request: RequestEntry, reason: RefusalReason, message: str) -> None:
     """Back into its queue with the tokens so far, if it has an attempt left."""
+    if request.is_copy:
+        _lost_copy(ctx, request)
+        return
     abort_on_node(ctx, request)
     entry = ctx.cell.deployments.get(request.original.deployment)
-    failures = request.attempt - request.evictions
-    last = failures >= ctx.limits.attempts_max or request.evictions > ctx.limits.evictions_max
+    last = (
+        request.failures >= ctx.limits.attempts_max or request.evictions > ctx.limits.evictions_max
+    )
     if last or entry is None:
         refuse(
             ctx,
@@ -156,3 +174,10 @@ def requeue(ctx: EventContext, request: RequestEntry, reason: RefusalReason, mes
         )
         return
     ctx.enqueue(entry, request)
+
+
+def _lost_copy(ctx: EventContext, copy: RequestEntry) -> None:
+    """What was computed ahead is gone, or has to go: the request stays where it is."""
+    moves = ctx.cell.migrations.get(copy.original.request_id)
+    if moves is not None and moves.copy is copy:
+        give_up(ctx, moves)

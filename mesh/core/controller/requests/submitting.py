@@ -23,13 +23,31 @@ def submit(
     room: Room,
 ) -> None:
     """Submit a queued request to a loaded instance that has this room for it."""
-    node = instance.node
     _accept(ctx, request)
     if request.waits_for is not None:
         ctx.note_released(request.waits_for)
         request.waits_for.expect_no_more(request)
     claim(ctx, entry, instance, request, room)
     entry.rank(instance)
+    _send(ctx, request, instance)
+
+
+def compute_ahead(
+    ctx: EventContext,
+    entry: DeploymentEntry,
+    copy: RequestEntry,
+    instance: InstanceEntry,
+    room: Room,
+) -> None:
+    """Have a loaded instance compute the copy of a request that is to move there."""
+    claim(ctx, entry, instance, copy, room)
+    entry.rank(instance)
+    _send(ctx, copy, instance, held=True)
+
+
+def _send(
+    ctx: EventContext, request: RequestEntry, instance: InstanceEntry, *, held: bool = False
+) -> None:
     order = RequestOrder(
         request=request.original,
         attempt=request.attempt,
@@ -38,9 +56,10 @@ def submit(
         age_s=ctx.now_s - request.arrival_s,
         due_in_s=request.due_s - ctx.now_s,
         slack_s=request.slack_s,
+        held=held,
     )
     command = SubmitRequest(instance_id=instance.instance_id, order=order)
-    ctx.act(SendCommand(link_id=node.link_id, command=command))
+    ctx.act(SendCommand(link_id=instance.node.link_id, command=command))
 
 
 def wait_for(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.expectations import Expectations
 from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.migration import Migration
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.operation import OperationEntry
 from mesh.core.controller.state.prefetches import PrefetchCounts
@@ -41,6 +42,10 @@ class Cell:
     prefetches: PrefetchCounts = field(default_factory=PrefetchCounts)
     served: int = 0
     instances_started: int = 0
+    migrations: dict[RequestId, Migration] = field(default_factory=dict)
+    """Under way, by the request."""
+    migrations_at_s: float | None = None
+    """When they are looked at, and requests that are to move; None when no such timer is set."""
     retry_at_s: float | None = None
     """When those that wait are tried again; None when no such timer is set."""
     retried: str = ""
@@ -59,7 +64,7 @@ class Cell:
         return sum(len(d.queue) for d in self.deployments.values())
 
     def running(self) -> int:
-        return sum(len(i.requests) for i in self.instances.values())
+        return sum(len(i.requests) for i in self.instances.values()) - len(self.migrations)
 
     def add_node(self, node: NodeEntry) -> None:
         self.nodes[node.node_id] = self.links[node.link_id] = node
@@ -125,6 +130,21 @@ class Cell:
         request.advance(RequestState.ENDED)
         del self.requests[request.original.request_id]
         self.refusals.forget_request(request)
+
+    def add_migration(self, migration: Migration) -> None:
+        """A request begins to move."""
+        self.migrations[migration.request.original.request_id] = migration
+        migration.request.note_migration(migration)
+        migration.copy.note_migration(migration)
+
+    def remove_migration(self, migration: Migration) -> None:
+        """It is handed over, or given up."""
+        del self.migrations[migration.request.original.request_id]
+        migration.request.note_migration(None)
+
+    def set_migrations(self, at_s: float | None) -> None:
+        """A timer is set for them; None: it has gone off."""
+        self.migrations_at_s = at_s
 
     def note_queue(self, entry: DeploymentEntry) -> None:
         """A request has entered its queue."""

@@ -153,6 +153,20 @@ class InstanceEntry:
         request.left()
         self.node.request_left()
 
+    def note_ahead(
+        self, copy: RequestEntry, token_ids: Sequence[int], due_s: float, now_s: float
+    ) -> None:
+        """A copy on it has these further tokens to compute."""
+        copy.note_ahead(token_ids, due_s, now_s)
+        self.tokens += len(token_ids)
+
+    def hand_over(self, request: RequestEntry, copy: RequestEntry, now_s: float) -> None:
+        """A request that ran elsewhere until now goes on here in place of its copy."""
+        request.handed_over(copy, self, now_s)
+        copy.left()
+        self.requests[request.original.request_id] = request
+        self.tokens += request.tokens - copy.tokens
+
     def expect(self, request: RequestEntry, blocks: int) -> None:
         """A request waits for its load, for which it is expected to need so many KV blocks."""
         request.wait_for(self, blocks)

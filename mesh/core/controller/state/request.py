@@ -17,6 +17,7 @@ from mesh.domain.slo import Slo, next_due_s
 
 if TYPE_CHECKING:
     from mesh.core.controller.state.instance import InstanceEntry
+    from mesh.core.controller.state.migration import Migration
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -28,7 +29,13 @@ class RequestEntry:
     state: RequestState = RequestState.QUEUED
     queued_at_s: float = 0.0
     attempt: int = 0
-    """Submissions to nodes so far."""
+    """Its submission to the node where it runs, or ran last."""
+    submissions: int = 0
+    """To nodes so far, those of copies included."""
+    moves: int = 0
+    """Migrations begun: submissions of copies."""
+    migration: "Migration | None" = None
+    """It, or what it is a copy of, moves."""
     output_tokens: list[int] = field(default_factory=list)
     instance: "InstanceEntry | None" = None
     required_blocks: int = 0
@@ -89,7 +96,8 @@ class RequestEntry:
     def submitted(self, instance: "InstanceEntry", *, blocks: int, now_s: float) -> None:
         """It goes to an instance, where it is expected to need so many KV blocks."""
         self.advance(RequestState.RUNNING)
-        self.attempt += 1
+        self.submissions += 1
+        self.attempt = self.submissions
         self.instance, self.required_blocks = instance, blocks
         self.submitted_s, self.prefill_left = now_s, self.tokens
 
@@ -106,6 +114,56 @@ class RequestEntry:
         self.output_tokens += token_ids
         self.tokens += count
         self.prefill_left = 0
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it is computed ahead for the request of its id, which runs elsewhere."""
+        return self.migration is not None and self.migration.copy is self
+
+    @property
+    def failures(self) -> int:
+        """Submissions of it that came to nothing, or have not yet come to something."""
+        return self.submissions - self.moves - self.evictions
+
+    def copy(self, now_s: float) -> "RequestEntry":
+        """Of it as it is, to be computed ahead elsewhere in the time of a first token."""
+        copy = RequestEntry(
+            original=self.original,
+            slo=self.slo,
+            arrival_s=self.arrival_s,
+            accepted=True,
+            output_tokens=list(self.output_tokens),
+            slack_s=self.slack_s,
+            submissions=self.submissions,
+        )
+        copy.note_ahead((), now_s + self.slo.ttft_limit_s(copy.tokens), now_s)
+        return copy
+
+    def note_migration(self, migration: "Migration | None") -> None:
+        """It moves, or does no more."""
+        self.migration = migration
+
+    def note_move(self) -> None:
+        """A copy of it has been submitted."""
+        self.submissions += 1
+        self.moves += 1
+
+    def note_ahead(self, token_ids: Sequence[int], due_s: float, now_s: float) -> None:
+        """A copy has these further tokens to compute, by then."""
+        self.output_tokens += token_ids
+        self.tokens += len(token_ids)
+        self.prefill_left, self.due_s, self.submitted_s = len(token_ids), due_s, now_s
+
+    def note_due(self, due_s: float) -> None:
+        """A copy that has been computed: by then the next token of what it is a copy of is due."""
+        self.due_s = due_s
+
+    def handed_over(self, copy: "RequestEntry", instance: "InstanceEntry", now_s: float) -> None:
+        """It runs on in place of its copy, which lacks its last tokens yet."""
+        self.advance(RequestState.RUNNING)
+        self.attempt, self.instance = copy.attempt, instance
+        self.required_blocks, self.submitted_s = copy.required_blocks, now_s
+        self.prefill_left = self.tokens - copy.tokens + 1
 
     def note_prefill_left(self, tokens: int) -> None:
         """Its node has so many tokens left to compute before its next one."""

@@ -54,12 +54,12 @@ def plan(active: SequenceOf[Sequence], prefill_tokens_max: int, pool: BlockPool)
     for sequence in active:
         if budget <= 0:
             break
-        if sequence.decoding:
+        if sequence.decoding or not sequence.computable:
             continue
-        if sequence.left > budget:
+        if sequence.computable > budget:
             _add(result, sequence, _chunk(rows, budget), pool)
             break
-        tokens = _add(result, sequence, sequence.left, pool)
+        tokens = _add(result, sequence, sequence.computable, pool)
         budget, rows = budget - tokens, rows + tokens
     return result
 

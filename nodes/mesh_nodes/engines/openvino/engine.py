@@ -122,6 +122,7 @@ class OpenVinoEngine:
             name="openvino",
             version=version,
             resize_kv=True,
+            computes_ahead=True,
             shares_weights=True,
             busy_load_factor=BUSY_LOAD_FACTOR,
             loads_in_process=True,

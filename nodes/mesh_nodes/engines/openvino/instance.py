@@ -93,14 +93,18 @@ class Instance:
 
     def submit(self, request: EngineRequest) -> None:
         """Raises EngineError when the request can never run here."""
+        known = self._sequences.get(request.request_id)
         check_runnable(
             self.instance_id,
             request,
-            known=request.request_id in self._sequences,
+            known=known is not None and not known.held,
             context_tokens_max=self._context_tokens_max,
             vocabulary_tokens=self._vocabulary_tokens,
         )
-        self._sequences[request.request_id] = self._sequence(request)
+        if known is not None:
+            known.go_on(request)
+        else:
+            self._sequences[request.request_id] = self._sequence(request)
 
     def abort(self, request_id: RequestId) -> None:
         sequence = self._sequences.pop(request_id, None)
@@ -129,9 +133,9 @@ class Instance:
             decode_batch=len(decodes),
             context_tokens=context_tokens,
             prefill_left=tuple(
-                (sequence.request_id, sequence.left)
+                (sequence.request_id, sequence.computable)
                 for sequence in self._sequences.values()
-                if not sequence.decoding
+                if not sequence.decoding and sequence.computable
             ),
             starved=tuple(sequence.request_id for sequence in planned.starved),
             kv_blocks_used=self._pool.used,

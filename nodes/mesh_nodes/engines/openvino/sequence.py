@@ -40,6 +40,8 @@ class Sequence:
         self._table = np.zeros(-(-self._tokens.size // BLOCK_TOKENS), np.int32)
         self._blocks = 0
         self._seed = seed_of(request)
+        self.held = request.held
+        """It computes all its tokens but the newest, and yields none."""
         self._seen: npt.NDArray[np.bool_] | None = None
         if request.sampling.repetition_penalty != 1.0:
             self._seen = np.zeros(vocabulary_tokens, np.bool_)
@@ -49,6 +51,20 @@ class Sequence:
     def left(self) -> int:
         """Tokens still to compute."""
         return self.length - self.computed
+
+    @property
+    def computable(self) -> int:
+        """Of them, those that it may compute now."""
+        return self.left - self.held
+
+    def go_on(self, request: EngineRequest) -> None:
+        """A held one has the tokens of the request, and goes on unless that holds it, too."""
+        given = len(request.prompt_tokens) + len(request.output_tokens)
+        more = request.output_tokens[self.length - self._prompt_tokens :]
+        self._tokens[self.length : given] = more
+        if self._seen is not None:
+            self._seen[list(more)] = True
+        self.length, self.held = given, request.held
 
     def tokens(self, count: int) -> npt.NDArray[np.int64]:
         """The next `count` tokens to compute."""

@@ -1,0 +1,178 @@
+"""Live migration (ServerlessLLM §5): a request moves while it runs, and only its tokens travel.
+
+The target computes prompt and output so far while the source goes on, then what came meanwhile,
+until that is next to nothing; then the source stops and the target goes on. Begun only where shadow
+validation finds that nobody gets late by it; whatever fails leaves the request at its source.
+Before: a drain, or a token of the source. After: the request runs in the place of its copy.
+"""
+
+from mesh.core.controller.instances.kv_cache import note_longer, room_for
+from mesh.core.controller.instances.node_schedule import continues_s, forecast_on
+from mesh.core.controller.requests.ending import abort_on_node, give_up
+from mesh.core.controller.requests.submitting import compute_ahead
+from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.migration import Migration
+from mesh.core.controller.state.node import NodeEntry
+from mesh.core.controller.state.request import RequestEntry
+from mesh.domain.actions import SendCommand, SetTimer
+from mesh.domain.events import MigrationDue
+from mesh.domain.lifecycle import InstanceState, MigrationState, NodeState
+from mesh.domain.messages import ComputedAhead, ContinueRequest
+from mesh.request.shadow import Verdict
+
+
+def move_soon(ctx: EventContext) -> None:
+    """Requests are to move: look for their places, in an event of its own."""
+    if ctx.cell.migrations_at_s is None:
+        ctx.cell.set_migrations(ctx.now_s)
+        ctx.act(SetTimer(at_s=ctx.now_s, timer=MigrationDue()))
+
+
+def look_again(ctx: EventContext) -> None:
+    """Give up what takes too long, or would go where nothing may go by now; begin what can be
+    begun; and come back while there is either.
+    """
+    for migration in list(ctx.cell.migrations.values()):
+        target = migration.copy.instance
+        closed = target is None or not target.takes_now
+        if closed or ctx.now_s - migration.begun_s > ctx.limits.migration_s_max:
+            give_up(ctx, migration)
+    waiting = [request for request in _leaving(ctx) if not _begin(ctx, request)]
+    if waiting or ctx.cell.migrations:
+        at_s = ctx.now_s + ctx.limits.migration_retry_s
+        ctx.cell.set_migrations(at_s)
+        ctx.act(SetTimer(at_s=at_s, timer=MigrationDue()))
+    else:
+        ctx.cell.set_migrations(None)
+
+
+def _leaving(ctx: EventContext) -> list[RequestEntry]:
+    """Requests on nodes and instances that are to go, and that may be moved once more."""
+    instances = [
+        instance
+        for instance in ctx.cell.instances.values()
+        if instance.requests
+        and (instance.node.state is NodeState.DRAINING or instance.state is InstanceState.DRAINING)
+    ]
+    return [
+        request
+        for instance in instances
+        for request in instance.requests.values()
+        if request.migration is None and request.moves < ctx.limits.moves_max
+    ]
+
+
+def _begin(ctx: EventContext, request: RequestEntry) -> bool:
+    """Have the first instance that can take it compute a request ahead; one that has no token yet
+    has nothing to go on from.
+    """
+    source = request.instance
+    owner = ctx.cell.deployments.get(request.original.deployment)
+    if source is None or owner is None or not request.output_tokens or request.prefill_left:
+        return False
+    if _under_way(ctx, source.node) >= ctx.limits.migrations_max:
+        return False
+    for instance in owner.candidates:
+        if not instance.takes_now or instance.is_full or not instance.node.hello.computes_ahead:
+            continue
+        if instance.node is source.node:
+            continue
+        if _under_way(ctx, instance.node) >= ctx.limits.migrations_max:
+            continue
+        copy = request.copy(ctx.now_s)
+        room = room_for(ctx, owner, instance, copy)
+        if room is None or not _in_time(ctx, instance, copy):
+            continue
+        compute_ahead(ctx, owner, copy, instance, room)
+        request.note_move()
+        ctx.cell.add_migration(Migration(request=request, copy=copy, begun_s=ctx.now_s))
+        return True
+    return False
+
+
+def _under_way(ctx: EventContext, node: NodeEntry) -> int:
+    """Migrations to or from a node."""
+    return sum(
+        any(of.instance is not None and of.instance.node is node for of in (m.request, m.copy))
+        for m in ctx.cell.migrations.values()
+    )
+
+
+def _in_time(ctx: EventContext, instance: InstanceEntry, copy: RequestEntry) -> bool:
+    """Whether nobody gets late by a copy, and by the request after it."""
+    if not ctx.policy.validates:
+        return True
+    if ctx.validations_left <= 0:
+        return False
+    ctx.note_validation()
+    forecast = forecast_on(instance, copy, now_s=ctx.now_s, limits=ctx.limits, moves=True)
+    return forecast.verdict is Verdict.PASSES
+
+
+def computed_ahead(ctx: EventContext, said: ComputedAhead) -> None:
+    """The target has computed all that it was sent; the next token of the source decides."""
+    migration = ctx.cell.migrations.get(said.request_id)
+    if migration is None or migration.copy.attempt != said.attempt:
+        return
+    if migration.state is MigrationState.COMPUTING:
+        migration.copy.note_prefill_left(0)
+        migration.advance(MigrationState.CAUGHT_UP)
+
+
+def tokens_came(ctx: EventContext, migration: Migration) -> None:
+    """A request that moves has further tokens at its source: this is when the least is lost by
+    stopping it there. The target is sent them if it has caught up with those before.
+    """
+    if migration.state is not MigrationState.CAUGHT_UP:
+        return
+    request, target = migration.request, migration.copy.instance
+    assert target is not None, "a copy has its place as long as it moves"
+    gap_tokens = migration.gap_tokens
+    migration.copy.note_due(request.due_s)
+    if gap_tokens <= ctx.limits.migration_gap_tokens_max:
+        seconds = continues_s(target, request, gap_tokens + 1, ctx.now_s, ctx.limits)
+        if ctx.now_s + seconds <= request.due_s:
+            _hand_over(ctx, migration, target)
+    elif migration.rounds < ctx.limits.migration_rounds_max:
+        _send_tokens(ctx, migration, target, held=True)
+        target.note_ahead(migration.copy, _gap(migration), request.due_s, ctx.now_s)
+        migration.note_round()
+        _note_if_longer(ctx, target, migration.copy)
+    else:
+        give_up(ctx, migration)
+
+
+def _hand_over(ctx: EventContext, migration: Migration, target: InstanceEntry) -> None:
+    """What the source computes right now is for nobody; the target draws the same tokens."""
+    request, copy = migration.request, migration.copy
+    _send_tokens(ctx, migration, target, held=False)
+    migration.advance(MigrationState.HANDED_OVER)
+    ctx.cell.remove_migration(migration)
+    abort_on_node(ctx, request)
+    target.hand_over(request, copy, ctx.now_s)
+    _note_if_longer(ctx, target, request)
+
+
+def _note_if_longer(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) -> None:
+    """Its blocks have to do for the tokens that it has by now."""
+    if request.tokens >= request.required_blocks * instance.footprint.block_tokens:
+        note_longer(ctx, instance, request)
+
+
+def _gap(migration: Migration) -> list[int]:
+    return migration.request.output_tokens[len(migration.copy.output_tokens) :]
+
+
+def _send_tokens(
+    ctx: EventContext, migration: Migration, target: InstanceEntry, *, held: bool
+) -> None:
+    command = ContinueRequest(
+        instance_id=target.instance_id,
+        request_id=migration.request.original.request_id,
+        attempt=migration.copy.attempt,
+        token_ids=tuple(_gap(migration)),
+        held=held,
+        due_in_s=migration.request.due_s - ctx.now_s,
+    )
+    ctx.act(SendCommand(link_id=target.node.link_id, command=command))

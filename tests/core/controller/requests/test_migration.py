@@ -1,0 +1,197 @@
+"""Live migration: a request runs on at its source until its target has caught up with it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mesh.domain.actions import ControllerAction, DeliverTokens, SetTimer
+from mesh.domain.events import CancelRequested, DrainRequested, MigrationDue, NodeDisconnected
+from mesh.domain.ids import InstanceId, NodeId, OperationId, RequestId
+from mesh.domain.lifecycle import MigrationState
+from mesh.domain.limits import CellLimits
+from mesh.domain.messages import (
+    AbortRequest,
+    ComputedAhead,
+    ContinueRequest,
+    RequestReturned,
+    SubmitRequest,
+    TokensReport,
+)
+from mesh.domain.reasons import FinishReason
+from mesh.domain.request import RequestTokens
+from tests.core.admission import instance, node
+from tests.core.cells import CellUnderTest, commands, deployment, of_kind, only, request
+
+LIMITS = CellLimits(delivery_s_max=0.02)
+
+
+class TwoNodes(CellUnderTest):
+    """On node n1 `r1` has three tokens, and others run; node n2 has such an instance, too."""
+
+    def __init__(
+        self, *, limits: CellLimits = LIMITS, holds: bool = True, beside: Sequence[str] = ()
+    ) -> None:
+        super().__init__(deployment("a"), limits=limits)
+        self.source, _ = self.join(node("n1", instance("i1", "a")))
+        for name in ("r1", *beside):
+            self.invoke(request(name, of="a", prompt=(1,) * 100, max_tokens=100))
+        to = replace(node("n2", instance("i2", "a")), computes_ahead=holds)
+        self.target, _ = self.join(to)
+        self.count = 0
+        self.yielded(3)
+
+    @property
+    def state(self) -> MigrationState | None:
+        moves = self.core.cell.migrations.get(RequestId("r1"))
+        return moves.state if moves is not None else None
+
+    @property
+    def runs_on(self) -> str | None:
+        found = self.core.cell.requests[RequestId("r1")].instance
+        return found.instance_id if found is not None else None
+
+    def yielded(
+        self,
+        count: int = 1,
+        *,
+        at: int = 0,
+        attempt: int = 1,
+        finish: FinishReason | None = None,
+    ) -> list[ControllerAction]:
+        """So many tokens more, from the source unless said otherwise."""
+        ids = tuple(range(40 + self.count, 40 + self.count + count))
+        outputs = RequestTokens(
+            request_id=RequestId("r1"),
+            attempt=attempt,
+            first_index=self.count,
+            token_ids=ids,
+            finish=finish,
+        )
+        link, on = (at, "i2") if at else (self.source, "i1")
+        said = TokensReport(instance_id=InstanceId(on), outputs=(outputs,))
+        told = of_kind(actions := self.report(link, said), DeliverTokens)
+        self.count += sum(len(d.outputs.token_ids) for d in told)
+        self.now_s += 0.02
+        return actions
+
+    def drain(self, name: str = "n1") -> list[ControllerAction]:
+        asked = DrainRequested(operation_id=OperationId("d"), node_id=NodeId(name))
+        timers = of_kind(self.tell(asked), SetTimer)
+        assert MigrationDue() in [timer.timer for timer in timers]
+        return self.tell(MigrationDue())
+
+    def computed(self, attempt: int = 2) -> list[ControllerAction]:
+        said = ComputedAhead(request_id=RequestId("r1"), attempt=attempt)
+        return self.report(self.target, said)
+
+
+def continued(actions: Sequence[ControllerAction]) -> ContinueRequest:
+    return only(commands(actions, ContinueRequest), ContinueRequest)
+
+
+def test_the_target_computes_while_the_source_goes_on_and_then_takes_over() -> None:
+    cell = TwoNodes()
+    order = only(commands(cell.drain(), SubmitRequest), SubmitRequest)
+    assert (order.instance_id, order.order.held, order.order.attempt) == ("i2", True, 2)
+    assert order.order.output_tokens == (40, 41, 42)
+    assert cell.runs_on == "i1"
+
+    for _ in range(6):
+        assert only(cell.yielded(), DeliverTokens).outputs.attempt == 1
+    assert not commands(cell.computed(), ContinueRequest), "the source's next token decides"
+    more = continued(cell.yielded())
+    assert (more.held, more.token_ids) == (True, (43, 44, 45, 46, 47, 48, 49))
+    assert cell.state is MigrationState.COMPUTING
+
+    cell.yielded()
+    cell.computed()
+    over = cell.yielded()
+    assert (continued(over).held, continued(over).token_ids) == (False, (50, 51))
+    stop = only(commands(over, AbortRequest), AbortRequest)
+    assert stop.attempt == 1
+    assert not cell.core.cell.migrations
+    assert cell.runs_on == "i2"
+    assert not of_kind(cell.yielded(), DeliverTokens), "what the source drew meanwhile is nobody's"
+    on = cell.yielded(at=cell.target, attempt=2)
+    assert only(on, DeliverTokens).outputs.token_ids == (52,)
+
+
+def test_a_round_for_few_tokens_is_spared() -> None:
+    cell = TwoNodes()
+    cell.drain()
+    cell.computed()
+    assert not continued(cell.yielded()).held
+
+
+def test_the_source_may_end_the_answer_first() -> None:
+    cell = TwoNodes()
+    cell.drain()
+    cell.computed()
+    over = cell.yielded(finish=FinishReason.STOP)
+    assert only(commands(over, AbortRequest), AbortRequest).attempt == 2
+    assert not cell.core.cell.migrations
+    assert not cell.core.cell.instances[InstanceId("i2")].requests
+
+
+def test_a_client_that_goes_away_frees_both_places() -> None:
+    cell = TwoNodes()
+    cell.drain()
+    gone = cell.tell(CancelRequested(request_id=RequestId("r1")))
+    assert sorted(abort.attempt for abort in commands(gone, AbortRequest)) == [1, 2]
+    assert not cell.core.cell.migrations
+
+
+def test_a_target_that_gives_it_back_leaves_it_where_it_runs() -> None:
+    cell = TwoNodes()
+    cell.drain()
+    said = RequestReturned(request_id=RequestId("r1"), attempt=2, error="EngineError", message="no")
+    cell.report(cell.target, said)
+    assert (cell.state, cell.runs_on) == (None, "i1")
+    assert of_kind(cell.yielded(), DeliverTokens)
+
+
+def test_a_target_that_is_lost_leaves_it_where_it_runs() -> None:
+    cell = TwoNodes()
+    cell.drain()
+    cell.tell(NodeDisconnected(link_id=cell.target, reason="cut"))
+    assert (cell.state, cell.runs_on) == (None, "i1")
+    assert of_kind(cell.yielded(), DeliverTokens)
+
+
+def test_a_source_that_is_lost_sends_it_through_its_queue() -> None:
+    cell = TwoNodes()
+    cell.drain()
+    lost = cell.tell(NodeDisconnected(link_id=cell.source, reason="cut"))
+    assert [abort.attempt for abort in commands(lost, AbortRequest)] == [2, 1]
+    order = only(commands(lost, SubmitRequest), SubmitRequest).order
+    assert (order.attempt, order.held) == (3, False), "told apart from the copy's"
+    assert cell.runs_on == "i2"
+
+
+def test_a_target_that_is_to_go_itself_is_none_any_more() -> None:
+    cell = TwoNodes()
+    cell.drain()
+    asked = DrainRequested(operation_id=OperationId("e"), node_id=NodeId("n2"))
+    cell.tell(asked)
+    cell.tell(MigrationDue())
+    assert (cell.state, cell.runs_on) == (None, "i1")
+
+
+def test_it_does_not_take_longer_than_it_may() -> None:
+    cell = TwoNodes(limits=replace(LIMITS, migration_s_max=0.5, moves_max=1))
+    cell.drain()
+    cell.now_s += 0.6
+    cell.tell(MigrationDue())
+    assert (cell.state, cell.runs_on) == (None, "i1")
+    assert cell.core.cell.migrations_at_s is None, "it has moved as often as it may"
+
+
+def test_nothing_moves_to_an_engine_that_cannot_hold() -> None:
+    cell = TwoNodes(holds=False)
+    assert not commands(cell.drain(), SubmitRequest)
+
+
+def test_no_more_move_at_a_time_than_may() -> None:
+    cell = TwoNodes(limits=replace(LIMITS, migrations_max=1), beside=("r2",))
+    cell.tokens(cell.source, "r2", (7,))
+    cell.drain()
+    assert len(cell.core.cell.migrations) == 1

@@ -1,0 +1,131 @@
+"""Live migration between two real CPU nodes: drains move requests, and their clients see nothing.
+
+`MESH_MIGRATIONS` says how many moves there are. What is measured is read from the controller's
+journal, and logged (`--log-cli-level INFO`): `late_added` and `gap_iterations_p99`. The nodes
+compute in the exact form: with i8 weights, tokens computed anew are not to the last digit as they
+were, whoever computes them (docs/migration.md).
+"""
+
+import logging
+import math
+import os
+from collections.abc import Iterable
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from mesh.domain.actions import DeliverTokens
+from mesh.domain.ids import NodeId, RequestId
+from mesh.domain.lifecycle import InstanceState, NodeState
+from mesh.runtime.journal import read_journal
+from tests.e2e.live_cell import Answer, LiveCell
+from tests.support.tiny_model import LlamaShape, write_llama
+
+log = logging.getLogger(__name__)
+MOVES = int(os.environ.get("MESH_MIGRATIONS") or 10)
+CLIENTS = 3
+TOKENS = 400
+SAMPLED = {"temperature": 0.8}
+CYCLES_MAX = 3 * MOVES
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One of which an iteration takes long enough to be drained in its midst."""
+    shape = LlamaShape(hidden=256, intermediate=512, layers=12, head_size=64)
+    return write_llama(tmp_path_factory.mktemp("models") / "small", shape, seed=3)
+
+
+@pytest.mark.timeout(1800)
+def test_drained_requests_move_and_get_the_same_tokens_none_late(
+    cell: LiveCell, model: Path
+) -> None:
+    cell.journals = True
+    controller = cell.start_controller()
+    names = ("n1", "n2")
+    for name in names:
+        cell.start_real_node(name, module="tests.support.exact_node")
+    cell.deploy("chat", model, replicas_min=2)
+    _wait_ready(cell, names)
+    expected = [answer.token_ids for answer in _ended(_asked(cell))]
+    late_before, _, _ = _measured(controller.journal)
+
+    moves, cycles = 0, 0
+    while moves < MOVES:
+        cycles += 1
+        assert cycles <= CYCLES_MAX, f"{moves} moves in {cycles} drains\n{cell.logs()}"
+        answers = _asked(cell)
+        for answer in answers:
+            cell.wait_tokens(answer, 8)
+        full = max(names, key=lambda name: _batch(cell, name))
+        cell.client.drain(NodeId(full))
+        assert [answer.token_ids for answer in _ended(answers)] == expected
+        cell.client.drain(NodeId(full), undo=True)
+        _wait_ready(cell, names)
+        late, gaps, iteration_s = _measured(controller.journal)
+        moves = len(gaps)
+    worst = sorted(gaps)[math.ceil(0.99 * len(gaps)) - 1]
+    gap_iterations_p99 = worst / iteration_s
+    log.info(
+        "moves=%d cycles=%d late_added=%d iteration_s=%.4f gap_iterations_p99=%.2f",
+        *(moves, cycles, late - late_before, iteration_s, gap_iterations_p99),
+    )
+    assert late == late_before, "tokens were late on account of a move"
+    if "MESH_MIGRATIONS" in os.environ:  # measured on a machine that does nothing else
+        assert gap_iterations_p99 <= 2.0
+
+
+def _asked(cell: LiveCell) -> list[Answer]:
+    return [
+        cell.invoke("chat", f"question {n}", max_tokens=TOKENS, seed=n, **SAMPLED)
+        for n in range(CLIENTS)
+    ]
+
+
+def _ended(answers: list[Answer]) -> list[Answer]:
+    for answer in answers:
+        assert answer.finished().output_tokens == TOKENS
+    return answers
+
+
+def _batch(cell: LiveCell, name: str) -> int:
+    node = cell.node(name)
+    return sum(instance.batch for instance in node.instances) if node is not None else 0
+
+
+def _wait_ready(cell: LiveCell, names: Iterable[str]) -> None:
+    def ready(name: str) -> bool:
+        node = cell.node(name)
+        states = [i.state for i in node.instances] if node is not None else []
+        loaded = bool(states) and all(
+            state in (InstanceState.READY, InstanceState.PARKED) for state in states
+        )
+        return loaded and node is not None and node.state is NodeState.READY
+
+    for name in names:
+        cell.wait_for(f"an instance on {name}", partial(ready, name))
+
+
+def _measured(journal: Path) -> tuple[int, list[float], float]:
+    """Tokens later than one every 0.25 s after their request's first; from the last token of each
+    source to the first of its target, in seconds; and an iteration, as the median of all others.
+    """
+    came: dict[RequestId, list[tuple[float, int]]] = {}
+    _, decisions = read_journal(journal)
+    for decision in decisions:
+        for action in decision.actions:
+            if isinstance(action, DeliverTokens) and action.outputs.token_ids:
+                outputs = action.outputs
+                came.setdefault(outputs.request_id, []).append((decision.now_s, outputs.attempt))
+    moved: list[float] = []
+    others: list[float] = []
+    late = 0
+    for tokens in came.values():
+        first_s = tokens[0][0]
+        late += sum(at_s > first_s + 0.25 * n for n, (at_s, _) in enumerate(tokens))
+        for (before_s, before), (after_s, after) in pairwise(tokens):
+            (moved if after != before else others).append(after_s - before_s)
+    return late, moved, median(others) if others else math.inf

@@ -1,0 +1,29 @@
+"""A node agent whose OpenVINO engine computes in its exact form, weights as stored and KV in f32.
+
+In it a token does not depend on which tokens are computed together, so that a request goes on with
+the same ones wherever it is computed anew.
+"""
+
+import sys
+
+from mesh_nodes.engines.choosing import BuiltEngine, own_resident_bytes
+from mesh_nodes.engines.openvino import (
+    ENGINE_BYTES,
+    KvPrecision,
+    OpenVinoEngine,
+    WeightPrecision,
+)
+from mesh_nodes.main import main
+from mesh_nodes.options import NodeOptions
+from mesh_nodes.text_engine import TextEngine
+
+
+def build(options: NodeOptions) -> BuiltEngine:
+    engine = OpenVinoEngine(
+        threads=options.threads, weights=WeightPrecision.F16, kv=KvPrecision.F32
+    )
+    return BuiltEngine(TextEngine(engine), own_resident_bytes, kept_bytes=ENGINE_BYTES)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], build))
