@@ -55,6 +55,7 @@ def connect(ctx: EventContext, connected: NodeConnected) -> None:
 def lose(ctx: EventContext, node: NodeEntry, reason: str) -> None:
     """The node is out of reach: forget what it held, move its requests, fail its imports."""
     ctx.cell.remove_node(node)
+    ctx.cell.prefetches.note_wasted(node.prefetches.unused())
     for instance in list(node.instances.values()):
         requests = list(instance.requests.values())
         forget(ctx, instance)

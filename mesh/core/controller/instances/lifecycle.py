@@ -11,7 +11,6 @@ from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.actions import SendCommand, SetTimer
-from mesh.domain.deployment import Deployment
 from mesh.domain.events import KeepAliveExpired, LoadExpired
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import InstanceState, NodeState
@@ -83,7 +82,7 @@ def load(
     nearer = node.prefetches.take(deployment.model.model_id)
     if not ahead:
         ctx.cell.prefetches.note_load(nearer=nearer)
-        _give_way(ctx, node, deployment)
+        _give_way(ctx, node)
     reclaim(ctx, node, start.reclaim)
     profile = ctx.cell.expectations.profile(deployment.model, start.footprint, node.hello)
     instance_id = InstanceId(f"{entry.spec.name}-{ctx.epoch}-{ctx.cell.number_instance()}")
@@ -130,12 +129,12 @@ def load(
     return instance
 
 
-def _give_way(ctx: EventContext, node: NodeEntry, deployment: Deployment) -> None:
+def _give_way(ctx: EventContext, node: NodeEntry) -> None:
     """A load that somebody needs has the node's disk and its cores for itself. An import of its own
-    model goes on: the load would begin the same one.
+    model, which it would begin itself, it has taken over.
     """
     ahead = node.prefetches.importing
-    if ahead is not None and ahead.model_id != deployment.model.model_id:
+    if ahead is not None:
         node.prefetches.give_way()
         ctx.cell.prefetches.note_wasted()
         command = CancelImport(operation_id=ahead.operation_id)

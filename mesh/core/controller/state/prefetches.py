@@ -54,10 +54,19 @@ class NodePrefetches:
         self._failures[model_id] = self._failures.get(model_id, 0) + 1
 
     def take(self, model_id: ModelId) -> bool:
-        """A load takes the model: whether it would have had to be imported first."""
+        """A load takes the model: whether it would have had to be imported first. An import of it
+        that is under way is the load's from now on: no other load and no time limit stops it.
+        """
+        if self.importing is not None and self.importing.model_id == model_id:
+            self.importing = None
+            return True
         found = model_id in self._imported
         self._imported.pop(model_id, None)
         return found
+
+    def unused(self) -> int:
+        """Imports, under way or over, that no load has taken."""
+        return len(self._imported) + int(self.importing is not None)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -67,8 +76,8 @@ class PrefetchCounts:
     def note_begun(self) -> None:
         self.said = replace(self.said, begun=self.said.begun + 1)
 
-    def note_wasted(self) -> None:
-        self.said = replace(self.said, wasted=self.said.wasted + 1)
+    def note_wasted(self, count: int = 1) -> None:
+        self.said = replace(self.said, wasted=self.said.wasted + count)
 
     def note_load(self, *, nearer: bool) -> None:
         """Somebody needs a load, or would without the prefetch."""

@@ -313,6 +313,31 @@ def test_an_import_gives_way_to_the_load_of_another_model(of: str, stopped: bool
     assert cell.counts.wasted == int(stopped)
 
 
+def test_an_import_that_a_load_has_taken_over_is_stopped_by_nobody() -> None:
+    cell = PrefetchCell("a", "b", held=())
+    cell.core.cell.deployments[DeploymentName("a")].note_call(cell.now_s)
+    ahead = only(commands(cell.look(), ImportModel), ImportModel)
+    assert commands(cell.invoke(request("a1", of="a")), LoadInstance)
+    assert not commands(cell.invoke(request("b1", of="b")), CancelImport)
+    cell.now_s += LIMITS.prefetch_s_max
+    cell.report(cell.link, Heartbeat(rss_bytes=1))
+    assert not commands(cell.look(), CancelImport)
+    cell.report(cell.link, imported(ahead, "a"))
+    assert (cell.counts.begun, cell.counts.used, cell.counts.wasted) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_an_import_is_in_vain_if_its_node_is_lost_before_a_load_takes_it(done: bool) -> None:
+    cell = PrefetchCell("a", held=())
+    cell.core.cell.deployments[DeploymentName("a")].note_call(cell.now_s)
+    ahead = only(commands(cell.look(), ImportModel), ImportModel)
+    if done:
+        cell.report(cell.link, imported(ahead, "a"))
+    cell.now_s += LIMITS.node_lease_s + 1.0
+    cell.look()
+    assert cell.counts == PrefetchView(begun=1, wasted=1)
+
+
 def test_an_import_that_takes_too_long_is_given_up_and_tried_once_more() -> None:
     cell = PrefetchCell("a", held=())
     entry = cell.core.cell.deployments[DeploymentName("a")]
