@@ -23,7 +23,7 @@ PIP := pip install --quiet --disable-pip-version-check
 NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 
 .PHONY: help demo load test test-vllm quick check lint types imports proto format faults soak clean
-.PHONY: bench-admission bench-cold-start bench-engine bench-fidelity bench-fleet bench-kv-resize bench-late-starts bench-load bench-load-client bench-mixed
+.PHONY: bench-admission bench-cold-start bench-engine bench-fidelity bench-fleet bench-kv-resize bench-late-starts bench-load bench-load-client bench-metrics bench-mixed
 .PHONY: bench-overcommit bench-overhead bench-paper bench-profile bench-replay
 .PHONY: bench-replay-agreement bench-sim bench-slo bench-vllm-step bench-vllm-switch
 
@@ -139,6 +139,9 @@ bench-load: .venv-bench-load/.installed ## reading weights, cold and warm, besid
 
 bench-load-client: $(VENV)/.installed-dev ## what locust adds to a token with 200 streams open, beside asyncio
 	@$(BIN)/python -m bench.load_client $(ARGS)
+
+bench-metrics: $(VENV)/.installed-dev ## what a scrape of 500 deployments takes, and by how much it delays tokens
+	@$(BIN)/python -m bench.metrics
 
 bench-mixed: .venv-vllm/.installed ## bursts on an OpenVINO node spill over to a vLLM node, and come back
 	@$(VLLM_BIN)/python -m bench.mixed

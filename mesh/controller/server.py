@@ -22,6 +22,7 @@ from grpc_reflection.v1alpha import reflection
 from mesh import __version__
 from mesh.controller.control import Control
 from mesh.controller.gateway import Gateway, GatewayLimits
+from mesh.controller.metrics import CellMetrics, Meter
 from mesh.controller.node_link import NodeLinks
 from mesh.controller.operations import Operations
 from mesh.controller.registry import SqliteRegistry
@@ -144,6 +145,8 @@ class Controller:
         self._core = controller_core(start)
         clock = LoopClock(asyncio.get_running_loop())
         self._log = CellLog(narrate=Narrator(), now_s=clock.now_s)
+        meter = Meter(known=lambda name: self._core.deployment(name) is not None)
+        self.metrics = CellMetrics(meter, lambda: self._core.snapshot(clock.now_s()))
         self._tokenizers = Tokenizers(find=registry.text, build=TextCodec)
         self._links = NodeLinks(post=self._post)
         operations = Operations(post=self._post, epoch=start.epoch)
@@ -178,7 +181,7 @@ class Controller:
             core=self._core,
             clock=clock,
             perform=performer.perform,
-            recorders=[self._log, *_opened_journal(config, start, opened)],
+            recorders=[self._log, meter, *_opened_journal(config, start, opened)],
         )
 
     async def start(self, server: grpc.aio.Server) -> None:

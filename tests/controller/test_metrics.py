@@ -1,0 +1,140 @@
+"""Metrics count what callers see, of a virtual cell whose outcomes are known."""
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from mesh.controller.metrics import CellMetrics, Meter
+from mesh.domain.actions import DeliverTokens, RemoveDeployment
+from mesh.domain.events import DeleteRequested, DeploymentStored, InvokeRequested
+from mesh.domain.ids import DeploymentName, OperationId, RequestId
+from mesh.domain.outcome import Outcome
+from mesh.domain.reasons import FinishReason
+from mesh.domain.request import Request, RequestTokens
+from mesh.domain.views import CellSnapshot
+from mesh.sim.cluster import VirtualCell
+from mesh.sim.scenario import arrivals, plan
+from tests.cli.views import CHAT_SMALL, NODE
+from tests.sim.scenarios import SMALL, scenario
+
+EMPTY = CellSnapshot(deployments=(), nodes=(), queued=0, running=0, served=0, refused=())
+BUSY = SMALL.replace("requests_per_s = 2.0", "requests_per_s = 40.0")
+Sample = tuple[str, tuple[tuple[str, str], ...]]
+
+
+def scraped(meter: Meter, snapshot: CellSnapshot) -> dict[Sample, float]:
+    text = asyncio.run(CellMetrics(meter, lambda: snapshot).exposition()).decode()
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+
+
+def total(samples: dict[Sample, float], name: str, **labels: str) -> float:
+    wanted = set(labels.items())
+    return sum(value for (n, has), value in samples.items() if n == name and wanted <= set(has))
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[Sample, float], list[Outcome]]:
+    read = scenario(tmp_path_factory.mktemp("sim"), BUSY)
+    cell: list[VirtualCell] = []
+    meter = Meter(lambda name: cell[0].core.deployment(name) is not None if cell else True)
+    cell.append(VirtualCell(plan(read), recorders=(meter,)))
+    outcomes = cell[0].run(arrivals(read))
+    return scraped(meter, cell[0].core.snapshot(cell[0].clock.now_s())), list(outcomes)
+
+
+def test_requests_and_tokens_are_those_of_the_callers(
+    ran: tuple[dict[Sample, float], list[Outcome]],
+) -> None:
+    samples, outcomes = ran
+    finished = [o for o in outcomes if o.finished]
+    assert 0 < len(finished) < len(outcomes), "some are refused"
+    ends = Counter(str(o.end) for o in outcomes)
+    for o in finished:
+        assert (
+            total(samples, "vllm:request_success_total", finished_reason=str(o.end)) == ends[o.end]
+        )
+    for reason in {o.end for o in outcomes if not o.finished}:
+        assert total(samples, "mesh_requests_refused_total", reason=str(reason)) == ends[reason]
+    tokens = sum(len(o.tokens_s) for o in outcomes)
+    assert total(samples, "vllm:generation_tokens_total") == tokens
+    for name in {o.deployment for o in finished}:
+        ttft_s = [o.ttft_s for o in finished if o.deployment == name and o.ttft_s is not None]
+        first = "vllm:time_to_first_token_seconds"
+        assert total(samples, f"{first}_count", model_name=name) == len(ttft_s)
+        assert total(samples, f"{first}_sum", model_name=name) == pytest.approx(sum(ttft_s))
+
+
+def test_a_request_has_met_its_slo_by_ttft_and_mean_tpot(
+    ran: tuple[dict[Sample, float], list[Outcome]],
+) -> None:
+    samples, outcomes = ran
+    assert total(samples, "mesh_requests_met_slo_total") == sum(o.met_in_the_mean for o in outcomes)
+
+
+def test_loads_are_counted_with_their_tier(
+    ran: tuple[dict[Sample, float], list[Outcome]],
+) -> None:
+    samples, _ = ran
+    loads = total(samples, "mesh_load_seconds_count")
+    assert loads == total(samples, "mesh_load_seconds_count", tier="disk") > 0
+    assert total(samples, "mesh_load_seconds_count", model_name="") == 0
+
+
+def called(meter: Meter, name: str, request_id: str) -> None:
+    request = Request(
+        request_id=RequestId(request_id), deployment=DeploymentName(name), prompt_tokens=(1, 2)
+    )
+    meter.record(1.0, InvokeRequested(request=request), ())
+
+
+def ended(meter: Meter, request_id: str) -> None:
+    outputs = RequestTokens(
+        request_id=RequestId(request_id),
+        attempt=1,
+        first_index=0,
+        token_ids=(7,),
+        finish=FinishReason.STOP,
+    )
+    meter.record(2.0, None, (DeliverTokens(outputs=outputs),))
+
+
+def test_series_go_with_their_deployment_and_unknown_names_get_none() -> None:
+    deployed = {"chat", "other"}
+    meter = Meter(lambda name: name in deployed)
+    for request_id, name in (("r1", "chat"), ("r2", "other"), ("r3", "chat"), ("r4", "made-up")):
+        called(meter, name, request_id)
+    for request_id in ("r1", "r2"):
+        ended(meter, request_id)
+    deployed.remove("chat")
+    meter.record(3.0, DeploymentStored(operation_id=OperationId("1")), ())
+    meter.record(
+        3.0,
+        DeleteRequested(operation_id=OperationId("1"), name=DeploymentName("chat")),
+        (RemoveDeployment(operation_id=OperationId("1"), name=DeploymentName("chat")),),
+    )
+    for request_id in ("r3", "r4"):
+        ended(meter, request_id)
+    names = {dict(labels).get("model_name") for _, labels in scraped(meter, EMPTY)}
+    assert names <= {None, "", "other"}
+
+
+def test_gauges_are_those_of_the_snapshot() -> None:
+    cell = replace(EMPTY, deployments=(CHAT_SMALL,), nodes=(NODE,))
+    samples = scraped(Meter(lambda name: True), cell)
+    for one in cell.deployments:
+        name = one.spec.name
+        assert total(samples, "vllm:num_requests_running", model_name=name) == one.running
+        assert total(samples, "vllm:num_requests_waiting", model_name=name) == one.queued
+    for node in cell.nodes:
+        instances = total(samples, "mesh_instances", node=node.node_id)
+        assert instances == len(node.instances)
+        rss = total(samples, "mesh_node_memory_bytes", node=node.node_id, of="rss")
+        assert rss == node.rss_bytes
