@@ -1,14 +1,26 @@
 """What `deploy/` offers to operators is what its tools accept."""
 
+import asyncio
+import json
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from mesh.controller.metrics import CellMetrics, Meter
+from mesh.domain.views import CellSnapshot
+from tests.cli.views import CHAT_SMALL, NODE
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 BIN = Path(sys.executable).parent
+CELL = CellSnapshot(
+    deployments=(CHAT_SMALL,), nodes=(NODE,), queued=0, running=0, served=0, refused=()
+)
 INSTALLED = "/opt/mesh/bin/mesh"
 
 
@@ -27,3 +39,20 @@ def test_the_container_file_is_well_made() -> None:
     command = [str(BIN / "hadolint"), str(DEPLOY / "Containerfile")]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stdout) == (0, "")
+
+
+def test_rules_and_panels_ask_for_what_there_is() -> None:
+    text = asyncio.run(CellMetrics(Meter(lambda name: True), lambda: CELL).exposition()).decode()
+    there = set()
+    for family in text_string_to_metric_families(text):
+        plain = family.name + {"counter": "_total"}.get(family.type, "")
+        parts = [f"{plain}_bucket", f"{plain}_count"] if family.type == "histogram" else []
+        there |= {plain, *parts}
+    rules = yaml.safe_load((DEPLOY / "prometheus" / "mesh-rules.yaml").read_text())
+    panels = json.loads((DEPLOY / "grafana" / "mesh.json").read_text())["panels"]
+    asked = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    asked += [target["expr"] for panel in panels for target in panel["targets"]]
+    for expression in asked:
+        names = re.findall(r"(?:mesh_|vllm:)\w+", expression)
+        assert names, expression
+        assert set(names) <= there, expression
