@@ -38,6 +38,7 @@ VERBS = {
     "nodes": "List the cell's nodes.",
     "drain": "Give a node no new work.",
     "status": "Show the cell in a few numbers, and how instances keep up.",
+    "usage": "Show what was used of each deployment, by hour.",
     "top": "Watch memory, instances and memory operations, live.",
     "logs": "Show what happened in the cell.",
     "replay": "Send a trace's calls to the cell, each at its time.",

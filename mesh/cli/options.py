@@ -38,7 +38,9 @@ def controller_option(command: Command) -> Command:
 
 def format_option(command: Command) -> Command:
     """`-o table|json|yaml`, given to the command as `form`."""
-    return output_option(tuple(Format), "How the data is written.")(command)
+    return output_option((Format.TABLE, Format.JSON, Format.YAML), "How the data is written.")(
+        command
+    )
 
 
 def policy_option(command: Command) -> Command:

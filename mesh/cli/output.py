@@ -5,6 +5,7 @@ wrapped or cut; colour and control of the cursor appear on a terminal only, and 
 `tables` says what the rows hold; `progress` draws long work.
 """
 
+import csv
 import json
 import re
 import sys
@@ -42,6 +43,8 @@ class Format(StrEnum):
     TABLE = "table"
     JSON = "json"
     YAML = "yaml"
+    CSV = "csv"
+    """Of what is a table of numbers, for other programs' tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,14 @@ _STYLES = {
 def table(columns: Sequence[Column[T]], items: Iterable[T]) -> None:
     """Aligned columns, a row an item. Cells of the words of a state are coloured on a terminal."""
     lines(table_lines(columns, items))
+
+
+def comma_separated(columns: Sequence[Column[T]], items: Iterable[T]) -> None:
+    """The same cells as in a table (RFC 4180)."""
+    rows = csv.writer(sys.stdout, lineterminator="\n")
+    rows.writerow([column.header.lower() for column in columns])
+    rows.writerows([column.cell(item) for column in columns] for item in items)
+    sys.stdout.flush()
 
 
 def lines(shown: Sequence[Text]) -> None:

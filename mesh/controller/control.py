@@ -4,7 +4,7 @@ Before it are the clients of an operator; after it, an operation's event is post
 what the core says of it is streamed back. Reads are answered from the core's snapshot of the cell.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Protocol
@@ -27,6 +27,7 @@ from mesh.domain.events import (
 )
 from mesh.domain.ids import DeploymentName, ModelId, NodeId, OperationId
 from mesh.domain.text import TextAssets
+from mesh.domain.usage import Usage
 from mesh.domain.views import CellSnapshot, ProfileView
 from mesh.runtime.clock import Clock
 from mesh.v1 import control_pb2 as pb
@@ -39,6 +40,7 @@ from mesh.wire.codec_views import (
     node_to_wire,
     profile_view_to_wire,
     status_to_wire,
+    usage_to_wire,
 )
 
 # The methods carry the names of the service; grpc's stubs know handlers as iterators only, and
@@ -56,7 +58,8 @@ class OperatedCell(Cell, Protocol):
 
 
 class Control(ControlServicer):
-    """`texts` gives a model's text assets from the registry; `deployed` is called with the name of
+    """`texts` gives a model's text assets from the registry, `usage` what was used since a time;
+    `deployed` is called with the name of
     each deployment that was acknowledged.
     """
 
@@ -68,6 +71,7 @@ class Control(ControlServicer):
         operations: Operations,
         log: CellLog,
         texts: Callable[[ModelId], TextAssets | None],
+        usage: Callable[[float], Sequence[Usage]],
         state_path: str,
         deployed: Callable[[DeploymentName], None],
     ) -> None:
@@ -76,6 +80,7 @@ class Control(ControlServicer):
         self._operations = operations
         self._log = log
         self._texts = texts
+        self._usage = usage
         self._state_path = state_path
         self._deployed = deployed
         self._started_s = clock.now_s()
@@ -170,6 +175,9 @@ class Control(ControlServicer):
         uptime_s = self._clock.now_s() - self._started_s
         status = cell_status(self._snapshot(), uptime_s=uptime_s, state_path=self._state_path)
         return status_to_wire(status)
+
+    async def GetUsage(self, request: pb.GetUsageRequest, context: Any) -> pb.GetUsageResponse:
+        return pb.GetUsageResponse(usages=map(usage_to_wire, self._usage(request.since_unix_s)))
 
     async def Watch(self, request: pb.WatchRequest, context: Any) -> None:
         watch = self._log.watch(backlog=request.backlog, follow=request.follow)

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import random
 import signal
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -27,11 +28,13 @@ from mesh.controller.node_link import NodeLinks
 from mesh.controller.operations import Operations
 from mesh.controller.registry import SqliteRegistry
 from mesh.controller.tokenizers import Tokenizers
+from mesh.controller.usage import HOURS_KEPT, UsageBook, UsageMeter
 from mesh.controller.watch import CellLog
 from mesh.domain.actions import ControllerAction
 from mesh.domain.events import ControllerEvent, LeaseCheckDue, ShutdownRequested
 from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import CellLimits
+from mesh.domain.usage import HOUR_S
 from mesh.policy.registry import DEFAULT_POLICY, policy
 from mesh.report.narrate import Narrator
 from mesh.runtime.clock import LoopClock
@@ -123,6 +126,13 @@ def _opened_registry(
     return start, registry
 
 
+def _opened_usage(config: ControllerConfig, opened: ExitStack) -> UsageBook:
+    book = UsageBook(config.home / "controller")
+    opened.callback(book.close)
+    book.drop_before(time.time() - HOURS_KEPT * HOUR_S)
+    return book
+
+
 def _opened_journal(
     config: ControllerConfig, start: ControllerStart, opened: ExitStack
 ) -> list[Recorder]:
@@ -145,8 +155,9 @@ class Controller:
         self._core = controller_core(start)
         clock = LoopClock(asyncio.get_running_loop())
         self._log = CellLog(narrate=Narrator(), now_s=clock.now_s)
-        meter = Meter(known=lambda name: self._core.deployment(name) is not None)
+        meter = Meter(known=self._knows)
         self.metrics = CellMetrics(meter, lambda: self._core.snapshot(clock.now_s()))
+        usage = UsageMeter(_opened_usage(config, opened), known=self._knows)
         self._tokenizers = Tokenizers(find=registry.text, build=TextCodec)
         self._links = NodeLinks(post=self._post)
         operations = Operations(post=self._post, epoch=start.epoch)
@@ -165,6 +176,7 @@ class Controller:
             operations=operations,
             log=self._log,
             texts=registry.text,
+            usage=usage.since,
             state_path=str(registry.path.parent),
             deployed=self._warm,
         )
@@ -181,7 +193,7 @@ class Controller:
             core=self._core,
             clock=clock,
             perform=performer.perform,
-            recorders=[self._log, meter, *_opened_journal(config, start, opened)],
+            recorders=[self._log, meter, usage, *_opened_journal(config, start, opened)],
         )
 
     async def start(self, server: grpc.aio.Server) -> None:
@@ -222,6 +234,9 @@ class Controller:
             logger.exception("the core failed on %s", type(event).__name__)
             self.failure = error
             self._ending.set()
+
+    def _knows(self, name: DeploymentName) -> bool:
+        return self._core.deployment(name) is not None
 
     def _warm(self, name: DeploymentName) -> None:
         deployment = self._core.deployment(name)

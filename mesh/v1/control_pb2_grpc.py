@@ -90,6 +90,11 @@ class ControlStub:
                 request_serializer=mesh_dot_v1_dot_control__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=mesh_dot_v1_dot_control__pb2.Status.FromString,
                 _registered_method=True)
+        self.GetUsage = channel.unary_unary(
+                '/mesh.v1.Control/GetUsage',
+                request_serializer=mesh_dot_v1_dot_control__pb2.GetUsageRequest.SerializeToString,
+                response_deserializer=mesh_dot_v1_dot_control__pb2.GetUsageResponse.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/mesh.v1.Control/Watch',
                 request_serializer=mesh_dot_v1_dot_control__pb2.WatchRequest.SerializeToString,
@@ -171,6 +176,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetUsage(self, request, context):
+        """What was used of each deployment in each hour.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Watch(self, request, context):
         """The cell's events in words: the last `backlog` ones, then new ones while the call is open.
         """
@@ -235,6 +247,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=mesh_dot_v1_dot_control__pb2.GetStatusRequest.FromString,
                     response_serializer=mesh_dot_v1_dot_control__pb2.Status.SerializeToString,
+            ),
+            'GetUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetUsage,
+                    request_deserializer=mesh_dot_v1_dot_control__pb2.GetUsageRequest.FromString,
+                    response_serializer=mesh_dot_v1_dot_control__pb2.GetUsageResponse.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -539,6 +556,33 @@ class Control:
             '/mesh.v1.Control/GetStatus',
             mesh_dot_v1_dot_control__pb2.GetStatusRequest.SerializeToString,
             mesh_dot_v1_dot_control__pb2.Status.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/mesh.v1.Control/GetUsage',
+            mesh_dot_v1_dot_control__pb2.GetUsageRequest.SerializeToString,
+            mesh_dot_v1_dot_control__pb2.GetUsageResponse.FromString,
             options,
             channel_credentials,
             insecure,

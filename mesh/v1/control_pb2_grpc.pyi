@@ -49,6 +49,8 @@ class ControlStub:
     GetTokenizer: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetTokenizerRequest, _model_pb2.TextAssets]
     """The tokenizer and chat template of a deployment's model, for clients that send token ids."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetStatusRequest, _control_pb2.Status]
+    GetUsage: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetUsageRequest, _control_pb2.GetUsageResponse]
+    """What was used of each deployment in each hour."""
     Watch: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchRequest, _control_pb2.CellEvent]
     """The cell's events in words: the last `backlog` ones, then new ones while the call is open."""
 
@@ -72,6 +74,8 @@ class ControlAsyncStub(ControlStub):
     GetTokenizer: _aio.UnaryUnaryMultiCallable[_control_pb2.GetTokenizerRequest, _model_pb2.TextAssets]  # type: ignore[assignment]
     """The tokenizer and chat template of a deployment's model, for clients that send token ids."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_control_pb2.GetStatusRequest, _control_pb2.Status]  # type: ignore[assignment]
+    GetUsage: _aio.UnaryUnaryMultiCallable[_control_pb2.GetUsageRequest, _control_pb2.GetUsageResponse]  # type: ignore[assignment]
+    """What was used of each deployment in each hour."""
     Watch: _aio.UnaryStreamMultiCallable[_control_pb2.WatchRequest, _control_pb2.CellEvent]  # type: ignore[assignment]
     """The cell's events in words: the last `backlog` ones, then new ones while the call is open."""
 
@@ -158,6 +162,14 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.Status, _abc.Awaitable[_control_pb2.Status]]: ...
+
+    @_abc_1.abstractmethod
+    def GetUsage(
+        self,
+        request: _control_pb2.GetUsageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.GetUsageResponse, _abc.Awaitable[_control_pb2.GetUsageResponse]]:
+        """What was used of each deployment in each hour."""
 
     @_abc_1.abstractmethod
     def Watch(

@@ -17,6 +17,7 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName, NodeId
 from mesh.domain.invocation import Invocation, InvocationEvent
 from mesh.domain.text import TextAssets
+from mesh.domain.usage import Usage
 from mesh.domain.views import (
     CellEvent,
     CellStatus,
@@ -37,6 +38,7 @@ from mesh.wire.codec_views import (
     node_from_wire,
     profile_view_from_wire,
     status_from_wire,
+    usage_from_wire,
 )
 
 M = TypeVar("M")
@@ -157,6 +159,13 @@ class MeshClient:
 
     def status(self) -> CellStatus:
         return status_from_wire(self._calls.unary(self._control.GetStatus, pb.GetStatusRequest()))
+
+    def usage(self, since_unix_s: float = 0.0) -> tuple[Usage, ...]:
+        """By hour and deployment, of the hours that had not ended by then."""
+        with _writing("the time"):
+            request = pb.GetUsageRequest(since_unix_s=since_unix_s)
+        answer = self._calls.unary(self._control.GetUsage, request)
+        return tuple(usage_from_wire(usage) for usage in answer.usages)
 
     def watch(self, backlog: int = 0, follow: bool = False) -> Stream[CellEvent]:
         """The last `backlog` events, then with `follow` new ones as they happen."""

@@ -9,6 +9,7 @@ from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
 from mesh.domain.model import Footprint
 from mesh.domain.reasons import DeviceKind, RefusalReason
 from mesh.domain.steps import LoadTier
+from mesh.domain.usage import Usage
 from mesh.domain.views import (
     CellEvent,
     CellLine,
@@ -307,3 +308,25 @@ def cell_event_to_wire(event: CellEvent) -> pb.CellEvent:
 def cell_event_from_wire(message: pb.CellEvent) -> CellEvent:
     line = CellLine(kind=message.kind, subject=message.subject, text=message.text)
     return CellEvent(age_s=message.age_s, line=line)
+
+
+def usage_to_wire(usage: Usage) -> pb.Usage:
+    return pb.Usage(
+        hour_unix_s=usage.hour_unix_s,
+        deployment=usage.deployment,
+        requests=usage.requests,
+        prompt_tokens=usage.prompt_tokens,
+        output_tokens=usage.output_tokens,
+        refused=usage.refused,
+    )
+
+
+def usage_from_wire(message: pb.Usage) -> Usage:
+    return Usage(
+        hour_unix_s=message.hour_unix_s,
+        deployment=DeploymentName(message.deployment),
+        requests=message.requests,
+        prompt_tokens=message.prompt_tokens,
+        output_tokens=message.output_tokens,
+        refused=message.refused,
+    )

@@ -291,6 +291,27 @@ def test_a_dry_run_says_what_would_happen_and_does_nothing(cell: RunningCell, ch
     assert cell.mesh("deploy", "-", "--wait", "--dry-run", stdin=new).code == 2
 
 
+def test_usage_is_shown_by_deployment_and_hour(cell: RunningCell, chat: str) -> None:
+    ran = cell.mesh("invoke", chat, "count this", "--max-tokens", "4", "-o", "json")
+    assert ran.code == 0, ran.err
+    (used,) = [
+        one for one in json.loads(cell.mesh("usage", "-o", "json").out) if one["deployment"] == chat
+    ]
+    assert used["requests"] >= 1
+    assert used["output_tokens"] >= 4
+    header, *rows = cell.mesh("usage", "--by", "both", "--since", "2h").out.splitlines()
+    assert header.split() == [
+        *("HOUR", "DEPLOYMENT", "REQUESTS"),
+        *("PROMPT_TOKENS", "OUTPUT_TOKENS", "REFUSED"),
+    ]
+    assert any(row.split()[1] == chat for row in rows)
+    head, *lines = cell.mesh("usage", "-o", "csv").out.splitlines()
+    assert head == "deployment,requests,prompt_tokens,output_tokens,refused"
+    assert any(line.startswith(f"{chat},") for line in lines)
+    assert cell.mesh("usage", "--since", "yesterday").code == 2
+    assert cell.mesh("usage", "--since", "2999-01-01").out.split()[0] == "DEPLOYMENT"
+
+
 def test_several_deployments_are_all_tried_and_one_failure_fails_the_command(
     cell: RunningCell, tmp_path: Path
 ) -> None:

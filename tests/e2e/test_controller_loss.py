@@ -6,6 +6,7 @@ import pytest
 
 from mesh.domain.errors import Unavailable
 from mesh.domain.ids import DeploymentName
+from mesh.domain.usage import UsageBy, summed
 from tests.e2e.live_cell import WAIT_S_MAX, LiveCell
 
 
@@ -50,6 +51,31 @@ def test_a_client_whose_controller_dies_is_told_so_and_the_node_drops_its_reques
     )
     status = cell.client.status()
     assert (status.running, status.queued) == (0, 0)
+
+
+def test_what_clients_were_told_they_used_is_on_the_books_after_a_kill(
+    cell: LiveCell, tiny_model: Path
+) -> None:
+    controller = cell.start_controller()
+    cell.start_node("n1", "--step-s", "0.002")
+    cell.deploy("chat", tiny_model)
+    ended, last = [], None
+    for n in range(12):
+        last = cell.invoke("chat", f"question {n}", max_tokens=5 + n)
+        if n < 11:
+            ended.append(last.finished())
+    controller.kill()
+    assert last is not None
+    assert last.ended.wait(WAIT_S_MAX)
+    if last.error is None:
+        ended.append(last.finished())
+    cell.start_controller()
+    (used,) = summed(cell.client.usage(), UsageBy.DEPLOYMENT)
+    assert (used.deployment, used.refused) == ("chat", 0)
+    assert used.requests in (len(ended), len(ended) + 1), "one may have ended and not been told"
+    if used.requests == len(ended):
+        assert used.output_tokens == sum(one.output_tokens for one in ended)
+        assert used.prompt_tokens == sum(one.prompt_tokens for one in ended)
 
 
 def test_a_node_waits_for_its_controller_with_few_words(cell: LiveCell) -> None:

@@ -1,0 +1,78 @@
+"""`mesh usage`: tokens, requests and refusals by deployment and hour, for those who send bills."""
+
+import re
+import time
+from datetime import UTC, datetime
+
+import click
+
+from mesh.cli import output
+from mesh.cli.options import controller_option, output_option
+from mesh.cli.output import Column, Format, number, word
+from mesh.domain.errors import InvalidInput
+from mesh.domain.usage import HOUR_S, Usage, UsageBy, summed
+from mesh.wire.client import MeshClient
+
+_AGES_S = {"h": HOUR_S, "d": 24 * HOUR_S}
+_COUNTS: tuple[Column[Usage], ...] = (
+    number("REQUESTS", lambda u: u.requests),
+    number("PROMPT_TOKENS", lambda u: u.prompt_tokens),
+    number("OUTPUT_TOKENS", lambda u: u.output_tokens),
+    number("REFUSED", lambda u: u.refused),
+)
+_HOUR: Column[Usage] = word("HOUR", lambda u: _iso(u.hour_unix_s))
+_DEPLOYMENT: Column[Usage] = word("DEPLOYMENT", lambda u: u.deployment or "(unknown)")
+_COLUMNS = {
+    UsageBy.DEPLOYMENT: (_DEPLOYMENT, *_COUNTS),
+    UsageBy.HOUR: (_HOUR, *_COUNTS),
+    UsageBy.BOTH: (_HOUR, _DEPLOYMENT, *_COUNTS),
+}
+
+
+@click.command()
+@click.option(
+    "--by",
+    type=click.Choice([by.value for by in UsageBy]),
+    default=UsageBy.DEPLOYMENT.value,
+    show_default=True,
+    callback=lambda _, __, value: UsageBy(value),
+    help="A line each.",
+)
+@click.option(
+    "--since",
+    metavar="WHEN",
+    default="30d",
+    show_default=True,
+    help="24h, 7d, or a date or time such as 2026-11-01 or 2026-11-01T08:00 (UTC).",
+)
+@output_option(tuple(Format), "How the data is written.")
+@controller_option
+def usage(by: UsageBy, since: str, form: Format, address: str) -> None:
+    """Show what was used of each deployment, by hour. An hour is counted whole."""
+    since_unix_s = _unix_s(since)
+    with MeshClient(address) as client:
+        found = summed(client.usage(since_unix_s), by)
+    if form is Format.TABLE:
+        output.table(_COLUMNS[by], found)
+    elif form is Format.CSV:
+        output.comma_separated(_COLUMNS[by], found)
+    else:
+        output.structured(found, form)
+
+
+def _unix_s(since: str) -> float:
+    """Raises InvalidInput."""
+    age = re.fullmatch(r"(\d{1,6})([hd])", since)
+    if age:
+        return time.time() - int(age[1]) * _AGES_S[age[2]]
+    try:
+        at = datetime.fromisoformat(since)
+    except ValueError:
+        raise InvalidInput(
+            f"--since {since!r} is no time", hint="write 24h, 7d, 2026-11-01 or 2026-11-01T08:00"
+        ) from None
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+
+def _iso(unix_s: int) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%MZ")

@@ -1,0 +1,206 @@
+"""Metering: what was used of each deployment in each hour, in a SQLite file beside the registry.
+
+`UsageMeter` is a recorder of the controller's host, and so has written what a request used before
+its client hears of its end: a controller that is killed has lost nothing that a client was told. It
+does not wait for the disk: a power cut may cost the last seconds. While the disk takes nothing,
+what is to be written is kept, a number an hour and deployment, and tried again.
+"""
+
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from mesh.domain.actions import DeliverTokens, RefuseRequest
+from mesh.domain.errors import StorageError
+from mesh.domain.events import CancelRequested, InvokeRequested
+from mesh.domain.ids import DeploymentName, RequestId
+from mesh.domain.usage import HOUR_S, Usage
+
+FILE_NAME = "usage.sqlite3"
+SCHEMA = 1
+HOURS_KEPT = 24 * 400
+"""Somewhat more than a year."""
+RETRY_S = 10.0
+"""After a write that failed."""
+_TABLE = """
+CREATE TABLE IF NOT EXISTS usage (
+    hour_unix_s INTEGER NOT NULL,
+    deployment TEXT NOT NULL,
+    requests INTEGER NOT NULL,
+    prompt_tokens INTEGER NOT NULL,
+    output_tokens INTEGER NOT NULL,
+    refused INTEGER NOT NULL,
+    PRIMARY KEY (hour_unix_s, deployment)
+) STRICT, WITHOUT ROWID
+"""
+_ADD = """
+INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+    requests = requests + excluded.requests,
+    prompt_tokens = prompt_tokens + excluded.prompt_tokens,
+    output_tokens = output_tokens + excluded.output_tokens,
+    refused = refused + excluded.refused
+"""
+log = logging.getLogger(__name__)
+
+
+class UsageBook:
+    """The file. Every method raises StorageError, and then nothing has changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE_NAME
+        try:
+            self._connection = sqlite3.connect(self.path, isolation_level=None, timeout=0.0)
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("PRAGMA synchronous = NORMAL")
+            (found,) = self._connection.execute("PRAGMA user_version").fetchone()
+            if found > SCHEMA:
+                raise StorageError(
+                    f"the usage file {self.path} has schema {found}, this mesh knows {SCHEMA}",
+                    hint="run the newer mesh that wrote it, or move it away",
+                )
+            self._connection.execute(_TABLE)
+            self._connection.execute(f"PRAGMA user_version = {SCHEMA}")
+        except sqlite3.Error as error:
+            raise self._explained("open", error) from error
+
+    def add(self, usages: Sequence[Usage]) -> None:
+        """In one transaction."""
+        try:
+            self._connection.execute("BEGIN")
+            try:
+                self._connection.executemany(_ADD, [_row(usage) for usage in usages])
+                self._connection.execute("COMMIT")
+            except BaseException:
+                self._connection.rollback()
+                raise
+        except sqlite3.Error as error:
+            raise self._explained("write", error) from error
+
+    def since(self, from_unix_s: float) -> tuple[Usage, ...]:
+        """Of the hours that had not ended then, by hour and deployment."""
+        try:
+            rows = self._connection.execute(
+                "SELECT * FROM usage WHERE hour_unix_s > ? ORDER BY hour_unix_s, deployment",
+                (from_unix_s - HOUR_S,),
+            ).fetchall()
+        except sqlite3.Error as error:
+            raise self._explained("read", error) from error
+        return tuple(
+            Usage(
+                hour_unix_s=hour_unix_s,
+                deployment=DeploymentName(deployment),
+                requests=requests,
+                prompt_tokens=prompt_tokens,
+                output_tokens=output_tokens,
+                refused=refused,
+            )
+            for hour_unix_s, deployment, requests, prompt_tokens, output_tokens, refused in rows
+        )
+
+    def drop_before(self, unix_s: float) -> None:
+        try:
+            self._connection.execute("DELETE FROM usage WHERE hour_unix_s < ?", (unix_s,))
+        except sqlite3.Error as error:
+            raise self._explained("write", error) from error
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _explained(self, verb: str, error: sqlite3.Error) -> StorageError:
+        return StorageError(
+            f"cannot {verb} the usage file {self.path}: {error}",
+            hint="check its disk: space left, rights; a file that is no database may be moved away",
+        )
+
+
+def _row(usage: Usage) -> tuple[int, str, int, int, int, int]:
+    counts = usage.requests, usage.prompt_tokens, usage.output_tokens, usage.refused
+    return usage.hour_unix_s, usage.deployment, *counts
+
+
+class UsageMeter:
+    """`known`: whether the cell has a deployment; calls of other names are counted together, so
+    that nobody fills the file with names. `unix_s` is the wall clock.
+    """
+
+    def __init__(
+        self,
+        book: UsageBook,
+        known: Callable[[DeploymentName], bool],
+        unix_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._book = book
+        self._known = known
+        self._unix_s = unix_s
+        self._under_way: dict[RequestId, Usage] = {}
+        self._unwritten: dict[tuple[int, DeploymentName], Usage] = {}
+        self._retry_unix_s = 0.0
+
+    def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
+        if isinstance(event, InvokeRequested):
+            request = event.request
+            name = request.deployment if self._known(request.deployment) else DeploymentName("")
+            self._under_way[request.request_id] = Usage(
+                hour_unix_s=0, deployment=name, prompt_tokens=len(request.prompt_tokens)
+            )
+        elif isinstance(event, CancelRequested):
+            self._end(event.request_id)
+        for action in actions:
+            if isinstance(action, DeliverTokens):
+                self._deliver(action)
+            elif isinstance(action, RefuseRequest):
+                self._end(action.request_id, refused=True)
+        if self._unwritten:
+            self._write()
+
+    def _deliver(self, action: DeliverTokens) -> None:
+        outputs = action.outputs
+        usage = self._under_way.get(outputs.request_id)
+        if usage is None:
+            return
+        if outputs.token_ids:
+            output_tokens = usage.output_tokens + len(outputs.token_ids)
+            self._under_way[outputs.request_id] = replace(usage, output_tokens=output_tokens)
+        if outputs.finish is not None:
+            self._end(outputs.request_id)
+
+    def _end(self, request_id: RequestId, *, refused: bool = False) -> None:
+        """Its hour is that of its end. One that never got a token is not charged for its prompt;
+        one that is refused after tokens is charged for what it got.
+        """
+        usage = self._under_way.pop(request_id, None)
+        if usage is None:
+            return
+        key = int(self._unix_s()) // HOUR_S * HOUR_S, usage.deployment
+        served = usage.output_tokens > 0 or not refused
+        before = self._unwritten.get(key, Usage(hour_unix_s=key[0], deployment=key[1]))
+        self._unwritten[key] = before.plus(
+            replace(
+                usage,
+                requests=int(served),
+                prompt_tokens=usage.prompt_tokens if usage.output_tokens else 0,
+                refused=int(refused and not served),
+            )
+        )
+
+    def _write(self) -> None:
+        now_unix_s = self._unix_s()
+        if now_unix_s < self._retry_unix_s:
+            return
+        try:
+            self._book.add(list(self._unwritten.values()))
+        except StorageError as error:
+            self._retry_unix_s = now_unix_s + RETRY_S
+            log.warning("usage is kept in memory for now: %s", error.message)
+        else:
+            self._unwritten.clear()
+
+    def since(self, from_unix_s: float) -> tuple[Usage, ...]:
+        """What has been used since, what is not written yet included. Raises StorageError."""
+        found = {(u.hour_unix_s, u.deployment): u for u in self._book.since(from_unix_s)}
+        for key, usage in self._unwritten.items():
+            found[key] = found[key].plus(usage) if key in found else usage
+        return tuple(found[key] for key in sorted(found))

@@ -1,0 +1,142 @@
+"""Metering: each request on the books of its hour and deployment, once, whatever the disk does."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from mesh.controller.usage import FILE_NAME, RETRY_S, UsageBook, UsageMeter
+from mesh.domain.actions import DeliverTokens, RefuseRequest
+from mesh.domain.errors import StorageError
+from mesh.domain.events import CancelRequested, InvokeRequested
+from mesh.domain.ids import DeploymentName, RequestId
+from mesh.domain.reasons import FinishReason, RefusalReason
+from mesh.domain.request import Request, RequestTokens
+from mesh.domain.usage import HOUR_S, Usage, UsageBy, summed
+
+START_UNIX_S = 100 * HOUR_S
+CHAT = DeploymentName("chat")
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Iterator[UsageBook]:
+    opened = UsageBook(tmp_path)
+    yield opened
+    opened.close()
+
+
+class Metered:
+    def __init__(self, book: UsageBook) -> None:
+        self.unix_s = float(START_UNIX_S)
+        self.meter = UsageMeter(book, lambda name: name == CHAT, lambda: self.unix_s)
+
+    def call(self, request_id: str, name: str = CHAT, prompt_tokens: int = 3) -> None:
+        request = Request(
+            request_id=RequestId(request_id),
+            deployment=DeploymentName(name),
+            prompt_tokens=(1,) * prompt_tokens,
+        )
+        self.meter.record(0.0, InvokeRequested(request=request), ())
+
+    def tokens(self, request_id: str, count: int, finish: FinishReason | None = None) -> None:
+        outputs = RequestTokens(
+            request_id=RequestId(request_id),
+            attempt=1,
+            first_index=0,
+            token_ids=(1,) * count,
+            finish=finish,
+        )
+        self.meter.record(0.0, None, (DeliverTokens(outputs=outputs),))
+
+    def refuse(self, request_id: str) -> None:
+        refusal = RefuseRequest(
+            request_id=RequestId(request_id), reason=RefusalReason.MEMORY_FULL, message="no"
+        )
+        self.meter.record(0.0, None, (refusal,))
+
+
+def used(hour: int, name: str, requests: int, prompt: int, output: int, refused: int) -> Usage:
+    return Usage(
+        hour_unix_s=START_UNIX_S + hour * HOUR_S,
+        deployment=DeploymentName(name),
+        requests=requests,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        refused=refused,
+    )
+
+
+def test_requests_are_on_the_books_of_the_hour_in_which_they_end(book: UsageBook) -> None:
+    metered = Metered(book)
+    metered.call("r1")
+    metered.call("r2", prompt_tokens=10)
+    metered.tokens("r1", 2)
+    metered.tokens("r1", 1, FinishReason.STOP)
+    metered.unix_s += HOUR_S
+    metered.tokens("r2", 5, FinishReason.LENGTH)
+    first, second = used(0, CHAT, 1, 3, 3, 0), used(1, CHAT, 1, 10, 5, 0)
+    assert book.since(0.0) == (first, second)
+    assert book.since(START_UNIX_S + HOUR_S) == (second,), "an hour that has ended is left out"
+    assert book.since(START_UNIX_S + HOUR_S - 1) == (first, second)
+
+
+def test_what_got_no_token_is_not_charged_for_its_prompt(book: UsageBook) -> None:
+    metered = Metered(book)
+    for request_id in ("refused", "lost", "left"):
+        metered.call(request_id)
+    metered.refuse("refused")
+    metered.tokens("lost", 2)
+    metered.refuse("lost")
+    metered.meter.record(0.0, CancelRequested(request_id=RequestId("left")), ())
+    metered.tokens("left", 4, FinishReason.STOP)
+    assert book.since(0.0) == (used(0, CHAT, 2, 3, 2, 1),)
+
+
+def test_names_that_are_not_deployed_are_counted_together(book: UsageBook) -> None:
+    metered = Metered(book)
+    for request_id, name in (("r1", "a"), ("r2", "b")):
+        metered.call(request_id, name)
+        metered.refuse(request_id)
+    assert book.since(0.0) == (used(0, "", 0, 0, 0, 2),)
+
+
+class FullDisk(UsageBook):
+    full = True
+
+    def add(self, usages: Sequence[Usage]) -> None:
+        if self.full:
+            raise StorageError("no space left")
+        super().add(usages)
+
+
+def test_what_the_disk_does_not_take_is_kept_and_written_once(tmp_path: Path) -> None:
+    book = FullDisk(tmp_path)
+    metered = Metered(book)
+    for n in range(3):
+        metered.call(f"r{n}")
+        metered.tokens(f"r{n}", 2, FinishReason.STOP)
+    wanted = (used(0, CHAT, 3, 9, 6, 0),)
+    assert (metered.meter.since(0.0), book.since(0.0)) == (wanted, ())
+    book.full = False
+    metered.unix_s += RETRY_S
+    metered.meter.record(0.0, None, ())
+    assert metered.meter.since(0.0) == book.since(0.0) == wanted
+
+
+def test_old_hours_go_and_a_file_that_is_none_is_an_error(tmp_path: Path, book: UsageBook) -> None:
+    book.add([used(0, CHAT, 1, 1, 1, 0), used(5, CHAT, 1, 1, 1, 0)])
+    book.drop_before(START_UNIX_S + HOUR_S)
+    assert [one.hour_unix_s for one in book.since(0.0)] == [START_UNIX_S + 5 * HOUR_S]
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / FILE_NAME).write_bytes(b"no database" * 1000)
+    with pytest.raises(StorageError, match="not a database"):
+        UsageBook(tmp_path / "other")
+
+
+def test_usages_are_summed_over_hours_or_deployments() -> None:
+    usages = [used(0, "b", 1, 2, 3, 0), used(0, "a", 1, 1, 1, 1), used(1, "a", 2, 2, 2, 0)]
+    of_all = summed(usages, UsageBy.DEPLOYMENT)
+    assert [(u.hour_unix_s, u.deployment, u.requests) for u in of_all] == [(0, "a", 3), (0, "b", 1)]
+    by_hour = summed(usages, UsageBy.HOUR)
+    assert [(u.deployment, u.requests, u.refused) for u in by_hour] == [("", 2, 1), ("", 2, 0)]
+    assert len(summed(usages, UsageBy.BOTH)) == 3
