@@ -22,7 +22,7 @@ PIP := pip install --quiet --disable-pip-version-check
 # What triton, which vLLM imports, says of itself when the tests are over: pytest's closing line is to be the last.
 NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 
-.PHONY: help demo load test test-vllm quick check lint types imports proto format faults soak clean
+.PHONY: help demo load test test-vllm quick check lint types imports proto format faults faults-store soak clean
 .PHONY: bench-admission bench-cold-start bench-engine bench-fidelity bench-fleet bench-kv-resize bench-late-starts bench-load bench-load-client bench-mixed
 .PHONY: bench-overcommit bench-overhead bench-paper bench-profile bench-replay
 .PHONY: bench-replay-agreement bench-sim bench-slo bench-vllm-step bench-vllm-switch
@@ -177,6 +177,12 @@ bench-vllm-switch: .venv-vllm/.installed ## what it costs to load, put to sleep 
 
 faults: $(VENV)/.installed-dev ## a thousand seeds of two simulated minutes of faults; nothing may break
 	@$(BIN)/python -m bench.faults
+
+# KILLS is as many kills, and as many flips and truncations; on two cores 200 take a quarter of an hour.
+KILLS ?= 200
+faults-store: $(VENV)/.installed-dev ## 200 kills in imports, prefetches, loads and removals, 200 damaged files
+	@MESH_KILL_SEEDS=$$(( ($(KILLS) + 2) / 3 )) MESH_DAMAGE_SEEDS=$(KILLS) $(PYTEST) --timeout 3600 \
+	  tests/loader/test_store_kills.py tests/e2e/test_prefetch_kills.py $(addprefix tests/nodes/engines/openvino/,test_load_kills.py test_damage.py)
 
 soak: $(VENV)/.installed-dev ## ten minutes of invocations and cancellations; nothing may leak
 	@$(HOME_HERE) $(BIN)/python -m bench.soak
