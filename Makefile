@@ -23,7 +23,7 @@ PIP := pip install --quiet --disable-pip-version-check
 NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 
 .PHONY: help demo load test test-vllm quick check lint types imports proto format faults faults-store soak clean
-.PHONY: bench-admission bench-cold-start bench-engine bench-fidelity bench-fleet bench-kv-resize bench-late-starts bench-load bench-load-client bench-mixed
+.PHONY: bench-admission bench-beside-load bench-cold-start bench-engine bench-fidelity bench-fleet bench-kv-resize bench-late-starts bench-load bench-load-client bench-mixed
 .PHONY: bench-overcommit bench-overhead bench-paper bench-profile bench-replay
 .PHONY: bench-replay-agreement bench-sim bench-slo bench-vllm-step bench-vllm-switch
 
@@ -107,6 +107,10 @@ format: $(VENV)/.installed-dev ## format the code
 bench-admission: $(VENV)/.installed-dev ## how many requests a second the controller core can place
 	@$(BIN)/python -m bench.admission
 
+# ARGS="--quick"; 2.4 GB of disk, with it 1.1.
+bench-beside-load: $(VENV)/.installed-dev ## what a load does to who computes beside it, and to a wake
+	@$(HOME_HERE) $(BIN)/python -m bench.beside_load $(ARGS)
+
 # ARGS="--quick" is the demo model alone, in under two minutes; all models take 21 GB of disk. "--models 135M 1B", "--gpu"
 bench-cold-start: .venv-bench/.installed ## from a request to its first token, by where the weights are, beside peers
 	@$(HOME_HERE) $(BENCH_BIN)/python -m bench.cold_start $(ARGS)
@@ -178,7 +182,7 @@ bench-vllm-switch: .venv-vllm/.installed ## what it costs to load, put to sleep 
 faults: $(VENV)/.installed-dev ## a thousand seeds of two simulated minutes of faults; nothing may break
 	@$(BIN)/python -m bench.faults
 
-# KILLS is as many kills, and as many flips and truncations; on two cores 200 take a quarter of an hour.
+# KILLS: so many kills, and so many flips and truncations; of 200 each it takes a quarter of an hour.
 KILLS ?= 200
 faults-store: $(VENV)/.installed-dev ## 200 kills in imports, prefetches, loads and removals, 200 damaged files
 	@MESH_KILL_SEEDS=$$(( ($(KILLS) + 2) / 3 )) MESH_DAMAGE_SEEDS=$(KILLS) $(PYTEST) --timeout 3600 \
