@@ -9,8 +9,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -83,17 +83,21 @@ class CompiledGraph:
     """It was imported from a blob that was not there yet when the load began."""
     guards: Sequence[FileGuard] = ()
     """Of files that OpenVINO has mapped itself."""
+    _has_run: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
     def first_run(self) -> Iterator[None]:
-        """A block in which the model runs for the first time: OpenVINO repacks the weights that it
-        was given as it meets them, and reads few of the former (the embedding's rows) again. All
-        the same their pages would be there beside the repacked ones, twice the weights.
+        """A block in which an instance runs for the first time. With the first of the model,
+        OpenVINO repacks the weights that it was given as it meets them, and reads few of the former
+        (the embedding's rows) again. All the same their pages would be there beside the repacked
+        ones, twice the weights.
 
         Raises BlockingIOError at its end where what was read may not be what was checked.
         """
-        with pages_released(self.maps):
+        # With further ones it would only take from the others what they read.
+        with nullcontext() if self._has_run.is_set() else pages_released(self.maps):
             yield
+        self._has_run.set()
         readers: list[Pages | FileGuard] = [*self.maps, *self.guards]
         for file in readers:
             file.settle()
