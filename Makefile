@@ -23,7 +23,7 @@ PIP := pip install --quiet --disable-pip-version-check
 NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 
 .PHONY: help demo load test test-vllm quick check lint types imports proto format faults faults-store soak clean
-.PHONY: bench-admission bench-beside-load bench-cold-start bench-engine bench-fidelity bench-fleet bench-kv-resize bench-late-starts bench-load bench-load-client bench-mixed
+.PHONY: bench-admission bench-beside-load bench-cold-start bench-engine bench-fidelity bench-fleet bench-import bench-kv-resize bench-late-starts bench-load bench-load-client bench-mixed
 .PHONY: bench-overcommit bench-overhead bench-paper bench-profile bench-replay
 .PHONY: bench-replay-agreement bench-sim bench-slo bench-vllm-step bench-vllm-switch
 
@@ -124,6 +124,9 @@ bench-fidelity: $(VENV)/.installed-dev ## how true the simulator is: a live cell
 # ARGS="--scene fleet --rates 0.5 1", "--seconds 20", "--no-peer", "--no-sim"
 bench-fleet: .venv-bench/.installed ## many models on one small node, beside llama.cpp as a person would set it up
 	@$(HOME_HERE) $(BENCH_BIN)/python -m bench.fleet $(ARGS)
+
+bench-import: $(VENV)/.installed-dev ## what bringing a model into a store takes, step by step
+	@$(HOME_HERE) $(BIN)/python -m bench.importing $(ARGS)
 
 bench-kv-resize: $(VENV)/.installed-dev ## what resizing a KV cache costs, with and without a copy
 	@$(HOME_HERE) $(BIN)/python -m bench.kv_resize
