@@ -22,8 +22,9 @@ PIP := pip install --quiet --disable-pip-version-check
 # What triton, which vLLM imports, says of itself when the tests are over: pytest's closing line is to be the last.
 NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 
-.PHONY: help demo load test test-vllm quick check lint types imports proto format faults soak clean
-.PHONY: bench-admission bench-cold-start bench-engine bench-fidelity bench-fleet bench-kv-resize bench-late-starts bench-load bench-load-client bench-metrics bench-mixed
+.PHONY: help demo load test test-vllm quick check lint types imports proto format faults faults-store soak clean
+.PHONY: bench-admission bench-beside-load bench-cold-start bench-engine bench-fidelity bench-fleet bench-import
+.PHONY: bench-kv-resize bench-late-starts bench-load bench-load-client bench-metrics bench-mixed
 .PHONY: bench-overcommit bench-overhead bench-paper bench-profile bench-replay
 .PHONY: bench-replay-agreement bench-sim bench-slo bench-vllm-step bench-vllm-switch
 
@@ -107,6 +108,10 @@ format: $(VENV)/.installed-dev ## format the code
 bench-admission: $(VENV)/.installed-dev ## how many requests a second the controller core can place
 	@$(BIN)/python -m bench.admission
 
+# ARGS="--quick"; 2.4 GB of disk, with it 1.1.
+bench-beside-load: $(VENV)/.installed-dev ## what a load does to who computes beside it, and to a wake
+	@$(HOME_HERE) $(BIN)/python -m bench.beside_load $(ARGS)
+
 # ARGS="--quick" is the demo model alone, in under two minutes; all models take 21 GB of disk. "--models 135M 1B", "--gpu"
 bench-cold-start: .venv-bench/.installed ## from a request to its first token, by where the weights are, beside peers
 	@$(HOME_HERE) $(BENCH_BIN)/python -m bench.cold_start $(ARGS)
@@ -120,6 +125,9 @@ bench-fidelity: $(VENV)/.installed-dev ## how true the simulator is: a live cell
 # ARGS="--scene fleet --rates 0.5 1", "--seconds 20", "--no-peer", "--no-sim"
 bench-fleet: .venv-bench/.installed ## many models on one small node, beside llama.cpp as a person would set it up
 	@$(HOME_HERE) $(BENCH_BIN)/python -m bench.fleet $(ARGS)
+
+bench-import: $(VENV)/.installed-dev ## what bringing a model into a store takes, step by step
+	@$(HOME_HERE) $(BIN)/python -m bench.importing $(ARGS)
 
 bench-kv-resize: $(VENV)/.installed-dev ## what resizing a KV cache costs, with and without a copy
 	@$(HOME_HERE) $(BIN)/python -m bench.kv_resize
@@ -180,6 +188,12 @@ bench-vllm-switch: .venv-vllm/.installed ## what it costs to load, put to sleep 
 
 faults: $(VENV)/.installed-dev ## a thousand seeds of two simulated minutes of faults; nothing may break
 	@$(BIN)/python -m bench.faults
+
+# KILLS: so many kills, and so many flips and truncations; of 200 each it takes a quarter of an hour.
+KILLS ?= 200
+faults-store: $(VENV)/.installed-dev ## 200 kills in imports, prefetches, loads and removals, 200 damaged files
+	@MESH_KILL_SEEDS=$$(( ($(KILLS) + 2) / 3 )) MESH_DAMAGE_SEEDS=$(KILLS) $(PYTEST) --timeout 3600 \
+	  tests/loader/test_store_kills.py tests/e2e/test_prefetch_kills.py $(addprefix tests/nodes/engines/openvino/,test_load_kills.py test_damage.py)
 
 soak: $(VENV)/.installed-dev ## ten minutes of invocations and cancellations; nothing may leak
 	@$(HOME_HERE) $(BIN)/python -m bench.soak

@@ -56,11 +56,13 @@ def run_bounded(
     environment: Mapping[str, str],
     on_wait: Callable[[], None],
     on_line: Callable[[bytes], None] = lambda line: None,
+    on_begin: Callable[[int], None] = lambda pid: None,
 ) -> Finished:
     """Runs a program to its end, at most `timeout_s`; `argv[0]` is an absolute path.
 
-    `on_wait` is called every POLL_S or so, `on_line` with each line of what the program has written
-    since; what they raise stops the program and is raised on.
+    `on_begin` is called with the program's process id, then `on_wait` every POLL_S or so, `on_line`
+    with each line of what the program has written since; what they raise stops the program and is
+    raised on.
     """
     give_up_s = time.monotonic() + timeout_s
     with tempfile.TemporaryFile() as output:
@@ -74,6 +76,7 @@ def run_bounded(
         exit_code: int | None = None
         read_bytes = 0
         try:
+            on_begin(process.pid)
             while exit_code is None and time.monotonic() < give_up_s:
                 on_wait()
                 with contextlib.suppress(subprocess.TimeoutExpired):

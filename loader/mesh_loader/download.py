@@ -178,7 +178,6 @@ def _try(remote: RemoteFile, part: _Part, rate: DownloadRate, progress: Progress
         if not have_bytes:
             part.begin(opened.version)
         free_checked_bytes = have_bytes - FREE_CHECK_BYTES
-        phase = _phase(remote.name, total_bytes)
         with part.path.open("ab", buffering=0) as file:
             for piece in opened.pieces:
                 if have_bytes - free_checked_bytes >= FREE_CHECK_BYTES:
@@ -187,10 +186,11 @@ def _try(remote: RemoteFile, part: _Part, rate: DownloadRate, progress: Progress
                         FREE_CHECK_BYTES if total_bytes is None else total_bytes - have_bytes
                     )
                     require_free(part.target.parent, rest_bytes, f"the copy of {remote.name}")
-                rate.wait(len(piece), partial(progress, phase, _share(have_bytes, total_bytes)))
+                phase, share = phase_of(remote.name, have_bytes, total_bytes)
+                rate.wait(len(piece), partial(progress, phase, share))
                 file.write(piece)
                 have_bytes += len(piece)
-                progress(phase, _share(have_bytes, total_bytes))
+                progress(*phase_of(remote.name, have_bytes, total_bytes))
     if total_bytes is not None and have_bytes != total_bytes:
         if have_bytes > total_bytes:
             part.drop()
@@ -198,8 +198,11 @@ def _try(remote: RemoteFile, part: _Part, rate: DownloadRate, progress: Progress
     part.finish()
 
 
-def _phase(name: str, total_bytes: int | None) -> str:
-    return f"download {name}" + ("" if total_bytes is None else f", {format_bytes(total_bytes)}")
+def phase_of(name: str, have_bytes: int, total_bytes: int | None) -> tuple[str, float]:
+    """What a `Progress` is told of a download."""
+    whole = "" if total_bytes is None else f" of {format_bytes(total_bytes)}"
+    share = _share(have_bytes, total_bytes)
+    return f"download {name}, {format_bytes(have_bytes)}{whole}", share
 
 
 def _share(have_bytes: int, total_bytes: int | None) -> float:

@@ -1,7 +1,8 @@
 """One bound on the bytes a second that all downloads into a store take together.
 
 Each import is a process of its own, so the bound lies in a file: the time at which the next byte
-may come, moved on under a lock by everyone who takes some. Before: `mesh node --download-rate`.
+may come, moved on under a lock by everyone who takes some. Before: `--download-rate` of `mesh node`
+and `mesh pull`.
 """
 
 import fcntl
@@ -11,6 +12,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from mesh.domain.errors import InvalidInput
+from mesh.domain.units import format_bytes, parse_bytes
+
+BYTES_MIN = 64 << 10
+"""A second: less would take days."""
 WAIT_PIECE_S = 0.2
 """So soon a cancellation is noticed."""
 WAIT_S_MAX = 60.0
@@ -27,6 +33,10 @@ class DownloadRate:
         self._path = path
         self._bytes_per_s = bytes_per_s
 
+    @property
+    def bounded(self) -> bool:
+        return self._bytes_per_s is not None
+
     def wait(self, size_bytes: int, on_wait: Callable[[], None]) -> None:
         """Returns when `size_bytes` that have just come are within the bound; what `on_wait`,
         called every WAIT_PIECE_S, raises ends the wait. Raises OSError.
@@ -37,6 +47,21 @@ class DownloadRate:
         while (left_s := until_s - time.monotonic()) > 0:
             on_wait()
             time.sleep(min(left_s, WAIT_PIECE_S))
+
+
+UNBOUND = DownloadRate()
+
+
+def parse_rate(text: str) -> int:
+    """Bytes a second, of a size such as `50MiB`. Raises InvalidInput."""
+    size_bytes = parse_bytes(text)
+    if size_bytes < BYTES_MIN:
+        raise InvalidInput(
+            f"--download-rate {text} is {format_bytes(size_bytes)} a second; at least "
+            f"{format_bytes(BYTES_MIN)} are allowed",
+            hint="leave it out for no bound",
+        )
+    return size_bytes
 
 
 def _booked(path: Path, seconds: float) -> float:

@@ -5,6 +5,7 @@ is used from there, so a model fetched once needs no network again. HF_TOKEN, HF
 HF_HUB_OFFLINE mean what they mean to huggingface_hub.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,19 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from mesh.domain.errors import MeshError, NotFound, StorageError, Unavailable
 from mesh.runtime.engine import Progress
 from mesh_loader.disk import require_free
+from mesh_loader.download import PIECE_BYTES, phase_of
+from mesh_loader.download_rate import UNBOUND, DownloadRate
 from mesh_loader.model_files import WANTED_PATTERNS
 from mesh_loader.source_hf import Repository
 
 DOWNLOADS_AT_ONCE_MAX = 4
 
 
-def fetch_repository(repository: Repository, progress: Progress) -> Path:
+def fetch_repository(repository: Repository, rate: DownloadRate, progress: Progress) -> Path:
     """The folder of the repository's snapshot in the Hugging Face cache.
+
+    Within a rate it comes by HTTP, in small pieces: Xet, which asks nobody before it fetches the
+    next, could not be held up.
 
     Raises NotFound, Unavailable (no network, no access) or StorageError, one line each.
     """
@@ -38,7 +44,10 @@ def fetch_repository(repository: Repository, progress: Progress) -> Path:
     try:
         if not constants.HF_HUB_OFFLINE:
             _require_room(repository)
-        folder = _snapshot(repository, tqdm_class=_reporting(repository.name, progress))
+        if rate.bounded:
+            constants.HF_HUB_DISABLE_XET = True
+            constants.DOWNLOAD_CHUNK_SIZE = PIECE_BYTES
+        folder = _snapshot(repository, tqdm_class=_reporting(repository.name, rate, progress))
     except MeshError:
         raise
     except (OSError, HfHubHTTPError, ValueError) as error:
@@ -60,7 +69,7 @@ def _snapshot(repository: Repository, **options: Any) -> Any:
 def _require_room(repository: Repository) -> None:
     """Compares what is still to be fetched with the free space on the cache's disk."""
     try:
-        files = _snapshot(repository, dry_run=True, tqdm_class=_reporting("", _unheard))
+        files = _snapshot(repository, dry_run=True, tqdm_class=_reporting("", UNBOUND, _unheard))
     except DryRunError:
         return  # the hub does not answer; the cache may hold it all
     missing_bytes = sum(file.file_size for file in files if file.will_download)
@@ -70,20 +79,29 @@ def _require_room(repository: Repository) -> None:
     require_free(cache, missing_bytes, f"the download of {repository.name}")
 
 
-def _reporting(name: str, progress: Progress) -> type[Any]:
-    """A progress bar for huggingface_hub that reports instead of drawing."""
+def _reporting(name: str, rate: DownloadRate, progress: Progress) -> type[Any]:
+    """A progress bar for huggingface_hub that reports instead of drawing, and returns when what has
+    come is within the rate.
+    """
 
     class Reporting(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            # Of its several bars, only the one that counts bytes is of use.
-            self._counts_bytes = kwargs.get("unit") == "B"
+            # Of its several bars, only those that count bytes are of use: one that does so as they
+            # come, and another, or the same, as they are written.
+            counts_bytes, what = kwargs.get("unit") == "B", str(kwargs.get("desc", ""))
+            self._comes = counts_bytes and what.startswith("Downloading")
+            self._is_written = counts_bytes and what != "Downloading bytes"
             self._done = kwargs.get("initial", 0)
             super().__init__(*args, **{**kwargs, "disable": True})
 
         def update(self, n: float | None = 1) -> bool | None:
-            self._done += n or 0
-            if self._counts_bytes and self.total:
-                progress(f"download {name}", min(1.0, self._done / self.total))
+            n = int(n or 0)
+            self._done += n
+            told = phase_of(name, self._done, self.total)
+            if self._comes and n:
+                rate.wait(n, partial(progress, *told))
+            if self._is_written and self.total:
+                progress(*told)
             return None
 
     return Reporting

@@ -13,6 +13,7 @@ from typing import Any
 
 from mesh.domain import errors
 from mesh.domain.errors import MeshError, ModelError
+from mesh.runtime.engine import same_phase
 from mesh_loader.model_info import from_json, to_json
 from mesh_loader.store import StoredModel
 
@@ -30,7 +31,7 @@ class Reporter:
     def report(self, phase: str, share: float) -> None:
         now_s = time.monotonic()
         late = now_s >= self._written_s + PROGRESS_EVERY_S
-        if phase != self._phase or late or share >= 1.0:
+        if not same_phase(phase, self._phase) or late or share >= 1.0:
             self._phase, self._written_s = phase, now_s
             write_line(progress_line(phase, share))
 

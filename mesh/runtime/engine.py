@@ -38,12 +38,20 @@ __all__ = [
     "Progress",
     "ResizedKv",
     "StepResult",
+    "same_phase",
 ]
 
 Progress = Callable[[str, float], None]
-"""Called with a phase in words and the share done, 0 to 1."""
+"""Called with a phase in words and the share done, 0 to 1. What follows a comma in a phase tells
+how far it is, and may be another with every call.
+"""
 Ended = Callable[[InstanceId, EngineError], None]
 """Called when a loaded instance has ended by itself, and why."""
+
+
+def same_phase(one: str, other: str) -> bool:
+    """Whether they differ in how far it is, at most."""
+    return one.partition(", ")[0] == other.partition(", ")[0]
 
 
 class Engine(Protocol):

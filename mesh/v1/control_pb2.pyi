@@ -301,12 +301,17 @@ class Deployment(_message.Message):
     SERVED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     FOOTPRINTS_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
     state: _builtins.str
     context_tokens_max: _builtins.int
     queued: _builtins.int
     running: _builtins.int
     served: _builtins.int
     refused: _builtins.int
+    phase: _builtins.str
+    """While it is imported: what is being done, and how far it is (0 to 1)."""
+    share: _builtins.float
     @_builtins.property
     def spec(self) -> _model_pb2.DeploymentSpec: ...
     @_builtins.property
@@ -330,10 +335,12 @@ class Deployment(_message.Message):
         served: _builtins.int = ...,
         refused: _builtins.int = ...,
         footprints: _abc.Mapping[_builtins.str, _model_pb2.Footprint] | None = ...,
+        phase: _builtins.str = ...,
+        share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_tokens_max", b"context_tokens_max", "footprints", b"footprints", "instances", b"instances", "model", b"model", "queued", b"queued", "refused", b"refused", "running", b"running", "served", b"served", "spec", b"spec", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_tokens_max", b"context_tokens_max", "footprints", b"footprints", "instances", b"instances", "model", b"model", "phase", b"phase", "queued", b"queued", "refused", b"refused", "running", b"running", "served", b"served", "share", b"share", "spec", b"spec", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

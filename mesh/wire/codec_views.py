@@ -137,6 +137,8 @@ def deployment_to_wire(deployment: DeploymentSnapshot) -> pb.Deployment:
         served=deployment.served,
         refused=deployment.refused,
         footprints=_footprints_to_wire(deployment.footprints),
+        phase=deployment.phase,
+        share=deployment.share,
     )
 
 
@@ -153,6 +155,8 @@ def deployment_from_wire(message: pb.Deployment) -> DeploymentSnapshot:
         served=message.served,
         refused=message.refused,
         footprints=_footprints_from_wire(message.footprints),
+        phase=message.phase,
+        share=message.share,
     )
 
 

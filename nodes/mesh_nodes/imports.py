@@ -17,7 +17,7 @@ from typing import Protocol
 
 from mesh.domain.errors import Cancelled, MeshError, ModelError, Unavailable
 from mesh.domain.model import ModelInfo
-from mesh.runtime.engine import Progress
+from mesh.runtime.engine import Progress, same_phase
 
 IMPORTS_AT_ONCE_MAX = 2
 """Each takes a core and the memory of its largest tensors."""
@@ -172,7 +172,8 @@ class Imports:
         if job.stop.is_set():
             raise _stopped(job)
         now_s = time.monotonic()
-        if phase == job.told_phase and share < 1.0 and now_s < job.told_s + PROGRESS_EVERY_S:
+        on_time = share < 1.0 and now_s < job.told_s + PROGRESS_EVERY_S
+        if on_time and same_phase(phase, job.told_phase):
             return
         job.told_phase, job.told_s = phase, now_s
         with self._lock:

@@ -19,6 +19,7 @@ from mesh.domain.reasons import DeviceKind
 from mesh.domain.units import format_bytes, parse_bytes
 from mesh.wire.channel import parse_address
 from mesh_loader.digests import Verify
+from mesh_loader.download_rate import parse_rate
 from mesh_nodes.gpus import Gpu, Gpus, hardware_of
 from mesh_nodes.hardware import Hardware, default_node_id
 
@@ -29,7 +30,6 @@ PREFETCH_PART = 4
 ASLEEP = 2
 """On a GPU, unless told otherwise."""
 ASLEEP_MAX = 64
-DOWNLOAD_RATE_BYTES_MIN = 64 << 10
 
 
 class EngineName(StrEnum):
@@ -106,7 +106,7 @@ def read_options(
         asleep_max=_asleep(given.asleep, device),
         asleep_bytes_max=_asleep_bytes(given.asleep_memory, device, machine),
         verify=Verify(given.verify),
-        download_bytes_per_s=_download_rate(given.download_rate),
+        download_bytes_per_s=given.download_rate and parse_rate(given.download_rate),
         home=Path(given.home).expanduser().absolute(),
         journal=None if given.journal is None else Path(given.journal),
         parent_pid=given.parent_pid,
@@ -177,7 +177,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         help="when a load checks the digests of its files (default: the first time that this "
         "process meets a file as it is)",
     )
-    add("--download-rate", metavar="SIZE", help="a second, of all http(s) and s3 imports together")
+    add("--download-rate", metavar="SIZE", help="a second, of all imports together (but pkg://)")
     add(
         "--home",
         metavar="DIR",
@@ -256,19 +256,6 @@ def _asleep_bytes(text: str | None, device: DeviceKind, machine: Hardware) -> in
             f"--asleep-memory {text} is {format_bytes(size_bytes)}; this process may use "
             f"{format_bytes(machine.memory_bytes)}",
             hint="give less than that, or --asleep 0 for none",
-        )
-    return size_bytes
-
-
-def _download_rate(text: str | None) -> int | None:
-    if text is None:
-        return None
-    size_bytes = parse_bytes(text)
-    if size_bytes < DOWNLOAD_RATE_BYTES_MIN:
-        raise InvalidInput(
-            f"--download-rate {text} is {format_bytes(size_bytes)} a second; at least "
-            f"{format_bytes(DOWNLOAD_RATE_BYTES_MIN)} are allowed",
-            hint="leave it out for no bound",
         )
     return size_bytes
 

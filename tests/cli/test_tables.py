@@ -20,6 +20,15 @@ def test_deployments(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_what_imports_and_loads_are_at(capsys: pytest.CaptureFixture[str]) -> None:
+    fetched = replace(FRESH, phase="download m.gguf, 1.2 GiB of 4.7 GiB", share=0.255)
+    loaded = replace(CHAT_SMALL, instances=(READY,))
+    output.table((tables.UNDER_WAY,), [loaded, FRESH, fetched, CHAT_SMALL])
+    assert capsys.readouterr().out == (
+        "PHASE\n-\n-\ndownload m.gguf, 1.2 GiB of 4.7 GiB 26%\ncompile 25%\n"
+    )
+
+
 def test_instances(capsys: pytest.CaptureFixture[str]) -> None:
     output.table(tables.INSTANCES, [READY, LOADING, PARKED])
     assert capsys.readouterr().out == (

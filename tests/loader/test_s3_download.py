@@ -9,7 +9,8 @@ import pytest
 import requests
 
 from mesh.domain.errors import Cancelled, NotFound, TornModel, Unavailable, UnsupportedModel
-from mesh_loader.sources import UNBOUND, fetch
+from mesh_loader.download_rate import UNBOUND
+from mesh_loader.sources import fetch
 from mesh_loader.store import ModelStore, silent
 from tests.loader.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_model import write_tiny_llama

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mesh.domain.units import format_bytes
 from tests.loader.hub_server import COMMIT, hub
 from tests.support.tiny_model import write_tiny_llama
 
@@ -22,11 +24,13 @@ class Machine:
     folder: Path
     endpoint: str
 
-    def imports(self, source: str, store: str = "store", **environment: str) -> list[Any]:
+    def imports(
+        self, source: str, store: str = "store", *options: str, **environment: str
+    ) -> list[Any]:
         """The lines of an import in a child: huggingface_hub reads its settings once, on import."""
         where = str(self.folder / store)
         child = subprocess.run(
-            [sys.executable, "-m", "mesh_loader", "import", source, "--store", where],
+            [sys.executable, "-m", "mesh_loader", "import", source, "--store", where, *options],
             env={
                 **os.environ,
                 "HF_ENDPOINT": self.endpoint,
@@ -57,7 +61,8 @@ def test_a_repository_is_fetched_imported_and_found_again_offline(
 ) -> None:
     lines = machine.imports("hf://org/tiny")
     assert lines[-1]["model"]["architecture"] == "llama"
-    shares = [line["share"] for line in lines[:-1] if line["phase"] == "download org/tiny"]
+    told = [line for line in lines[:-1] if line["phase"].startswith("download org/tiny")]
+    shares = [line["share"] for line in told]
     assert shares[0] == 0.0
     assert shares[-1] == 1.0
     snapshot = tmp_path / "hf" / "hub" / "models--org--tiny" / "snapshots" / COMMIT
@@ -68,6 +73,20 @@ def test_a_repository_is_fetched_imported_and_found_again_offline(
     assert len(again) == 1
     from_cache = machine.imports("hf://org/tiny", "another-store", HF_HUB_OFFLINE="1")
     assert from_cache[-1]["model"]["model_id"] == lines[-1]["model"]["model_id"]
+
+
+def test_a_repository_comes_within_the_rate_and_tells_of_its_bytes(
+    machine: Machine, tmp_path: Path
+) -> None:
+    files = [p for p in (tmp_path / "repository").iterdir() if p.name != "pytorch_model.bin"]
+    size_bytes = sum(path.stat().st_size for path in files)
+    begun_s = time.monotonic()
+    lines = machine.imports("hf://org/tiny", "store", "--download-rate", str(size_bytes / 2.0))
+    assert time.monotonic() - begun_s >= 2.0
+    assert "model" in lines[-1]
+    told = [line["phase"] for line in lines[:-1] if line["phase"].startswith("download org/tiny, ")]
+    whole = format_bytes(size_bytes)
+    assert told[-1] == f"download org/tiny, {whole} of {whole}"
 
 
 @pytest.mark.parametrize(

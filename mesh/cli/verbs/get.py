@@ -18,6 +18,7 @@ def get(name: str | None, form: Format, address: str) -> None:
     with MeshClient(address) as client:
         found = client.list() if name is None else (client.get(DeploymentName(name)),)
     if form is Format.TABLE:
-        output.table(tables.DEPLOYMENTS, found)
+        phases = (tables.UNDER_WAY,) if any(map(tables.under_way, found)) else ()
+        output.table((*tables.DEPLOYMENTS, *phases), found)
     else:
         output.structured(found if name is None else found[0], form)

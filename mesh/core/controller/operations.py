@@ -32,7 +32,11 @@ def begin(ctx: EventContext, operation: OperationEntry) -> bool:
 
 def progress(ctx: EventContext, said: ImportProgress | ProfileProgress) -> None:
     """How far a node is with it."""
-    if said.operation_id in ctx.cell.operations:
+    operation = ctx.cell.operations.get(said.operation_id)
+    if operation is not None:
+        entry = ctx.cell.deployments.get(operation.name)
+        if entry is not None and operation.kind is OperationKind.DEPLOY:
+            entry.note_progress(said.phase, said.share)
         ctx.act(ReplyProgress(operation_id=said.operation_id, phase=said.phase, share=said.share))
 
 

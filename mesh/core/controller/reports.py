@@ -12,6 +12,7 @@ from mesh.core.controller.deployments import import_done
 from mesh.core.controller.instances.kv_reports import resized, restore, take_over
 from mesh.core.controller.instances.lifecycle import adopt, forget, unload
 from mesh.core.controller.instances.load_reports import (
+    expect_loads,
     note_load_failure,
     note_loaded,
     take_over_size,
@@ -127,6 +128,8 @@ def _heartbeat(ctx: EventContext, node: NodeEntry, said: Heartbeat) -> None:
     no more: it broke. The node gives its requests back, and says when its memory is free.
     """
     node.note_heartbeat(said)
+    if said.models is not None:
+        expect_loads(ctx, node)
     listed = {loaded.instance_id for loaded in said.instances}
     for instance in node.instances.values():
         serves = instance.is_loaded or instance.state is InstanceState.DRAINING

@@ -50,6 +50,8 @@ def _deployment(entry: DeploymentEntry, now_s: float) -> DeploymentSnapshot:
         refused=entry.refused,
         instances=tuple(_instance(entry.instances[i], now_s) for i in sorted(entry.instances)),
         footprints=tuple(sorted(deployment.footprints)) if deployment else (),
+        phase="" if deployment else entry.phase,
+        share=0.0 if deployment else entry.share,
     )
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from mesh.core.controller.snapshot import cell_snapshot
 from mesh.domain.actions import (
     RefuseRequest,
     RemoveDeployment,
@@ -23,7 +24,7 @@ from mesh.domain.events import (
     StoreFailed,
 )
 from mesh.domain.ids import DeploymentName, OperationId
-from mesh.domain.lifecycle import InstanceState
+from mesh.domain.lifecycle import DeploymentState, InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
     AbortRequest,
@@ -68,6 +69,8 @@ def test_a_deployment_is_acknowledged_only_after_it_is_durable() -> None:
     cell, link = importing_cell()
     progress = cell.report(link, ImportProgress(operation_id=OP, phase="read", share=0.5))
     assert only(progress, ReplyProgress).share == 0.5
+    (shown,) = cell_snapshot(cell.core.cell, cell.now_s).deployments
+    assert (shown.state, shown.phase, shown.share) == (DeploymentState.IMPORTING, "read", 0.5)
     store = cell.report(link, DONE)
     assert only(store, StoreDeployment).text == TEXT
     assert of_kind(store, ReplyDone) == []

@@ -7,6 +7,7 @@ there: vLLM on a CPU packs matrices beside the weights and takes 200 MiB for its
 node's report. After: the deployment's footprints and pauses, and `Expectations`.
 """
 
+from mesh.core.controller.instances.placement import load_s
 from mesh.core.controller.instances.reservations import send_started
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -14,6 +15,7 @@ from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.actions import SetTimer
 from mesh.domain.events import RetryLoadDue
+from mesh.domain.lifecycle import InstanceState
 from mesh.domain.messages import InstanceLoaded
 from mesh.domain.steps import HeldModel, LoadTier
 
@@ -56,6 +58,22 @@ def note_loaded(ctx: EventContext, instance: InstanceEntry, said: InstanceLoaded
         context_tokens_max = instance.context_tokens_max
         held = HeldModel(model_id=model_id, tier=said.tier, context_tokens_max=context_tokens_max)
         node.note_woken(held)
+
+
+def expect_loads(ctx: EventContext, node: NodeEntry) -> None:
+    """The node has said which models it has at hand: of loads that wait for their turn some may
+    come from nearer than when they were issued. A shape that the first of them has compiled is
+    what the others import.
+    """
+    for instance in node.instances.values():
+        owner = ctx.cell.deployments.get(instance.deployment)
+        kind = node.station.load_kind(instance.instance_id)
+        if instance.state is not InstanceState.LOADING or kind is None:
+            continue
+        if node.station.running(instance.instance_id) or owner is None or owner.deployment is None:
+            continue
+        if node.load_kind_of(owner.deployment) is kind:
+            instance.expect_load(load_s(ctx, owner.deployment, node))
 
 
 def note_load_failure(

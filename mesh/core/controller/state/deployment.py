@@ -38,6 +38,9 @@ class DeploymentEntry:
     history_stored_s: float = 0.0
     served: int = 0
     refused: int = 0
+    phase: str = ""
+    """While it is imported: what its node is at, and the share that is done."""
+    share: float = 0.0
     load_failures: int = 0
     """In a row. An instance that ended by itself before its first token counts as one, too."""
     load_error: str = ""
@@ -66,6 +69,10 @@ class DeploymentEntry:
 
     def advance(self, to: DeploymentState) -> None:
         self.state = advance(DEPLOYMENT, self.state, to)
+
+    def note_progress(self, phase: str, share: float) -> None:
+        """What the import of its model is at."""
+        self.phase, self.share = phase, share
 
     def use(self, deployment: Deployment) -> None:
         """It is stored so: the minimum that kept its instances may be another one now."""

@@ -223,6 +223,10 @@ class InstanceEntry:
         """Its load has to be over by then, for the sake of somebody who waits for it."""
         self.needed_s = needed_s
 
+    def expect_load(self, load_s: float) -> None:
+        """Its load, which has not begun, is expected to take so long now."""
+        self.load_s = load_s
+
     def note_load_begun(self, now_s: float) -> None:
         """Its node is told to load it now. One that is loaded ahead may go from then on."""
         self.load_started_s = now_s

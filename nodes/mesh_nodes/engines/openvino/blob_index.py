@@ -26,9 +26,13 @@ class BlobIndex:
         self._keys: dict[Path, dict[int, str]] = {}
         """By the model's folder and the context limit, as long as the folder is there."""
 
-    def held(self, folders: Sequence[Path]) -> tuple[HeldModel, ...]:
-        """Of the models in these folders, which are named by their ids, in that order."""
-        keys = self._blobs.keys()
+    def held(
+        self, folders: Sequence[Path], awaited: frozenset[str] = frozenset()
+    ) -> tuple[HeldModel, ...]:
+        """Of the models in these folders, which are named by their ids, in that order. `awaited`:
+        keys of blobs that will be there before any load that is begun from now on.
+        """
+        keys = self._blobs.keys() | awaited
         contexts = sorted({c for c in map(context_of, keys) if c is not None})
         self._keys = {folder: self._of(folder, contexts) for folder in folders}
         return tuple(

@@ -2,14 +2,20 @@
 
 A load that had to compile asks; the blob is made in a child process (`blob_making`), so that
 neither its memory nor its crash is the node's, and the next load of the shape finds it in the
-folder. Owns the queue and its thread, which lives while there is something to make.
+folder, or waits for it if that is worth it. Owns the queue, its thread, which lives while there is
+something to make, and the child's priority: the least, but a load's while one waits for it.
 """
 
 import logging
+import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from mesh.domain.errors import Cancelled, StorageError
@@ -28,10 +34,49 @@ MAKE_S_MAX = 600.0
 since the child takes what others leave."""
 CHILD_BYTES = 256 << 20
 """What the child takes besides the model's weights."""
+CHILD_START_S = 1.5
+"""Of the child, until it compiles: imports of Python, the start of OpenVINO's plugin."""
+MAKE_COMPILES = 2.0
+"""What making takes from there on, over the load that missed the blob: compile, export, checks."""
+WAIT_COMPILES_MAX = 3.0
+"""So much of what it takes to compile a load waits instead. The first that waits may be later than
+it would be, those behind it, imports all of them, are earlier."""
+WAIT_S_MAX = 60.0
+NICE = 19
+WAITED_NICE = 5
+"""As loads from disk have it. To go back to it the system wants CAP_SYS_NICE; without, a child that
+has been begun for nobody stays below all who compute."""
+UNWAITED_S = 0.5
+"""For a load right behind the one that asked: until then the child has a load's priority."""
 _CLOSE_S_MAX = 1.0
 _CHILD = "mesh_nodes.engines.openvino.blob_making"
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class _Wanted:
+    """A wish that waits, or is being fulfilled."""
+
+    wish: BlobWish
+    model_bytes: int
+    compile_s: float
+    begun_s: float | None = None
+    pid: int | None = None
+    """Of the child."""
+    waiting_loads: int = 0
+
+    def note_child(self, pid: int) -> None:
+        self.pid = pid
+
+    def left_s(self, now_s: float) -> float:
+        """Until it is made, if it goes as expected."""
+        made_s = CHILD_START_S + MAKE_COMPILES * self.compile_s
+        return made_s if self.begun_s is None else max(0.0, self.begun_s + made_s - now_s)
+
+    @property
+    def patience_s(self) -> float:
+        return min(WAIT_COMPILES_MAX * self.compile_s, WAIT_S_MAX)
 
 
 class BlobMaker:
@@ -39,29 +84,64 @@ class BlobMaker:
 
     def __init__(self, available_bytes: Callable[[], int]) -> None:
         self._available_bytes = available_bytes
-        self._waiting: deque[tuple[BlobWish, int]] = deque()
+        self._wanted: deque[_Wanted] = deque()
+        """The one that is being made first."""
         self._tries: dict[str, int] = {}
         """By key: one entry for each shape and context limit that was compiled here."""
+        self._vain = set[str]()
+        """Keys that a load has waited for in vain: no other one does."""
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._closed = threading.Event()
 
-    def ask(self, wish: BlobWish, model_bytes: int) -> None:
+    def ask(self, wish: BlobWish, model_bytes: int, compile_s: float) -> None:
         """Have the blob made soon, unless it is wished for already or was not to be had.
-        `model_bytes`: what the compiled model takes.
+        `model_bytes`: what the compiled model takes; `compile_s`: what its load took without.
         """
-        with self._lock:
-            waits = any(waiting.key == wish.key for waiting, _ in self._waiting)
-            if self._closed.is_set() or waits or len(self._waiting) >= WISHES_MAX:
+        with self._changed:
+            if self._closed.is_set() or len(self._wanted) >= WISHES_MAX:
                 return
-            if self._tries.get(wish.key, 0) >= TRIES_MAX:
+            if self._of(wish.key) is not None or self._tries.get(wish.key, 0) >= TRIES_MAX:
                 return
-            self._waiting.append((wish, model_bytes))
+            self._wanted.append(_Wanted(wish, model_bytes, compile_s))
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._work_off, name="mesh-blobs", daemon=True
                 )
                 self._thread.start()
+
+    def wait_for(self, key: str, on_wait: Callable[[], None]) -> bool:
+        """Block until a blob that is asked for is made, or could not be. False at once where none
+        is, or where it takes too long to wait for; and where it did. `on_wait` is called before.
+        """
+        with self._changed:
+            wanted = self._of(key)
+            if wanted is None or key in self._vain:
+                return False
+            now_s = time.monotonic()
+            if wanted.left_s(now_s) > wanted.patience_s:
+                return False
+            if wanted is not self._wanted[0]:
+                self._wanted.remove(wanted)
+                self._wanted.insert(1, wanted)
+            on_wait()
+            wanted.waiting_loads += 1
+            over = self._changed.wait_for(
+                lambda: wanted not in self._wanted or self._closed.is_set(), wanted.patience_s
+            )
+            wanted.waiting_loads -= 1
+            if not over:
+                self._vain.add(key)
+                log.warning(
+                    "the blob of shape %s was not made within %.1f s: its models are compiled",
+                    *(key, wanted.patience_s),
+                )
+            return over
+
+    def awaited(self) -> frozenset[str]:
+        """Keys of blobs that a load waits for: any behind it will find them."""
+        with self._changed:
+            return frozenset(each.wish.key for each in self._wanted if each.waiting_loads)
 
     def wait(self, timeout_s: float) -> bool:
         """Until nothing is left to make; False when there is after `timeout_s`."""
@@ -72,25 +152,33 @@ class BlobMaker:
 
     def close(self) -> None:
         """Stop what is being made and forget the rest."""
-        self._closed.set()
+        with self._changed:
+            self._closed.set()
+            self._changed.notify_all()
         self.wait(_CLOSE_S_MAX)
+
+    def _of(self, key: str) -> _Wanted | None:
+        return next((each for each in self._wanted if each.wish.key == key), None)
 
     def _work_off(self) -> None:
         while True:
-            with self._lock:
-                if self._closed.is_set() or not self._waiting:
+            with self._changed:
+                if self._closed.is_set() or not self._wanted:
                     self._thread = None
                     return
-                wish, model_bytes = self._waiting[0]
+                wanted = self._wanted[0]
+                wanted.begun_s = time.monotonic()
             try:
-                self._make(wish, model_bytes)
+                self._make(wanted)
             except Cancelled:
                 return
             finally:
-                with self._lock:
-                    self._waiting.popleft()
+                with self._changed:
+                    self._wanted.popleft()
+                    self._changed.notify_all()
 
-    def _make(self, wish: BlobWish, model_bytes: int) -> None:
+    def _make(self, wanted: _Wanted) -> None:
+        wish, model_bytes = wanted.wish, wanted.model_bytes
         folder = BlobFolder(Path(wish.folder))
         if folder.has(wish.key):
             return  # by another node of the store, or for an instance that shared this model
@@ -110,7 +198,8 @@ class BlobMaker:
                     [sys.executable, "-m", _CHILD, wish.to_json(), str(scratch)],
                     timeout_s=MAKE_S_MAX,
                     environment={},
-                    on_wait=self._go_on,
+                    on_begin=wanted.note_child,
+                    on_wait=partial(self._go_on, wanted),
                 )
         except (OSError, StorageError) as error:
             log.warning("no blob of shape %s, its models are compiled: %s", wish.key, error)
@@ -121,9 +210,22 @@ class BlobMaker:
         reason = "its time was up" if ended.exit_code is None else _last_line(ended.output)
         log.warning("no blob of shape %s, its models are compiled: %s", wish.key, reason)
 
-    def _go_on(self) -> None:
+    def _go_on(self, wanted: _Wanted) -> None:
         if self._closed.is_set():
             raise Cancelled("the node stops")
+        assert wanted.begun_s is not None
+        assert wanted.pid is not None
+        waited = wanted.waiting_loads or time.monotonic() < wanted.begun_s + UNWAITED_S
+        _put_below(wanted.pid, WAITED_NICE if waited else NICE)
+
+
+def _put_below(pid: int, nice: int) -> None:
+    """All threads of a process so far below this one's, as far as the system permits it."""
+    own = os.getpriority(os.PRIO_PROCESS, os.getpid())
+    with suppress(OSError):  # it has ended
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, int(thread), own + nice)
 
 
 def _last_line(output: str) -> str:

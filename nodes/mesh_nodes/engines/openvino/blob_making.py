@@ -8,7 +8,6 @@ What goes wrong is its last line on stderr, with exit code 1.
 
 import gc
 import mmap
-import os
 import sys
 from pathlib import Path
 
@@ -24,8 +23,6 @@ from mesh_nodes.engines.openvino.compilation import CompiledGraph, Compiler
 from mesh_nodes.engines.openvino.exported import Bytes, without_weights
 from mesh_nodes.engines.openvino.probe import probe_logits
 from mesh_nodes.engines.openvino.shape_blob import BoundBlob
-
-_NICE = 19
 
 
 def make_blob(wish: BlobWish, scratch: Path) -> None:
@@ -69,7 +66,6 @@ def make_blob(wish: BlobWish, scratch: Path) -> None:
 
 
 def main() -> int:
-    os.nice(_NICE)
     end_first()
     try:
         make_blob(BlobWish.from_json(sys.argv[1]), Path(sys.argv[2]))

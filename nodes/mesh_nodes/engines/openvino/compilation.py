@@ -8,10 +8,11 @@ one of mesh's errors.
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -55,6 +56,8 @@ from mesh_nodes.engines.openvino.weights import (
 
 _PROBE_SIZE = 64
 
+WaitForBlob = Callable[[str, Callable[[], None]], bool]
+
 log = logging.getLogger(__name__)
 
 
@@ -76,19 +79,25 @@ class CompiledGraph:
     blob_key: str | None = None
     """Of the blob that it was imported from, or would have been if there were one."""
     imported: bool = False
+    awaited: bool = False
+    """It was imported from a blob that was not there yet when the load began."""
     guards: Sequence[FileGuard] = ()
     """Of files that OpenVINO has mapped itself."""
+    _has_run: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
     def first_run(self) -> Iterator[None]:
-        """A block in which the model runs for the first time: OpenVINO repacks the weights that it
-        was given as it meets them, and reads few of the former (the embedding's rows) again. All
-        the same their pages would be there beside the repacked ones, twice the weights.
+        """A block in which an instance runs for the first time. With the first of the model,
+        OpenVINO repacks the weights that it was given as it meets them, and reads few of the former
+        (the embedding's rows) again. All the same their pages would be there beside the repacked
+        ones, twice the weights.
 
         Raises BlockingIOError at its end where what was read may not be what was checked.
         """
-        with pages_released(self.maps):
+        # With further ones it would only take from the others what they read.
+        with nullcontext() if self._has_run.is_set() else pages_released(self.maps):
             yield
+        self._has_run.set()
         readers: list[Pages | FileGuard] = [*self.maps, *self.guards]
         for file in readers:
             file.settle()
@@ -114,10 +123,15 @@ class Compiler:
         kv: KvPrecision,
         blobs: BlobFolder | None = None,
         verify: Verify = Verify.FIRST,
+        wait_for_blob: WaitForBlob = lambda key, on_wait: False,
     ) -> None:
-        """Without `blobs` every model is compiled. `verify`: when files are checked before use."""
+        """Without `blobs` every model is compiled. `verify`: when files are checked before use.
+        `wait_for_blob`, given the key of one that is not there, waits for it, if it is being made
+        and worth that, and says whether to look again; it calls `on_wait` before.
+        """
         self._core = ov.Core()
         self._blobs = blobs
+        self._wait_for_blob = wait_for_blob
         self._verifier = Verifier(verify)
         self._precision = weights
         self._prepared_key = openvino_key(weights.value)
@@ -185,7 +199,8 @@ class Compiler:
         self, model: ModelInfo, model_path: Path, context_tokens_max: int, progress: Progress
     ) -> CompiledGraph:
         """The model that another instance runs; where there is none, import it if its shape has a
-        blob; else read its weights, build its graph, and compile it, one model at a time.
+        blob, or soon will; else read its weights, build its graph, and compile it, one model at a
+        time.
 
         Raises TornModel, UnsupportedModel, OutOfMemory or EngineError.
         """
@@ -287,12 +302,17 @@ class Compiler:
 
     def _import(self, key: str, layout: Layout, progress: Progress) -> CompiledGraph | None:
         """None where there is no blob, or OpenVINO refuses the one that there is."""
-        bound = None if self._blobs is None else self._blobs.bind(key, layout)
-        if self._blobs is None or bound is None:
+        if self._blobs is None:
+            return None
+        bound, awaited = self._blobs.bind(key, layout), False
+        if bound is None:
+            awaited = self._wait_for_blob(key, partial(progress, "wait for the compile", 0.1))
+            bound = self._blobs.bind(key, layout) if awaited else None
+        if bound is None:
             return None
         progress("import compiled", 0.2)
         try:
-            return self.import_bound(key, bound)
+            return replace(self.import_bound(key, bound), awaited=awaited)
         except RuntimeError as error:
             self._blobs.drop(key, str(error).strip())
             return None

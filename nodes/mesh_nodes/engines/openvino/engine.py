@@ -104,11 +104,16 @@ class OpenVinoEngine:
         self._threads = threads or _cores()
         self._blobs_path = blobs_path
         blobs = BlobFolder(blobs_path) if blobs_path is not None else None
+        self._blob_maker = BlobMaker(available_bytes)
         self._compiler = Compiler(
-            threads=self._threads, weights=weights, kv=kv, blobs=blobs, verify=verify
+            threads=self._threads,
+            weights=weights,
+            kv=kv,
+            blobs=blobs,
+            verify=verify,
+            wait_for_blob=self._blob_maker.wait_for,
         )
         self._blob_index = BlobIndex(self._compiler, blobs) if blobs is not None else None
-        self._blob_maker = BlobMaker(available_bytes)
         return_memory()
         self._instances: dict[InstanceId, Instance] = {}
         self._lock = threading.Lock()
@@ -131,7 +136,9 @@ class OpenVinoEngine:
 
     def prepared(self, folders: Sequence[Path]) -> tuple[HeldModel, ...]:
         """Of the stored models in these folders, those that a load would not compile."""
-        return () if self._blob_index is None else self._blob_index.held(folders)
+        if self._blob_index is None:
+            return ()
+        return self._blob_index.held(folders, self._blob_maker.awaited())
 
     def least_load_s(self) -> float:
         """Seconds of a load whatever its bytes, measured in half of one. Raises EngineError."""
@@ -170,12 +177,15 @@ class OpenVinoEngine:
         with self._lock:
             self._instances[order.instance_id] = instance
         progress("loaded", 1.0)
-        compiled_tier = LoadTier.PREPARED if graph.imported else LoadTier.DISK
-        self._wish_for_blob(order, graph)
+        # What waited for its blob says nothing of loads that find one.
+        found = graph.imported and not graph.awaited
+        compiled_tier = LoadTier.PREPARED if found else LoadTier.DISK
+        elapsed_s = time.perf_counter() - start_s
+        self._wish_for_blob(order, graph, elapsed_s)
         return LoadedInstance(
             footprint=instance.footprint,
             kv_blocks=instance.memory().kv_blocks,
-            elapsed_s=time.perf_counter() - start_s,
+            elapsed_s=elapsed_s,
             tier=LoadTier.HOST if shares else compiled_tier,
         )
 
@@ -273,8 +283,8 @@ class OpenVinoEngine:
             )
         return instance, graph
 
-    def _wish_for_blob(self, order: LoadOrder, graph: CompiledGraph) -> None:
-        """The one that would have spared the load its compile."""
+    def _wish_for_blob(self, order: LoadOrder, graph: CompiledGraph, compile_s: float) -> None:
+        """The one that would have spared the load, of so many seconds, its compile."""
         if graph.imported or graph.blob_key is None or self._blobs_path is None:
             return
         wish = BlobWish(
@@ -286,7 +296,7 @@ class OpenVinoEngine:
             weights=self._weights,
             kv=self._kv,
         )
-        self._blob_maker.ask(wish, self.footprint(order.model).weights_bytes)
+        self._blob_maker.ask(wish, self.footprint(order.model).weights_bytes, compile_s)
 
     def _instance(self, instance_id: InstanceId) -> Instance:
         instance = self._instances.get(instance_id)

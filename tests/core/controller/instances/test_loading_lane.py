@@ -141,6 +141,27 @@ def test_a_wake_waits_for_no_load_from_the_disk() -> None:
     assert lane_ends_s(node, cell.now_s, ReservationKind.LOAD) == cell.now_s + 2.0
 
 
+def test_a_load_that_waits_is_expected_anew_when_its_shape_has_been_compiled() -> None:
+    """It takes 1 s with the compile and 0.25 without; the one that runs has compiled."""
+    other = replace(MODEL, model_id=ModelId("other"))
+    cell = CellUnderTest(
+        deployment("a", slo=BY_LENGTH), replace(deployment("b", slo=BY_LENGTH), model=other)
+    )
+    tiers = ((LoadTier.DISK, 1.0), (LoadTier.PREPARED, 0.25))
+    rates = tuple((tier, LoadRate(fixed_s=s, bytes_per_s=inf)) for tier, s in tiers)
+    link, _ = cell.join(replace(hello(), load_rates=rates))
+    for name in ("a", "b"):
+        cell.invoke(request(f"r-{name}", of=name))
+    (node,) = cell.core.cell.nodes.values()
+    assert list(loads_end_s(node, cell.now_s).values()) == [101.0, 102.0]
+    compiled = tuple(
+        HeldModel(model_id=model.model_id, tier=LoadTier.PREPARED, context_tokens_max=512)
+        for model in (MODEL, other)
+    )
+    cell.report(link, Heartbeat(rss_bytes=1, models=compiled))
+    assert list(loads_end_s(node, cell.now_s).values()) == [101.0, 101.25]
+
+
 def test_no_load_from_the_disk_waits_for_the_import_of_another_model() -> None:
     """An import takes 20 s, a load from the disk 1 s."""
     far = replace(MODEL, model_id=ModelId("far"))

@@ -2,10 +2,13 @@
 
 import logging
 import os
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from mesh_nodes.engines.openvino import KvPrecision, WeightPrecision, blob_folder, blob_maker
@@ -15,6 +18,7 @@ from mesh_nodes.engines.openvino.blob_maker import TRIES_MAX, BlobMaker
 from mesh_nodes.engines.openvino.blob_wish import BlobWish
 from mesh_nodes.engines.openvino.prepared import Layout
 from mesh_nodes.engines.openvino.shape_key import shape_key
+from tests.support.waiting import until
 
 CONFIG = {
     "model_type": "llama",
@@ -148,7 +152,7 @@ def test_a_failure_is_logged_and_tried_again_a_few_times(
 ) -> None:
     maker = BlobMaker(available_bytes=lambda: 2**40)
     for _ in range(TRIES_MAX + 1):
-        maker.ask(wish(tmp_path), 0)
+        maker.ask(wish(tmp_path), 0, 1.0)
         assert maker.wait(60.0)
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * TRIES_MAX
     assert "config.json cannot be read" in caplog.text
@@ -159,7 +163,7 @@ def test_none_is_made_without_the_memory_for_it(
 ) -> None:
     maker = BlobMaker(available_bytes=lambda: blob_maker.CHILD_BYTES + 9)
     with caplog.at_level(logging.INFO):
-        maker.ask(wish(tmp_path), 10)
+        maker.ask(wish(tmp_path), 10, 1.0)
         assert maker.wait(10.0)
     assert "for now" in caplog.text
 
@@ -169,7 +173,7 @@ def test_none_is_made_without_the_disk_for_it(
 ) -> None:
     """OpenVINO exports a whole model before its weights are taken out."""
     maker = BlobMaker(available_bytes=lambda: 2**62)
-    maker.ask(wish(tmp_path), 2**60)
+    maker.ask(wish(tmp_path), 2**60, 1.0)
     assert maker.wait(10.0)
     assert "the disk has" in caplog.text
     assert list((tmp_path / "blobs").iterdir()) == []
@@ -178,9 +182,76 @@ def test_none_is_made_without_the_disk_for_it(
 def test_a_node_that_stops_waits_for_no_blob(tmp_path: Path) -> None:
     maker = BlobMaker(available_bytes=lambda: 2**40)
     for number in range(blob_maker.WISHES_MAX + 3):
-        maker.ask(wish(tmp_path, str(number)), 0)
+        maker.ask(wish(tmp_path, str(number)), 0, 1.0)
     maker.close()
     assert maker.wait(5.0)
     assert list((tmp_path / "blobs").glob("*")) == []
-    maker.ask(wish(tmp_path), 0)
+    maker.ask(wish(tmp_path), 0, 1.0)
     assert maker.wait(0.0)
+
+
+class _Slow:
+    """The wish of a blob whose child sleeps, and the load that it was asked for by."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, compile_s: float) -> None:
+        (folder / "sleeping.py").write_text("import time\ntime.sleep(60)\n", encoding="utf-8")
+        monkeypatch.setattr(blob_maker, "_CHILD", "sleeping")
+        monkeypatch.setenv("PYTHONPATH", str(folder))
+        self.maker = BlobMaker(available_bytes=lambda: 2**40)
+        self.maker.ask(wish(folder), 0, compile_s)
+        self.key = wish(folder).key
+
+    def nices(self) -> set[int]:
+        """Of the threads of this process's child, over its own."""
+        own = os.getpriority(os.PRIO_PROCESS, os.getpid())
+        return {
+            os.getpriority(os.PRIO_PROCESS, thread.id) - own
+            for child in psutil.Process().children()
+            for thread in child.threads()
+        }
+
+
+def test_a_load_waits_as_long_as_is_worth_it_and_no_other_after_it_in_vain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(blob_maker, "CHILD_START_S", 0.0)
+    slow = _Slow(tmp_path, monkeypatch, compile_s=0.3)
+    assert not slow.maker.wait_for("another", _fail)
+    said: list[None] = []
+    begun_s = time.monotonic()
+    assert not slow.maker.wait_for(slow.key, lambda: said.append(None))
+    assert 0.9 <= time.monotonic() - begun_s < 30.0
+    assert "was not made within 0.9 s" in caplog.text
+    assert len(said) == 1
+    assert not slow.maker.wait_for(slow.key, _fail)
+    slow.maker.close()
+
+
+def test_what_compiles_sooner_than_its_blob_is_made_does_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = _Slow(tmp_path, monkeypatch, compile_s=0.1)
+    assert not slow.maker.wait_for(slow.key, _fail)
+    slow.maker.close()
+
+
+def test_a_blob_is_made_below_all_who_serve_and_like_a_load_while_one_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other way round the system may forbid it, which leaves the child where it was."""
+    slow = _Slow(tmp_path, monkeypatch, compile_s=20.0)
+    least = 19 - max(0, os.getpriority(os.PRIO_PROCESS, os.getpid()))
+    until(lambda: slow.nices() == {least})
+    waiting = threading.Thread(target=slow.maker.wait_for, args=(slow.key, lambda: None))
+    waiting.start()
+    until(lambda: slow.maker.awaited() == {slow.key})
+    if os.geteuid() == 0:
+        until(lambda: slow.nices() == {blob_maker.WAITED_NICE})
+    slow.maker.close()
+    waiting.join(10.0)
+    assert not waiting.is_alive()
+    assert slow.maker.awaited() == frozenset()
+
+
+def _fail() -> None:
+    pytest.fail("it waits")

@@ -23,6 +23,7 @@ from mesh_nodes.engines.openvino import (
     KvPrecision,
     OpenVinoEngine,
     WeightPrecision,
+    blob_maker,
     blob_making,
     exported,
 )
@@ -35,6 +36,7 @@ from mesh_nodes.engines.openvino.probe import probe_logits
 from mesh_nodes.engines.openvino.shape_blob import ShapeBlob
 from tests.nodes.engines.openvino.tiny import CONTEXT_TOKENS_MAX, VOCABULARY, TinyModel, write_tiny
 from tests.nodes.engines.serving import INSTANCE, load, request, run
+from tests.support.waiting import until
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -171,6 +173,41 @@ def test_the_second_load_of_a_shape_is_an_import_with_the_same_tokens(
     (only,) = (tmp_path / "blobs").iterdir()
     only.unlink()
     assert engine.prepared([same_shape.path, model.path]) == ()
+    engine.close()
+
+
+def test_loads_of_a_shape_whose_blob_is_being_made_wait_for_it(
+    model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One compile and one blob; the node tells of those behind the first that they import."""
+    monkeypatch.setattr(blob_maker, "WAIT_COMPILES_MAX", 1e6)
+    engine = OpenVinoEngine(threads=1, blobs_path=tmp_path / "blobs")
+    others = [prepared(tmp_path / name, kind="llama", seed=7) for name in ("a", "b")]
+    stored = [model.path, others[1].path]
+    phases: list[str] = []
+    told: list[set[str]] = []
+
+    def note(phase: str, share: float) -> None:
+        phases.append(phase)
+        if phase == "wait for the compile":
+            waiting.start()
+
+    def look() -> None:
+        """As the node's thread that looks at the models at hand does."""
+        until(lambda: bool(engine.prepared(stored)))
+        told.append({held.model_id for held in engine.prepared(stored)})
+
+    waiting = threading.Thread(target=look)
+    tiers = [load(engine, model.info, model.path).tier]
+    for number, other in enumerate(others):
+        name = InstanceId(f"i-{number + 2}")
+        tiers.append(load(engine, other.info, other.path, instance_id=name, progress=note).tier)
+    waiting.join()
+    assert tiers == [LoadTier.DISK, LoadTier.DISK, LoadTier.PREPARED]
+    assert phases.count("wait for the compile") == 1
+    assert phases.count("import compiled") == 2
+    assert "compile" not in phases
+    assert told == [{model.path.name, "b"}]
     engine.close()
 
 

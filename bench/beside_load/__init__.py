@@ -1,0 +1,1 @@
+"""What loads do to who computes beside them: `make bench-beside-load`."""

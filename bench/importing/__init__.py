@@ -1,0 +1,1 @@
+"""What bringing a model into a store takes, step by step: `make bench-import`."""
