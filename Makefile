@@ -122,7 +122,7 @@ bench-engine: .venv-bench/.installed ## the engine beside OpenVINO GenAI and lla
 bench-fidelity: $(VENV)/.installed-dev ## how true the simulator is: a live cell beside a simulation of it
 	@$(HOME_HERE) $(BIN)/mesh bench fidelity
 
-# ARGS="--scene fleet --rates 0.5 1", "--seconds 20", "--no-peer", "--no-sim"
+# ARGS="--scene fleet --rates 0.5 1", "--scene locality --seconds 60", "--seconds 20", "--no-peer", "--no-sim"
 bench-fleet: .venv-bench/.installed ## many models on one small node, beside llama.cpp as a person would set it up
 	@$(HOME_HERE) $(BENCH_BIN)/python -m bench.fleet $(ARGS)
 
@@ -154,8 +154,9 @@ bench-metrics: $(VENV)/.installed-dev ## what a scrape of 500 deployments takes,
 bench-mixed: .venv-vllm/.installed ## bursts on an OpenVINO node spill over to a vLLM node, and come back
 	@$(VLLM_BIN)/python -m bench.mixed
 
+# Twelve minutes; ARGS="--quick" in one, "--seconds 120 --fleet-seconds 60"
 bench-overcommit: $(VENV)/.installed-dev ## twice as much memory wanted as a node has; the books must hold
-	@$(HOME_HERE) $(BIN)/python -m bench.overcommit
+	@$(HOME_HERE) $(BIN)/python -m bench.overcommit $(ARGS)
 
 bench-overhead: $(VENV)/.installed-dev ## what controller, gRPC and node agent add to the engine
 	@$(HOME_HERE) $(BIN)/python -m bench.overhead

@@ -10,6 +10,7 @@ what was told. Exit code 1 when a target was missed.
 
 import argparse
 import random
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -88,12 +89,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--deployments", type=int, default=DEPLOYMENTS, help="(%(default)s)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--uncompiled", action="store_true", help="the shape has no blob when a scene begins"
+    )
     options = parser.parse_args()
     with errors_told(), tempfile.TemporaryDirectory() as folder:
         store = Path(folder)
         calls = drawn_calls(options.deployments, options.seed)
         plant_models(store, [call.deployment for call in calls])
-        scenes = [play(name, offered, calls, store) for name, offered in SCENES.items()]
+        scenes = []
+        for name, offered in SCENES.items():
+            if options.uncompiled:
+                shutil.rmtree(store / "compiled", ignore_errors=True)
+            scenes.append(play(name, offered, calls, store))
     report(scenes)
     exit_by(targets(scenes))
 

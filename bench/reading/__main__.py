@@ -25,7 +25,7 @@ from mesh.cli import output
 from mesh_loader.disk import require_free
 
 SIZES_GB = (0.1, 0.5, 2.0)
-ROUNDS = 5
+ROUNDS, QUICK_ROUNDS = 5, 2
 COLD, WARM = "cold", "warm"
 
 Seconds = dict[tuple[str, str], list[float]]
@@ -34,24 +34,29 @@ Seconds = dict[tuple[str, str], list[float]]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="bench.reading", description=__doc__)
-    parser.add_argument("--sizes", nargs="+", type=float, default=SIZES_GB, metavar="GB")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--sizes", nargs="+", type=float, metavar="GB", help=f"{SIZES_GB}")
+    parser.add_argument("--rounds", type=int, help=f"({ROUNDS})")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds of the smaller ones"
+    )
     parser.add_argument("--no-peers", action="store_true", help="without torch and what needs it")
     parser.add_argument("--folder", type=Path, default=Path(), help="on the disk to be measured")
     options = parser.parse_args(arguments)
+    sizes_gb = options.sizes or (SIZES_GB[:-1] if options.quick else SIZES_GB)
+    rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     with errors_told():
         readers = READERS | _peers(not options.no_peers)
         found: Seconds = {}
-        for size_gb in sorted(options.sizes):
+        for size_gb in sorted(sizes_gb):
             size_bytes = int(size_gb * 1e9)
             require_free(options.folder, 2 * size_bytes, "the files that are read")
             with tempfile.TemporaryDirectory(dir=options.folder, prefix=".bench-load-") as name:
                 show_status(f"writing {size_gb:g} GB")
                 write_files(Path(name), size_bytes, torch="torch.load" in readers)
-                found = _measure(Path(name), readers, options.rounds)
+                found = _measure(Path(name), readers, rounds)
                 read_bytes = (Path(name) / "model.safetensors").stat().st_size
             _show(size_gb, read_bytes, found, readers)
-    copy_s, mesh_s = memcpy_s(read_bytes, options.rounds), median(found["mesh", WARM])
+    copy_s, mesh_s = memcpy_s(read_bytes, rounds), median(found["mesh", WARM])
     limit_s = min(median(found[name, COLD]) for name in LIMITS)
     torch_s = found.get(("torch.load", COLD))
     cold_s = median(found["mesh", COLD])

@@ -80,6 +80,7 @@ def _found(client: MeshClient, name: DeploymentName, goal: Goal) -> DeploymentSn
 
 
 def _loading(found: DeploymentSnapshot) -> str:
-    """What those that are not ready are at."""
-    phases = [one.phase for one in found.instances if one.state is InstanceState.LOADING]
-    return f": {phases[0]}" if phases and phases[0] else ""
+    """What its import is at, or the first of those that are not ready."""
+    loading = (one.phase for one in found.instances if one.state is InstanceState.LOADING)
+    phase = found.phase or next(loading, "")
+    return f": {phase}" if phase else ""

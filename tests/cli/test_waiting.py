@@ -48,8 +48,9 @@ def test_at_zero_a_deployment_is_ready_but_not_loaded() -> None:
 
 
 def test_what_is_being_imported_is_not_ready() -> None:
-    with pytest.raises(Cancelled):
-        wait_for(client(replace(having(replicas_min=0), model=None)), NAME, Goal.READY, 0.0)
+    imported = replace(having(replicas_min=0), model=None, phase="download m.gguf")
+    with pytest.raises(Cancelled, match=r"instances ready: download m\.gguf"):
+        wait_for(client(imported), NAME, Goal.READY, 0.0)
 
 
 def test_only_who_waits_for_its_end_may_wait_for_what_is_unknown() -> None:
