@@ -22,6 +22,7 @@ from grpc_reflection.v1alpha import reflection
 from mesh import __version__
 from mesh.controller.control import Control
 from mesh.controller.gateway import Gateway, GatewayLimits
+from mesh.controller.inference import Inference
 from mesh.controller.node_link import NodeLinks
 from mesh.controller.operations import Operations
 from mesh.controller.registry import SqliteRegistry
@@ -183,7 +184,7 @@ class Controller:
 
     async def start(self, server: grpc.aio.Server) -> None:
         """Serve everything on a server that is bound but has not started."""
-        inference_pb2_grpc.add_InferenceServicer_to_server(self._gateway, server)
+        inference_pb2_grpc.add_InferenceServicer_to_server(Inference(self._gateway), server)
         control_pb2_grpc.add_ControlServicer_to_server(self._control, server)
         node_link_pb2_grpc.add_NodeLinkServicer_to_server(self._links, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
