@@ -251,7 +251,7 @@ def test_a_port_in_use_is_two_lines_and_nothing_is_started(tmp_path: Path) -> No
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        ran = mesh("up", "--listen", address, "--home", str(tmp_path / "home"))
+        ran = mesh("up", "--listen", address, "--http", "off", "--home", str(tmp_path / "home"))
     assert ran.code == 1
     assert ran.error_lines[0] == f"cannot listen on {address}: address already in use"
     assert "--listen" in ran.error_lines[1]
@@ -260,7 +260,9 @@ def test_a_port_in_use_is_two_lines_and_nothing_is_started(tmp_path: Path) -> No
 
 def test_a_home_that_cannot_be_written_is_two_lines(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file")
-    ran = mesh("up", "--listen", "127.0.0.1:0", "--home", str(tmp_path / "home"))
+    ran = mesh(
+        "up", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--home", str(tmp_path / "home")
+    )
     assert ran.code == 1
     assert "logs" in ran.error_lines[0]
     assert "--home" in ran.error_lines[1]
