@@ -23,7 +23,7 @@ PIP := pip install --quiet --disable-pip-version-check
 NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 
 .PHONY: help demo load test test-clients test-vllm quick check lint types imports proto format faults soak clean
-.PHONY: bench-admission bench-cold-start bench-engine bench-fidelity bench-fleet bench-kv-resize bench-late-starts bench-load bench-load-client bench-mixed
+.PHONY: bench-admission bench-cold-start bench-engine bench-fidelity bench-fleet bench-http bench-kv-resize bench-late-starts bench-load bench-load-client bench-mixed
 .PHONY: bench-overcommit bench-overhead bench-paper bench-profile bench-replay
 .PHONY: bench-replay-agreement bench-sim bench-slo bench-vllm-step bench-vllm-switch
 
@@ -136,6 +136,9 @@ bench-kv-resize: $(VENV)/.installed-dev ## what resizing a KV cache costs, with 
 
 bench-late-starts: $(VENV)/.installed-dev ## whether those whom a load makes late are told so, and by how much
 	@$(HOME_HERE) $(BIN)/python -m bench.late_starts $(ARGS)
+
+bench-http: $(VENV)/.installed-dev ## what OpenAI's protocol costs beside gRPC: first tokens, tokens, the controller's CPU
+	@$(HOME_HERE) $(BIN)/python -m bench.http $(ARGS)
 
 # The peers bring torch: gigabytes. Without them (ARGS="--no-peers") any environment does.
 .venv-bench-load/.installed: pyproject.toml

@@ -49,9 +49,9 @@ class LocalCell:
         return _reached(self._listen)
 
     @property
-    def http_url(self) -> str | None:
-        """Where clients of OpenAI's protocol on this machine reach it."""
-        return None if self._http is None else f"http://{_reached(self._http)}/v1"
+    def http_address(self) -> str | None:
+        """Where clients of OpenAI's protocol on this machine reach it, if they can."""
+        return None if self._http is None else _reached(self._http)
 
     @property
     def children(self) -> tuple[Child, ...]:
@@ -146,8 +146,8 @@ class LocalCell:
             yield f"node        {kept.node}"
         else:
             yield f"controller  {self.address}"
-            if self.http_url:
-                yield f"http        {self.http_url}"
+            if self.http_address:
+                yield f"http        http://{self.http_address}/v1"
 
     def check_alive(self) -> None:
         """See who has ended and who serves; start again what is to be. For one thread alone.
