@@ -34,6 +34,8 @@ VERBS = {
     "store": "List, check and clear this machine's model store.",
     "invoke": "Ask a deployment: one prompt, one answer.",
     "chat": "Talk with a deployment.",
+    "requests": "List the requests that are being answered.",
+    "cancel": "End requests.",
     "nodes": "List the cell's nodes.",
     "drain": "Give a node no new work.",
     "status": "Show the cell in a few numbers, and how instances keep up.",

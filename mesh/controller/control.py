@@ -25,9 +25,9 @@ from mesh.domain.events import (
     ProfileRequested,
     ScaleRequested,
 )
-from mesh.domain.ids import DeploymentName, ModelId, NodeId, OperationId
+from mesh.domain.ids import DeploymentName, ModelId, NodeId, OperationId, RequestId
 from mesh.domain.text import TextAssets
-from mesh.domain.views import CellSnapshot, ProfileView
+from mesh.domain.views import CellSnapshot, ProfileView, RequestSnapshot
 from mesh.runtime.clock import Clock
 from mesh.v1 import control_pb2 as pb
 from mesh.v1 import model_pb2
@@ -37,6 +37,7 @@ from mesh.wire.codec_views import (
     cell_event_to_wire,
     deployment_to_wire,
     node_to_wire,
+    open_request_to_wire,
     profile_view_to_wire,
     status_to_wire,
 )
@@ -55,6 +56,14 @@ class OperatedCell(Cell, Protocol):
         ...
 
 
+class OpenCalls(Protocol):
+    """What operators ask the gateway."""
+
+    def requests(self) -> tuple[RequestSnapshot, ...]: ...
+
+    def cancel(self, request_id: RequestId) -> None: ...
+
+
 class Control(ControlServicer):
     """`texts` gives a model's text assets from the registry; `deployed` is called with the name of
     each deployment that was acknowledged.
@@ -64,6 +73,7 @@ class Control(ControlServicer):
         self,
         *,
         cell: OperatedCell,
+        calls: OpenCalls,
         clock: Clock,
         operations: Operations,
         log: CellLog,
@@ -72,6 +82,7 @@ class Control(ControlServicer):
         deployed: Callable[[DeploymentName], None],
     ) -> None:
         self._cell = cell
+        self._calls = calls
         self._clock = clock
         self._operations = operations
         self._log = log
@@ -170,6 +181,15 @@ class Control(ControlServicer):
         uptime_s = self._clock.now_s() - self._started_s
         status = cell_status(self._snapshot(), uptime_s=uptime_s, state_path=self._state_path)
         return status_to_wire(status)
+
+    async def ListRequests(
+        self, request: pb.ListRequestsRequest, context: Any
+    ) -> pb.ListRequestsResponse:
+        return pb.ListRequestsResponse(requests=map(open_request_to_wire, self._calls.requests()))
+
+    async def Cancel(self, request: pb.CancelRequest, context: Any) -> pb.CancelResponse:
+        self._calls.cancel(RequestId(request.request_id))
+        return pb.CancelResponse()
 
     async def Watch(self, request: pb.WatchRequest, context: Any) -> None:
         watch = self._log.watch(backlog=request.backlog, follow=request.follow)

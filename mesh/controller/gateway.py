@@ -18,15 +18,16 @@ from mesh.controller.lookup import no_deployment
 from mesh.controller.stream import ClientStream, Told
 from mesh.controller.tokenizers import Tokenizers, chars_of
 from mesh.domain.actions import DeliverTokens, RefuseRequest, TellAccepted, TellWaiting
+from mesh.domain.checks import NAME_CHARS_MAX
 from mesh.domain.deployment import Deployment
-from mesh.domain.errors import Cancelled, Refused
+from mesh.domain.errors import Cancelled, NotFound, Refused
 from mesh.domain.events import CancelRequested, ControllerEvent, InvokeRequested
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.invocation import Invocation, InvocationEvent, Prompt, TokenPrompt
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.request import Request
 from mesh.domain.text import SamplingDefaults
-from mesh.domain.views import CellSnapshot
+from mesh.domain.views import CellSnapshot, RequestSnapshot
 from mesh.runtime.clock import Clock
 
 CHARS_PER_TOKEN_MAX = 256
@@ -113,8 +114,9 @@ class Gateway:
     async def call(self, asked: Invocation) -> AsyncIterator[Call]:
         """The call, from when the core was asked until its client has left the block.
 
-        Raises NotFound, Unavailable, InvalidInput or Refused at once, and Cancelled where the task
-        that runs the block leaves more events unread than may wait: it is cancelled then.
+        Raises NotFound, Unavailable, InvalidInput or Refused at once. Where the block leaves more
+        events unread than may wait, or an operator says so, its task is cancelled, and Cancelled
+        raised.
         """
         arrived_s = self._clock.now_s()
         self._check_open()
@@ -125,6 +127,21 @@ class Gateway:
                 yield Call(stream)
         finally:
             self._calls -= 1
+
+    def requests(self) -> tuple[RequestSnapshot, ...]:
+        """Those whose clients wait, the oldest first."""
+        now_s = self._clock.now_s()
+        return tuple(stream.snapshot(now_s) for stream in self._streams.values())
+
+    def cancel(self, request_id: RequestId) -> None:
+        """Its client is told so. Raises NotFound for a request that is not open."""
+        stream = self._streams.get(request_id)
+        if stream is None:
+            raise NotFound(
+                f"there is no open request {request_id[:NAME_CHARS_MAX]!r}",
+                hint="`mesh requests` lists those that there are",
+            )
+        self._drop(stream, Cancelled(f"{request_id} was cancelled by an operator"))
 
     def accepted(self, told: TellAccepted) -> None:
         self._tell(told.request_id, told)
@@ -141,12 +158,14 @@ class Gateway:
     def _tell(self, request_id: RequestId, told: Told) -> None:
         stream = self._streams.get(request_id)
         if stream is not None and not stream.tell(told, self._clock.now_s()):
-            self._drop(stream)
+            told_max = self._limits.told_max
+            late = f"{request_id} was cancelled: {told_max} messages wait to be read, which is"
+            self._drop(stream, Cancelled(f"{late} the limit", hint="read the answer as it comes"))
 
-    def _drop(self, stream: ClientStream) -> None:
-        """The client reads too slowly: free its place, and wake the task that waits for it."""
+    def _drop(self, stream: ClientStream, why: Cancelled) -> None:
+        """Free the request's place, and wake the task that waits for it to be told why."""
         request_id = stream.request.request_id
-        stream.dropped = True
+        stream.dropped = why
         del self._streams[request_id]
         self._readers[request_id].cancel()
         if not stream.ended:
@@ -211,13 +230,9 @@ class Gateway:
             self._post(InvokeRequested(request=stream.request))
             yield
         except asyncio.CancelledError:
-            # Nobody else has cancelled it as well: then it ends as all that are cancelled do.
-            if stream.dropped and not reader.uncancel():
-                raise Cancelled(
-                    f"{request_id} was cancelled: {self._limits.told_max} messages wait to be "
-                    "read, which is the limit",
-                    hint="read the answer as it comes",
-                ) from None
+            # Unless somebody else has cancelled the task as well.
+            if stream.dropped is not None and not reader.uncancel():
+                raise stream.dropped from None
             raise
         finally:
             self._streams.pop(request_id, None)

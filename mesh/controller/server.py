@@ -177,6 +177,7 @@ class Controller:
         )
         self._control = Control(
             cell=self._core,
+            calls=self._gateway,
             clock=clock,
             operations=operations,
             log=self._log,

@@ -7,11 +7,12 @@ come and writes it. A client that lags gets several iterations' tokens as one ev
 from collections.abc import Iterator, Sequence
 
 from mesh.domain.actions import DeliverTokens, RefuseRequest, TellAccepted, TellWaiting
-from mesh.domain.errors import Refused
+from mesh.domain.errors import Cancelled, Refused
 from mesh.domain.invocation import Accepted, Finished, InvocationEvent, Tokens, Waiting
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import Request, RequestTokens
 from mesh.domain.slo import Slo
+from mesh.domain.views import RequestPhase, RequestSnapshot
 from mesh.wire.mailbox import Mailbox
 
 Told = TellAccepted | TellWaiting | DeliverTokens | RefuseRequest
@@ -22,8 +23,8 @@ class ClientStream:
 
     def __init__(self, *, request: Request, slo: Slo, arrived_s: float, told_max: int) -> None:
         self.request = request
-        self.dropped = False
-        """Its client reads too slowly."""
+        self.dropped: Cancelled | None = None
+        """Why it was cancelled, where its client has not left by itself."""
         self.ended = False
         """The core has said its last word on the request, or is to say none."""
         self.finished = False
@@ -35,6 +36,7 @@ class ClientStream:
         self._first_s: float | None = None
         self._last_s = arrived_s
         self._output_tokens = 0
+        self._has_place = False
         self._told: Mailbox[Told] = Mailbox(told_max)
         self._refusal: Refused | None = None
 
@@ -49,9 +51,23 @@ class ClientStream:
                         self._first_s = now_s
                     self._output_tokens += len(outputs.token_ids)
                 self.ended = outputs.finish is not None
+            case TellAccepted():
+                self._has_place = True
             case RefuseRequest():
                 self.ended = True
         return self._told.put(told)
+
+    def snapshot(self, now_s: float) -> RequestSnapshot:
+        phase = RequestPhase.ACCEPTED if self._has_place else RequestPhase.QUEUED
+        return RequestSnapshot(
+            request_id=self.request.request_id,
+            deployment=self.request.deployment,
+            phase=RequestPhase.ANSWERING if self._output_tokens else phase,
+            prompt_tokens=len(self.request.prompt_tokens),
+            output_tokens=self._output_tokens,
+            output_tokens_max=self.request.sampling.max_tokens,
+            age_s=now_s - self._arrived_s,
+        )
 
     async def events(self) -> list[InvocationEvent]:
         """What comes next, as soon as anything does. Raises Refused once that is all there is."""

@@ -90,6 +90,16 @@ class ControlStub:
                 request_serializer=mesh_dot_v1_dot_control__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=mesh_dot_v1_dot_control__pb2.Status.FromString,
                 _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/mesh.v1.Control/ListRequests',
+                request_serializer=mesh_dot_v1_dot_control__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=mesh_dot_v1_dot_control__pb2.ListRequestsResponse.FromString,
+                _registered_method=True)
+        self.Cancel = channel.unary_unary(
+                '/mesh.v1.Control/Cancel',
+                request_serializer=mesh_dot_v1_dot_control__pb2.CancelRequest.SerializeToString,
+                response_deserializer=mesh_dot_v1_dot_control__pb2.CancelResponse.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/mesh.v1.Control/Watch',
                 request_serializer=mesh_dot_v1_dot_control__pb2.WatchRequest.SerializeToString,
@@ -171,6 +181,20 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListRequests(self, request, context):
+        """The requests whose clients wait, the oldest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cancel(self, request, context):
+        """Ends a request; its client is told that it was cancelled.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Watch(self, request, context):
         """The cell's events in words: the last `backlog` ones, then new ones while the call is open.
         """
@@ -235,6 +259,16 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=mesh_dot_v1_dot_control__pb2.GetStatusRequest.FromString,
                     response_serializer=mesh_dot_v1_dot_control__pb2.Status.SerializeToString,
+            ),
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=mesh_dot_v1_dot_control__pb2.ListRequestsRequest.FromString,
+                    response_serializer=mesh_dot_v1_dot_control__pb2.ListRequestsResponse.SerializeToString,
+            ),
+            'Cancel': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cancel,
+                    request_deserializer=mesh_dot_v1_dot_control__pb2.CancelRequest.FromString,
+                    response_serializer=mesh_dot_v1_dot_control__pb2.CancelResponse.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -539,6 +573,60 @@ class Control:
             '/mesh.v1.Control/GetStatus',
             mesh_dot_v1_dot_control__pb2.GetStatusRequest.SerializeToString,
             mesh_dot_v1_dot_control__pb2.Status.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/mesh.v1.Control/ListRequests',
+            mesh_dot_v1_dot_control__pb2.ListRequestsRequest.SerializeToString,
+            mesh_dot_v1_dot_control__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cancel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/mesh.v1.Control/Cancel',
+            mesh_dot_v1_dot_control__pb2.CancelRequest.SerializeToString,
+            mesh_dot_v1_dot_control__pb2.CancelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,10 @@ class ControlStub:
     GetTokenizer: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetTokenizerRequest, _model_pb2.TextAssets]
     """The tokenizer and chat template of a deployment's model, for clients that send token ids."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetStatusRequest, _control_pb2.Status]
+    ListRequests: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListRequestsRequest, _control_pb2.ListRequestsResponse]
+    """The requests whose clients wait, the oldest first."""
+    Cancel: _grpc.UnaryUnaryMultiCallable[_control_pb2.CancelRequest, _control_pb2.CancelResponse]
+    """Ends a request; its client is told that it was cancelled."""
     Watch: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchRequest, _control_pb2.CellEvent]
     """The cell's events in words: the last `backlog` ones, then new ones while the call is open."""
 
@@ -72,6 +76,10 @@ class ControlAsyncStub(ControlStub):
     GetTokenizer: _aio.UnaryUnaryMultiCallable[_control_pb2.GetTokenizerRequest, _model_pb2.TextAssets]  # type: ignore[assignment]
     """The tokenizer and chat template of a deployment's model, for clients that send token ids."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_control_pb2.GetStatusRequest, _control_pb2.Status]  # type: ignore[assignment]
+    ListRequests: _aio.UnaryUnaryMultiCallable[_control_pb2.ListRequestsRequest, _control_pb2.ListRequestsResponse]  # type: ignore[assignment]
+    """The requests whose clients wait, the oldest first."""
+    Cancel: _aio.UnaryUnaryMultiCallable[_control_pb2.CancelRequest, _control_pb2.CancelResponse]  # type: ignore[assignment]
+    """Ends a request; its client is told that it was cancelled."""
     Watch: _aio.UnaryStreamMultiCallable[_control_pb2.WatchRequest, _control_pb2.CellEvent]  # type: ignore[assignment]
     """The cell's events in words: the last `backlog` ones, then new ones while the call is open."""
 
@@ -158,6 +166,22 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.Status, _abc.Awaitable[_control_pb2.Status]]: ...
+
+    @_abc_1.abstractmethod
+    def ListRequests(
+        self,
+        request: _control_pb2.ListRequestsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ListRequestsResponse, _abc.Awaitable[_control_pb2.ListRequestsResponse]]:
+        """The requests whose clients wait, the oldest first."""
+
+    @_abc_1.abstractmethod
+    def Cancel(
+        self,
+        request: _control_pb2.CancelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.CancelResponse, _abc.Awaitable[_control_pb2.CancelResponse]]:
+        """Ends a request; its client is told that it was cancelled."""
 
     @_abc_1.abstractmethod
     def Watch(

@@ -14,7 +14,7 @@ import grpc
 
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput
-from mesh.domain.ids import DeploymentName, NodeId
+from mesh.domain.ids import DeploymentName, NodeId, RequestId
 from mesh.domain.invocation import Invocation, InvocationEvent
 from mesh.domain.text import TextAssets
 from mesh.domain.views import (
@@ -23,6 +23,7 @@ from mesh.domain.views import (
     DeploymentSnapshot,
     NodeSnapshot,
     ProfileView,
+    RequestSnapshot,
 )
 from mesh.v1 import control_pb2 as pb
 from mesh.v1.control_pb2_grpc import ControlStub
@@ -35,6 +36,7 @@ from mesh.wire.codec_views import (
     cell_event_from_wire,
     deployment_from_wire,
     node_from_wire,
+    open_request_from_wire,
     profile_view_from_wire,
     status_from_wire,
 )
@@ -148,6 +150,17 @@ class MeshClient:
         """All nodes, by id."""
         answer = self._calls.unary(self._control.ListNodes, pb.ListNodesRequest())
         return tuple(node_from_wire(n) for n in answer.nodes)
+
+    def requests(self) -> tuple[RequestSnapshot, ...]:
+        """Those whose clients wait, the oldest first."""
+        answer = self._calls.unary(self._control.ListRequests, pb.ListRequestsRequest())
+        return tuple(open_request_from_wire(r) for r in answer.requests)
+
+    def cancel(self, request_id: RequestId) -> None:
+        """Its client is told so. Raises NotFound for a request that is not open."""
+        with _writing("the request's id"):
+            request = pb.CancelRequest(request_id=request_id)
+        self._calls.unary(self._control.Cancel, request)
 
     def tokenizer(self, name: DeploymentName) -> TextAssets:
         """Of the deployment's model. Raises NotFound, Unavailable while it is being imported."""

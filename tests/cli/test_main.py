@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -270,3 +271,16 @@ def test_a_home_that_cannot_be_written_is_two_lines(tmp_path: Path) -> None:
 
 def test_json_of_nothing_is_still_json(tmp_path: Path) -> None:
     assert json.loads(mesh("store", "ls", "--home", str(tmp_path), "-o", "json").out) == []
+
+
+def test_no_verb_but_the_controller_waits_for_the_libraries_of_http() -> None:
+    others = [verb for verb in cli.VERBS if verb != "controller"]
+    script = "\n".join(
+        [
+            "import importlib, sys",
+            f"for verb in {others}: importlib.import_module(f'mesh.cli.verbs.{{verb}}')",
+            "print(sorted({'starlette', 'uvicorn', 'httptools', 'mesh.http'} & set(sys.modules)))",
+        ]
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"

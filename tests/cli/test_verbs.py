@@ -361,3 +361,16 @@ def test_logs_follow_what_happens(cell: RunningCell, chat: str) -> None:
         reading.join()
         assert all(line.strip() for line in lines)
     assert err.read_bytes() == b""
+
+
+def test_requests_are_listed_and_cancelled(cell: RunningCell, chat: str, tmp_path: Path) -> None:
+    asking = ("invoke", chat, "count", "--max-tokens", "200", "--controller", cell.address)
+    with mesh_process(*asking, environ=os.environ, err=tmp_path / "err") as process:
+        until(lambda: chat in cell.mesh("requests").out, 20.0)
+        (listed,) = json.loads(cell.mesh("requests", "-o", "json").out)
+        assert listed["deployment"] == chat
+        ran = cell.mesh("cancel", listed["request_id"], "r0-0")
+        assert ran.code == 1
+        assert "cancelled" in ran.err
+        assert "no open request 'r0-0'" in ran.err
+        assert process.wait(20.0) == 1

@@ -129,6 +129,18 @@ async def test_a_failure_after_the_first_token_is_an_event_and_no_done(http: Edg
     assert b"[DONE]" not in response.content
 
 
+@pytest.mark.parametrize("prompt", [[1], [[1], [2]]])
+async def test_what_an_operator_cancels_ends_with_a_status(http: Edge, prompt: Any) -> None:
+    node = await http.cell.deployed()
+    node.held = True
+    asked = asyncio.create_task(http.complete(prompt))
+    order = (await node.told(SubmitRequest)).order
+    await http.cell.ask(http.cell.client.cancel, order.request.request_id)
+    response = await asked
+    assert (response.status_code, error_of(response)["code"]) == (499, "cancelled")
+    await http.cell.idle()
+
+
 async def test_a_stopping_controller_tells_those_who_wait(http: Edge) -> None:
     node = await http.cell.deployed()
     node.held = True
