@@ -39,6 +39,8 @@ class Exchange:
         self._send = send
         self._left = False
         self._ended = False
+        self._unread = True
+        """More of the body may come."""
         self._status: tuple[int, str] | None = None
         """Of an error that HTTP knows more exactly than the tree."""
         self.begun = False
@@ -66,6 +68,12 @@ class Exchange:
 
     async def body(self) -> bytes:
         """Raises InvalidInput where it is too long or not said to be JSON, DeadlineExceeded."""
+        try:
+            async with asyncio.timeout(BODY_S_MAX):
+                body = await self._whole_body()
+        except TimeoutError:
+            self._status = 408, "request_timeout"
+            raise DeadlineExceeded(f"the body has not come within {BODY_S_MAX:g} s") from None
         kind = dict(self._scope["headers"]).get(b"content-type", b"")
         if kind.split(b";")[0].strip().lower() != b"application/json":
             # Pages of other sites could send it without being asked whether they may.
@@ -74,23 +82,18 @@ class Exchange:
                 "the body's content type is no application/json",
                 hint="send the header Content-Type: application/json",
             )
-        try:
-            async with asyncio.timeout(BODY_S_MAX):
-                return await self._whole_body()
-        except TimeoutError:
-            self._status = 408, "request_timeout"
-            raise DeadlineExceeded(f"the body has not come within {BODY_S_MAX:g} s") from None
+        return body
 
     async def _whole_body(self) -> bytes:
         parts: list[bytes] = []
-        came_bytes, more = 0, True
-        while more and came_bytes <= UNREAD_BYTES_MAX:
+        came_bytes = 0
+        while self._unread and came_bytes <= UNREAD_BYTES_MAX:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 self._left = True
                 raise InvalidInput("the client has left")
             came_bytes += len(message["body"])
-            more = message["more_body"]
+            self._unread = message["more_body"]
             if came_bytes <= BODY_BYTES_MAX:
                 parts.append(message["body"])
             else:
@@ -148,7 +151,9 @@ class Exchange:
                 if self.begun:
                     await self.end(b"event: error\ndata: " + told + b"\n\n")
                 else:
-                    await self._whole(status, (*self._id_header(), *retry_headers(error)), told)
+                    closing = ((b"connection", b"close"),) if self._unread else ()
+                    headers = (*self._id_header(), *retry_headers(error), *closing)
+                    await self._whole(status, headers, told)
         except TimeoutError:
             self._scope["extensions"][ABORT]()
             await asyncio.sleep(0)  # so that the server knows before we leave

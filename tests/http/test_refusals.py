@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.controller.live import QUICK, WAIT_S_MAX
 from tests.controller.test_gateway import output_of
 from tests.http.edge import HELLO, Edge, edge, events
 
+LEAVING = 200
 GOOD: dict[str, Any] = {"model": "chat", "messages": HELLO}
 
 
@@ -170,6 +172,25 @@ async def test_a_client_that_leaves_frees_its_place(http: Edge, stream: bool, to
     await http.cell.idle()
 
 
+async def test_many_that_leave_at_once_free_all_places(http: Edge) -> None:
+    node = await http.cell.deployed()
+    node.held = True
+    body = b'{"model": "chat", "prompt": [1], "max_tokens": 1, "stream": true}'
+
+    def ask(count: int) -> list[socket.socket]:
+        return [raw(http, b"POST /v1/completions", body) for _ in range(count)]
+
+    clients = await asyncio.to_thread(ask, LEAVING)
+    await http.cell.until(lambda: len(http.cell.client.requests()) == LEAVING)
+    for client in clients:
+        client.close()
+    await http.cell.until(lambda: not http.cell.client.requests())
+    await http.cell.idle()
+    assert (await http.cell.status()).queued == 0
+    node.held = False
+    assert (await http.chat(max_tokens=1)).status_code == 200
+
+
 async def test_a_client_that_reads_nothing_is_cut_off(tmp_path: Path) -> None:
     async with edge(tmp_path, gateway=GatewayLimits(told_max=8)) as http:
         node = await http.cell.deployed()
@@ -198,8 +219,12 @@ def read_all(client: socket.socket) -> bytes:
     return answer
 
 
-def raw(http: Edge, line: bytes, body: bytes, *, read_bytes_max: int = 0) -> socket.socket:
-    """A request by hand; the socket, whose answer nobody has read."""
+def raw(
+    http: Edge, line: bytes, body: bytes, *, read_bytes_max: int = 0, missing_bytes: int = 0
+) -> socket.socket:
+    """A request by hand; the socket, whose answer nobody has read. It says that so many bytes more
+    would come than do.
+    """
     host, port = http.url.removeprefix("http://").split(":")
     client = socket.socket()
     client.settimeout(WAIT_S_MAX)
@@ -207,7 +232,7 @@ def raw(http: Edge, line: bytes, body: bytes, *, read_bytes_max: int = 0) -> soc
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, read_bytes_max)
     client.connect((host, int(port)))
     head = line + b" HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    client.sendall(head + b"Content-Length: %d\r\n\r\n" % (len(body) + missing_bytes) + body)
     return client
 
 
@@ -280,6 +305,20 @@ async def test_bodies_are_json_of_bounded_length(http: Edge) -> None:
     assert str(BODY_BYTES_MAX) in error_of(response)["message"]
     form = await http.post("/v1/chat/completions", b"{}", headers={"Content-Type": "text/plain"})
     assert (form.status_code, error_of(form)["code"]) == (415, "unsupported_media_type")
+
+
+async def test_a_body_that_does_not_end_ends_its_connection(
+    http: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await http.cell.deployed()
+    monkeypatch.setattr("mesh.http.exchange.UNREAD_BYTES_MAX", BODY_BYTES_MAX)
+    monkeypatch.setattr("mesh.http.exchange.BODY_S_MAX", 0.2)
+    for sent, status in ((b"", b"408"), (b"x" * (BODY_BYTES_MAX + 1), b"413")):
+        ask = partial(raw, http, b"POST /v1/completions", sent, missing_bytes=1 << 30)
+        with await asyncio.to_thread(ask) as client:
+            answer = await asyncio.to_thread(read_all, client)
+        assert answer.startswith(b"HTTP/1.1 " + status)
+        assert b"connection: close" in answer
 
 
 async def test_endless_headers_and_no_http_are_cut_short(http: Edge) -> None:
