@@ -28,6 +28,8 @@ VERBS = {
     "describe": "Show one deployment or node in full.",
     "wait": "Wait until deployments are ready, loaded or gone.",
     "scale": "Change a deployment's scaling limits.",
+    "load": "Load deployments ahead of their first call.",
+    "unload": "Have the instances of deployments go.",
     "delete": "Delete deployments.",
     "profile": "Measure a model's iteration times on a node, or show them.",
     "models": "List the models that the cell serves.",

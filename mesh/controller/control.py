@@ -22,8 +22,10 @@ from mesh.domain.events import (
     DeleteRequested,
     DeployRequested,
     DrainRequested,
+    LoadRequested,
     ProfileRequested,
     ScaleRequested,
+    UnloadRequested,
 )
 from mesh.domain.ids import DeploymentName, ModelId, NodeId, OperationId, RequestId
 from mesh.domain.text import TextAssets
@@ -123,6 +125,20 @@ class Control(ControlServicer):
         await self._run(
             lambda operation_id: ScaleRequested(operation_id=operation_id, name=name, **given),
             context,
+        )
+
+    async def Load(self, request: pb.LoadRequest, context: Any) -> None:
+        name = DeploymentName(request.name)
+        find_deployment(name, self._snapshot())
+        await self._run(
+            lambda operation_id: LoadRequested(operation_id=operation_id, name=name), context
+        )
+
+    async def Unload(self, request: pb.UnloadRequest, context: Any) -> None:
+        name = DeploymentName(request.name)
+        find_deployment(name, self._snapshot())
+        await self._run(
+            lambda operation_id: UnloadRequested(operation_id=operation_id, name=name), context
         )
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> None:

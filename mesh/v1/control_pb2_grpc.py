@@ -50,6 +50,16 @@ class ControlStub:
                 request_serializer=mesh_dot_v1_dot_control__pb2.ScaleRequest.SerializeToString,
                 response_deserializer=mesh_dot_v1_dot_control__pb2.OperationEvent.FromString,
                 _registered_method=True)
+        self.Load = channel.unary_stream(
+                '/mesh.v1.Control/Load',
+                request_serializer=mesh_dot_v1_dot_control__pb2.LoadRequest.SerializeToString,
+                response_deserializer=mesh_dot_v1_dot_control__pb2.OperationEvent.FromString,
+                _registered_method=True)
+        self.Unload = channel.unary_stream(
+                '/mesh.v1.Control/Unload',
+                request_serializer=mesh_dot_v1_dot_control__pb2.UnloadRequest.SerializeToString,
+                response_deserializer=mesh_dot_v1_dot_control__pb2.OperationEvent.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_stream(
                 '/mesh.v1.Control/Drain',
                 request_serializer=mesh_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
@@ -126,6 +136,20 @@ class ControlServicer:
 
     def Scale(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Load(self, request, context):
+        """Begins to load an instance ahead of the first call; `done` comes at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unload(self, request, context):
+        """Its instances go: idle ones at once, the others with their last request.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -218,6 +242,16 @@ def add_ControlServicer_to_server(servicer, server):
             'Scale': grpc.unary_stream_rpc_method_handler(
                     servicer.Scale,
                     request_deserializer=mesh_dot_v1_dot_control__pb2.ScaleRequest.FromString,
+                    response_serializer=mesh_dot_v1_dot_control__pb2.OperationEvent.SerializeToString,
+            ),
+            'Load': grpc.unary_stream_rpc_method_handler(
+                    servicer.Load,
+                    request_deserializer=mesh_dot_v1_dot_control__pb2.LoadRequest.FromString,
+                    response_serializer=mesh_dot_v1_dot_control__pb2.OperationEvent.SerializeToString,
+            ),
+            'Unload': grpc.unary_stream_rpc_method_handler(
+                    servicer.Unload,
+                    request_deserializer=mesh_dot_v1_dot_control__pb2.UnloadRequest.FromString,
                     response_serializer=mesh_dot_v1_dot_control__pb2.OperationEvent.SerializeToString,
             ),
             'Drain': grpc.unary_stream_rpc_method_handler(
@@ -356,6 +390,60 @@ class Control:
             target,
             '/mesh.v1.Control/Scale',
             mesh_dot_v1_dot_control__pb2.ScaleRequest.SerializeToString,
+            mesh_dot_v1_dot_control__pb2.OperationEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Load(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/mesh.v1.Control/Load',
+            mesh_dot_v1_dot_control__pb2.LoadRequest.SerializeToString,
+            mesh_dot_v1_dot_control__pb2.OperationEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/mesh.v1.Control/Unload',
+            mesh_dot_v1_dot_control__pb2.UnloadRequest.SerializeToString,
             mesh_dot_v1_dot_control__pb2.OperationEvent.FromString,
             options,
             channel_credentials,

@@ -38,6 +38,10 @@ class ControlStub:
     """
     Delete: _grpc.UnaryStreamMultiCallable[_control_pb2.DeleteRequest, _control_pb2.OperationEvent]
     Scale: _grpc.UnaryStreamMultiCallable[_control_pb2.ScaleRequest, _control_pb2.OperationEvent]
+    Load: _grpc.UnaryStreamMultiCallable[_control_pb2.LoadRequest, _control_pb2.OperationEvent]
+    """Begins to load an instance ahead of the first call; `done` comes at once."""
+    Unload: _grpc.UnaryStreamMultiCallable[_control_pb2.UnloadRequest, _control_pb2.OperationEvent]
+    """Its instances go: idle ones at once, the others with their last request."""
     Drain: _grpc.UnaryStreamMultiCallable[_control_pb2.DrainRequest, _control_pb2.OperationEvent]
     Profile: _grpc.UnaryStreamMultiCallable[_control_pb2.ProfileRequest, _control_pb2.OperationEvent]
     """Streams progress, then one `done`. Measures a deployment's model on a node, and keeps the result."""
@@ -65,6 +69,10 @@ class ControlAsyncStub(ControlStub):
     """
     Delete: _aio.UnaryStreamMultiCallable[_control_pb2.DeleteRequest, _control_pb2.OperationEvent]  # type: ignore[assignment]
     Scale: _aio.UnaryStreamMultiCallable[_control_pb2.ScaleRequest, _control_pb2.OperationEvent]  # type: ignore[assignment]
+    Load: _aio.UnaryStreamMultiCallable[_control_pb2.LoadRequest, _control_pb2.OperationEvent]  # type: ignore[assignment]
+    """Begins to load an instance ahead of the first call; `done` comes at once."""
+    Unload: _aio.UnaryStreamMultiCallable[_control_pb2.UnloadRequest, _control_pb2.OperationEvent]  # type: ignore[assignment]
+    """Its instances go: idle ones at once, the others with their last request."""
     Drain: _aio.UnaryStreamMultiCallable[_control_pb2.DrainRequest, _control_pb2.OperationEvent]  # type: ignore[assignment]
     Profile: _aio.UnaryStreamMultiCallable[_control_pb2.ProfileRequest, _control_pb2.OperationEvent]  # type: ignore[assignment]
     """Streams progress, then one `done`. Measures a deployment's model on a node, and keeps the result."""
@@ -107,6 +115,22 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.ScaleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_control_pb2.OperationEvent], _abc.AsyncIterator[_control_pb2.OperationEvent]]: ...
+
+    @_abc_1.abstractmethod
+    def Load(
+        self,
+        request: _control_pb2.LoadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.OperationEvent], _abc.AsyncIterator[_control_pb2.OperationEvent]]:
+        """Begins to load an instance ahead of the first call; `done` comes at once."""
+
+    @_abc_1.abstractmethod
+    def Unload(
+        self,
+        request: _control_pb2.UnloadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.OperationEvent], _abc.AsyncIterator[_control_pb2.OperationEvent]]:
+        """Its instances go: idle ones at once, the others with their last request."""
 
     @_abc_1.abstractmethod
     def Drain(

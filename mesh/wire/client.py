@@ -105,6 +105,22 @@ class MeshClient:
             )
         return self._operation(self._control.Scale(request), None)
 
+    def load(self, name: DeploymentName) -> str:
+        """Begin to load an instance; what the controller says of it in a word. Raises Unavailable
+        where there is no room.
+        """
+        with _writing("the name"):
+            request = pb.LoadRequest(name=name)
+        return self._operation(self._control.Load(request), None)
+
+    def unload(self, name: DeploymentName) -> str:
+        """Its instances go, busy ones with their last request. Raises InvalidInput where a minimum
+        keeps them.
+        """
+        with _writing("the name"):
+            request = pb.UnloadRequest(name=name)
+        return self._operation(self._control.Unload(request), None)
+
     def drain(self, node_id: NodeId, *, undo: bool = False) -> str:
         """No new work for a node; `undo` takes that back."""
         with _writing("the node's name"):
