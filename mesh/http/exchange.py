@@ -33,6 +33,10 @@ logger = logging.getLogger(__name__)
 
 
 class Exchange:
+    """What an endpoint does with its request: `answering` around all of it, `watched` around what
+    waits for the gateway.
+    """
+
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope = scope
         self._receive = receive

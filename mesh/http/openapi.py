@@ -17,6 +17,7 @@ _REFUSED = {
     "413": "The body is too large.",
     "415": "The body is no application/json.",
     "429": "It is refused; Retry-After and retry-after-ms say when to come again.",
+    "499": "An operator has ended it.",
     "500": "A load or an engine failed, or mesh did.",
     "503": "No node, or the controller is stopping.",
 }
