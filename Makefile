@@ -22,8 +22,8 @@ PIP := pip install --quiet --disable-pip-version-check
 # What triton, which vLLM imports, says of itself when the tests are over: pytest's closing line is to be the last.
 NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 
-.PHONY: help demo load test test-vllm quick check lint types imports proto format faults faults-store soak clean
-.PHONY: bench-admission bench-beside-load bench-cold-start bench-engine bench-fidelity bench-fleet bench-import
+.PHONY: help demo load test test-clients test-vllm quick check lint types imports proto format faults faults-store soak clean
+.PHONY: bench-admission bench-beside-load bench-cold-start bench-engine bench-fidelity bench-fleet bench-http bench-import
 .PHONY: bench-kv-resize bench-late-starts bench-load bench-load-client bench-metrics bench-mixed
 .PHONY: bench-overcommit bench-overhead bench-paper bench-profile bench-replay
 .PHONY: bench-replay-agreement bench-sim bench-slo bench-vllm-step bench-vllm-switch
@@ -71,6 +71,13 @@ $(VENV)/.installed-load: pyproject.toml
 	$(VLLM_BIN)/python -m $(PIP) --no-warn-conflicts -e '.[cpu,test]' -r .venv-vllm/requirements.txt 2> >(grep -v WARNING >&2)
 	touch $@
 
+# A client an environment: they disagree on the versions of others.
+.venv-clients-openai/.installed: pyproject.toml tests/clients/openai.txt
+	test -x .venv-clients-openai/bin/python || $(PYTHON) -m venv .venv-clients-openai
+	echo "setting up .venv-clients-openai …" >&2
+	.venv-clients-openai/bin/python -m $(PIP) -e '.[test]' -r tests/clients/openai.txt 2> >(grep -v WARNING >&2)
+	touch $@
+
 demo: $(VENV)/.installed-demo ## two deployments of a real model answer several prompts at once
 	@$(HOME_HERE) $(BIN)/mesh demo
 
@@ -82,6 +89,9 @@ test: $(VENV)/.installed-dev ## the tests
 
 quick: $(VENV)/.installed-dev lint types imports ## in under a minute: style, types, the decisions and what they are made of
 	@$(PYTEST) $(QUICK_TESTS)
+
+test-clients: .venv-clients-openai/.installed ## OpenAI's protocol, by clients that others wrote
+	@.venv-clients-openai/bin/python -m pytest tests/clients
 
 test-vllm: .venv-vllm/.installed ## the vLLM engine, against real vLLM on the CPU
 	@$(HOME_HERE) $(VLLM_BIN)/python -m pytest --timeout 300 -k vllm tests/contract tests/nodes/engines/vllm tests/e2e 2> >(grep -vE "$(NANOBIND)" >&2)
@@ -134,6 +144,9 @@ bench-kv-resize: $(VENV)/.installed-dev ## what resizing a KV cache costs, with 
 
 bench-late-starts: $(VENV)/.installed-dev ## whether those whom a load makes late are told so, and by how much
 	@$(HOME_HERE) $(BIN)/python -m bench.late_starts $(ARGS)
+
+bench-http: $(VENV)/.installed-dev ## what OpenAI's protocol costs beside gRPC: first tokens, tokens, the controller's CPU
+	@$(HOME_HERE) $(BIN)/python -m bench.http $(ARGS)
 
 # The peers bring torch: gigabytes. Without them (ARGS="--no-peers") any environment does.
 .venv-bench-load/.installed: pyproject.toml
@@ -200,4 +213,4 @@ soak: $(VENV)/.installed-dev ## ten minutes of invocations and cancellations; no
 	@$(HOME_HERE) $(BIN)/python -m bench.soak
 
 clean:
-	rm -rf $(VENV) .venv-bench .venv-bench-load .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-clients-openai .venv-bench .venv-bench-load .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis

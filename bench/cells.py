@@ -35,6 +35,7 @@ def local_cell(
     *,
     nodes: Sequence[NodePlan] = plan_nodes(["cpu"]),
     threads: int | None = None,
+    http: str | None = None,
     policy: str | None = None,
     memory_bytes: int | None = None,
     prefetch_bytes: int | None = None,
@@ -46,8 +47,9 @@ def local_cell(
     """One controller and its nodes, one CPU node unless given, with their state in `home`, or in a
     folder of their own, and their models in `store`, or in the usual one. A node computes on
     `threads` cores in `memory_bytes`, its part of the machine unless given, of which
-    `prefetch_bytes` are for what nobody has called yet, and the controller decides by `policy`, or
-    by its default. They write their decisions to `journal` and into the folder `node_journals`.
+    `prefetch_bytes` are for what nobody has called yet. The controller decides by `policy`, or by
+    its default, and serves `http` where that is given. They write their decisions to `journal` and
+    into the folder `node_journals`.
 
     Once they serve, a signal to stop raises KeyboardInterrupt. Raises MeshError when a part of it
     does not start.
@@ -62,6 +64,7 @@ def local_cell(
             home=home,
             nodes=tuple(nodes),
             threads=threads,
+            http=http,
             policy=policy,
             memory_bytes=memory_bytes,
             prefetch_bytes=prefetch_bytes,

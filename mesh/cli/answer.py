@@ -7,9 +7,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from mesh.domain.errors import Cancelled, EngineError
-from mesh.domain.invocation import Accepted, Finished, InvocationEvent, Tokens, Waiting
-from mesh.domain.reasons import FinishReason
+from mesh.domain.errors import EngineError
+from mesh.domain.invocation import (
+    Accepted,
+    Finished,
+    InvocationEvent,
+    Tokens,
+    Waiting,
+    check_complete,
+)
 
 
 @dataclass(slots=True)
@@ -112,13 +118,7 @@ def receive(
                 assert_never(event)
     if answer.finished is None:
         raise EngineError("the answer broke off", hint="`mesh logs` shows what happened; try again")
-    if answer.finished.reason is FinishReason.CANCELLED:
-        raise Cancelled(f"the request was cancelled after {answer.output_tokens} tokens")
-    if answer.finished.reason is FinishReason.FAILED:
-        raise EngineError(
-            f"the request failed after {answer.output_tokens} tokens",
-            hint="`mesh logs` shows what happened",
-        )
+    check_complete(answer.finished)
 
 
 def told_late(accepted: Accepted) -> str:

@@ -6,7 +6,7 @@ each of them.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from mesh.cli import children
 from mesh.cli.cell_plan import CellPlan, NodePlan, free_address
@@ -40,13 +40,18 @@ class LocalCell:
         self._plan = plan
         self._restarts = restarts
         self._listen = plan.listen
+        self._http = plan.http
         self._kept: list[KeptChild] = []
 
     @property
     def address(self) -> str:
         """Where clients on this machine reach the controller."""
-        host, port = parse_address(self._listen)
-        return format_address(_REACHED_AT.get(host, host), port)
+        return _reached(self._listen)
+
+    @property
+    def http_address(self) -> str | None:
+        """Where clients of OpenAI's protocol on this machine reach it, if they can."""
+        return None if self._http is None else _reached(self._http)
 
     @property
     def children(self) -> tuple[Child, ...]:
@@ -56,13 +61,16 @@ class LocalCell:
     def start(self) -> None:
         """Start all children. Raises Unavailable when the port is taken, StorageError."""
         self._listen = free_address(self._plan.listen)
+        if self._plan.http is not None:
+            self._http = free_address(self._plan.http, "--http")
         home = ["--home", str(self._plan.home)]
         policy = ["--policy", self._plan.policy] if self._plan.policy else []
         journal = ["--journal", str(self._plan.journal)] if self._plan.journal else []
+        http = ["--http", self._http] if self._http else []
         self._keep(
             "the controller",
             "mesh.controller",
-            ["--listen", self._listen, *home, *policy, *journal],
+            ["--listen", self._listen, *http, *home, *policy, *journal],
         )
         for node in self._plan.nodes:
             self._keep(
@@ -115,7 +123,7 @@ class LocalCell:
     def wait_ready(self, stopping: Callable[[], bool], on_ready: Callable[[str], None]) -> bool:
         """Wait until the controller serves and every node has joined; False when told to stop.
 
-        `on_ready` is called with a line for each of them. Raises as `check_alive` does, and
+        `on_ready` is called with a line or two for each of them. Raises as `check_alive` does, and
         Unavailable when it takes longer than READY_S_MAX.
         """
         waiting = list(self._kept)
@@ -124,13 +132,22 @@ class LocalCell:
             self.check_alive()
             for kept in [kept for kept in waiting if kept.serving]:
                 waiting.remove(kept)
-                on_ready(f"node        {kept.node}" if kept.node else f"controller  {self.address}")
+                for line in self._ready_lines(kept):
+                    on_ready(line)
             if not waiting:
                 return True
             if time.monotonic() > until_s:
                 raise self._late(waiting[0])
             time.sleep(POLL_S)
         return False
+
+    def _ready_lines(self, kept: KeptChild) -> Iterator[str]:
+        if kept.node:
+            yield f"node        {kept.node}"
+        else:
+            yield f"controller  {self.address}"
+            if self.http_address:
+                yield f"http        http://{self.http_address}/v1"
 
     def check_alive(self) -> None:
         """See who has ended and who serves; start again what is to be. For one thread alone.
@@ -168,3 +185,8 @@ class LocalCell:
         return Unavailable(
             f"{who} after {READY_S_MAX:.0f} s", hint=f"see the logs in {self._plan.home / 'logs'}"
         )
+
+
+def _reached(listen: str) -> str:
+    host, port = parse_address(listen)
+    return format_address(_REACHED_AT.get(host, host), port)

@@ -39,6 +39,8 @@ class CellPlan:
     prefetch_bytes: int | None = None
     threads: int | None = None
     policy: str | None = None
+    http: str | None = None
+    """Where HTTP is served, if it is."""
     journal: Path | None = None
     """Of the controller's decisions."""
     node_journals: Path | None = None
@@ -79,8 +81,9 @@ def plan_nodes(wanted: Sequence[str]) -> tuple[NodePlan, ...]:
     return tuple(plans)
 
 
-def free_address(listen: str) -> str:
-    """The address with a port that nothing listens on: port 0 picks one.
+def free_address(listen: str, option: str = "--listen") -> str:
+    """The address with a port that nothing listens on: port 0 picks one. `option` is that by which
+    it was given.
 
     Raises Unavailable when it is taken or cannot be this machine's.
     """
@@ -96,5 +99,5 @@ def free_address(listen: str) -> str:
     except OSError as error:
         raise Unavailable(
             f"cannot listen on {listen}: {(error.strerror or str(error)).lower()}",
-            hint="stop what listens there, or choose another address with --listen",
+            hint=f"stop what listens there, or choose another address with {option}",
         ) from error

@@ -18,6 +18,8 @@ from mesh.wire.channel import parse_address
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 DEFAULT_ADDRESS = "127.0.0.1:7070"
+DEFAULT_HTTP = "127.0.0.1:8070"
+HTTP_OFF = "off"
 POLICY_HELP = "How requests are placed and take turns: llm-mesh (the default) or fcfs."
 
 
@@ -46,6 +48,17 @@ def format_option(command: Command) -> Command:
 def policy_option(command: Command) -> Command:
     """`--policy NAME`, given to the command as `policy`: None for the controller's default."""
     return click.option("--policy", metavar="NAME", help=POLICY_HELP)(command)
+
+
+def http_option(command: Command) -> Command:
+    """`--http HOST:PORT`, given to the command as `http`: an address, or HTTP_OFF."""
+    return click.option(
+        "--http",
+        metavar="HOST:PORT",
+        default=DEFAULT_HTTP,
+        show_default=True,
+        help="Where clients of OpenAI's protocol reach it; off: nowhere.",
+    )(command)
 
 
 def output_option(forms: Sequence[Format], help_text: str) -> Callable[[Command], Command]:

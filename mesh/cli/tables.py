@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from mesh.cli.output import Column, number, word
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.model import ModelInfo
-from mesh.domain.views import DeploymentSnapshot, InstanceSnapshot, LoadTimesView, NodeSnapshot
+from mesh.domain.views import (
+    DeploymentSnapshot,
+    InstanceSnapshot,
+    LoadTimesView,
+    NodeSnapshot,
+    RequestSnapshot,
+)
 
 DEPLOYMENTS: tuple[Column[DeploymentSnapshot], ...] = (
     word("NAME", lambda d: d.spec.name),
@@ -68,6 +74,15 @@ NODES: tuple[Column[NodeSnapshot], ...] = (
     number("SILENT_S", lambda n: f"{n.silent_s:.1f}"),
     word("ENGINE", lambda n: n.engine),
     word("HARDWARE", lambda n: n.hardware),
+)
+REQUESTS: tuple[Column[RequestSnapshot], ...] = (
+    word("REQUEST", lambda r: r.request_id),
+    word("DEPLOYMENT", lambda r: r.deployment),
+    word("PHASE", lambda r: r.phase),
+    number("AGE_S", lambda r: hundredths(r.age_s)),
+    number("PROMPT_TOKENS", lambda r: r.prompt_tokens),
+    number("OUTPUT_TOKENS", lambda r: r.output_tokens),
+    number("AT_MOST", lambda r: r.output_tokens_max),
 )
 LOAD_TIMES: tuple[Column[LoadTimesView], ...] = (
     word("LOADS_FROM", lambda t: t.tier),

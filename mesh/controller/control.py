@@ -22,13 +22,15 @@ from mesh.domain.events import (
     DeleteRequested,
     DeployRequested,
     DrainRequested,
+    LoadRequested,
     ProfileRequested,
     ScaleRequested,
+    UnloadRequested,
 )
-from mesh.domain.ids import DeploymentName, ModelId, NodeId, OperationId
+from mesh.domain.ids import DeploymentName, ModelId, NodeId, OperationId, RequestId
 from mesh.domain.text import TextAssets
 from mesh.domain.usage import Usage
-from mesh.domain.views import CellSnapshot, ProfileView
+from mesh.domain.views import CellSnapshot, ProfileView, RequestSnapshot
 from mesh.runtime.clock import Clock
 from mesh.v1 import control_pb2 as pb
 from mesh.v1 import model_pb2
@@ -38,6 +40,7 @@ from mesh.wire.codec_views import (
     cell_event_to_wire,
     deployment_to_wire,
     node_to_wire,
+    open_request_to_wire,
     profile_view_to_wire,
     status_to_wire,
     usage_to_wire,
@@ -57,16 +60,24 @@ class OperatedCell(Cell, Protocol):
         ...
 
 
+class OpenCalls(Protocol):
+    """What operators ask the gateway."""
+
+    def requests(self) -> tuple[RequestSnapshot, ...]: ...
+
+    def cancel(self, request_id: RequestId) -> None: ...
+
+
 class Control(ControlServicer):
     """`texts` gives a model's text assets from the registry, `usage` what was used since a time;
-    `deployed` is called with the name of
-    each deployment that was acknowledged.
+    `deployed` is called with the name of each deployment that was acknowledged.
     """
 
     def __init__(
         self,
         *,
         cell: OperatedCell,
+        calls: OpenCalls,
         clock: Clock,
         operations: Operations,
         log: CellLog,
@@ -76,6 +87,7 @@ class Control(ControlServicer):
         deployed: Callable[[DeploymentName], None],
     ) -> None:
         self._cell = cell
+        self._calls = calls
         self._clock = clock
         self._operations = operations
         self._log = log
@@ -117,6 +129,20 @@ class Control(ControlServicer):
         await self._run(
             lambda operation_id: ScaleRequested(operation_id=operation_id, name=name, **given),
             context,
+        )
+
+    async def Load(self, request: pb.LoadRequest, context: Any) -> None:
+        name = DeploymentName(request.name)
+        find_deployment(name, self._snapshot())
+        await self._run(
+            lambda operation_id: LoadRequested(operation_id=operation_id, name=name), context
+        )
+
+    async def Unload(self, request: pb.UnloadRequest, context: Any) -> None:
+        name = DeploymentName(request.name)
+        find_deployment(name, self._snapshot())
+        await self._run(
+            lambda operation_id: UnloadRequested(operation_id=operation_id, name=name), context
         )
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> None:
@@ -178,6 +204,15 @@ class Control(ControlServicer):
 
     async def GetUsage(self, request: pb.GetUsageRequest, context: Any) -> pb.GetUsageResponse:
         return pb.GetUsageResponse(usages=map(usage_to_wire, self._usage(request.since_unix_s)))
+
+    async def ListRequests(
+        self, request: pb.ListRequestsRequest, context: Any
+    ) -> pb.ListRequestsResponse:
+        return pb.ListRequestsResponse(requests=map(open_request_to_wire, self._calls.requests()))
+
+    async def Cancel(self, request: pb.CancelRequest, context: Any) -> pb.CancelResponse:
+        self._calls.cancel(RequestId(request.request_id))
+        return pb.CancelResponse()
 
     async def Watch(self, request: pb.WatchRequest, context: Any) -> None:
         watch = self._log.watch(backlog=request.backlog, follow=request.follow)

@@ -1,13 +1,15 @@
 """The gateway: a client's call becomes a request, and what the core says of it becomes the answer.
 
-On the way in: read, check, tokenise, draw a seed, post InvokeRequested. On the way out: tokens as
-they come, then the times. A client that goes away, lets its deadline pass or reads too slowly
-becomes CancelRequested, so that its place is free within an iteration.
+On the way in: check, tokenise, draw a seed, post InvokeRequested. On the way out: tokens as they
+come, then the times. It knows no protocol: before it, a writer of one has read the call, and writes
+the events that the gateway yields. A client that goes away, lets its deadline pass or reads too
+slowly becomes CancelRequested, so that its place is free within an iteration.
 """
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,18 +18,17 @@ from mesh.controller.lookup import no_deployment
 from mesh.controller.stream import ClientStream, Told
 from mesh.controller.tokenizers import Tokenizers, chars_of
 from mesh.domain.actions import DeliverTokens, RefuseRequest, TellAccepted, TellWaiting
+from mesh.domain.checks import NAME_CHARS_MAX
 from mesh.domain.deployment import Deployment
-from mesh.domain.errors import Cancelled, Refused
+from mesh.domain.errors import Cancelled, NotFound, Refused
 from mesh.domain.events import CancelRequested, ControllerEvent, InvokeRequested
 from mesh.domain.ids import DeploymentName, RequestId
-from mesh.domain.invocation import Invocation, Prompt, TokenPrompt
+from mesh.domain.invocation import Invocation, InvocationEvent, Prompt, TokenPrompt
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.request import Request
-from mesh.domain.views import CellSnapshot
+from mesh.domain.text import SamplingDefaults
+from mesh.domain.views import CellSnapshot, RequestSnapshot
 from mesh.runtime.clock import Clock
-from mesh.v1 import inference_pb2 as pb
-from mesh.v1.inference_pb2_grpc import InferenceServicer
-from mesh.wire.codec_invoke import invocation_from_wire
 
 CHARS_PER_TOKEN_MAX = 256
 """No vocabulary has longer tokens, but for runs of blanks."""
@@ -49,9 +50,24 @@ class GatewayLimits:
     """Messages that may wait for one client to read; then it is cancelled as too slow."""
 
 
-class Gateway(InferenceServicer):
-    """The Inference service, and the Clients port of the performer. Request ids are r<epoch>-<n>:
-    the epoch keeps them apart from those that a node still holds from before a restart.
+class Call:
+    """An invocation under way: its events, until Finished."""
+
+    def __init__(self, stream: ClientStream) -> None:
+        self.request_id = stream.request.request_id
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[InvocationEvent]:
+        """Raises Refused where the answer ends so."""
+        while not self._stream.finished:
+            for event in await self._stream.events():
+                yield event
+
+
+class Gateway:
+    """What every protocol's calls go through, and the Clients port of the performer. Request ids
+    are r<epoch>-<n>: the epoch keeps them apart from those that a node still holds from before a
+    restart.
     """
 
     def __init__(
@@ -75,23 +91,57 @@ class Gateway(InferenceServicer):
         self._calls = 0
         self._requests = 0
         self._streams: dict[RequestId, ClientStream] = {}
-        self._writers: dict[RequestId, asyncio.Task[Any]] = {}
-        self._stopping = False
+        self._readers: dict[RequestId, asyncio.Task[Any]] = {}
+        self.stopping = False
+        """No further calls are taken."""
 
     def stop(self) -> None:
         """Take no further calls."""
-        self._stopping = True
+        self.stopping = True
 
-    async def Invoke(  # type: ignore[override]  # noqa: N802
-        self, request: pb.InvokeRequest, context: Any
-    ) -> None:
+    def deployment(self, name: DeploymentName) -> Deployment:
+        """One that takes requests. Raises NotFound, or Unavailable while it is being imported."""
+        deployment = self._cell.deployment(name)
+        if deployment is None:
+            raise no_deployment(name, self._cell.snapshot(self._clock.now_s()))
+        return deployment
+
+    async def sampling_defaults(self, deployment: Deployment) -> SamplingDefaults:
+        """What its model's makers recommend, for protocols that go by that."""
+        return await self._tokenizers.sampling_defaults(deployment.model.model_id)
+
+    @asynccontextmanager
+    async def call(self, asked: Invocation) -> AsyncIterator[Call]:
+        """The call, from when the core was asked until its client has left the block.
+
+        Raises NotFound, Unavailable, InvalidInput or Refused at once. Where the block leaves more
+        events unread than may wait, or an operator says so, its task is cancelled, and Cancelled
+        raised.
+        """
         arrived_s = self._clock.now_s()
         self._check_open()
         self._calls += 1
         try:
-            await self._relay(await self._stream(invocation_from_wire(request), arrived_s), context)
+            stream = await self._stream(asked, arrived_s)
+            with self._asked(stream):
+                yield Call(stream)
         finally:
             self._calls -= 1
+
+    def requests(self) -> tuple[RequestSnapshot, ...]:
+        """Those whose clients wait, the oldest first."""
+        now_s = self._clock.now_s()
+        return tuple(stream.snapshot(now_s) for stream in self._streams.values())
+
+    def cancel(self, request_id: RequestId) -> None:
+        """Its client is told so. Raises NotFound for a request that is not open."""
+        stream = self._streams.get(request_id)
+        if stream is None:
+            raise NotFound(
+                f"there is no open request {request_id[:NAME_CHARS_MAX]!r}",
+                hint="`mesh requests` lists those that there are",
+            )
+        self._drop(stream, Cancelled(f"{request_id} was cancelled by an operator"))
 
     def accepted(self, told: TellAccepted) -> None:
         self._tell(told.request_id, told)
@@ -108,19 +158,22 @@ class Gateway(InferenceServicer):
     def _tell(self, request_id: RequestId, told: Told) -> None:
         stream = self._streams.get(request_id)
         if stream is not None and not stream.tell(told, self._clock.now_s()):
-            self._drop(stream)
+            told_max = self._limits.told_max
+            late = f"{request_id} was cancelled: {told_max} messages wait to be read, which is"
+            self._drop(stream, Cancelled(f"{late} the limit", hint="read the answer as it comes"))
 
-    def _drop(self, stream: ClientStream) -> None:
-        """The client reads too slowly: free its place, and wake the handler that waits for it."""
+    def _drop(self, stream: ClientStream, why: Cancelled) -> None:
+        """Free the request's place, and wake the task that waits for it to be told why."""
         request_id = stream.request.request_id
+        stream.dropped = why
         del self._streams[request_id]
-        self._writers[request_id].cancel()
+        self._readers[request_id].cancel()
         if not stream.ended:
             stream.ended = True
             self._post(CancelRequested(request_id=request_id))
 
     def _check_open(self) -> None:
-        if self._stopping:
+        if self.stopping:
             raise Refused("the controller is stopping", reason=RefusalReason.SHUTTING_DOWN)
         if self._calls >= self._limits.calls_max:
             raise Refused(
@@ -131,13 +184,11 @@ class Gateway(InferenceServicer):
 
     async def _stream(self, asked: Invocation, arrived_s: float) -> ClientStream:
         """Everything before the request is posted. Raises NotFound, InvalidInput, Refused."""
-        deployment = self._cell.deployment(asked.deployment)
-        if deployment is None:
-            raise no_deployment(asked.deployment, self._cell.snapshot(arrived_s))
+        deployment = self.deployment(asked.deployment)
         check_invocation(asked)
         prompt_tokens = await self._tokens(asked.prompt, deployment)
         room_tokens = deployment.context_tokens_max - len(prompt_tokens)
-        if self._stopping:  # it was tokenised meanwhile, and the core has said its last
+        if self.stopping:  # it was tokenised meanwhile, and the core has said its last
             raise Refused("the controller is stopping", reason=RefusalReason.SHUTTING_DOWN)
         self._requests += 1
         request = Request(
@@ -169,37 +220,29 @@ class Gateway(InferenceServicer):
             )
         return await self._tokenizers.tokens(deployment.model.model_id, prompt)
 
-    async def _relay(self, stream: ClientStream, context: Any) -> None:
-        """Post the request and write what comes of it, to its end or the client's."""
+    @contextmanager
+    def _asked(self, stream: ClientStream) -> Iterator[None]:
+        """The request is posted; at the end it is cancelled, unless it has ended."""
         request_id = stream.request.request_id
         self._streams[request_id] = stream
-        writer = self._writers[request_id] = running_task()
+        reader = self._readers[request_id] = running_task()
         try:
             self._post(InvokeRequested(request=stream.request))
-            await self._write(stream, context)
+            yield
         except asyncio.CancelledError:
-            if request_id in self._streams or context.done():
-                raise
-            writer.uncancel()
-            raise Cancelled(
-                f"{request_id} was cancelled: {self._limits.told_max} messages wait to be read, "
-                "which is the limit",
-                hint="read the answer as it comes",
-            ) from None
+            # Unless somebody else has cancelled the task as well.
+            if stream.dropped is not None and not reader.uncancel():
+                raise stream.dropped from None
+            raise
         finally:
             self._streams.pop(request_id, None)
-            del self._writers[request_id]
+            del self._readers[request_id]
             if not stream.ended:
                 self._post(CancelRequested(request_id=request_id))
 
-    async def _write(self, stream: ClientStream, context: Any) -> None:
-        while not stream.finished:
-            for message in await stream.responses():
-                await context.write(message)
-
 
 def running_task() -> "asyncio.Task[Any]":
-    """The task that this runs in; grpc runs every handler in one of its own."""
+    """The task that this runs in; every protocol runs each call in one of its own."""
     task = asyncio.current_task()
     assert task is not None
     return task

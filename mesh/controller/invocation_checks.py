@@ -35,18 +35,27 @@ def check_invocation(asked: Invocation) -> None:
 def _check_prompt(asked: Invocation) -> None:
     match asked.prompt:
         case TextPrompt(text=""):
-            raise InvalidInput("the prompt is empty", hint="give it at least one character")
+            raise InvalidInput(
+                "the prompt is empty", hint="give it at least one character", field="prompt"
+            )
         case ChatPrompt(messages=()):
-            raise InvalidInput("the chat has no messages", hint="give it at least one")
+            raise InvalidInput(
+                "the chat has no messages", hint="give it at least one", field="messages"
+            )
         case ChatPrompt(messages=messages):
             if len(messages) > CHAT_MESSAGES_MAX:
                 raise InvalidInput(
-                    f"the chat has {len(messages)} messages; at most {CHAT_MESSAGES_MAX} are taken"
+                    f"the chat has {len(messages)} messages; at most {CHAT_MESSAGES_MAX} are taken",
+                    field="messages",
                 )
             if any(not message.role for message in messages):
-                raise InvalidInput("a chat message has no role", hint="roles: system, user, …")
+                raise InvalidInput(
+                    "a chat message has no role", hint="roles: system, user, …", field="messages"
+                )
         case TokenPrompt(token_ids=()):
-            raise InvalidInput("the prompt has no tokens", hint="give it at least one")
+            raise InvalidInput(
+                "the prompt has no tokens", hint="give it at least one", field="prompt"
+            )
 
 
 def _check_limits(asked: Invocation) -> None:
@@ -57,11 +66,14 @@ def _check_limits(asked: Invocation) -> None:
     if asked.seed is not None and not 0 <= asked.seed <= SEED_MAX:
         raise _wrong("seed", asked.seed, f"from 0 to {SEED_MAX}")
     if len(asked.stop) > STOPS_MAX:
-        raise InvalidInput(f"{len(asked.stop)} stop strings; at most {STOPS_MAX} are allowed")
+        raise InvalidInput(
+            f"{len(asked.stop)} stop strings; at most {STOPS_MAX} are allowed", field="stop"
+        )
     for stop in asked.stop:
         if not 1 <= len(stop) <= STOP_CHARS_MAX:
             raise InvalidInput(
-                f"a stop string has {len(stop)} characters; it must have 1 to {STOP_CHARS_MAX}"
+                f"a stop string has {len(stop)} characters; it must have 1 to {STOP_CHARS_MAX}",
+                field="stop",
             )
 
 
@@ -71,7 +83,8 @@ def check_token_ids(token_ids: tuple[int, ...], vocabulary_tokens: int) -> None:
         if not 0 <= token_id < vocabulary_tokens:
             raise InvalidInput(
                 f"token {position} of the prompt is {token_id}; "
-                f"the model's ids are 0 to {vocabulary_tokens - 1}"
+                f"the model's ids are 0 to {vocabulary_tokens - 1}",
+                field="prompt",
             )
 
 
@@ -97,4 +110,4 @@ def _given(value: float | None, default: float) -> float:
 
 
 def _wrong(field: str, given: float, allowed: str) -> InvalidInput:
-    return InvalidInput(f"{field} is {given}; it must be {allowed}")
+    return InvalidInput(f"{field} is {given}; it must be {allowed}", field=field)

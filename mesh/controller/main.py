@@ -21,6 +21,7 @@ from mesh.domain.limits import TURN_S_MAX, CellLimits
 from mesh.policy.registry import DEFAULT_POLICY
 
 DONE, FAILED, USAGE = 0, 1, 2
+HTTP_OFF = "off"
 TURN_S_LARGEST = 1.0
 """Of --turn: nobody is looked at before a turn ends."""
 
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = ControllerConfig(
             listen=options.listen,
+            http=None if options.http == HTTP_OFF else options.http,
             home=options.home,
             journal=options.journal,
             policy=options.policy,
@@ -54,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return DONE
 
 
-def _settle(address: str) -> None:
+def _settle(address: str, http: str | None) -> None:
     """What start-up has made stays: the collector need not look at it again and again, which it
     does beside the tokens (a tenth of the controller's time under load).
     """
@@ -82,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     home = os.environ.get("MESH_HOME") or user_data_dir("mesh")
     parser.add_argument("--listen", default="127.0.0.1:7070", metavar="HOST:PORT")
+    parser.add_argument("--http", default=HTTP_OFF, metavar="HOST:PORT")
     parser.add_argument("--home", type=Path, default=Path(home), metavar="DIR")
     parser.add_argument("--journal", type=Path, metavar="FILE")
     parser.add_argument("--policy", default=DEFAULT_POLICY, metavar="NAME")

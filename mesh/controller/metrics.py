@@ -39,7 +39,6 @@ from mesh.domain.reasons import FinishReason
 from mesh.domain.slo import Slo
 from mesh.domain.views import CellSnapshot, DeploymentSnapshot, NodeSnapshot
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SWITCH_S = 0.0005
 """How long the thread that renders may keep the event loop's from going on."""
 _FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)

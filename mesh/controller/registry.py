@@ -20,7 +20,7 @@ from mesh.domain.errors import StorageError
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, ModelId
 from mesh.domain.profile import Profile
-from mesh.domain.text import TextAssets
+from mesh.domain.text import SamplingDefaults, TextAssets
 
 FILE_NAME = "registry.sqlite3"
 _SCHEMA_1 = """
@@ -55,7 +55,10 @@ CREATE TABLE histories (
     requests INTEGER NOT NULL
 ) STRICT;
 """
-_STEPS = (_SCHEMA_1, _SCHEMA_2, _SCHEMA_3)
+_SCHEMA_4 = """
+ALTER TABLE texts ADD COLUMN sampling TEXT NOT NULL DEFAULT '{}';
+"""
+_STEPS = (_SCHEMA_1, _SCHEMA_2, _SCHEMA_3, _SCHEMA_4)
 """Each makes its schema of the one before it."""
 SCHEMA = len(_STEPS)
 """Kept in the file's user_version."""
@@ -127,19 +130,20 @@ class SqliteRegistry:
         """A model's tokenizer and template; None when no deployment has that model."""
         with self._explained("read"):
             row = self._connection.execute(
-                "SELECT tokenizer_json, chat_template, bos_token, eos_token, add_bos"
+                "SELECT tokenizer_json, chat_template, bos_token, eos_token, add_bos, sampling"
                 " FROM texts WHERE model_id = ?",
                 (model_id,),
             ).fetchone()
         if row is None:
             return None
-        tokenizer_json, chat_template, bos_token, eos_token, add_bos = row
+        tokenizer_json, chat_template, bos_token, eos_token, add_bos, sampling = row
         return TextAssets(
             tokenizer_json=tokenizer_json,
             chat_template=chat_template,
             bos_token=bos_token,
             eos_token=eos_token,
             add_bos=bool(add_bos),
+            sampling=self._valid(SamplingDefaults, sampling, f"sampling of model {model_id}"),
         )
 
     def store(self, deployment: Deployment, text: TextAssets | None) -> None:
@@ -148,7 +152,7 @@ class SqliteRegistry:
         with self._written():
             if text is not None:
                 self._connection.execute(
-                    "INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?, ?)",
+                    "INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?, ?, ?)",
                     (
                         model_id,
                         text.tokenizer_json,
@@ -156,6 +160,7 @@ class SqliteRegistry:
                         text.bos_token,
                         text.eos_token,
                         int(text.add_bos),
+                        _CONVERTER.dumps(text.sampling),
                     ),
                 )
             self._connection.execute(

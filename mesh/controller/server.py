@@ -19,10 +19,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 from grpc_reflection.v1alpha import reflection
+from starlette.types import ASGIApp
 
 from mesh import __version__
 from mesh.controller.control import Control
 from mesh.controller.gateway import Gateway, GatewayLimits
+from mesh.controller.inference import Inference
+from mesh.controller.lookup import find_deployment
 from mesh.controller.metrics import CellMetrics, Meter
 from mesh.controller.node_link import NodeLinks
 from mesh.controller.operations import Operations
@@ -35,6 +38,8 @@ from mesh.domain.events import ControllerEvent, LeaseCheckDue, ShutdownRequested
 from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import CellLimits
 from mesh.domain.usage import HOUR_S
+from mesh.http.app import application
+from mesh.http.server import HttpServer
 from mesh.policy.registry import DEFAULT_POLICY, policy
 from mesh.report.narrate import Narrator
 from mesh.runtime.clock import LoopClock
@@ -58,6 +63,8 @@ logger = logging.getLogger(__name__)
 class ControllerConfig:
     listen: str
     """HOST:PORT; port 0 takes a free one."""
+    http: str | None = None
+    """The same of HTTP, where that is to be served."""
     home: Path
     """The state folder; the controller's part of it is `controller/`."""
     journal: Path | None = None
@@ -68,11 +75,11 @@ class ControllerConfig:
 
 async def serve(
     config: ControllerConfig,
-    ready: Callable[[str], None] | None = None,
+    ready: Callable[[str, str | None], None] | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
     """Run a controller until `stop` is set (SIGTERM or SIGINT where none is given). `ready` is
-    called with the address once it serves.
+    called with the address once it serves, and with that of HTTP.
 
     Raises InvalidInput, StorageError, or Unavailable when it cannot start, and whatever broke the
     core when that was why it ended.
@@ -84,20 +91,32 @@ async def serve(
             _end_on_signals(ending, opened)
         try:
             address = bind(server, config.listen)
+            http = _bound_http(config, opened)
             controller = Controller(config, ending, opened)
-            await controller.start(server)
+            await controller.start(server, http)
+            at = http.address if http else None
             logger.info("mesh %s serves at %s", __version__, address)
+            if at is not None:
+                logger.info("HTTP is served at http://%s", at)
             try:
                 if ready is not None:
-                    ready(address)
+                    ready(address, at)
                 await ending.wait()
             finally:
-                await controller.stop(server)
+                await controller.stop(server, http)
                 logger.info("stopped")
         finally:
             await server.stop(None)
     if controller.failure is not None:
         raise controller.failure
+
+
+def _bound_http(config: ControllerConfig, opened: ExitStack) -> HttpServer | None:
+    if config.http is None:
+        return None
+    http = HttpServer(config.http)
+    opened.callback(http.close)
+    return http
 
 
 def _end_on_signals(ending: asyncio.Event, opened: ExitStack) -> None:
@@ -153,10 +172,10 @@ class Controller:
         start, registry = _opened_registry(config, opened)
         self._registry = registry
         self._core = controller_core(start)
-        clock = LoopClock(asyncio.get_running_loop())
+        clock = self._clock = LoopClock(asyncio.get_running_loop())
         self._log = CellLog(narrate=Narrator(), now_s=clock.now_s)
         meter = Meter(known=self._knows)
-        self.metrics = CellMetrics(meter, lambda: self._core.snapshot(clock.now_s()))
+        self._metrics = CellMetrics(meter, lambda: self._core.snapshot(clock.now_s()))
         usage = UsageMeter(_opened_usage(config, opened), known=self._knows)
         self._tokenizers = Tokenizers(find=registry.text, build=TextCodec)
         self._links = NodeLinks(post=self._post)
@@ -172,6 +191,7 @@ class Controller:
         )
         self._control = Control(
             cell=self._core,
+            calls=self._gateway,
             clock=clock,
             operations=operations,
             log=self._log,
@@ -196,9 +216,9 @@ class Controller:
             recorders=[self._log, meter, usage, *_opened_journal(config, start, opened)],
         )
 
-    async def start(self, server: grpc.aio.Server) -> None:
-        """Serve everything on a server that is bound but has not started."""
-        inference_pb2_grpc.add_InferenceServicer_to_server(self._gateway, server)
+    async def start(self, server: grpc.aio.Server, http: HttpServer | None) -> None:
+        """Serve everything on servers that are bound but have not started."""
+        inference_pb2_grpc.add_InferenceServicer_to_server(Inference(self._gateway), server)
         control_pb2_grpc.add_ControlServicer_to_server(self._control, server)
         node_link_pb2_grpc.add_NodeLinkServicer_to_server(self._links, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -206,11 +226,21 @@ class Controller:
         for name in ("", *SERVICES):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         await server.start()
+        if http is not None:
+            http.start(self._application())
         self._post(LeaseCheckDue())
         for deployment in self._registry.deployments():
             self._tokenizers.warm(deployment.model.model_id)
 
-    async def stop(self, server: grpc.aio.Server) -> None:
+    def _application(self) -> ASGIApp:
+        return application(
+            gateway=self._gateway,
+            snapshot=lambda: self._core.snapshot(self._clock.now_s()),
+            find=find_deployment,
+            metrics=self._metrics.exposition,
+        )
+
+    async def stop(self, server: grpc.aio.Server, http: HttpServer | None) -> None:
         """Bounded by DRAIN_S_MAX and the build of a tokenizer."""
         self._gateway.stop()
         await self._health.enter_graceful_shutdown()
@@ -218,7 +248,8 @@ class Controller:
         self._links.stop()
         self._log.close()
         # A core that failed answers nobody: there is nothing to wait for.
-        await server.stop(DRAIN_S_MAX if self.failure is None else 0.0)
+        drain_s = DRAIN_S_MAX if self.failure is None else 0.0
+        await asyncio.gather(server.stop(drain_s), *([http.stop(drain_s)] if http else []))
         self._stopped = True
         await self._tokenizers.close()
 

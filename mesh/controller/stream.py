@@ -1,19 +1,18 @@
 """One client that waits for the tokens of its request: what it is told next, and how it went.
 
 The core's answers come in by `tell`, on the hot path; the call's handler takes out all that has
-come and writes it. A client that lags gets several iterations' tokens as one message.
+come and writes it. A client that lags gets several iterations' tokens as one event.
 """
 
 from collections.abc import Iterator, Sequence
 
 from mesh.domain.actions import DeliverTokens, RefuseRequest, TellAccepted, TellWaiting
-from mesh.domain.errors import Refused
-from mesh.domain.invocation import Accepted, Finished, Waiting
+from mesh.domain.errors import Cancelled, Refused
+from mesh.domain.invocation import Accepted, Finished, InvocationEvent, Tokens, Waiting
 from mesh.domain.reasons import FinishReason
-from mesh.domain.request import Request
+from mesh.domain.request import Request, RequestTokens
 from mesh.domain.slo import Slo
-from mesh.v1 import inference_pb2 as pb
-from mesh.wire.codec_invoke import event_to_wire
+from mesh.domain.views import RequestPhase, RequestSnapshot
 from mesh.wire.mailbox import Mailbox
 
 Told = TellAccepted | TellWaiting | DeliverTokens | RefuseRequest
@@ -24,6 +23,8 @@ class ClientStream:
 
     def __init__(self, *, request: Request, slo: Slo, arrived_s: float, told_max: int) -> None:
         self.request = request
+        self.dropped: Cancelled | None = None
+        """Why it was cancelled, where its client has not left by itself."""
         self.ended = False
         """The core has said its last word on the request, or is to say none."""
         self.finished = False
@@ -35,6 +36,7 @@ class ClientStream:
         self._first_s: float | None = None
         self._last_s = arrived_s
         self._output_tokens = 0
+        self._has_place = False
         self._told: Mailbox[Told] = Mailbox(told_max)
         self._refusal: Refused | None = None
 
@@ -49,38 +51,48 @@ class ClientStream:
                         self._first_s = now_s
                     self._output_tokens += len(outputs.token_ids)
                 self.ended = outputs.finish is not None
+            case TellAccepted():
+                self._has_place = True
             case RefuseRequest():
                 self.ended = True
         return self._told.put(told)
 
-    async def responses(self) -> list[pb.InvokeResponse]:
+    def snapshot(self, now_s: float) -> RequestSnapshot:
+        phase = RequestPhase.ACCEPTED if self._has_place else RequestPhase.QUEUED
+        return RequestSnapshot(
+            request_id=self.request.request_id,
+            deployment=self.request.deployment,
+            phase=RequestPhase.ANSWERING if self._output_tokens else phase,
+            prompt_tokens=len(self.request.prompt_tokens),
+            output_tokens=self._output_tokens,
+            output_tokens_max=self.request.sampling.max_tokens,
+            age_s=now_s - self._arrived_s,
+        )
+
+    async def events(self) -> list[InvocationEvent]:
         """What comes next, as soon as anything does. Raises Refused once that is all there is."""
         if self._refusal is None:
-            told = await self._told.take()
-            messages = list(self._messages(told))
-            if messages or self._refusal is None:
-                return messages
+            events = list(self._events(await self._told.take()))
+            if events or self._refusal is None:
+                return events
         raise self._refusal
 
-    def _messages(self, told: Sequence[Told]) -> Iterator[pb.InvokeResponse]:
-        tokens: pb.Tokens | None = None
+    def _events(self, told: Sequence[Told]) -> Iterator[InvocationEvent]:
+        tokens: Tokens | None = None
         for one in told:
             match one:
                 case DeliverTokens(outputs=outputs):
-                    if tokens is None:
-                        tokens = pb.Tokens(first_index=outputs.first_index)
-                    tokens.token_ids.extend(outputs.token_ids)
-                    tokens.text += outputs.text
+                    tokens = _joined(tokens, outputs)
                     if outputs.finish is not None:
                         self.finished = True
-                        yield pb.InvokeResponse(tokens=tokens)
+                        yield tokens
                         yield self._finished(outputs.finish, one)
                         return
                 case TellWaiting():
                     if tokens is not None:
-                        yield pb.InvokeResponse(tokens=tokens)
+                        yield tokens
                         tokens = None
-                    yield event_to_wire(Waiting(phase=one.phase, share=one.share))
+                    yield Waiting(phase=one.phase, share=one.share)
                 case TellAccepted():
                     yield self._accepted(one.grace_s)
                 case RefuseRequest():
@@ -91,32 +103,41 @@ class ClientStream:
                         hint=one.hint,
                     )
         if tokens is not None:
-            yield pb.InvokeResponse(tokens=tokens)
+            yield tokens
 
-    def _accepted(self, grace_s: float) -> pb.InvokeResponse:
+    def _accepted(self, grace_s: float) -> Accepted:
         self._grace_s = grace_s
         prompt = len(self.request.prompt_tokens)
-        return event_to_wire(
-            Accepted(
-                request_id=self.request.request_id,
-                prompt_tokens=prompt,
-                ttft_limit_s=self._slo.ttft_limit_s(prompt),
-                tpot_limit_s=self._slo.tpot_s,
-                grace_s=grace_s,
-            )
+        return Accepted(
+            request_id=self.request.request_id,
+            prompt_tokens=prompt,
+            ttft_limit_s=self._slo.ttft_limit_s(prompt),
+            tpot_limit_s=self._slo.tpot_s,
+            grace_s=grace_s,
         )
 
-    def _finished(self, reason: FinishReason, last: DeliverTokens) -> pb.InvokeResponse:
+    def _finished(self, reason: FinishReason, last: DeliverTokens) -> Finished:
         first_s = self._last_s if self._first_s is None else self._first_s
         gaps = self._output_tokens - 1
-        return event_to_wire(
-            Finished(
-                reason=reason,
-                prompt_tokens=len(self.request.prompt_tokens),
-                output_tokens=self._output_tokens,
-                ttft_s=first_s - self._arrived_s,
-                tpot_s=(self._last_s - first_s) / gaps if gaps > 0 else 0.0,
-                grace_s=self._grace_s,
-                node_id=last.node_id,
-            )
+        return Finished(
+            reason=reason,
+            prompt_tokens=len(self.request.prompt_tokens),
+            output_tokens=self._output_tokens,
+            ttft_s=first_s - self._arrived_s,
+            tpot_s=(self._last_s - first_s) / gaps if gaps > 0 else 0.0,
+            grace_s=self._grace_s,
+            node_id=last.node_id,
         )
+
+
+def _joined(tokens: Tokens | None, outputs: RequestTokens) -> Tokens:
+    """What a client has not been given yet, and what came after it."""
+    if tokens is None:
+        return Tokens(
+            first_index=outputs.first_index, token_ids=outputs.token_ids, text=outputs.text
+        )
+    return Tokens(
+        first_index=tokens.first_index,
+        token_ids=tokens.token_ids + outputs.token_ids,
+        text=tokens.text + outputs.text,
+    )

@@ -14,7 +14,7 @@ from typing import Protocol
 from mesh.domain.errors import InvalidInput, MeshError, StorageError
 from mesh.domain.ids import ModelId
 from mesh.domain.invocation import ChatPrompt, TextPrompt
-from mesh.domain.text import ChatMessage, TextAssets
+from mesh.domain.text import ChatMessage, SamplingDefaults, TextAssets
 
 CODECS_MAX = 32
 """Of 10 to 100 MB each, by the size of the vocabulary."""
@@ -23,11 +23,15 @@ INLINE_CHARS_MAX = 2_000
 
 
 class PromptCodec(Protocol):
-    """A model's tokenizer and chat template."""
+    """A model's tokenizer, chat template and recommended sampling."""
+
+    sampling: SamplingDefaults
 
     def encode(self, text: str) -> Sequence[int]: ...
 
-    def encode_chat(self, messages: Sequence[ChatMessage]) -> Sequence[int]: ...
+    def encode_chat(
+        self, messages: Sequence[ChatMessage], template_kwargs: str
+    ) -> Sequence[int]: ...
 
 
 def chars_of(prompt: TextPrompt | ChatPrompt) -> int:
@@ -58,13 +62,16 @@ class Tokenizers:
         match prompt:
             case TextPrompt(text=text):
                 encode = partial(codec.encode, text)
-            case ChatPrompt(messages=messages):
-                encode = partial(codec.encode_chat, messages)
+            case ChatPrompt(messages=messages, template_kwargs=kwargs):
+                encode = partial(codec.encode_chat, messages, kwargs)
         inline = chars_of(prompt) <= INLINE_CHARS_MAX
         tokens = tuple(encode() if inline else await asyncio.to_thread(encode))
         if not tokens:
             raise InvalidInput("the prompt comes to no tokens", hint="give it some text")
         return tokens
+
+    async def sampling_defaults(self, model_id: ModelId) -> SamplingDefaults:
+        return (await self._codec(model_id)).sampling
 
     def warm(self, model_id: ModelId) -> None:
         """Begin to build a codec that will be needed; whoever needs it sees its failure."""

@@ -33,7 +33,13 @@ class MeshError(Exception):
 
 
 class InvalidInput(MeshError):
-    """What the caller wrote cannot be meant: YAML, a flag, a prompt, a limit."""
+    """What the caller wrote cannot be meant: YAML, a flag, a prompt, a limit. `field` names what is
+    wrong in the call, where it is one thing.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", field: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.field = field
 
 
 class NotFound(MeshError):

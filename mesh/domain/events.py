@@ -35,6 +35,22 @@ class ScaleRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRequested:
+    """An instance ahead of the first call; its keep-alive holds for it as for any other."""
+
+    operation_id: OperationId
+    name: DeploymentName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnloadRequested:
+    """Its instances go: idle ones at once, the others with their last request."""
+
+    operation_id: OperationId
+    name: DeploymentName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRequested:
     """`undo` lets a draining node take new work again."""
 
@@ -179,6 +195,8 @@ ControllerEvent = (
     DeployRequested
     | DeleteRequested
     | ScaleRequested
+    | LoadRequested
+    | UnloadRequested
     | DrainRequested
     | ProfileRequested
     | OperationCancelled

@@ -8,6 +8,7 @@ of the tree.
 
 from dataclasses import dataclass
 
+from mesh.domain.errors import Cancelled, EngineError
 from mesh.domain.ids import DeploymentName, NodeId, RequestId
 from mesh.domain.reasons import FinishReason
 from mesh.domain.text import ChatMessage
@@ -25,6 +26,8 @@ class ChatPrompt:
     """Rendered by the model's chat template."""
 
     messages: tuple[ChatMessage, ...]
+    template_kwargs: str = ""
+    """Further names that the template knows, and their values: a JSON object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,3 +107,14 @@ class Finished:
 
 
 InvocationEvent = Accepted | Waiting | Tokens | Finished
+
+
+def check_complete(finished: Finished) -> None:
+    """Raise Cancelled or EngineError for an answer that ended before it was complete."""
+    if finished.reason is FinishReason.CANCELLED:
+        raise Cancelled(f"the request was cancelled after {finished.output_tokens} tokens")
+    if finished.reason is FinishReason.FAILED:
+        raise EngineError(
+            f"the request failed after {finished.output_tokens} tokens",
+            hint="`mesh logs` shows what happened",
+        )

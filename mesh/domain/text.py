@@ -4,6 +4,16 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDefaults:
+    """How a model's makers recommend to draw its tokens; None: they say nothing of it."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    repetition_penalty: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TextAssets:
     """A model's tokenizer and chat template. `tokenizer_json` is for the `tokenizers` library."""
 
@@ -12,6 +22,7 @@ class TextAssets:
     bos_token: str | None = None
     eos_token: str | None = None
     add_bos: bool = False
+    sampling: SamplingDefaults = SamplingDefaults()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,3 +31,5 @@ class ChatMessage:
 
     role: str
     content: str
+    name: str = ""
+    """Of who speaks, where several have one role; templates may leave it out."""

@@ -1,9 +1,10 @@
 """Read-only pictures of a cell, for people and APIs. Decisions do not use them."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from mesh.domain.deployment import DeploymentSpec
-from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId
+from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, RequestId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import Profile, Stalls
@@ -163,6 +164,28 @@ class CellSnapshot:
     served: int
     refused: tuple[tuple[RefusalReason, int], ...]
     prefetches: PrefetchView = PrefetchView()
+
+
+class RequestPhase(StrEnum):
+    """How far an open request is, as its client has been told."""
+
+    QUEUED = "queued"
+    ACCEPTED = "accepted"
+    """It has a place, or the promise of one."""
+    ANSWERING = "answering"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSnapshot:
+    """A request whose client waits for it."""
+
+    request_id: RequestId
+    deployment: DeploymentName
+    phase: RequestPhase
+    prompt_tokens: int
+    output_tokens: int
+    output_tokens_max: int
+    age_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,12 +11,14 @@ from mesh.domain.events import (
     DeploymentStored,
     DeployRequested,
     DrainRequested,
+    LoadRequested,
     NodeConnected,
     NodeDisconnected,
     NodeReported,
     ProfileRequested,
     ScaleRequested,
     ShutdownRequested,
+    UnloadRequested,
 )
 from mesh.domain.messages import (
     ContinueRequest,
@@ -68,6 +70,10 @@ def _happened(event: object) -> Iterator[CellLine]:
             yield _line("deployment", event.name, "delete")
         case ScaleRequested():
             yield _line("deployment", event.name, "scale")
+        case LoadRequested():
+            yield _line("deployment", event.name, "load, asked by an operator")
+        case UnloadRequested():
+            yield _line("deployment", event.name, "unload, asked by an operator")
         case DeploymentStored():
             yield _line("cell", event.operation_id, "registry written")
         case DrainRequested():

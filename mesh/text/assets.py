@@ -1,11 +1,13 @@
 """Reads a model's tokenizer and chat template from its folder in the store."""
 
 import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mesh.domain.errors import TornModel
-from mesh.domain.text import TextAssets
+from mesh.domain.text import SamplingDefaults, TextAssets
 
 
 def read_assets(model_path: Path) -> TextAssets:
@@ -28,6 +30,7 @@ def read_assets(model_path: Path) -> TextAssets:
         bos_token=_token(config.get("bos_token")),
         eos_token=_token(config.get("eos_token")),
         add_bos=bool(config.get("add_bos_token", False)),
+        sampling=_sampling(_read_config(model_path / "generation_config.json")),
     )
 
 
@@ -61,3 +64,24 @@ def _token(value: Any) -> str | None:
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None
+
+
+def _sampling(config: Mapping[str, Any]) -> SamplingDefaults:
+    """What is out of its range says nothing. `do_sample` is left unread, as vLLM leaves it: it is
+    no recommendation, but the state of a switch.
+    """
+    top_k = _number(config, "top_k", 0)
+    top_p = _number(config, "top_p", 0)
+    return SamplingDefaults(
+        temperature=_number(config, "temperature", 0),
+        top_p=top_p if top_p is not None and 0 < top_p <= 1 else None,
+        top_k=None if top_k is None else int(top_k),
+        repetition_penalty=_number(config, "repetition_penalty", 0) or None,
+    )
+
+
+def _number(config: Mapping[str, Any], name: str, least: float) -> float | None:
+    value = config.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if math.isfinite(value) and value >= least else None

@@ -44,20 +44,45 @@ class ChatTemplate:
             raise UnsupportedModel(f"the chat template cannot be compiled: {error}") from error
         self._tokens = {"bos_token": assets.bos_token or "", "eos_token": assets.eos_token or ""}
 
-    def render(self, messages: Sequence[ChatMessage]) -> str:
-        """The prompt up to where the assistant answers. Raises InvalidInput when it refuses."""
-        turns = [{"role": message.role, "content": message.content} for message in messages]
+    def render(self, messages: Sequence[ChatMessage], template_kwargs: str = "") -> str:
+        """The prompt up to where the assistant answers. `template_kwargs`: see ChatPrompt. Raises
+        InvalidInput when it refuses.
+        """
+        turns = [_turn(message) for message in messages]
         if not turns:
             raise InvalidInput("a conversation needs at least one message")
+        own = {"messages": turns, "add_generation_prompt": True, "tools": None, **self._tokens}
+        names = _names(template_kwargs)
+        if taken := sorted(own.keys() & names.keys()):
+            raise _wrong_kwargs(f"name {taken[0]}, which mesh gives the template itself")
         try:
-            return self._template.render(
-                messages=turns, add_generation_prompt=True, tools=None, **self._tokens
-            )
+            return self._template.render(**own, **names)
         except InvalidInput:
             raise
         except Exception as error:
             # A template is a program of the model's author; any failure is about these messages.
-            raise InvalidInput(f"the chat template fails on these messages: {error}") from error
+            raise InvalidInput(
+                f"the chat template fails on these messages: {error}", field="messages"
+            ) from error
+
+
+def _names(template_kwargs: str) -> dict[str, Any]:
+    try:
+        names = json.loads(template_kwargs or "{}")
+    except (ValueError, RecursionError) as error:
+        raise _wrong_kwargs(f"are no JSON: {error}") from error
+    if not isinstance(names, dict):
+        raise _wrong_kwargs("are no JSON object")
+    return names
+
+
+def _wrong_kwargs(why: str) -> InvalidInput:
+    return InvalidInput(f"chat_template_kwargs {why}", field="chat_template_kwargs")
+
+
+def _turn(message: ChatMessage) -> dict[str, str]:
+    turn = {"role": message.role, "content": message.content}
+    return {**turn, "name": message.name} if message.name else turn
 
 
 def _tojson(
@@ -78,7 +103,7 @@ def _tojson(
 
 
 def _raise_exception(message: str) -> NoReturn:
-    raise InvalidInput(f"the chat template refuses these messages: {message}")
+    raise InvalidInput(f"the chat template refuses these messages: {message}", field="messages")
 
 
 def _strftime_now(form: str) -> str:

@@ -33,6 +33,7 @@ class TextCodec:
         self._bos_id = self._tokenizer.token_to_id(assets.bos_token) if assets.bos_token else None
         self._add_bos = assets.add_bos and self._bos_id is not None
         self._template = ChatTemplate(assets) if assets.chat_template else None
+        self.sampling = assets.sampling
 
     @property
     def vocabulary_tokens(self) -> int:
@@ -50,12 +51,14 @@ class TextCodec:
         """Token ids of text in the midst of a prompt: nothing is added at its beginning or end."""
         return self._encode(text, add_special_tokens=False)
 
-    def encode_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+    def encode_chat(
+        self, messages: Sequence[ChatMessage], template_kwargs: str = ""
+    ) -> tuple[int, ...]:
         """Token ids of a conversation, rendered by the model's template, ready for the answer."""
-        return self._encode(self.render_chat(messages), add_special_tokens=False)
+        return self._encode(self.render_chat(messages, template_kwargs), add_special_tokens=False)
 
-    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
-        """The prompt text of a conversation.
+    def render_chat(self, messages: Sequence[ChatMessage], template_kwargs: str = "") -> str:
+        """The prompt text of a conversation; `template_kwargs`: see ChatPrompt.
 
         Raises InvalidInput when the model has no template, or the template refuses the messages.
         """
@@ -63,7 +66,7 @@ class TextCodec:
             raise InvalidInput(
                 "the model has no chat template", hint="send a plain prompt (`--raw`)"
             )
-        return self._template.render(messages)
+        return self._template.render(messages, template_kwargs)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the tokens, special ones left out. Incomplete characters become U+FFFD."""

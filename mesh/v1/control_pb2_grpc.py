@@ -50,6 +50,16 @@ class ControlStub:
                 request_serializer=mesh_dot_v1_dot_control__pb2.ScaleRequest.SerializeToString,
                 response_deserializer=mesh_dot_v1_dot_control__pb2.OperationEvent.FromString,
                 _registered_method=True)
+        self.Load = channel.unary_stream(
+                '/mesh.v1.Control/Load',
+                request_serializer=mesh_dot_v1_dot_control__pb2.LoadRequest.SerializeToString,
+                response_deserializer=mesh_dot_v1_dot_control__pb2.OperationEvent.FromString,
+                _registered_method=True)
+        self.Unload = channel.unary_stream(
+                '/mesh.v1.Control/Unload',
+                request_serializer=mesh_dot_v1_dot_control__pb2.UnloadRequest.SerializeToString,
+                response_deserializer=mesh_dot_v1_dot_control__pb2.OperationEvent.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_stream(
                 '/mesh.v1.Control/Drain',
                 request_serializer=mesh_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
@@ -95,6 +105,16 @@ class ControlStub:
                 request_serializer=mesh_dot_v1_dot_control__pb2.GetUsageRequest.SerializeToString,
                 response_deserializer=mesh_dot_v1_dot_control__pb2.GetUsageResponse.FromString,
                 _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/mesh.v1.Control/ListRequests',
+                request_serializer=mesh_dot_v1_dot_control__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=mesh_dot_v1_dot_control__pb2.ListRequestsResponse.FromString,
+                _registered_method=True)
+        self.Cancel = channel.unary_unary(
+                '/mesh.v1.Control/Cancel',
+                request_serializer=mesh_dot_v1_dot_control__pb2.CancelRequest.SerializeToString,
+                response_deserializer=mesh_dot_v1_dot_control__pb2.CancelResponse.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/mesh.v1.Control/Watch',
                 request_serializer=mesh_dot_v1_dot_control__pb2.WatchRequest.SerializeToString,
@@ -121,6 +141,20 @@ class ControlServicer:
 
     def Scale(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Load(self, request, context):
+        """Begins to load an instance ahead of the first call; `done` comes at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unload(self, request, context):
+        """Its instances go: idle ones at once, the others with their last request.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -183,6 +217,20 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListRequests(self, request, context):
+        """The requests whose clients wait, the oldest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cancel(self, request, context):
+        """Ends a request; its client is told that it was cancelled.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Watch(self, request, context):
         """The cell's events in words: the last `backlog` ones, then new ones while the call is open.
         """
@@ -206,6 +254,16 @@ def add_ControlServicer_to_server(servicer, server):
             'Scale': grpc.unary_stream_rpc_method_handler(
                     servicer.Scale,
                     request_deserializer=mesh_dot_v1_dot_control__pb2.ScaleRequest.FromString,
+                    response_serializer=mesh_dot_v1_dot_control__pb2.OperationEvent.SerializeToString,
+            ),
+            'Load': grpc.unary_stream_rpc_method_handler(
+                    servicer.Load,
+                    request_deserializer=mesh_dot_v1_dot_control__pb2.LoadRequest.FromString,
+                    response_serializer=mesh_dot_v1_dot_control__pb2.OperationEvent.SerializeToString,
+            ),
+            'Unload': grpc.unary_stream_rpc_method_handler(
+                    servicer.Unload,
+                    request_deserializer=mesh_dot_v1_dot_control__pb2.UnloadRequest.FromString,
                     response_serializer=mesh_dot_v1_dot_control__pb2.OperationEvent.SerializeToString,
             ),
             'Drain': grpc.unary_stream_rpc_method_handler(
@@ -252,6 +310,16 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.GetUsage,
                     request_deserializer=mesh_dot_v1_dot_control__pb2.GetUsageRequest.FromString,
                     response_serializer=mesh_dot_v1_dot_control__pb2.GetUsageResponse.SerializeToString,
+            ),
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=mesh_dot_v1_dot_control__pb2.ListRequestsRequest.FromString,
+                    response_serializer=mesh_dot_v1_dot_control__pb2.ListRequestsResponse.SerializeToString,
+            ),
+            'Cancel': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cancel,
+                    request_deserializer=mesh_dot_v1_dot_control__pb2.CancelRequest.FromString,
+                    response_serializer=mesh_dot_v1_dot_control__pb2.CancelResponse.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -339,6 +407,60 @@ class Control:
             target,
             '/mesh.v1.Control/Scale',
             mesh_dot_v1_dot_control__pb2.ScaleRequest.SerializeToString,
+            mesh_dot_v1_dot_control__pb2.OperationEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Load(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/mesh.v1.Control/Load',
+            mesh_dot_v1_dot_control__pb2.LoadRequest.SerializeToString,
+            mesh_dot_v1_dot_control__pb2.OperationEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/mesh.v1.Control/Unload',
+            mesh_dot_v1_dot_control__pb2.UnloadRequest.SerializeToString,
             mesh_dot_v1_dot_control__pb2.OperationEvent.FromString,
             options,
             channel_credentials,
@@ -583,6 +705,60 @@ class Control:
             '/mesh.v1.Control/GetUsage',
             mesh_dot_v1_dot_control__pb2.GetUsageRequest.SerializeToString,
             mesh_dot_v1_dot_control__pb2.GetUsageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/mesh.v1.Control/ListRequests',
+            mesh_dot_v1_dot_control__pb2.ListRequestsRequest.SerializeToString,
+            mesh_dot_v1_dot_control__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cancel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/mesh.v1.Control/Cancel',
+            mesh_dot_v1_dot_control__pb2.CancelRequest.SerializeToString,
+            mesh_dot_v1_dot_control__pb2.CancelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,10 @@ class ControlStub:
     """
     Delete: _grpc.UnaryStreamMultiCallable[_control_pb2.DeleteRequest, _control_pb2.OperationEvent]
     Scale: _grpc.UnaryStreamMultiCallable[_control_pb2.ScaleRequest, _control_pb2.OperationEvent]
+    Load: _grpc.UnaryStreamMultiCallable[_control_pb2.LoadRequest, _control_pb2.OperationEvent]
+    """Begins to load an instance ahead of the first call; `done` comes at once."""
+    Unload: _grpc.UnaryStreamMultiCallable[_control_pb2.UnloadRequest, _control_pb2.OperationEvent]
+    """Its instances go: idle ones at once, the others with their last request."""
     Drain: _grpc.UnaryStreamMultiCallable[_control_pb2.DrainRequest, _control_pb2.OperationEvent]
     Profile: _grpc.UnaryStreamMultiCallable[_control_pb2.ProfileRequest, _control_pb2.OperationEvent]
     """Streams progress, then one `done`. Measures a deployment's model on a node, and keeps the result."""
@@ -51,6 +55,10 @@ class ControlStub:
     GetStatus: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetStatusRequest, _control_pb2.Status]
     GetUsage: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetUsageRequest, _control_pb2.GetUsageResponse]
     """What was used of each deployment in each hour."""
+    ListRequests: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListRequestsRequest, _control_pb2.ListRequestsResponse]
+    """The requests whose clients wait, the oldest first."""
+    Cancel: _grpc.UnaryUnaryMultiCallable[_control_pb2.CancelRequest, _control_pb2.CancelResponse]
+    """Ends a request; its client is told that it was cancelled."""
     Watch: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchRequest, _control_pb2.CellEvent]
     """The cell's events in words: the last `backlog` ones, then new ones while the call is open."""
 
@@ -63,6 +71,10 @@ class ControlAsyncStub(ControlStub):
     """
     Delete: _aio.UnaryStreamMultiCallable[_control_pb2.DeleteRequest, _control_pb2.OperationEvent]  # type: ignore[assignment]
     Scale: _aio.UnaryStreamMultiCallable[_control_pb2.ScaleRequest, _control_pb2.OperationEvent]  # type: ignore[assignment]
+    Load: _aio.UnaryStreamMultiCallable[_control_pb2.LoadRequest, _control_pb2.OperationEvent]  # type: ignore[assignment]
+    """Begins to load an instance ahead of the first call; `done` comes at once."""
+    Unload: _aio.UnaryStreamMultiCallable[_control_pb2.UnloadRequest, _control_pb2.OperationEvent]  # type: ignore[assignment]
+    """Its instances go: idle ones at once, the others with their last request."""
     Drain: _aio.UnaryStreamMultiCallable[_control_pb2.DrainRequest, _control_pb2.OperationEvent]  # type: ignore[assignment]
     Profile: _aio.UnaryStreamMultiCallable[_control_pb2.ProfileRequest, _control_pb2.OperationEvent]  # type: ignore[assignment]
     """Streams progress, then one `done`. Measures a deployment's model on a node, and keeps the result."""
@@ -76,6 +88,10 @@ class ControlAsyncStub(ControlStub):
     GetStatus: _aio.UnaryUnaryMultiCallable[_control_pb2.GetStatusRequest, _control_pb2.Status]  # type: ignore[assignment]
     GetUsage: _aio.UnaryUnaryMultiCallable[_control_pb2.GetUsageRequest, _control_pb2.GetUsageResponse]  # type: ignore[assignment]
     """What was used of each deployment in each hour."""
+    ListRequests: _aio.UnaryUnaryMultiCallable[_control_pb2.ListRequestsRequest, _control_pb2.ListRequestsResponse]  # type: ignore[assignment]
+    """The requests whose clients wait, the oldest first."""
+    Cancel: _aio.UnaryUnaryMultiCallable[_control_pb2.CancelRequest, _control_pb2.CancelResponse]  # type: ignore[assignment]
+    """Ends a request; its client is told that it was cancelled."""
     Watch: _aio.UnaryStreamMultiCallable[_control_pb2.WatchRequest, _control_pb2.CellEvent]  # type: ignore[assignment]
     """The cell's events in words: the last `backlog` ones, then new ones while the call is open."""
 
@@ -103,6 +119,22 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.ScaleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_control_pb2.OperationEvent], _abc.AsyncIterator[_control_pb2.OperationEvent]]: ...
+
+    @_abc_1.abstractmethod
+    def Load(
+        self,
+        request: _control_pb2.LoadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.OperationEvent], _abc.AsyncIterator[_control_pb2.OperationEvent]]:
+        """Begins to load an instance ahead of the first call; `done` comes at once."""
+
+    @_abc_1.abstractmethod
+    def Unload(
+        self,
+        request: _control_pb2.UnloadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.OperationEvent], _abc.AsyncIterator[_control_pb2.OperationEvent]]:
+        """Its instances go: idle ones at once, the others with their last request."""
 
     @_abc_1.abstractmethod
     def Drain(
@@ -170,6 +202,22 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.GetUsageResponse, _abc.Awaitable[_control_pb2.GetUsageResponse]]:
         """What was used of each deployment in each hour."""
+
+    @_abc_1.abstractmethod
+    def ListRequests(
+        self,
+        request: _control_pb2.ListRequestsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ListRequestsResponse, _abc.Awaitable[_control_pb2.ListRequestsResponse]]:
+        """The requests whose clients wait, the oldest first."""
+
+    @_abc_1.abstractmethod
+    def Cancel(
+        self,
+        request: _control_pb2.CancelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.CancelResponse, _abc.Awaitable[_control_pb2.CancelResponse]]:
+        """Ends a request; its client is told that it was cancelled."""
 
     @_abc_1.abstractmethod
     def Watch(

@@ -111,11 +111,14 @@ class TextAssets(_message.Message):
     BOS_TOKEN_FIELD_NUMBER: _builtins.int
     EOS_TOKEN_FIELD_NUMBER: _builtins.int
     ADD_BOS_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
     tokenizer_json: _builtins.bytes
     chat_template: _builtins.str
     bos_token: _builtins.str
     eos_token: _builtins.str
     add_bos: _builtins.bool
+    @_builtins.property
+    def sampling(self) -> Global___SamplingDefaults: ...
     def __init__(
         self,
         *,
@@ -124,10 +127,11 @@ class TextAssets(_message.Message):
         bos_token: _builtins.str | None = ...,
         eos_token: _builtins.str | None = ...,
         add_bos: _builtins.bool = ...,
+        sampling: Global___SamplingDefaults | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_bos_token", b"_bos_token", "_chat_template", b"_chat_template", "_eos_token", b"_eos_token", "bos_token", b"bos_token", "chat_template", b"chat_template", "eos_token", b"eos_token"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bos_token", b"_bos_token", "_chat_template", b"_chat_template", "_eos_token", b"_eos_token", "bos_token", b"bos_token", "chat_template", b"chat_template", "eos_token", b"eos_token", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_token", b"_bos_token", "_chat_template", b"_chat_template", "_eos_token", b"_eos_token", "add_bos", b"add_bos", "bos_token", b"bos_token", "chat_template", b"chat_template", "eos_token", b"eos_token", "tokenizer_json", b"tokenizer_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_token", b"_bos_token", "_chat_template", b"_chat_template", "_eos_token", b"_eos_token", "add_bos", b"add_bos", "bos_token", b"bos_token", "chat_template", b"chat_template", "eos_token", b"eos_token", "sampling", b"sampling", "tokenizer_json", b"tokenizer_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bos_token: _TypeAlias = _typing.Literal["bos_token"]  # noqa: Y015
     _WhichOneofArgType__bos_token: _TypeAlias = _typing.Literal["_bos_token", b"_bos_token"]  # noqa: Y015
@@ -143,6 +147,51 @@ class TextAssets(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__eos_token) -> _WhichOneofReturnType__eos_token | None: ...
 
 Global___TextAssets: _TypeAlias = TextAssets  # noqa: Y015
+
+@_typing.final
+class SamplingDefaults(_message.Message):
+    """What a model's makers recommend; absent: nothing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEMPERATURE_FIELD_NUMBER: _builtins.int
+    TOP_P_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    temperature: _builtins.float
+    top_p: _builtins.float
+    top_k: _builtins.int
+    repetition_penalty: _builtins.float
+    def __init__(
+        self,
+        *,
+        temperature: _builtins.float | None = ...,
+        top_p: _builtins.float | None = ...,
+        top_k: _builtins.int | None = ...,
+        repetition_penalty: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
+    _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
+    _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
+    _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
+    _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
+    _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+
+Global___SamplingDefaults: _TypeAlias = SamplingDefaults  # noqa: Y015
 
 @_typing.final
 class Slo(_message.Message):

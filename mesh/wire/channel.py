@@ -18,6 +18,8 @@ KEEPALIVE_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
 REDIAL_MS_MIN = 100
 REDIAL_MS_MAX = 1_000
+BACKLOG_MAX = 1024
+"""Connections that wait to be taken."""
 _LOOPBACK = ("localhost", "ip6-localhost", "::1")
 
 Options = tuple[tuple[str, int], ...]
@@ -85,7 +87,8 @@ def bind(server: grpc.aio.Server, address: str) -> str:
     Raises InvalidInput for no address, Unavailable when the port is taken or not ours to take.
     """
     host, port = parse_address(address)
-    _probe(host, port)
+    # Bound and let go: the kernel says why not in one word, where gRPC writes a page to stderr.
+    listening_socket(address).close()
     try:
         bound = server.add_insecure_port(format_address(host, port))
     except RuntimeError as error:
@@ -95,33 +98,43 @@ def bind(server: grpc.aio.Server, address: str) -> str:
     return format_address(host, bound)
 
 
-def _probe(host: str, port: int) -> None:
-    """Bind and let go: the kernel says why not in one word, where gRPC writes a page to stderr."""
+def listening_socket(address: str, option: str = "--listen") -> socket.socket:
+    """A socket that listens at `address`, where port 0 takes a free one; `option` is that by which
+    it was given.
+
+    Raises InvalidInput for no address, Unavailable when the port is taken or not ours to take.
+    """
+    host, port = parse_address(address)
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(where)
-            probe.listen(1)
+        listening = socket.socket(family, kind, protocol)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(where)
+            listening.listen(BACKLOG_MAX)
+        except OSError:
+            listening.close()
+            raise
     except socket.gaierror as error:
         raise Unavailable(
             f"cannot listen at {format_address(host, port)}: no such host",
             hint="give an address of this machine, like 127.0.0.1 or 0.0.0.0",
         ) from error
     except OSError as error:
-        raise _cannot_listen(host, port, error) from error
+        raise _cannot_listen(host, port, option, error) from error
+    return listening
 
 
-def _cannot_listen(host: str, port: int, error: OSError) -> Unavailable:
+def _cannot_listen(host: str, port: int, option: str, error: OSError) -> Unavailable:
     where = format_address(host, port)
     if error.errno == errno.EADDRINUSE:
         return Unavailable(
             f"port {port} is in use: cannot listen at {where}",
-            hint="stop what listens there, or choose another port with --listen",
+            hint=f"stop what listens there, or choose another port with {option}",
         )
     reason = os.strerror(error.errno).lower() if error.errno else str(error)
     return Unavailable(
-        f"cannot listen at {where}: {reason}", hint="choose another address with --listen"
+        f"cannot listen at {where}: {reason}", hint=f"choose another address with {option}"
     )

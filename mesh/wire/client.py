@@ -14,7 +14,7 @@ import grpc
 
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput
-from mesh.domain.ids import DeploymentName, NodeId
+from mesh.domain.ids import DeploymentName, NodeId, RequestId
 from mesh.domain.invocation import Invocation, InvocationEvent
 from mesh.domain.text import TextAssets
 from mesh.domain.usage import Usage
@@ -24,6 +24,7 @@ from mesh.domain.views import (
     DeploymentSnapshot,
     NodeSnapshot,
     ProfileView,
+    RequestSnapshot,
 )
 from mesh.v1 import control_pb2 as pb
 from mesh.v1.control_pb2_grpc import ControlStub
@@ -36,6 +37,7 @@ from mesh.wire.codec_views import (
     cell_event_from_wire,
     deployment_from_wire,
     node_from_wire,
+    open_request_from_wire,
     profile_view_from_wire,
     status_from_wire,
     usage_from_wire,
@@ -105,6 +107,22 @@ class MeshClient:
             )
         return self._operation(self._control.Scale(request), None)
 
+    def load(self, name: DeploymentName) -> str:
+        """Begin to load an instance; what the controller says of it in a word. Raises Unavailable
+        where there is no room.
+        """
+        with _writing("the name"):
+            request = pb.LoadRequest(name=name)
+        return self._operation(self._control.Load(request), None)
+
+    def unload(self, name: DeploymentName) -> str:
+        """Its instances go, busy ones with their last request. Raises InvalidInput where a minimum
+        keeps them.
+        """
+        with _writing("the name"):
+            request = pb.UnloadRequest(name=name)
+        return self._operation(self._control.Unload(request), None)
+
     def drain(self, node_id: NodeId, *, undo: bool = False) -> str:
         """No new work for a node; `undo` takes that back."""
         with _writing("the node's name"):
@@ -150,6 +168,17 @@ class MeshClient:
         """All nodes, by id."""
         answer = self._calls.unary(self._control.ListNodes, pb.ListNodesRequest())
         return tuple(node_from_wire(n) for n in answer.nodes)
+
+    def requests(self) -> tuple[RequestSnapshot, ...]:
+        """Those whose clients wait, the oldest first."""
+        answer = self._calls.unary(self._control.ListRequests, pb.ListRequestsRequest())
+        return tuple(open_request_from_wire(r) for r in answer.requests)
+
+    def cancel(self, request_id: RequestId) -> None:
+        """Its client is told so. Raises NotFound for a request that is not open."""
+        with _writing("the request's id"):
+            request = pb.CancelRequest(request_id=request_id)
+        self._calls.unary(self._control.Cancel, request)
 
     def tokenizer(self, name: DeploymentName) -> TextAssets:
         """Of the deployment's model. Raises NotFound, Unavailable while it is being imported."""

@@ -38,8 +38,12 @@ def invocation_to_wire(asked: Invocation) -> pb.InvokeRequest:
         case TextPrompt():
             message.prompt = asked.prompt.text
         case ChatPrompt():
-            turns = (pb.ChatMessage(role=m.role, content=m.content) for m in asked.prompt.messages)
-            message.chat.CopyFrom(pb.Chat(messages=turns))
+            turns = (
+                pb.ChatMessage(role=m.role, content=m.content, name=m.name)
+                for m in asked.prompt.messages
+            )
+            kwargs = asked.prompt.template_kwargs
+            message.chat.CopyFrom(pb.Chat(messages=turns, template_kwargs=kwargs))
         case TokenPrompt():
             message.tokens.CopyFrom(pb.TokenIds(ids=asked.prompt.token_ids))
         case _:
@@ -72,8 +76,10 @@ def _prompt(message: pb.InvokeRequest) -> Prompt:
         case "chat":
             return ChatPrompt(
                 messages=tuple(
-                    ChatMessage(role=m.role, content=m.content) for m in message.chat.messages
-                )
+                    ChatMessage(role=m.role, content=m.content, name=m.name)
+                    for m in message.chat.messages
+                ),
+                template_kwargs=message.chat.template_kwargs,
             )
         case "tokens":
             return TokenPrompt(token_ids=tuple(message.tokens.ids))

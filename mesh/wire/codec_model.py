@@ -10,7 +10,7 @@ from mesh.domain.ids import DeploymentName, ModelId
 from mesh.domain.model import Footprint, ModelFormat, ModelInfo
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import ColdStart, Slo
-from mesh.domain.text import TextAssets
+from mesh.domain.text import SamplingDefaults, TextAssets
 from mesh.v1 import model_pb2 as pb
 from mesh.wire.malformed import at_least_one, identifier, member, require
 
@@ -76,6 +76,12 @@ def assets_to_wire(assets: TextAssets) -> pb.TextAssets:
         bos_token=assets.bos_token,
         eos_token=assets.eos_token,
         add_bos=assets.add_bos,
+        sampling=pb.SamplingDefaults(
+            temperature=assets.sampling.temperature,
+            top_p=assets.sampling.top_p,
+            top_k=assets.sampling.top_k,
+            repetition_penalty=assets.sampling.repetition_penalty,
+        ),
     )
 
 
@@ -86,6 +92,17 @@ def assets_from_wire(message: pb.TextAssets) -> TextAssets:
         bos_token=message.bos_token if message.HasField("bos_token") else None,
         eos_token=message.eos_token if message.HasField("eos_token") else None,
         add_bos=message.add_bos,
+        sampling=_sampling_defaults(message.sampling),
+    )
+
+
+def _sampling_defaults(message: pb.SamplingDefaults) -> SamplingDefaults:
+    penalty = message.repetition_penalty if message.HasField("repetition_penalty") else None
+    return SamplingDefaults(
+        temperature=message.temperature if message.HasField("temperature") else None,
+        top_p=message.top_p if message.HasField("top_p") else None,
+        top_k=message.top_k if message.HasField("top_k") else None,
+        repetition_penalty=penalty,
     )
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from mesh.domain.errors import InvalidInput
-from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId
+from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, RequestId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
 from mesh.domain.model import Footprint
 from mesh.domain.reasons import DeviceKind, RefusalReason
@@ -21,6 +21,8 @@ from mesh.domain.views import (
     NodeSnapshot,
     PrefetchView,
     ProfileView,
+    RequestPhase,
+    RequestSnapshot,
 )
 from mesh.v1 import control_pb2 as pb
 from mesh.v1 import model_pb2
@@ -333,4 +335,28 @@ def usage_from_wire(message: pb.Usage) -> Usage:
         prompt_tokens=message.prompt_tokens,
         output_tokens=message.output_tokens,
         refused=message.refused,
+    )
+
+
+def open_request_to_wire(request: RequestSnapshot) -> pb.OpenRequest:
+    return pb.OpenRequest(
+        request_id=request.request_id,
+        deployment=request.deployment,
+        phase=request.phase,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=request.output_tokens,
+        output_tokens_max=request.output_tokens_max,
+        age_s=request.age_s,
+    )
+
+
+def open_request_from_wire(message: pb.OpenRequest) -> RequestSnapshot:
+    return RequestSnapshot(
+        request_id=RequestId(message.request_id),
+        deployment=DeploymentName(message.deployment),
+        phase=member(RequestPhase, message.phase, message, "phase"),
+        prompt_tokens=message.prompt_tokens,
+        output_tokens=message.output_tokens,
+        output_tokens_max=message.output_tokens_max,
+        age_s=message.age_s,
     )

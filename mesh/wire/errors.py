@@ -15,17 +15,14 @@ from mesh.domain.errors import (
     AlreadyExists,
     Cancelled,
     DeadlineExceeded,
-    EngineError,
     InvalidInput,
     MeshError,
-    ModelError,
     NotFound,
-    OutOfMemory,
     Refused,
-    StorageError,
     Unavailable,
 )
 from mesh.domain.reasons import RefusalReason
+from mesh.wire.statuses import status_for
 
 ERROR_KEY = "mesh-error"
 HINT_KEY = "mesh-hint-bin"
@@ -36,29 +33,6 @@ TEXT_BYTES_MAX = 1500
 message may take three bytes for one there.
 """
 
-_CODES: tuple[tuple[type[MeshError], grpc.StatusCode], ...] = (
-    (InvalidInput, grpc.StatusCode.INVALID_ARGUMENT),
-    (NotFound, grpc.StatusCode.NOT_FOUND),
-    (AlreadyExists, grpc.StatusCode.ALREADY_EXISTS),
-    (Refused, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
-    (Cancelled, grpc.StatusCode.CANCELLED),
-    (Unavailable, grpc.StatusCode.UNAVAILABLE),
-    (StorageError, grpc.StatusCode.FAILED_PRECONDITION),
-    (ModelError, grpc.StatusCode.FAILED_PRECONDITION),
-    (OutOfMemory, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (EngineError, grpc.StatusCode.INTERNAL),
-)
-_REFUSALS: dict[RefusalReason, grpc.StatusCode] = {
-    RefusalReason.UNKNOWN_DEPLOYMENT: grpc.StatusCode.NOT_FOUND,
-    RefusalReason.DEPLOYMENT_DELETED: grpc.StatusCode.NOT_FOUND,
-    RefusalReason.PROMPT_TOO_LONG: grpc.StatusCode.INVALID_ARGUMENT,
-    RefusalReason.NODE_LOST: grpc.StatusCode.UNAVAILABLE,
-    RefusalReason.NO_NODE: grpc.StatusCode.UNAVAILABLE,
-    RefusalReason.SHUTTING_DOWN: grpc.StatusCode.UNAVAILABLE,
-    RefusalReason.LOAD_FAILED: grpc.StatusCode.INTERNAL,
-    RefusalReason.ENGINE_FAILED: grpc.StatusCode.INTERNAL,
-}
 _FOREIGN: dict[grpc.StatusCode, type[MeshError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidInput,
     grpc.StatusCode.OUT_OF_RANGE: InvalidInput,
@@ -89,7 +63,7 @@ def status_of(error: MeshError) -> WireStatus:
         if error.retry_after_s > 0:
             metadata.append((RETRY_AFTER_KEY, f"{error.retry_after_s:g}"))
     return WireStatus(
-        code=_code_of(error), details=_clipped(error.message), metadata=tuple(metadata)
+        code=status_for(error).grpc, details=_clipped(error.message), metadata=tuple(metadata)
     )
 
 
@@ -135,15 +109,6 @@ def error_named(
     if reason not in set(RefusalReason):
         return MeshError(message, hint=hint)
     return kind(message, reason=RefusalReason(reason), retry_after_s=retry_after_s, hint=hint)
-
-
-def _code_of(error: MeshError) -> grpc.StatusCode:
-    if isinstance(error, Refused):
-        return _REFUSALS.get(error.reason, grpc.StatusCode.RESOURCE_EXHAUSTED)
-    for kind, code in _CODES:
-        if isinstance(error, kind):
-            return code
-    return grpc.StatusCode.UNKNOWN
 
 
 def _clipped(text: str) -> str:

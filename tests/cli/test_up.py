@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import requests
 
 from mesh.cli.restarts import RestartLimits
 from tests.cli.running import mesh, mesh_process
@@ -62,7 +63,17 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def up(tmp_path: Path) -> Iterator[Up]:
     home, err = tmp_path / "a home", tmp_path / "err"
-    arguments = ("up", "--listen", "127.0.0.1:0", "--home", str(home), "--memory", "256MiB")
+    arguments = (
+        "up",
+        "--listen",
+        "127.0.0.1:0",
+        "--http",
+        "127.0.0.1:0",
+        "--home",
+        str(home),
+        "--memory",
+        "256MiB",
+    )
     with mesh_process(*arguments, "--threads", "1", environ=os.environ, err=err) as process:
         lines = list(_lines_until_ready(process, err))
         found = re.search(r"127\.0\.0\.1:\d+", lines[0])
@@ -84,9 +95,10 @@ def _lines_until_ready(process: "subprocess.Popen[str]", err: Path) -> Iterator[
 
 
 def test_up_serves_and_ctrl_c_stops_all_of_it(up: Up) -> None:
-    assert [line.split()[0] for line in up.lines] == ["controller", "node", "next"]
-    assert up.lines[1].split() == ["node", "cpu0"]
-    assert up.lines[2].endswith(f"mesh deploy MODEL.yaml --controller {up.address}")
+    assert [line.split()[0] for line in up.lines] == ["controller", "http", "node", "next"]
+    assert up.lines[2].split() == ["node", "cpu0"]
+    assert up.lines[3].endswith(f"mesh deploy MODEL.yaml --controller {up.address}")
+    assert requests.get(f"{up.lines[1].split()[1]}/models", timeout=10).json()["data"] == []
     assert mesh("status", "--controller", up.address).code == 0
     assert up.child("mesh.controller").is_running()
     assert up.child("mesh_nodes").is_running()
@@ -104,7 +116,17 @@ def test_a_node_that_cannot_start_again_ends_the_cell_after_its_bound(
     limits = RestartLimits(in_a_row_max=2, pause_s_min=0.05)
     monkeypatch.setattr("mesh.cli.verbs.up.RestartLimits", lambda: limits)
     (tmp_path / "store").write_text("where the store should be")
-    ran = mesh("up", "--listen", "127.0.0.1:0", "--home", str(tmp_path), "--memory", "256MiB")
+    ran = mesh(
+        "up",
+        "--listen",
+        "127.0.0.1:0",
+        "--http",
+        "127.0.0.1:0",
+        "--home",
+        str(tmp_path),
+        "--memory",
+        "256MiB",
+    )
     assert ran.code == 1
     assert ran.out.startswith("controller  ")
     *told, error, hint = ran.err.splitlines()
@@ -124,7 +146,17 @@ def test_ctrl_c_in_the_pause_before_a_restart_stops_everything(tmp_path: Path) -
     home, err = tmp_path / "home", tmp_path / "err"
     home.mkdir()
     (home / "store").write_text("where the store should be")
-    arguments = ("up", "--listen", "127.0.0.1:0", "--home", str(home), "--memory", "256MiB")
+    arguments = (
+        "up",
+        "--listen",
+        "127.0.0.1:0",
+        "--http",
+        "127.0.0.1:0",
+        "--home",
+        str(home),
+        "--memory",
+        "256MiB",
+    )
     with mesh_process(*arguments, environ=os.environ, err=err) as process:
         until(lambda: "restart 1 of 5 in 0.5 s" in err.read_text(), READY_S_MAX)
         process.send_signal(signal.SIGINT)
@@ -144,7 +176,17 @@ def test_the_children_end_with_an_up_that_is_killed(up: Up) -> None:
 
 
 def test_a_node_that_cannot_start_is_named_with_its_own_words(tmp_path: Path) -> None:
-    ran = mesh("up", "--listen", "127.0.0.1:0", "--home", str(tmp_path), "--memory", "4096TiB")
+    ran = mesh(
+        "up",
+        "--listen",
+        "127.0.0.1:0",
+        "--http",
+        "127.0.0.1:0",
+        "--home",
+        str(tmp_path),
+        "--memory",
+        "4096TiB",
+    )
     assert ran.code == 1
     *tail, error, hint = ran.err.splitlines()
     assert error == "error: node cpu0 exited with code 2"

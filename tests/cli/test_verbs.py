@@ -398,3 +398,31 @@ def test_logs_follow_what_happens(cell: RunningCell, chat: str) -> None:
         reading.join()
         assert all(line.strip() for line in lines)
     assert err.read_bytes() == b""
+
+
+def test_requests_are_listed_and_cancelled(cell: RunningCell, chat: str, tmp_path: Path) -> None:
+    asking = ("invoke", chat, "count", "--max-tokens", "200", "--controller", cell.address)
+    with mesh_process(*asking, environ=os.environ, err=tmp_path / "err") as process:
+        until(lambda: chat in cell.mesh("requests").out, 20.0)
+        (listed,) = json.loads(cell.mesh("requests", "-o", "json").out)
+        assert listed["deployment"] == chat
+        ran = cell.mesh("cancel", listed["request_id"], "r0-0")
+        assert ran.code == 1
+        assert "cancelled" in ran.err
+        assert "no open request 'r0-0'" in ran.err
+        assert process.wait(20.0) == 1
+
+
+def test_load_and_unload_come_before_and_after_calls(cell: RunningCell, chat: str) -> None:
+    def states() -> list[str]:
+        (found,) = json.loads(cell.mesh("get", "-o", "json").out)
+        return [instance["state"] for instance in found["instances"]]
+
+    cell.mesh("unload", chat)
+    until(lambda: states() == [], 20.0)
+    ran = cell.mesh("load", chat)
+    assert (ran.code, ran.err) == (0, f"{chat}: loading, or loaded\n")
+    until(lambda: states() in (["ready"], ["parked"]), 20.0)
+    assert cell.mesh("unload", chat).code == 0
+    until(lambda: states() == [], 20.0)
+    assert cell.mesh("load", "none").code == 1

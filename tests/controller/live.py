@@ -228,8 +228,15 @@ class FakeNode:
 class LiveCell:
     """A controller that serves, and a client of it."""
 
-    def __init__(self, address: str, stop: asyncio.Event, serving: "asyncio.Task[None]") -> None:
+    def __init__(
+        self,
+        address: str,
+        stop: asyncio.Event,
+        serving: "asyncio.Task[None]",
+        http: str | None,
+    ) -> None:
         self.address = address
+        self.http = http
         self.stop = stop
         self.serving = serving
         self.client = MeshClient(address)
@@ -280,15 +287,16 @@ class LiveCell:
 @asynccontextmanager
 async def live_cell(home: Path, **config: Any) -> AsyncIterator[LiveCell]:
     """A controller from `ready` to its end; all nodes leave first."""
-    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    address: asyncio.Future[tuple[str, str | None]] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
     wanted = ControllerConfig(listen="127.0.0.1:0", home=home, **config)
-    serving = asyncio.create_task(serve(wanted, address.set_result, stop))
+    serving = asyncio.create_task(serve(wanted, lambda *at: address.set_result(at), stop))
     first: list[asyncio.Future[Any]] = [serving, address]
     await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
     if serving.done():
         await serving
-    cell = LiveCell(await address, stop, serving)
+    at, http = await address
+    cell = LiveCell(at, stop, serving, http)
     try:
         yield cell
     finally:

@@ -13,17 +13,40 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 
 from mesh import __version__
 from mesh.domain.deployment import Scaling
-from mesh.domain.errors import AlreadyExists, InvalidInput, MeshError, NotFound, Unavailable
+from mesh.domain.errors import (
+    AlreadyExists,
+    Cancelled,
+    InvalidInput,
+    MeshError,
+    NotFound,
+    Unavailable,
+)
 from mesh.domain.ids import DeploymentName, NodeId
 from mesh.domain.lifecycle import DeploymentState, NodeState
-from mesh.domain.messages import CancelImport, ImportFailed, ImportModel, ImportProgress
+from mesh.domain.messages import (
+    AbortRequest,
+    CancelImport,
+    ImportFailed,
+    ImportModel,
+    ImportProgress,
+    SubmitRequest,
+)
 from mesh.domain.slo import Slo
 from mesh.domain.views import CellEvent
 from mesh.v1 import control_pb2 as pb
 from mesh.v1.control_pb2_grpc import ControlStub
 from mesh.wire.channel import dial
 from mesh.wire.codec_model import spec_to_wire
-from tests.controller.live import ASSETS, HELLO, MODEL, SPEC, LiveCell, asking, live_cell
+from tests.controller.live import (
+    ASSETS,
+    HELLO,
+    MODEL,
+    SPEC,
+    WAIT_S_MAX,
+    LiveCell,
+    asking,
+    live_cell,
+)
 
 
 async def test_deploy_shows_progress_and_the_deployment_is_there(cell: LiveCell) -> None:
@@ -219,3 +242,25 @@ async def test_a_deployment_outlives_the_controller(tmp_path: Path) -> None:
 async def test_without_a_node_nothing_can_be_deployed(cell: LiveCell) -> None:
     with pytest.raises(Unavailable, match="no cpu or gpu node is up"):
         await cell.ask(cell.client.deploy, SPEC)
+
+
+async def test_open_requests_are_listed_and_one_is_cancelled(cell: LiveCell) -> None:
+    node = await cell.deployed()
+    node.held = True
+    asked = asyncio.create_task(cell.ask(lambda: list(cell.client.invoke(asking(max_tokens=4)))))
+    order = (await node.told(SubmitRequest)).order
+    await node.answer(order, 0, 2, last=False)
+    await cell.until(lambda: [r.output_tokens for r in cell.client.requests()] == [2])
+    (open_,) = await cell.ask(cell.client.requests)
+    assert (open_.request_id, open_.deployment) == (order.request.request_id, SPEC.name)
+    assert (open_.phase, open_.prompt_tokens, open_.output_tokens_max) == ("answering", 3, 4)
+    assert 0.0 < open_.age_s < WAIT_S_MAX
+    await cell.ask(cell.client.cancel, open_.request_id)
+    with pytest.raises(Cancelled, match="cancelled by an operator"):
+        await asked
+    assert (await node.told(AbortRequest)).request_id == open_.request_id
+    await cell.idle()
+    assert await cell.ask(cell.client.requests) == ()
+    with pytest.raises(NotFound, match="no open request") as caught:
+        await cell.ask(cell.client.cancel, open_.request_id)
+    assert "mesh requests" in caught.value.hint

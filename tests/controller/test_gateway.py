@@ -232,7 +232,7 @@ async def test_a_client_that_reads_too_slowly_is_cancelled(tmp_path: Path) -> No
             order = (await node.told(SubmitRequest)).order
             text = "x" * 10_000
             for index in range(400):
-                output = _output(order, index, text)
+                output = output_of(order, index, text)
                 await node.send(output)
                 if any(isinstance(command, AbortRequest) for command in node.commands):
                     break
@@ -245,7 +245,7 @@ async def test_a_client_that_reads_too_slowly_is_cancelled(tmp_path: Path) -> No
         assert isinstance((await answer_of(cell, asking()))[-1], Finished)
 
 
-def _output(order: RequestOrder, index: int, text: str) -> TokensReport:
+def output_of(order: RequestOrder, index: int, text: str) -> TokensReport:
     return TokensReport(
         instance_id=InstanceId("i"),
         outputs=(

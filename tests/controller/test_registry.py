@@ -19,11 +19,18 @@ from mesh.domain.deployment import Deployment, DeploymentSpec, Scaling
 from mesh.domain.errors import StorageError
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, ModelId
-from mesh.domain.text import TextAssets
+from mesh.domain.text import SamplingDefaults, TextAssets
 from tests.controller.live import FOOTPRINT, MODEL
 from tests.support.profiles import PROFILE, profile
 
-TEXT = TextAssets(tokenizer_json=b"\x00{}", chat_template="x", bos_token="<s>", add_bos=True)
+TEXT = TextAssets(
+    tokenizer_json=b"\x00{}",
+    chat_template="x",
+    bos_token="<s>",
+    add_bos=True,
+    sampling=SamplingDefaults(temperature=0.6, top_k=20),
+)
+OLD_TEXT = replace(TEXT, sampling=SamplingDefaults())
 
 
 def deployment(name: str = "chat", *, model: str = "sha256-1") -> Deployment:
@@ -144,8 +151,8 @@ PRAGMA user_version = 2;
 def test_a_file_of_an_earlier_schema_is_brought_up_to_date_and_loses_nothing(
     earlier: int, tmp_path: Path
 ) -> None:
-    """1 has no profiles, 1 and 2 have no histories, and deployments were on one device and knew
-    nothing of cold starts.
+    """1 has no profiles, 1 and 2 have no histories, texts no recommended sampling; deployments were
+    on one device and knew nothing of cold starts.
     """
     body = make_converter().dumps(deployment())
     for later in (', "tensor_parallel": 1', ', "cold_start": "late"'):
@@ -158,7 +165,7 @@ def test_a_file_of_an_earlier_schema_is_brought_up_to_date_and_loses_nothing(
     plain.close()
     with opened(tmp_path) as registry:
         assert (registry.epoch, registry.deployments()) == (8, (deployment(),))
-        assert (registry.text(ModelId("sha256-1")), registry.profiles()) == (TEXT, ())
+        assert (registry.text(ModelId("sha256-1")), registry.profiles()) == (OLD_TEXT, ())
         assert registry.histories() == {}
         registry.store_profile(PROFILE)
         registry.store_history(DeploymentName("chat"), OutputHistory())

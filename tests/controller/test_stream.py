@@ -10,7 +10,6 @@ from mesh.domain.invocation import Accepted, Finished, InvocationEvent, Tokens, 
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.request import RequestTokens
 from mesh.domain.slo import Slo
-from mesh.wire.codec_invoke import event_from_wire
 from tests.core.cells import request
 
 SLO = Slo(ttft_s=2.0, tpot_s=0.25)
@@ -33,7 +32,7 @@ def stream() -> ClientStream:
 async def said(of: ClientStream, *told: Told) -> list[InvocationEvent]:
     for number, one in enumerate(told):
         assert of.tell(one, 11.0 + number)
-    return [event_from_wire(message) for message in await of.responses()]
+    return await of.events()
 
 
 ACCEPTED = Accepted(

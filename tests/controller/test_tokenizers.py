@@ -10,7 +10,7 @@ from mesh.controller.tokenizers import INLINE_CHARS_MAX, Tokenizers
 from mesh.domain.errors import InvalidInput, StorageError, TornModel
 from mesh.domain.ids import ModelId
 from mesh.domain.invocation import ChatPrompt, TextPrompt
-from mesh.domain.text import ChatMessage, TextAssets
+from mesh.domain.text import ChatMessage, SamplingDefaults, TextAssets
 
 ONE, TWO, THREE = ModelId("one"), ModelId("two"), ModelId("three")
 HI = TextPrompt(text="hi")
@@ -23,12 +23,13 @@ class Codec:
 
     def __init__(self) -> None:
         self.threads = []
+        self.sampling = SamplingDefaults()
 
     def encode(self, text: str) -> Sequence[int]:
         self.threads.append(threading.get_ident())
         return [ord(char) for char in text]
 
-    def encode_chat(self, messages: Sequence[ChatMessage]) -> Sequence[int]:
+    def encode_chat(self, messages: Sequence[ChatMessage], template_kwargs: str) -> Sequence[int]:
         return self.encode("".join(message.content for message in messages))
 
 

@@ -93,7 +93,7 @@ def up(cell: LiveCell, tmp_path: Path, tiny_model: Path) -> Iterator[Up]:
     err = tmp_path / "err"
     arguments = [
         *("up", "--node", "cpu", "--node", "cpu", "--policy", "sllm+cpu"),
-        *("--listen", cell.address, "--home", str(tmp_path / "home")),
+        *("--listen", cell.address, "--http", "off", "--home", str(tmp_path / "home")),
         *("--memory", "288MiB", "--threads", "1"),
     ]
     with mesh_process(*arguments, environ=os.environ, err=err) as process:

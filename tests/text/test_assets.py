@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mesh.domain.errors import TornModel
+from mesh.domain.text import SamplingDefaults
 from mesh.text.assets import read_assets
 
 
@@ -39,3 +40,16 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
 def test_a_model_without_a_tokenizer_is_torn(tmp_path: Path) -> None:
     with pytest.raises(TornModel, match=r"tokenizer\.json"):
         read_assets(tmp_path)
+
+
+def test_recommended_sampling_is_what_the_makers_wrote_as_far_as_it_can_be_meant(
+    tmp_path: Path,
+) -> None:
+    path = write(tmp_path)
+    assert read_assets(path).sampling == SamplingDefaults()
+    given = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": 1.1}
+    (path / "generation_config.json").write_text(json.dumps({**given, "do_sample": False}))
+    assert read_assets(path).sampling == SamplingDefaults(**given)  # type: ignore[arg-type]
+    wrong = {"temperature": True, "top_p": 0, "top_k": -1, "repetition_penalty": "high"}
+    (path / "generation_config.json").write_text(json.dumps(wrong))
+    assert read_assets(path).sampling == SamplingDefaults()

@@ -45,6 +45,18 @@ def test_a_conversation_is_rendered_for_the_answer(codec: TextCodec) -> None:
     assert codec.encode_chat([USER]).count(codec.encode("")[0]) == 1, "the beginning, once"
 
 
+def test_a_template_is_given_names_of_speakers_and_what_else_it_knows(assets: TextAssets) -> None:
+    template = "{% for m in messages %}{{ m.name }}:{{ m.content }}{% endfor %}{{ thinking }}"
+    codec = TextCodec(replace(assets, chat_template=template))
+    named = replace(USER, name="ann")
+    assert codec.render_chat([named, USER]) == "ann:the cat:the cat"
+    assert codec.render_chat([USER], '{"thinking": true}') == ":the catTrue"
+    for kwargs, said in (("{", "no JSON"), ("[1]", "no JSON object"), ('{"tools": 1}', "tools")):
+        with pytest.raises(InvalidInput, match=said) as caught:
+            codec.render_chat([USER], kwargs)
+        assert caught.value.field == "chat_template_kwargs"
+
+
 def test_what_the_template_refuses_is_the_callers_mistake(codec: TextCodec) -> None:
     with pytest.raises(InvalidInput, match="role wizard"):
         codec.encode_chat([ChatMessage(role="wizard", content="x")])

@@ -20,6 +20,7 @@ from mesh.domain.views import (
     DeploymentSnapshot,
     NodeSnapshot,
     ProfileView,
+    RequestSnapshot,
 )
 from mesh.v1 import control_pb2, inference_pb2, model_pb2, node_link_pb2
 from mesh.wire import codec_command, codec_invoke, codec_model, codec_node, codec_views
@@ -63,6 +64,12 @@ CODECS: dict[str, Codec] = {
         codec_views.profile_view_to_wire,
         codec_views.profile_view_from_wire,
         control_pb2.KnownProfile,
+    ),
+    "request": (
+        RequestSnapshot,
+        codec_views.open_request_to_wire,
+        codec_views.open_request_from_wire,
+        control_pb2.OpenRequest,
     ),
     "cell event": (
         CellEvent,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from mesh.cli.options import DEFAULT_ADDRESS, home_option, policy_option
+from mesh.cli.options import DEFAULT_ADDRESS, home_option, http_option, policy_option
 from mesh.controller.main import main as run_controller
 
 
@@ -16,6 +16,7 @@ from mesh.controller.main import main as run_controller
     show_default=True,
     help="Where clients and nodes reach it.",
 )
+@http_option
 @policy_option
 @click.option(
     "--turn",
@@ -29,13 +30,14 @@ from mesh.controller.main import main as run_controller
 def controller(
     ctx: click.Context,
     listen: str,
+    http: str,
     policy: str | None,
     turn: float | None,
     journal: str | None,
     home: Path,
 ) -> None:
     """Run a cell's controller in the foreground: gateway, admission, placement."""
-    arguments = ["--listen", listen, "--home", str(home)]
+    arguments = ["--listen", listen, "--http", http, "--home", str(home)]
     for option, value in (("--policy", policy), ("--turn", turn), ("--journal", journal)):
         if value is not None:
             arguments += [option, str(value)]

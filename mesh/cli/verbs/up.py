@@ -10,7 +10,7 @@ import click
 from mesh.cli import output
 from mesh.cli.cell import LocalCell
 from mesh.cli.cell_plan import CellPlan, plan_nodes
-from mesh.cli.options import DEFAULT_ADDRESS, home_option, policy_option
+from mesh.cli.options import DEFAULT_ADDRESS, HTTP_OFF, home_option, http_option, policy_option
 from mesh.cli.restarts import RestartLimits
 from mesh.cli.stopping import Stopping
 from mesh.domain.units import parse_bytes
@@ -39,6 +39,7 @@ WATCH_S = 0.2
     show_default=True,
     help="Where the controller listens. Port 0 picks a free one.",
 )
+@http_option
 @policy_option
 @home_option
 def up(
@@ -47,12 +48,14 @@ def up(
     prefetch_memory: str | None,
     threads: int | None,
     listen: str,
+    http: str,
     policy: str | None,
     home: Path,
 ) -> None:
     """Start a cell on this machine: a controller and its nodes. Ctrl-C stops all of it."""
     plan = CellPlan(
         listen=listen,
+        http=None if http == HTTP_OFF else http,
         home=home,
         nodes=plan_nodes(wanted),
         memory_bytes=None if memory is None else parse_bytes(memory),

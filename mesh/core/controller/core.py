@@ -33,6 +33,7 @@ from mesh.domain.events import (
     KeepAliveExpired,
     LeaseCheckDue,
     LoadExpired,
+    LoadRequested,
     MigrationDue,
     NodeConnected,
     NodeDisconnected,
@@ -45,6 +46,7 @@ from mesh.domain.events import (
     ScaleRequested,
     ShutdownRequested,
     StoreFailed,
+    UnloadRequested,
 )
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, OperationId
@@ -150,6 +152,10 @@ class ControllerCore:
                 deployments.delete(ctx, event)
             case ScaleRequested():
                 deployments.scale(ctx, event)
+            case LoadRequested():
+                deployments.load(ctx, event)
+            case UnloadRequested():
+                deployments.unload(ctx, event)
             case DrainRequested():
                 nodes.drain_node(ctx, event)
             case ProfileRequested():

@@ -1,4 +1,4 @@
-"""Administrative calls on deployments: deploy, delete, scale. Each is answered exactly once.
+"""Administrative calls on deployments: deploy, delete, scale, load, unload. Each is answered once.
 
 A deployment is acknowledged only after a node has imported its model, which proves that the source
 is whole and supported, and after the registry has written it. A call that fails leaves no trace.
@@ -6,7 +6,7 @@ is whole and supported, and after the registry has written it. A call that fails
 
 from dataclasses import replace
 
-from mesh.core.controller.instances.lifecycle import drain
+from mesh.core.controller.instances.lifecycle import drain, start_instance
 from mesh.core.controller.instances.placement import why_no_node
 from mesh.core.controller.instances.replicas import keep_minimum, trim_to_maximum
 from mesh.core.controller.operations import begin, fail_operation, reply_error
@@ -17,7 +17,13 @@ from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.operation import OperationEntry
 from mesh.domain.actions import RemoveDeployment, ReplyDone, SendCommand, StoreDeployment
 from mesh.domain.deployment import Deployment, DeploymentSpec
-from mesh.domain.events import DeleteRequested, DeployRequested, ScaleRequested
+from mesh.domain.events import (
+    DeleteRequested,
+    DeployRequested,
+    LoadRequested,
+    ScaleRequested,
+    UnloadRequested,
+)
 from mesh.domain.ids import OperationId
 from mesh.domain.lifecycle import DeploymentState
 from mesh.domain.messages import ImportDone, ImportModel
@@ -149,10 +155,51 @@ def delete(ctx: EventContext, asked: DeleteRequested) -> None:
         ctx.act(RemoveDeployment(operation_id=asked.operation_id, name=asked.name))
 
 
-def scale(ctx: EventContext, asked: ScaleRequested) -> None:
+def load(ctx: EventContext, asked: LoadRequested) -> None:
+    entry = _ready(ctx, asked)
+    if entry is None:
+        return
+    if entry.replicas():
+        ctx.act(ReplyDone(operation_id=asked.operation_id, message="unchanged"))
+        return
+    start_instance(ctx, entry)
+    if entry.replicas():
+        ctx.act(ReplyDone(operation_id=asked.operation_id, message="loading"))
+        return
+    nodes = len(ctx.cell.nodes)
+    message = f"none of {nodes} nodes has room for an instance of {asked.name!r} now"
+    hint = "`mesh top` shows who holds the memory; `mesh unload` frees it"
+    reply_error(ctx, asked.operation_id, "Unavailable", message, hint)
+
+
+def unload(ctx: EventContext, asked: UnloadRequested) -> None:
+    entry = _ready(ctx, asked)
+    if entry is None:
+        return
+    if least := entry.spec.scaling.replicas_min:
+        message = f"{asked.name!r} keeps {least} instances: its replicas_min"
+        hint = f"`mesh scale {asked.name} --min 0` lets them go"
+        reply_error(ctx, asked.operation_id, "InvalidInput", message, hint)
+        return
+    for instance in list(entry.instances.values()):
+        drain(ctx, instance)
+    ctx.act(ReplyDone(operation_id=asked.operation_id, message="unloading"))
+
+
+def _ready(
+    ctx: EventContext, asked: ScaleRequested | LoadRequested | UnloadRequested
+) -> DeploymentEntry | None:
+    """None: the caller was told that there is none."""
     entry = ctx.cell.deployments.get(asked.name)
     if entry is None or entry.state is not DeploymentState.READY or entry.deployment is None:
         reply_error(ctx, asked.operation_id, "NotFound", f"there is no deployment {asked.name!r}")
+        return None
+    return entry
+
+
+def scale(ctx: EventContext, asked: ScaleRequested) -> None:
+    entry = _ready(ctx, asked)
+    if entry is None or entry.deployment is None:
         return
     spec = _scaled(entry.spec, asked)
     if spec.scaling.replicas_min > spec.scaling.replicas_max:

@@ -17,11 +17,13 @@ from mesh.domain.events import (
     DeploymentStored,
     DeployRequested,
     KeepAliveExpired,
+    LoadRequested,
     NodeDisconnected,
     OperationCancelled,
     OperationExpired,
     ScaleRequested,
     StoreFailed,
+    UnloadRequested,
 )
 from mesh.domain.ids import DeploymentName, OperationId
 from mesh.domain.lifecycle import DeploymentState, InstanceState
@@ -233,3 +235,43 @@ def test_scaling_to_a_minimum_above_the_maximum_is_refused() -> None:
     cell = CellUnderTest(deployment(replicas_max=2))
     reply = only(cell.tell(ScaleRequested(operation_id=OP, name=CHAT, replicas_min=3)), ReplyError)
     assert reply.error == "InvalidInput"
+
+
+def test_a_load_is_begun_once_and_kept_as_any_other() -> None:
+    cell = CellUnderTest(deployment())
+    link, _ = cell.join()
+    begun = cell.tell(LoadRequested(operation_id=OP, name=CHAT))
+    assert only(begun, ReplyDone).message == "loading"
+    (load,) = commands(begun, LoadInstance)
+    again = cell.tell(LoadRequested(operation_id=OP, name=CHAT))
+    assert only(again, ReplyDone).message == "unchanged"
+    assert commands(again, LoadInstance) == []
+    timers = of_kind(cell.loaded(link, load.instance_id), SetTimer)
+    assert any(isinstance(t.timer, KeepAliveExpired) for t in timers)
+
+
+def test_a_load_without_room_is_told() -> None:
+    cell = CellUnderTest(deployment())
+    reply = only(cell.tell(LoadRequested(operation_id=OP, name=CHAT)), ReplyError)
+    assert (reply.error, "none of 0 nodes" in reply.message) == ("Unavailable", True)
+    unknown = cell.tell(LoadRequested(operation_id=OP, name=DeploymentName("none")))
+    assert only(unknown, ReplyError).error == "NotFound"
+
+
+def test_unloading_ends_idle_instances_at_once_and_busy_ones_with_their_last_request() -> None:
+    cell = CellUnderTest(deployment())
+    link, _ = cell.join()
+    (load,) = commands(cell.invoke(), LoadInstance)
+    cell.loaded(link, load.instance_id)
+    busy = cell.tell(UnloadRequested(operation_id=OP, name=CHAT))
+    assert only(busy, ReplyDone).message == "unloading"
+    assert commands(busy, UnloadInstance) == []
+    ended = cell.tokens(link, "r1", [1], finish=FinishReason.STOP)
+    assert [u.instance_id for u in commands(ended, UnloadInstance)] == [load.instance_id]
+
+
+def test_what_a_minimum_keeps_is_not_unloaded() -> None:
+    cell = CellUnderTest(deployment(replicas_min=1))
+    cell.join()
+    reply = only(cell.tell(UnloadRequested(operation_id=OP, name=CHAT)), ReplyError)
+    assert (reply.error, "--min 0" in reply.hint) == ("InvalidInput", True)

@@ -1,0 +1,1 @@
+"""What OpenAI's protocol costs beside gRPC."""

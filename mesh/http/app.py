@@ -1,0 +1,98 @@
+"""The routes of the HTTP edge, and what becomes of a request that fits none of them."""
+
+import time
+from collections.abc import Awaitable, Callable
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from mesh.domain.errors import InvalidInput, MeshError, NotFound, Unavailable
+from mesh.domain.ids import DeploymentName
+from mesh.domain.lifecycle import NodeState
+from mesh.domain.views import CellSnapshot, DeploymentSnapshot
+from mesh.http.answers import ChatWriter, CompletionWriter
+from mesh.http.bodies import ChatBody, CompletionBody
+from mesh.http.generation import Generation
+from mesh.http.models import Models
+from mesh.http.openapi import document
+from mesh.http.refusals import body_of, encoded, status_and_code
+from mesh.http.together import Gateway
+
+
+def application(
+    *,
+    gateway: Gateway,
+    snapshot: Callable[[], CellSnapshot],
+    find: Callable[[DeploymentName, CellSnapshot], DeploymentSnapshot],
+    metrics: Callable[[], Awaitable[bytes]],
+) -> Starlette:
+    """`find` is the lookup of a deployment in a snapshot; it raises NotFound. `metrics` renders them
+    in Prometheus' text format.
+    """
+    models = Models(snapshot, find, int(time.time()))
+    schema = encoded(document())
+
+    async def openapi(request: Request) -> Response:
+        return Response(schema, media_type="application/json")
+
+    async def live(request: Request) -> Response:
+        return Response(b'{"status":"ok"}', media_type="application/json")
+
+    async def ready(request: Request) -> Response:
+        if gateway.stopping:
+            raise Unavailable("the controller is stopping")
+        if not any(node.state is NodeState.READY for node in snapshot().nodes):
+            raise Unavailable("no node is ready", hint="`mesh nodes` shows those that there are")
+        return await live(request)
+
+    async def scrape(request: Request) -> Response:
+        return Response(await metrics(), media_type="text/plain; version=0.0.4")
+
+    return Starlette(
+        routes=[
+            Route(
+                "/v1/chat/completions", Generation(gateway, ChatBody, ChatWriter), methods=["POST"]
+            ),
+            Route(
+                "/v1/completions",
+                Generation(gateway, CompletionBody, CompletionWriter),
+                methods=["POST"],
+            ),
+            Route("/v1/models", models.list),
+            Route("/v1/models/{model}", models.get),
+            Route("/healthz", live),
+            Route("/readyz", ready),
+            Route("/metrics", scrape),
+            Route("/openapi.json", openapi),
+        ],
+        exception_handlers={HTTPException: _unrouted, MeshError: _refused, Exception: _failed},
+    )
+
+
+async def _unrouted(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return _told(NotFound(f"there is no {request.url.path}"), 404, "not_found")
+    return _told(
+        InvalidInput(f"{request.method} {request.url.path}: {error.detail}"),
+        error.status_code,
+        "method_not_allowed" if error.status_code == 405 else "invalid_request",
+    )
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, MeshError)
+    return _told(error, *status_and_code(error))
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    fault = MeshError(f"unexpected {type(error).__name__}: {error}")
+    return _told(fault, *status_and_code(fault))
+
+
+def _told(error: MeshError, status: int, code: str) -> Response:
+    body = encoded(body_of(error, status=status, code=code))
+    return Response(body, status, media_type="application/json")

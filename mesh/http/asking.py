@@ -1,0 +1,133 @@
+"""From a body of OpenAI's protocol to invocations: what its members mean, and which are refused.
+
+Before: `bodies` has read it. After: the gateway, which checks the numbers as it does for everyone.
+A member that would change the answer, and is not built, is refused by its name; what has no effect
+is ignored.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mesh.domain.checks import CONTEXT_TOKENS_MAX
+from mesh.domain.errors import InvalidInput
+from mesh.domain.ids import DeploymentName
+from mesh.domain.invocation import ChatPrompt, Invocation, Prompt, TextPrompt, TokenPrompt
+from mesh.domain.text import ChatMessage, SamplingDefaults
+from mesh.http.bodies import Body, ChatBody, CompletionBody, Message
+
+PROMPTS_MAX = 16
+"""Of one call."""
+NOT_BUILT: Mapping[str, tuple[object, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logprobs": (False,),
+    "top_logprobs": (),
+    "prompt_logprobs": (),
+    "echo": (False,),
+    "suffix": ("",),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+"""Members that are refused, unless they ask for nothing: null, or one of these values."""
+_OPENAI = SamplingDefaults(temperature=1.0, top_p=1.0)
+
+
+def invocations(body: Body) -> tuple[Invocation, ...]:
+    """One for each prompt of the body. Raises InvalidInput."""
+    _check_built(body)
+    asked = Invocation(
+        deployment=DeploymentName(body.model),
+        prompt=TextPrompt(text=""),
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=0 if body.top_k == -1 else body.top_k,
+        seed=body.seed,
+        repetition_penalty=body.repetition_penalty,
+        max_tokens=_max_tokens(body),
+        ignore_eos=bool(body.ignore_eos),
+        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+    )
+    return tuple(replace(asked, prompt=prompt) for prompt in _prompts(body))
+
+
+def with_defaults(asked: Invocation, model: SamplingDefaults) -> Invocation:
+    """What is not given is as the model's makers recommend, else as OpenAI's protocol says."""
+    given: dict[str, float | int | None] = {}
+    for field in ("temperature", "top_p", "top_k", "repetition_penalty"):
+        values = (getattr(asked, field), getattr(model, field), getattr(_OPENAI, field))
+        given[field] = next((value for value in values if value is not None), None)
+    return replace(asked, **given)  # type: ignore[arg-type]
+
+
+def _check_built(body: Body) -> None:
+    for field, nothing in NOT_BUILT.items():
+        value = getattr(body, field, None)
+        if value is not None and not any(_same(value, one) for one in nothing):
+            raise InvalidInput(f"{field} is not supported here", hint="leave it out", field=field)
+
+
+def _same(value: object, other: object) -> bool:
+    """0 asks for something where false does not."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
+
+
+def _max_tokens(body: Body) -> int:
+    """The gateway takes off what the context does not hold."""
+    given = body.max_tokens
+    if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
+        given = body.max_completion_tokens
+    return CONTEXT_TOKENS_MAX if given is None else given
+
+
+def _prompts(body: Body) -> Sequence[Prompt]:
+    match body:
+        case ChatBody():
+            messages = tuple(_message(message) for message in body.messages)
+            kwargs = body.chat_template_kwargs
+            return (
+                ChatPrompt(messages=messages, template_kwargs=json.dumps(kwargs) if kwargs else ""),
+            )
+        case CompletionBody():
+            return _continued(body.prompt)
+        case _:
+            raise TypeError(type(body))
+
+
+def _continued(given: str | list[str] | list[int] | list[list[int]]) -> Sequence[Prompt]:
+    several: list[Any] = [given] if isinstance(given, str) else given
+    if several and isinstance(several[0], int):
+        several = [several]
+    if not 1 <= len(several) <= PROMPTS_MAX:
+        raise InvalidInput(
+            f"prompt holds {len(several)} prompts; it must hold 1 to {PROMPTS_MAX}", field="prompt"
+        )
+    return [
+        TextPrompt(text=one) if isinstance(one, str) else TokenPrompt(token_ids=tuple(one))
+        for one in several
+    ]
+
+
+def _message(message: Message) -> ChatMessage:
+    content = message.content
+    if isinstance(content, list):
+        content = "".join(part.text for part in content)
+    return ChatMessage(
+        role="system" if message.role == "developer" else message.role,
+        content=content or "",
+        name=message.name or "",
+    )

@@ -1,0 +1,177 @@
+"""What clients of OpenAI's protocol send: schemas of the two calls, and bytes read as one of them.
+
+The schemas say what is understood; what a deployment can be asked is checked where every protocol
+comes together, in the gateway. Before: `generation`, which has read the bytes. After: `asking`.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic_core import ErrorDetails, from_json
+
+from mesh.domain.errors import InvalidInput
+
+T = TypeVar("T", bound="Body")
+
+
+def _shape(value: Any) -> str:
+    """Of a prompt, content or stop: text, texts, tokens or token_lists."""
+    if not isinstance(value, list):
+        return "text"
+    if value and isinstance(value[0], list):
+        return "token_lists"
+    return "tokens" if value and isinstance(value[0], int) else "texts"
+
+
+class _Strict(BaseModel):
+    """No number is read from text, none is NaN or infinite, and no member goes unread."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+class TextPart(_Strict):
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Strict):
+    """`developer` is `system` by another name. Clients send assistants' messages back as they came:
+    the members that are null or empty there are taken so, and only so.
+    """
+
+    role: str = Field(min_length=1)
+    content: Annotated[
+        Annotated[str | None, Tag("text")] | Annotated[list[TextPart], Tag("texts")],
+        Discriminator(lambda value: "texts" if isinstance(value, list) else "text"),
+    ] = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[Any] | None = Field(default=None, max_length=0)
+    annotations: list[Any] | None = Field(default=None, max_length=0)
+    refusal: str | None = None
+    function_call: None = None
+    audio: None = None
+
+
+class StreamOptions(_Strict):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = Field(default=None, description="Ignored: there is none.")
+
+
+Stops = Annotated[
+    Annotated[str | None, Tag("text")] | Annotated[list[str], Tag("texts")],
+    Discriminator(lambda value: "texts" if isinstance(value, list) else "text"),
+]
+
+
+class Body(_Strict):
+    """What both calls take."""
+
+    model: str = Field(description="A deployment's name.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = Field(
+        default=None, description="Absent: what the context leaves; never more than that."
+    )
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = Field(default=None, description="0 or -1: no limit.")
+    seed: int | None = None
+    stop: Stops = None
+    ignore_eos: bool | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    n: int | None = None
+    user: str | None = Field(default=None, description="Ignored, as metadata, store and the like.")
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    prediction: Any = None
+    prompt_logprobs: Any = None
+    response_format: Any = None
+    structured_outputs: Any = None
+
+
+class CompletionBody(Body):
+    """Continues text or tokens, without the chat template; up to 16 of either in one call."""
+
+    prompt: Annotated[
+        Annotated[str, Tag("text")]
+        | Annotated[list[str], Tag("texts")]
+        | Annotated[list[int], Tag("tokens")]
+        | Annotated[list[list[int]], Tag("token_lists")],
+        Discriminator(_shape),
+    ]
+    logprobs: int | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+
+
+class ChatBody(Body):
+    """Answers a conversation, rendered by the model's chat template."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = Field(default=None, description="Goes before max_tokens.")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None,
+        description="Names that the model's chat template knows, such as its switch "
+        "for thinking aloud.",
+    )
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: Any = Field(default=None, description="Ignored where there are no tools.")
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+
+
+def read(kind: type[T], raw: bytes) -> T:
+    """Raises InvalidInput, with the first member that is wrong, for bytes that are no such body."""
+    try:
+        data = from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidInput(f"the body is no valid JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise InvalidInput("the body is no JSON object")
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        raise _invalid(error.errors(include_url=False, include_context=False)[0], data) from None
+
+
+def _invalid(wrong: ErrorDetails, data: Any) -> InvalidInput:
+    field = _path(wrong["loc"], data)
+    if wrong["type"] == "extra_forbidden":
+        return InvalidInput(f"unknown member {field}", field=field)
+    if wrong["type"] == "missing":
+        return InvalidInput(f"the body lacks {field}", field=field)
+    said = wrong["msg"]
+    return InvalidInput(f"{field}: {said[:1].lower()}{said[1:]}", field=field)
+
+
+def _path(steps: Sequence[int | str], data: Any) -> str:
+    """`messages[0].content`. Steps that name a shape, and nothing in the data, are left out."""
+    path = ""
+    for number, step in enumerate(steps):
+        last = number == len(steps) - 1
+        if isinstance(step, int) and isinstance(data, list):
+            path, data = f"{path}[{step}]", data[step] if step < len(data) else None
+        elif isinstance(data, dict) and (step in data or last):
+            path, data = f"{path}.{step}" if path else str(step), data.get(step)
+    return path

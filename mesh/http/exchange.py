@@ -1,0 +1,177 @@
+"""One HTTP request: its body read within bounds, its client watched, its answer written.
+
+Before: the server, by ASGI. After: an endpoint, which asks for the body and writes what comes.
+An error before the answer has begun is a status; later it is an event, and there is no [DONE].
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+from starlette.types import Receive, Scope, Send
+
+from mesh.domain.errors import DeadlineExceeded, InvalidInput, MeshError
+from mesh.http.refusals import JSON, Header, body_of, encoded, retry_headers, status_and_code
+
+BODY_BYTES_MAX = 8 << 20
+"""The longest contexts, as text."""
+UNREAD_BYTES_MAX = 256 << 20
+"""Of a body that is too long: as much is let go by before the answer, which else would be lost."""
+BODY_S_MAX = 60.0
+END_S_MAX = 1.0
+"""For telling a client how its stream ends; one that does not even read that is cut off."""
+ABORT = "mesh.abort"
+"""Extension of our server: ends the connection, and forgets what its client has not read."""
+_STREAM: tuple[Header, ...] = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+
+logger = logging.getLogger(__name__)
+
+
+class Exchange:
+    """What an endpoint does with its request: `answering` around all of it, `watched` around what
+    waits for the gateway.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._left = False
+        self._ended = False
+        self._unread = True
+        """More of the body may come."""
+        self._status: tuple[int, str] | None = None
+        """Of an error that HTTP knows more exactly than the tree."""
+        self.begun = False
+        """Its status is written."""
+        self.request_id = ""
+        """The request's, once there is one."""
+        self.context_tokens: int | None = None
+        """Of the deployment that is asked, once it is known."""
+
+    def named(self, request_id: str) -> None:
+        """A call with several requests goes by the first."""
+        self.request_id = self.request_id or request_id
+
+    @asynccontextmanager
+    async def answering(self) -> AsyncIterator[None]:
+        """Within it an error of the tree, or any other, becomes the answer."""
+        try:
+            yield
+        except MeshError as error:
+            await self._fail(error, *(self._status or status_and_code(error)))
+        except Exception as error:
+            logger.exception("a call failed")
+            fault = MeshError(f"unexpected {type(error).__name__}: {error}")
+            await self._fail(fault, *status_and_code(fault))
+
+    async def body(self) -> bytes:
+        """Raises InvalidInput where it is too long or not said to be JSON, DeadlineExceeded."""
+        try:
+            async with asyncio.timeout(BODY_S_MAX):
+                body = await self._whole_body()
+        except TimeoutError:
+            self._status = 408, "request_timeout"
+            raise DeadlineExceeded(f"the body has not come within {BODY_S_MAX:g} s") from None
+        kind = dict(self._scope["headers"]).get(b"content-type", b"")
+        if kind.split(b";")[0].strip().lower() != b"application/json":
+            # Pages of other sites could send it without being asked whether they may.
+            self._status = 415, "unsupported_media_type"
+            raise InvalidInput(
+                "the body's content type is no application/json",
+                hint="send the header Content-Type: application/json",
+            )
+        return body
+
+    async def _whole_body(self) -> bytes:
+        parts: list[bytes] = []
+        came_bytes = 0
+        while self._unread and came_bytes <= UNREAD_BYTES_MAX:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self._left = True
+                raise InvalidInput("the client has left")
+            came_bytes += len(message["body"])
+            self._unread = message["more_body"]
+            if came_bytes <= BODY_BYTES_MAX:
+                parts.append(message["body"])
+            else:
+                parts.clear()
+        if came_bytes > BODY_BYTES_MAX:
+            self._status = 413, "request_too_large"
+            raise InvalidInput(
+                f"the body has more than {BODY_BYTES_MAX} bytes, which is the limit",
+                hint="shorten the prompt",
+            )
+        return b"".join(parts)
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """The task is cancelled as soon as its client leaves; the block is then left in silence."""
+        task = asyncio.current_task()
+        assert task is not None
+        watching = asyncio.create_task(self._watch(task))
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self._left or task.uncancel():
+                raise
+        finally:
+            watching.cancel()
+
+    async def _watch(self, task: "asyncio.Task[None]") -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self._ended:
+            self._left = True
+            task.cancel()
+
+    async def stream(self, first: bytes) -> None:
+        """Begin to answer by a stream of events."""
+        await self._begin(200, (*_STREAM, *self._id_header()))
+        await self.write(first)
+
+    async def write(self, chunk: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    async def end(self, chunk: bytes = b"") -> None:
+        self._ended = True
+        await self._send({"type": "http.response.body", "body": chunk})
+
+    async def json(self, body: bytes) -> None:
+        await self._whole(200, self._id_header(), body)
+
+    async def _fail(self, error: MeshError, status: int, code: str) -> None:
+        if self._left:
+            return
+        told = encoded(body_of(error, status=status, code=code, context_tokens=self.context_tokens))
+        try:
+            async with asyncio.timeout(END_S_MAX):
+                if self.begun:
+                    await self.end(b"event: error\ndata: " + told + b"\n\n")
+                else:
+                    closing = ((b"connection", b"close"),) if self._unread else ()
+                    headers = (*self._id_header(), *retry_headers(error), *closing)
+                    await self._whole(status, headers, told)
+        except TimeoutError:
+            self._scope["extensions"][ABORT]()
+            await asyncio.sleep(0)  # so that the server knows before we leave
+
+    async def _whole(self, status: int, headers: Iterable[Header], body: bytes) -> None:
+        length = (b"content-length", b"%d" % len(body))
+        await self._begin(status, (JSON, length, *headers))
+        await self.end(body)
+
+    async def _begin(self, status: int, headers: Iterable[Header]) -> None:
+        self.begun = True
+        await self._send(
+            {"type": "http.response.start", "status": status, "headers": list(headers)}
+        )
+
+    def _id_header(self) -> tuple[Header, ...]:
+        return ((b"x-request-id", self.request_id.encode()),) if self.request_id else ()

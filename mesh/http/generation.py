@@ -1,0 +1,84 @@
+"""`/v1/completions` and `/v1/chat/completions`: one endpoint, with two schemas and two writers.
+
+The status waits for the first token, so that a refusal is one. Before: the routes. After: the
+gateway is asked, and what it yields is written as a stream or whole.
+"""
+
+from collections.abc import Sequence
+
+from starlette.types import Receive, Scope, Send
+
+from mesh.domain.invocation import Finished, Invocation, Tokens, check_complete
+from mesh.http.answers import DONE, Writer
+from mesh.http.asking import invocations, with_defaults
+from mesh.http.bodies import Body, read
+from mesh.http.exchange import Exchange
+from mesh.http.together import Gateway, Numbered, together
+
+
+class Generation:
+    """An ASGI application."""
+
+    def __init__(self, gateway: Gateway, body: type[Body], writer: type[Writer]) -> None:
+        self._gateway = gateway
+        self._body = body
+        self._writer = writer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send)
+        async with exchange.answering():
+            body = read(self._body, await exchange.body())
+            asked = invocations(body)
+            deployment = self._gateway.deployment(asked[0].deployment)
+            exchange.context_tokens = deployment.context_tokens_max
+            defaults = await self._gateway.sampling_defaults(deployment)
+            asked = tuple(with_defaults(one, defaults) for one in asked)
+            async with (
+                exchange.watched(),
+                together(self._gateway, asked, exchange.named) as events,
+            ):
+                if body.stream:
+                    await self._stream(body, events, exchange)
+                else:
+                    await self._whole(body, asked, events, exchange)
+
+    async def _stream(self, body: Body, events: Numbered, exchange: Exchange) -> None:
+        with_usage = bool(body.stream_options and body.stream_options.include_usage)
+        writer: Writer | None = None
+        opened: set[int] = set()
+        ends: list[Finished] = []
+        async for number, event in events:
+            writer = writer or self._writer(exchange.request_id, body.model, with_usage=with_usage)
+            match event:
+                case Tokens(token_ids=(_, *_), text=text):
+                    chunk = writer.piece(number, text) if text else b""
+                case Finished():
+                    check_complete(event)
+                    ends.append(event)
+                    chunk = writer.ending(number, event)
+                case _:
+                    continue
+            if number not in opened:
+                opened.add(number)
+                chunk = writer.opening(number) + chunk
+            if not exchange.begun:
+                await exchange.stream(chunk)
+            elif chunk:
+                await exchange.write(chunk)
+        usage = writer.usage(ends) if writer and with_usage else b""
+        await exchange.end(usage + DONE)
+
+    async def _whole(
+        self, body: Body, asked: Sequence[Invocation], events: Numbered, exchange: Exchange
+    ) -> None:
+        texts = [""] * len(asked)
+        ends: dict[int, Finished] = {}
+        async for number, event in events:
+            match event:
+                case Tokens():
+                    texts[number] += event.text
+                case Finished():
+                    check_complete(event)
+                    ends[number] = event
+        writer = self._writer(exchange.request_id, body.model, with_usage=True)
+        await exchange.json(writer.whole(texts, [ends[number] for number in range(len(asked))]))

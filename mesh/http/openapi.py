@@ -1,0 +1,97 @@
+"""`/openapi.json`: what is served, from the schemas that bodies are read by and answers held to."""
+
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from mesh import __version__
+from mesh.http.answers import ChatChunk, ChatCompletion, Completion, ErrorBody
+from mesh.http.bodies import ChatBody, CompletionBody
+from mesh.http.models import ModelCard, ModelList
+
+_REFUSED = {
+    "400": "The request is wrong, or its prompt is too long.",
+    "404": "There is no such model.",
+    "408": "The body did not come in time.",
+    "413": "The body is too large.",
+    "415": "The body is no application/json.",
+    "429": "It is refused; Retry-After and retry-after-ms say when to come again.",
+    "499": "An operator has ended it.",
+    "500": "A load or an engine failed, or mesh did.",
+    "503": "No node, or the controller is stopping.",
+}
+_WHERE = "#/components/schemas/"
+
+
+def document() -> dict[str, Any]:
+    """OpenAPI 3.1."""
+    asked = [(model, "validation") for model in (ChatBody, CompletionBody)]
+    answered = [
+        (model, "serialization")
+        for model in (ChatCompletion, ChatChunk, Completion, ErrorBody, ModelCard, ModelList)
+    ]
+    _, schemas = models_json_schema([*asked, *answered], ref_template=_WHERE + "{model}")  # type: ignore[list-item]
+    name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "mesh", "version": __version__},
+        "paths": {
+            "/v1/chat/completions": {"post": _generation(ChatBody, ChatCompletion, ChatChunk)},
+            "/v1/completions": {"post": _generation(CompletionBody, Completion, Completion)},
+            "/v1/models": {"get": _read("The deployments.", ModelList)},
+            "/v1/models/{model}": {
+                "get": {**_read("One deployment.", ModelCard, "404"), "parameters": [name]}
+            },
+            "/healthz": {"get": _plain("The controller answers.")},
+            "/readyz": {"get": _plain("Calls are taken.", "503")},
+            "/metrics": {"get": _metrics()},
+            "/openapi.json": {"get": _plain("This document.")},
+        },
+        "components": {"schemas": schemas["$defs"]},
+    }
+
+
+def _generation(
+    asked: type[BaseModel], whole: type[BaseModel], chunk: type[BaseModel]
+) -> dict[str, Any]:
+    streamed = {"text/event-stream": {"schema": _ref(chunk), "description": "If `stream` is set."}}
+    told = {
+        "description": "The answer, whole or as server-sent events.",
+        "content": {**_json(whole), **streamed},
+    }
+    return {
+        "summary": (asked.__doc__ or "").partition("\n")[0],
+        "requestBody": {"required": True, "content": _json(asked)},
+        "responses": {"200": told, **_errors(*_REFUSED)},
+    }
+
+
+def _read(summary: str, answer: type[BaseModel], *errors: str) -> dict[str, Any]:
+    told = {"description": summary, "content": _json(answer)}
+    return {"summary": summary, "responses": {"200": told, **_errors(*errors)}}
+
+
+def _plain(summary: str, *errors: str) -> dict[str, Any]:
+    told = {"description": summary, "content": {"application/json": {"schema": {"type": "object"}}}}
+    return {"summary": summary, "responses": {"200": told, **_errors(*errors)}}
+
+
+def _metrics() -> dict[str, Any]:
+    told = {"description": "In Prometheus' text format.", "content": {"text/plain": {}}}
+    return {"summary": "The cell in numbers.", "responses": {"200": told}}
+
+
+def _errors(*statuses: str) -> dict[str, Any]:
+    return {
+        status: {"description": _REFUSED[status], "content": _json(ErrorBody)}
+        for status in statuses
+    }
+
+
+def _json(model: type[BaseModel]) -> dict[str, Any]:
+    return {"application/json": {"schema": _ref(model)}}
+
+
+def _ref(model: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": _WHERE + model.__name__}

@@ -1,0 +1,138 @@
+"""The HTTP server: uvicorn with httptools in the controller's own loop, within bounds of its own.
+
+It owns the socket and the connections from `start` to `stop`. uvicorn bounds neither a request's
+head nor the time in which it comes, so the protocol does.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from mesh.domain.errors import InvalidInput
+from mesh.http.exchange import ABORT
+from mesh.http.refusals import body_of, encoded
+from mesh.wire.channel import format_address, listening_socket, parse_address
+
+CONNECTIONS_MAX = 8192
+HEAD_BYTES_MAX = 64 << 10
+HEAD_S_MAX = 10.0
+KEEP_ALIVE_S = 75
+"""Longer than clients keep idle connections: they close them, and none is reused as it closes."""
+_REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
+
+
+class HttpServer:
+    """Listens from its construction on. Raises InvalidInput, or Unavailable for a port in use."""
+
+    def __init__(self, listen: str) -> None:
+        host, _ = parse_address(listen)
+        self._socket = listening_socket(listen, option="--http")
+        self.address = format_address(host, self._socket.getsockname()[1])
+        self._server: _Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    def start(self, app: ASGIApp) -> None:
+        """Serve, until `stop`."""
+        config = uvicorn.Config(
+            app,
+            http=BoundedProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=CONNECTIONS_MAX,
+            timeout_keep_alive=KEEP_ALIVE_S,
+        )
+        self._server = _Server(config)
+        self._serving = asyncio.create_task(self._server.serve([self._socket]))
+
+    async def stop(self, drain_s_max: float) -> None:
+        """Take no more connections; end when those that there are have been answered, or then."""
+        if self._server is not None and self._serving is not None:
+            self._server.config.timeout_graceful_shutdown = drain_s_max  # type: ignore[assignment]
+            self._server.should_exit = True
+            await self._serving
+
+    def close(self) -> None:
+        """The socket, if it never came to serving."""
+        self._socket.close()
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """The controller's are enough."""
+        yield
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """A head that is too long or too slow ends the connection; so may an endpoint."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_bytes = 0
+        self._in_head = True
+        self._late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_came()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]
+        self._expect_head()
+
+    def on_headers_complete(self) -> None:
+        self._head_came()
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES_MAX:
+                self._refuse(431, f"the headers have more than {HEAD_BYTES_MAX} bytes")
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, msg)
+
+    def _expect_head(self) -> None:
+        self._head_came()
+        self._in_head, self._head_bytes = True, 0
+        self._late = self.loop.call_later(HEAD_S_MAX, self._refuse_late)
+
+    def _head_came(self) -> None:
+        self._in_head = False
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _refuse_late(self) -> None:
+        if not self._head_bytes:
+            self.transport.close()
+        self._refuse(408, f"the headers have not come within {HEAD_S_MAX:g} s")
+
+    def _refuse(self, status: int, message: str) -> None:
+        if self.transport.is_closing():
+            return
+        self._head_came()
+        error = body_of(InvalidInput(message), status=status, code="invalid_request")
+        body = encoded(error)
+        self.transport.write(
+            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+            b"connection: close\r\n\r\n%b" % (status, _REASONS[status], len(body), body)
+        )
+        self.transport.close()

@@ -1,0 +1,85 @@
+"""The invocations of one call: asked together, their events in one stream, each with its number.
+
+One that fails ends all. Before: `generation`. After: the gateway, which is asked once for each.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Protocol
+
+from mesh.domain.deployment import Deployment
+from mesh.domain.ids import DeploymentName, RequestId
+from mesh.domain.invocation import Finished, Invocation, InvocationEvent
+from mesh.domain.text import SamplingDefaults
+
+EVENTS_MAX = 64
+"""Of a call with several invocations, that wait to be written."""
+
+
+class Call(Protocol):
+    """An invocation under way."""
+
+    @property
+    def request_id(self) -> RequestId: ...
+
+    def __aiter__(self) -> AsyncIterator[InvocationEvent]: ...
+
+
+class Gateway(Protocol):
+    """What HTTP asks the gateway; everything raises errors of the tree."""
+
+    @property
+    def stopping(self) -> bool: ...
+
+    def deployment(self, name: DeploymentName) -> Deployment: ...
+
+    async def sampling_defaults(self, deployment: Deployment) -> SamplingDefaults: ...
+
+    def call(self, asked: Invocation) -> AbstractAsyncContextManager[Call]: ...
+
+
+Numbered = AsyncIterator[tuple[int, InvocationEvent]]
+
+
+@asynccontextmanager
+async def together(
+    gateway: Gateway, asked: Sequence[Invocation], named: Callable[[RequestId], None]
+) -> AsyncIterator[Numbered]:
+    """Events of all, in the order in which they come; `named` is told the requests' ids. Leaving
+    the block cancels what has not ended.
+    """
+    if len(asked) == 1:
+        async with gateway.call(asked[0]) as call:
+            named(call.request_id)
+            yield ((0, event) async for event in call)
+        return
+    came: asyncio.Queue[tuple[int, InvocationEvent | Exception]] = asyncio.Queue(EVENTS_MAX)
+
+    async def relay(number: int, one: Invocation) -> None:
+        try:
+            async with gateway.call(one) as call:
+                named(call.request_id)
+                async for event in call:
+                    await came.put((number, event))
+        except Exception as error:
+            await came.put((number, error))
+
+    relays = [asyncio.create_task(relay(number, one)) for number, one in enumerate(asked)]
+    try:
+        yield _until_finished(came, len(asked))
+    finally:
+        for task in relays:
+            task.cancel()
+        await asyncio.gather(*relays, return_exceptions=True)
+
+
+async def _until_finished(
+    came: "asyncio.Queue[tuple[int, InvocationEvent | Exception]]", open_: int
+) -> Numbered:
+    while open_:
+        number, event = await came.get()
+        if isinstance(event, Exception):
+            raise event
+        yield number, event
+        open_ -= isinstance(event, Finished)

@@ -1,0 +1,132 @@
+"""OpenAI's own client for Python: whole and streamed, sync and async, its errors and retries."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from mesh.domain.messages import AbortRequest, SubmitRequest
+from tests.clients.conftest import CALLS_MAX, Served
+
+openai = pytest.importorskip("openai", reason="make test-clients has it")
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[Any]:
+    with openai.OpenAI(base_url=served.url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+async def async_client(served: Served) -> AsyncIterator[Any]:
+    async with openai.AsyncOpenAI(base_url=served.url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+async def test_models(client: Any) -> None:
+    (model,) = await asyncio.to_thread(lambda: list(client.models.list()))
+    assert model == await asyncio.to_thread(client.models.retrieve, "chat")
+    assert (model.id, model.max_model_len) == ("chat", 512)
+
+
+async def test_a_chat_whole_and_streamed(client: Any) -> None:
+    whole = await asyncio.to_thread(
+        lambda: client.chat.completions.create(model="chat", messages=HELLO, max_tokens=3)
+    )
+    assert whole.choices[0].message.content == "aaa"
+    assert whole.usage.completion_tokens == 3
+    assert whole._request_id == "r1-1"
+
+    def streamed() -> str:
+        chunks = client.chat.completions.create(
+            model="chat", messages=HELLO, max_tokens=3, stream=True
+        )
+        return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+    assert await asyncio.to_thread(streamed) == "aaa"
+
+
+async def test_the_helper_for_streams(async_client: Any) -> None:
+    async with async_client.chat.completions.stream(
+        model="chat", messages=HELLO, max_tokens=5, stream_options={"include_usage": True}
+    ) as stream:
+        pieces = [event.delta async for event in stream if event.type == "content.delta"]
+        answer = stream.current_completion_snapshot
+    assert "".join(pieces) == answer.choices[0].message.content == "aaaaa"
+    assert answer.usage.completion_tokens == 5
+
+
+async def test_completions_of_several_prompts(async_client: Any) -> None:
+    answer = await async_client.completions.create(
+        model="chat", prompt=["x", "yz"], max_tokens=2, extra_body={"top_k": 5}
+    )
+    assert [choice.text for choice in answer.choices] == ["aa", "aa"]
+    pieces = await async_client.completions.create(
+        model="chat", prompt=[1, 2], max_tokens=2, stream=True
+    )
+    assert "".join([piece.choices[0].text async for piece in pieces]) == "aa"
+
+
+async def test_errors_are_of_its_classes(async_client: Any) -> None:
+    create = async_client.chat.completions.create
+    with pytest.raises(openai.NotFoundError) as missing:
+        await create(model="chta", messages=HELLO)
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as long:
+        await create(model="chat", messages=[{"role": "user", "content": "x" * 600}])
+    assert long.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError) as unbuilt:
+        await create(model="chat", messages=HELLO, n=2)
+    assert unbuilt.value.param == "n"
+
+
+def taken(served: Served) -> int:
+    status = served.cell.client.status()
+    return status.running + status.queued
+
+
+async def test_it_retries_when_it_is_told_when(served: Served) -> None:
+    """All places are taken; then one is not, and the second try gets it."""
+    served.node.held = True
+    async with openai.AsyncOpenAI(base_url=served.url, api_key="none", max_retries=2) as client:
+        create = client.completions.create
+        held = [
+            asyncio.create_task(create(model="chat", prompt=[n], max_tokens=1))
+            for n in range(1, CALLS_MAX + 1)
+        ]
+        await served.cell.until(lambda: taken(served) == CALLS_MAX)
+        asked = asyncio.create_task(create(model="chat", prompt="x", max_tokens=1))
+        await asyncio.sleep(0.3)
+        served.node.held = False
+        for command in [c for c in served.node.commands if isinstance(c, SubmitRequest)]:
+            await served.node.answer(command.order, 0, 1, last=True)
+        assert (await asked).choices[0].text == "a"
+        await asyncio.gather(*held)
+
+
+async def test_a_failure_amid_a_stream_is_raised(served: Served, async_client: Any) -> None:
+    served.node.held = True
+    opening = asyncio.create_task(
+        async_client.completions.create(model="chat", prompt="x", stream=True)
+    )
+    order = (await served.node.told(SubmitRequest)).order
+    await served.node.answer(order, 0, 1, last=False)
+    stream = await opening
+    served.cell.stop.set()
+    with pytest.raises(openai.APIError, match="stopping"):
+        _ = [chunk async for chunk in stream]
+
+
+async def test_closing_a_stream_frees_the_place(served: Served, async_client: Any) -> None:
+    served.node.held = True
+    opening = asyncio.create_task(
+        async_client.completions.create(model="chat", prompt="x", stream=True)
+    )
+    order = (await served.node.told(SubmitRequest)).order
+    await served.node.answer(order, 0, 1, last=False)
+    stream = await opening
+    await stream.close()
+    await served.node.told(AbortRequest)
+    await served.cell.idle()

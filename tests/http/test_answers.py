@@ -1,0 +1,210 @@
+"""What clients of OpenAI's protocol are answered, over a real loopback server."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from pydantic import BaseModel
+
+from mesh.domain.messages import SubmitRequest
+from mesh.domain.request import SamplingParams
+from mesh.http.answers import ChatChunk, ChatCompletion, Completion
+from mesh.http.models import ModelCard, ModelList
+from tests.controller.live import MODEL, SPEC, FakeNode
+from tests.http.edge import Edge, edge, events
+
+
+def asked(node: FakeNode) -> list[SamplingParams]:
+    return [c.order.request.sampling for c in node.commands if isinstance(c, SubmitRequest)]
+
+
+def held_to(schema: type[BaseModel], value: object) -> None:
+    """`value` has every member of the schema that it must have, and no other."""
+    assert schema.model_validate(value, strict=True, extra="forbid")
+
+
+async def test_a_chat_is_answered_whole(http: Edge) -> None:
+    await http.cell.deployed()
+    response = await http.chat(max_tokens=4)
+    assert response.status_code == 200
+    assert response.headers["x-request-id"] == "r1-1"
+    answer = response.json()
+    held_to(ChatCompletion, answer)
+    assert (answer["id"], answer["model"]) == ("chatcmpl-r1-1", "chat")
+    (choice,) = answer["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "aaaa", "refusal": None}
+    assert choice["finish_reason"] == "length"
+    prompt = len("<user>hi<assistant>")
+    assert answer["usage"] == {
+        "prompt_tokens": prompt,
+        "completion_tokens": 4,
+        "total_tokens": prompt + 4,
+    }
+
+
+async def test_a_chat_streams_role_text_end_usage_and_done(http: Edge) -> None:
+    await http.cell.deployed()
+    response = await http.chat(max_tokens=3, stream=True, stream_options={"include_usage": True})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.headers["x-request-id"] == "r1-1"
+    *chunks, done = events(response)
+    assert done == "[DONE]"
+    for chunk in chunks:
+        held_to(ChatChunk, chunk)
+    first, *pieces, last, usage = chunks
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(piece["choices"][0]["delta"]["content"] for piece in pieces) == "aaa"
+    assert last["choices"][0] == {
+        "index": 0,
+        "delta": {},
+        "logprobs": None,
+        "finish_reason": "length",
+    }
+    assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], 3)
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+
+
+async def test_without_include_usage_chunks_say_nothing_of_it(http: Edge) -> None:
+    await http.cell.deployed()
+    *chunks, done = events(await http.chat(max_tokens=2, stream=True))
+    assert done == "[DONE]"
+    assert not any("usage" in chunk for chunk in chunks)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens"),
+    [("née", [4]), ([1, 2, 3], [3]), (["a", "bc"], [1, 2]), ([[1], [2, 3]], [1, 2])],
+)
+async def test_completions_take_text_tokens_or_several_of_either(
+    http: Edge, prompt: object, tokens: list[int]
+) -> None:
+    node = await http.cell.deployed()
+    answer = (await http.complete(prompt, max_tokens=2)).json()
+    held_to(Completion, answer)
+    assert [choice["text"] for choice in answer["choices"]] == ["aa"] * len(tokens)
+    assert [choice["index"] for choice in answer["choices"]] == list(range(len(tokens)))
+    assert answer["usage"]["prompt_tokens"] == sum(tokens)
+    orders = [c.order.request for c in node.commands if isinstance(c, SubmitRequest)]
+    assert sorted(len(order.prompt_tokens) for order in orders) == tokens
+
+
+async def test_several_completions_stream_together_and_end_once(http: Edge) -> None:
+    await http.cell.deployed()
+    *chunks, done = events(await http.complete(["x"] * 5, max_tokens=3, stream=True))
+    assert done == "[DONE]"
+    texts = [""] * 5
+    for chunk in chunks:
+        held_to(Completion, chunk)
+        (choice,) = chunk["choices"]
+        texts[choice["index"]] += choice["text"]
+    assert texts == ["aaa"] * 5
+    assert sum(chunk["choices"][0]["finish_reason"] == "length" for chunk in chunks) == 5
+
+
+async def test_what_is_asked_reaches_the_node(http: Edge) -> None:
+    node = await http.cell.deployed()
+    await http.chat(
+        max_completion_tokens=2,
+        max_tokens=9,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=7,
+        seed=3,
+        stop=["x", "y"],
+        repetition_penalty=1.5,
+        ignore_eos=True,
+        user="u",
+        store=True,
+        metadata={"a": "b"},
+        n=1,
+        logprobs=False,
+        presence_penalty=0,
+        response_format={"type": "text"},
+        tools=[],
+    )
+    assert asked(node) == [
+        SamplingParams(
+            temperature=0.5,
+            top_p=0.9,
+            top_k=7,
+            seed=3,
+            repetition_penalty=1.5,
+            max_tokens=2,
+            ignore_eos=True,
+            stop=("x", "y"),
+        )
+    ]
+
+
+async def test_absent_numbers_are_openais_and_what_the_context_leaves(http: Edge) -> None:
+    node = await http.cell.deployed()
+    await http.complete([1] * 12, stop="x")
+    await http.complete([1] * 12, top_k=-1, max_tokens=10_000)
+    for sampling in asked(node):
+        assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
+        assert sampling.max_tokens == MODEL.context_tokens_max - 12
+
+
+async def test_contents_in_parts_and_developers_are_understood(http: Edge) -> None:
+    node = await http.cell.deployed()
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "bc"}]
+    messages = [
+        {"role": "developer", "content": "x"},
+        {"role": "user", "content": parts, "name": "ann"},
+        {"role": "assistant", "content": None, "refusal": None, "tool_calls": None, "audio": None},
+        {"role": "tool", "content": "y", "tool_call_id": "1"},
+    ]
+    assert (await http.chat(messages=messages, max_tokens=1)).status_code == 200
+    (order,) = (c.order.request for c in node.commands if isinstance(c, SubmitRequest))
+    assert len(order.prompt_tokens) == len("<system>x<user>abc<assistant><tool>y<assistant>")
+
+
+async def test_models_are_listed_with_their_context_state_and_slo(http: Edge) -> None:
+    await http.cell.deployed()
+    listed = (await http.get("/v1/models")).json()
+    held_to(ModelList, listed)
+    card = (await http.get("/v1/models/chat")).json()
+    held_to(ModelCard, card)
+    assert listed["data"] == [card]
+    assert (card["id"], card["max_model_len"], card["state"]) == ("chat", 512, "ready")
+    assert card["slo"]["ttft_s"] == SPEC.slo.ttft_s
+
+
+async def test_metrics_count_what_was_answered(http: Edge) -> None:
+    await http.cell.deployed()
+    body = {"model": "chat", "prompt": "one two", "max_tokens": 3}
+    assert (await http.post("/v1/completions", body)).status_code == 200
+    scraped = await http.get("/metrics")
+    assert scraped.headers["content-type"].startswith("text/plain; version=0.0.4")
+    (ended,) = [
+        sample
+        for family in text_string_to_metric_families(scraped.text)
+        for sample in family.samples
+        if sample.name == "vllm:request_success_total"
+    ]
+    assert (ended.labels["model_name"], ended.value) == ("chat", 1.0)
+
+
+async def test_health_readiness_and_schema(http: Edge) -> None:
+    assert (await http.get("/healthz")).json() == {"status": "ok"}
+    unready = await http.get("/readyz")
+    assert (unready.status_code, unready.json()["error"]["code"]) == (503, "unavailable")
+    await http.cell.deployed()
+    assert (await http.get("/readyz")).status_code == 200
+    schema = (await http.get("/openapi.json")).json()
+    for path, operations in schema["paths"].items():
+        for method, operation in operations.items():
+            given = path.replace("{model}", "chat")
+            ask = http.get(given) if method == "get" else http.post(given, {})
+            assert str((await ask).status_code) in operation["responses"], path
+
+
+async def test_gateways_of_both_protocols_share_ids_and_limits(tmp_path: Path) -> None:
+    async with edge(tmp_path) as http:
+        await http.cell.deployed()
+        answers = await asyncio.gather(*(http.chat(max_tokens=2) for _ in range(8)))
+        assert {answer.headers["x-request-id"] for answer in answers} == {
+            f"r1-{n}" for n in range(1, 9)
+        }
+        assert (await http.cell.status()).served == 8

@@ -1,0 +1,342 @@
+"""What becomes of a call that is not served: a status that clients act on, or an event."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from mesh.controller.gateway import GatewayLimits
+from mesh.domain.errors import InvalidInput, MeshError, Refused
+from mesh.domain.messages import AbortRequest, SubmitRequest
+from mesh.domain.reasons import RefusalReason
+from mesh.http.exchange import BODY_BYTES_MAX, END_S_MAX
+from mesh.http.refusals import body_of, retry_headers, status_and_code
+from mesh.http.server import HEAD_BYTES_MAX
+from tests.controller.live import QUICK, WAIT_S_MAX
+from tests.controller.test_gateway import output_of
+from tests.http.edge import HELLO, Edge, edge, events
+
+LEAVING = 200
+GOOD: dict[str, Any] = {"model": "chat", "messages": HELLO}
+
+
+def error_of(response: requests.Response) -> dict[str, Any]:
+    error: dict[str, Any] = response.json()["error"]
+    assert {"message", "type", "param", "code"} <= error.keys()
+    return error
+
+
+@pytest.mark.parametrize(
+    ("retry_after_s", "headers"),
+    [
+        (1.25, {b"retry-after": b"2", b"retry-after-ms": b"1250"}),
+        (0.0, {b"x-should-retry": b"false"}),
+    ],
+)
+def test_a_refusal_says_when_to_come_again_or_not_to(
+    retry_after_s: float, headers: dict[bytes, bytes]
+) -> None:
+    refused = Refused("full", reason=RefusalReason.QUEUE_FULL, retry_after_s=retry_after_s)
+    assert dict(retry_headers(refused)) == headers
+    assert dict(retry_headers(MeshError("a fault"))) == {}
+    body = body_of(refused, status=429, code="queue_full")["error"]
+    assert (body["type"], body["code"], body["param"]) == ("rate_limit_error", "queue_full", None)
+    assert body["hint"] == refused.hint
+
+
+def test_the_field_is_the_param_and_types_follow_the_status() -> None:
+    wrong = body_of(InvalidInput("no", field="top_p"), status=400, code="invalid_request")["error"]
+    assert (wrong["type"], wrong["param"]) == ("invalid_request_error", "top_p")
+    assert body_of(MeshError("no"), status=500, code="x")["error"]["type"] == "server_error"
+    assert status_and_code(MeshError("no")) == (500, "internal_error")
+
+
+async def test_a_prompt_too_long_is_told_in_the_words_that_clients_know(http: Edge) -> None:
+    await http.cell.deployed()
+    for prompt in ([1] * 600, "x" * (1 << 20)):
+        response = await http.complete(prompt)
+        assert response.status_code == 400
+        error = error_of(response)
+        assert error["code"] == "context_length_exceeded"
+        assert "this model's maximum context length is 512 tokens" in error["message"].lower()
+
+
+async def test_an_unknown_model_is_not_found_with_names_like_it(http: Edge) -> None:
+    await http.cell.deployed()
+    for response in (await http.chat(model="chta"), await http.get("/v1/models/chta")):
+        assert response.status_code == 404
+        error = error_of(response)
+        assert (error["code"], error["hint"]) == ("model_not_found", "did you mean chat?")
+
+
+async def test_other_paths_and_methods_are_told_alike(http: Edge) -> None:
+    assert error_of(await http.get("/v1/embeddings"))["code"] == "not_found"
+    assert error_of(await http.get("/v1/chat/completions"))["code"] == "method_not_allowed"
+
+
+async def test_without_a_node_it_is_503_with_when_to_come_again(tmp_path: Path) -> None:
+    async with edge(tmp_path, limits=QUICK) as http:
+        node = await http.cell.deployed()
+        await node.leave()
+        await http.cell.until(lambda: not http.cell.client.nodes())
+        response = await http.chat(stream=True)
+        assert response.status_code == 503
+        assert error_of(response)["code"] == "no_node"
+        assert float(response.headers["retry-after-ms"]) > 0
+        assert response.headers["x-request-id"] == "r1-1"
+
+
+async def test_a_refusal_of_one_of_several_prompts_refuses_the_call(http: Edge) -> None:
+    node = await http.cell.deployed()
+    node.held = True
+    response = await http.complete([[1], [1] * 600], stream=True)
+    assert error_of(response)["code"] == "context_length_exceeded"
+    await http.cell.idle()
+
+
+async def test_more_calls_than_the_limit_are_429(tmp_path: Path) -> None:
+    async with edge(tmp_path, gateway=GatewayLimits(calls_max=1)) as http:
+        node = await http.cell.deployed()
+        node.held = True
+        first = asyncio.create_task(http.chat(max_tokens=1))
+        order = (await node.told(SubmitRequest)).order
+        second = await http.chat()
+        assert (second.status_code, error_of(second)["code"]) == (429, "queue_full")
+        assert second.headers["retry-after"] == "1"
+        await node.answer(order, 0, 1, last=True)
+        assert (await first).status_code == 200
+
+
+async def test_a_failure_after_the_first_token_is_an_event_and_no_done(http: Edge) -> None:
+    node = await http.cell.deployed()
+    node.held = True
+    asked = asyncio.create_task(http.chat(stream=True))
+    order = (await node.told(SubmitRequest)).order
+    await node.answer(order, 0, 2, last=False)
+    await asyncio.sleep(0.1)
+    http.cell.stop.set()
+    response = await asked
+    assert response.status_code == 200
+    *chunks, error = events(response)
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert error["error"]["code"] == "shutting_down"
+    assert b"event: error\n" in response.content
+    assert b"[DONE]" not in response.content
+
+
+@pytest.mark.parametrize("prompt", [[1], [[1], [2]]])
+async def test_what_an_operator_cancels_ends_with_a_status(http: Edge, prompt: Any) -> None:
+    node = await http.cell.deployed()
+    node.held = True
+    asked = asyncio.create_task(http.complete(prompt))
+    order = (await node.told(SubmitRequest)).order
+    await http.cell.ask(http.cell.client.cancel, order.request.request_id)
+    response = await asked
+    assert (response.status_code, error_of(response)["code"]) == (499, "cancelled")
+    await http.cell.idle()
+
+
+async def test_a_stopping_controller_tells_those_who_wait(http: Edge) -> None:
+    node = await http.cell.deployed()
+    node.held = True
+    asked = asyncio.create_task(http.chat())
+    await node.told(SubmitRequest)
+    http.cell.stop.set()
+    response = await asked
+    assert (response.status_code, error_of(response)["code"]) == (503, "shutting_down")
+    await http.cell.serving
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("tokens", [0, 2])
+async def test_a_client_that_leaves_frees_its_place(http: Edge, stream: bool, tokens: int) -> None:
+    node = await http.cell.deployed()
+    node.held = True
+    body = b'{"model": "chat", "prompt": [1], "stream": %b}' % (b"true" if stream else b"false")
+    client = raw(http, b"POST /v1/completions", body)
+    order = (await node.told(SubmitRequest)).order
+    await node.answer(order, 0, tokens, last=False)
+    await asyncio.sleep(0.05)
+    left_s = time.monotonic()
+    client.close()
+    abort = await node.told(AbortRequest)
+    assert time.monotonic() - left_s < 1.0
+    assert abort.request_id == order.request.request_id
+    await http.cell.idle()
+
+
+async def test_many_that_leave_at_once_free_all_places(http: Edge) -> None:
+    node = await http.cell.deployed()
+    node.held = True
+    body = b'{"model": "chat", "prompt": [1], "max_tokens": 1, "stream": true}'
+
+    def ask(count: int) -> list[socket.socket]:
+        return [raw(http, b"POST /v1/completions", body) for _ in range(count)]
+
+    clients = await asyncio.to_thread(ask, LEAVING)
+    await http.cell.until(lambda: len(http.cell.client.requests()) == LEAVING)
+    for client in clients:
+        client.close()
+    await http.cell.until(lambda: not http.cell.client.requests())
+    await http.cell.idle()
+    assert (await http.cell.status()).queued == 0
+    node.held = False
+    assert (await http.chat(max_tokens=1)).status_code == 200
+
+
+async def test_a_client_that_reads_nothing_is_cut_off(tmp_path: Path) -> None:
+    async with edge(tmp_path, gateway=GatewayLimits(told_max=8)) as http:
+        node = await http.cell.deployed()
+        node.held = True
+        body = b'{"model": "chat", "prompt": [1], "stream": true}'
+        client = raw(http, b"POST /v1/completions", body, read_bytes_max=4096)
+        order = (await node.told(SubmitRequest)).order
+        for index in range(400):
+            await node.send(output_of(order, index, "x" * 20_000))
+            if any(isinstance(command, AbortRequest) for command in node.commands):
+                break
+        await node.told(AbortRequest)
+        await http.cell.idle()
+        await asyncio.sleep(END_S_MAX + 0.5)
+        with client:
+            answer = await asyncio.to_thread(read_all, client)
+        assert not answer.endswith(b"0\r\n\r\n"), "it ends in the middle"
+        node.held = False
+        assert (await http.chat(max_tokens=1)).status_code == 200
+
+
+def read_all(client: socket.socket) -> bytes:
+    answer = b""
+    while data := client.recv(1 << 20):
+        answer += data
+    return answer
+
+
+def raw(
+    http: Edge, line: bytes, body: bytes, *, read_bytes_max: int = 0, missing_bytes: int = 0
+) -> socket.socket:
+    """A request by hand; the socket, whose answer nobody has read. It says that so many bytes more
+    would come than do.
+    """
+    host, port = http.url.removeprefix("http://").split(":")
+    client = socket.socket()
+    client.settimeout(WAIT_S_MAX)
+    if read_bytes_max:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, read_bytes_max)
+    client.connect((host, int(port)))
+    head = line + b" HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    client.sendall(head + b"Content-Length: %d\r\n\r\n" % (len(body) + missing_bytes) + body)
+    return client
+
+
+BAD: Sequence[tuple[bytes | dict[str, Any], str, str | None]] = [
+    (b"", "no valid JSON", None),
+    (b"{", "no valid JSON", None),
+    (b"[1]", "no JSON object", None),
+    (b'{"model": "chat", "messages": [], "temperature": NaN}', "no valid JSON", None),
+    (b'{"model": "chat", "messages": [], "temperature": 1e999}', "finite", "temperature"),
+    (b'{"model": "\xff"}', "no valid JSON", None),
+    (b'{"model": "\\ud800"}', "no valid JSON", None),
+    (b"[" * 100_000, "no valid JSON", None),
+    ({}, "lacks model", "model"),
+    ({"model": "chat"}, "lacks messages", "messages"),
+    ({**GOOD, "model": 1}, "valid string", "model"),
+    ({**GOOD, "messages": "hi"}, "valid list", "messages"),
+    ({**GOOD, "messages": []}, "no messages", "messages"),
+    ({**GOOD, "messages": [{"content": "x"}]}, "lacks", "messages[0].role"),
+    ({**GOOD, "messages": [{"role": "user", "content": 1}]}, "string", "messages[0].content"),
+    (
+        {**GOOD, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "'text'",
+        "messages[0].content[0].type",
+    ),
+    (
+        {**GOOD, "messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+        "at most 0 items",
+        "messages[0].tool_calls",
+    ),
+    ({**GOOD, "temperature": "1"}, "valid number", "temperature"),
+    ({**GOOD, "temperature": -1}, "temperature is -1", "temperature"),
+    ({**GOOD, "top_p": 0}, "top_p is 0", "top_p"),
+    ({**GOOD, "max_tokens": 0}, "max_tokens is 0", "max_tokens"),
+    ({**GOOD, "max_tokens": True}, "valid integer", "max_tokens"),
+    ({**GOOD, "seed": 1 << 70}, "seed is", "seed"),
+    ({**GOOD, "stop": ["x"] * 17}, "17 stop strings", "stop"),
+    ({**GOOD, "stop": [1]}, "valid string", "stop[0]"),
+    ({**GOOD, "stream": "yes"}, "valid boolean", "stream"),
+    ({**GOOD, "temprature": 1}, "unknown member", "temprature"),
+    ({**GOOD, "n": 2}, "n is not supported", "n"),
+    ({**GOOD, "logit_bias": {"1": 2}}, "not supported", "logit_bias"),
+    ({**GOOD, "logprobs": True}, "not supported", "logprobs"),
+    ({**GOOD, "tools": [{}]}, "not supported", "tools"),
+    ({**GOOD, "response_format": {"type": "json_object"}}, "not supported", "response_format"),
+    ({**GOOD, "chat_template_kwargs": {"tools": 1}}, "gives the template", "chat_template_kwargs"),
+]
+
+
+async def test_bad_input_is_named_and_the_cell_serves_on(http: Edge) -> None:
+    await http.cell.deployed()
+    for body, said, param in BAD:
+        response = await http.post("/v1/chat/completions", body)
+        error = error_of(response)
+        assert response.status_code == 400, body
+        assert said in error["message"], body
+        assert error["param"] == param, body
+    for prompt in ("", [], [300], [-1], ["x"] * 17, [True], [["a"]], None):
+        response = await http.complete(prompt)
+        assert response.status_code == 400, prompt
+        assert error_of(response)["param"].partition("[")[0] == "prompt", prompt
+    assert (await http.chat(max_tokens=1)).status_code == 200
+    assert (await http.cell.status()).queued == 0
+
+
+async def test_bodies_are_json_of_bounded_length(http: Edge) -> None:
+    await http.cell.deployed()
+    large = b'{"model": "' + b"x" * (100 << 20) + b'"}'
+    response = await http.post("/v1/chat/completions", large)
+    assert (response.status_code, error_of(response)["code"]) == (413, "request_too_large")
+    assert str(BODY_BYTES_MAX) in error_of(response)["message"]
+    form = await http.post("/v1/chat/completions", b"{}", headers={"Content-Type": "text/plain"})
+    assert (form.status_code, error_of(form)["code"]) == (415, "unsupported_media_type")
+
+
+async def test_a_body_that_does_not_end_ends_its_connection(
+    http: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await http.cell.deployed()
+    monkeypatch.setattr("mesh.http.exchange.UNREAD_BYTES_MAX", BODY_BYTES_MAX)
+    monkeypatch.setattr("mesh.http.exchange.BODY_S_MAX", 0.2)
+    for sent, status in ((b"", b"408"), (b"x" * (BODY_BYTES_MAX + 1), b"413")):
+        ask = partial(raw, http, b"POST /v1/completions", sent, missing_bytes=1 << 30)
+        with await asyncio.to_thread(ask) as client:
+            answer = await asyncio.to_thread(read_all, client)
+        assert answer.startswith(b"HTTP/1.1 " + status)
+        assert b"connection: close" in answer
+
+
+async def test_endless_headers_and_no_http_are_cut_short(http: Edge) -> None:
+    def said(*parts: bytes) -> bytes:
+        host, port = http.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=WAIT_S_MAX) as client:
+            with suppress(ConnectionError):
+                for part in parts:
+                    client.sendall(part)
+                return read_all(client)
+            return b""
+
+    endless = (b"GET / HTTP/1.1\r\n", *[b"X: " + b"x" * 997 + b"\r\n"] * (HEAD_BYTES_MAX // 900))
+    answer = await asyncio.to_thread(said, *endless)
+    assert answer.startswith(b"HTTP/1.1 431 ") or answer == b""
+    one = (b"GET / HTTP/1.1\r\nX: ", *[b"x" * 1000] * (HEAD_BYTES_MAX // 900))
+    answer = await asyncio.to_thread(said, *one)
+    assert answer.startswith(b"HTTP/1.1 431 ") or answer == b""
+    answer = await asyncio.to_thread(said, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert (await http.get("/healthz")).status_code == 200
