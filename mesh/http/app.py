@@ -29,8 +29,8 @@ def application(
     find: Callable[[DeploymentName, CellSnapshot], DeploymentSnapshot],
     metrics: Callable[[], Awaitable[bytes]],
 ) -> Starlette:
-    """`find` is the lookup of a deployment in a snapshot; it raises NotFound. `metrics` renders them
-    in Prometheus' text format.
+    """`find` is the lookup of a deployment in a snapshot, and raises NotFound; `metrics` renders
+    them in Prometheus' text format.
     """
     models = Models(snapshot, find, int(time.time()))
     schema = encoded(document())
