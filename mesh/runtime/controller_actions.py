@@ -12,6 +12,7 @@ from mesh.domain.actions import (
     CloseLink,
     ControllerAction,
     DeliverTokens,
+    NotePolicyFault,
     RefuseRequest,
     RemoveDeployment,
     ReplyDone,
@@ -136,6 +137,14 @@ class ControllerPerformer:
                 self._write_history(action)
             case ReplyProgress() | ReplyDone() | ReplyError():
                 self._operators.reply(action)
+            case NotePolicyFault():
+                log.warning(
+                    "policy %s, %s: %s (%s)",
+                    action.policy,
+                    action.call,
+                    action.message,
+                    action.kind,
+                )
             case _:
                 assert_never(action)
 
