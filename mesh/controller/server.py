@@ -31,12 +31,13 @@ from mesh.domain.actions import ControllerAction
 from mesh.domain.events import ControllerEvent, LeaseCheckDue, ShutdownRequested
 from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import CellLimits
-from mesh.policy.registry import DEFAULT_POLICY, policy
+from mesh.policy.registry import DEFAULT_POLICY
 from mesh.report.narrate import Narrator
 from mesh.runtime.clock import LoopClock
-from mesh.runtime.controller_actions import ControllerPerformer
+from mesh.runtime.controller_actions import ControllerPerformer, took_long
 from mesh.runtime.host import Host, Recorder
 from mesh.runtime.journal import ControllerStart, open_journal
+from mesh.runtime.policies import policy_of
 from mesh.runtime.starting import controller_core
 from mesh.text.tokenizer import TextCodec
 from mesh.v1 import control_pb2_grpc, inference_pb2_grpc, node_link_pb2_grpc
@@ -107,13 +108,13 @@ def _opened_registry(
     config: ControllerConfig, opened: ExitStack
 ) -> tuple[ControllerStart, SqliteRegistry]:
     """The registry, and what this start of the controller goes out from."""
-    chosen = policy(config.policy)
+    policy_of(config.policy)  # before anything is opened
     registry = SqliteRegistry(config.home / "controller")
     opened.callback(registry.close)
     start = ControllerStart(
         version=__version__,
         epoch=registry.epoch,
-        policy=chosen.name,
+        policy=config.policy,
         limits=config.limits,
         deployments=registry.deployments(),
         profiles=registry.profiles(),
@@ -179,6 +180,7 @@ class Controller:
             clock=clock,
             perform=performer.perform,
             recorders=[self._log, *_opened_journal(config, start, opened)],
+            took_long=took_long,
         )
 
     async def start(self, server: grpc.aio.Server) -> None:

@@ -80,8 +80,8 @@ def check_leases(ctx: EventContext) -> None:
             reason = f"silent for {silent_s:.1f} s; the lease is {ctx.limits.node_lease_s:.1f} s"
             ctx.act(CloseLink(link_id=node.link_id, error="Unavailable", message=reason))
             lose(ctx, node, reason)
-    prefetch(ctx)
     keep_up(ctx)
+    prefetch(ctx)
     ctx.act(SetTimer(at_s=ctx.now_s + ctx.limits.lease_check_s, timer=LeaseCheckDue()))
 
 

@@ -177,11 +177,14 @@ class _Search:
             looks_max=ctx.limits.validations_max if promises else len(among),
             needed_bytes=self._demand.least_bytes,
         )
-        busy = False
+        busy, left = False, {node.node_id for node in among}
         for plan in ctx.policy.places(None if wanted is None else wanted.by, offer):
             node = _node_of(ctx, plan, among)
-            site = None if node is None else self._demand.site(node)
-            if node is None or site is None:
+            if node is None:
+                continue
+            left.discard(node.node_id)
+            site = self._demand.site(node)
+            if site is None:
                 continue
             in_time = self._has_time(plan, node)
             if in_time is None:
@@ -189,6 +192,9 @@ class _Search:
             if in_time:
                 return site
             busy = True
+        if left and wanted is not None:
+            # The policy would not have it there, now: that says nothing about their memory.
+            ctx.cell.refusals.note_not_all_tried(self._entry.spec.name, wanted.by)
         return NoTime() if busy else NoRoom()
 
     def _has_time(self, plan: Plan, node: NodeEntry) -> bool | None:
@@ -200,7 +206,11 @@ class _Search:
             ctx.cell.refusals.note_not_all_tried(entry.spec.name, wanted.by)
             return None
 
+        validated = False
+
         def shadow() -> Verdict:
+            nonlocal validated
+            validated = True
             ctx.note_validation()
             slot, forecast = _forecast(ctx, entry, node, wanted)
             if slot is not None and forecast.verdict is Verdict.PASSES:
@@ -209,7 +219,11 @@ class _Search:
 
         needed_bytes = self._demand.least_bytes(node)
         tests = PlanTests(ctx, plan, entry, node, wanted.by, shadow, needed_bytes)
-        if ctx.policy.passes(plan, tests) is not Verdict.PASSES:
+        verdict = ctx.policy.passes(plan, tests)
+        if verdict is not Verdict.PASSES:
+            if not validated and not wanted.late:
+                ctx.cell.refusals.note_start(entry.spec.name, wanted.by, node, verdict)
+                wanted.by.refusals.note(verdict)
             return False
         looked = self.looked.get(node.node_id)
         if looked is None or wanted.late:

@@ -26,7 +26,7 @@ from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
-from mesh.domain.lifecycle import InstanceState
+from mesh.domain.lifecycle import InstanceState, RequestState
 from mesh.domain.reasons import RefusalReason, Verdict
 from mesh.domain.slo import ColdStart
 from mesh.domain.units import format_bytes
@@ -127,7 +127,7 @@ def _first_token_s(
 
 def _start_for(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> bool:
     """Load another instance for the request."""
-    if not may_start(ctx, entry):
+    if request.state is not RequestState.QUEUED or not may_start(ctx, entry):
         return False
     found = start_instance(ctx, entry, wanted=Wanted(by=request))
     if isinstance(found, Started):

@@ -29,6 +29,8 @@ def joined(
     """The instance that a plan has the request join, which may be done as far as the books go. What
     is not up now, as a start is before all queues were tried, is passed over.
     """
+    if request.state is not RequestState.QUEUED:
+        return None  # a plan before this one has refused it
     if isinstance(plan, Join) and plan.request is request:
         instance = _known(ctx, plan.instance)
         if instance is None or instance.deployment != request.deployment:
