@@ -1,8 +1,9 @@
 """What loads of prepared models take on this node, measured before there has been any: by trying.
 
 The smallest stored model that needs no compile is loaded twice and unloaded again, the second time
-as an instance that shares its weights, before the node serves. Before: the composition root, where
-`kept_loads` knows nothing. After: the node's hello.
+as an instance that shares its weights, before the node serves; and once before, since the first
+load of a process pays for more than itself. Before: the composition root, where `kept_loads` knows
+nothing. After: the node's hello.
 """
 
 from collections.abc import Sequence
@@ -49,6 +50,8 @@ def _tried(
         return ()
     stored, held = found[sizes.index(min(sizes))]
     try:
+        engine.load(_order(_NAMES[0], stored, held), _silent)
+        engine.unload(_NAMES[0])
         return tuple(engine.load(_order(name, stored, held), _silent) for name in _NAMES)
     finally:
         for name in _NAMES:

@@ -1,5 +1,6 @@
 """What a node states of loads before it has had any: of those that it can try."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,20 @@ def test_a_prepared_model_is_loaded_twice_and_gone_before_the_node_serves(tmp_pa
         LoadTier.DISK: pytest.approx(IMPORT_S * COMPILE_RATIO),
     }
     assert engine.memory() == ()
+
+
+def test_what_the_first_load_of_a_process_pays_extra_is_not_stated(tmp_path: Path) -> None:
+    class Warming(SharingEngine):
+        warm = False
+
+        def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
+            loaded = super().load(order, progress)
+            extra_s, self.warm = 0.0 if self.warm else 3.0, True
+            return replace(loaded, elapsed_s=loaded.elapsed_s + extra_s)
+
+    store = ModelStore(tmp_path / "store")
+    rates = tried_rates(Warming(), store, [held(store, tmp_path)], 1 << 40)
+    assert rates[LoadTier.PREPARED].load_s(WEIGHTS_BYTES) == pytest.approx(IMPORT_S)
 
 
 def test_a_damaged_model_is_not_tried(tmp_path: Path) -> None:
