@@ -23,6 +23,10 @@ if "CI" not in os.environ:
 _ROOT = Path(__file__).resolve().parent.parent
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--policy", metavar="FILE.py", help="see tests/policy/test_conformance.py")
+
+
 @pytest.fixture(autouse=True)
 def checked_cores(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch

@@ -14,7 +14,7 @@ from mesh.domain.ids import DeploymentName
 from mesh.domain.model import Footprint
 from mesh.domain.slo import Slo
 from mesh.evaluation.load_client import Call
-from mesh.memory.watermark import Watermark
+from mesh.memory.watermark import recommended
 
 CONTEXT_TOKENS = 1024
 """Of mesh's deployments: an instance begins with as much KV cache, and its watermark."""
@@ -56,7 +56,7 @@ class Scene:
 
     def memory_bytes(self, footprint: Footprint) -> int:
         """`--memory` of a node on which `resident_max` instances fit as they are loaded."""
-        blocks = Watermark().recommended(footprint.blocks_for(CONTEXT_TOKENS))
+        blocks = recommended(footprint.blocks_for(CONTEXT_TOKENS))
         return BASE_BYTES + self.resident_max * footprint.instance_bytes(blocks)
 
 

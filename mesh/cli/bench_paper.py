@@ -35,7 +35,7 @@ from mesh.evaluation.paper.reference import Reference, reference
 from mesh.evaluation.paper.runs import JOBS_MAX, Done, Failed, Job, run_all
 from mesh.evaluation.paper.tables import tables
 from mesh.policy.registry import known_policies
-from mesh.policy.registry import policy as policy_of
+from mesh.runtime.policies import policy_of
 from mesh.sim.cell_costs import cell_costs
 from mesh.sim.costs import Resizing
 from mesh_workloads.published import AZURE_CONVERSATION

@@ -20,7 +20,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 DEFAULT_ADDRESS = "127.0.0.1:7070"
 DEFAULT_HTTP = "127.0.0.1:8070"
 HTTP_OFF = "off"
-POLICY_HELP = "How requests are placed and take turns: llm-mesh (the default) or fcfs."
+POLICY_HELP = "How requests are placed and take turns: llm-mesh (the default), fcfs, or a file."
 
 
 def controller_option(command: Command) -> Command:
@@ -46,8 +46,8 @@ def format_option(command: Command) -> Command:
 
 
 def policy_option(command: Command) -> Command:
-    """`--policy NAME`, given to the command as `policy`: None for the controller's default."""
-    return click.option("--policy", metavar="NAME", help=POLICY_HELP)(command)
+    """`--policy`, given to the command as `policy`: None for the controller's default."""
+    return click.option("--policy", metavar="NAME|FILE.py", help=POLICY_HELP)(command)
 
 
 def http_option(command: Command) -> Command:

@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--http", default=HTTP_OFF, metavar="HOST:PORT")
     parser.add_argument("--home", type=Path, default=Path(home), metavar="DIR")
     parser.add_argument("--journal", type=Path, metavar="FILE")
-    parser.add_argument("--policy", default=DEFAULT_POLICY, metavar="NAME")
+    parser.add_argument("--policy", default=DEFAULT_POLICY, metavar="NAME|FILE.py")
     parser.add_argument("--turn", default=str(TURN_S_MAX), metavar="SECONDS")
     parser.add_argument("--verbose", action="store_true")
     return parser

@@ -40,12 +40,13 @@ from mesh.domain.limits import CellLimits
 from mesh.domain.usage import HOUR_S
 from mesh.http.app import application
 from mesh.http.server import HttpServer
-from mesh.policy.registry import DEFAULT_POLICY, policy
+from mesh.policy.registry import DEFAULT_POLICY
 from mesh.report.narrate import Narrator
 from mesh.runtime.clock import LoopClock
-from mesh.runtime.controller_actions import ControllerPerformer
+from mesh.runtime.controller_actions import ControllerPerformer, took_long
 from mesh.runtime.host import Host, Recorder
 from mesh.runtime.journal import ControllerStart, open_journal
+from mesh.runtime.policies import policy_of
 from mesh.runtime.starting import controller_core
 from mesh.text.tokenizer import TextCodec
 from mesh.v1 import control_pb2_grpc, inference_pb2_grpc, node_link_pb2_grpc
@@ -130,13 +131,13 @@ def _opened_registry(
     config: ControllerConfig, opened: ExitStack
 ) -> tuple[ControllerStart, SqliteRegistry]:
     """The registry, and what this start of the controller goes out from."""
-    chosen = policy(config.policy)
+    policy_of(config.policy)  # before anything is opened
     registry = SqliteRegistry(config.home / "controller")
     opened.callback(registry.close)
     start = ControllerStart(
         version=__version__,
         epoch=registry.epoch,
-        policy=chosen.name,
+        policy=config.policy,
         limits=config.limits,
         deployments=registry.deployments(),
         profiles=registry.profiles(),
@@ -214,6 +215,7 @@ class Controller:
             clock=clock,
             perform=performer.perform,
             recorders=[self._log, meter, usage, *_opened_journal(config, start, opened)],
+            took_long=took_long,
         )
 
     async def start(self, server: grpc.aio.Server, http: HttpServer | None) -> None:

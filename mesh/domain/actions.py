@@ -8,7 +8,7 @@ from mesh.domain.limits import TURN_S_MAX
 from mesh.domain.messages import NodeCommand, NodeReport
 from mesh.domain.model import ModelInfo
 from mesh.domain.profile import IterationShape, Profile
-from mesh.domain.reasons import RefusalReason, TurnRule
+from mesh.domain.reasons import PolicyFaultKind, RefusalReason, TurnRule
 from mesh.domain.request import RequestTokens
 from mesh.domain.steps import EngineRequest
 from mesh.domain.text import TextAssets
@@ -42,6 +42,17 @@ class CloseLink:
     error: str
     message: str
     hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotePolicyFault:
+    """The policy did what it must not; the cell goes on without that answer."""
+
+    policy: str
+    kind: PolicyFaultKind
+    call: str
+    """Of `mesh.policy.interface.Policy`, or the plan."""
+    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +174,7 @@ ControllerAction = (
     | DeliverTokens
     | RefuseRequest
     | SetTimer
+    | NotePolicyFault
 )
 
 # The node's.

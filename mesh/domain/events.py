@@ -182,6 +182,14 @@ class MigrationDue:
     """Requests are to move, or do."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionTookLong:
+    """The host's clock says so of the event before: the core has none."""
+
+    seconds: float
+    limit_s: float
+
+
 ControllerTimer = (
     KeepAliveExpired
     | LeaseCheckDue
@@ -208,5 +216,6 @@ ControllerEvent = (
     | NodeReported
     | NodeDisconnected
     | ShutdownRequested
+    | DecisionTookLong
     | ControllerTimer
 )

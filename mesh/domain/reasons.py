@@ -27,6 +27,33 @@ class RefusalReason(StrEnum):
     SHUTTING_DOWN = "shutting_down"
 
 
+class Verdict(StrEnum):
+    """What validation found; the three refusals are the three cases of LLM-Mesh §5.3, figure 6."""
+
+    PASSES = "passes"
+    FIRST_TOKEN_LATE = "first_token_late"
+    """1: the request's own first token would come after its deadline."""
+    DELAYS_RUNNING = "delays_running"
+    """2: a token of another request would come after its deadline, on account of this one."""
+    TPOT_EXCEEDED = "tpot_exceeded"
+    """3: one decode of every instance of the node takes longer than the TPOT SLO allows."""
+
+
+class PolicyFaultKind(StrEnum):
+    """What a policy did that the core put up with."""
+
+    RAISED = "raised"
+    NO_END = "no_end"
+    """It yields without end."""
+    NO_ANSWER = "no_answer"
+    """What it answers cannot be meant."""
+    TOOK_LONG = "took_long"
+    NOT_IN_BOOKS = "not_in_books"
+    """A plan that the books do not allow: what it is about has gone, or may not go."""
+    NO_CAPABILITY = "no_capability"
+    """A plan that no engine of this cell can carry out."""
+
+
 class FinishReason(StrEnum):
     """Why a request has no further token. STOP covers end-of-sequence tokens and stop strings."""
 

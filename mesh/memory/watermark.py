@@ -5,29 +5,12 @@ than it may. A cache grows early and by more than is needed, and shrinks late (�
 The controller core adds the terms up in KV blocks, of which each request begins its own.
 """
 
-from dataclasses import dataclass
 from math import ceil
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watermark:
-    """Settings of a cell."""
-
-    share: float = 0.25
-    """w of LLM-Mesh §6.2: what is recommended over what is required."""
-
-    def recommended(self, required: int) -> int:
-        """Blocks to grow to, or to shrink to."""
-        return ceil(required * (1.0 + self.share))
-
-    def target(self, current: int, required: int) -> int:
-        """Blocks that the cache should have: more than it has if it does not do, fewer if it is
-        far too large, else what it has.
-        """
-        recommended = self.recommended(required)
-        if current < required or recommended * (1.0 + self.share) < current:
-            return recommended
-        return current
+def recommended(required: int, share: float = 0.25) -> int:
+    """Blocks to grow to, or to shrink to, where so many are required: w of §6.2 more."""
+    return ceil(required * (1.0 + share))
 
 
 def expected_tokens(

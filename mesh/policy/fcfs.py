@@ -1,25 +1,15 @@
-"""`fcfs`: first come, first served, and nobody is turned away for an SLO. A baseline."""
+"""`fcfs`: first come, first served, and nobody is turned away for an SLO. A baseline that places as
+`llm-mesh` does, but computes in the order of arrival.
+"""
 
-from mesh.domain.reasons import DeviceKind, TurnRule
-from mesh.policy.interface import InstanceView, NodeView, Rank
-from mesh.policy.ranks import fullest_instance, fullest_node
+from mesh.domain.reasons import TurnRule
+from mesh.policy.composed import Composed
+from mesh.policy.interface import NodeRule
 
-
-class FirstComeFirstServed:
-    """Places requests as `llm-mesh` does, but computes them in the order of their arrival."""
-
-    name = "fcfs"
-    turns = TurnRule.FIRST_COME
-    devices = (DeviceKind.CPU, DeviceKind.GPU)
-    partitions = None
-    validates = False
-    refuses_late = False
-    reclaims = (DeviceKind.CPU, DeviceKind.GPU)
-    preempts = False
-    consolidates = False
-
-    def instance_rank(self, instance: InstanceView) -> Rank:
-        return fullest_instance(instance)
-
-    def node_rank(self, node: NodeView) -> Rank:
-        return fullest_node(node)
+FCFS = Composed(
+    name="fcfs",
+    node_rule=NodeRule(turn=TurnRule.FIRST_COME),
+    promises=False,
+    refuses_late=False,
+    preempts=False,
+)

@@ -1,106 +1,177 @@
-"""What a policy decides, and what it sees for it.
+"""What a policy decides: who joins what, where instances start, who gives way, and when it goes.
 
-A policy ranks candidates by keys, and says by a few traits how nodes are shared and what is done
-when they are full; whether a candidate can take the request is not its matter but that of admission
-(`mesh.request`). It sees read-only views of live state, never a copy of the cluster, and candidates
-are kept in order incrementally: a key may only depend on what the view says, and the core ranks an
-instance anew whenever its batch changes.
+Views go in, plans come out, lazily: the core takes the first that its books allow and that passes.
+A policy is a value without state: rates and histories are in the views, so that journals replay.
+README.md tells how to write one. Before: the queues. After: the books.
 """
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
-from mesh.domain.ids import InstanceId, NodeId
-from mesh.domain.reasons import DeviceKind, TurnRule
+from mesh.domain.errors import InvalidInput
+from mesh.domain.model import Footprint
+from mesh.domain.profile import Profile
+from mesh.domain.reasons import DeviceKind, TurnRule, Verdict
+from mesh.policy.plans import Plan, Release
+from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
 
-Rank = tuple[float | str, ...]
-"""Smaller comes first. Ends with the id, so that no two are equal."""
+Rank = tuple[float, ...]
+"""Smaller comes first; ids break ties."""
+VALIDATED_TURNS = (TurnRule.HEADROOM,)
+"""Rules that shadow validation rolls forward."""
 
 
-class InstanceView(Protocol):
-    """A loaded instance that might take a request."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRule:
+    """What the nodes run by themselves between two commands, by name and numbers."""
 
-    @property
-    def instance_id(self) -> InstanceId: ...
-    @property
-    def device(self) -> DeviceKind: ...
-    @property
-    def batch(self) -> int:
-        """Requests on it."""
+    turn: TurnRule = TurnRule.HEADROOM
+
+
+LEAST_HEADROOM = NodeRule()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartDemand:
+    """An instance that is about to start."""
+
+    node: NodeView
+    footprint: Footprint
+    profile: Callable[[], Profile]
+    context_tokens: int
+    tpot_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class KvDemand:
+    """What a KV cache is for, in blocks, and the settings of the cell."""
+
+    required_blocks: int
+    """Of its requests, by the lengths of earlier answers (LLM-Mesh eq. 2)."""
+    least_blocks: int
+    """The least that the cell has an instance serve with."""
+    watermark_share: float
+    start: StartDemand | None = None
+    """None: of one that is there."""
+
+
+@dataclass(slots=True, kw_only=True)
+class KvSize:
+    """How large a KV cache is to be."""
+
+    required_blocks: int
+    """Without them its requests cannot be served."""
+    wanted_blocks: int
+    """Where there is room."""
+    kept_blocks_max: float = inf
+    """More than that are given back."""
+    batch_max: int | None = None
+    """Requests at a time; None: what its engine can carry."""
+
+
+class Tests(Protocol):
+    """Of the plan that is asked about, each of the node as it would be after it."""
+
+    def shadow(self, plan: Plan) -> Verdict:
+        """Whether every token is in time, the node's schedule rolled forward (LLM-Mesh §5.3)."""
         ...
 
+    def demand(self, plan: Plan, slack_s: float = 0.0) -> Verdict:
+        """Whether what is due before each deadline can be computed until `slack_s` before it, once
+        the weights are there: a bound, cheaper than `shadow` and blind to turns.
+        """
+        ...
 
-class NodeView(Protocol):
-    """A node that might take a new instance."""
+    def utilisation(self, plan: Plan) -> float:
+        """Of the node's time at the pace of its SLOs; above 1 it falls behind."""
+        ...
 
-    @property
-    def node_id(self) -> NodeId: ...
-    @property
-    def device(self) -> DeviceKind: ...
-    @property
-    def free_bytes(self) -> int:
-        """Memory that no instance has reserved."""
+    def spare_bytes(self, plan: Plan) -> int:
+        """Of the node; below 0 somebody has to go."""
+        ...
+
+    def arrives_s(self, plan: Plan) -> float:
+        """When the weights are there, the queue of the link included."""
         ...
 
 
 class Policy(Protocol):
-    """Stateless; every tie is broken by id, so that the same state gives the same choice."""
+    """Frozen: the same views give the same plans."""
 
     @property
     def name(self) -> str: ...
-
     @property
-    def turns(self) -> TurnRule:
-        """Which instance of a node computes next."""
-        ...
-
+    def node_rule(self) -> NodeRule: ...
     @property
     def devices(self) -> tuple[DeviceKind, ...]:
         """Nodes that it uses at all."""
         ...
 
     @property
-    def partitions(self) -> int | None:
-        """Into how many equal partitions it cuts a node, at most. An instance has one with all of
-        its memory from its load to its end. None: instances share a node token by token, and memory
-        moves between them.
-        """
-        ...
-
-    @property
-    def validates(self) -> bool:
-        """Whether a request is only placed where shadow validation finds that every SLO is kept. If
-        not, an instance takes as many requests as its partition can serve at most.
+    def promises(self) -> bool:
+        """Whether a request is told at once which deadlines hold, by `Tests.shadow`: it takes a
+        place or a load where that passes. If not, loads are begun for the queue as a whole.
         """
         ...
 
     @property
     def refuses_late(self) -> bool:
-        """Whether a request is refused once its first token would be late wherever it went."""
+        """Whether a request goes once its first token would be late wherever it went."""
         ...
 
     @property
-    def reclaims(self) -> tuple[DeviceKind, ...]:
-        """Nodes on which an idle instance goes before its keep-alive is over, when its memory is
-        wanted.
-        """
-        ...
-
-    @property
-    def preempts(self) -> bool:
-        """Whether requests of small instances move elsewhere for a large one that lacks memory
-        (LLM-Mesh §7.1).
-        """
-        ...
-
-    @property
-    def consolidates(self) -> bool:
-        """Whether the small ones of several instances drain and go (LLM-Mesh §7.2)."""
+    def prefetches(self) -> bool:
+        """Whether nodes that rest load what may be called next."""
         ...
 
     def instance_rank(self, instance: InstanceView) -> Rank:
-        """Existing instances are tried in this order."""
+        """In this order instances are candidates. The core keeps it, and ranks an instance anew
+        when its batch changes: it may depend on that and on what never changes.
+        """
         ...
 
     def node_rank(self, node: NodeView) -> Rank:
-        """Nodes are tried in this order for a new instance."""
+        """In this order nodes come into question; of equal ones that which has the model nearer."""
         ...
+
+    def places(self, request: RequestView | None, cell: CellView) -> Iterator[Plan]:
+        """Joins and starts for a request, the best first, or `Refuse`; None: an instance for the
+        minimum of a deployment.
+        """
+        ...
+
+    def passes(self, plan: Plan, tests: Tests) -> Verdict:
+        """Whether a join, a start or a move for which there is room is to be."""
+        ...
+
+    def relieve(
+        self, place: InstanceView | NodeView, missing_bytes: int, cell: CellView
+    ) -> Iterator[tuple[Release, ...]]:
+        """Who may give way where so much memory is missing: each time all that go together."""
+        ...
+
+    def idle(self, instance: InstanceView, cell: CellView) -> Release | float:
+        """What becomes of an instance whose keep-alive is over; or ask again in so many seconds."""
+        ...
+
+    def upkeep(self, cell: CellView) -> Iterator[Plan]:
+        """Every second: what would make the cell better (moves, releases)."""
+        ...
+
+    def kv(self, demand: KvDemand) -> KvSize: ...
+
+
+def checked(chosen: Policy) -> Policy:
+    """The same. Raises InvalidInput where it promises by a validation that does not model the turns
+    of its nodes: the promises would be wrong.
+    """
+    turn = chosen.node_rule.turn
+    if chosen.promises and turn not in VALIDATED_TURNS:
+        raise InvalidInput(
+            f"policy {chosen.name!r} promises deadlines, and shadow validation does not model "
+            f"turns by {turn.value}",
+            hint=f"promises = False, or turns by {', '.join(VALIDATED_TURNS)}",
+        )
+    return chosen

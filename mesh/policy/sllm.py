@@ -1,25 +1,21 @@
-"""`sllm`: ServerlessLLM, an instance on a GPU of its own. A baseline."""
+"""`sllm` and what becomes of it with CPU nodes, and two instances to a node: ServerlessLLM, which
+loads quickly and serves as many requests as a partition holds (LLM-Mesh §8.1). Baselines.
+"""
+
+from dataclasses import replace
 
 from mesh.domain.reasons import DeviceKind, TurnRule
-from mesh.policy.interface import InstanceView, NodeView, Rank
-from mesh.policy.ranks import fullest_instance, fullest_node
+from mesh.policy.composed import Composed
+from mesh.policy.interface import NodeRule
 
-
-class Sllm:
-    """Loads quickly and serves as many requests as a GPU holds (LLM-Mesh §8.1)."""
-
-    name = "sllm"
-    turns = TurnRule.ALTERNATE
-    devices = (DeviceKind.GPU,)
-    partitions = 1
-    validates = False
-    refuses_late = True
-    reclaims = (DeviceKind.CPU,)
-    preempts = False
-    consolidates = False
-
-    def instance_rank(self, instance: InstanceView) -> Rank:
-        return fullest_instance(instance)
-
-    def node_rank(self, node: NodeView) -> Rank:
-        return fullest_node(node)
+SLLM = Composed(
+    name="sllm",
+    node_rule=NodeRule(turn=TurnRule.ALTERNATE),
+    devices=(DeviceKind.GPU,),
+    partitions=1,
+    promises=False,
+    reclaims=(DeviceKind.CPU,),
+    preempts=False,
+)
+SLLM_CPU = replace(SLLM, name="sllm+cpu", devices=(DeviceKind.CPU, DeviceKind.GPU))
+SLLM_CPU_SHARE = replace(SLLM_CPU, name="sllm+cpu+share", partitions=2)

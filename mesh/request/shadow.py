@@ -7,10 +7,10 @@ candidates. After: the request is submitted, or the next candidate is tried.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from math import ceil, inf
 
 from mesh.domain.ids import InstanceId
+from mesh.domain.reasons import Verdict
 from mesh.domain.slo import next_due_s
 from mesh.request.decode_capacity import Job, reached_s, spare_s
 from mesh.request.run_queues import Prompt, RunQueue
@@ -24,18 +24,6 @@ STEPS_MAX = 512
 """Iterations that a schedule is rolled forward; what is not settled by then is refused."""
 SKIPPED_ROUNDS_MIN = 16
 """Rounds of decodes that are worth skipping."""
-
-
-class Verdict(StrEnum):
-    """What validation found; the three refusals are the three cases of LLM-Mesh §5.3, figure 6."""
-
-    PASSES = "passes"
-    FIRST_TOKEN_LATE = "first_token_late"
-    """1: the request's own first token would come after its deadline."""
-    DELAYS_RUNNING = "delays_running"
-    """2: a token of another request would come after its deadline, on account of this one."""
-    TPOT_EXCEEDED = "tpot_exceeded"
-    """3: one decode of every instance of the node takes longer than the TPOT SLO allows."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -12,6 +12,7 @@ from mesh.domain.actions import (
     CloseLink,
     ControllerAction,
     DeliverTokens,
+    NotePolicyFault,
     RefuseRequest,
     RemoveDeployment,
     ReplyDone,
@@ -27,16 +28,27 @@ from mesh.domain.actions import (
 )
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import StorageError
-from mesh.domain.events import ControllerEvent, DeploymentStored, StoreFailed
+from mesh.domain.events import (
+    ControllerEvent,
+    DecisionTookLong,
+    DeploymentStored,
+    StoreFailed,
+)
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, OperationId
 from mesh.domain.messages import NodeCommand
 from mesh.domain.profile import Profile
-from mesh.domain.reasons import TurnRule
+from mesh.domain.reasons import PolicyFaultKind, TurnRule
 from mesh.domain.text import TextAssets
 from mesh.runtime.clock import Clock
+from mesh.runtime.host import DECISION_S_MAX
 
 log = logging.getLogger(__name__)
+
+
+def took_long(seconds: float) -> ControllerEvent:
+    """What the core is told of a decision that took so long; for `Host`."""
+    return DecisionTookLong(seconds=seconds, limit_s=DECISION_S_MAX)
 
 
 class NodeLinks(Protocol):
@@ -136,6 +148,11 @@ class ControllerPerformer:
                 self._write_history(action)
             case ReplyProgress() | ReplyDone() | ReplyError():
                 self._operators.reply(action)
+            case NotePolicyFault(policy=policy, call=call, kind=kind, message=message):
+                # A machine that is busy makes any policy slow now and then.
+                slow = kind is PolicyFaultKind.TOOK_LONG
+                level = logging.DEBUG if slow else logging.WARNING
+                log.log(level, "policy %s, %s: %s (%s)", policy, call, message, kind)
             case _:
                 assert_never(action)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from mesh.core.controller.core import ControllerCore
 from mesh.core.node.core import NodeCore
-from mesh.policy.registry import policy
 from mesh.runtime.host import Core
 from mesh.runtime.journal import ControllerStart, Start
+from mesh.runtime.policies import policy_of
 
 
 def controller_core(start: ControllerStart) -> ControllerCore:
@@ -21,7 +21,7 @@ def controller_core(start: ControllerStart) -> ControllerCore:
         profiles=start.profiles,
         histories=start.histories,
         limits=start.limits,
-        policy=policy(start.policy),
+        policy=policy_of(start.policy),
     )
 
 

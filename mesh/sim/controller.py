@@ -11,7 +11,7 @@ from mesh.core.controller.core import ControllerCore
 from mesh.domain.actions import ControllerAction
 from mesh.domain.events import ControllerEvent, LeaseCheckDue, ShutdownRequested
 from mesh.domain.limits import CellLimits
-from mesh.runtime.controller_actions import ControllerPerformer
+from mesh.runtime.controller_actions import ControllerPerformer, took_long
 from mesh.runtime.host import Host, Recorder
 from mesh.runtime.journal import ControllerStart
 from mesh.runtime.starting import controller_core
@@ -70,6 +70,7 @@ class VirtualController:
             clock=self._clock,
             perform=performer.perform,
             recorders=[*self._started(start), *self._recorders],
+            took_long=took_long,
         )
         epoch = self.epoch
         self.tell = self._links.tell = host.post

@@ -30,10 +30,9 @@ from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.outcome import Outcome
 from mesh.domain.profile import Profile
-from mesh.domain.reasons import DeviceKind, RefusalReason
+from mesh.domain.reasons import DeviceKind, RefusalReason, Verdict
 from mesh.domain.request import Request
 from mesh.domain.slo import ColdStart
-from mesh.request.shadow import Verdict
 from mesh.sim.cluster import VirtualCell
 
 DRAWN_MAX = 1000

@@ -9,8 +9,9 @@ from typing import NamedTuple
 from mesh.compute.times import Times
 from mesh.domain.ids import InstanceId
 from mesh.domain.profile import Grid
+from mesh.domain.reasons import Verdict
 from mesh.request.run_queues import Prompt, RunQueue
-from mesh.request.shadow import Newcomer, Schedule, Verdict, validate
+from mesh.request.shadow import Newcomer, Schedule, validate
 from tests.support.profiles import profile
 
 TOKENS_MAX = 256

@@ -1,16 +1,19 @@
 """A deployment's instances in its policy's order, kept as their batches change."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mesh.domain.ids import InstanceId
 from mesh.domain.reasons import DeviceKind
+from mesh.policy.interface import Rank
 from mesh.policy.registry import policy
 from mesh.request.candidates import Candidates
 
-LLM_MESH = policy("llm-mesh")
+rank: Callable[[Any], Rank] = policy("llm-mesh").instance_rank
 
 
 @dataclass(eq=False, kw_only=True)
@@ -21,7 +24,7 @@ class Instance:
 
 
 def ordered(*instances: Instance) -> list[InstanceId]:
-    candidates: Candidates[Instance] = Candidates(LLM_MESH)
+    candidates: Candidates[Any] = Candidates(rank)
     for instance in instances:
         candidates.rank(instance)
     return [instance.instance_id for instance in candidates]
@@ -46,7 +49,7 @@ class CandidatesMachine(RuleBasedStateMachine):
             for n, device in enumerate(devices)
         ]
         self.inside: set[InstanceId] = set()
-        self.candidates: Candidates[Instance] = Candidates(LLM_MESH)
+        self.candidates: Candidates[Any] = Candidates(rank)
 
     @rule(which=st.integers(0, 2), batch=st.integers(0, 3))
     def rank(self, which: int, batch: int) -> None:
@@ -63,7 +66,7 @@ class CandidatesMachine(RuleBasedStateMachine):
     @invariant()
     def in_order(self) -> None:
         inside = [instance for instance in self.all if instance.instance_id in self.inside]
-        assert list(self.candidates) == sorted(inside, key=LLM_MESH.instance_rank)
+        assert list(self.candidates) == sorted(inside, key=lambda i: (rank(i), i.instance_id))
         assert len(self.candidates) == len(inside)
 
 

@@ -9,9 +9,9 @@ from copy import deepcopy
 
 import pytest
 
+from mesh.domain.reasons import Verdict
 from mesh.request import shadow, turns
 from mesh.request.run_queues import RunQueue
-from mesh.request.shadow import Verdict
 from tests.request.schedules import TIMES, Instance, Node, Request, a_prompt, instance, times
 
 

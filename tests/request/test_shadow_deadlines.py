@@ -1,6 +1,7 @@
 """What shadow validation counts as late, and by whom; see `test_shadow` for the numbers."""
 
-from mesh.request.shadow import LOOKAHEAD_TOKENS, Verdict
+from mesh.domain.reasons import Verdict
+from mesh.request.shadow import LOOKAHEAD_TOKENS
 from tests.request.schedules import TIMES, Node, a_prompt, instance, times
 
 

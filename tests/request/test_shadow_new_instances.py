@@ -2,7 +2,8 @@
 
 import pytest
 
-from mesh.request.shadow import Verdict, validate
+from mesh.domain.reasons import Verdict
+from mesh.request.shadow import validate
 from tests.request.schedules import TIMES, Node, a_prompt, instance, times
 
 

@@ -2,7 +2,7 @@
 
 from hypothesis import event, given, settings
 
-from mesh.request.shadow import Verdict
+from mesh.domain.reasons import Verdict
 from tests.request.rollout import Rollout
 from tests.request.schedules import Node
 from tests.request.strategies import nodes

@@ -4,7 +4,7 @@ began, and a load that slows everything down. See `test_shadow` for the numbers.
 
 import pytest
 
-from mesh.request.shadow import Verdict
+from mesh.domain.reasons import Verdict
 from tests.request.schedules import TIMES, Node, a_prompt, instance, times
 
 BESIDE_B = (("a", ()), ("b", (9.0,)), ("c", ()))

@@ -36,7 +36,7 @@ REPORT_EVERY = 16
 
 @click.command()
 @click.argument("scenario", type=click.Path(path_type=Path), required=False)
-@click.option("--policy", metavar="NAME", help="In place of the scenario's.")
+@click.option("--policy", metavar="NAME|FILE.py", help="In place of the scenario's.")
 @click.option("--seed", type=click.IntRange(min=0), help="In place of the scenario's.")
 @file_option(
     "--trace",

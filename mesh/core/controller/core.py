@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import assert_never
 
 from mesh.core.controller import deployments, nodes, profiling, reports
-from mesh.core.controller.instances import lifecycle, replicas
-from mesh.core.controller.instances.kv_cache import park
+from mesh.core.controller.instances import replicas
+from mesh.core.controller.instances.offer import Offer
 from mesh.core.controller.operations import fail_operation, reply_error
 from mesh.core.controller.requests import migration, queueing, serving
 from mesh.core.controller.requests.ending import refuse
+from mesh.core.controller.requests.plan_books import release
 from mesh.core.controller.snapshot import cell_snapshot, profile_views
 from mesh.core.controller.state.cell import Cell
 from mesh.core.controller.state.context import EventContext
@@ -25,6 +26,7 @@ from mesh.domain.deployment import Deployment
 from mesh.domain.events import (
     CancelRequested,
     ControllerEvent,
+    DecisionTookLong,
     DeleteRequested,
     DeploymentStored,
     DeployRequested,
@@ -50,12 +52,14 @@ from mesh.domain.events import (
 )
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, OperationId
-from mesh.domain.lifecycle import DeploymentState, InstanceState
+from mesh.domain.lifecycle import DeploymentState
 from mesh.domain.limits import CellLimits
 from mesh.domain.profile import Profile
-from mesh.domain.reasons import RefusalReason
+from mesh.domain.reasons import PolicyFaultKind, RefusalReason
 from mesh.domain.views import CellSnapshot, ProfileView
-from mesh.policy.interface import Policy
+from mesh.policy.guarded import Guarded
+from mesh.policy.interface import Policy, checked
+from mesh.policy.plans import How
 from mesh.request.candidates import Candidates
 
 
@@ -77,12 +81,12 @@ class ControllerCore:
         self.cell = Cell(expectations=Expectations(profiles))
         self._epoch = epoch
         self._limits = limits
-        self._policy = policy
+        self._policy = Guarded(checked(policy))
         for deployment in deployments:
             entry = DeploymentEntry(
                 spec=deployment.spec,
                 state=DeploymentState.READY,
-                candidates=Candidates(policy),
+                candidates=Candidates(self._policy.instance_rank),
                 deployment=deployment,
                 history=(histories or {}).get(deployment.spec.name, OutputHistory()),
             )
@@ -118,6 +122,8 @@ class ControllerCore:
         )
         self._dispatch(ctx, event)
         _settle(ctx)
+        for fault in self._policy.take_faults():
+            ctx.act(fault)
         return ctx.actions
 
     def _dispatch(self, ctx: EventContext, event: ControllerEvent) -> None:
@@ -169,6 +175,9 @@ class ControllerCore:
             case OperationExpired():
                 message = f"not done within {ctx.limits.import_s_max:.0f} s"
                 _fail(ctx, event.operation_id, "Unavailable", message)
+            case DecisionTookLong():
+                message = f"{event.seconds:.3f} s for an event, beyond {event.limit_s:.3f} s"
+                self._policy.fault(PolicyFaultKind.TOOK_LONG, "handle", message)
             case ShutdownRequested():
                 _shut_down(ctx)
             case _:
@@ -192,34 +201,37 @@ def _fail(ctx: EventContext, operation_id: OperationId, error: str, message: str
 
 
 def _keep_alive_expired(ctx: EventContext, expired: KeepAliveExpired) -> None:
-    """Park an instance that has been idle since, or unload it if it has been parked for as long as
-    it may, unless something wants it to stay.
+    """Have the policy decide what becomes of an instance that has been idle since, unless something
+    wants it to stay.
     """
     instance = ctx.cell.instances.get(expired.instance_id)
     if instance is None or instance.idle_since_s != expired.idle_since_s:
         return
     queueing.offer(ctx, instance)
-    parked = instance.state is InstanceState.PARKED
+    parked = instance.is_parked
     owner = ctx.cell.deployments.get(instance.deployment)
     if not instance.node.may_go(instance):
         if parked:
             # A minimum or a measurement keeps it now, but not for ever.
-            _look_again(ctx, expired)
+            _look_again(ctx, expired, ctx.limits.parked_s_max)
         return
     if parked and not expired.parked:
         return  # a second timer of the same moment: the first has parked it
-    stays = ctx.limits.parked_s_max > 0.0 and ctx.policy.partitions is None
-    if parked or not stays:
-        lifecycle.unload(ctx, instance)
-    elif owner is None or owner.may_park():
-        park(ctx, instance)
-        _look_again(ctx, expired)
+    decided = ctx.policy.idle(instance, Offer(ctx=ctx, entry=owner))
+    if isinstance(decided, float):
+        _look_again(ctx, expired, decided)
+        return
+    if decided.how is How.PARK and owner is not None and not owner.may_park():
+        return
+    if release(ctx, decided) and instance.is_parked:
+        _look_again(ctx, expired, ctx.limits.parked_s_max)
 
 
-def _look_again(ctx: EventContext, expired: KeepAliveExpired) -> None:
-    """See whether an instance that is parked now still is, then."""
-    timer = replace(expired, parked=True)
-    ctx.act(SetTimer(at_s=ctx.now_s + ctx.limits.parked_s_max, timer=timer))
+def _look_again(ctx: EventContext, expired: KeepAliveExpired, after_s: float) -> None:
+    """See what is to become of an idle instance, or of a parked one, then."""
+    instance = ctx.cell.instances[expired.instance_id]
+    timer = replace(expired, parked=instance.is_parked)
+    ctx.act(SetTimer(at_s=ctx.now_s + after_s, timer=timer))
 
 
 def _retry_load(ctx: EventContext, name: DeploymentName) -> None:

@@ -51,14 +51,14 @@ def deploy(ctx: EventContext, asked: DeployRequested) -> None:
         message, hint = why_no_node(ctx, spec, f" to import {spec.source}")
         reply_error(ctx, operation_id, "Unavailable", message, hint)
         return
-    node = min(nodes, key=ctx.policy.node_rank)
+    node = min(nodes, key=lambda n: (ctx.policy.node_rank(n), n.node_id))
     operation = OperationEntry(
         operation_id=operation_id, kind=OperationKind.DEPLOY, name=spec.name, node=node
     )
     if not begin(ctx, operation):
         return
     entry = DeploymentEntry(
-        spec=spec, state=DeploymentState.IMPORTING, candidates=Candidates(ctx.policy)
+        spec=spec, state=DeploymentState.IMPORTING, candidates=Candidates(ctx.policy.instance_rank)
     )
     ctx.cell.add_deployment(entry)
     command = ImportModel(operation_id=operation_id, source=spec.source)

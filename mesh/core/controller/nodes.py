@@ -10,6 +10,7 @@ from mesh.core.controller.instances.prefetching import prefetch
 from mesh.core.controller.instances.replicas import room_changed
 from mesh.core.controller.operations import fail_operation, reply_error
 from mesh.core.controller.requests.migration import move_soon
+from mesh.core.controller.requests.plan_books import keep_up
 from mesh.core.controller.requests.serving import requeue
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.node import NodeEntry
@@ -45,7 +46,7 @@ def connect(ctx: EventContext, connected: NodeConnected) -> None:
         protected=ctx.cell.deployments,
     )
     ctx.cell.add_node(node)
-    rule, turn_s_max = ctx.policy.turns, ctx.limits.turn_s_max
+    rule, turn_s_max = ctx.policy.node_rule.turn, ctx.limits.turn_s_max
     ctx.act(AcceptLink(link_id=link_id, turns=rule, turn_s_max=turn_s_max))
     for report in hello.instances:
         adopt(ctx, node, report)
@@ -79,6 +80,7 @@ def check_leases(ctx: EventContext) -> None:
             reason = f"silent for {silent_s:.1f} s; the lease is {ctx.limits.node_lease_s:.1f} s"
             ctx.act(CloseLink(link_id=node.link_id, error="Unavailable", message=reason))
             lose(ctx, node, reason)
+    keep_up(ctx)
     prefetch(ctx)
     ctx.act(SetTimer(at_s=ctx.now_s + ctx.limits.lease_check_s, timer=LeaseCheckDue()))
 

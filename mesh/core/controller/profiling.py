@@ -5,7 +5,7 @@ is, kept until the node has measured it, and the profile is stored. It then hold
 every node of the same fingerprint, running instances included.
 """
 
-from mesh.core.controller.instances.kv_cache import least_blocks, resize
+from mesh.core.controller.instances.kv_cache import blocks_for_load, resize
 from mesh.core.controller.instances.lifecycle import Started, start_instance
 from mesh.core.controller.instances.placement import why_no_node
 from mesh.core.controller.operations import begin, fail_operation, release_instance, reply_error
@@ -62,7 +62,8 @@ def _node(ctx: EventContext, entry: DeploymentEntry, wanted: NodeId | None) -> N
     if not nodes:
         return why_no_node(ctx, entry.spec)[0]
     return min(
-        nodes, key=lambda node: (*_lacks_room(ctx, entry, node), *ctx.policy.node_rank(node))
+        nodes,
+        key=lambda n: (_lacks_room(ctx, entry, n), ctx.policy.node_rank(n), n.node_id),
     )
 
 
@@ -71,7 +72,7 @@ def _lacks_room(ctx: EventContext, entry: DeploymentEntry, node: NodeEntry) -> t
     deployment = entry.deployment
     assert deployment is not None
     footprint = node.footprint_of(deployment)
-    least = least_blocks(ctx.limits, footprint, deployment.context_tokens_max)
+    least, _ = blocks_for_load(ctx, entry, (), footprint)
     missing = footprint.instance_bytes(least) - node.free_bytes
     idle = sum(size_bytes for _, size_bytes in node.reclaimable())
     return missing > 0, missing > idle

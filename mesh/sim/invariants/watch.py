@@ -42,6 +42,10 @@ KINDS: dict[ReservationKind, type[Command]] = {
 }
 
 
+TAKE_ANY_PLACE = ("llm-mesh", "fcfs")
+"""Policies under which nobody waits beside room that is there: others may have their reasons."""
+
+
 class Watch:
     """Links of different controllers have different ids."""
 
@@ -128,7 +132,7 @@ class Watch:
             retry_at_s = cell.retry_at_s
             hold((retry_at_s or 0.0) >= now_s, "{} is tried no more", entry.spec.name)
             head = entry.queue[0].original.request_id
-            if _has_place(core, entry, now_s):
+            if core._policy.name in TAKE_ANY_PLACE and _has_place(core, entry, now_s):
                 since_s = self._waiting_since_s[head] = before.get(head, now_s)
                 soon = now_s <= since_s + limits.place_retry_s
                 hold(soon, "{} waits for a place that is there, since {}", head, since_s)

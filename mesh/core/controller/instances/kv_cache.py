@@ -9,18 +9,20 @@ by eq. 2, the watermark, M_require where M_recommend does not fit. Before: `requ
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from mesh.core.controller.instances.offer import relief
 from mesh.core.controller.instances.reservations import issue, reclaim
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.model import Footprint
 from mesh.memory.station import ReservationKind
-from mesh.memory.watermark import Watermark, expected_tokens
-from mesh.request.placement import enough
+from mesh.memory.watermark import expected_tokens
+from mesh.policy.interface import KvDemand, KvSize, StartDemand
 
 PARKED_BLOCKS = 1
 """The least that an engine keeps of a KV cache."""
@@ -34,13 +36,26 @@ class Room:
     reclaim: tuple[InstanceId, ...] = ()
 
 
-def watermark(limits: CellLimits) -> Watermark:
-    return Watermark(share=limits.kv_watermark_share)
-
-
 def least_blocks(limits: CellLimits, footprint: Footprint, context_tokens_max: int) -> int:
     """L_min of LLM-Mesh §6.1, in blocks."""
     return footprint.blocks_for(min(limits.kv_tokens_least, context_tokens_max))
+
+
+def _demand(
+    ctx: EventContext,
+    blocks: int,
+    footprint: Footprint,
+    context: int,
+    start: StartDemand | None = None,
+) -> KvDemand:
+    """Of requests that need so many blocks together, where contexts have so many tokens at most."""
+    limits = ctx.limits
+    return KvDemand(
+        required_blocks=blocks,
+        least_blocks=least_blocks(limits, footprint, context),
+        watermark_share=limits.kv_watermark_share,
+        start=start,
+    )
 
 
 def request_blocks(
@@ -64,18 +79,47 @@ def blocks_for_load(
     entry: DeploymentEntry,
     waiting: Iterable[RequestEntry],
     footprint: Footprint,
-    context_tokens_max: int,
+    node: NodeEntry | None = None,
 ) -> tuple[int, int]:
     """KV blocks of a new instance: the least that serves the first of those who wait, and what is
-    recommended for as many as it would take.
+    wanted for as many as it would take. Of the `node` where it starts, if that is known.
     """
-    least = least_blocks(ctx.limits, footprint, context_tokens_max)
+    deployment = entry.deployment
+    assert deployment is not None
+    context = deployment.context_tokens_max
     demands = [
-        request_blocks(entry, request, footprint, context_tokens_max)
+        request_blocks(entry, request, footprint, context)
         for request, _ in zip(waiting, range(ctx.limits.batch_max), strict=False)
     ]
-    required = max(sum(demands), least)
-    return max(least, *demands[:1], 1), watermark(ctx.limits).recommended(required)
+    least = start_size(ctx, entry, sum(demands[:1]), footprint, node)
+    if len(demands) > 1:
+        wanted = start_size(ctx, entry, sum(demands), footprint, node)
+    else:
+        wanted = least
+    return max(least.required_blocks, 1), wanted.wanted_blocks
+
+
+def start_size(
+    ctx: EventContext,
+    entry: DeploymentEntry,
+    blocks: int,
+    footprint: Footprint,
+    node: NodeEntry | None,
+) -> KvSize:
+    """How large the policy has the KV cache of a new instance be, for so many blocks needed."""
+    deployment = entry.deployment
+    assert deployment is not None
+    context, start = deployment.context_tokens_max, None
+    if node is not None:
+        expectations, hello, model = ctx.cell.expectations, node.hello, deployment.model
+        start = StartDemand(
+            node=node,
+            footprint=footprint,
+            profile=lambda: expectations.profile(model, footprint, hello),
+            context_tokens=context,
+            tpot_s=entry.spec.slo.tpot_s,
+        )
+    return ctx.policy.kv(_demand(ctx, blocks, footprint, context, start))
 
 
 def room_for(
@@ -104,20 +148,17 @@ def missing_bytes(
     instance: InstanceEntry,
     request: RequestEntry | None = None,
 ) -> int:
-    """By how much M_require, with one more request or without, does not fit though all idle
-    instances went; 0 where a grow has just failed, for then it is not memory that is missing.
+    """What M_require lacks, with one more request or without, though all idle instances went; 0
+    where it lacks nothing then, or where a grow has just failed: it is not memory that is missing.
     """
-    if ctx.now_s < instance.grow_again_s:
-        return 0
     footprint, context = instance.footprint, instance.context_tokens_max
     blocks = instance.required_blocks
     if request is not None:
-        more = request_blocks(owner, request, footprint, context)
-        blocks = _others_blocks(instance, request) + more
-    required = max(blocks, least_blocks(ctx.limits, footprint, context))
-    idle_bytes = sum(size_bytes for _, size_bytes in _idle_beside(ctx, instance))
-    more_bytes = footprint.instance_bytes(required) - instance.promised_bytes
-    return max(more_bytes - instance.node.station.free_bytes - idle_bytes, 0)
+        blocks = _others_blocks(instance, request)
+        blocks += request_blocks(owner, request, footprint, context)
+    if ctx.now_s < instance.grow_again_s or _room(ctx, instance, blocks) is not None:
+        return 0
+    return _lacking_bytes(instance, _size(ctx, instance, blocks).required_blocks)
 
 
 def _others_blocks(instance: InstanceEntry, request: RequestEntry | None = None) -> int:
@@ -128,31 +169,32 @@ def _others_blocks(instance: InstanceEntry, request: RequestEntry | None = None)
     return others
 
 
+def _size(ctx: EventContext, instance: InstanceEntry, blocks: int) -> KvSize:
+    return ctx.policy.kv(_demand(ctx, blocks, instance.footprint, instance.context_tokens_max))
+
+
 def _room(ctx: EventContext, instance: InstanceEntry, requested_blocks: int) -> Room | None:
-    """What its cache has, if that will do; else M_recommend, else M_require, else M_require in the
-    place of idle instances. None where there is no room, or where a grow has just failed.
+    """What its cache has, if that will do; else what is wanted, else what is required, else that in
+    the place of idle instances. None where there is no room, or where a grow has just failed.
     """
-    footprint, station = instance.footprint, instance.node.station
-    least = least_blocks(ctx.limits, footprint, instance.context_tokens_max)
-    required = max(requested_blocks, least)
-    if required <= instance.promised_blocks:
+    size, station = _size(ctx, instance, requested_blocks), instance.node.station
+    if size.required_blocks <= instance.promised_blocks:
         return Room(kv_blocks=instance.promised_blocks)
     if ctx.now_s < instance.grow_again_s:
         return None
-    for kv_blocks in (watermark(ctx.limits).recommended(required), required):
-        if station.fits(instance.instance_id, footprint.instance_bytes(kv_blocks)):
+    for kv_blocks in (size.wanted_blocks, size.required_blocks):
+        if station.fits(instance.instance_id, instance.footprint.instance_bytes(kv_blocks)):
             return Room(kv_blocks=kv_blocks)
-    held_bytes = station.size_bytes(instance.instance_id)
-    lacking_bytes = footprint.instance_bytes(required) - held_bytes - station.free_bytes
-    reclaim = enough(_idle_beside(ctx, instance), lacking_bytes)
+    required = size.required_blocks
+    owner = ctx.cell.deployments.get(instance.deployment)
+    reclaim = relief(ctx, owner, instance, _lacking_bytes(instance, required))
     return Room(kv_blocks=required, reclaim=reclaim) if reclaim else None
 
 
-def _idle_beside(ctx: EventContext, instance: InstanceEntry) -> list[tuple[InstanceId, int]]:
-    """Other instances of its node that may go now, with their bytes."""
-    if instance.device not in ctx.policy.reclaims:
-        return []
-    return [idle for idle in instance.node.reclaimable() if idle[0] != instance.instance_id]
+def _lacking_bytes(instance: InstanceEntry, kv_blocks: int) -> int:
+    """That its node lacks for a cache of so many blocks."""
+    more_bytes = instance.footprint.instance_bytes(kv_blocks) - instance.promised_bytes
+    return more_bytes - instance.node.free_bytes
 
 
 def claim(
@@ -221,14 +263,11 @@ def grow(ctx: EventContext, instance: InstanceEntry, needed_s: float) -> bool:
 
 def shrink(ctx: EventContext, instance: InstanceEntry) -> None:
     """Give back what is far more than its requests need: late, for the next ones may come soon."""
-    fixed = ctx.policy.partitions is not None
-    if fixed or instance.state is not InstanceState.READY or instance.profiling:
+    if instance.state is not InstanceState.READY or instance.profiling:
         return
-    least = least_blocks(ctx.limits, instance.footprint, instance.context_tokens_max)
-    required = max(_others_blocks(instance), least)
-    target = watermark(ctx.limits).target(instance.promised_blocks, required)
-    if target < instance.promised_blocks:
-        resize(ctx, instance, target, ctx.now_s)
+    size = _size(ctx, instance, _others_blocks(instance))
+    if size.kept_blocks_max < instance.promised_blocks:
+        resize(ctx, instance, size.wanted_blocks, ctx.now_s)
         ctx.wake_all()
 
 

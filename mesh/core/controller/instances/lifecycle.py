@@ -4,7 +4,15 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from mesh.compute.correction import Correction
-from mesh.core.controller.instances.placement import Placed, Wanted, batch_max, find_room, load_s
+from mesh.core.controller.instances.loading_lane import load_s
+from mesh.core.controller.instances.placement import (
+    NoRoom,
+    NoTime,
+    Placed,
+    Wanted,
+    batch_max,
+    find_room,
+)
 from mesh.core.controller.instances.reservations import issue, let_go, reclaim, send_started
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -22,7 +30,6 @@ from mesh.domain.messages import (
     UseProfile,
 )
 from mesh.domain.profile import Profile
-from mesh.request.placement import NoRoom, NoTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +60,7 @@ def start_instance(
     A node holds at most one instance of a deployment: a second would compute on the same device and
     only take memory.
     """
-    if wanted and ctx.policy.validates and not ctx.validations_left:
+    if wanted and ctx.policy.promises and not ctx.validations_left:
         return NoTime()
     nodes: Collection[NodeEntry] = ctx.cell.nodes.values() if among is None else among
     name, known = entry.spec.name, ctx.cell.refusals
@@ -77,7 +84,7 @@ def load(
 ) -> InstanceEntry:
     """Start an instance where room was found for it; `ahead` of anybody who calls."""
     start = placed.start
-    deployment, node = entry.deployment, ctx.cell.nodes[start.node.node_id]
+    deployment, node = entry.deployment, start.node
     assert deployment is not None
     nearer = node.prefetches.take(deployment.model.model_id)
     if not ahead:
@@ -86,7 +93,7 @@ def load(
     reclaim(ctx, node, start.reclaim)
     profile = ctx.cell.expectations.profile(deployment.model, start.footprint, node.hello)
     instance_id = InstanceId(f"{entry.spec.name}-{ctx.epoch}-{ctx.cell.number_instance()}")
-    served_max = batch_max(ctx, entry, deployment, node)
+    served_max = batch_max(ctx, entry, node)
     to_load = LoadInstance(
         instance_id=instance_id,
         deployment=entry.spec.name,
@@ -199,7 +206,7 @@ def _served_max(
     """Requests that it may have at a time: it may have been loaded under another policy."""
     if owner is None or owner.deployment is None:
         return report.batch_max
-    return min(report.batch_max, batch_max(ctx, owner, owner.deployment, node))
+    return min(report.batch_max, batch_max(ctx, owner, node))
 
 
 def note_idle(ctx: EventContext, instance: InstanceEntry) -> None:

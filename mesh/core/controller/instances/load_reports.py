@@ -7,7 +7,7 @@ there: vLLM on a CPU packs matrices beside the weights and takes 200 MiB for its
 node's report. After: the deployment's footprints and pauses, and `Expectations`.
 """
 
-from mesh.core.controller.instances.placement import load_s
+from mesh.core.controller.instances.loading_lane import load_s
 from mesh.core.controller.instances.reservations import send_started
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry

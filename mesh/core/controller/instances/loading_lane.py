@@ -10,8 +10,10 @@ station starts them. Before:
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
+from mesh.domain.deployment import Deployment
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import InstanceState
 from mesh.memory.station import ReservationKind
@@ -26,6 +28,13 @@ class Slot:
 
     ready_s: float
     """When it is over."""
+
+
+def load_s(ctx: EventContext, deployment: Deployment, node: NodeEntry) -> float:
+    """Seconds that a load on the node is expected to take, from where it would come."""
+    weights_bytes = node.footprint_of(deployment).weights_bytes
+    tier, beside = node.tier_of(deployment), node.computes_beside_load()
+    return ctx.cell.expectations.load_s(node.hello, weights_bytes, tier, beside=beside)
 
 
 def loads_end_s(node: NodeEntry, now_s: float) -> dict[InstanceId, float]:

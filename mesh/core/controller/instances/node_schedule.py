@@ -18,6 +18,7 @@ from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import InstanceId
 from mesh.domain.limits import CellLimits
 from mesh.domain.profile import Profile
+from mesh.domain.reasons import Verdict
 from mesh.domain.slo import Slo
 from mesh.request.run_queues import Prompt, RunQueue
 from mesh.request.shadow import (
@@ -25,7 +26,6 @@ from mesh.request.shadow import (
     OVERESTIMATE,
     Newcomer,
     Schedule,
-    Verdict,
     in_time_together,
     validate,
 )
@@ -69,7 +69,7 @@ def forecast_on(
     estimated = not (instance.profile and instance.profile.measured)
     if estimated and not moves and node.is_idle() and (late or request.due_s > now_s):
         return Forecast(verdict=Verdict.PASSES)
-    if _decodes_share_with(instance, request, now_s) > 1.0:
+    if decode_share_with(instance, request, now_s) > 1.0:
         return Forecast(verdict=Verdict.TPOT_EXCEEDED)
     schedule, run_queues = _schedule(node, now_s, limits)
     run_queue = run_queues.get(instance.instance_id)
@@ -98,7 +98,7 @@ def forecast_on_loading(
     ready_s = loads_end_s(node, now_s)[instance.instance_id]
     if instance.correction.trial_left and not instance.coming and node.is_idle():
         return _tried_out(profile, request, ready_s, limits, late=late)
-    if _decodes_share_with(instance, request, now_s) > 1.0:
+    if decode_share_with(instance, request, now_s) > 1.0:
         return Forecast(verdict=Verdict.TPOT_EXCEEDED)
     schedule, run_queues = _schedule(node, now_s, limits)
     queue = run_queues.get(instance.instance_id) or _run_queue(instance, request.slo, now_s)
@@ -282,12 +282,35 @@ def decodes_share(node: NodeEntry, now_s: float) -> float:
     return sum(_decode_share(i, now_s) for i in node.instances.values() if _has_work(i))
 
 
+def batch_decode_s(instance: InstanceEntry, now_s: float) -> float:
+    """Of all that it has, or will have; 0 where that is nobody."""
+    return _decode_s(instance, now_s) if _has_work(instance) else 0.0
+
+
+def time_left_s(node: NodeEntry, now_s: float, due_s: float, seconds: float) -> float:
+    """The least time that a deadline of the node leaves over, were so much more work due then:
+    prompts by their deadlines, beside decodes all along. What is late already does not count.
+    """
+    dues = [(due_s, seconds)]
+    for instance in node.instances.values():
+        for request in (instance.requests or instance.coming).values():
+            left = request.prefill_left if instance.requests else request.tokens
+            if left and request.due_s > now_s:
+                prefill_s = _times(instance, now_s).prefill_s(left, request.tokens - left)
+                dues.append((request.due_s, prefill_s))
+    share, work_s, least_s = decodes_share(node, now_s), 0.0, inf
+    for at_s, more_s in sorted(dues):
+        work_s += more_s
+        least_s = min(least_s, (at_s - now_s) * (1.0 - share) - work_s)
+    return least_s
+
+
 def round_s(node: NodeEntry, now_s: float) -> float:
     """Seconds of one decode of each instance that has requests, or will have some."""
     return sum(_decode_s(i, now_s) for i in node.instances.values() if _has_work(i))
 
 
-def _decodes_share_with(into: InstanceEntry, request: RequestEntry, now_s: float) -> float:
+def decode_share_with(into: InstanceEntry, request: RequestEntry, now_s: float) -> float:
     """The `decodes_share` of its node, were the request on the instance."""
     instances = into.node.instances.values()
     others = sum(_decode_share(i, now_s) for i in instances if i is not into and _has_work(i))

@@ -1,36 +1,73 @@
-"""Where a new instance starts, as the controller decides it: memory, time, and its partition.
+"""Where a new instance starts: the first node that the policy has it start on, with room and time.
 
-`mesh.request.placement` chooses among the nodes; what each of them could do for the instance is
-read from the cell here. Before: `instances.lifecycle`, which starts it, or a preemption, which
-only asks.
+What each node could do for the instance is read from the cell here. Before: `instances.lifecycle`,
+which starts it, or a preemption, which only asks.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
+from typing import Self
 
-from mesh.core.controller.instances.kv_cache import blocks_for_load
-from mesh.core.controller.instances.loading_lane import Slot, lane_ends_s, slot_for
+from mesh.core.controller.instances.kv_cache import blocks_for_load, start_size
+from mesh.core.controller.instances.loading_lane import Slot, lane_ends_s, load_s, slot_for
 from mesh.core.controller.instances.node_schedule import (
     Forecast,
     decodes_share,
     forecast_on_start,
     start_exceeds_pace,
 )
+from mesh.core.controller.instances.offer import Offer, relief
+from mesh.core.controller.instances.plan_tests import PlanTests
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.deployment import Deployment, DeploymentSpec
-from mesh.domain.ids import NodeId
+from mesh.domain.ids import InstanceId, NodeId
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.model import Footprint
-from mesh.request.partitions import Partition, partition_for
-from mesh.request.placement import NoRoom, NoTime, Start, StartNode, place_instance
-from mesh.request.shadow import Verdict
+from mesh.domain.reasons import PolicyFaultKind, Verdict
+from mesh.memory.demand import kv_blocks_within
+from mesh.policy.plans import Plan, Start
 
 MARGIN_SHARE = 0.1
 """Of the time to a first token that comes after a load, by which it may well be later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """An instance with so many KV blocks has room on `node`, in the place of idle ones."""
+
+    node: NodeEntry
+    footprint: Footprint
+    kv_blocks: int
+    reclaim: tuple[InstanceId, ...] = ()
+    """Instances to unload for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoTime:
+    """Nodes with room have other requests to compute, whose SLOs they could not keep."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoRoom:
+    """What the node that comes nearest would have to hold, and its capacity. Both 0: no node."""
+
+    needed_bytes: int = 0
+    largest_bytes: int = 0
+
+    @classmethod
+    def nearest(cls, needs: Iterable[tuple[int, int]]) -> Self:
+        """Of nodes, by what each would have to hold and its capacity."""
+        needed_bytes, capacity_bytes = min(needs, key=lambda of: of[0] - of[1], default=(0, 0))
+        return cls(needed_bytes=needed_bytes, largest_bytes=capacity_bytes)
+
+    @property
+    def in_vain(self) -> bool:
+        """No node could hold it, were it empty."""
+        return not self.largest_bytes or self.needed_bytes > self.largest_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +87,7 @@ class Placed:
     it would have its first token.
     """
 
-    start: Start
+    start: Site
     slot: Slot
     needed_s: float
     """When the load has to be over."""
@@ -72,14 +109,14 @@ class _Demand:
         self._known: dict[tuple[str, str, int, int], tuple[int, int]] = {}
         """By engine, device, capacity and weights: nodes' own footprints differ in these."""
 
-    def kv_blocks(self, node: StartNode, footprint: Footprint) -> tuple[int, int]:
-        """At least, and recommended."""
-        known = self._ctx.cell.nodes[node.node_id]
-        hello, weights_bytes = known.hello, footprint.weights_bytes
+    def kv_blocks(self, node: NodeEntry, footprint: Footprint) -> tuple[int, int]:
+        """At least, and wanted."""
+        hello, weights_bytes = node.hello, footprint.weights_bytes
         kind = (hello.engine, hello.fingerprint, node.capacity_bytes, weights_bytes)
         found = self._known.get(kind)
         if found is None:
-            found = self._known[kind] = self._worked_out(known, footprint)
+            found = blocks_for_load(self._ctx, self._entry, self._waiting, footprint, node)
+            self._known[kind] = found
         return found
 
     def least_bytes(self, node: NodeEntry) -> int:
@@ -87,12 +124,19 @@ class _Demand:
         footprint = node.footprint_of(self.deployment)
         return footprint.instance_bytes(self.kv_blocks(node, footprint)[0])
 
-    def _worked_out(self, node: NodeEntry, footprint: Footprint) -> tuple[int, int]:
-        partition = partition_of(self._ctx, self._entry, self.deployment, node)
-        if partition is not None:
-            return partition.kv_blocks, partition.kv_blocks
-        context = self.deployment.context_tokens_max
-        return blocks_for_load(self._ctx, self._entry, self._waiting, footprint, context)
+    def site(self, node: NodeEntry) -> Site | None:
+        """Where memory is free, or idle instances give way; None where neither does."""
+        footprint = node.footprint_of(self.deployment)
+        least, wanted = self.kv_blocks(node, footprint)
+        free_bytes = node.free_bytes
+        blocks = kv_blocks_within(footprint, least=least, wanted=wanted, free_bytes=free_bytes)
+        if blocks is not None:
+            return Site(node=node, footprint=footprint, kv_blocks=blocks)
+        missing_bytes = footprint.instance_bytes(least) - free_bytes
+        reclaim = relief(self._ctx, self._entry, node, missing_bytes)
+        if not reclaim:
+            return None
+        return Site(node=node, footprint=footprint, kv_blocks=least, reclaim=reclaim)
 
 
 class _Search:
@@ -103,7 +147,6 @@ class _Search:
     ) -> None:
         self._ctx, self._entry, self._wanted = ctx, entry, wanted
         self._demand = demand
-        self._validates = wanted is not None and ctx.policy.validates
         self._tight: list[NodeEntry] = []
         """Where it would be in time by a hair, behind others' loads."""
         self.looked: dict[NodeId, tuple[Slot, Forecast]] = {}
@@ -117,39 +160,89 @@ class _Search:
             refusals.note_no_room(self._entry.spec.name, self._wanted.by, node, needed_bytes)
         return False
 
-    def place(self, among: list[NodeEntry]) -> Start | NoRoom | NoTime:
+    def place(self, among: list[NodeEntry]) -> Site | NoRoom | NoTime:
         found = self._place(among)
         if isinstance(found, NoTime) and self._tight:
             found = self._place(self._tight[:1])
         return found
 
-    def _place(self, among: list[NodeEntry]) -> Start | NoRoom | NoTime:
-        return place_instance(
-            self._demand.deployment,
-            among,
-            kv_blocks=self._demand.kv_blocks,
-            policy=self._ctx.policy,
-            has_time=self._has_time,
-            looks_max=self._ctx.limits.validations_max if self._validates else len(among),
-        )
-
-    def _has_time(self, node: StartNode) -> bool | None:
+    def _place(self, among: list[NodeEntry]) -> Site | NoRoom | NoTime:
+        """The first that the policy has start there, with room and time for it."""
         ctx, wanted = self._ctx, self._wanted
-        if wanted is None or not self._validates or node in self._tight:
-            return True
-        if not ctx.validations_left:
+        promises = wanted is not None and ctx.policy.promises
+        offer = Offer(
+            ctx=ctx,
+            entry=self._entry,
+            on=among,
+            looks_max=ctx.limits.validations_max if promises else len(among),
+            needed_bytes=self._demand.least_bytes,
+        )
+        busy, left = False, {node.node_id for node in among}
+        for plan in ctx.policy.places(None if wanted is None else wanted.by, offer):
+            node = _node_of(ctx, plan, among)
+            if node is None:
+                continue
+            left.discard(node.node_id)
+            site = self._demand.site(node)
+            if site is None:
+                continue
+            in_time = self._has_time(plan, node)
+            if in_time is None:
+                return NoTime()
+            if in_time:
+                return site
+            busy = True
+        if left and wanted is not None:
+            # The policy would not have it there, now: that says nothing about their memory.
             ctx.cell.refusals.note_not_all_tried(self._entry.spec.name, wanted.by)
+        return NoTime() if busy else NoRoom()
+
+    def _has_time(self, plan: Plan, node: NodeEntry) -> bool | None:
+        """Whether it could compute for the instance too; None: no more nodes can be looked at."""
+        ctx, wanted, entry = self._ctx, self._wanted, self._entry
+        if wanted is None or node in self._tight:
+            return True
+        if ctx.policy.promises and not ctx.validations_left:
+            ctx.cell.refusals.note_not_all_tried(entry.spec.name, wanted.by)
             return None
-        ctx.note_validation()
-        known = ctx.cell.nodes[node.node_id]
-        slot, forecast = _forecast(ctx, self._entry, known, wanted)
-        if slot is None or forecast.verdict is not Verdict.PASSES:
+
+        validated = False
+
+        def shadow() -> Verdict:
+            nonlocal validated
+            validated = True
+            ctx.note_validation()
+            slot, forecast = _forecast(ctx, entry, node, wanted)
+            if slot is not None and forecast.verdict is Verdict.PASSES:
+                self.looked[node.node_id] = slot, forecast
+            return forecast.verdict
+
+        needed_bytes = self._demand.least_bytes(node)
+        tests = PlanTests(ctx, plan, entry, node, wanted.by, shadow, needed_bytes)
+        verdict = ctx.policy.passes(plan, tests)
+        if verdict is not Verdict.PASSES:
+            if not validated and not wanted.late:
+                ctx.cell.refusals.note_start(entry.spec.name, wanted.by, node, verdict)
+                wanted.by.refusals.note(verdict)
             return False
-        self.looked[node.node_id] = slot, forecast
-        if not wanted.late and _is_tight(ctx, self._demand.deployment, known, forecast, wanted.by):
-            self._tight.append(known)
+        looked = self.looked.get(node.node_id)
+        if looked is None or wanted.late:
+            return True
+        if _is_tight(ctx, self._demand.deployment, node, looked[1], wanted.by):
+            self._tight.append(node)
             return False
         return True
+
+
+def _node_of(ctx: EventContext, plan: Plan, among: list[NodeEntry]) -> NodeEntry | None:
+    """Where a plan has an instance start, if it may there. What is not up now is passed over."""
+    if not isinstance(plan, Start):
+        return None
+    node = ctx.cell.nodes.get(plan.node.node_id)
+    if node is None or node is not plan.node:
+        message = f"there is no node {plan.node.node_id}"
+        ctx.policy.fault(PolicyFaultKind.NOT_IN_BOOKS, "Start", message)
+    return node if node in among else None
 
 
 def find_room(
@@ -173,7 +266,7 @@ def find_room(
     roomy = [n for n in nodes if search.has_room(n)]
     fresh = [n for n in roomy if n.node_id not in entry.avoided]
     found = search.place(fresh) if fresh else None
-    if not isinstance(found, Start) and len(fresh) < len(roomy):
+    if not isinstance(found, Site) and len(fresh) < len(roomy):
         found = search.place(roomy)
     if found is None or isinstance(found, NoRoom):
         return NoRoom.nearest((demand.least_bytes(n), n.capacity_bytes) for n in nodes)
@@ -198,7 +291,7 @@ def _is_tight(
 def _placed(
     ctx: EventContext,
     deployment: Deployment,
-    found: Start,
+    found: Site,
     wanted: Wanted | None,
     looked: tuple[Slot, Forecast] | None,
 ) -> Placed:
@@ -206,9 +299,8 @@ def _placed(
     no request wants goes behind those that were promised.
     """
     if wanted is None or looked is None:
-        node = ctx.cell.nodes[found.node.node_id]
         needed_s = wanted.by.due_s if wanted is not None else inf
-        slot = _slot(ctx, deployment, node, needed_s)
+        slot = _slot(ctx, deployment, found.node, needed_s)
         if wanted is None:
             needed_s = slot.ready_s
         return Placed(start=found, slot=slot, needed_s=needed_s, first_token_s=slot.ready_s)
@@ -294,9 +386,9 @@ def has_room(
 ) -> bool:
     """Whether the least instance that takes the request fits, were all that idles there to go."""
     assert entry.deployment is not None
-    reclaims = node.device in ctx.policy.reclaims
-    room_bytes = node.obtainable_bytes() if reclaims else node.free_bytes
-    return _Demand(ctx, entry, entry.deployment, (request,)).least_bytes(node) <= room_bytes
+    missing_bytes = _Demand(ctx, entry, entry.deployment, (request,)).least_bytes(node)
+    missing_bytes -= node.free_bytes
+    return missing_bytes <= 0 or bool(relief(ctx, entry, node, missing_bytes))
 
 
 def _slot(ctx: EventContext, deployment: Deployment, node: NodeEntry, needed_s: float) -> Slot:
@@ -305,38 +397,10 @@ def _slot(ctx: EventContext, deployment: Deployment, node: NodeEntry, needed_s: 
     return slot_for(node, node.load_kind_of(deployment), seconds, needed_s, ctx.now_s)
 
 
-def load_s(ctx: EventContext, deployment: Deployment, node: NodeEntry) -> float:
-    """Seconds that a load on the node is expected to take, from where it would come."""
-    weights_bytes = node.footprint_of(deployment).weights_bytes
-    tier, beside = node.tier_of(deployment), node.computes_beside_load()
-    return ctx.cell.expectations.load_s(node.hello, weights_bytes, tier, beside=beside)
-
-
-def partition_of(
-    ctx: EventContext, entry: DeploymentEntry, deployment: Deployment, node: NodeEntry
-) -> Partition | None:
-    """What an instance gets of the node, where the policy cuts nodes into partitions."""
-    if ctx.policy.partitions is None:
-        return None
-    footprint = node.footprint_of(deployment)
-    return partition_for(
-        ctx.cell.expectations.profile(deployment.model, footprint, node.hello),
-        footprint,
-        capacity_bytes=node.capacity_bytes,
-        partitions_max=ctx.policy.partitions,
-        context_tokens=deployment.context_tokens_max,
-        tpot_s=entry.spec.slo.tpot_s,
-    )
-
-
-def batch_max(
-    ctx: EventContext, entry: DeploymentEntry, deployment: Deployment, node: NodeEntry
-) -> int:
-    """What the node's engine can carry: validation and memory find out how many requests it can
-    serve; without validation, its partition does.
-    """
+def batch_max(ctx: EventContext, entry: DeploymentEntry, node: NodeEntry) -> int:
+    """What the node's engine can carry, and the policy has an instance there serve at a time."""
+    deployment = entry.deployment
+    assert deployment is not None
     most = min(node.hello.batch_max, ctx.limits.batch_max)
-    partition = partition_of(ctx, entry, deployment, node)
-    if partition is None or ctx.policy.validates:
-        return most
-    return min(partition.batch_max, most)
+    served_max = start_size(ctx, entry, 0, node.footprint_of(deployment), node).batch_max
+    return most if served_max is None else min(served_max, most)

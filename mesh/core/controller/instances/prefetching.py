@@ -13,8 +13,8 @@ from math import inf, log
 
 from mesh.core.controller.instances.kv_cache import PARKED_BLOCKS
 from mesh.core.controller.instances.lifecycle import load, may_start
-from mesh.core.controller.instances.loading_lane import Slot
-from mesh.core.controller.instances.placement import Placed, load_s
+from mesh.core.controller.instances.loading_lane import Slot, load_s
+from mesh.core.controller.instances.placement import Placed, Site
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -26,7 +26,7 @@ from mesh.domain.ids import InstanceId, OperationId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
 from mesh.domain.messages import CancelImport, ImportDone, ImportFailed, ImportModel
 from mesh.domain.steps import LoadTier
-from mesh.request.placement import Start, enough
+from mesh.policy.room import enough
 
 LOOKS_MAX = 32
 """Deployments that one look tries to bring nearer."""
@@ -41,7 +41,7 @@ def prefetch(ctx: EventContext) -> None:
     """At most one step on each node that has nothing else to do."""
     for node in ctx.cell.nodes.values():
         _check_time(ctx, node)
-    if ctx.limits.parked_s_max <= 0.0 or ctx.policy.partitions is not None or ctx.cell.queued():
+    if ctx.limits.parked_s_max <= 0.0 or not ctx.policy.prefetches or ctx.cell.queued():
         return
     nodes = [n for n in ctx.cell.nodes.values() if n.hello.prefetch_bytes and _rests(ctx, n)]
     for entry in _likely(ctx) if nodes else ():
@@ -128,10 +128,10 @@ def _load(
     if seconds > ctx.limits.prefetch_load_s_max:
         return False
     footprint = node.footprint_of(deployment)
-    victims = _room(ctx, entry, node, footprint.instance_bytes(PARKED_BLOCKS))
+    victims = _room(entry, node, footprint.instance_bytes(PARKED_BLOCKS))
     if victims is None:
         return False
-    start = Start(node=node, footprint=footprint, kv_blocks=PARKED_BLOCKS, reclaim=victims)
+    start = Site(node=node, footprint=footprint, kv_blocks=PARKED_BLOCKS, reclaim=victims)
     # Needed by nobody: all other loads go before it.
     slot = Slot(ready_s=ctx.now_s + seconds)
     placed = Placed(start=start, slot=slot, needed_s=inf, first_token_s=slot.ready_s)
@@ -141,31 +141,29 @@ def _load(
 
 
 def _room(
-    ctx: EventContext, entry: DeploymentEntry, node: NodeEntry, size_bytes: int
+    entry: DeploymentEntry, node: NodeEntry, size_bytes: int
 ) -> tuple[InstanceId, ...] | None:
     """Which idle instances give way to so much more that is loaded ahead; None where it has no
     room. What was loaded ahead, too, goes before the others: the budget is for both.
     """
     ahead = [i for i in node.instances.values() if i.ahead]
     over_bytes = sum(i.promised_bytes for i in ahead) + size_bytes - node.hello.prefetch_bytes
-    lesser = [i for i in node.reclaimable_instances() if _is_lesser(ctx, i, entry)]
-    within = enough([(i.instance_id, i.promised_bytes) for i in lesser if i.ahead], over_bytes)
+    lesser = [i for i in node.reclaimable_instances() if _is_lesser(i, entry)]
+    within = enough([i for i in lesser if i.ahead], over_bytes)
     if over_bytes > 0 and not within:
         return None
-    freed_bytes = sum(node.station.size_bytes(instance_id) for instance_id in within)
+    freed_bytes = sum(instance.promised_bytes for instance in within)
     missing_bytes = size_bytes - node.free_bytes - freed_bytes
-    others = [i for i in lesser if i.instance_id not in within]
-    more = enough([(i.instance_id, i.promised_bytes) for i in others], missing_bytes)
+    more = enough([i for i in lesser if i not in within], missing_bytes)
     if missing_bytes > 0 and not more:
         return None
-    return (*within, *more)
+    return tuple([instance.instance_id for instance in (*within, *more)])
 
 
-def _is_lesser(ctx: EventContext, instance: InstanceEntry, than: DeploymentEntry) -> bool:
+def _is_lesser(instance: InstanceEntry, than: DeploymentEntry) -> bool:
     """Whether it may go, is past its keep-alive, and far less likely to be called."""
     rests = instance.ahead or instance.state is InstanceState.PARKED
-    may_go = rests and instance.device in ctx.policy.reclaims
-    return may_go and instance.node.calls_log(instance) + LIKELIER < than.calls_log
+    return rests and instance.node.calls_log(instance) + LIKELIER < than.calls_log
 
 
 def import_ended(ctx: EventContext, node: NodeEntry, said: ImportDone | ImportFailed) -> None:

@@ -7,24 +7,30 @@ nobody else pays for it; it is told at once by how much. Before: `queueing`, for
 place. After: `submitting`, which promises, and the end of the load, when they are placed.
 """
 
+from collections.abc import Iterator
+from math import inf
+
 from mesh.core.controller.instances.kv_cache import blocks_for_load, room_for
 from mesh.core.controller.instances.lifecycle import Started, may_start, start_instance
 from mesh.core.controller.instances.loading_lane import loads_end_s
-from mesh.core.controller.instances.node_schedule import forecast_on_loading
-from mesh.core.controller.instances.placement import MARGIN_SHARE, Wanted
+from mesh.core.controller.instances.node_schedule import Forecast, forecast_on_loading
+from mesh.core.controller.instances.offer import Offer
+from mesh.core.controller.instances.placement import MARGIN_SHARE, NoRoom, Wanted
+from mesh.core.controller.instances.plan_tests import PlanTests
 from mesh.core.controller.requests.deadlines import latest_start_s
 from mesh.core.controller.requests.ending import refuse_all_queued
+from mesh.core.controller.requests.plan_books import joined
 from mesh.core.controller.requests.submitting import wait_for
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
-from mesh.domain.lifecycle import InstanceState
-from mesh.domain.reasons import RefusalReason
+from mesh.domain.lifecycle import InstanceState, RequestState
+from mesh.domain.reasons import RefusalReason, Verdict
 from mesh.domain.slo import ColdStart
 from mesh.domain.units import format_bytes
-from mesh.request.placement import NoRoom
-from mesh.request.shadow import Verdict
+from mesh.policy.plans import Plan
 
 TRIES_MAX = 4
 """Waiting requests of a deployment that an event tries in vain one after the other, for a place or
@@ -34,7 +40,7 @@ for a load, before the others wait for the next one.
 
 def find_loads(ctx: EventContext, entry: DeploymentEntry) -> None:
     """Promise loads to those who wait, under way or begun for them."""
-    if not ctx.policy.validates:
+    if not ctx.policy.promises:
         _load_for_all(ctx, entry)
         return
     waiting = [request for request in entry.queue if request.waits_for is None]
@@ -61,31 +67,67 @@ def _wait_for_one(
     ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, *, late: bool = False
 ) -> bool:
     """Promise a load that is under way."""
-    for instance in entry.instances.values():
-        loads = instance.state is InstanceState.LOADING and instance.takes_requests
-        if not loads or instance.is_full or not ctx.validations_left:
+    offer = Offer(ctx=ctx, entry=entry, joins=_loading(ctx, entry))
+    for plan in ctx.policy.places(request, offer):
+        instance = joined(ctx, plan, request, loaded=False)
+        if instance is None:
             continue
         room = room_for(ctx, entry, instance, request)
         if room is None:
             request.refusals.note_no_room()
             continue
+        first_token_s = _first_token_s(ctx, entry, plan, instance, request, late=late)
+        if first_token_s is None:
+            continue
+        grace_s = _late_s(ctx, request, first_token_s) if late else 0.0
+        spare_s = max(request.due_s + grace_s - first_token_s, 0.0)
+        needed_s = loads_end_s(instance.node, ctx.now_s)[instance.instance_id] + spare_s
+        wait_for(ctx, entry, request, instance, room, grace_s, needed_s)
+        return True
+    return False
+
+
+def _loading(ctx: EventContext, entry: DeploymentEntry) -> Iterator[InstanceEntry]:
+    for instance in entry.instances.values():
+        loads = instance.state is InstanceState.LOADING and instance.takes_requests
+        if loads and not instance.is_full and ctx.validations_left:
+            yield instance
+
+
+def _first_token_s(
+    ctx: EventContext,
+    entry: DeploymentEntry,
+    plan: Plan,
+    instance: InstanceEntry,
+    request: RequestEntry,
+    *,
+    late: bool,
+) -> float | None:
+    """When the request would have its first token from an instance that loads, if the policy lets
+    it wait for that; as soon as that has loaded, where nothing forecasts it.
+    """
+    forecast = Forecast(verdict=Verdict.PASSES)
+
+    def shadow() -> Verdict:
+        nonlocal forecast
         ctx.note_validation()
         forecast = forecast_on_loading(
             instance, request, now_s=ctx.now_s, limits=ctx.limits, late=late or request.accepted
         )
-        if forecast.verdict is Verdict.PASSES:
-            grace_s = _late_s(ctx, request, forecast.first_token_s) if late else 0.0
-            spare_s = max(request.due_s + grace_s - forecast.first_token_s, 0.0)
-            needed_s = loads_end_s(instance.node, ctx.now_s)[instance.instance_id] + spare_s
-            wait_for(ctx, entry, request, instance, room, grace_s, needed_s)
-            return True
-        request.refusals.note(forecast.verdict)
-    return False
+        return forecast.verdict
+
+    tests = PlanTests(ctx, plan, entry, instance, request, shadow)
+    verdict = ctx.policy.passes(plan, tests)
+    if verdict is Verdict.PASSES:
+        first_token_s = forecast.first_token_s
+        return first_token_s if first_token_s < inf else tests.arrives_s(plan)
+    request.refusals.note(verdict)
+    return None
 
 
 def _start_for(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -> bool:
     """Load another instance for the request."""
-    if not may_start(ctx, entry):
+    if request.state is not RequestState.QUEUED or not may_start(ctx, entry):
         return False
     found = start_instance(ctx, entry, wanted=Wanted(by=request))
     if isinstance(found, Started):
@@ -132,7 +174,7 @@ def _has_free_lane_or_room(
     deployment = entry.deployment
     assert deployment is not None
     footprint = node.footprint_of(deployment)
-    least, _ = blocks_for_load(ctx, entry, (request,), footprint, deployment.context_tokens_max)
+    least, _ = blocks_for_load(ctx, entry, (request,), footprint)
     return footprint.instance_bytes(least) <= node.free_bytes
 
 

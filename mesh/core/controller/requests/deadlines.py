@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from itertools import islice
 from math import inf
 
-from mesh.core.controller.instances.loading_lane import lane_ends_s
+from mesh.core.controller.instances.loading_lane import lane_ends_s, load_s
 from mesh.core.controller.instances.node_schedule import alone_s, without_time_on
-from mesh.core.controller.instances.placement import load_s
 from mesh.core.controller.requests.departures import Departures
 from mesh.core.controller.requests.ending import refuse
 from mesh.core.controller.requests.nearest_place import Lack, lack_of_nearest
@@ -24,9 +23,8 @@ from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import NodeId, RequestId
 from mesh.domain.lifecycle import InstanceState
-from mesh.domain.reasons import RefusalReason
+from mesh.domain.reasons import RefusalReason, Verdict
 from mesh.memory.station import ReservationKind
-from mesh.request.shadow import Verdict
 
 RETRY_S_LEAST, RETRY_S_MOST = 0.5, 60.0
 """Told to clients that are refused for want of a place."""
@@ -113,7 +111,7 @@ def _may_be_in_time(
     latest_s = latest_start_s(ctx, entry, request)
     if latest_s < request.arrival_s:
         return False
-    if not ctx.policy.validates:
+    if not ctx.policy.promises:
         # It is served late by the load that it waits for.
         coming = any(i.state is InstanceState.LOADING for i in entry.instances.values())
         return coming or ctx.now_s < latest_s
@@ -133,7 +131,7 @@ def _without_time(ctx: EventContext, entry: DeploymentEntry) -> frozenset[Reques
     those ahead of them computed first. Of a long queue the first are looked at: so many that all
     of it costs no more than the validations that are left to the event.
     """
-    if not ctx.policy.validates:
+    if not ctx.policy.promises:
         return frozenset()
     looks = sum(instance.takes_now for instance in entry.candidates)
     most = LOOKED_AT * (ctx.validations_left // max(looks, 1))

@@ -11,7 +11,7 @@ from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
-from mesh.request.shadow import Verdict
+from mesh.domain.reasons import Verdict
 
 
 def must_give_way(ctx: EventContext, node: NodeEntry, request: RequestEntry) -> bool:

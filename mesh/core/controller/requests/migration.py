@@ -6,11 +6,15 @@ validation finds that nobody gets late by it; whatever fails leaves the request 
 Before: a drain, or a token of the source. After: the request runs in the place of its copy.
 """
 
+from collections.abc import Sequence
+
 from mesh.core.controller.instances.kv_cache import note_longer, room_for
 from mesh.core.controller.instances.node_schedule import continues_s, forecast_on
+from mesh.core.controller.instances.plan_tests import PlanTests
 from mesh.core.controller.requests.ending import abort_on_node, give_up
 from mesh.core.controller.requests.submitting import compute_ahead
 from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.migration import Migration
 from mesh.core.controller.state.node import NodeEntry
@@ -19,7 +23,8 @@ from mesh.domain.actions import SendCommand, SetTimer
 from mesh.domain.events import MigrationDue
 from mesh.domain.lifecycle import InstanceState, MigrationState, NodeState
 from mesh.domain.messages import ComputedAhead, ContinueRequest
-from mesh.request.shadow import Verdict
+from mesh.domain.reasons import Verdict
+from mesh.policy.plans import Move
 
 
 def move_soon(ctx: EventContext) -> None:
@@ -63,9 +68,17 @@ def _leaving(ctx: EventContext) -> list[RequestEntry]:
     ]
 
 
-def _begin(ctx: EventContext, request: RequestEntry) -> bool:
-    """Have the first instance that can take it compute a request ahead; one that has no token yet
-    has nothing to go on from.
+def begin_all(ctx: EventContext, requests: Sequence[RequestEntry], target: InstanceEntry) -> bool:
+    """Have requests move to an instance; those that find room and time there begin to."""
+    begun = [_begin(ctx, request, target) for request in requests if request.migration is None]
+    if any(begun):
+        move_soon(ctx)
+    return all(begun)
+
+
+def _begin(ctx: EventContext, request: RequestEntry, to: InstanceEntry | None = None) -> bool:
+    """Have the first instance that can take it, or that alone which is given, compute a request
+    ahead; one that has no token yet has nothing to go on from.
     """
     source = request.instance
     owner = ctx.cell.deployments.get(request.original.deployment)
@@ -73,7 +86,9 @@ def _begin(ctx: EventContext, request: RequestEntry) -> bool:
         return False
     if _under_way(ctx, source.node) >= ctx.limits.migrations_max:
         return False
-    for instance in owner.candidates:
+    for instance in owner.candidates if to is None else (to,):
+        if instance.deployment != request.deployment:
+            continue
         if not instance.takes_now or instance.is_full or not instance.node.hello.computes_ahead:
             continue
         if instance.node is source.node:
@@ -82,7 +97,7 @@ def _begin(ctx: EventContext, request: RequestEntry) -> bool:
             continue
         copy = request.copy(ctx.now_s)
         room = room_for(ctx, owner, instance, copy)
-        if room is None or not _in_time(ctx, instance, copy):
+        if room is None or not _in_time(ctx, owner, instance, copy):
             continue
         compute_ahead(ctx, owner, copy, instance, room)
         request.note_move()
@@ -99,15 +114,20 @@ def _under_way(ctx: EventContext, node: NodeEntry) -> int:
     )
 
 
-def _in_time(ctx: EventContext, instance: InstanceEntry, copy: RequestEntry) -> bool:
+def _in_time(
+    ctx: EventContext, owner: DeploymentEntry, instance: InstanceEntry, copy: RequestEntry
+) -> bool:
     """Whether nobody gets late by a copy, and by the request after it."""
-    if not ctx.policy.validates:
-        return True
-    if ctx.validations_left <= 0:
+    if ctx.policy.promises and ctx.validations_left <= 0:
         return False
-    ctx.note_validation()
-    forecast = forecast_on(instance, copy, now_s=ctx.now_s, limits=ctx.limits, moves=True)
-    return forecast.verdict is Verdict.PASSES
+
+    def shadow() -> Verdict:
+        ctx.note_validation()
+        return forecast_on(instance, copy, now_s=ctx.now_s, limits=ctx.limits, moves=True).verdict
+
+    plan = Move(requests=(copy,), to=instance)
+    tests = PlanTests(ctx, plan, owner, instance, copy, shadow)
+    return ctx.policy.passes(plan, tests) is Verdict.PASSES
 
 
 def computed_ahead(ctx: EventContext, said: ComputedAhead) -> None:

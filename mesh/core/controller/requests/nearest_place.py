@@ -25,9 +25,8 @@ from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
-from mesh.domain.reasons import RefusalReason
+from mesh.domain.reasons import RefusalReason, Verdict
 from mesh.domain.slo import ColdStart
-from mesh.request.shadow import Verdict
 
 Place = InstanceEntry | NodeEntry
 
@@ -119,7 +118,7 @@ def _verdict(
     late: bool = False,
 ) -> Verdict:
     """What validation says; `late`: the request may wait for a load though it will be late."""
-    if not ctx.policy.validates:
+    if not ctx.policy.promises:
         return Verdict.PASSES
     ctx.note_look()
     if isinstance(place, NodeEntry):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from mesh.core.controller.instances.kv_cache import room_for, room_for_all
 from mesh.core.controller.instances.lifecycle import load
 from mesh.core.controller.instances.node_schedule import forecast_on
+from mesh.core.controller.instances.offer import Offer, released
 from mesh.core.controller.instances.placement import Placed, Wanted, find_room
 from mesh.core.controller.instances.reservations import let_go
 from mesh.core.controller.requests.ending import abort_on_node
@@ -22,8 +23,7 @@ from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import NodeId, RequestId
 from mesh.domain.lifecycle import InstanceState
-from mesh.request.defrag import victims
-from mesh.request.shadow import Verdict
+from mesh.domain.reasons import Verdict
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -50,18 +50,31 @@ class _Moves:
 
 
 def preempt(ctx: EventContext, instance: InstanceEntry, missing_bytes: int) -> bool:
-    """Have smaller neighbours of the instance give up so much memory, which is promised at once;
-    False when that cannot be, and nothing moves. Requests whose new instance has to be loaded first
-    are queued.
+    """Have neighbours of the instance give up so much memory with what idles, which is promised at
+    once; False when that cannot be, and nothing moves.
     """
-    if not ctx.policy.preempts or missing_bytes <= 0:
+    if missing_bytes <= 0:
         return False
-    others = instance.node.instances.values()
-    neighbours = [other for other in others if _may_be_preempted(ctx, other)]
-    taken = victims(neighbours, batch=instance.batch, missing_bytes=missing_bytes)
-    if not taken:
-        return False
-    moves = _plan(ctx, taken, instance.node.node_id)
+
+    def may_move(other: InstanceEntry) -> bool:
+        return may_be_preempted(ctx, other)
+
+    offer = Offer(ctx=ctx, entry=ctx.cell.deployments.get(instance.deployment), may_move=may_move)
+    for releases in ctx.policy.relieve(instance, missing_bytes, offer):
+        taken = released(ctx, instance, releases, may_move)
+        idle = (other for other in offer.idle(instance) if other not in taken)
+        freed_bytes = sum(other.promised_bytes for other in (*taken, *idle))
+        if taken and freed_bytes >= missing_bytes and displace(ctx, taken):
+            return True
+    return False
+
+
+def displace(ctx: EventContext, taken: Sequence[InstanceEntry]) -> bool:
+    """Have instances of a node go whose requests get other places, where each is in time; False
+    when one has none, and nothing moves. Requests whose new instance has to be loaded first are
+    queued.
+    """
+    moves = _plan(ctx, taken, taken[0].node.node_id)
     if moves is None:
         return False
     for request, target in moves.placed:
@@ -73,7 +86,7 @@ def preempt(ctx: EventContext, instance: InstanceEntry, missing_bytes: int) -> b
     return True
 
 
-def _may_be_preempted(ctx: EventContext, instance: InstanceEntry) -> bool:
+def may_be_preempted(ctx: EventContext, instance: InstanceEntry) -> bool:
     """Whether an instance serves, nothing and nobody wants it to stay, and none of its requests has
     been moved too often.
     """
@@ -178,7 +191,7 @@ def _move(ctx: EventContext, request: RequestEntry, target: InstanceEntry) -> No
 def _move_to_new(ctx: EventContext, request: RequestEntry, placed: Placed) -> None:
     owner = _leave(ctx, request)
     ctx.enqueue(owner, request)
-    node = ctx.cell.nodes[placed.start.node.node_id]
+    node = placed.start.node
     if all(node.may_go(node.instances[instance_id]) for instance_id in placed.start.reclaim):
         wait_for(ctx, owner, request, load(ctx, owner, placed))
 

@@ -9,17 +9,20 @@ What an event may cost is bounded: the end of a request is looked at on its node
 validates `CellLimits.validations_max` times at most; the next one goes on from there.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from math import inf
 
 from mesh.core.controller.instances.kv_cache import missing_bytes, room_for, shrink
 from mesh.core.controller.instances.lifecycle import note_idle
 from mesh.core.controller.instances.node_schedule import forecast_on
+from mesh.core.controller.instances.offer import Offer
+from mesh.core.controller.instances.plan_tests import PlanTests
 from mesh.core.controller.instances.replicas import keep_minima
 from mesh.core.controller.requests.cold_starts import TRIES_MAX, find_loads
 from mesh.core.controller.requests.deadlines import LaneEnds, refuse_hopeless
 from mesh.core.controller.requests.fairness import must_give_way, note_overtaken
+from mesh.core.controller.requests.plan_books import joined
 from mesh.core.controller.requests.preemption import preempt
 from mesh.core.controller.requests.submitting import submit
 from mesh.core.controller.state.context import EventContext
@@ -28,8 +31,9 @@ from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import SetTimer, TellWaiting
 from mesh.domain.events import PlaceRetryDue
-from mesh.domain.lifecycle import InstanceState
-from mesh.request.shadow import Verdict
+from mesh.domain.lifecycle import InstanceState, RequestState
+from mesh.domain.reasons import Verdict
+from mesh.policy.plans import Join, Plan
 
 RETRY_SHARE_LEAST = 0.2
 """Of the time between two tries, that there is at least, whenever somebody would have to begin."""
@@ -181,21 +185,26 @@ def _place(
 ) -> bool:
     said, stopped = request.refusals, False
     before = said.try_again()
-    for place, instance in _in_order(ctx, entry, request) if only is None else [(0, only)]:
-        if not instance.takes_now or instance.is_full:
+    offer = Offer(ctx=ctx, entry=entry)
+    offer.joins = _open(ctx, entry, request, only, offer)
+    for plan in ctx.policy.places(request, offer):
+        instance = joined(ctx, plan, request, loaded=True)
+        if instance is None:
             continue
         room = room_for(ctx, entry, instance, request)
         if room is None:
             said.note_no_room()
             continue
-        if ctx.policy.validates and not ctx.validations_left:
-            ctx.cell.refusals.note_stopped(entry.spec.name, place)
+        if ctx.policy.promises and not ctx.validations_left:
+            ctx.cell.refusals.note_stopped(entry.spec.name, offer.place)
             stopped = True
             break
-        if _in_time(ctx, instance, request):
+        if _in_time(ctx, entry, plan, instance, request):
             note_overtaken(ctx, instance.node, request)
             submit(ctx, entry, request, instance, room)
             return True
+    if request.state is RequestState.ENDED:
+        return False
     if only is None and said.short_of_memory and not stopped and request is entry.queue[0]:
         return _preempt(ctx, entry, request)
     if only is not None or stopped:
@@ -210,7 +219,7 @@ def _preempt(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -
         if not instance.takes_now or instance.is_full or not ctx.validations_left:
             continue
         lacking = missing_bytes(ctx, entry, instance, request)
-        if not lacking or not _in_time(ctx, instance, request):
+        if not lacking or not _in_time(ctx, entry, _join(request, instance), instance, request):
             continue
         if preempt(ctx, instance, lacking):
             room = room_for(ctx, entry, instance, request)
@@ -221,6 +230,24 @@ def _preempt(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry) -
             submit(ctx, entry, request, instance, room)
             return True
     return False
+
+
+def _join(request: RequestEntry, instance: InstanceEntry) -> Join:
+    return Join(request=request, instance=instance)
+
+
+def _open(
+    ctx: EventContext,
+    entry: DeploymentEntry,
+    request: RequestEntry,
+    only: InstanceEntry | None,
+    offer: Offer,
+) -> Iterator[InstanceEntry]:
+    """Loaded instances that may take the request; the offer is told where among them that is."""
+    for place, instance in _in_order(ctx, entry, request) if only is None else ((0, only),):
+        if instance.takes_now and not instance.is_full:
+            offer.place = place
+            yield instance
 
 
 def _in_order(
@@ -241,33 +268,46 @@ def _in_order(
     )
 
 
-def _in_time(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) -> bool:
-    """Whether every SLO would be kept with the request there; if not, the request knows why. What
-    was promised with the load was validated then, and others with it in mind, unless by an estimate
-    that the first of them is to try out.
+def _in_time(
+    ctx: EventContext,
+    entry: DeploymentEntry,
+    plan: Plan,
+    instance: InstanceEntry,
+    request: RequestEntry,
+) -> bool:
+    """Whether the policy lets the request join there; if not, the request knows why. What was
+    promised with the load was tested then, and others with it in mind, unless by an estimate that
+    the first of them is to try out.
     """
-    if not ctx.policy.validates:
+    promised = request.waits_for is instance
+    if promised and instance.profile and instance.profile.measured:
         return True
-    if request.waits_for is instance and instance.profile and instance.profile.measured:
+
+    def shadow() -> Verdict:
+        return _shadow(ctx, instance, request)
+
+    tests = PlanTests(ctx, plan, entry, instance, request, shadow)
+    verdict = ctx.policy.passes(plan, tests)
+    if verdict is Verdict.PASSES:
         return True
-    verdict = _known_refusal(ctx, instance, request)
-    if verdict is None:
-        ctx.note_validation()
-        forecast = forecast_on(
-            instance,
-            request,
-            now_s=ctx.now_s,
-            limits=ctx.limits,
-            late=request.accepted,
-        )
-        verdict = forecast.verdict
-        if verdict is Verdict.PASSES:
-            return True
-        ctx.cell.refusals.note_refused(instance, request, verdict)
-        if forecast.in_time_as_predicted(request.due_s, ctx.now_s):
-            request.refusals.note_in_time_as_predicted()
     request.refusals.note(verdict)
     return False
+
+
+def _shadow(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) -> Verdict:
+    """Whether every SLO would be kept with the request there."""
+    verdict = _known_refusal(ctx, instance, request)
+    if verdict is not None:
+        return verdict
+    ctx.note_validation()
+    forecast = forecast_on(
+        instance, request, now_s=ctx.now_s, limits=ctx.limits, late=request.accepted
+    )
+    if forecast.verdict is not Verdict.PASSES:
+        ctx.cell.refusals.note_refused(instance, request, forecast.verdict)
+        if forecast.in_time_as_predicted(request.due_s, ctx.now_s):
+            request.refusals.note_in_time_as_predicted()
+    return forecast.verdict
 
 
 def _known_refusal(

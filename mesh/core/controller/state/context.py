@@ -16,7 +16,7 @@ from mesh.domain.actions import ControllerAction
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId
 from mesh.domain.limits import CellLimits
-from mesh.policy.interface import Policy
+from mesh.policy.guarded import Guarded
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -25,7 +25,7 @@ class EventContext:
     epoch: int
     """Start counter of the controller; part of every id it gives, so that none comes twice."""
     limits: CellLimits
-    policy: Policy
+    policy: Guarded
     now_s: float
     validations_left: int
     """Shadow validations that it may still make."""

@@ -13,10 +13,11 @@ from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.history import OutputHistory
-from mesh.domain.ids import InstanceId, NodeId
+from mesh.domain.ids import DeploymentName, InstanceId, NodeId
 from mesh.domain.lifecycle import DEPLOYMENT, DeploymentState, InstanceState, advance
 from mesh.domain.limits import CellLimits
 from mesh.domain.model import Footprint
+from mesh.domain.slo import Slo
 from mesh.request.candidates import Candidates
 
 CALLS_FORGOTTEN_S = 300.0
@@ -56,6 +57,34 @@ class DeploymentEntry:
     CALLS_FORGOTTEN_S). Such rates decay alike, so that whose is higher does not depend on when that
     is asked.
     """
+
+    @property
+    def name(self) -> DeploymentName:
+        return self.spec.name
+
+    @property
+    def slo(self) -> Slo:
+        return self.spec.slo
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        return len(self.queue)
+
+    @property
+    def answer_tokens(self) -> float:
+        """Mean length of its answers."""
+        return self.history.mean_tokens
+
+    @property
+    def served_share(self) -> float:
+        """Of its requests that have ended; 1 before the first."""
+        ended = self.served + self.refused
+        return self.served / ended if ended else 1.0
+
+    def calls_per_s(self, now_s: float) -> float:
+        """How often it is called, the last CALLS_FORGOTTEN_S counting most."""
+        return exp(self.calls_log - now_s / CALLS_FORGOTTEN_S) / CALLS_FORGOTTEN_S
 
     def replicas(self) -> int:
         """Instances that take new requests or will."""

@@ -8,6 +8,7 @@ view that policies and placement take.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING
 
 from mesh.compute.correction import Correction
@@ -115,6 +116,29 @@ class InstanceEntry:
     def promised_bytes(self) -> int:
         """What it holds, weights included, once all that was issued for it is done."""
         return self.node.station.size_bytes(self.instance_id)
+
+    @property
+    def weights_bytes(self) -> int:
+        return self.footprint.weights_bytes
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of its KV cache, once all that was issued for it is done."""
+        return self.promised_blocks * self.footprint.kv_block_bytes
+
+    @property
+    def resident_share(self) -> float:
+        """Of its weights, that is on the device."""
+        return float(bool(self.loaded_at_s))
+
+    @property
+    def is_parked(self) -> bool:
+        return self.state is InstanceState.PARKED
+
+    @property
+    def next_due_s(self) -> float:
+        """When the first of its next tokens is due; infinite where it has no request."""
+        return min((request.due_s for request in self.requests.values()), default=inf)
 
     @property
     def promised_blocks(self) -> int:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, RequestId
 from mesh.domain.lifecycle import RequestState
-from mesh.request.shadow import Verdict
+from mesh.domain.reasons import Verdict
 
 if TYPE_CHECKING:
     from mesh.core.controller.state.deployment import DeploymentEntry

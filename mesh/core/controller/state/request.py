@@ -11,6 +11,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from mesh.core.controller.state.refusals import RequestRefusals
+from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.lifecycle import REQUEST, RequestState, advance
 from mesh.domain.request import Request
 from mesh.domain.slo import Slo, next_due_s
@@ -68,6 +69,14 @@ class RequestEntry:
         prompt_tokens = len(self.original.prompt_tokens)
         self.tokens = prompt_tokens + len(self.output_tokens)
         self.due_s = self.arrival_s + self.slo.ttft_limit_s(prompt_tokens)
+
+    @property
+    def request_id(self) -> RequestId:
+        return self.original.request_id
+
+    @property
+    def deployment(self) -> DeploymentName:
+        return self.original.deployment
 
     @property
     def waits_since_s(self) -> float:

@@ -8,8 +8,9 @@ from mesh.compute.times import Times
 from mesh.domain.ids import RequestId
 from mesh.domain.messages import SubmitRequest
 from mesh.domain.profile import Grid
+from mesh.domain.reasons import Verdict
 from mesh.domain.slo import Slo
-from mesh.request.shadow import OVERESTIMATE, Verdict
+from mesh.request.shadow import OVERESTIMATE
 from tests.core.admission import instance, node
 from tests.core.cells import MIB, CellUnderTest, commands, deployment, request
 from tests.support.profiles import profile

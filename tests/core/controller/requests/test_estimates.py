@@ -12,9 +12,8 @@ from mesh.domain.actions import RefuseRequest, TellAccepted
 from mesh.domain.ids import InstanceId, ModelId
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import InstanceGone, LoadInstance, TokensReport
-from mesh.domain.reasons import FinishReason
+from mesh.domain.reasons import FinishReason, Verdict
 from mesh.domain.slo import Slo
-from mesh.request.shadow import Verdict
 from tests.core.admission import BusyCell, instance, node, submitted
 from tests.core.cells import (
     FOOTPRINT,

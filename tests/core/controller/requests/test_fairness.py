@@ -9,10 +9,10 @@ from mesh.domain.actions import RefuseRequest
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import LoadInstance
-from mesh.domain.reasons import FinishReason, RefusalReason
+from mesh.domain.reasons import FinishReason, RefusalReason, Verdict
 from mesh.domain.slo import Slo
+from mesh.policy.guarded import Guarded
 from mesh.policy.registry import policy
-from mesh.request.shadow import Verdict
 from tests.core.admission import SLOW, BusyCell, instance, node, submitted
 from tests.core.cells import commands, deployment, of_kind, request
 
@@ -105,7 +105,7 @@ def test_nobody_is_before_one_that_waited_for_a_load_which_is_over() -> None:
         cell=cell.core.cell,
         epoch=1,
         limits=CellLimits(),
-        policy=policy("llm-mesh"),
+        policy=Guarded(policy("llm-mesh")),
         now_s=cell.now_s,
         validations_left=1,
     )

@@ -18,10 +18,10 @@ from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, Req
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import InstanceLoaded, LoadInstance, ProfileDone
-from mesh.domain.reasons import DeviceKind
+from mesh.domain.reasons import DeviceKind, Verdict
 from mesh.domain.slo import Slo
+from mesh.policy.guarded import Guarded
 from mesh.policy.registry import policy
-from mesh.request.shadow import Verdict
 from tests.core.admission import SLOW, BusyCell, instance, node, submitted
 from tests.core.cells import FOOTPRINT, MIB, CellUnderTest, commands, deployment, hello, request
 from tests.support.profiles import PROFILE
@@ -149,7 +149,7 @@ def test_what_was_refused_to_a_request_that_would_move_is_not_kept_for_the_one_t
         cell=known,
         epoch=1,
         limits=CellLimits(),
-        policy=policy("llm-mesh"),
+        policy=Guarded(policy("llm-mesh")),
         now_s=cell.now_s,
         validations_left=9,
     )

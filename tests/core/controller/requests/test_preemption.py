@@ -19,8 +19,8 @@ from mesh.domain.messages import (
     UnloadInstance,
 )
 from mesh.domain.profile import Grid
+from mesh.domain.reasons import Verdict
 from mesh.domain.slo import Slo
-from mesh.request.shadow import Verdict
 from tests.core.admission import instance, node, submitted
 from tests.core.cells import (
     FOOTPRINT,

@@ -11,12 +11,13 @@ from mesh.domain.lifecycle import DeploymentState, InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.slo import Slo
 from mesh.memory.station import ReservationStation
+from mesh.policy.guarded import Guarded
 from mesh.policy.registry import policy
 from mesh.request.candidates import Candidates
 from tests.core.cells import FOOTPRINT, MODEL, deployment, hello, request
 from tests.support.profiles import PROFILE
 
-POLICY = policy("llm-mesh")
+POLICY = Guarded(policy("llm-mesh"))
 A = DeploymentName("a")
 
 
@@ -32,7 +33,7 @@ class Entries:
         entry = DeploymentEntry(
             spec=stored.spec,
             state=DeploymentState.READY,
-            candidates=Candidates(POLICY),
+            candidates=Candidates(POLICY.instance_rank),
             deployment=stored,
         )
         self.cell.add_deployment(entry)

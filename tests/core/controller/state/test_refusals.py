@@ -8,7 +8,7 @@ from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.refusals import STARTS_MAX, RequestRefusals
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.lifecycle import DeploymentState, NodeState
-from mesh.request.shadow import Verdict
+from mesh.domain.reasons import Verdict
 from tests.core.controller.state.entries import A, Entries
 from tests.support.profiles import PROFILE
 

@@ -1,8 +1,13 @@
 """What an instance gets where nodes are cut into equal partitions."""
 
+from dataclasses import dataclass
+
+from mesh.domain.ids import NodeId
 from mesh.domain.model import Footprint
 from mesh.domain.profile import Grid
-from mesh.request.partitions import Partition, partition_for
+from mesh.domain.reasons import DeviceKind
+from mesh.policy.interface import StartDemand
+from mesh.policy.partitions import Partition, partition_for
 from tests.support.profiles import profile
 
 FOOTPRINT = Footprint(weights_bytes=100, kv_block_bytes=1, block_tokens=10)
@@ -10,17 +15,29 @@ ONE_MORE = profile(decode=Grid(rows=(1, 101), columns=(0,), seconds=((0.01,), (1
 """A decode takes 10 ms for each request."""
 
 
+NODE = NodeId("n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    capacity_bytes: int
+    free_bytes: int
+    node_id: NodeId = NODE
+    device: DeviceKind = DeviceKind.CPU
+    running: int = 0
+
+
 def partition(
     *, partitions_max: int, capacity_bytes: int = 1000, tpot_s: float = 0.25
 ) -> Partition:
-    return partition_for(
-        ONE_MORE,
-        FOOTPRINT,
-        capacity_bytes=capacity_bytes,
-        partitions_max=partitions_max,
+    demand = StartDemand(
+        node=Node(capacity_bytes=capacity_bytes, free_bytes=capacity_bytes),
+        footprint=FOOTPRINT,
+        profile=lambda: ONE_MORE,
         context_tokens=100,
         tpot_s=tpot_s,
     )
+    return partition_for(demand, partitions_max)
 
 
 def test_a_whole_node_serves_what_its_time_allows() -> None:

@@ -8,8 +8,7 @@ of them within the TPOT SLO (the "tailored" concurrency limits of LLM-Mesh §8.1
 from dataclasses import dataclass
 
 from mesh.compute.times import Times
-from mesh.domain.model import Footprint
-from mesh.domain.profile import Profile
+from mesh.policy.interface import StartDemand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,35 +20,26 @@ class Partition:
     """Requests that it serves at a time."""
 
 
-def partition_for(
-    profile: Profile,
-    footprint: Footprint,
-    *,
-    capacity_bytes: int,
-    partitions_max: int,
-    context_tokens: int,
-    tpot_s: float,
-) -> Partition:
+def partition_for(demand: StartDemand, partitions_max: int) -> Partition:
     """The smallest partition, `1 / partitions_max` of the node or more, that can serve a request.
     Where none can in time, the whole node; where that has no memory for it, more than the node has.
     A partition computes as if it had its share of the node's time.
     """
-    context_blocks = footprint.blocks_for(context_tokens)
+    node, footprint, context = demand.node, demand.footprint, demand.context_tokens
+    times = Times(demand.profile())
+    context_blocks = footprint.blocks_for(context)
     for partitions in range(partitions_max, 0, -1):
-        kv_bytes = capacity_bytes // partitions - footprint.weights_bytes
+        kv_bytes = node.capacity_bytes // partitions - footprint.weights_bytes
         kv_blocks = kv_bytes // footprint.kv_block_bytes
         contexts = kv_blocks // context_blocks
-        batch = min(
-            contexts, _batch_in_time(profile, context_tokens, tpot_s / partitions, contexts)
-        )
+        batch = min(contexts, _batch_in_time(times, context, demand.tpot_s / partitions, contexts))
         if batch >= 1:
             return Partition(kv_blocks=kv_blocks, batch_max=batch)
     return Partition(kv_blocks=max(kv_blocks, context_blocks), batch_max=1)
 
 
-def _batch_in_time(profile: Profile, context_tokens: int, limit_s: float, most: int) -> int:
+def _batch_in_time(times: Times, context_tokens: int, limit_s: float, most: int) -> int:
     """The largest batch, up to `most`, of which a decode takes no longer than the limit."""
-    times = Times(profile)
     low, high = 0, max(most, 0)
     while low < high:
         middle = (low + high + 1) // 2

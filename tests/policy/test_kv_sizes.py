@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.memory.watermark import Watermark, expected_tokens
+from mesh.memory.watermark import expected_tokens, recommended
+from mesh.policy.interface import KvDemand
+from mesh.policy.kv_sizes import by_demand
 
 SHARES = st.integers(0, 16).map(lambda eighths: eighths / 8)
 """Exact in binary, so that what is compared is not rounding."""
@@ -46,6 +48,13 @@ def test_longer_answers_never_require_less(
     assert lengths[0] <= demand(*lengths, low) <= demand(*lengths, high)
 
 
+def target(current: int, required: int, share: float = 0.25) -> int:
+    """What becomes of a cache of so many blocks."""
+    size = by_demand(KvDemand(required_blocks=required, least_blocks=0, watermark_share=share))
+    stays = size.required_blocks <= current <= size.kept_blocks_max
+    return current if stays else size.wanted_blocks
+
+
 @pytest.mark.parametrize(
     ("current", "required", "expected"),
     [
@@ -64,37 +73,34 @@ def test_a_cache_grows_when_it_is_short_and_shrinks_when_it_is_far_too_large(
     current: int, required: int, expected: int
 ) -> None:
     """With w = 25 %: 100 required, 125 recommended, 156.25 the most that is kept."""
-    assert Watermark().target(current, required) == expected
+    assert target(current, required) == expected
 
 
 def test_without_a_watermark_the_cache_has_what_is_required() -> None:
-    exact = Watermark(share=0.0)
-    assert [exact.target(current, 10) for current in (9, 10, 11)] == [10, 10, 10]
+    assert [target(current, 10, share=0.0) for current in (9, 10, 11)] == [10, 10, 10]
 
 
 def test_what_is_recommended_is_rounded_up() -> None:
-    assert [Watermark().recommended(n) for n in (0, 1, 4, 5)] == [0, 2, 5, 7]
+    assert [recommended(n) for n in (0, 1, 4, 5)] == [0, 2, 5, 7]
 
 
 @given(SHARES, BLOCKS, BLOCKS, st.data())
 def test_a_cache_that_has_just_moved_stays_for_all_that_is_required_within_the_band(
     share: float, current: int, required: int, data: st.DataObject
 ) -> None:
-    watermark = Watermark(share=share)
-    moved = watermark.recommended(required)
+    moved = recommended(required, share)
     band = range(int(moved / (1 + Fraction(share)) ** 2) + 1, moved + 1)
-    assert watermark.target(moved, required) == moved
+    assert target(moved, required, share) == moved
     if band:
-        assert watermark.target(moved, data.draw(st.sampled_from(band))) == moved
-    assert watermark.target(watermark.target(current, required), required) == (
-        watermark.target(current, required)
-    )
+        assert target(moved, data.draw(st.sampled_from(band)), share) == moved
+    once = target(current, required, share)
+    assert target(once, required, share) == once
 
 
 def test_a_load_that_swings_by_the_watermark_moves_the_cache_once() -> None:
-    watermark, sizes = Watermark(), [0]
+    sizes = [0]
     for required in islice(cycle((100, 125, 80)), 30):
-        sizes.append(watermark.target(sizes[-1], required))
+        sizes.append(target(sizes[-1], required))
     assert set(sizes[1:]) == {125}
 
 
@@ -102,10 +108,9 @@ def test_a_load_that_swings_by_the_watermark_moves_the_cache_once() -> None:
 def test_the_target_does_and_grows_with_what_is_required(
     share: float, current: int, required: int, other: int
 ) -> None:
-    watermark = Watermark(share=share)
     low, high = sorted((required, other))
-    assert watermark.target(current, low) <= watermark.target(current, high)
-    assert watermark.recommended(low) <= watermark.recommended(high)
-    target = watermark.target(current, required)
-    assert required <= target <= max(current, watermark.recommended(required))
-    assert target <= (1 + Fraction(share)) * watermark.recommended(required)
+    assert target(current, low, share) <= target(current, high, share)
+    assert recommended(low, share) <= recommended(high, share)
+    found = target(current, required, share)
+    assert required <= found <= max(current, recommended(required, share))
+    assert found <= (1 + Fraction(share)) * recommended(required, share)

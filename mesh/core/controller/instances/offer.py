@@ -1,0 +1,160 @@
+"""The cell as a policy sees it (`mesh.policy.views.CellView`), over the live entries.
+
+Who asks a policy offers it what may be decided now: instances that may take a request, nodes for a
+new one, neighbours that may be moved. Nothing of the cell is copied; what has to be worked out is,
+when it is asked for. Before: the rooms that ask. After: the policy.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from mesh.core.controller.instances.loading_lane import lane_ends_s, load_s, loads_end_s
+from mesh.core.controller.instances.node_schedule import batch_decode_s, decodes_share
+from mesh.core.controller.state.context import EventContext
+from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
+from mesh.core.controller.state.request import RequestEntry
+from mesh.domain.deployment import Deployment
+from mesh.domain.ids import DeploymentName, InstanceId
+from mesh.domain.reasons import PolicyFaultKind
+from mesh.policy.plans import How, Release
+from mesh.policy.views import InstanceView, NodeView
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Offer:
+    """`entry`: the deployment for which a place is sought."""
+
+    ctx: EventContext
+    entry: DeploymentEntry | None = None
+    joins: Iterable[InstanceEntry] = ()
+    place: int = 0
+    """Of the last of them that was looked at, among the deployment's candidates."""
+    on: Sequence[NodeEntry] = ()
+    looks_max: int = 0
+    needed_bytes: Callable[[NodeEntry], int] = lambda node: 0
+    """Of the instance that would start there."""
+    may_move: Callable[[InstanceEntry], bool] | None = None
+    """Of neighbours; None: nobody is moved."""
+
+    @property
+    def now_s(self) -> float:
+        return self.ctx.now_s
+
+    def size(self) -> int:
+        return len(self.ctx.cell.nodes) + len(self.ctx.cell.instances)
+
+    def candidates(self) -> Iterable[InstanceEntry]:
+        return self.joins
+
+    def starts(self) -> Sequence[NodeEntry]:
+        if not self.on:
+            return ()
+        rank, tiers = self.ctx.policy.node_rank, [n.tier_of(self._deployment()) for n in self.on]
+        if all(tier is tiers[0] for tier in tiers):
+            return sorted(self.on, key=lambda node: (rank(node), node.node_id))
+        found = zip(self.on, tiers, strict=True)
+        keyed = [((rank(node), -tier.nearness, node.node_id), node) for node, tier in found]
+        return [node for _, node in sorted(keyed, key=lambda of: of[0])]
+
+    def lacks_bytes(self, node: NodeView) -> int:
+        return self.needed_bytes(self._node(node)) - node.free_bytes
+
+    def idle(self, place: InstanceView | NodeView) -> Sequence[InstanceEntry]:
+        if isinstance(place, InstanceEntry):
+            return [i for i in place.node.reclaimable_instances() if i is not place]
+        sparing = self.entry.deployment if self.entry is not None else None
+        return self._node_of(place).reclaimable_instances(sparing)
+
+    def neighbours(self, place: InstanceView | NodeView) -> Sequence[InstanceEntry]:
+        if self.may_move is None:
+            return ()
+        others = (other for other in self._node_of(place).instances.values() if other is not place)
+        return [other for other in others if self.may_move(other)]
+
+    def nodes(self) -> Iterable[NodeEntry]:
+        return self.ctx.cell.nodes.values()
+
+    def instances(self, node: NodeView | None = None) -> Iterable[InstanceEntry]:
+        return (self.ctx.cell if node is None else self._node(node)).instances.values()
+
+    def requests(self, instance: InstanceView) -> Iterable[RequestEntry]:
+        return self.ctx.cell.instances[instance.instance_id].requests.values()
+
+    def deployment(self, name: DeploymentName) -> DeploymentEntry | None:
+        return self.ctx.cell.deployments.get(name)
+
+    def calls_per_s(self, name: DeploymentName) -> float:
+        entry = self.ctx.cell.deployments.get(name)
+        return 0.0 if entry is None else entry.calls_per_s(self.ctx.now_s)
+
+    def decode_s(self, instance: InstanceView) -> float:
+        return batch_decode_s(self.ctx.cell.instances[instance.instance_id], self.ctx.now_s)
+
+    def ready_s(self, instance: InstanceView) -> float:
+        ends_s = loads_end_s(self._node(instance.node), self.ctx.now_s)
+        return ends_s.get(instance.instance_id, self.ctx.now_s)
+
+    def utilisation(self, node: NodeView) -> float:
+        return self.ctx.share_of(self._node(node), decodes_share)
+
+    def link_ends_s(self, node: NodeView) -> float:
+        entry = self._node(node)
+        return lane_ends_s(entry, self.ctx.now_s, entry.load_kind_of(self._deployment()))
+
+    def load_s(self, node: NodeView) -> float:
+        return load_s(self.ctx, self._deployment(), self._node(node))
+
+    def _node(self, node: NodeView) -> NodeEntry:
+        return self.ctx.cell.nodes[node.node_id]
+
+    def _node_of(self, place: InstanceView | NodeView) -> NodeEntry:
+        assert isinstance(place, InstanceEntry | NodeEntry), "views are the entries themselves"
+        return place.node if isinstance(place, InstanceEntry) else place
+
+    def _deployment(self) -> Deployment:
+        if self.entry is None or self.entry.deployment is None:
+            raise ValueError("this is asked for no deployment")
+        return self.entry.deployment
+
+
+def relief(
+    ctx: EventContext,
+    entry: DeploymentEntry | None,
+    place: InstanceEntry | NodeEntry,
+    missing_bytes: int,
+) -> tuple[InstanceId, ...]:
+    """Idle instances that give way where so much memory is missing; none if all do not do."""
+    for releases in ctx.policy.relieve(place, missing_bytes, Offer(ctx=ctx, entry=entry)):
+        taken = released(ctx, place, releases)
+        if taken and sum(instance.promised_bytes for instance in taken) >= missing_bytes:
+            return tuple([instance.instance_id for instance in taken])
+    return ()
+
+
+def released(
+    ctx: EventContext,
+    place: InstanceEntry | NodeEntry,
+    releases: Sequence[Release],
+    may_move: Callable[[InstanceEntry], bool] | None = None,
+) -> list[InstanceEntry]:
+    """Those that are to be unloaded, all of which the books allow; else none."""
+    node = place.node if isinstance(place, InstanceEntry) else place
+    taken = []
+    for release in releases:
+        instance = node.instances.get(release.instance.instance_id)
+        if instance is None or instance is not release.instance or instance is place:
+            gone = f"{release.instance.instance_id} is not another instance of {node.node_id}"
+            ctx.policy.fault(PolicyFaultKind.NOT_IN_BOOKS, "Release", gone)
+            return []
+        if not (node.may_go(instance) or (may_move is not None and may_move(instance))):
+            stays = f"{instance.instance_id} may not go now"
+            ctx.policy.fault(PolicyFaultKind.NOT_IN_BOOKS, "Release", stays)
+            return []
+        if release.how is not How.UNLOAD:
+            kept = f"{instance.instance_id} cannot give all of its memory by {release.how.value}"
+            ctx.policy.fault(PolicyFaultKind.NO_CAPABILITY, "Release", kept)
+            return []
+        taken.append(instance)
+    return taken

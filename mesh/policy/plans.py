@@ -1,0 +1,76 @@
+"""What a policy may ask for, as values. It yields them; the core checks each against its books and
+carries it out whole, or not at all.
+
+A plan holds views of what it is about. What has gone since it was made, and what no engine here can
+do, the core refuses, and its journal says so (`mesh.domain.actions.NotePolicyFault`).
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from mesh.domain.reasons import RefusalReason
+from mesh.policy.views import InstanceView, NodeView, RequestView
+
+
+class Carry(StrEnum):
+    """What of a request that runs goes with it."""
+
+    TOKENS = "tokens"
+    """Its KV cache is computed again where it goes."""
+    KV = "kv"
+
+
+class How(StrEnum):
+    """What becomes of an instance that gives its memory up."""
+
+    PARK = "park"
+    """It keeps its weights, and gives its KV cache back."""
+    SWAP = "swap"
+    """Its weights go to the host's memory."""
+    UNLOAD = "unload"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """Compute a request on an instance, at once or when its load is over."""
+
+    request: RequestView
+    instance: InstanceView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Load an instance on a node; `request` None: for the minimum of its deployment."""
+
+    request: RequestView | None
+    node: NodeView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """Have requests that run go on elsewhere, while they run (docs/migration.md)."""
+
+    requests: tuple[RequestView, ...]
+    to: InstanceView
+    carry: Carry = Carry.TOKENS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Have an instance give its memory up. If it serves, its requests first get other places, where
+    each of them is in time; if one has none, nothing happens.
+    """
+
+    instance: InstanceView
+    how: How = How.UNLOAD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refuse:
+    """Turn a request away that waits and has no promise."""
+
+    request: RequestView
+    why: RefusalReason
+
+
+Plan = Join | Start | Move | Release | Refuse

@@ -1,0 +1,64 @@
+"""Who gives way for whom, and which nodes have room: what policies share of it.
+
+Idle instances go first, as few as do, in the order in which the cell offers them. After LLM-Mesh
+§7.1 an instance that cannot grow takes the memory of instances with a smaller batch on its node,
+the smallest first, so that many requests never wait for a few, and two instances never preempt each
+other in turn.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from mesh.policy.views import CellView, InstanceView, NodeView
+
+
+def roomy_first(cell: CellView) -> Iterator[NodeView]:
+    """Nodes for a new instance: those with room, then those that idle instances can make room on.
+    If more have room than are looked at, half of the looks go to the first of them, and half to the
+    last: they have the least to do; and one more, at which it shows that there were others.
+    """
+    full: list[NodeView] = []
+    roomy: list[NodeView] = []
+    for node in cell.starts():
+        (full if cell.lacks_bytes(node) > 0 else roomy).append(node)
+    if len(roomy) > cell.looks_max:
+        last = cell.looks_max // 2
+        first = cell.looks_max - last
+        roomy = [*roomy[:first], *roomy[: -last - 1 : -1], roomy[first]]
+    yield from roomy
+    yield from full
+
+
+def enough(idle: Iterable[InstanceView], missing_bytes: int) -> Sequence[InstanceView]:
+    """The first of the idle instances that together free what is missing; none if all do not."""
+    taken: list[InstanceView] = []
+    for instance in idle:
+        if missing_bytes <= 0:
+            break
+        taken.append(instance)
+        missing_bytes -= instance.promised_bytes
+    return taken if missing_bytes <= 0 else ()
+
+
+def victims(
+    neighbours: Iterable[InstanceView], place: InstanceView | NodeView, missing_bytes: int
+) -> Sequence[InstanceView]:
+    """Those that give their memory to an instance that lacks so many bytes; none when all that are
+    smaller do not hold as much.
+    """
+    batch = getattr(place, "batch", 0)
+    smaller = [neighbour for neighbour in neighbours if neighbour.batch < batch]
+    smaller.sort(key=lambda neighbour: (neighbour.batch, neighbour.instance_id))
+    taken: list[InstanceView] = []
+    for neighbour in smaller:
+        if missing_bytes <= 0:
+            break
+        taken.append(neighbour)
+        missing_bytes -= neighbour.promised_bytes
+    if missing_bytes > 0:
+        return ()
+    # The last one may have made an earlier one needless.
+    for neighbour in tuple(taken):
+        if missing_bytes + neighbour.promised_bytes <= 0:
+            taken.remove(neighbour)
+            missing_bytes += neighbour.promised_bytes
+    return taken

@@ -1,0 +1,207 @@
+"""What a policy sees: the live entries of the core's books, to read and never to change.
+
+Nothing is copied, so that looking costs nothing; what has to be worked out is asked of the
+`CellView`. The cell offers a policy what may be decided at that moment and nothing else: while
+queues are tried, loaded instances; once all have been, those that load and nodes for new ones.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from mesh.domain.ids import DeploymentName, InstanceId, NodeId, RequestId
+from mesh.domain.reasons import DeviceKind
+from mesh.domain.slo import Slo
+
+
+class RequestView(Protocol):
+    """A request that waits, or runs."""
+
+    @property
+    def request_id(self) -> RequestId: ...
+    @property
+    def deployment(self) -> DeploymentName: ...
+    @property
+    def slo(self) -> Slo: ...
+    @property
+    def arrival_s(self) -> float: ...
+    @property
+    def due_s(self) -> float:
+        """When its next token is due."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """Of prompt and output so far."""
+        ...
+
+
+class NodeView(Protocol):
+    """A node, with two books of its memory: what it has, and what is not promised yet."""
+
+    @property
+    def node_id(self) -> NodeId: ...
+    @property
+    def device(self) -> DeviceKind: ...
+    @property
+    def capacity_bytes(self) -> int:
+        """For instances."""
+        ...
+
+    @property
+    def free_bytes(self) -> int:
+        """Memory that no instance has reserved."""
+        ...
+
+    @property
+    def running(self) -> int:
+        """Requests on it."""
+        ...
+
+
+class InstanceView(Protocol):
+    """An instance, loaded or on its way."""
+
+    @property
+    def instance_id(self) -> InstanceId: ...
+    @property
+    def deployment(self) -> DeploymentName: ...
+    @property
+    def node(self) -> NodeView: ...
+    @property
+    def device(self) -> DeviceKind: ...
+    @property
+    def batch(self) -> int:
+        """Requests on it."""
+        ...
+
+    @property
+    def batch_max(self) -> int: ...
+    @property
+    def tokens(self) -> int:
+        """Of its requests, prompts and outputs so far."""
+        ...
+
+    @property
+    def weights_bytes(self) -> int: ...
+    @property
+    def kv_bytes(self) -> int:
+        """Of its KV cache, once all that was issued for it is done."""
+        ...
+
+    @property
+    def promised_bytes(self) -> int:
+        """Of both."""
+        ...
+
+    @property
+    def resident_share(self) -> float:
+        """Of its weights, that is on the device: 1 once it is loaded, else 0."""
+        ...
+
+    @property
+    def is_parked(self) -> bool:
+        """Loaded, idle, and without KV cache."""
+        ...
+
+    @property
+    def idle_since_s(self) -> float: ...
+    @property
+    def next_due_s(self) -> float:
+        """When the first of its next tokens is due; infinite where it has no request."""
+        ...
+
+
+class DeploymentView(Protocol):
+    """A deployment."""
+
+    @property
+    def name(self) -> DeploymentName: ...
+    @property
+    def slo(self) -> Slo: ...
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        ...
+
+    @property
+    def answer_tokens(self) -> float:
+        """Mean length of its answers."""
+        ...
+
+    @property
+    def served_share(self) -> float:
+        """Of its requests that have ended; 1 before the first."""
+        ...
+
+
+class CellView(Protocol):
+    """The cell, and what of it is open to the request, or to the instance, that is asked about."""
+
+    @property
+    def now_s(self) -> float: ...
+    @property
+    def looks_max(self) -> int:
+        """Nodes that are worth yielding: no more are looked at."""
+        ...
+
+    def size(self) -> int:
+        """Nodes and instances in the cell."""
+        ...
+
+    def candidates(self) -> Iterable[InstanceView]:
+        """That may take the request, in the order of `Policy.instance_rank`."""
+        ...
+
+    def starts(self) -> Sequence[NodeView]:
+        """That may have an instance for it, were all that idles there to go, in the order of
+        `Policy.node_rank`.
+        """
+        ...
+
+    def lacks_bytes(self, node: NodeView) -> int:
+        """That the instance it would start lacks there; 0 or less: there is room."""
+        ...
+
+    def idle(self, place: InstanceView | NodeView) -> Sequence[InstanceView]:
+        """Others on the node that may be unloaded now, in the order in which they were used."""
+        ...
+
+    def neighbours(self, place: InstanceView | NodeView) -> Sequence[InstanceView]:
+        """Others on the node that serve, and whose requests may be moved; none while a place
+        without that is looked for.
+        """
+        ...
+
+    def nodes(self) -> Iterable[NodeView]: ...
+    def instances(self, node: NodeView | None = None) -> Iterable[InstanceView]:
+        """Of a node, or all."""
+        ...
+
+    def requests(self, instance: InstanceView) -> Iterable[RequestView]:
+        """That run on it."""
+        ...
+
+    def deployment(self, name: DeploymentName) -> DeploymentView | None: ...
+    def calls_per_s(self, name: DeploymentName) -> float:
+        """How often a deployment is called, the last minutes counting most."""
+        ...
+
+    def decode_s(self, instance: InstanceView) -> float:
+        """One iteration of all that it serves; 0 where that is nobody."""
+        ...
+
+    def ready_s(self, instance: InstanceView) -> float:
+        """When its load is over, those before it included; now, if it is loaded."""
+        ...
+
+    def utilisation(self, node: NodeView) -> float:
+        """Of its time, that its decodes take at the pace that is planned."""
+        ...
+
+    def link_ends_s(self, node: NodeView) -> float:
+        """When the loads that wait for its link are over."""
+        ...
+
+    def load_s(self, node: NodeView) -> float:
+        """Seconds that a load of the deployment asked about takes there, its link to itself."""
+        ...

@@ -1,0 +1,42 @@
+"""The policy that a cell is told to decide by: one of those by name, or a file from outside.
+
+A file has the policy as `POLICY`, a value of `mesh.policy.interface.Policy`; README.md there tells
+how to write one. It runs as part of the controller, with all that this may do: take none that you
+do not trust. Before: `--policy`, a scenario, a journal's first line. After: the controller core.
+"""
+
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import cast
+
+from mesh.domain.errors import InvalidInput
+from mesh.policy.interface import Policy, checked
+from mesh.policy.registry import policy
+
+_MEMBERS = tuple(name for name in vars(Policy) if not name.startswith("_"))
+
+
+def policy_of(text: str) -> Policy:
+    """By its name, or from a FILE.py. Raises InvalidInput where there is none."""
+    return checked(_read(Path(text))) if text.endswith(".py") else policy(text)
+
+
+def _read(path: Path) -> Policy:
+    hint = "mesh/policy/README.md tells how to write a policy"
+    if not path.is_file():
+        raise InvalidInput(f"there is no policy file {path}", hint=hint)
+    spec = spec_from_file_location(f"mesh_policy_{path.stem}", path)
+    assert spec is not None, "a path that ends in .py"
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise InvalidInput(f"the policy file {path} cannot be run: {why}", hint=hint) from error
+    found = getattr(module, "POLICY", None)
+    missing = [name for name in _MEMBERS if not hasattr(found, name)]
+    if missing:
+        what = "has no POLICY" if found is None else f"has a POLICY without {', '.join(missing)}"
+        raise InvalidInput(f"the policy file {path} {what}", hint=hint)
+    return cast(Policy, found)

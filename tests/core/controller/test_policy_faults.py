@@ -1,0 +1,206 @@
+"""Policies that do what they must not: the cell goes on, and its actions say whose fault it was."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
+from typing import Any
+
+import pytest
+
+from mesh.core.controller.core import ControllerCore
+from mesh.domain.actions import (
+    ControllerAction,
+    NotePolicyFault,
+    RefuseRequest,
+)
+from mesh.domain.events import DecisionTookLong, InvokeRequested, LeaseCheckDue
+from mesh.domain.ids import InstanceId
+from mesh.domain.limits import CellLimits
+from mesh.domain.messages import InstanceGone, SubmitRequest, UnloadInstance
+from mesh.domain.reasons import FinishReason, PolicyFaultKind, RefusalReason, Verdict
+from mesh.policy.llm_mesh import LLM_MESH
+from mesh.policy.plans import Carry, How, Join, Move, Refuse, Release
+from mesh.runtime.controller_actions import took_long
+from mesh.runtime.host import DECISION_S_MAX, Host
+from tests.core.cells import CellUnderTest, commands, deployment, request
+from tests.support.profiles import PROFILE
+
+
+class Other:
+    """`llm-mesh` but for the methods that it is given."""
+
+    def __init__(self, **methods: Callable[..., Any]) -> None:
+        self.methods = methods
+
+    def __getattr__(self, name: str) -> Any:
+        methods = self.__dict__["methods"]
+        return methods[name] if name in methods else getattr(LLM_MESH, name)
+
+
+class Cell(CellUnderTest):
+    """A node with an instance of `chat` loaded, under a policy that differs from then on."""
+
+    def __init__(self, other: Other, replicas_min: int = 0) -> None:
+        super().__init__(deployment(replicas_min=replicas_min))
+        methods, other.methods = other.methods, {}
+        self.core = ControllerCore(
+            epoch=1,
+            deployments=(deployment(replicas_min=replicas_min),),
+            limits=CellLimits(delivery_s_max=0.02, queue_wait_s_max=1.0),
+            policy=other,
+            profiles=(PROFILE,),
+        )
+        self.link_id, _ = self.join()
+        self.invoke(request("first"))
+        self.loaded(self.link_id, self.instance.instance_id)
+        other.methods = methods
+
+    @property
+    def instance(self) -> Any:
+        return next(iter(self.core.cell.instances.values()))
+
+
+def faults(actions: Sequence[object]) -> list[tuple[PolicyFaultKind, str]]:
+    return [(a.kind, a.call) for a in actions if isinstance(a, NotePolicyFault)]
+
+
+def submitted(actions: Sequence[object]) -> list[str]:
+    return [command.order.request.request_id for command in commands(actions, SubmitRequest)]
+
+
+def raises(*_: object) -> Any:
+    raise ZeroDivisionError("by nobody")
+
+
+@pytest.mark.parametrize("call", ["places", "passes", "kv", "instance_rank"])
+def test_a_policy_that_raises_places_nobody_badly_and_the_cell_goes_on(call: str) -> None:
+    cell = Cell(Other(**{call: raises}))
+    said = cell.invoke(request("second"))
+    assert (PolicyFaultKind.RAISED, call) in faults(said)
+    message = next(a.message for a in said if isinstance(a, NotePolicyFault))
+    assert message == "ZeroDivisionError: by nobody"
+    if call in ("places", "passes"):
+        assert not submitted(said)
+        cell.now_s += 40.0
+        assert any(isinstance(a, RefuseRequest) for a in cell.retry()), "it does not wait for ever"
+    else:
+        assert submitted(said) == ["second"], "an order by ids, and a cache by demand, do as well"
+
+
+def test_one_that_raises_while_nodes_rank_and_instances_idle_does_no_harm_either() -> None:
+    cell = Cell(Other(node_rank=raises, idle=raises, upkeep=raises, relieve=raises))
+    assert faults(cell.tell(LeaseCheckDue())) == [(PolicyFaultKind.RAISED, "upkeep")]
+    assert submitted(cell.invoke(request("second"))) == ["second"]
+
+
+def test_one_that_yields_for_ever_is_cut_off() -> None:
+    looked = []
+
+    def joins(asked: Any, cell: Any) -> Iterator[Join]:
+        instance = next(iter(cell.instances()))
+        for _ in repeat(None):
+            looked.append(1)
+            yield Join(request=asked, instance=instance)
+
+    cell = Cell(Other(places=joins, passes=lambda plan, tests: Verdict.FIRST_TOKEN_LATE))
+    said = cell.invoke(request("second"))
+    assert (PolicyFaultKind.NO_END, "places") in faults(said)
+    assert not submitted(said)
+    assert len(looked) < 1000
+
+
+def test_what_it_yields_that_is_no_plan_is_its_fault() -> None:
+    cell = Cell(Other(places=lambda asked, cell: iter(["join it"])))
+    assert (PolicyFaultKind.RAISED, "places") in faults(cell.invoke(request("second")))
+
+
+def test_a_plan_for_an_instance_that_has_died_since_is_not_carried_out() -> None:
+    remembered: list[Any] = []
+
+    def joins(asked: Any, cell: Any) -> Iterator[Join]:
+        remembered.extend(cell.instances())
+        yield Join(request=asked, instance=remembered[0])
+
+    cell = Cell(Other(places=joins))
+    assert submitted(cell.invoke(request("second"))) == ["second"]
+    gone = InstanceGone(instance_id=remembered[0].instance_id, message="killed")
+    again = cell.report(cell.link_id, gone)
+    assert (PolicyFaultKind.NOT_IN_BOOKS, "Join") in faults(again)
+    assert not submitted(again)
+    assert not cell.core.cell.instances, "and nobody is on what is gone"
+
+
+def test_a_plan_that_passes_and_that_the_books_refuse_changes_nothing() -> None:
+    def keep_up(cell: Any) -> Iterator[Release]:
+        yield Release(instance=next(iter(cell.instances())))
+
+    cell = Cell(Other(upkeep=keep_up), replicas_min=1)
+    before = cell.instance.promised_bytes
+    said = cell.tell(LeaseCheckDue())
+    assert faults(said) == [(PolicyFaultKind.NOT_IN_BOOKS, "Release")]
+    assert cell.instance.promised_bytes == before
+
+
+@pytest.mark.parametrize("plan", ["move", "swap"])
+def test_what_no_engine_can_do_is_refused_with_what_is_missing(plan: str) -> None:
+    def keep_up(cell: Any) -> Iterator[Any]:
+        instance = next(iter(cell.instances()))
+        if plan == "swap":
+            yield Release(instance=instance, how=How.SWAP)
+        else:
+            yield Move(requests=tuple(cell.requests(instance)), to=instance, carry=Carry.KV)
+
+    cell = Cell(Other(upkeep=keep_up))
+    (fault,) = [a for a in cell.tell(LeaseCheckDue()) if isinstance(a, NotePolicyFault)]
+    assert fault.kind is PolicyFaultKind.NO_CAPABILITY
+    assert ("swap" in fault.message) or ("KV cache" in fault.message)
+
+
+def test_idle_instances_go_by_upkeep_and_who_waits_can_be_refused_by_it() -> None:
+    def keep_up(cell: Any) -> Iterator[Release]:
+        yield Release(instance=next(iter(cell.instances())))
+
+    def refuses(asked: Any, cell: Any) -> Iterator[Any]:
+        yield Refuse(request=asked, why=RefusalReason.MEMORY_FULL)
+
+    cell = Cell(Other(upkeep=keep_up, places=refuses))
+    said = cell.invoke(request("second"))
+    assert [a.reason for a in said if isinstance(a, RefuseRequest)] == [RefusalReason.MEMORY_FULL]
+    cell.tokens(cell.link_id, "first", [7], finish=FinishReason.STOP)
+    said = cell.tell(LeaseCheckDue())
+    assert commands(said, UnloadInstance)
+
+
+def test_the_host_tells_of_a_decision_that_took_10_ms_and_the_journal_has_it() -> None:
+    class Clock:
+        at_s = 100.0
+
+        def now_s(self) -> float:
+            return self.at_s
+
+        def call_at(self, at_s: float, call: Callable[[], None]) -> None:
+            raise NotImplementedError
+
+    clock, lines = Clock(), []
+
+    class Lines:
+        def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
+            lines.append((event, list(actions)))
+
+    def slow(plan: Any, tests: Any) -> Verdict:
+        clock.at_s += DECISION_S_MAX
+        return Verdict.PASSES
+
+    cell = Cell(Other(passes=slow))
+    host: Host[Any, ControllerAction] = Host(
+        core=cell.core,
+        clock=clock,
+        perform=lambda action: None,
+        recorders=[Lines()],
+        took_long=took_long,
+    )
+    host.post(InvokeRequested(request=request("second")))
+    (decided, told) = lines
+    assert submitted(decided[1]) == ["second"], "it counts all the same"
+    assert isinstance(told[0], DecisionTookLong)
+    assert faults(told[1]) == [(PolicyFaultKind.TOOK_LONG, "handle")]
+    assert InstanceId(cell.instance.instance_id) in cell.core.cell.instances

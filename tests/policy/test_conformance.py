@@ -1,0 +1,64 @@
+"""What holds under any policy: a cell in which everything goes wrong keeps its invariants, nobody
+hangs, and the same run makes the same journal. For a policy of your own:
+
+    pytest tests/policy/test_conformance.py --policy FILE.py
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mesh.domain.actions import NotePolicyFault
+from mesh.policy.registry import known_policies
+from mesh.sim.checking import FaultyRun
+from mesh.sim.scenario import arrivals, faults, plan, read_scenario, trace_of
+from mesh.sim.workload import Serverless
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = tuple(str(path) for path in sorted((ROOT / "examples/policies").glob("*.py")))
+ADVERSARY = str(ROOT / "tests/support/adversary.py")
+ARRIVALS_S = 10.0
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    chosen = metafunc.config.getoption("--policy")
+    every = (*known_policies(), *EXAMPLES, ADVERSARY) if chosen is None else (chosen,)
+    metafunc.parametrize("policy", every, ids=lambda text: Path(text).stem)
+
+
+class Decisions:
+    """Of a run, as its journal would have them."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.faults: list[NotePolicyFault] = []
+
+    def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
+        self.lines.append(repr((now_s, event, actions)))
+        self.faults += [action for action in actions if isinstance(action, NotePolicyFault)]
+
+
+def checked_run(policy: str, seed: int) -> Decisions:
+    """A cell under faults, held to its invariants after every decision and at the end."""
+    scenario = read_scenario(ROOT / "workloads/faults.toml")
+    work = scenario.workload
+    assert isinstance(work, Serverless)
+    short = replace(
+        scenario, policy=policy, seed=seed, workload=replace(work, duration_s=ARRIVALS_S)
+    )
+    made, seen = plan(short), Decisions()
+    run = FaultyRun(made, faults(short, made), check=True, started=lambda start: [seen])
+    run.run(arrivals(short, trace_of(short)))
+    return seen
+
+
+@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 10_000))
+def test_a_cell_keeps_its_invariants_and_decides_the_same_twice(policy: str, seed: int) -> None:
+    once, again = checked_run(policy, seed), checked_run(policy, seed)
+    assert once.lines == again.lines
+    assert bool(once.faults) == (policy == ADVERSARY), once.faults[:3]

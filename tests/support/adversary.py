@@ -1,0 +1,98 @@
+"""A policy that asks for whatever comes to its mind, by turns: the core has to put up with it.
+
+Deterministic in the time and the views, so that its runs replay. A file as `--policy` takes it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mesh.domain.reasons import DeviceKind, RefusalReason, Verdict
+from mesh.policy.interface import LEAST_HEADROOM, KvDemand, KvSize, NodeRule, Rank, Tests
+from mesh.policy.llm_mesh import LLM_MESH
+from mesh.policy.plans import Carry, How, Join, Move, Plan, Refuse, Release, Start
+from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
+
+
+def _turn(at: float, of: int) -> int:
+    return int(at * 1000.0) % of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adversary:
+    name: str = "adversary"
+    node_rule: NodeRule = LEAST_HEADROOM
+    devices: tuple[DeviceKind, ...] = (DeviceKind.CPU, DeviceKind.GPU)
+    promises: bool = True
+    refuses_late: bool = True
+    prefetches: bool = True
+
+    def instance_rank(self, instance: InstanceView) -> Rank:
+        if instance.batch == 3:
+            raise KeyError("three")
+        return (float("nan"),) if instance.batch == 5 else (instance.batch % 2,)
+
+    def node_rank(self, node: NodeView) -> Rank:
+        names: Any = node.node_id
+        return (names,) if node.running == 2 else (node.free_bytes, node.running)
+
+    def places(self, request: RequestView | None, cell: CellView) -> Iterator[Plan]:
+        turn = _turn(cell.now_s, 7)
+        if request is not None and turn < 3:
+            for instance in cell.instances():
+                yield Join(request=request, instance=instance)
+        if turn == 1 and request is not None:
+            yield Refuse(request=request, why=RefusalReason.MEMORY_FULL)
+        for node in cell.nodes():
+            yield Start(request=request, node=node)
+        if turn == 2:
+            raise IndexError("two")
+        yield from LLM_MESH.places(request, cell)
+        while turn == 4:
+            yield from LLM_MESH.places(request, cell)
+            yield Start(request=request, node=next(iter(cell.nodes())))
+
+    def passes(self, plan: Plan, tests: Tests) -> Verdict:
+        turn = _turn(tests.arrives_s(plan), 4)
+        if turn == 0:
+            return tests.demand(plan)
+        if turn == 1 and tests.utilisation(plan) < 3.0 and tests.spare_bytes(plan) > -(2**40):
+            return Verdict.PASSES
+        return tests.shadow(plan)
+
+    def relieve(
+        self, place: InstanceView | NodeView, missing_bytes: int, cell: CellView
+    ) -> Iterator[tuple[Release, ...]]:
+        hows = tuple(How)
+        for instance in cell.instances():
+            yield (Release(instance=instance, how=hows[_turn(cell.now_s, 3)]),)
+        yield tuple(Release(instance=instance) for instance in cell.neighbours(place))
+        yield from LLM_MESH.relieve(place, missing_bytes, cell)
+
+    def idle(self, instance: InstanceView, cell: CellView) -> Release | float:
+        turn = _turn(cell.now_s, 5)
+        if turn < 3:
+            return Release(instance=instance, how=tuple(How)[turn])
+        return -1.0 if turn == 3 else LLM_MESH.idle(instance, cell)
+
+    def upkeep(self, cell: CellView) -> Iterator[Plan]:
+        turn = _turn(cell.now_s, 3)
+        for instance in cell.instances():
+            requests = tuple(cell.requests(instance))
+            if turn == 0:
+                yield Release(instance=instance, how=tuple(How)[_turn(cell.ready_s(instance), 3)])
+            for other in cell.instances():
+                if turn == 1 and other.deployment == instance.deployment:
+                    yield Move(requests=requests, to=other)
+            if turn == 2:
+                yield Move(requests=requests, to=instance, carry=Carry.KV)
+                for request in requests:
+                    yield Refuse(request=request, why=RefusalReason.QUEUE_FULL)
+
+    def kv(self, demand: KvDemand) -> KvSize:
+        if demand.required_blocks % 11 == 10:
+            return KvSize(required_blocks=9, wanted_blocks=3)
+        return LLM_MESH.kv(demand)
+
+
+POLICY = Adversary()
