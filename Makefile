@@ -72,10 +72,10 @@ $(VENV)/.installed-load: pyproject.toml
 	touch $@
 
 # A client an environment: they disagree on the versions of others.
-.venv-clients-openai/.installed: pyproject.toml tests/clients/openai.txt
-	test -x .venv-clients-openai/bin/python || $(PYTHON) -m venv .venv-clients-openai
-	echo "setting up .venv-clients-openai …" >&2
-	.venv-clients-openai/bin/python -m $(PIP) -e '.[test]' -r tests/clients/openai.txt 2> >(grep -v WARNING >&2)
+.venv-clients-%/.installed: pyproject.toml tests/clients/%.txt
+	test -x .venv-clients-$*/bin/python || $(PYTHON) -m venv .venv-clients-$*
+	echo "setting up .venv-clients-$* …" >&2
+	.venv-clients-$*/bin/python -m $(PIP) -e '.[test]' -r tests/clients/$*.txt 2> >(grep -v WARNING >&2)
 	touch $@
 
 demo: $(VENV)/.installed-demo ## two deployments of a real model answer several prompts at once
@@ -90,8 +90,9 @@ test: $(VENV)/.installed-dev ## the tests
 quick: $(VENV)/.installed-dev lint types imports ## in under a minute: style, types, the decisions and what they are made of
 	@$(PYTEST) $(QUICK_TESTS)
 
-test-clients: .venv-clients-openai/.installed ## OpenAI's protocol, by clients that others wrote
-	@.venv-clients-openai/bin/python -m pytest tests/clients
+test-clients: .venv-clients-openai/.installed .venv-clients-litellm/.installed ## OpenAI's protocol, by clients that others wrote
+	@.venv-clients-openai/bin/python -m pytest tests/clients/test_openai.py
+	.venv-clients-litellm/bin/python -m pytest -W ignore -p no:unraisableexception tests/clients/test_litellm.py
 
 test-vllm: .venv-vllm/.installed ## the vLLM engine, against real vLLM on the CPU
 	@$(HOME_HERE) $(VLLM_BIN)/python -m pytest --timeout 300 -k vllm tests/contract tests/nodes/engines/vllm tests/e2e 2> >(grep -vE "$(NANOBIND)" >&2)
@@ -213,4 +214,4 @@ soak: $(VENV)/.installed-dev ## ten minutes of invocations and cancellations; no
 	@$(HOME_HERE) $(BIN)/python -m bench.soak
 
 clean:
-	rm -rf $(VENV) .venv-clients-openai .venv-bench .venv-bench-load .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-clients-openai .venv-clients-litellm .venv-bench .venv-bench-load .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
