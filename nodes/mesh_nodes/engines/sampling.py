@@ -14,18 +14,13 @@ import numpy.typing as npt
 
 from mesh.domain.request import SamplingParams
 from mesh.domain.steps import EngineRequest
+from mesh_nodes.engines.partial_selection import Columns, nucleus_pick, pick
 from mesh_nodes.engines.philox import uniforms
 
 Floats = npt.NDArray[np.float32]
-Indices = npt.NDArray[np.intp]
 
 _TEMPERATURE_MIN = 1e-4
 """Below it the most likely token is all but certain, and quotients leave f32."""
-_NUCLEUS_FLOOR = 1e-4
-"""Weights below this share of the largest are left out when top-p first looks: sorting the others
-instead of a vocabulary saves milliseconds a row, and they hold all but very flat nuclei."""
-_STRIDE = 256
-"""Weights summed at once: a running total over a whole vocabulary cannot be vectorised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,73 +43,67 @@ def seed_of(request: EngineRequest) -> int:
 
 
 def choose(logits: Floats, draws: list[Draw]) -> list[int]:
-    """Token ids, one for each row of logits [rows, vocabulary] and its draw."""
-    tokens: list[int] = logits.argmax(axis=1).tolist()
+    """Token ids, one for each row of logits [rows, vocabulary] and its draw. Penalties are written
+    into the logits.
+    """
     for row, draw in enumerate(draws):
-        if draw.seen is not None and draw.sampling.temperature <= 0.0:
-            tokens[row] = int(_penalised(logits[row], draw).argmax())
+        _penalise(logits[row], draw)
     sampled = [row for row, draw in enumerate(draws) if draw.sampling.temperature > 0.0]
+    greedy = [row for row, draw in enumerate(draws) if draw.sampling.temperature <= 0.0]
+    tokens = [0] * len(draws)
+    for row in greedy:
+        tokens[row] = int(logits[row].argmax())
     if sampled:
-        numbers = uniforms(
-            [draws[row].seed for row in sampled], [draws[row].index for row in sampled]
-        )
-        for row, number in zip(sampled, numbers.tolist(), strict=True):
-            tokens[row] = _sample(_penalised(logits[row], draws[row]), draws[row].sampling, number)
+        columns = Columns(logits)
+        for row, token in zip(sampled, _sample(columns, sampled, draws), strict=True):
+            tokens[row] = token
     return tokens
 
 
-def _penalised(row: Floats, draw: Draw) -> Floats:
+def _penalise(row: Floats, draw: Draw) -> None:
     """Repetition penalty (Keskar et al. 2019, CTRL, §4.1), divided into positive logits and
     multiplied into negative ones, as the field does it."""
-    if draw.seen is None:
-        return row
-    row = row.copy()
-    seen = np.flatnonzero(draw.seen)
-    values, penalty = row[seen], draw.sampling.repetition_penalty
-    row[seen] = np.where(values > 0, values / penalty, values * penalty)
-    return row
+    if draw.seen is not None:
+        seen = np.flatnonzero(draw.seen)
+        values, penalty = row[seen], draw.sampling.repetition_penalty
+        row[seen] = np.where(values > 0, values / penalty, values * penalty)
 
 
-def _sample(row: Floats, sampling: SamplingParams, number: float) -> int:
-    candidates = None
-    if 0 < sampling.top_k < row.size:
-        candidates = _most_likely(row, sampling.top_k)
-        row = row[candidates]
-    weights = np.exp((row - row.max()) / np.float32(max(sampling.temperature, _TEMPERATURE_MIN)))
+def _sample(columns: Columns, rows: list[int], draws: list[Draw]) -> list[int]:
+    """Rows whose whole vocabulary is drawn from go together; the others one by one."""
+    whole = [row for row in rows if _keeps_all(draws[row].sampling, columns.vocabulary)]
+    seeds, indices = [draws[row].seed for row in rows], [draws[row].index for row in rows]
+    numbers = dict(zip(rows, uniforms(seeds, indices, 1)[:, 0].tolist(), strict=True))
+    drawn = {
+        row: _sample_some(columns, row, draws[row].sampling, numbers[row])
+        for row in set(rows) - set(whole)
+    }
+    if whole:
+        temperatures = [_temperature(draws[row].sampling) for row in whole]
+        seeds, indices = [draws[row].seed for row in whole], [draws[row].index for row in whole]
+        drawn |= zip(whole, columns.draw(whole, temperatures, seeds, indices), strict=True)
+    return [drawn[row] for row in rows]
+
+
+def _keeps_all(sampling: SamplingParams, vocabulary: int) -> bool:
+    return sampling.top_p >= 1.0 and not 0 < sampling.top_k < vocabulary
+
+
+def _temperature(sampling: SamplingParams) -> float:
+    return max(sampling.temperature, _TEMPERATURE_MIN)
+
+
+def _sample_some(columns: Columns, row: int, sampling: SamplingParams, number: float) -> int:
+    """Top-k leaves few tokens to take exponentials of; top-p alone needs the sum of all."""
+    tokens = None
+    if 0 < sampling.top_k < columns.vocabulary:
+        tokens = columns.top(row, sampling.top_k)
+        logits = columns.logits[row, tokens] - columns.largest[row]
+        weights = np.exp(logits / np.float32(_temperature(sampling)))
+    else:
+        weights = columns.weights(row, _temperature(sampling))
     if sampling.top_p < 1.0:
-        nucleus = _nucleus(weights, sampling.top_p)
-        weights = weights[nucleus]
-        candidates = nucleus if candidates is None else candidates[nucleus]
-    place = _pick(weights, number)
-    return place if candidates is None else int(candidates[place])
-
-
-def _most_likely(row: Floats, count: int) -> Indices:
-    """Indices of the `count` largest, by index."""
-    return np.sort(np.argpartition(row, row.size - count)[row.size - count :])
-
-
-def _nucleus(weights: Floats, top_p: float) -> Indices:
-    """The fewest most likely tokens whose weights reach the share top_p, and at least one
-    (Holtzman et al. 2020, nucleus sampling). The largest weight is 1."""
-    enough = max(top_p, 0.0) * float(weights.sum(dtype=np.float64))
-    for floor in (_NUCLEUS_FLOOR, -1.0):
-        likely = np.flatnonzero(weights > floor)
-        top = likely[np.argsort(-weights[likely], kind="stable")]
-        cumulative = np.cumsum(weights[top], dtype=np.float64)
-        if cumulative[-1] >= enough:
-            break
-    return top[: int(np.searchsorted(cumulative, enough, side="left")) + 1]
-
-
-def _pick(weights: Floats, number: float) -> int:
-    """The place where the running total of the weights passes the share `number` of their sum;
-    strides first, then within one."""
-    sums = np.add.reduceat(weights, np.arange(0, weights.size, _STRIDE), dtype=np.float64)
-    totals = np.cumsum(sums)
-    target = number * totals[-1]
-    stride = min(int(np.searchsorted(totals, target, side="right")), sums.size - 1)
-    inner = weights[stride * _STRIDE : (stride + 1) * _STRIDE]
-    running = np.cumsum(inner, dtype=np.float64) + (totals[stride] - sums[stride])
-    place = min(int(np.searchsorted(running, target, side="right")), inner.size - 1)
-    return stride * _STRIDE + place
+        place = nucleus_pick(weights, sampling.top_p, number)
+    else:
+        place = pick(weights, number)
+    return place if tokens is None else int(tokens[place])

@@ -70,6 +70,52 @@ def test_top_k_and_top_p_combine() -> None:
     assert np.flatnonzero(drawn).tolist() == [0, 1]
 
 
+def test_draws_are_distributed_as_asked() -> None:
+    """Chi-square over 60,000 draws from a vocabulary of many columns and a remainder, flat and with
+    few likely tokens, all of it, its nucleus and its top 50; the statistic's mean is its degrees of
+    freedom, and six standard deviations above it are never reached by chance.
+    """
+    rng = np.random.default_rng(3)
+    flat = (rng.standard_normal(20_003) * 1.5).astype(np.float32)
+    peaked = flat.copy()
+    peaked[[5, 2500, 20_002]] += np.float32(11)
+    cases = [
+        (logits, SamplingParams(temperature=0.9, top_p=top_p, top_k=top_k))
+        for logits in (flat, peaked)
+        for top_p, top_k in ((1.0, 0), (0.8, 0), (1.0, 50))
+    ]
+    for logits, params in cases:
+        expected = softmax(logits.astype(np.float64) / 0.9)
+        order = np.argsort(-expected)
+        if params.top_p < 1:
+            order = order[: int(np.searchsorted(expected[order].cumsum(), params.top_p)) + 1]
+        elif params.top_k:
+            order = order[: params.top_k]
+        counts = np.zeros(logits.size)
+        for first in range(0, 60_000, 500):
+            draws = [Draw(params, 4, index, None) for index in range(first, first + 500)]
+            np.add.at(counts, choose(np.broadcast_to(logits, (500, logits.size)), draws), 1)
+        assert counts[order].sum() == 60_000
+        # By likelihood, in groups of tokens that are expected often enough.
+        share = expected[order] / expected[order].sum()
+        group = (share.cumsum() * 400).astype(int)
+        wanted = np.bincount(group, share) * 60_000
+        drawn = np.bincount(group, counts[order])
+        wanted, drawn = wanted[wanted > 5], drawn[wanted > 5]
+        statistic = ((drawn - wanted) ** 2 / wanted).sum()
+        freedom = wanted.size - 1
+        assert statistic < freedom + 6 * np.sqrt(2 * max(freedom, 1)) + 6, params
+
+
+def test_equal_logits_are_kept_by_their_ids() -> None:
+    """Top-k and top-p keep as many as they should where the last ones tie."""
+    logits = np.zeros(30_000, np.float32)
+    few = frequencies(SamplingParams(temperature=1.0, top_k=3), logits)
+    assert np.flatnonzero(few).tolist() == [0, 1, 2]
+    half = np.flatnonzero(frequencies(SamplingParams(temperature=1.0, top_p=0.5), logits))
+    assert half.max() < 15_010
+
+
 def test_a_draw_depends_on_seed_and_index_and_not_on_its_row() -> None:
     params = SamplingParams(temperature=1.5)
     rng = np.random.default_rng(0)
@@ -98,14 +144,13 @@ def test_rows_of_all_kinds_share_a_batch() -> None:
 
 
 def test_the_penalty_lowers_seen_tokens_whatever_their_sign() -> None:
-    """2.0 / 4 falls below 1.0, and -0.1 * 4 below -0.3; the caller's logits stay as they were."""
+    """2.0 / 4 falls below 1.0, and -0.1 * 4 below -0.3."""
     params = SamplingParams(repetition_penalty=4.0)
     for values, seen_token, expected in (([2.0, 1.0], 0, 1), ([-0.1, -0.3], 0, 1)):
         logits = np.array([values], np.float32)
         seen = np.zeros(2, np.bool_)
         seen[seen_token] = True
         assert choose(logits, [Draw(params, 0, 0, seen)]) == [expected]
-        assert logits.tolist() == np.array([values], np.float32).tolist()
 
 
 def test_philox_gives_the_published_numbers() -> None:
@@ -122,8 +167,10 @@ def test_philox_gives_the_published_numbers() -> None:
 
 
 def test_uniforms_are_uniform_and_take_any_seed() -> None:
-    numbers = uniforms([2**64 - 1] * 4000, list(range(4000)))
+    numbers = uniforms([2**64 - 1] * 4000, list(range(4000)), 1)
     assert 0.0 <= numbers.min() < 0.01
     assert 0.99 < numbers.max() < 1.0
     assert abs(numbers.mean() - 0.5) < 0.02
-    assert uniforms([-1], [5]) == uniforms([2**64 - 1], [5])
+    assert uniforms([-1], [5], 1) == uniforms([2**64 - 1], [5], 1)
+    assert uniforms([7], [5], 9)[0, 6:].tolist() == uniforms([7], [5], 3, first=6)[0].tolist()
+    assert len(set(uniforms([7], [5], 9)[0].tolist())) == 9
