@@ -14,6 +14,7 @@ from mesh.domain.request import Request
 from mesh.domain.slo import Slo
 from mesh.v1 import inference_pb2 as pb
 from mesh.wire.codec_invoke import event_to_wire
+from mesh.wire.codec_request import logprobs_to_wire
 from mesh.wire.mailbox import Mailbox
 
 Told = TellAccepted | TellWaiting | DeliverTokens | RefuseRequest
@@ -71,6 +72,8 @@ class ClientStream:
                         tokens = pb.Tokens(first_index=outputs.first_index)
                     tokens.token_ids.extend(outputs.token_ids)
                     tokens.text += outputs.text
+                    if outputs.logprobs:
+                        tokens.logprobs.extend(logprobs_to_wire(outputs.logprobs))
                     if outputs.finish is not None:
                         self.finished = True
                         yield pb.InvokeResponse(tokens=tokens)

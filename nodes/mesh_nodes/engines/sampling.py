@@ -1,18 +1,20 @@
 """Chooses the next token of every row of a batch from its logits.
 
-Greedy rows cost one argmax. Sampled rows take, in this order, the repetition penalty, temperature,
-top-k and top-p, and then one uniform number that depends on the request's seed and the token's
-index alone. All engines that compute here draw with it, once per iteration, so that a request
-continues alike wherever it goes on.
+Greedy rows cost one argmax. Sampled rows take, in this order, the penalties, temperature, min-p,
+top-k and top-p, and then uniform numbers that depend on the request's seed and the token's index
+alone. All engines that compute here draw with it, once per iteration, and all that it knows follows
+from a request's tokens, so that a request continues alike wherever it goes on.
 """
 
 import hashlib
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from mesh.domain.request import SamplingParams
+from mesh.domain.request import SamplingParams, TokenLogprobs
 from mesh.domain.steps import EngineRequest
 from mesh_nodes.engines.partial_selection import Columns, nucleus_pick, pick
 from mesh_nodes.engines.philox import uniforms
@@ -23,6 +25,37 @@ _TEMPERATURE_MIN = 1e-4
 """Below it the most likely token is all but certain, and quotients leave f32."""
 
 
+class Past:
+    """A request's tokens so far, as penalties see them."""
+
+    def __init__(self, prompt: Sequence[int], output: Sequence[int], vocabulary: int) -> None:
+        self.seen = np.zeros(vocabulary, np.bool_)
+        """In prompt or output."""
+        self.counts = np.zeros(vocabulary, np.int32)
+        """In the output."""
+        self.seen[list(prompt)] = True
+        self.add(output)
+
+    def add(self, output: Sequence[int]) -> None:
+        tokens = list(output)
+        self.seen[tokens] = True
+        np.add.at(self.counts, tokens, 1)
+
+
+def past_of(request: EngineRequest, vocabulary: int) -> Past | None:
+    if not is_penalised(request.sampling):
+        return None
+    return Past(request.prompt_tokens, request.output_tokens, vocabulary)
+
+
+def is_penalised(sampling: SamplingParams) -> bool:
+    return (
+        sampling.repetition_penalty != 1.0
+        or sampling.presence_penalty != 0.0
+        or sampling.frequency_penalty != 0.0
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Draw:
     """How to choose one token: parameters, the request's seed, and the token's output index."""
@@ -30,8 +63,8 @@ class Draw:
     sampling: SamplingParams
     seed: int
     index: int
-    seen: npt.NDArray[np.bool_] | None
-    """Prompt and output tokens so far, [vocabulary]; None when no penalty looks at them."""
+    past: Past | None
+    """None when no penalty looks at it."""
 
 
 def seed_of(request: EngineRequest) -> int:
@@ -40,6 +73,33 @@ def seed_of(request: EngineRequest) -> int:
         return request.sampling.seed
     digest = hashlib.blake2b(request.request_id.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
+
+
+def choose_telling(
+    logits: Floats, draws: list[Draw]
+) -> list[tuple[int, tuple[TokenLogprobs, ...]]]:
+    """The same with the log-probabilities of each row that asks for them."""
+    asking = [row for row, draw in enumerate(draws) if draw.sampling.logprobs is not None]
+    before = {row: logits[row].copy() for row in asking}
+    tokens = choose(logits, draws)
+    return [
+        (token, (_logprobs(before[row], token, draws[row].sampling.logprobs or 0),))
+        if row in before
+        else (token, ())
+        for row, token in enumerate(tokens)
+    ]
+
+
+def _logprobs(row: Floats, token: int, top: int) -> TokenLogprobs:
+    largest = row.max()
+    total = float(largest) + math.log(np.exp(row - largest).sum(dtype=np.float64))
+    top = min(top, row.size)
+    likely = np.argpartition(row, row.size - top)[row.size - top :] if top else np.zeros(0, int)
+    likely = likely[np.lexsort((likely, -row[likely]))]
+    return TokenLogprobs(
+        logprob=min(float(row[token]) - total, 0.0),
+        top=tuple((int(place), min(float(row[place]) - total, 0.0)) for place in likely),
+    )
 
 
 def choose(logits: Floats, draws: list[Draw]) -> list[int]:
@@ -62,11 +122,18 @@ def choose(logits: Floats, draws: list[Draw]) -> list[int]:
 
 def _penalise(row: Floats, draw: Draw) -> None:
     """Repetition penalty (Keskar et al. 2019, CTRL, §4.1), divided into positive logits and
-    multiplied into negative ones, as the field does it."""
-    if draw.seen is not None:
-        seen = np.flatnonzero(draw.seen)
-        values, penalty = row[seen], draw.sampling.repetition_penalty
+    multiplied into negative ones, as the field does it; then those that the output has earned."""
+    if draw.past is None:
+        return
+    sampling = draw.sampling
+    if sampling.repetition_penalty != 1.0:
+        seen = np.flatnonzero(draw.past.seen)
+        values, penalty = row[seen], sampling.repetition_penalty
         row[seen] = np.where(values > 0, values / penalty, values * penalty)
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        given = np.flatnonzero(draw.past.counts)
+        often = draw.past.counts[given].astype(np.float32)
+        row[given] -= sampling.presence_penalty + sampling.frequency_penalty * often
 
 
 def _sample(columns: Columns, rows: list[int], draws: list[Draw]) -> list[int]:
@@ -86,7 +153,7 @@ def _sample(columns: Columns, rows: list[int], draws: list[Draw]) -> list[int]:
 
 
 def _keeps_all(sampling: SamplingParams, vocabulary: int) -> bool:
-    return sampling.top_p >= 1.0 and not 0 < sampling.top_k < vocabulary
+    return sampling.top_p >= 1.0 and sampling.min_p <= 0.0 and not 0 < sampling.top_k < vocabulary
 
 
 def _temperature(sampling: SamplingParams) -> float:
@@ -94,14 +161,21 @@ def _temperature(sampling: SamplingParams) -> float:
 
 
 def _sample_some(columns: Columns, row: int, sampling: SamplingParams, number: float) -> int:
-    """Top-k leaves few tokens to take exponentials of; top-p alone needs the sum of all."""
-    tokens = None
+    """Top-k and min-p leave few tokens to take exponentials of; top-p alone takes all."""
+    tokens, temperature = None, _temperature(sampling)
     if 0 < sampling.top_k < columns.vocabulary:
         tokens = columns.top(row, sampling.top_k)
-        logits = columns.logits[row, tokens] - columns.largest[row]
-        weights = np.exp(logits / np.float32(_temperature(sampling)))
+    elif sampling.min_p > 0.0:
+        # A little lower, for what rounding does; weights decide.
+        floor = columns.largest[row] + temperature * (math.log(sampling.min_p) - 1e-3)
+        tokens = columns.at_least(row, np.float32(floor))
+    if tokens is None:
+        weights = columns.weights(row, temperature)
     else:
-        weights = columns.weights(row, _temperature(sampling))
+        logits = columns.logits[row, tokens] - columns.largest[row]
+        weights = np.exp(logits / np.float32(temperature))
+        likely = weights >= min(sampling.min_p, 1.0)
+        tokens, weights = tokens[likely], weights[likely]
     if sampling.top_p < 1.0:
         place = nucleus_pick(weights, sampling.top_p, number)
     else:

@@ -7,7 +7,7 @@ import pytest
 
 from mesh.domain.request import SamplingParams
 from mesh_nodes.engines.philox import philox, uniforms
-from mesh_nodes.engines.sampling import Draw, choose
+from mesh_nodes.engines.sampling import Draw, Past, choose, choose_telling
 
 LOGITS = np.array([2.0, 1.0, 0.5, 0.0, -1.0, -3.0], np.float32)
 DRAWS = 4000
@@ -132,12 +132,11 @@ def test_a_draw_depends_on_seed_and_index_and_not_on_its_row() -> None:
 
 
 def test_rows_of_all_kinds_share_a_batch() -> None:
-    seen = np.zeros(6, np.bool_)
-    seen[[0, 4]] = True
+    past = Past([0], [4], 6)
     greedy = SamplingParams()
     draws = [
         Draw(greedy, 0, 0, None),
-        Draw(replace(greedy, repetition_penalty=4.0), 0, 0, seen),
+        Draw(replace(greedy, repetition_penalty=4.0), 0, 0, past),
         Draw(replace(greedy, temperature=1.0, top_k=1), 0, 0, None),
     ]
     assert choose(np.tile(LOGITS, (3, 1)), draws) == [0, 1, 0]
@@ -148,9 +147,43 @@ def test_the_penalty_lowers_seen_tokens_whatever_their_sign() -> None:
     params = SamplingParams(repetition_penalty=4.0)
     for values, seen_token, expected in (([2.0, 1.0], 0, 1), ([-0.1, -0.3], 0, 1)):
         logits = np.array([values], np.float32)
-        seen = np.zeros(2, np.bool_)
-        seen[seen_token] = True
-        assert choose(logits, [Draw(params, 0, 0, seen)]) == [expected]
+        past = Past([seen_token], [], 2)
+        assert choose(logits, [Draw(params, 0, 0, past)]) == [expected]
+
+
+def test_presence_and_frequency_look_at_the_output_alone() -> None:
+    """Token 0 came three times, 1 once, 2 in the prompt."""
+    past = Past([2, 2], [0, 1, 0, 0], 4)
+    for sampling, expected in (
+        (SamplingParams(presence_penalty=0.5), [1.5, 0.5, 0.5, 0.0]),
+        (SamplingParams(frequency_penalty=0.5), [0.5, 0.5, 0.5, 0.0]),
+        (SamplingParams(presence_penalty=-0.5, frequency_penalty=1.0), [-0.5, 0.5, 0.5, 0.0]),
+    ):
+        logits = np.array([[2.0, 1.0, 0.5, 0.0]], np.float32)
+        choose(logits, [Draw(sampling, 0, 0, past)])
+        np.testing.assert_allclose(logits[0], expected)
+
+
+def test_min_p_keeps_what_is_likely_beside_the_likeliest() -> None:
+    """Shares of the likeliest are 1, 0.37, 0.22, 0.14, …; temperature goes first."""
+    for min_p, temperature, kept in ((0.3, 1.0, 2), (0.2, 1.0, 3), (1.0, 5.0, 1), (0.3, 2.0, 4)):
+        drawn = frequencies(SamplingParams(temperature=temperature, min_p=min_p))
+        assert np.flatnonzero(drawn).tolist() == list(range(kept))
+        np.testing.assert_allclose(drawn[:kept], softmax(LOGITS[:kept] / temperature), atol=0.03)
+    both = frequencies(SamplingParams(temperature=1.0, min_p=0.01, top_k=5, top_p=0.7))
+    assert np.flatnonzero(both).tolist() == [0, 1]
+
+
+def test_log_probabilities_are_the_models_whatever_was_drawn() -> None:
+    params = SamplingParams(temperature=3.0, presence_penalty=2.0, top_k=1, logprobs=3)
+    logits = np.tile(LOGITS, (2, 1))
+    draws = [Draw(params, 0, 0, Past([], [0], 6)), Draw(SamplingParams(), 0, 0, None)]
+    (token, (told,)), (greedy, nothing) = choose_telling(logits, draws)
+    expected = np.log(softmax(LOGITS))
+    assert (token, greedy, nothing) == (1, 0, ())
+    assert told.logprob == pytest.approx(expected[1], abs=1e-5)
+    assert [token_id for token_id, _ in told.top] == [0, 1, 2]
+    np.testing.assert_allclose([logprob for _, logprob in told.top], expected[:3], atol=1e-5)
 
 
 def test_philox_gives_the_published_numbers() -> None:
