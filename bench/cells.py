@@ -15,7 +15,7 @@ from mesh.cli.cell import LocalCell
 from mesh.cli.cell_plan import CellPlan, NodePlan, plan_nodes
 from mesh.cli.running_cell import running_cell
 from mesh.cli.stopping import Stopping
-from mesh.cli.verbs.deploy import wait_ready
+from mesh.cli.waiting import Goal, wait_for
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.errors import MeshError
 from mesh.domain.ids import DeploymentName
@@ -85,7 +85,7 @@ def deployed(address: str, specs: Sequence[DeploymentSpec]) -> None:
         for spec in kept:
             client.deploy(spec)
         for spec in kept:
-            wait_ready(client, spec, LOADED_S_MAX)
+            wait_for(client, spec.name, Goal.READY, LOADED_S_MAX)
 
 
 def measured_profile(address: str, name: DeploymentName, told: Callable[[str], None]) -> Profile:

@@ -15,7 +15,7 @@ from statistics import fmean
 from bench.cells import LOADED_S_MAX, local_cell, measured_profile, wait_calm
 from bench.fleet.workload import CONTEXT_TOKENS, Scene
 from bench.own_models import own_source
-from mesh.cli.verbs.deploy import wait_ready
+from mesh.cli.waiting import Goal, wait_for
 from mesh.compute.times import Times
 from mesh.controller.registry import SqliteRegistry
 from mesh.domain.deployment import DeploymentSpec, Scaling
@@ -87,7 +87,7 @@ def measured(
         ):
             if scene.resident:
                 for name in scene.names():
-                    wait_ready(client, _spec(name, scene.slo, scene.scaling), LOADED_S_MAX)
+                    wait_for(client, name, Goal.READY, LOADED_S_MAX)
                 wait_calm(cell)
             (node,) = client.nodes()
             views = client.profiles(scene.names()[0])

@@ -26,6 +26,7 @@ VERBS = {
     "deploy": "Deploy models from manifests.",
     "get": "List deployments, or show one.",
     "describe": "Show one deployment or node in full.",
+    "wait": "Wait until deployments are ready, loaded or gone.",
     "scale": "Change a deployment's scaling limits.",
     "delete": "Delete deployments.",
     "profile": "Measure a model's iteration times on a node, or show them.",

@@ -276,6 +276,7 @@ def test_deploy_waits_for_its_instances_and_delete_takes_them_away(cell: Running
     ran = cell.mesh("deploy", "-", "--wait", "--timeout", "30", stdin=manifest)
     assert ran.code == 0, ran.err
     assert ran.err.splitlines()[-1] == "warm: ready"
+    assert cell.mesh("deploy", "-", "--dry-run", stdin=manifest).out == "warm: unchanged\n"
     (instance,) = json.loads(cell.mesh("get", "warm", "-o", "json").out)["instances"]
     assert instance["state"] == "ready"
     assert instance["instance_id"] in cell.mesh("describe", "warm").out
@@ -284,8 +285,23 @@ def test_deploy_waits_for_its_instances_and_delete_takes_them_away(cell: Running
     header, *rows = cell.mesh("status").out.partition("\n\n")[2].splitlines()
     assert header.split()[:2] == ["INSTANCE", "NODE"]
     assert [instance["instance_id"], "cpu0", "ready"] in [row.split()[:3] for row in rows]
+    assert cell.mesh("wait", "warm", "--for", "loaded", "--timeout", "5").err == "warm: loaded\n"
     assert cell.mesh("delete", "warm").err == "warm: deleted\n"
-    assert cell.mesh("get", "warm").code == 1
+    assert cell.mesh("wait", "warm", "--for", "gone", "--timeout", "5").err == "warm: gone\n"
+    assert cell.mesh("wait", "warm").code == cell.mesh("get", "warm").code == 1
+
+
+def test_a_dry_run_says_what_would_happen_and_does_nothing(cell: RunningCell, chat: str) -> None:
+    new = cell.manifest("newcomer")
+    ran = cell.mesh("deploy", "-", "--dry-run", stdin=new)
+    assert (ran.code, ran.out) == (0, "newcomer: new\n")
+    assert cell.mesh("get", "newcomer").code == 1
+    changed = cell.manifest(chat, "slo: {ttft_s: 0.5}", "devices: [cpu]")
+    ran = cell.mesh("deploy", "-", "--dry-run", stdin=changed + b"---\n" + new)
+    assert ran.code == 1
+    assert ran.out.splitlines()[-1] == "newcomer: new"
+    assert f"{chat}: refused, it is deployed with another slo.ttft_s: " in ran.out
+    assert cell.mesh("deploy", "-", "--wait", "--dry-run", stdin=new).code == 2
 
 
 def test_several_deployments_are_all_tried_and_one_failure_fails_the_command(

@@ -25,7 +25,7 @@ from mesh.cli.options import home_option
 from mesh.cli.progress import progress
 from mesh.cli.running_cell import running_cell
 from mesh.cli.stopping import Stopping
-from mesh.cli.verbs.deploy import wait_ready
+from mesh.cli.waiting import Goal, wait_for
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.errors import MeshError, StorageError
 from mesh.domain.ids import DeploymentName
@@ -105,7 +105,9 @@ def _play(
     for spec in specs:
         with progress(spec.name) as report:
             _await([threads.submit(client.deploy, spec, report)], watch)[0].result()
-        _await([threads.submit(wait_ready, client, spec, READY_S_MAX)], watch)[0].result()
+        _await([threads.submit(wait_for, client, spec.name, Goal.READY, READY_S_MAX)], watch)[
+            0
+        ].result()
         output.message(f"{spec.name}: ready")
     output.message(f"asking {len(talks)} prompts at once")
     with Screen(talks) as screen:

@@ -1,11 +1,13 @@
 """`mesh deploy`: the deployments of one or more manifests become part of the cell.
 
 A file is read as a whole before anything is deployed, so that a mistake in the last one changes
-nothing; after that every deployment is tried, and one that fails makes the command fail.
+nothing; after that every deployment is tried, and one that fails makes the command fail. A dry run
+compares them with what the cell has, and changes nothing either.
 """
 
 import sys
-import time
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 
 import click
 
@@ -13,16 +15,13 @@ from mesh.cli import output
 from mesh.cli.manifest import read_file, read_manifests
 from mesh.cli.options import controller_option, timeout_option
 from mesh.cli.progress import progress
+from mesh.cli.waiting import Goal, wait_for
 from mesh.cli.yaml_documents import MANIFEST_BYTES_MAX
 from mesh.domain.deployment import DeploymentSpec
-from mesh.domain.errors import Cancelled, MeshError, Unavailable
-from mesh.domain.lifecycle import InstanceState
-from mesh.domain.views import DeploymentSnapshot
+from mesh.domain.errors import MeshError, NotFound, Unavailable
 from mesh.wire.client import MeshClient
 
-POLL_S = 0.2
 STANDARD_INPUT = "-"
-_SERVING = (InstanceState.READY, InstanceState.PARKED)
 
 
 @click.command(
@@ -42,16 +41,27 @@ A manifest:
 )
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @click.option("--wait", is_flag=True, help="Wait until replicas_min instances are ready.")
+@click.option("--dry-run", is_flag=True, help="Say what would happen, and do nothing.")
 @timeout_option(600.0, "How long --wait waits.")
 @controller_option
 @click.pass_context
 def deploy(
-    ctx: click.Context, files: tuple[str, ...], wait: bool, timeout_s: float, address: str
+    ctx: click.Context,
+    files: tuple[str, ...],
+    wait: bool,
+    dry_run: bool,
+    timeout_s: float,
+    address: str,
 ) -> None:
     """Deploy models from manifests. FILE - reads standard input."""
+    if wait and dry_run:
+        raise click.UsageError("--wait and --dry-run exclude each other")
     specs = read_manifests([(_origin(file), _content(file)) for file in files])
     failed = False
     with MeshClient(address) as client:
+        if dry_run:
+            accepted = [_would_deploy(client, spec) for spec in specs]
+            ctx.exit(0 if all(accepted) else 1)
         for spec in specs:
             try:
                 _deploy(client, spec, timeout_s if wait else 0.0)
@@ -80,32 +90,37 @@ def _deploy(client: MeshClient, spec: DeploymentSpec, wait_s: float) -> None:
     with progress(spec.name) as report:
         client.deploy(spec, report)
     if wait_s:
-        wait_ready(client, spec, wait_s)
+        wait_for(client, spec.name, Goal.READY, wait_s)
     output.message(f"{spec.name}: ready" if wait_s else f"{spec.name}: deployed")
 
 
-def wait_ready(client: MeshClient, spec: DeploymentSpec, wait_s: float) -> None:
-    """Wait until `replicas_min` instances are ready, or parked, which a resize of milliseconds
-    ends. Raises Cancelled when `wait_s` is over."""
-    until_s = time.monotonic() + wait_s
-    wanted = spec.scaling.replicas_min
-    with progress(spec.name) as report:
-        while True:
-            found = client.get(spec.name)
-            ready = sum(one.state in _SERVING for one in found.instances)
-            if ready >= wanted:
-                return
-            report(f"{ready} of {wanted} instances ready{_loading(found)}", ready / wanted)
-            if time.monotonic() > until_s:
-                raise Cancelled(
-                    f"{spec.name} is deployed, but {ready} of {wanted} instances are ready after "
-                    f"{wait_s:g} s",
-                    hint=f"`mesh describe {spec.name}` and `mesh logs {spec.name}` show why",
-                )
-            time.sleep(POLL_S)
+def _would_deploy(client: MeshClient, spec: DeploymentSpec) -> bool:
+    """Print what a deploy would come to; whether it would be accepted, as far as the cell's
+    deployments go: whether the source can be had shows when it is imported.
+    """
+    try:
+        found = client.get(spec.name)
+    except NotFound:
+        output.text(f"{spec.name}: new")
+        return True
+    changed = list(_differences(found.spec, spec))
+    for line in changed:
+        output.text(f"{spec.name}: refused, it is deployed with another {line}")
+    if not changed:
+        output.text(f"{spec.name}: unchanged")
+    return not changed
 
 
-def _loading(found: DeploymentSnapshot) -> str:
-    """What those that are not ready are at."""
-    phases = [one.phase for one in found.instances if one.state is InstanceState.LOADING]
-    return f", {phases[0]}" if phases and phases[0] else ""
+def _differences(deployed: object, wanted: object, path: str = "") -> Iterator[str]:
+    """Fields as a manifest names them, with both values."""
+    for field in fields(deployed):  # type: ignore[arg-type]  # a dataclass by what calls it
+        one, other = getattr(deployed, field.name), getattr(wanted, field.name)
+        name = f"{path}{field.name}"
+        if is_dataclass(one):
+            yield from _differences(one, other, f"{name}.")
+        elif one != other:
+            yield f"{name}: {_shown(one)} there, {_shown(other)} here"
+
+
+def _shown(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
