@@ -26,7 +26,7 @@ NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 .PHONY: bench-admission bench-beside-load bench-cold-start bench-engine bench-fidelity bench-fleet bench-http bench-import
 .PHONY: bench-kv-resize bench-late-starts bench-load bench-load-client bench-metrics bench-mixed
 .PHONY: bench-overcommit bench-overhead bench-paper bench-profile bench-replay
-.PHONY: bench-replay-agreement bench-sim bench-slo bench-vllm-step bench-vllm-switch
+.PHONY: bench-replay-agreement bench-sampling bench-sim bench-slo bench-vllm-step bench-vllm-switch
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
@@ -188,6 +188,9 @@ bench-replay: $(VENV)/.installed-dev ## whether a replay sends each call of a tr
 
 bench-replay-agreement: $(VENV)/.installed-dev ## locust, mesh replay and the controller tell the same
 	@$(HOME_HERE) $(BIN)/python -m bench.agreement $(ARGS)
+
+bench-sampling: $(VENV)/.installed-dev ## choosing 32 tokens at once, by temperature, top-p and top-k
+	@$(HOME_HERE) $(BIN)/python -m bench.sampling $(ARGS)
 
 bench-sim: $(VENV)/.installed-dev ## how long the simulator takes; ARGS="--trace FILE", "--growth"
 	@$(BIN)/python -m bench.sim $(ARGS)

@@ -16,6 +16,7 @@ from mesh.domain.invocation import (
     Waiting,
     check_complete,
 )
+from mesh.domain.request import TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -26,6 +27,8 @@ class Answer:
     finished: Finished | None = None
     pieces: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """One of each token, where they were asked for."""
 
     @property
     def text(self) -> str:
@@ -64,10 +67,18 @@ class Answer:
     def plain(self) -> dict[str, object]:
         """A finished answer for scripts."""
         accepted, finished = self._ends()
+        told = [
+            {
+                "logprob": one.logprob,
+                "top": [{"token_id": token, "logprob": logprob} for token, logprob in one.top],
+            }
+            for one in self.logprobs
+        ]
         return {
             "request_id": str(accepted.request_id),
             "text": self.text,
             "token_ids": self.token_ids,
+            **({"logprobs": told} if told else {}),
             "finish_reason": str(finished.reason),
             "prompt_tokens": finished.prompt_tokens,
             "output_tokens": finished.output_tokens,
@@ -109,6 +120,7 @@ def receive(
                 on_waiting(event.phase, event.share)
             case Tokens():
                 answer.token_ids.extend(event.token_ids)
+                answer.logprobs.extend(event.logprobs)
                 if event.text:
                     answer.pieces.append(event.text)
                     on_text(event.text)

@@ -20,8 +20,12 @@ class Sampling(TypedDict):
     temperature: float | None
     top_p: float | None
     top_k: int | None
+    min_p: float | None
     seed: int | None
     repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    ignore_eos: bool
     stop: tuple[str, ...]
 
 
@@ -34,8 +38,12 @@ _OPTIONS = (
     click.option("--temperature", type=float, help="0 (the default): the likeliest token."),
     click.option("--top-p", type=float, help="Only the likeliest tokens of this summed share."),
     click.option("--top-k", type=int, help="Only this many likeliest tokens; 0: all."),
+    click.option("--min-p", type=float, help="Only tokens above this share of the likeliest's."),
     click.option("--seed", type=int, help="The same seed draws the same tokens."),
     click.option("--repetition-penalty", type=float, help="Above 1: what is there comes less."),
+    click.option("--presence-penalty", type=float, help="Off what the answer has; -2 to 2."),
+    click.option("--frequency-penalty", type=float, help="The same for each time; -2 to 2."),
+    click.option("--ignore-eos", is_flag=True, help="Go on after the model would end."),
     click.option(
         "--stop", metavar="TEXT", multiple=True, callback=_stops, help="End before it. Repeatable."
     ),

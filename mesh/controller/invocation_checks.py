@@ -14,6 +14,9 @@ from mesh.domain.request import SamplingParams
 STOPS_MAX = 16
 STOP_CHARS_MAX = 256
 CHAT_MESSAGES_MAX = 4096
+LOGPROBS_MAX = 20
+PENALTY_MAX = 2.0
+"""Presence and frequency, as with OpenAI."""
 SEED_MAX = (1 << 63) - 1
 
 _DEFAULTS = SamplingParams()
@@ -27,9 +30,15 @@ def check_invocation(asked: Invocation) -> None:
         raise _wrong("temperature", asked.temperature, "0 (greedy) or more, and finite")
     if asked.top_p is not None and not 0 < asked.top_p <= 1:
         raise _wrong("top_p", asked.top_p, "above 0 and at most 1")
+    if asked.min_p is not None and not 0 <= asked.min_p <= 1:
+        raise _wrong("min_p", asked.min_p, "from 0 (no limit) to 1")
     penalty = asked.repetition_penalty
     if penalty is not None and not 0 < penalty < math.inf:
         raise _wrong("repetition_penalty", penalty, "above 0 (1 is none), and finite")
+    for name in ("presence_penalty", "frequency_penalty"):
+        penalty = getattr(asked, name)
+        if penalty is not None and not -PENALTY_MAX <= penalty <= PENALTY_MAX:
+            raise _wrong(name, penalty, f"from -{PENALTY_MAX:g} to {PENALTY_MAX:g} (0 is none)")
 
 
 def _check_prompt(asked: Invocation) -> None:
@@ -63,6 +72,8 @@ def _check_limits(asked: Invocation) -> None:
         raise _wrong("max_tokens", asked.max_tokens, "1 or more")
     if asked.top_k is not None and asked.top_k < 0:
         raise _wrong("top_k", asked.top_k, "0 (no limit) or more")
+    if asked.logprobs is not None and not 0 <= asked.logprobs <= LOGPROBS_MAX:
+        raise _wrong("logprobs", asked.logprobs, f"from 0 to {LOGPROBS_MAX}")
     if asked.seed is not None and not 0 <= asked.seed <= SEED_MAX:
         raise _wrong("seed", asked.seed, f"from 0 to {SEED_MAX}")
     if len(asked.stop) > STOPS_MAX:
@@ -98,10 +109,14 @@ def sampling_of(asked: Invocation, *, room_tokens: int, rng: random.Random) -> S
         top_p=_given(asked.top_p, _DEFAULTS.top_p),
         top_k=_DEFAULTS.top_k if asked.top_k is None else asked.top_k,
         seed=rng.getrandbits(63) if asked.seed is None else asked.seed,
+        min_p=_given(asked.min_p, _DEFAULTS.min_p),
         repetition_penalty=_given(asked.repetition_penalty, _DEFAULTS.repetition_penalty),
+        presence_penalty=_given(asked.presence_penalty, _DEFAULTS.presence_penalty),
+        frequency_penalty=_given(asked.frequency_penalty, _DEFAULTS.frequency_penalty),
         max_tokens=min(wanted, max(1, room_tokens)),
         ignore_eos=asked.ignore_eos,
         stop=asked.stop,
+        logprobs=asked.logprobs,
     )
 
 

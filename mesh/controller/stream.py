@@ -134,10 +134,14 @@ def _joined(tokens: Tokens | None, outputs: RequestTokens) -> Tokens:
     """What a client has not been given yet, and what came after it."""
     if tokens is None:
         return Tokens(
-            first_index=outputs.first_index, token_ids=outputs.token_ids, text=outputs.text
+            first_index=outputs.first_index,
+            token_ids=outputs.token_ids,
+            text=outputs.text,
+            logprobs=outputs.logprobs,
         )
     return Tokens(
         first_index=tokens.first_index,
         token_ids=tokens.token_ids + outputs.token_ids,
         text=tokens.text + outputs.text,
+        logprobs=tokens.logprobs + outputs.logprobs,
     )

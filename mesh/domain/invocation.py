@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from mesh.domain.errors import Cancelled, EngineError
 from mesh.domain.ids import DeploymentName, NodeId, RequestId
 from mesh.domain.reasons import FinishReason
+from mesh.domain.request import TokenLogprobs
 from mesh.domain.text import ChatMessage
 
 
@@ -49,11 +50,15 @@ class Invocation:
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
     seed: int | None = None
     repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
     max_tokens: int | None = None
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +87,14 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """New output. `first_index` is the output index of `token_ids[0]`; `text` may be empty."""
+    """New output. `first_index` is the output index of `token_ids[0]`; `text` may be empty;
+    `logprobs` has one of each token, where they were asked for.
+    """
 
     first_index: int
     token_ids: tuple[int, ...]
     text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,21 +11,29 @@ from mesh.domain.values import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How the next token is chosen. Temperature 0 is greedy; the other fields then do not matter,
-    but for the repetition penalty (CTRL, Keskar et al. 2019, over prompt and output), the limits
-    and the stops.
+    but for the penalties, the limits, the stops and the log-probabilities.
     """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     """0: no limit."""
+    min_p: float = 0.0
+    """Tokens below this share of the likeliest one's probability are left out; 0: none is."""
     seed: int | None = None
     """None: the gateway draws one, so that a request that moves between nodes continues alike."""
     repetition_penalty: float = 1.0
+    """Of CTRL (Keskar et al. 2019), over prompt and output; 1: none."""
+    presence_penalty: float = 0.0
+    """Taken off the logit of every token that the output has; below 0 it is added."""
+    frequency_penalty: float = 0.0
+    """The same for each time that the output has it."""
     max_tokens: int = 256
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
     """Stop strings; the output ends before the first that appears."""
+    logprobs: int | None = None
+    """Of each output token its log-probability is told, and those of so many likeliest tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +72,23 @@ class RequestOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Natural logarithms of probabilities as the model gives them: before temperature, penalties
+    and limits.
+    """
+
+    logprob: float
+    """Of the token that was chosen."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens and theirs, the likeliest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTokens:
     """New output of one request. `first_index` is the output index of `token_ids[0]`.
 
     `text` holds whole characters only, and not yet what could be the start of a stop string.
+    `logprobs` has one of each token, where they were asked for.
     """
 
     request_id: RequestId
@@ -76,3 +97,4 @@ class RequestTokens:
     token_ids: tuple[int, ...]
     text: str = ""
     finish: FinishReason | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()

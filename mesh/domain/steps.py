@@ -218,6 +218,7 @@ def _joined(results: Sequence[StepResult]) -> tuple[RequestTokens, ...]:
             first_index=run[0].first_index,
             token_ids=tuple([token_id for output in run for token_id in output.token_ids]),
             text="".join([output.text for output in run]),
+            logprobs=tuple([logprobs for output in run for logprobs in output.logprobs]),
         )
         for run in runs.values()
     )

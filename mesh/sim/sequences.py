@@ -15,7 +15,7 @@ from itertools import islice
 from mesh.domain.ids import RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.reasons import FinishReason
-from mesh.domain.request import RequestTokens, SamplingParams
+from mesh.domain.request import RequestTokens, SamplingParams, TokenLogprobs
 from mesh.domain.steps import EngineRequest, InstanceMemory, LoadOrder, StepResult, repeated
 
 Seconds = Callable[[int, int, int, int, int], float]
@@ -48,18 +48,20 @@ def _beside_stops(token_id: int, model: ModelInfo) -> int:
 def _seed_of(prompt_tokens: tuple[int, ...], sampling: SamplingParams) -> int:
     """What the tokens of a request follow from: its prompt, and how it samples."""
     drawn = _samples(sampling)
+    penalties = (sampling.presence_penalty, sampling.frequency_penalty)
     return hash(
         (
             prompt_tokens,
             (sampling.seed or 0) if drawn else -1,
             sampling.temperature if drawn else 0.0,
             sampling.repetition_penalty,
+            *(penalty for penalty in penalties if penalty),
         )
     )
 
 
 def _samples(sampling: SamplingParams) -> bool:
-    return sampling.temperature > 0 and sampling.top_k != 1
+    return sampling.temperature > 0 and sampling.top_k != 1 and sampling.min_p < 1
 
 
 @dataclass(slots=True)
@@ -75,6 +77,7 @@ class Sequence:
     length_max: int
     end: FinishReason
     """Once it is as long as that."""
+    logprobs: int | None = None
     computed: int = 0
     decoding: bool = False
     held: bool = False
@@ -123,6 +126,7 @@ class Instance:
             length=length_now,
             held=request.held,
             length_max=prompt_tokens + len(answer),
+            logprobs=sampling.logprobs,
             end=FinishReason.STOP if stopped or length < most else FinishReason.LENGTH,
         )
 
@@ -266,4 +270,15 @@ class Instance:
             first_index=index,
             token_ids=token_ids,
             finish=finish,
+            logprobs=() if sequence.logprobs is None else _certain(token_ids, sequence.logprobs),
         )
+
+
+def _certain(token_ids: tuple[int, ...], top: int) -> tuple[TokenLogprobs, ...]:
+    """There was no other token that it could have been."""
+    return tuple(
+        [
+            TokenLogprobs(logprob=0.0, top=((token_id, 0.0),) if top else ())
+            for token_id in token_ids
+        ]
+    )

@@ -22,33 +22,34 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from mesh.v1 import model_pb2 as mesh_dot_v1_dot_model__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17mesh/v1/inference.proto\x12\x07mesh.v1\":\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"G\n\x04\x43hat\x12&\n\x08messages\x18\x01 \x03(\x0b\x32\x14.mesh.v1.ChatMessage\x12\x17\n\x0ftemplate_kwargs\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x03\"\x86\x03\n\rInvokeRequest\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12\x1d\n\x04\x63hat\x18\x03 \x01(\x0b\x32\r.mesh.v1.ChatH\x00\x12#\n\x06tokens\x18\x04 \x01(\x0b\x32\x11.mesh.v1.TokenIdsH\x00\x12\x18\n\x0btemperature\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x07 \x01(\rH\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x03H\x04\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x01H\x05\x88\x01\x01\x12\x17\n\nmax_tokens\x18\n \x01(\x05H\x06\x88\x01\x01\x12\x12\n\nignore_eos\x18\x0b \x01(\x08\x12\x0c\n\x04stop\x18\x0c \x03(\tB\x07\n\x05inputB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\r\n\x0b_max_tokens\"\xaf\x01\n\x0eInvokeResponse\x12%\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x11.mesh.v1.AcceptedH\x00\x12#\n\x07waiting\x18\x02 \x01(\x0b\x32\x10.mesh.v1.WaitingH\x00\x12!\n\x06tokens\x18\x03 \x01(\x0b\x32\x0f.mesh.v1.TokensH\x00\x12%\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x11.mesh.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"r\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x14\n\x0cttft_limit_s\x18\x03 \x01(\x01\x12\x14\n\x0ctpot_limit_s\x18\x04 \x01(\x01\x12\x0f\n\x07grace_s\x18\x05 \x01(\x01\"\'\n\x07Waiting\x12\r\n\x05phase\x18\x01 \x01(\t\x12\r\n\x05share\x18\x02 \x01(\x01\">\n\x06Tokens\x12\x13\n\x0b\x66irst_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\x03\x12\x0c\n\x04text\x18\x03 \x01(\t\"\x87\x01\n\x08\x46inished\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12\x0e\n\x06ttft_s\x18\x04 \x01(\x01\x12\x0e\n\x06tpot_s\x18\x05 \x01(\x01\x12\x0f\n\x07grace_s\x18\x06 \x01(\x01\x12\x0c\n\x04node\x18\x07 \x01(\t2H\n\tInference\x12;\n\x06Invoke\x12\x16.mesh.v1.InvokeRequest\x1a\x17.mesh.v1.InvokeResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17mesh/v1/inference.proto\x12\x07mesh.v1\x1a\x13mesh/v1/model.proto\":\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"G\n\x04\x43hat\x12&\n\x08messages\x18\x01 \x03(\x0b\x32\x14.mesh.v1.ChatMessage\x12\x17\n\x0ftemplate_kwargs\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x03\"\xb2\x04\n\rInvokeRequest\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12\x1d\n\x04\x63hat\x18\x03 \x01(\x0b\x32\r.mesh.v1.ChatH\x00\x12#\n\x06tokens\x18\x04 \x01(\x0b\x32\x11.mesh.v1.TokenIdsH\x00\x12\x18\n\x0btemperature\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x07 \x01(\rH\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x03H\x04\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x01H\x05\x88\x01\x01\x12\x17\n\nmax_tokens\x18\n \x01(\x05H\x06\x88\x01\x01\x12\x12\n\nignore_eos\x18\x0b \x01(\x08\x12\x0c\n\x04stop\x18\x0c \x03(\t\x12\x12\n\x05min_p\x18\r \x01(\x01H\x07\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0e \x01(\x01H\x08\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0f \x01(\x01H\t\x88\x01\x01\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\n\x88\x01\x01\x42\x07\n\x05inputB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\r\n\x0b_max_tokensB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x0b\n\t_logprobs\"\xaf\x01\n\x0eInvokeResponse\x12%\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x11.mesh.v1.AcceptedH\x00\x12#\n\x07waiting\x18\x02 \x01(\x0b\x32\x10.mesh.v1.WaitingH\x00\x12!\n\x06tokens\x18\x03 \x01(\x0b\x32\x0f.mesh.v1.TokensH\x00\x12%\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x11.mesh.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"r\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x14\n\x0cttft_limit_s\x18\x03 \x01(\x01\x12\x14\n\x0ctpot_limit_s\x18\x04 \x01(\x01\x12\x0f\n\x07grace_s\x18\x05 \x01(\x01\"\'\n\x07Waiting\x12\r\n\x05phase\x18\x01 \x01(\t\x12\r\n\x05share\x18\x02 \x01(\x01\"h\n\x06Tokens\x12\x13\n\x0b\x66irst_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\x03\x12\x0c\n\x04text\x18\x03 \x01(\t\x12(\n\x08logprobs\x18\x04 \x03(\x0b\x32\x16.mesh.v1.TokenLogprobs\"\x87\x01\n\x08\x46inished\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12\x0e\n\x06ttft_s\x18\x04 \x01(\x01\x12\x0e\n\x06tpot_s\x18\x05 \x01(\x01\x12\x0f\n\x07grace_s\x18\x06 \x01(\x01\x12\x0c\n\x04node\x18\x07 \x01(\t2H\n\tInference\x12;\n\x06Invoke\x12\x16.mesh.v1.InvokeRequest\x1a\x17.mesh.v1.InvokeResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'mesh.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CHATMESSAGE']._serialized_start=36
-  _globals['_CHATMESSAGE']._serialized_end=94
-  _globals['_CHAT']._serialized_start=96
-  _globals['_CHAT']._serialized_end=167
-  _globals['_TOKENIDS']._serialized_start=169
-  _globals['_TOKENIDS']._serialized_end=192
-  _globals['_INVOKEREQUEST']._serialized_start=195
-  _globals['_INVOKEREQUEST']._serialized_end=585
-  _globals['_INVOKERESPONSE']._serialized_start=588
-  _globals['_INVOKERESPONSE']._serialized_end=763
-  _globals['_ACCEPTED']._serialized_start=765
-  _globals['_ACCEPTED']._serialized_end=879
-  _globals['_WAITING']._serialized_start=881
-  _globals['_WAITING']._serialized_end=920
-  _globals['_TOKENS']._serialized_start=922
-  _globals['_TOKENS']._serialized_end=984
-  _globals['_FINISHED']._serialized_start=987
-  _globals['_FINISHED']._serialized_end=1122
-  _globals['_INFERENCE']._serialized_start=1124
-  _globals['_INFERENCE']._serialized_end=1196
+  _globals['_CHATMESSAGE']._serialized_start=57
+  _globals['_CHATMESSAGE']._serialized_end=115
+  _globals['_CHAT']._serialized_start=117
+  _globals['_CHAT']._serialized_end=188
+  _globals['_TOKENIDS']._serialized_start=190
+  _globals['_TOKENIDS']._serialized_end=213
+  _globals['_INVOKEREQUEST']._serialized_start=216
+  _globals['_INVOKEREQUEST']._serialized_end=778
+  _globals['_INVOKERESPONSE']._serialized_start=781
+  _globals['_INVOKERESPONSE']._serialized_end=956
+  _globals['_ACCEPTED']._serialized_start=958
+  _globals['_ACCEPTED']._serialized_end=1072
+  _globals['_WAITING']._serialized_start=1074
+  _globals['_WAITING']._serialized_end=1113
+  _globals['_TOKENS']._serialized_start=1115
+  _globals['_TOKENS']._serialized_end=1219
+  _globals['_FINISHED']._serialized_start=1222
+  _globals['_FINISHED']._serialized_end=1357
+  _globals['_INFERENCE']._serialized_start=1359
+  _globals['_INFERENCE']._serialized_end=1431
 # @@protoc_insertion_point(module_scope)

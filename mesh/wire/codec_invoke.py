@@ -1,6 +1,6 @@
 """Invocations between client and gateway: what is asked, and the events of the answer."""
 
-from typing import assert_never
+from typing import Any, assert_never
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName, NodeId, RequestId
@@ -19,7 +19,14 @@ from mesh.domain.invocation import (
 from mesh.domain.reasons import FinishReason
 from mesh.domain.text import ChatMessage
 from mesh.v1 import inference_pb2 as pb
+from mesh.wire.codec_request import logprobs_from_wire, logprobs_to_wire
 from mesh.wire.malformed import member, nothing_known
+
+_OPTIONAL: tuple[Any, ...] = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "logprobs"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+"""Fields of the same name in message and invocation."""
 
 
 def invocation_to_wire(asked: Invocation) -> pb.InvokeRequest:
@@ -33,6 +40,10 @@ def invocation_to_wire(asked: Invocation) -> pb.InvokeRequest:
         max_tokens=asked.max_tokens,
         ignore_eos=asked.ignore_eos,
         stop=asked.stop,
+        min_p=asked.min_p,
+        presence_penalty=asked.presence_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        logprobs=asked.logprobs,
     )
     match asked.prompt:
         case TextPrompt():
@@ -56,16 +67,9 @@ def invocation_from_wire(message: pb.InvokeRequest) -> Invocation:
     return Invocation(
         deployment=DeploymentName(message.deployment),
         prompt=_prompt(message),
-        temperature=message.temperature if message.HasField("temperature") else None,
-        top_p=message.top_p if message.HasField("top_p") else None,
-        top_k=message.top_k if message.HasField("top_k") else None,
-        seed=message.seed if message.HasField("seed") else None,
-        repetition_penalty=(
-            message.repetition_penalty if message.HasField("repetition_penalty") else None
-        ),
-        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
         ignore_eos=message.ignore_eos,
         stop=tuple(message.stop),
+        **{name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)},
     )
 
 
@@ -94,7 +98,10 @@ def event_to_wire(event: InvocationEvent) -> pb.InvokeResponse:
         case Tokens():
             return pb.InvokeResponse(
                 tokens=pb.Tokens(
-                    first_index=event.first_index, token_ids=event.token_ids, text=event.text
+                    first_index=event.first_index,
+                    token_ids=event.token_ids,
+                    text=event.text,
+                    logprobs=logprobs_to_wire(event.logprobs),
                 )
             )
         case Accepted():
@@ -132,6 +139,7 @@ def event_from_wire(message: pb.InvokeResponse) -> InvocationEvent:
                 first_index=tokens.first_index,
                 token_ids=tuple(tokens.token_ids),
                 text=tokens.text,
+                logprobs=logprobs_from_wire(tokens.logprobs),
             )
         case "accepted":
             accepted = message.accepted

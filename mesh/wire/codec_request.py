@@ -10,7 +10,13 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.messages import SubmitRequest, TokensReport
 from mesh.domain.reasons import FinishReason
-from mesh.domain.request import Request, RequestOrder, RequestTokens, SamplingParams
+from mesh.domain.request import (
+    Request,
+    RequestOrder,
+    RequestTokens,
+    SamplingParams,
+    TokenLogprobs,
+)
 from mesh.v1 import model_pb2, node_link_pb2
 from mesh.wire.codec_model import slo_from_wire, slo_to_wire
 from mesh.wire.codec_profile import factor_from_wire
@@ -29,6 +35,10 @@ def sampling_to_wire(sampling: SamplingParams) -> model_pb2.SamplingParams:
         max_tokens=sampling.max_tokens,
         ignore_eos=sampling.ignore_eos,
         stop=sampling.stop,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logprobs=sampling.logprobs,
     )
 
 
@@ -42,6 +52,10 @@ def sampling_from_wire(message: model_pb2.SamplingParams) -> SamplingParams:
         max_tokens=message.max_tokens,
         ignore_eos=message.ignore_eos,
         stop=tuple(message.stop),
+        min_p=message.min_p,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
     )
 
 
@@ -97,6 +111,7 @@ def tokens_to_wire(report: TokensReport) -> node_link_pb2.TokensReport:
                 token_ids=output.token_ids,
                 text=output.text,
                 finish=output.finish or "",
+                logprobs=logprobs_to_wire(output.logprobs),
             )
             for output in report.outputs
         ],
@@ -135,4 +150,30 @@ def _outputs(messages: Iterable[model_pb2.RequestTokens]) -> Iterable[RequestTok
             token_ids=tuple(message.token_ids),
             text=message.text,
             finish=_FINISHES[finish],
+            logprobs=logprobs_from_wire(message.logprobs),
         )
+
+
+def logprobs_to_wire(logprobs: Iterable[TokenLogprobs]) -> list[model_pb2.TokenLogprobs]:
+    return [
+        model_pb2.TokenLogprobs(
+            logprob=one.logprob,
+            top_ids=[token_id for token_id, _ in one.top],
+            top_logprobs=[logprob for _, logprob in one.top],
+        )
+        for one in logprobs
+    ]
+
+
+def logprobs_from_wire(
+    messages: Iterable[model_pb2.TokenLogprobs],
+) -> tuple[TokenLogprobs, ...]:
+    return tuple(
+        [
+            TokenLogprobs(
+                logprob=one.logprob,
+                top=tuple(zip(one.top_ids, one.top_logprobs, strict=False)),
+            )
+            for one in messages
+        ]
+    )

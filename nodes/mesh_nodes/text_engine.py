@@ -71,8 +71,13 @@ class _RequestText:
             finish = output.finish if n == last else None
             text += self._pushed(token_id, finish)
             if self.stops.stopped:
-                token_ids = output.token_ids[: n + 1]
-                return replace(output, token_ids=token_ids, text=text, finish=FinishReason.STOP)
+                return replace(
+                    output,
+                    token_ids=output.token_ids[: n + 1],
+                    logprobs=output.logprobs[: n + 1],
+                    text=text,
+                    finish=FinishReason.STOP,
+                )
         return replace(output, text=text)
 
     def _pushed(self, token_id: int, finish: FinishReason | None) -> str:

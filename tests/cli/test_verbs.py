@@ -173,6 +173,19 @@ def test_invoke_prints_the_same_answer_in_every_form(cell: RunningCell, chat: st
     assert answer["slo_met"] is True
 
 
+def test_invoke_shows_log_probabilities_of_each_token(cell: RunningCell, chat: str) -> None:
+    asked = ("invoke", "chat", "hi", "--max-tokens", "5", "--ignore-eos", "--logprobs", "2")
+    penalties = ("--min-p", "0.1", "--presence-penalty", "0.5", "--frequency-penalty", "-1")
+    answer = json.loads(cell.mesh(*asked, *penalties, "-o", "json").out)
+    assert len(answer["token_ids"]) == len(answer["logprobs"]) == 5
+    assert all(one["logprob"] <= 0 and one["top"] for one in answer["logprobs"])
+    table = cell.mesh(*asked).out.splitlines()
+    assert "LOGPROB" in table[-6]
+    refused = cell.mesh(*asked[:-1], "21")
+    assert refused.code == 2
+    assert "logprobs is 21; it must be from 0 to 20" in refused.err
+
+
 def test_invoke_reads_prompts_from_everywhere_alike(
     cell: RunningCell, chat: str, tmp_path: Path
 ) -> None:

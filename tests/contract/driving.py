@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.profile import IterationShape
 from mesh.domain.reasons import FinishReason
-from mesh.domain.request import SamplingParams
+from mesh.domain.request import SamplingParams, TokenLogprobs
 from mesh.runtime.engine import Engine, EngineRequest, InstanceMemory, LoadOrder, StepResult
 
 STEPS_MAX = 2000
@@ -34,6 +34,7 @@ class Running:
     """Prompt tokens still to compute, those of earlier output with them."""
     tokens: list[int] = field(default_factory=list)
     """New output, without the output that the request came with."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: FinishReason | None = None
 
     @property
@@ -203,6 +204,7 @@ class Driver:
             assert 0 <= token_id < self.order.model.vocabulary_tokens
             running.left = 0
             running.tokens.append(token_id)
+            running.logprobs += output.logprobs
             running.finish = output.finish
             if output.finish is not None:
                 self.ended[output.request_id] = self.running.pop(output.request_id)

@@ -129,8 +129,17 @@ def test_aborts_of_unknown_and_ended_requests_are_ignored(driver: Driver) -> Non
             max_tokens=24, ignore_eos=True, temperature=0.9, seed=5, repetition_penalty=1.3
         ),
         SamplingParams(max_tokens=24, ignore_eos=True, repetition_penalty=1.3),
+        SamplingParams(
+            max_tokens=24,
+            ignore_eos=True,
+            temperature=0.9,
+            seed=5,
+            min_p=0.01,
+            presence_penalty=0.4,
+            frequency_penalty=0.3,
+        ),
     ],
-    ids=["greedy", "sampled", "sampled with penalty", "greedy with penalty"],
+    ids=["greedy", "sampled", "sampled with penalty", "greedy with penalty", "all penalties"],
 )
 @pytest.mark.parametrize("given", [1, 10, 23])
 def test_a_resumed_request_goes_on_as_if_it_had_never_stopped(

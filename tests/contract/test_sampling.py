@@ -44,6 +44,43 @@ def test_top_k_1_is_greedy_at_any_temperature(driver: Driver) -> None:
     assert driver.run("narrow", PROMPT, replace(SAMPLED, top_k=1, temperature=5.0)) == plain
 
 
+def test_min_p_1_is_greedy_at_any_temperature(driver: Driver) -> None:
+    plain = driver.run("plain", PROMPT, greedy(24))
+    assert driver.run("sure", PROMPT, replace(SAMPLED, min_p=1.0, temperature=5.0)) == plain
+
+
+def test_presence_and_frequency_penalties_change_the_output_alike_after_a_move(
+    driver: Driver,
+) -> None:
+    """What they know follows from the tokens: a request that comes with its first half goes on."""
+    plain = driver.run("plain", PROMPT, greedy(40))
+    for name, sampling in (
+        ("presence", replace(greedy(40), presence_penalty=2.0)),
+        ("frequency", replace(greedy(40), frequency_penalty=2.0)),
+    ):
+        penalised = driver.run(name, PROMPT, sampling)
+        assert penalised != plain
+        moved = driver.submit(f"{name}, moved", PROMPT, sampling, output=penalised[:17])
+        driver.finish()
+        assert moved.tokens == penalised[17:]
+
+
+def test_log_probabilities_come_with_each_token_that_was_asked_about(driver: Driver) -> None:
+    asked = driver.submit("asked", PROMPT, replace(greedy(10), logprobs=5))
+    drawn = driver.submit("drawn", PROMPT, replace(SAMPLED, max_tokens=10, logprobs=0))
+    silent = driver.submit("silent", PROMPT, greedy(10))
+    driver.finish()
+    assert asked.tokens == silent.tokens
+    assert (len(asked.logprobs), len(drawn.logprobs), silent.logprobs) == (10, 10, [])
+    for token_id, told in zip(asked.tokens, asked.logprobs, strict=True):
+        assert told.top[0] == (token_id, told.logprob)
+        values = [logprob for _, logprob in told.top]
+        assert values == sorted(values, reverse=True)
+        assert len(told.top) <= 5
+        assert values[0] <= 0
+    assert all(told.logprob <= 0 and not told.top for told in drawn.logprobs)
+
+
 def test_a_repetition_penalty_changes_the_output(driver: Driver) -> None:
     """A strong one makes a request of few tokens repeat less."""
     plain = driver.run("plain", PROMPT, greedy(40))

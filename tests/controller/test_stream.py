@@ -1,5 +1,7 @@
 """What one client is told, in which order, of what the core says of its request."""
 
+from dataclasses import replace
+
 import pytest
 
 from mesh.controller.stream import ClientStream, Told
@@ -8,7 +10,7 @@ from mesh.domain.errors import Refused
 from mesh.domain.ids import NodeId, RequestId
 from mesh.domain.invocation import Accepted, Finished, InvocationEvent, Tokens, Waiting
 from mesh.domain.reasons import FinishReason, RefusalReason
-from mesh.domain.request import RequestTokens
+from mesh.domain.request import RequestTokens, TokenLogprobs
 from mesh.domain.slo import Slo
 from tests.core.cells import request
 
@@ -23,6 +25,18 @@ def tokens(first: int, count: int, finish: FinishReason | None = None) -> Delive
         request_id=R1, attempt=1, first_index=first, token_ids=(97,) * count, finish=finish
     )
     return DeliverTokens(outputs=outputs, node_id=NodeId("n1") if finish else None)
+
+
+async def test_log_probabilities_stay_with_their_tokens_when_a_client_lags() -> None:
+    told = [TokenLogprobs(logprob=-0.5 * n, top=((4, -0.5), (n, -2.0))) for n in range(1, 4)]
+    first, second = tokens(0, 1).outputs, tokens(1, 2, FinishReason.LENGTH).outputs
+    events = await said(
+        stream(),
+        DeliverTokens(outputs=replace(first, logprobs=tuple(told[:1]))),
+        DeliverTokens(outputs=replace(second, logprobs=tuple(told[1:]))),
+    )
+    assert isinstance(events[0], Tokens)
+    assert events[0].logprobs == tuple(told)
 
 
 def stream() -> ClientStream:

@@ -27,6 +27,7 @@ TIMEOUT_S = 300.0
 @click.option("--stream/--no-stream", default=True, help="Print the answer as it comes, or whole.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is: no chat template.")
 @click.option("--stats", is_flag=True, help="Then say on stderr how the SLO was kept.")
+@click.option("--logprobs", type=int, help="Show each token's, and of so many likeliest; 0 to 20.")
 @sampling_options
 @timeout_option(TIMEOUT_S, "Give up, and free the request's place, after that.")
 @format_option
@@ -38,6 +39,7 @@ def invoke(
     stream: bool,
     raw: bool,
     stats: bool,
+    logprobs: int | None,
     timeout_s: float,
     form: Format,
     address: str,
@@ -48,6 +50,7 @@ def invoke(
     invocation = Invocation(
         deployment=DeploymentName(name),
         prompt=TextPrompt(text=words) if raw else _question(words),
+        logprobs=logprobs,
         **sampling,
     )
     answer = Answer()
@@ -57,8 +60,23 @@ def invoke(
         output.structured({"deployment": name, **answer.plain()}, form)
     elif not stream:
         output.text(answer.text)
+    if form is Format.TABLE and logprobs is not None:
+        _show_logprobs(answer)
     if stats:
         output.message(answer.stats())
+
+
+def _show_logprobs(answer: Answer) -> None:
+    """By ids: pieces of text would break characters apart."""
+    rows = [
+        (
+            str(token_id),
+            f"{one.logprob:.4f}",
+            " ".join(f"{top_id}:{logprob:.4f}" for top_id, logprob in one.top),
+        )
+        for token_id, one in zip(answer.token_ids, answer.logprobs, strict=False)
+    ]
+    output.table(output.text_columns(("TOKEN ID", "LOGPROB", "LIKELIEST"), 0), rows)
 
 
 def say_late(accepted: Accepted) -> None:

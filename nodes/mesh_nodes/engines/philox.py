@@ -35,10 +35,15 @@ def philox(
     return c0, c1, c2, c3
 
 
-def uniforms(seeds: list[int], indices: list[int]) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) for each pair of a seed (its low 64 bits) and an index below 2^32."""
-    seed = np.array([value & (2**64 - 1) for value in seeds], np.uint64)
-    index = np.array(indices, np.uint64)
-    zero = np.zeros_like(index)
-    high, low, _, _ = philox((index, zero, zero, zero), (seed & _LOW, seed >> _32))
+def uniforms(
+    seeds: list[int], indices: list[int], count: int, first: int = 0
+) -> npt.NDArray[np.float64]:
+    """Numbers `first` to `first + count` in [0, 1) of each pair of a seed (its low 64 bits) and an
+    index below 2^32: [pairs, count].
+    """
+    seed = np.array([value & (2**64 - 1) for value in seeds], np.uint64)[:, None]
+    index = np.array(indices, np.uint64)[:, None]
+    trial = np.arange(first, first + count, dtype=np.uint64)
+    zero = np.zeros((), np.uint64)
+    high, low, _, _ = philox((index, trial, zero, zero), (seed & _LOW, seed >> _32))
     return ((high << _32 | low) >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,31 +1,59 @@
 """Chooses the next token of every row of a batch from its logits.
 
-Greedy rows cost one argmax. Sampled rows take, in this order, the repetition penalty, temperature,
-top-k and top-p, and then one uniform number that depends on the request's seed and the token's
-index alone. All engines that compute here draw with it, once per iteration, so that a request
-continues alike wherever it goes on.
+Greedy rows cost one argmax. Sampled rows take, in this order, the penalties, temperature, min-p,
+top-k and top-p, and then uniform numbers that depend on the request's seed and the token's index
+alone. All engines that compute here draw with it, once per iteration, and all that it knows follows
+from a request's tokens, so that a request continues alike wherever it goes on.
 """
 
 import hashlib
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from mesh.domain.request import SamplingParams
+from mesh.domain.request import SamplingParams, TokenLogprobs
 from mesh.domain.steps import EngineRequest
+from mesh_nodes.engines.partial_selection import Columns, nucleus_pick, pick
 from mesh_nodes.engines.philox import uniforms
 
 Floats = npt.NDArray[np.float32]
-Indices = npt.NDArray[np.intp]
 
 _TEMPERATURE_MIN = 1e-4
 """Below it the most likely token is all but certain, and quotients leave f32."""
-_NUCLEUS_FLOOR = 1e-4
-"""Weights below this share of the largest are left out when top-p first looks: sorting the others
-instead of a vocabulary saves milliseconds a row, and they hold all but very flat nuclei."""
-_STRIDE = 256
-"""Weights summed at once: a running total over a whole vocabulary cannot be vectorised."""
+
+
+class Past:
+    """A request's tokens so far, as penalties see them."""
+
+    def __init__(self, prompt: Sequence[int], output: Sequence[int], vocabulary: int) -> None:
+        self.seen = np.zeros(vocabulary, np.bool_)
+        """In prompt or output."""
+        self.counts = np.zeros(vocabulary, np.int32)
+        """In the output."""
+        self.seen[list(prompt)] = True
+        self.add(output)
+
+    def add(self, output: Sequence[int]) -> None:
+        tokens = list(output)
+        self.seen[tokens] = True
+        np.add.at(self.counts, tokens, 1)
+
+
+def past_of(request: EngineRequest, vocabulary: int) -> Past | None:
+    if not is_penalised(request.sampling):
+        return None
+    return Past(request.prompt_tokens, request.output_tokens, vocabulary)
+
+
+def is_penalised(sampling: SamplingParams) -> bool:
+    return (
+        sampling.repetition_penalty != 1.0
+        or sampling.presence_penalty != 0.0
+        or sampling.frequency_penalty != 0.0
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +63,8 @@ class Draw:
     sampling: SamplingParams
     seed: int
     index: int
-    seen: npt.NDArray[np.bool_] | None
-    """Prompt and output tokens so far, [vocabulary]; None when no penalty looks at them."""
+    past: Past | None
+    """None when no penalty looks at it."""
 
 
 def seed_of(request: EngineRequest) -> int:
@@ -47,74 +75,109 @@ def seed_of(request: EngineRequest) -> int:
     return int.from_bytes(digest, "little")
 
 
+def choose_telling(
+    logits: Floats, draws: list[Draw]
+) -> list[tuple[int, tuple[TokenLogprobs, ...]]]:
+    """The same with the log-probabilities of each row that asks for them."""
+    asking = [row for row, draw in enumerate(draws) if draw.sampling.logprobs is not None]
+    before = {row: logits[row].copy() for row in asking}
+    tokens = choose(logits, draws)
+    return [
+        (token, (_logprobs(before[row], token, draws[row].sampling.logprobs or 0),))
+        if row in before
+        else (token, ())
+        for row, token in enumerate(tokens)
+    ]
+
+
+def _logprobs(row: Floats, token: int, top: int) -> TokenLogprobs:
+    largest = row.max()
+    total = float(largest) + math.log(np.exp(row - largest).sum(dtype=np.float64))
+    top = min(top, row.size)
+    likely = np.argpartition(row, row.size - top)[row.size - top :] if top else np.zeros(0, int)
+    likely = likely[np.lexsort((likely, -row[likely]))]
+    return TokenLogprobs(
+        logprob=min(float(row[token]) - total, 0.0),
+        top=tuple((int(place), min(float(row[place]) - total, 0.0)) for place in likely),
+    )
+
+
 def choose(logits: Floats, draws: list[Draw]) -> list[int]:
-    """Token ids, one for each row of logits [rows, vocabulary] and its draw."""
-    tokens: list[int] = logits.argmax(axis=1).tolist()
+    """Token ids, one for each row of logits [rows, vocabulary] and its draw. Penalties are written
+    into the logits.
+    """
     for row, draw in enumerate(draws):
-        if draw.seen is not None and draw.sampling.temperature <= 0.0:
-            tokens[row] = int(_penalised(logits[row], draw).argmax())
+        _penalise(logits[row], draw)
     sampled = [row for row, draw in enumerate(draws) if draw.sampling.temperature > 0.0]
+    greedy = [row for row, draw in enumerate(draws) if draw.sampling.temperature <= 0.0]
+    tokens = [0] * len(draws)
+    for row in greedy:
+        tokens[row] = int(logits[row].argmax())
     if sampled:
-        numbers = uniforms(
-            [draws[row].seed for row in sampled], [draws[row].index for row in sampled]
-        )
-        for row, number in zip(sampled, numbers.tolist(), strict=True):
-            tokens[row] = _sample(_penalised(logits[row], draws[row]), draws[row].sampling, number)
+        columns = Columns(logits)
+        for row, token in zip(sampled, _sample(columns, sampled, draws), strict=True):
+            tokens[row] = token
     return tokens
 
 
-def _penalised(row: Floats, draw: Draw) -> Floats:
+def _penalise(row: Floats, draw: Draw) -> None:
     """Repetition penalty (Keskar et al. 2019, CTRL, §4.1), divided into positive logits and
-    multiplied into negative ones, as the field does it."""
-    if draw.seen is None:
-        return row
-    row = row.copy()
-    seen = np.flatnonzero(draw.seen)
-    values, penalty = row[seen], draw.sampling.repetition_penalty
-    row[seen] = np.where(values > 0, values / penalty, values * penalty)
-    return row
+    multiplied into negative ones, as the field does it; then those that the output has earned."""
+    if draw.past is None:
+        return
+    sampling = draw.sampling
+    if sampling.repetition_penalty != 1.0:
+        seen = np.flatnonzero(draw.past.seen)
+        values, penalty = row[seen], sampling.repetition_penalty
+        row[seen] = np.where(values > 0, values / penalty, values * penalty)
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        given = np.flatnonzero(draw.past.counts)
+        often = draw.past.counts[given].astype(np.float32)
+        row[given] -= sampling.presence_penalty + sampling.frequency_penalty * often
 
 
-def _sample(row: Floats, sampling: SamplingParams, number: float) -> int:
-    candidates = None
-    if 0 < sampling.top_k < row.size:
-        candidates = _most_likely(row, sampling.top_k)
-        row = row[candidates]
-    weights = np.exp((row - row.max()) / np.float32(max(sampling.temperature, _TEMPERATURE_MIN)))
+def _sample(columns: Columns, rows: list[int], draws: list[Draw]) -> list[int]:
+    """Rows whose whole vocabulary is drawn from go together; the others one by one."""
+    whole = [row for row in rows if _keeps_all(draws[row].sampling, columns.vocabulary)]
+    seeds, indices = [draws[row].seed for row in rows], [draws[row].index for row in rows]
+    numbers = dict(zip(rows, uniforms(seeds, indices, 1)[:, 0].tolist(), strict=True))
+    drawn = {
+        row: _sample_some(columns, row, draws[row].sampling, numbers[row])
+        for row in set(rows) - set(whole)
+    }
+    if whole:
+        temperatures = [_temperature(draws[row].sampling) for row in whole]
+        seeds, indices = [draws[row].seed for row in whole], [draws[row].index for row in whole]
+        drawn |= zip(whole, columns.draw(whole, temperatures, seeds, indices), strict=True)
+    return [drawn[row] for row in rows]
+
+
+def _keeps_all(sampling: SamplingParams, vocabulary: int) -> bool:
+    return sampling.top_p >= 1.0 and sampling.min_p <= 0.0 and not 0 < sampling.top_k < vocabulary
+
+
+def _temperature(sampling: SamplingParams) -> float:
+    return max(sampling.temperature, _TEMPERATURE_MIN)
+
+
+def _sample_some(columns: Columns, row: int, sampling: SamplingParams, number: float) -> int:
+    """Top-k and min-p leave few tokens to take exponentials of; top-p alone takes all."""
+    tokens, temperature = None, _temperature(sampling)
+    if 0 < sampling.top_k < columns.vocabulary:
+        tokens = columns.top(row, sampling.top_k)
+    elif sampling.min_p > 0.0:
+        # A little lower, for what rounding does; weights decide.
+        floor = columns.largest[row] + temperature * (math.log(sampling.min_p) - 1e-3)
+        tokens = columns.at_least(row, np.float32(floor))
+    if tokens is None:
+        weights = columns.weights(row, temperature)
+    else:
+        logits = columns.logits[row, tokens] - columns.largest[row]
+        weights = np.exp(logits / np.float32(temperature))
+        likely = weights >= min(sampling.min_p, 1.0)
+        tokens, weights = tokens[likely], weights[likely]
     if sampling.top_p < 1.0:
-        nucleus = _nucleus(weights, sampling.top_p)
-        weights = weights[nucleus]
-        candidates = nucleus if candidates is None else candidates[nucleus]
-    place = _pick(weights, number)
-    return place if candidates is None else int(candidates[place])
-
-
-def _most_likely(row: Floats, count: int) -> Indices:
-    """Indices of the `count` largest, by index."""
-    return np.sort(np.argpartition(row, row.size - count)[row.size - count :])
-
-
-def _nucleus(weights: Floats, top_p: float) -> Indices:
-    """The fewest most likely tokens whose weights reach the share top_p, and at least one
-    (Holtzman et al. 2020, nucleus sampling). The largest weight is 1."""
-    enough = max(top_p, 0.0) * float(weights.sum(dtype=np.float64))
-    for floor in (_NUCLEUS_FLOOR, -1.0):
-        likely = np.flatnonzero(weights > floor)
-        top = likely[np.argsort(-weights[likely], kind="stable")]
-        cumulative = np.cumsum(weights[top], dtype=np.float64)
-        if cumulative[-1] >= enough:
-            break
-    return top[: int(np.searchsorted(cumulative, enough, side="left")) + 1]
-
-
-def _pick(weights: Floats, number: float) -> int:
-    """The place where the running total of the weights passes the share `number` of their sum;
-    strides first, then within one."""
-    sums = np.add.reduceat(weights, np.arange(0, weights.size, _STRIDE), dtype=np.float64)
-    totals = np.cumsum(sums)
-    target = number * totals[-1]
-    stride = min(int(np.searchsorted(totals, target, side="right")), sums.size - 1)
-    inner = weights[stride * _STRIDE : (stride + 1) * _STRIDE]
-    running = np.cumsum(inner, dtype=np.float64) + (totals[stride] - sums[stride])
-    place = min(int(np.searchsorted(running, target, side="right")), inner.size - 1)
-    return stride * _STRIDE + place
+        place = nucleus_pick(weights, sampling.top_p, number)
+    else:
+        place = pick(weights, number)
+    return place if tokens is None else int(tokens[place])

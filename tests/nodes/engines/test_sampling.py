@@ -7,7 +7,7 @@ import pytest
 
 from mesh.domain.request import SamplingParams
 from mesh_nodes.engines.philox import philox, uniforms
-from mesh_nodes.engines.sampling import Draw, choose
+from mesh_nodes.engines.sampling import Draw, Past, choose, choose_telling
 
 LOGITS = np.array([2.0, 1.0, 0.5, 0.0, -1.0, -3.0], np.float32)
 DRAWS = 4000
@@ -70,6 +70,52 @@ def test_top_k_and_top_p_combine() -> None:
     assert np.flatnonzero(drawn).tolist() == [0, 1]
 
 
+def test_draws_are_distributed_as_asked() -> None:
+    """Chi-square over 60,000 draws from a vocabulary of many columns and a remainder, flat and with
+    few likely tokens, all of it, its nucleus and its top 50; the statistic's mean is its degrees of
+    freedom, and six standard deviations above it are never reached by chance.
+    """
+    rng = np.random.default_rng(3)
+    flat = (rng.standard_normal(20_003) * 1.5).astype(np.float32)
+    peaked = flat.copy()
+    peaked[[5, 2500, 20_002]] += np.float32(11)
+    cases = [
+        (logits, SamplingParams(temperature=0.9, top_p=top_p, top_k=top_k))
+        for logits in (flat, peaked)
+        for top_p, top_k in ((1.0, 0), (0.8, 0), (1.0, 50))
+    ]
+    for logits, params in cases:
+        expected = softmax(logits.astype(np.float64) / 0.9)
+        order = np.argsort(-expected)
+        if params.top_p < 1:
+            order = order[: int(np.searchsorted(expected[order].cumsum(), params.top_p)) + 1]
+        elif params.top_k:
+            order = order[: params.top_k]
+        counts = np.zeros(logits.size)
+        for first in range(0, 60_000, 500):
+            draws = [Draw(params, 4, index, None) for index in range(first, first + 500)]
+            np.add.at(counts, choose(np.broadcast_to(logits, (500, logits.size)), draws), 1)
+        assert counts[order].sum() == 60_000
+        # By likelihood, in groups of tokens that are expected often enough.
+        share = expected[order] / expected[order].sum()
+        group = (share.cumsum() * 400).astype(int)
+        wanted = np.bincount(group, share) * 60_000
+        drawn = np.bincount(group, counts[order])
+        wanted, drawn = wanted[wanted > 5], drawn[wanted > 5]
+        statistic = ((drawn - wanted) ** 2 / wanted).sum()
+        freedom = wanted.size - 1
+        assert statistic < freedom + 6 * np.sqrt(2 * max(freedom, 1)) + 6, params
+
+
+def test_equal_logits_are_kept_by_their_ids() -> None:
+    """Top-k and top-p keep as many as they should where the last ones tie."""
+    logits = np.zeros(30_000, np.float32)
+    few = frequencies(SamplingParams(temperature=1.0, top_k=3), logits)
+    assert np.flatnonzero(few).tolist() == [0, 1, 2]
+    half = np.flatnonzero(frequencies(SamplingParams(temperature=1.0, top_p=0.5), logits))
+    assert half.max() < 15_010
+
+
 def test_a_draw_depends_on_seed_and_index_and_not_on_its_row() -> None:
     params = SamplingParams(temperature=1.5)
     rng = np.random.default_rng(0)
@@ -86,26 +132,58 @@ def test_a_draw_depends_on_seed_and_index_and_not_on_its_row() -> None:
 
 
 def test_rows_of_all_kinds_share_a_batch() -> None:
-    seen = np.zeros(6, np.bool_)
-    seen[[0, 4]] = True
+    past = Past([0], [4], 6)
     greedy = SamplingParams()
     draws = [
         Draw(greedy, 0, 0, None),
-        Draw(replace(greedy, repetition_penalty=4.0), 0, 0, seen),
+        Draw(replace(greedy, repetition_penalty=4.0), 0, 0, past),
         Draw(replace(greedy, temperature=1.0, top_k=1), 0, 0, None),
     ]
     assert choose(np.tile(LOGITS, (3, 1)), draws) == [0, 1, 0]
 
 
 def test_the_penalty_lowers_seen_tokens_whatever_their_sign() -> None:
-    """2.0 / 4 falls below 1.0, and -0.1 * 4 below -0.3; the caller's logits stay as they were."""
+    """2.0 / 4 falls below 1.0, and -0.1 * 4 below -0.3."""
     params = SamplingParams(repetition_penalty=4.0)
     for values, seen_token, expected in (([2.0, 1.0], 0, 1), ([-0.1, -0.3], 0, 1)):
         logits = np.array([values], np.float32)
-        seen = np.zeros(2, np.bool_)
-        seen[seen_token] = True
-        assert choose(logits, [Draw(params, 0, 0, seen)]) == [expected]
-        assert logits.tolist() == np.array([values], np.float32).tolist()
+        past = Past([seen_token], [], 2)
+        assert choose(logits, [Draw(params, 0, 0, past)]) == [expected]
+
+
+def test_presence_and_frequency_look_at_the_output_alone() -> None:
+    """Token 0 came three times, 1 once, 2 in the prompt."""
+    past = Past([2, 2], [0, 1, 0, 0], 4)
+    for sampling, expected in (
+        (SamplingParams(presence_penalty=0.5), [1.5, 0.5, 0.5, 0.0]),
+        (SamplingParams(frequency_penalty=0.5), [0.5, 0.5, 0.5, 0.0]),
+        (SamplingParams(presence_penalty=-0.5, frequency_penalty=1.0), [-0.5, 0.5, 0.5, 0.0]),
+    ):
+        logits = np.array([[2.0, 1.0, 0.5, 0.0]], np.float32)
+        choose(logits, [Draw(sampling, 0, 0, past)])
+        np.testing.assert_allclose(logits[0], expected)
+
+
+def test_min_p_keeps_what_is_likely_beside_the_likeliest() -> None:
+    """Shares of the likeliest are 1, 0.37, 0.22, 0.14, …; temperature goes first."""
+    for min_p, temperature, kept in ((0.3, 1.0, 2), (0.2, 1.0, 3), (1.0, 5.0, 1), (0.3, 2.0, 4)):
+        drawn = frequencies(SamplingParams(temperature=temperature, min_p=min_p))
+        assert np.flatnonzero(drawn).tolist() == list(range(kept))
+        np.testing.assert_allclose(drawn[:kept], softmax(LOGITS[:kept] / temperature), atol=0.03)
+    both = frequencies(SamplingParams(temperature=1.0, min_p=0.01, top_k=5, top_p=0.7))
+    assert np.flatnonzero(both).tolist() == [0, 1]
+
+
+def test_log_probabilities_are_the_models_whatever_was_drawn() -> None:
+    params = SamplingParams(temperature=3.0, presence_penalty=2.0, top_k=1, logprobs=3)
+    logits = np.tile(LOGITS, (2, 1))
+    draws = [Draw(params, 0, 0, Past([], [0], 6)), Draw(SamplingParams(), 0, 0, None)]
+    (token, (told,)), (greedy, nothing) = choose_telling(logits, draws)
+    expected = np.log(softmax(LOGITS))
+    assert (token, greedy, nothing) == (1, 0, ())
+    assert told.logprob == pytest.approx(expected[1], abs=1e-5)
+    assert [token_id for token_id, _ in told.top] == [0, 1, 2]
+    np.testing.assert_allclose([logprob for _, logprob in told.top], expected[:3], atol=1e-5)
 
 
 def test_philox_gives_the_published_numbers() -> None:
@@ -122,8 +200,10 @@ def test_philox_gives_the_published_numbers() -> None:
 
 
 def test_uniforms_are_uniform_and_take_any_seed() -> None:
-    numbers = uniforms([2**64 - 1] * 4000, list(range(4000)))
+    numbers = uniforms([2**64 - 1] * 4000, list(range(4000)), 1)
     assert 0.0 <= numbers.min() < 0.01
     assert 0.99 < numbers.max() < 1.0
     assert abs(numbers.mean() - 0.5) < 0.02
-    assert uniforms([-1], [5]) == uniforms([2**64 - 1], [5])
+    assert uniforms([-1], [5], 1) == uniforms([2**64 - 1], [5], 1)
+    assert uniforms([7], [5], 9)[0, 6:].tolist() == uniforms([7], [5], 3, first=6)[0].tolist()
+    assert len(set(uniforms([7], [5], 9)[0].tolist())) == 9

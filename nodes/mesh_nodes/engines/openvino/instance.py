@@ -13,7 +13,7 @@ import numpy as np
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint
 from mesh.domain.profile import IterationShape
-from mesh.domain.request import RequestTokens, SamplingParams
+from mesh.domain.request import RequestTokens, SamplingParams, TokenLogprobs
 from mesh.runtime.engine import EngineRequest, InstanceMemory, LoadOrder, StepResult
 from mesh.runtime.measurable import check_measurable
 from mesh_nodes.engines.openvino.batch import BatchInputs, Plan, Work, plan
@@ -25,7 +25,7 @@ from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 from mesh_nodes.engines.openvino.sequence import Sequence
 from mesh_nodes.engines.openvino.synthetic import sequences_of
 from mesh_nodes.engines.refusals import check_runnable
-from mesh_nodes.engines.sampling import choose
+from mesh_nodes.engines.sampling import choose_telling
 
 _RANGE_BLOCKS_MIN = 4096
 """Blocks of address space reserved even for small instances: addresses cost nothing."""
@@ -210,7 +210,7 @@ class Instance:
         tokens = sum(work.tokens for work in planned.work)
         # An IR may pad its head beyond the vocabulary.
         logits = logits.reshape(-1, logits.shape[-1])[: len(yielding), : self._vocabulary_tokens]
-        token_ids = choose(logits, [work.sequence.draw() for work in yielding])
+        chosen = choose_telling(logits, [work.sequence.draw() for work in yielding])
         self.reached.note(tokens, len(yielding))
         if tokens > LASTING_TOKENS:
             self._graph.release_activations()
@@ -218,11 +218,13 @@ class Instance:
         for work in planned.work:
             work.sequence.computed += work.tokens
         return tuple(
-            self._advance(work, token_id)
-            for work, token_id in zip(yielding, token_ids, strict=True)
+            self._advance(work, token_id, logprobs)
+            for work, (token_id, logprobs) in zip(yielding, chosen, strict=True)
         )
 
-    def _advance(self, work: Work, token_id: int) -> RequestTokens:
+    def _advance(
+        self, work: Work, token_id: int, logprobs: tuple[TokenLogprobs, ...]
+    ) -> RequestTokens:
         sequence = work.sequence
         sequence.decoding = True
         index, finish = sequence.append(token_id)
@@ -234,6 +236,7 @@ class Instance:
             first_index=index,
             token_ids=(token_id,),
             finish=finish,
+            logprobs=logprobs,
         )
 
     def _sequence(self, request: EngineRequest) -> Sequence:

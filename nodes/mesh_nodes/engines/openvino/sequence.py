@@ -11,7 +11,7 @@ from mesh.domain.reasons import FinishReason
 from mesh.runtime.engine import EngineRequest
 from mesh_nodes.engines.openvino.blocks import BlockPool
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
-from mesh_nodes.engines.sampling import Draw, seed_of
+from mesh_nodes.engines.sampling import Draw, past_of, seed_of
 
 
 class Sequence:
@@ -42,10 +42,7 @@ class Sequence:
         self._seed = seed_of(request)
         self.held = request.held
         """It computes all its tokens but the newest, and yields none."""
-        self._seen: npt.NDArray[np.bool_] | None = None
-        if request.sampling.repetition_penalty != 1.0:
-            self._seen = np.zeros(vocabulary_tokens, np.bool_)
-            self._seen[given] = True
+        self._past = past_of(request, vocabulary_tokens)
 
     @property
     def left(self) -> int:
@@ -62,8 +59,8 @@ class Sequence:
         given = len(request.prompt_tokens) + len(request.output_tokens)
         more = request.output_tokens[self.length - self._prompt_tokens :]
         self._tokens[self.length : given] = more
-        if self._seen is not None:
-            self._seen[list(more)] = True
+        if self._past is not None:
+            self._past.add(more)
         self.length, self.held = given, request.held
 
     def tokens(self, count: int) -> npt.NDArray[np.int64]:
@@ -101,15 +98,15 @@ class Sequence:
     def draw(self) -> Draw:
         """How the next token is to be chosen."""
         index = self.length - self._prompt_tokens
-        return Draw(self._sampling, self._seed, index, self._seen)
+        return Draw(self._sampling, self._seed, index, self._past)
 
     def append(self, token_id: int) -> tuple[int, FinishReason | None]:
         """Take a new token; returns its output index and whether it is the last."""
         index = self.length - self._prompt_tokens
         self._tokens[self.length] = token_id
         self.length += 1
-        if self._seen is not None:
-            self._seen[token_id] = True
+        if self._past is not None:
+            self._past.add((token_id,))
         if token_id in self._stops:
             return index, FinishReason.STOP
         return index, FinishReason.LENGTH if self.length >= self._tokens_max else None

@@ -2,15 +2,13 @@
 
 vLLM's own sampler keeps a generator's state per request, which a request that moves to another node
 would lose. This logits processor takes its place through the interface that vLLM offers for it: a
-row that is sampled or penalised is drawn here by `mesh_nodes.engines.sampling` and left with one
-token to choose; greedy rows are not touched. Drawn rows are copied to the host.
+row that is sampled, penalised or asked about is drawn here by `mesh_nodes.engines.sampling` and
+left with one token to choose; greedy rows are not touched. Drawn rows are copied to the host.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from vllm.v1.sample.logits_processor import (
     BatchUpdate,
@@ -18,9 +16,9 @@ from vllm.v1.sample.logits_processor import (
     MoveDirectionality,
 )
 
-from mesh.domain.request import SamplingParams
+from mesh.domain.request import SamplingParams, TokenLogprobs
 from mesh.domain.steps import EngineRequest
-from mesh_nodes.engines.sampling import Draw, choose, seed_of
+from mesh_nodes.engines.sampling import Draw, Past, choose_telling, is_penalised, seed_of
 
 EXTRA = "mesh"
 """The key under which a request's own words travel in vLLM's parameters."""
@@ -28,24 +26,29 @@ EXTRA = "mesh"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawOrder:
-    """How the tokens of one request are drawn. `given` are its tokens before the first of them."""
+    """How the tokens of one request are drawn. `output` are those before the first of
+    them."""
 
     sampling: SamplingParams
     seed: int
     first_index: int
-    given: tuple[int, ...]
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+    told: list[TokenLogprobs] = field(default_factory=list)
+    """Of the token drawn last, where it was asked for: for whoever takes that token."""
 
 
 def draw_order(request: EngineRequest) -> DrawOrder | None:
     """Nothing for a request that vLLM's argmax serves as it is."""
     sampling = request.sampling
-    if sampling.temperature <= 0.0 and sampling.repetition_penalty == 1.0:
+    if sampling.temperature <= 0.0 and sampling.logprobs is None and not is_penalised(sampling):
         return None
     return DrawOrder(
         sampling=sampling,
         seed=seed_of(request),
         first_index=len(request.output_tokens),
-        given=(*request.prompt_tokens, *request.output_tokens),
+        prompt=request.prompt_tokens,
+        output=request.output_tokens,
     )
 
 
@@ -53,20 +56,19 @@ class _Row:
     """One row of the batch. `outputs` is vLLM's own list, which grows with every token."""
 
     def __init__(self, order: DrawOrder, outputs: list[int], vocabulary_tokens: int) -> None:
-        self._order = order
+        self.order = order
         self._outputs = outputs
         self._counted = 0
-        self._seen: npt.NDArray[np.bool_] | None = None
-        if order.sampling.repetition_penalty != 1.0:
-            self._seen = np.zeros(vocabulary_tokens, np.bool_)
-            self._seen[list(order.given)] = True
+        self._past: Past | None = None
+        if is_penalised(order.sampling):
+            self._past = Past(order.prompt, order.output, vocabulary_tokens)
 
     def draw(self) -> Draw:
-        order, drawn = self._order, len(self._outputs)
-        if self._seen is not None and drawn > self._counted:
-            self._seen[self._outputs[self._counted :]] = True
+        order, drawn = self.order, len(self._outputs)
+        if self._past is not None and drawn > self._counted:
+            self._past.add(self._outputs[self._counted :])
             self._counted = drawn
-        return Draw(order.sampling, order.seed, order.first_index + drawn, self._seen)
+        return Draw(order.sampling, order.seed, order.first_index + drawn, self._past)
 
 
 class MeshDraw(LogitsProcessor):  # type: ignore[misc]
@@ -102,7 +104,9 @@ class MeshDraw(LogitsProcessor):  # type: ignore[misc]
         rows = sorted(self._rows)
         if rows:
             drawn = logits[rows, : self._vocabulary_tokens].float().cpu().numpy()
-            token_ids = choose(drawn, [self._rows[row].draw() for row in rows])
+            chosen = choose_telling(drawn, [self._rows[row].draw() for row in rows])
+            for row, (_, logprobs) in zip(rows, chosen, strict=True):
+                self._rows[row].order.told[:] = logprobs
             logits[rows] = float("-inf")
-            logits[rows, token_ids] = 0.0
+            logits[rows, [token_id for token_id, _ in chosen]] = 0.0
         return logits

@@ -91,11 +91,15 @@ class Instance:
             context_tokens_max=self._order.context_tokens_max,
             vocabulary_tokens=self._order.model.vocabulary_tokens,
         )
+        draw = draw_order(request)
         sequence = sequence_of(
-            request, key=self._keys(), context_tokens_max=self._order.context_tokens_max
+            request,
+            key=self._keys(),
+            context_tokens_max=self._order.context_tokens_max,
+            told=None if draw is None else draw.told,
         )
         given = [*request.prompt_tokens, *request.output_tokens]
-        self._core.add(sequence.key, given, draw_order(request))
+        self._core.add(sequence.key, given, draw)
         self._sequences[request.request_id] = sequence
 
     def abort(self, request_id: RequestId) -> None:
@@ -215,6 +219,7 @@ class Instance:
             first_index=index,
             token_ids=(token_id,),
             finish=finish,
+            logprobs=tuple(sequence.told),
         )
 
     def _trim(self) -> None:

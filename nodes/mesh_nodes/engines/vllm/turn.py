@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from mesh.domain.ids import RequestId
 from mesh.domain.reasons import FinishReason
+from mesh.domain.request import TokenLogprobs
 from mesh.domain.steps import EngineRequest
 
 
@@ -23,6 +24,8 @@ class Sequence:
     """What vLLM knows it by: never used twice, whatever ids requests come with."""
     length: int
     length_max: int
+    told: list[TokenLogprobs]
+    """Of the token that came last, where it was asked for."""
     computed: int = 0
     decoding: bool = False
     """Past its prefill: one token an iteration."""
@@ -42,12 +45,19 @@ class Sequence:
         return FinishReason.LENGTH if self.length >= self.length_max else None
 
 
-def sequence_of(request: EngineRequest, *, key: str, context_tokens_max: int) -> Sequence:
+def sequence_of(
+    request: EngineRequest,
+    *,
+    key: str,
+    context_tokens_max: int,
+    told: list[TokenLogprobs] | None = None,
+) -> Sequence:
     prompt_tokens = len(request.prompt_tokens)
     return Sequence(
         request=request,
         key=key,
         length=prompt_tokens + len(request.output_tokens),
+        told=[] if told is None else told,
         length_max=min(prompt_tokens + request.sampling.max_tokens, context_tokens_max),
     )
 

@@ -26,6 +26,9 @@ WAYS = {
     "sampled": replace(FREE, temperature=0.9, seed=5),
     "nucleus": replace(FREE, temperature=1.2, seed=6, top_p=0.8),
     "top-k": replace(FREE, temperature=1.2, seed=7, top_k=5),
+    "min-p": replace(FREE, temperature=1.2, seed=8, min_p=0.1),
+    "whole vocabulary, with log-probabilities": replace(FREE, temperature=1.5, seed=9, logprobs=3),
+    "by what is there": replace(FREE, presence_penalty=0.5, frequency_penalty=0.3),
     "penalised": replace(FREE, repetition_penalty=1.4),
     "sampled with penalty": replace(FREE, temperature=0.8, seed=2**63 - 1, repetition_penalty=1.2),
 }

@@ -8,7 +8,7 @@ from vllm import SamplingParams as VllmParams
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
 from mesh.domain.request import SamplingParams
-from mesh_nodes.engines.sampling import Draw, choose
+from mesh_nodes.engines.sampling import Draw, Past, choose
 from mesh_nodes.engines.vllm.drawing import EXTRA, MeshDraw, draw_order
 from tests.nodes.engines.serving import request
 
@@ -51,9 +51,8 @@ def test_sampled_and_penalised_rows_are_drawn_and_greedy_ones_left() -> None:
         update(added=[added(0, SAMPLED, outputs), added(1, greedy, []), added(2, PENALISED, [])])
     )
     given = logits(3)
-    seen = np.zeros(WORDS, np.bool_)
-    seen[[3, 4, 5]] = True
-    penalised = choose(given[2:].numpy(), [Draw(PENALISED, 0, 0, seen)])
+    past = Past([3, 4, 5], [], WORDS)
+    penalised = choose(given[2:].clone().numpy(), [Draw(PENALISED, 0, 0, past)])
     for index in range(5):
         sampled = choose(given[:1].numpy(), [Draw(SAMPLED, 7, index, None)])
         assert chosen(draws, given) == [*sampled, int(given[1].argmax()), *penalised]
@@ -61,13 +60,15 @@ def test_sampled_and_penalised_rows_are_drawn_and_greedy_ones_left() -> None:
 
 
 def test_a_resumed_request_goes_on_at_its_index_with_its_earlier_output_penalised() -> None:
-    draws, both = processor(), SamplingParams(temperature=0.8, repetition_penalty=1.7, seed=7)
+    draws = processor()
+    both = SamplingParams(
+        temperature=0.8, repetition_penalty=1.7, presence_penalty=0.5, frequency_penalty=1.5, seed=7
+    )
     outputs = [40]
     draws.update_state(update(added=[added(0, both, outputs, given=(20, 21))]))
-    seen = np.zeros(WORDS, np.bool_)
-    seen[[3, 4, 5, 20, 21, 40]] = True
+    past = Past([3, 4, 5], [20, 21, 40], WORDS)
     given = logits(1)
-    assert chosen(draws, given) == choose(given.numpy(), [Draw(both, 7, 3, seen)])
+    assert chosen(draws, given) == choose(given.clone().numpy(), [Draw(both, 7, 3, past)])
 
 
 def test_rows_follow_the_batch_when_they_move_swap_and_leave() -> None:
