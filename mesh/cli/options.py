@@ -18,7 +18,7 @@ from mesh.wire.channel import parse_address
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 DEFAULT_ADDRESS = "127.0.0.1:7070"
-POLICY_HELP = "How requests are placed and take turns: llm-mesh (the default), fcfs, or a file."
+POLICY_HELP = "How requests are placed and take turns: llm-mesh (the default) or fcfs."
 
 
 def controller_option(command: Command) -> Command:
