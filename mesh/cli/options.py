@@ -20,7 +20,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 DEFAULT_ADDRESS = "127.0.0.1:7070"
 DEFAULT_HTTP = "127.0.0.1:8070"
 HTTP_OFF = "off"
-POLICY_HELP = "How requests are placed and take turns: llm-mesh (the default), fcfs, or a file."
+POLICY_HELP = "How requests are placed and take turns: llm-mesh (the default) or fcfs."
 
 
 def controller_option(command: Command) -> Command:

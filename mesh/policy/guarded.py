@@ -15,16 +15,19 @@ from mesh.domain.errors import MeshError
 from mesh.domain.reasons import PolicyFaultKind, Verdict
 from mesh.policy.interface import KvDemand, KvSize, Policy, Rank, Tests
 from mesh.policy.kv_sizes import by_demand
-from mesh.policy.plans import How, Plan, Release
+from mesh.policy.plans import How, Join, Move, Plan, Refuse, Release, Start
 from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
 
 FAULTS_MAX = 8
 """Of an event, that are noted."""
 PLANS_SPARE = 64
 """Plans of one answer that are looked at, beside two for each node and instance of the cell."""
+SIZES_MAX = 4096
+"""Answers of `kv` that are kept."""
 WAIT_S_LEAST, WAIT_S_MOST = 0.1, 3600.0
 """Until a policy is asked again what becomes of an idle instance."""
 
+_PLANS = frozenset((Join, Start, Move, Release, Refuse))
 T = TypeVar("T")
 
 
@@ -35,6 +38,7 @@ class Guarded:
         self.promises, self.refuses_late = policy.promises, policy.refuses_late
         self.prefetches = policy.prefetches
         self._faults: list[NotePolicyFault] = []
+        self._sizes: dict[tuple[int, int, float], KvSize] = {}
 
     def fault(self, kind: PolicyFaultKind, call: str, message: str) -> None:
         """Note one; beyond so many of an event none is."""
@@ -66,7 +70,8 @@ class Guarded:
 
     def passes(self, plan: Plan, tests: Tests) -> Verdict:
         try:
-            return Verdict(self._policy.passes(plan, tests))
+            verdict = self._policy.passes(plan, tests)
+            return verdict if type(verdict) is Verdict else Verdict(verdict)
         except Exception as error:
             self._raised("passes", error)
             return Verdict.DELAYS_RUNNING
@@ -91,6 +96,23 @@ class Guarded:
     def upkeep(self, cell: CellView) -> Iterator[Plan]:
         return self._bounded("upkeep", lambda: self._policy.upkeep(cell), cell)
 
+    def kv_of(self, required_blocks: int, least_blocks: int, watermark_share: float) -> KvSize:
+        """`kv` of an instance that is there. Asked for at every candidate: what was said is kept,
+        for a policy says the same of the same demand.
+        """
+        key = required_blocks, least_blocks, watermark_share
+        known = self._sizes.get(key)
+        if known is None:
+            if len(self._sizes) >= SIZES_MAX:
+                self._sizes.clear()
+            demand = KvDemand(
+                required_blocks=required_blocks,
+                least_blocks=least_blocks,
+                watermark_share=watermark_share,
+            )
+            known = self._sizes[key] = self.kv(demand)
+        return known
+
     def kv(self, demand: KvDemand) -> KvSize:
         try:
             size = self._policy.kv(demand)
@@ -103,15 +125,14 @@ class Guarded:
         return by_demand(demand)
 
     def _bounded(self, call: str, ask: Callable[[], Iterator[T]], cell: CellView) -> Iterator[T]:
+        looked_at = 0
         try:
-            left = -1
             for plan in ask():
-                _meant(plan)
-                if left < 0:
-                    left = 2 * cell.size() + PLANS_SPARE
+                if type(plan) not in _PLANS:
+                    _meant(plan)
                 yield plan
-                left -= 1
-                if not left:
+                looked_at += 1
+                if looked_at >= PLANS_SPARE and looked_at >= 2 * cell.size() + PLANS_SPARE:
                     message = "it goes on beyond two plans for each node and instance"
                     self.fault(PolicyFaultKind.NO_END, call, message)
                     return
@@ -126,12 +147,13 @@ class Guarded:
 def _meant(plan: object) -> None:
     """Raises TypeError where it is neither a plan nor releases that go together."""
     releases = isinstance(plan, tuple) and all(isinstance(release, Release) for release in plan)
-    if not releases and not isinstance(plan, Plan):
+    if not releases:
         raise TypeError(f"not a plan: {plan!r}")
 
 
 def _comparable(rank: Rank) -> Rank:
     """The same, of numbers alone, so that any two can be compared."""
-    if not all(key == key + 0 for key in rank):
+    total = sum(rank)
+    if total != total:
         raise ValueError(f"a rank has numbers that can be compared, this one is {rank!r}")
     return rank

@@ -7,7 +7,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,7 +66,7 @@ def test_the_version_is_told_in_both_ways() -> None:
 @pytest.mark.parametrize("verb", ["up", "controller"])
 def test_help_names_the_policies_that_there_are(verb: str) -> None:
     shown = " ".join(mesh(verb, "--help").out.split())
-    named = re.search(r"take turns: (\S+) \(the default\), (\S+), or a file\.", shown)
+    named = re.search(r"take turns: (\S+) \(the default\) or (\S+)\.", shown)
     assert named is not None
     assert named[1] == DEFAULT_POLICY
     assert {policy(name).name for name in named.groups()} == set(named.groups())
@@ -252,7 +251,7 @@ def test_a_port_in_use_is_two_lines_and_nothing_is_started(tmp_path: Path) -> No
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        ran = mesh("up", "--listen", address, "--http", "off", "--home", str(tmp_path / "home"))
+        ran = mesh("up", "--listen", address, "--home", str(tmp_path / "home"))
     assert ran.code == 1
     assert ran.error_lines[0] == f"cannot listen on {address}: address already in use"
     assert "--listen" in ran.error_lines[1]
@@ -261,9 +260,7 @@ def test_a_port_in_use_is_two_lines_and_nothing_is_started(tmp_path: Path) -> No
 
 def test_a_home_that_cannot_be_written_is_two_lines(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file")
-    ran = mesh(
-        "up", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--home", str(tmp_path / "home")
-    )
+    ran = mesh("up", "--listen", "127.0.0.1:0", "--home", str(tmp_path / "home"))
     assert ran.code == 1
     assert "logs" in ran.error_lines[0]
     assert "--home" in ran.error_lines[1]
@@ -271,16 +268,3 @@ def test_a_home_that_cannot_be_written_is_two_lines(tmp_path: Path) -> None:
 
 def test_json_of_nothing_is_still_json(tmp_path: Path) -> None:
     assert json.loads(mesh("store", "ls", "--home", str(tmp_path), "-o", "json").out) == []
-
-
-def test_no_verb_but_the_controller_waits_for_the_libraries_of_http() -> None:
-    others = [verb for verb in cli.VERBS if verb != "controller"]
-    script = "\n".join(
-        [
-            "import importlib, sys",
-            f"for verb in {others}: importlib.import_module(f'mesh.cli.verbs.{{verb}}')",
-            "print(sorted({'starlette', 'uvicorn', 'httptools', 'mesh.http'} & set(sys.modules)))",
-        ]
-    )
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert ran.stdout == "[]\n"

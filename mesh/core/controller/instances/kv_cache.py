@@ -41,23 +41,6 @@ def least_blocks(limits: CellLimits, footprint: Footprint, context_tokens_max: i
     return footprint.blocks_for(min(limits.kv_tokens_least, context_tokens_max))
 
 
-def _demand(
-    ctx: EventContext,
-    blocks: int,
-    footprint: Footprint,
-    context: int,
-    start: StartDemand | None = None,
-) -> KvDemand:
-    """Of requests that need so many blocks together, where contexts have so many tokens at most."""
-    limits = ctx.limits
-    return KvDemand(
-        required_blocks=blocks,
-        least_blocks=least_blocks(limits, footprint, context),
-        watermark_share=limits.kv_watermark_share,
-        start=start,
-    )
-
-
 def request_blocks(
     owner: DeploymentEntry, request: RequestEntry, footprint: Footprint, context_tokens_max: int
 ) -> int:
@@ -119,7 +102,13 @@ def start_size(
             context_tokens=context,
             tpot_s=entry.spec.slo.tpot_s,
         )
-    return ctx.policy.kv(_demand(ctx, blocks, footprint, context, start))
+    demand = KvDemand(
+        required_blocks=blocks,
+        least_blocks=least_blocks(ctx.limits, footprint, context),
+        watermark_share=ctx.limits.kv_watermark_share,
+        start=start,
+    )
+    return ctx.policy.kv(demand)
 
 
 def room_for(
@@ -170,7 +159,9 @@ def _others_blocks(instance: InstanceEntry, request: RequestEntry | None = None)
 
 
 def _size(ctx: EventContext, instance: InstanceEntry, blocks: int) -> KvSize:
-    return ctx.policy.kv(_demand(ctx, blocks, instance.footprint, instance.context_tokens_max))
+    limits, context = ctx.limits, instance.context_tokens_max
+    least = least_blocks(limits, instance.footprint, context)
+    return ctx.policy.kv_of(blocks, least, limits.kv_watermark_share)
 
 
 def _room(ctx: EventContext, instance: InstanceEntry, requested_blocks: int) -> Room | None:

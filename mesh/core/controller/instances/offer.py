@@ -30,7 +30,8 @@ class Offer:
     entry: DeploymentEntry | None = None
     joins: Iterable[InstanceEntry] = ()
     place: int = 0
-    """Of the last of them that was looked at, among the deployment's candidates."""
+    last: InstanceEntry | None = None
+    """Of the joins the one that was looked at last, and its place among the candidates."""
     on: Sequence[NodeEntry] = ()
     looks_max: int = 0
     needed_bytes: Callable[[NodeEntry], int] = lambda node: 0
@@ -41,6 +42,10 @@ class Offer:
     @property
     def now_s(self) -> float:
         return self.ctx.now_s
+
+    def note_last(self, instance: InstanceEntry, place: int) -> None:
+        """An instance that may take the request is shown to the policy."""
+        self.last, self.place = instance, place
 
     def size(self) -> int:
         return len(self.ctx.cell.nodes) + len(self.ctx.cell.instances)

@@ -69,7 +69,7 @@ def _wait_for_one(
     """Promise a load that is under way."""
     offer = Offer(ctx=ctx, entry=entry, joins=_loading(ctx, entry))
     for plan in ctx.policy.places(request, offer):
-        instance = joined(ctx, plan, request, loaded=False)
+        instance = joined(ctx, plan, request, offer, loaded=False)
         if instance is None:
             continue
         room = room_for(ctx, entry, instance, request)

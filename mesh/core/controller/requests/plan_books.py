@@ -24,7 +24,7 @@ UPKEEP_MAX = 16
 
 
 def joined(
-    ctx: EventContext, plan: Plan, request: RequestEntry, *, loaded: bool
+    ctx: EventContext, plan: Plan, request: RequestEntry, offer: Offer, *, loaded: bool
 ) -> InstanceEntry | None:
     """The instance that a plan has the request join, which may be done as far as the books go. What
     is not up now, as a start is before all queues were tried, is passed over.
@@ -32,6 +32,8 @@ def joined(
     if request.state is not RequestState.QUEUED:
         return None  # a plan before this one has refused it
     if isinstance(plan, Join) and plan.request is request:
+        if plan.instance is offer.last:
+            return offer.last  # it was looked at as it was offered, a moment ago
         instance = _known(ctx, plan.instance)
         if instance is None or instance.deployment != request.deployment:
             _not_in_books(ctx, plan, f"{request.request_id} cannot join {_name(plan.instance)}")

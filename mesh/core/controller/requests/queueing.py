@@ -188,7 +188,7 @@ def _place(
     offer = Offer(ctx=ctx, entry=entry)
     offer.joins = _open(ctx, entry, request, only, offer)
     for plan in ctx.policy.places(request, offer):
-        instance = joined(ctx, plan, request, loaded=True)
+        instance = joined(ctx, plan, request, offer, loaded=True)
         if instance is None:
             continue
         room = room_for(ctx, entry, instance, request)
@@ -246,7 +246,7 @@ def _open(
     """Loaded instances that may take the request; the offer is told where among them that is."""
     for place, instance in _in_order(ctx, entry, request) if only is None else ((0, only),):
         if instance.takes_now and not instance.is_full:
-            offer.place = place
+            offer.note_last(instance, place)
             yield instance
 
 
