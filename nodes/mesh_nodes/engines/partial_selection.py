@@ -26,9 +26,6 @@ _EXACT_COLUMNS = 4
 hold most of the weight, the bounds of their columns would reject most draws."""
 _TRIALS = (8, 56)
 """Draws of a row that may be rejected, in two goes; then it takes all its exponentials."""
-_NUCLEUS_FLOOR = 1e-4
-"""Of the largest weight. Few tokens are above it where a model is sure of something, and they hold
-most nuclei."""
 _SORTED_MAX = 4096
 """Of more, a sample says first which need not be sorted."""
 _SAMPLE_TOKENS = 512
@@ -47,8 +44,13 @@ class Columns:
         self.vocabulary = logits.shape[1]
         self.width = min(_COLUMNS, max(1, self.vocabulary // _COLUMN_TOKENS_MIN))
         self.depth = self.vocabulary // self.width
-        self.largest: Floats = logits.max(axis=1)
         self._scratch: Floats | None = None
+
+    @cached_property
+    def largest(self) -> Floats:
+        """Of each row; known from its columns where those were looked at."""
+        seen = self.maxima if "maxima" in self.__dict__ else self.logits
+        return np.asarray(seen.max(axis=1))
 
     @cached_property
     def maxima(self) -> Floats:
@@ -119,7 +121,8 @@ class Columns:
 
     def _bounds(self, row: Indices, scale: Floats) -> tuple[Doubles, Doubles]:
         """Of the weight of each column, and their running totals: [rows, width] both."""
-        heads = np.exp((self.maxima[row] - self.largest[row, None]) * scale[:, None])
+        maxima = self.maxima[row]
+        heads = np.exp((maxima - self.largest[row, None]) * scale[:, None])
         bounds = heads.astype(np.float64) * self.depth
         rest = self.vocabulary - self.depth * self.width
         bounds[:, :rest] += heads[:, :rest]
@@ -198,7 +201,8 @@ def nucleus_pick(weights: Floats, top_p: float, number: float) -> int:
 
 def _bands(weights: Floats, spare: float) -> Iterator[tuple[float, float]]:
     """Weights between which a nucleus may end that lacks `spare`: likely ones first, then all."""
-    yield float(weights.max()) * _NUCLEUS_FLOOR, np.inf
+    # All below weigh no more than that. Few are above it where a model is sure of something.
+    yield spare / weights.size, np.inf
     stride = weights.size // _SAMPLE_TOKENS
     if stride > 1:
         sample = np.sort(weights[::stride])

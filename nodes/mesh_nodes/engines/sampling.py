@@ -139,12 +139,13 @@ def _penalise(row: Floats, draw: Draw) -> None:
 def _sample(columns: Columns, rows: list[int], draws: list[Draw]) -> list[int]:
     """Rows whose whole vocabulary is drawn from go together; the others one by one."""
     whole = [row for row in rows if _keeps_all(draws[row].sampling, columns.vocabulary)]
-    seeds, indices = [draws[row].seed for row in rows], [draws[row].index for row in rows]
-    numbers = dict(zip(rows, uniforms(seeds, indices, 1)[:, 0].tolist(), strict=True))
-    drawn = {
-        row: _sample_some(columns, row, draws[row].sampling, numbers[row])
-        for row in set(rows) - set(whole)
-    }
+    some = [row for row in rows if row not in whole]
+    drawn: dict[int, int] = {}
+    if some:
+        seeds, indices = [draws[row].seed for row in some], [draws[row].index for row in some]
+        numbers = uniforms(seeds, indices, 1)[:, 0].tolist()
+        for row, number in zip(some, numbers, strict=True):
+            drawn[row] = _sample_some(columns, row, draws[row].sampling, number)
     if whole:
         temperatures = [_temperature(draws[row].sampling) for row in whole]
         seeds, indices = [draws[row].seed for row in whole], [draws[row].index for row in whole]
