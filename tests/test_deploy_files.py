@@ -29,7 +29,8 @@ INSTALLED = "/opt/mesh/bin/mesh"
 def test_systemd_takes_the_unit_as_it_is(unit: str, tmp_path: Path) -> None:
     text = (DEPLOY / "systemd" / unit).read_text()
     assert INSTALLED in text
-    (tmp_path / unit).write_text(text.replace(INSTALLED, str(BIN / "mesh")))
+    (tmp_path / "mesh").symlink_to(BIN / "mesh")
+    (tmp_path / unit).write_text(text.replace(INSTALLED, str(tmp_path / "mesh")))
     command = ["systemd-analyze", "verify", str(tmp_path / unit)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stderr) == (0, "")

@@ -5,10 +5,10 @@ A plan holds views of what it is about. What has gone since it was made, and wha
 do, the core refuses, and its journal says so (`mesh.domain.actions.NotePolicyFault`).
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from mesh.domain.reasons import RefusalReason
+from mesh.domain.values import dataclass
 from mesh.policy.views import InstanceView, NodeView, RequestView
 
 

@@ -207,6 +207,7 @@ class _Slow:
         return {
             os.getpriority(os.PRIO_PROCESS, thread.id) - own
             for child in psutil.Process().children()
+            if "sleeping" in child.cmdline()
             for thread in child.threads()
         }
 
