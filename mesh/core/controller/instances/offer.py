@@ -5,7 +5,7 @@ new one, neighbours that may be moved. Nothing of the cell is copied; what has t
 when it is asked for. Before: the rooms that ask. After: the policy.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mesh.core.controller.instances.loading_lane import lane_ends_s, load_s, loads_end_s
@@ -28,7 +28,10 @@ class Offer:
 
     ctx: EventContext
     entry: DeploymentEntry | None = None
-    joins: Iterable[InstanceEntry] = ()
+    joins: Iterable[tuple[int, InstanceEntry]] = ()
+    """Instances that may take the request, with their places among the candidates. They must not
+    hold the offer: what holds itself is freed late.
+    """
     place: int = 0
     last: InstanceEntry | None = None
     """Of the joins the one that was looked at last, and its place among the candidates."""
@@ -43,15 +46,13 @@ class Offer:
     def now_s(self) -> float:
         return self.ctx.now_s
 
-    def note_last(self, instance: InstanceEntry, place: int) -> None:
-        """An instance that may take the request is shown to the policy."""
-        self.last, self.place = instance, place
-
     def size(self) -> int:
         return len(self.ctx.cell.nodes) + len(self.ctx.cell.instances)
 
-    def candidates(self) -> Iterable[InstanceEntry]:
-        return self.joins
+    def candidates(self) -> Iterator[InstanceEntry]:
+        for place, instance in self.joins:
+            self.place, self.last = place, instance
+            yield instance
 
     def starts(self) -> Sequence[NodeEntry]:
         if not self.on:

@@ -67,7 +67,7 @@ def _wait_for_one(
     ctx: EventContext, entry: DeploymentEntry, request: RequestEntry, *, late: bool = False
 ) -> bool:
     """Promise a load that is under way."""
-    offer = Offer(ctx=ctx, entry=entry, joins=_loading(ctx, entry))
+    offer = Offer(ctx=ctx, entry=entry, joins=enumerate(_loading(ctx, entry)))
     for plan in ctx.policy.places(request, offer):
         instance = joined(ctx, plan, request, offer, loaded=False)
         if instance is None:

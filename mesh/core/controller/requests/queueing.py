@@ -185,8 +185,7 @@ def _place(
 ) -> bool:
     said, stopped = request.refusals, False
     before = said.try_again()
-    offer = Offer(ctx=ctx, entry=entry)
-    offer.joins = _open(ctx, entry, request, only, offer)
+    offer = Offer(ctx=ctx, entry=entry, joins=_open(ctx, entry, request, only))
     for plan in ctx.policy.places(request, offer):
         instance = joined(ctx, plan, request, offer, loaded=True)
         if instance is None:
@@ -241,13 +240,11 @@ def _open(
     entry: DeploymentEntry,
     request: RequestEntry,
     only: InstanceEntry | None,
-    offer: Offer,
-) -> Iterator[InstanceEntry]:
-    """Loaded instances that may take the request; the offer is told where among them that is."""
+) -> Iterator[tuple[int, InstanceEntry]]:
+    """Loaded instances that may take the request, with their places among the candidates."""
     for place, instance in _in_order(ctx, entry, request) if only is None else ((0, only),):
         if instance.takes_now and not instance.is_full:
-            offer.note_last(instance, place)
-            yield instance
+            yield place, instance
 
 
 def _in_order(
