@@ -13,13 +13,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 from grpc_reflection.v1alpha import reflection
-from starlette.types import ASGIApp
 
 from mesh import __version__
 from mesh.controller.control import Control
@@ -38,8 +38,6 @@ from mesh.domain.events import ControllerEvent, LeaseCheckDue, ShutdownRequested
 from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import CellLimits
 from mesh.domain.usage import HOUR_S
-from mesh.http.app import application
-from mesh.http.server import HttpServer
 from mesh.policy.registry import DEFAULT_POLICY
 from mesh.report.narrate import Narrator
 from mesh.runtime.clock import LoopClock
@@ -52,6 +50,9 @@ from mesh.text.tokenizer import TextCodec
 from mesh.v1 import control_pb2_grpc, inference_pb2_grpc, node_link_pb2_grpc
 from mesh.wire.channel import bind, server_options
 from mesh.wire.serving import Guard
+
+if TYPE_CHECKING:
+    from mesh.http.server import HttpServer
 
 DRAIN_S_MAX = 2.0
 """From the wish to stop to the end of the last call. Well below the grace that `mesh up` gives."""
@@ -112,9 +113,12 @@ async def serve(
         raise controller.failure
 
 
-def _bound_http(config: ControllerConfig, opened: ExitStack) -> HttpServer | None:
+def _bound_http(config: ControllerConfig, opened: ExitStack) -> "HttpServer | None":
+    """Imported where it serves alone: a third of a controller's start would be its libraries'."""
     if config.http is None:
         return None
+    from mesh.http.server import HttpServer
+
     http = HttpServer(config.http)
     opened.callback(http.close)
     return http
@@ -218,7 +222,7 @@ class Controller:
             took_long=took_long,
         )
 
-    async def start(self, server: grpc.aio.Server, http: HttpServer | None) -> None:
+    async def start(self, server: grpc.aio.Server, http: "HttpServer | None") -> None:
         """Serve everything on servers that are bound but have not started."""
         inference_pb2_grpc.add_InferenceServicer_to_server(Inference(self._gateway), server)
         control_pb2_grpc.add_ControlServicer_to_server(self._control, server)
@@ -229,20 +233,23 @@ class Controller:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         await server.start()
         if http is not None:
-            http.start(self._application())
+            self._start_http(http)
         self._post(LeaseCheckDue())
         for deployment in self._registry.deployments():
             self._tokenizers.warm(deployment.model.model_id)
 
-    def _application(self) -> ASGIApp:
-        return application(
+    def _start_http(self, http: "HttpServer") -> None:
+        from mesh.http.app import application
+
+        routes = application(
             gateway=self._gateway,
             snapshot=lambda: self._core.snapshot(self._clock.now_s()),
             find=find_deployment,
             metrics=self._metrics.exposition,
         )
+        http.start(routes)
 
-    async def stop(self, server: grpc.aio.Server, http: HttpServer | None) -> None:
+    async def stop(self, server: grpc.aio.Server, http: "HttpServer | None") -> None:
         """Bounded by DRAIN_S_MAX and the build of a tokenizer."""
         self._gateway.stop()
         await self._health.enter_graceful_shutdown()
