@@ -81,12 +81,12 @@ class ControllerCore:
         self.cell = Cell(expectations=Expectations(profiles))
         self._epoch = epoch
         self._limits = limits
-        self._policy = Guarded(checked(policy))
+        self.policy = Guarded(checked(policy), limits)
         for deployment in deployments:
             entry = DeploymentEntry(
                 spec=deployment.spec,
                 state=DeploymentState.READY,
-                candidates=Candidates(self._policy.instance_rank),
+                candidates=Candidates(self.policy.instance_rank),
                 deployment=deployment,
                 history=(histories or {}).get(deployment.spec.name, OutputHistory()),
             )
@@ -115,14 +115,14 @@ class ControllerCore:
             cell=self.cell,
             epoch=self._epoch,
             limits=self._limits,
-            policy=self._policy,
+            policy=self.policy,
             now_s=now_s,
             validations_left=self._limits.validations_max,
             looks_left=self._limits.validations_max,
         )
         self._dispatch(ctx, event)
         _settle(ctx)
-        for fault in self._policy.take_faults():
+        for fault in self.policy.take_faults():
             ctx.act(fault)
         return ctx.actions
 
@@ -177,7 +177,7 @@ class ControllerCore:
                 _fail(ctx, event.operation_id, "Unavailable", message)
             case DecisionTookLong():
                 message = f"{event.seconds:.3f} s for an event, beyond {event.limit_s:.3f} s"
-                self._policy.fault(PolicyFaultKind.TOOK_LONG, "handle", message)
+                self.policy.fault(PolicyFaultKind.TOOK_LONG, "handle", message)
             case ShutdownRequested():
                 _shut_down(ctx)
             case _:
@@ -192,6 +192,8 @@ def _settle(ctx: EventContext) -> None:
         if ctx.cell.operations:
             profiling.advance_profiles(ctx)
         queueing.settle_released(ctx)
+        for plan in ctx.take_wishes():
+            release(ctx, plan)
 
 
 def _fail(ctx: EventContext, operation_id: OperationId, error: str, message: str) -> None:
