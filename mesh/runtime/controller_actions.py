@@ -23,6 +23,7 @@ from mesh.domain.actions import (
     StoreDeployment,
     StoreHistory,
     StoreProfile,
+    StoreRevisions,
     TellAccepted,
     TellWaiting,
 )
@@ -39,6 +40,7 @@ from mesh.domain.ids import DeploymentName, OperationId
 from mesh.domain.messages import NodeCommand
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import PolicyFaultKind, TurnRule
+from mesh.domain.revision import Revisions
 from mesh.domain.text import TextAssets
 from mesh.runtime.clock import Clock
 from mesh.runtime.host import DECISION_S_MAX
@@ -84,7 +86,9 @@ class Registry(Protocol):
     StorageError.
     """
 
-    def store(self, deployment: Deployment, text: TextAssets | None) -> None: ...
+    def store(
+        self, deployment: Deployment, text: TextAssets | None, revisions: Revisions | None
+    ) -> None: ...
 
     def remove(self, name: DeploymentName) -> None: ...
 
@@ -136,8 +140,10 @@ class ControllerPerformer:
             case StoreDeployment():
                 self._write(
                     action.operation_id,
-                    lambda: self._registry.store(action.deployment, action.text),
+                    lambda: self._registry.store(action.deployment, action.text, action.revisions),
                 )
+            case StoreRevisions():
+                self._write_revisions(action)
             case RemoveDeployment():
                 self._write(action.operation_id, lambda: self._registry.remove(action.name))
             case StoreProfile():
@@ -155,6 +161,14 @@ class ControllerPerformer:
                 log.log(level, "policy %s, %s: %s (%s)", policy, call, message, kind)
             case _:
                 assert_never(action)
+
+    def _write_revisions(self, action: StoreRevisions) -> None:
+        """Nobody waits for it: it is decided again after the next start."""
+        try:
+            self._registry.store(action.deployment, None, action.revisions)
+        except StorageError as error:
+            name = action.deployment.spec.name
+            log.warning("the revisions of %s are not kept: %s", name, error.message)
 
     def _write_history(self, action: StoreHistory) -> None:
         """Nobody waits for it: what is lost is learned again."""
