@@ -86,7 +86,7 @@ class MeshClient:
 
     def undo(self, name: DeploymentName, to: int | None = None) -> str:
         """Back to the revision that served before, or to that of a number; what the controller
-        says of it. Raises InvalidInput where there is none.
+        says of it. Raises NotFound where there is none.
         """
         with _writing("the name or the revision's number"):
             request = pb.UndoRequest(name=name, to=to)

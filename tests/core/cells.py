@@ -1,6 +1,7 @@
 """Builds small cells for tests: a controller core with deployments and nodes, and its answers."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from mesh.core.controller.core import ControllerCore
@@ -43,6 +44,7 @@ MODEL = ModelInfo(
     disk_bytes=200_000,
     stop_token_ids=(2,),
 )
+OTHER_MODEL = replace(MODEL, model_id=ModelId("sha256-00000000000000ff"), source="file:///other")
 
 A = TypeVar("A")
 

@@ -1,17 +1,15 @@
 """A deployment is changed under load, changed back, its node drained: nobody loses an answer."""
 
-import threading
 from pathlib import Path
 
 import pytest
 
+from bench.rollout.load import Load
 from mesh.domain.deployment import DeploymentSpec, Scaling
-from mesh.domain.errors import MeshError
 from mesh.domain.ids import DeploymentName, NodeId
-from mesh.domain.invocation import Finished, Invocation, TextPrompt
 from mesh.domain.revision import RevisionState
 from mesh.domain.slo import Slo
-from tests.e2e.live_cell import LiveCell
+from tests.e2e.live_cell import WAIT_S_MAX, LiveCell
 from tests.support.tiny_model import write_tiny_llama
 
 CHAT = DeploymentName("chat")
@@ -23,49 +21,6 @@ TOKENS = 8
 @pytest.fixture(scope="module")
 def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("other") / "tiny", seed=2)
-
-
-class Load:
-    """Callers that ask one after the other until told to stop, and what became of it."""
-
-    def __init__(self, cell: LiveCell) -> None:
-        self.finished = 0
-        self.failed: list[MeshError] = []
-        self._cell = cell
-        self._stop = threading.Event()
-        self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._call) for _ in range(CALLERS)]
-        for thread in self._threads:
-            thread.start()
-
-    def _call(self) -> None:
-        asked = Invocation(
-            deployment=CHAT,
-            prompt=TextPrompt(text="through it all"),
-            max_tokens=TOKENS,
-            ignore_eos=True,
-        )
-        while not self._stop.is_set():
-            try:
-                *_, last = self._cell.client.invoke(asked)
-            except MeshError as error:
-                with self._lock:
-                    self.failed.append(error)
-                continue
-            assert isinstance(last, Finished)
-            assert last.output_tokens == TOKENS
-            with self._lock:
-                self.finished += 1
-
-    def more(self, requests: int) -> None:
-        """Wait until so many more have finished."""
-        until = self.finished + requests
-        self._cell.wait_for(f"{requests} answers", lambda: self.finished >= until or self.failed)
-
-    def stop(self) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
 
 
 def spec(source: Path, **scaling: int) -> DeploymentSpec:
@@ -85,6 +40,10 @@ def serves(cell: LiveCell, number: int) -> bool:
     return found is not None and found.revision == number and quiet
 
 
+def more(load: Load, requests: int) -> None:
+    load.until(load.finished + requests, wait_s_max=WAIT_S_MAX)
+
+
 def test_update_undo_and_drain_under_load_lose_no_request(
     cell: LiveCell, tiny_model: Path, other_model: Path
 ) -> None:
@@ -92,24 +51,21 @@ def test_update_undo_and_drain_under_load_lose_no_request(
     cell.start_node("n2", "--step-s", "0.005", "--load-s", "0.2")
     cell.client.deploy(spec(tiny_model))
     cell.wait_for("an instance", lambda: cell.instance_count(CHAT) == 1)
-    load = Load(cell)
-    try:
-        load.more(10)
+    with Load(cell.client, CHAT, callers=CALLERS, tokens=TOKENS) as load:
+        more(load, 10)
         assert cell.client.deploy(spec(other_model)) == "revision 2 starts"
         cell.wait_for("the update", lambda: serves(cell, 2))
-        load.more(10)
+        more(load, 10)
         assert cell.client.undo(CHAT) == "revision 3 starts"
         cell.wait_for("the way back", lambda: serves(cell, 3))
-        load.more(10)
+        more(load, 10)
         (instance,) = cell.client.get(CHAT).instances
         cell.client.drain(NodeId(instance.node_id))
         cell.wait_for(
             "the drained node to be empty",
             lambda: (n := cell.node(instance.node_id)) is not None and not n.instances,
         )
-        load.more(max(REQUESTS_MIN - load.finished, 10))
-    finally:
-        load.stop()
+        more(load, max(REQUESTS_MIN - load.finished, 10))
     assert load.failed == []
     assert load.finished >= REQUESTS_MIN
     assert cell.client.get(CHAT).served == load.finished

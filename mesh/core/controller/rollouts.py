@@ -72,7 +72,7 @@ def undo(ctx: EventContext, rollout: RolloutEntry | None, asked: UndoRequested) 
         which = "earlier revision" if asked.to is None else f"revision {asked.to}"
         known = ", ".join(str(r.number) for r in rollout.revisions) if rollout else ""
         message = f"{asked.name!r} has no {which} to go back to"
-        reply_error(ctx, operation_id, "InvalidInput", message, f"there is {known or 'none'}")
+        reply_error(ctx, operation_id, "NotFound", message, f"there is {known or 'none'}")
         return
     serves = rollout.current.deployment
     assert serves is not None

@@ -24,7 +24,7 @@ from mesh.domain.events import (
     ScaleRequested,
     UndoRequested,
 )
-from mesh.domain.ids import DeploymentName, InstanceId, ModelId, OperationId
+from mesh.domain.ids import DeploymentName, InstanceId, OperationId
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
     ImportDone,
@@ -36,7 +36,6 @@ from mesh.domain.messages import (
     SubmitRequest,
     UnloadInstance,
 )
-from mesh.domain.model import ModelInfo
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.revision import REVISIONS_MAX, Revision, Revisions, RevisionState
 from mesh.domain.slo import Slo
@@ -45,6 +44,7 @@ from mesh.domain.views import DeploymentSnapshot
 from tests.core.cells import (
     FOOTPRINT,
     MODEL,
+    OTHER_MODEL,
     CellUnderTest,
     commands,
     deployment,
@@ -57,7 +57,7 @@ from tests.core.cells import (
 OP = OperationId("op-1")
 CHAT, SECOND = DeploymentName("chat"), DeploymentName("chat@2")
 TEXT = TextAssets(tokenizer_json=b"{}")
-OTHER: ModelInfo = replace(MODEL, model_id=ModelId("sha256-00000000000000ff"), source="file:///b")
+OTHER = OTHER_MODEL
 CHANGED: DeploymentSpec = replace(deployment().spec, source=OTHER.source)
 
 
@@ -255,7 +255,7 @@ def test_undo_gives_up_a_revision_that_has_not_taken_over() -> None:
 def test_undo_without_an_earlier_revision_says_so() -> None:
     cell, _, _ = serving_cell()
     reply = only(cell.tell(UndoRequested(operation_id=OP, name=CHAT)), ReplyError)
-    assert reply.error == "InvalidInput"
+    assert reply.error == "NotFound"
     nowhere = cell.tell(UndoRequested(operation_id=OP, name=DeploymentName("nowhere")))
     assert only(nowhere, ReplyError).error == "NotFound"
     internal = cell.tell(UndoRequested(operation_id=OP, name=SECOND))
