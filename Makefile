@@ -26,7 +26,7 @@ NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 .PHONY: bench-admission bench-beside-load bench-cold-start bench-engine bench-fidelity bench-fleet bench-http bench-import
 .PHONY: bench-kv-resize bench-late-starts bench-load bench-load-client bench-metrics bench-mixed
 .PHONY: bench-overcommit bench-overhead bench-paper bench-profile bench-replay
-.PHONY: bench-replay-agreement bench-sampling bench-sim bench-slo bench-vllm-step bench-vllm-switch
+.PHONY: bench-replay-agreement bench-rollout bench-sampling bench-sim bench-slo bench-vllm-step bench-vllm-switch
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
@@ -191,6 +191,10 @@ bench-replay-agreement: $(VENV)/.installed-dev ## locust, mesh replay and the co
 
 bench-sampling: $(VENV)/.installed-dev ## choosing 32 tokens at once, by temperature, top-p and top-k
 	@$(HOME_HERE) $(BIN)/python -m bench.sampling $(ARGS)
+
+# ARGS="--requests 2000 --callers 8"
+bench-rollout: $(VENV)/.installed-dev ## a deployment is changed, changed back and moved under load: how many requests fail
+	@$(HOME_HERE) $(BIN)/python -m bench.rollout $(ARGS)
 
 bench-sim: $(VENV)/.installed-dev ## how long the simulator takes; ARGS="--trace FILE", "--growth"
 	@$(BIN)/python -m bench.sim $(ARGS)

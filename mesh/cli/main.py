@@ -24,6 +24,7 @@ VERBS = {
     "controller": "Run a cell's controller in the foreground.",
     "node": "Run a node agent in the foreground.",
     "deploy": "Deploy models from manifests.",
+    "rollout": "Show a deployment's revisions, or go back to an earlier one.",
     "get": "List deployments, or show one.",
     "describe": "Show one deployment or node in full.",
     "wait": "Wait until deployments are ready, loaded or gone.",

@@ -11,10 +11,12 @@ from mesh.cli.progress import progress
 from mesh.domain.errors import Cancelled, NotFound
 from mesh.domain.ids import DeploymentName
 from mesh.domain.lifecycle import InstanceState
+from mesh.domain.revision import RevisionState
 from mesh.domain.views import DeploymentSnapshot
 from mesh.wire.client import MeshClient
 
 POLL_S = 0.2
+_COMING = (RevisionState.IMPORTING, RevisionState.STARTING)
 _SERVING = (InstanceState.READY, InstanceState.PARKED)
 
 
@@ -43,6 +45,11 @@ def standing(found: DeploymentSnapshot | None, goal: Goal) -> Standing:
         return Standing(text="gone", share=1.0, reached=True)
     if goal is Goal.GONE:
         return Standing(text=f"{found.state}, {len(found.instances)} instances", share=0.0)
+    coming = next((v for v in found.revisions if v.state in _COMING), None)
+    if coming is not None and goal is Goal.READY:
+        said = f": {coming.message}" if coming.message else ""
+        text = f"revision {coming.number} {coming.state}, {coming.ready} of {coming.wanted} ready"
+        return Standing(text=text + said, share=coming.ready / max(coming.wanted, 1))
     serving = sum(one.state in _SERVING for one in found.instances)
     wanted = found.spec.scaling.replicas_min if goal is Goal.READY else 1
     share = min(serving / wanted, 1.0) if wanted else 1.0
@@ -56,9 +63,18 @@ def wait_for(client: MeshClient, name: DeploymentName, goal: Goal, wait_s: float
     Cancelled when `wait_s` is over.
     """
     until_s = time.monotonic() + wait_s
+    coming: int | None = None
     with progress(name) as report:
         while True:
-            now = standing(_found(client, name, goal), goal)
+            found = _found(client, name, goal)
+            now = standing(found, goal)
+            for view in found.revisions if found is not None else ():
+                if view.number == coming and view.state is RevisionState.FAILED:
+                    raise Cancelled(
+                        f"revision {coming} of {name} failed: {view.message}",
+                        hint="the one before it serves on; `mesh rollout status` shows both",
+                    )
+                coming = view.number if view.state in _COMING else coming
             if now.reached:
                 return
             report(now.text, now.share)

@@ -25,6 +25,7 @@ from mesh.domain.events import (
     LoadRequested,
     ProfileRequested,
     ScaleRequested,
+    UndoRequested,
     UnloadRequested,
 )
 from mesh.domain.ids import DeploymentName, ModelId, NodeId, OperationId, RequestId
@@ -106,6 +107,14 @@ class Control(ControlServicer):
             lambda operation_id: DeployRequested(operation_id=operation_id, spec=spec), context
         )
         self._deployed(spec.name)
+
+    async def Undo(self, request: pb.UndoRequest, context: Any) -> None:
+        name = DeploymentName(request.name)
+        find_deployment(name, self._snapshot())
+        to = request.to if request.HasField("to") else None
+        await self._run(
+            lambda operation_id: UndoRequested(operation_id=operation_id, name=name, to=to), context
+        )
 
     async def Delete(self, request: pb.DeleteRequest, context: Any) -> None:
         name = DeploymentName(request.name)

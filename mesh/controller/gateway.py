@@ -20,10 +20,10 @@ from mesh.controller.tokenizers import Tokenizers, chars_of
 from mesh.domain.actions import DeliverTokens, RefuseRequest, TellAccepted, TellWaiting
 from mesh.domain.checks import NAME_CHARS_MAX
 from mesh.domain.deployment import Deployment
-from mesh.domain.errors import Cancelled, NotFound, Refused
+from mesh.domain.errors import Cancelled, NotFound, Refused, Unavailable
 from mesh.domain.events import CancelRequested, ControllerEvent, InvokeRequested
 from mesh.domain.ids import DeploymentName, RequestId
-from mesh.domain.invocation import Invocation, InvocationEvent, Prompt, TokenPrompt
+from mesh.domain.invocation import Invocation, InvocationEvent, TokenPrompt
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.request import Request
 from mesh.domain.text import SamplingDefaults
@@ -32,6 +32,9 @@ from mesh.runtime.clock import Clock
 
 CHARS_PER_TOKEN_MAX = 256
 """No vocabulary has longer tokens, but for runs of blanks."""
+
+
+REVISIONS_TRIED_MAX = 4
 
 
 class Cell(Protocol):
@@ -184,9 +187,8 @@ class Gateway:
 
     async def _stream(self, asked: Invocation, arrived_s: float) -> ClientStream:
         """Everything before the request is posted. Raises NotFound, InvalidInput, Refused."""
-        deployment = self.deployment(asked.deployment)
         check_invocation(asked)
-        prompt_tokens = await self._tokens(asked.prompt, deployment)
+        deployment, prompt_tokens = await self._tokenised(asked)
         room_tokens = deployment.context_tokens_max - len(prompt_tokens)
         if self.stopping:  # it was tokenised meanwhile, and the core has said its last
             raise Refused("the controller is stopping", reason=RefusalReason.SHUTTING_DOWN)
@@ -204,17 +206,32 @@ class Gateway:
             told_max=self._limits.told_max,
         )
 
-    async def _tokens(self, prompt: Prompt, deployment: Deployment) -> tuple[int, ...]:
+    async def _tokenised(self, asked: Invocation) -> tuple[Deployment, tuple[int, ...]]:
+        """The prompt's tokens, and the revision that they are for: another one may take over while
+        they are made.
+        """
+        for _ in range(REVISIONS_TRIED_MAX):
+            deployment = self.deployment(asked.deployment)
+            prompt_tokens = await self._tokens(asked, deployment)
+            if self.deployment(asked.deployment).model == deployment.model:
+                return deployment, prompt_tokens
+        raise Unavailable(
+            f"{asked.deployment!r} has changed {REVISIONS_TRIED_MAX} times while it was asked",
+            hint="try again",
+        )
+
+    async def _tokens(self, asked: Invocation, deployment: Deployment) -> tuple[int, ...]:
         """The prompt's tokens. One that cannot fit is refused before it is tokenised; one that
         does not fit, by the core.
         """
+        prompt = asked.prompt
         if isinstance(prompt, TokenPrompt):
             check_token_ids(prompt.token_ids, deployment.model.vocabulary_tokens)
             return prompt.token_ids
         chars, context_tokens = chars_of(prompt), deployment.context_tokens_max
         if chars > context_tokens * CHARS_PER_TOKEN_MAX:
             raise Refused(
-                f"the prompt has {chars} characters; the context of {deployment.spec.name!r} holds "
+                f"the prompt has {chars} characters; the context of {asked.deployment!r} holds "
                 f"{context_tokens} tokens, of at most {CHARS_PER_TOKEN_MAX} characters each",
                 reason=RefusalReason.PROMPT_TOO_LONG,
             )

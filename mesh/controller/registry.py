@@ -20,6 +20,7 @@ from mesh.domain.errors import StorageError
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, ModelId
 from mesh.domain.profile import Profile
+from mesh.domain.revision import Revision, Revisions, public_name
 from mesh.domain.text import SamplingDefaults, TextAssets
 
 FILE_NAME = "registry.sqlite3"
@@ -58,7 +59,16 @@ CREATE TABLE histories (
 _SCHEMA_4 = """
 ALTER TABLE texts ADD COLUMN sampling TEXT NOT NULL DEFAULT '{}';
 """
-_STEPS = (_SCHEMA_1, _SCHEMA_2, _SCHEMA_3, _SCHEMA_4)
+_SCHEMA_5 = """
+CREATE TABLE revisions (
+    name TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    model_id TEXT NOT NULL REFERENCES texts (model_id),
+    body TEXT NOT NULL,
+    PRIMARY KEY (name, number)
+) STRICT;
+"""
+_STEPS = (_SCHEMA_1, _SCHEMA_2, _SCHEMA_3, _SCHEMA_4, _SCHEMA_5)
 """Each makes its schema of the one before it."""
 SCHEMA = len(_STEPS)
 """Kept in the file's user_version."""
@@ -126,6 +136,18 @@ class SqliteRegistry:
                 for name, mean_tokens, requests in rows
             }
 
+    def revisions(self) -> dict[DeploymentName, Revisions]:
+        """Those that do not serve, of each deployment that has any."""
+        with self._explained("read"):
+            rows = self._connection.execute(
+                "SELECT name, number, body FROM revisions ORDER BY name, number"
+            ).fetchall()
+        found: dict[DeploymentName, Revisions] = {}
+        for name, number, body in rows:
+            revision = self._valid(Revision, body, f"revision {number} of {name!r}")
+            found[DeploymentName(name)] = (*found.get(DeploymentName(name), ()), revision)
+        return found
+
     def text(self, model_id: ModelId) -> TextAssets | None:
         """A model's tokenizer and template; None when no deployment has that model."""
         with self._explained("read"):
@@ -146,15 +168,26 @@ class SqliteRegistry:
             sampling=self._valid(SamplingDefaults, sampling, f"sampling of model {model_id}"),
         )
 
-    def store(self, deployment: Deployment, text: TextAssets | None) -> None:
-        """Write a deployment, over an earlier one of its name; `text` None keeps what is there."""
-        model_id = deployment.model.model_id
+    def store(
+        self,
+        deployment: Deployment,
+        text: TextAssets | None,
+        revisions: Revisions | None = None,
+    ) -> None:
+        """Write a deployment, over an earlier one of its public name; `text`, of the model of its
+        newest revision, and `revisions` are kept as they are where they are None.
+        """
+        name = public_name(deployment.spec.name)
         with self._written():
             if text is not None:
+                newest = max(
+                    (deployment, *(r.deployment for r in revisions or ())),
+                    key=lambda one: one.revision,
+                )
                 self._connection.execute(
                     "INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?, ?, ?)",
                     (
-                        model_id,
+                        newest.model.model_id,
                         text.tokenizer_json,
                         text.chat_template,
                         text.bos_token,
@@ -163,19 +196,31 @@ class SqliteRegistry:
                         _CONVERTER.dumps(text.sampling),
                     ),
                 )
+            # As often as not it served under another name in the cell before.
+            self._drop("deployments", name, but=deployment.spec.name)
+            self._drop("histories", name, but=deployment.spec.name)
             self._connection.execute(
                 "INSERT OR REPLACE INTO deployments VALUES (?, ?, ?)",
-                (deployment.spec.name, model_id, _CONVERTER.dumps(deployment)),
+                (deployment.spec.name, deployment.model.model_id, _CONVERTER.dumps(deployment)),
             )
+            if revisions is not None:
+                self._drop("revisions", name)
+                self._connection.executemany(
+                    "INSERT INTO revisions VALUES (?, ?, ?, ?)",
+                    [
+                        (name, r.number, r.deployment.model.model_id, _CONVERTER.dumps(r))
+                        for r in revisions
+                    ],
+                )
             self._drop_unused_texts()
 
     def remove(self, name: DeploymentName) -> None:
-        """Forget a deployment with its history, and its model's text when it was the last to use
-        it.
+        """Forget a deployment with its revisions and its history, and its models' texts when it
+        was the last to use them.
         """
         with self._written():
-            self._connection.execute("DELETE FROM deployments WHERE name = ?", (name,))
-            self._connection.execute("DELETE FROM histories WHERE name = ?", (name,))
+            for table in ("deployments", "revisions", "histories"):
+                self._drop(table, name)
             self._drop_unused_texts()
 
     def store_profile(self, profile: Profile) -> None:
@@ -246,7 +291,14 @@ class SqliteRegistry:
     def _drop_unused_texts(self) -> None:
         self._connection.execute(
             "DELETE FROM texts WHERE model_id NOT IN (SELECT model_id FROM deployments)"
+            " AND model_id NOT IN (SELECT model_id FROM revisions)"
         )
+
+    def _drop(self, table: str, name: DeploymentName, but: DeploymentName | None = None) -> None:
+        """What there is of a deployment, by all of its names in the cell but one."""
+        rows = self._connection.execute(f"SELECT DISTINCT name FROM {table}").fetchall()
+        gone = [(n,) for (n,) in rows if public_name(n) == name and n != but]
+        self._connection.executemany(f"DELETE FROM {table} WHERE name = ?", gone)
 
     @contextmanager
     def _written(self) -> Iterator[None]:

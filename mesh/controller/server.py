@@ -37,6 +37,7 @@ from mesh.domain.actions import ControllerAction
 from mesh.domain.events import ControllerEvent, LeaseCheckDue, ShutdownRequested
 from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import CellLimits
+from mesh.domain.revision import public_name
 from mesh.domain.usage import HOUR_S
 from mesh.policy.registry import DEFAULT_POLICY
 from mesh.report.narrate import Narrator
@@ -146,6 +147,7 @@ def _opened_registry(
         deployments=registry.deployments(),
         profiles=registry.profiles(),
         histories=registry.histories(),
+        revisions=registry.revisions(),
     )
     return start, registry
 
@@ -236,7 +238,7 @@ class Controller:
             self._start_http(http)
         self._post(LeaseCheckDue())
         for deployment in self._registry.deployments():
-            self._tokenizers.warm(deployment.model.model_id)
+            self._warm(public_name(deployment.spec.name))
 
     def _start_http(self, http: "HttpServer") -> None:
         from mesh.http.app import application
@@ -279,6 +281,5 @@ class Controller:
         return self._core.deployment(name) is not None
 
     def _warm(self, name: DeploymentName) -> None:
-        deployment = self._core.deployment(name)
-        if deployment is not None:
-            self._tokenizers.warm(deployment.model.model_id)
+        for model_id in self._core.models(name):
+            self._tokenizers.warm(model_id)

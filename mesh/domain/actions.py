@@ -10,6 +10,7 @@ from mesh.domain.node_rule import CELL_RULE, NodeRule
 from mesh.domain.profile import IterationShape, Profile
 from mesh.domain.reasons import PolicyFaultKind, RefusalReason
 from mesh.domain.request import RequestTokens
+from mesh.domain.revision import Revisions
 from mesh.domain.steps import EngineRequest
 from mesh.domain.text import TextAssets
 from mesh.domain.values import dataclass
@@ -58,11 +59,26 @@ class StoreDeployment:
 
     operation_id: OperationId
     deployment: Deployment
+    """That serves, in the place of whichever did under its public name."""
     text: TextAssets | None = None
+    """Of the newest revision's model."""
+    revisions: Revisions | None = None
+    """The others; None: keep what is there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreRevisions:
+    """Write durably; nobody waits for it. What is lost is decided again after the next start."""
+
+    deployment: Deployment
+    """That serves from now on."""
+    revisions: Revisions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveDeployment:
+    """With all of its revisions."""
+
     operation_id: OperationId
     name: DeploymentName
 
@@ -160,6 +176,7 @@ ControllerAction = (
     | AcceptLink
     | CloseLink
     | StoreDeployment
+    | StoreRevisions
     | RemoveDeployment
     | StoreProfile
     | StoreHistory

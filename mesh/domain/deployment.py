@@ -43,3 +43,4 @@ class Deployment:
     model: ModelInfo
     context_tokens_max: int
     footprints: tuple[tuple[str, Footprint], ...] = ()
+    revision: int = 1

@@ -24,6 +24,17 @@ class DeleteRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UndoRequested:
+    """Back to the revision that served before, or to that of a number. One that has not taken over
+    yet is given up instead, unless there is a number.
+    """
+
+    operation_id: OperationId
+    name: DeploymentName
+    to: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleRequested:
     """None leaves a limit as it is."""
 
@@ -202,6 +213,7 @@ ControllerTimer = (
 ControllerEvent = (
     DeployRequested
     | DeleteRequested
+    | UndoRequested
     | ScaleRequested
     | LoadRequested
     | UnloadRequested

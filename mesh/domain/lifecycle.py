@@ -12,11 +12,16 @@ S = TypeVar("S", bound=StrEnum)
 
 
 class DeploymentState(StrEnum):
-    """IMPORTING until a node has the model; only a READY deployment has been acknowledged."""
+    """IMPORTING until a node has the model; only a READY deployment takes requests. A further
+    revision is STARTING until its instances are ready; the one before it is RETIRING then, until
+    its last request has ended.
+    """
 
     IMPORTING = "importing"
     SAVING = "saving"
+    STARTING = "starting"
     READY = "ready"
+    RETIRING = "retiring"
     DELETING = "deleting"
     GONE = "gone"
 
@@ -66,8 +71,14 @@ Table = Mapping[StrEnum, tuple[StrEnum, ...]]
 
 DEPLOYMENT: Table = {
     DeploymentState.IMPORTING: (DeploymentState.SAVING, DeploymentState.GONE),
-    DeploymentState.SAVING: (DeploymentState.READY, DeploymentState.GONE),
-    DeploymentState.READY: (DeploymentState.DELETING,),
+    DeploymentState.SAVING: (
+        DeploymentState.READY,
+        DeploymentState.STARTING,
+        DeploymentState.GONE,
+    ),
+    DeploymentState.STARTING: (DeploymentState.READY, DeploymentState.GONE),
+    DeploymentState.READY: (DeploymentState.DELETING, DeploymentState.RETIRING),
+    DeploymentState.RETIRING: (DeploymentState.GONE,),
     DeploymentState.DELETING: (DeploymentState.READY, DeploymentState.GONE),
     DeploymentState.GONE: (),
 }

@@ -37,6 +37,8 @@ class CellLimits:
     import_s_max: float = 3600.0
     """Of any administrative call; imports and measurements are the long ones."""
     load_s_max: float = 600.0
+    rollout_s_max: float = 600.0
+    """A revision whose instances are not ready by then is given up."""
     operations_max: int = 64
     """Administrative calls under way."""
     batch_max: int = BATCH_MAX

@@ -88,3 +88,5 @@ class OperationKind(StrEnum):
     DELETE = "delete"
     SCALE = "scale"
     PROFILE = "profile"
+    ROLLOUT = "rollout"
+    """A change that needs no import: of what serves, or back to an earlier revision."""

@@ -9,6 +9,7 @@ from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import Profile, Stalls
 from mesh.domain.reasons import DeviceKind, RefusalReason
+from mesh.domain.revision import RevisionState
 from mesh.domain.steps import LoadTier
 
 
@@ -68,6 +69,23 @@ class InstanceSnapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RevisionView:
+    """One of a deployment's revisions, and what there is of it now."""
+
+    number: int
+    state: RevisionState
+    spec: DeploymentSpec
+    message: str = ""
+    """Why it failed, or what keeps it from starting."""
+    ready: int = 0
+    """Instances that are loaded."""
+    wanted: int = 0
+    """Instances that it is to have before it takes over, or its minimum."""
+    requests: int = 0
+    """That it answers, or has queued."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentSnapshot:
     spec: DeploymentSpec
     model: ModelInfo | None
@@ -84,6 +102,10 @@ class DeploymentSnapshot:
     phase: str = ""
     """While it is imported: what is being done."""
     share: float = 0.0
+    revision: int = 1
+    """That serves."""
+    revisions: tuple[RevisionView, ...] = ()
+    """By number, that which serves among them; empty where there never was another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

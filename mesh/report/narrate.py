@@ -5,7 +5,14 @@ The core's action list is its log; this is where it becomes readable. Token traf
 
 from collections.abc import Iterator, Sequence
 
-from mesh.domain.actions import CloseLink, RefuseRequest, ReplyError, SendCommand, TellAccepted
+from mesh.domain.actions import (
+    CloseLink,
+    RefuseRequest,
+    ReplyError,
+    SendCommand,
+    StoreRevisions,
+    TellAccepted,
+)
 from mesh.domain.events import (
     DeleteRequested,
     DeploymentStored,
@@ -18,6 +25,7 @@ from mesh.domain.events import (
     ProfileRequested,
     ScaleRequested,
     ShutdownRequested,
+    UndoRequested,
     UnloadRequested,
 )
 from mesh.domain.messages import (
@@ -37,6 +45,7 @@ from mesh.domain.messages import (
     UnloadInstance,
     UseProfile,
 )
+from mesh.domain.revision import public_name
 from mesh.domain.units import format_bytes
 from mesh.domain.views import CellLine
 from mesh.report.narrate_memory import MemoryStory
@@ -68,6 +77,8 @@ def _happened(event: object) -> Iterator[CellLine]:
             yield _line("deployment", event.spec.name, f"deploy {event.spec.source}")
         case DeleteRequested():
             yield _line("deployment", event.name, "delete")
+        case UndoRequested():
+            yield _line("deployment", event.name, "undo")
         case ScaleRequested():
             yield _line("deployment", event.name, "scale")
         case LoadRequested():
@@ -89,6 +100,16 @@ def _happened(event: object) -> Iterator[CellLine]:
             yield _line("node", f"link {event.link_id}", f"disconnected: {event.reason}")
         case ShutdownRequested():
             yield _line("cell", "controller", "stopping")
+
+
+def _rolled_out(action: StoreRevisions) -> Iterator[CellLine]:
+    """A revision has taken over, or has been given up."""
+    serves, newest = action.deployment, action.revisions[-1]
+    name = public_name(serves.spec.name)
+    if newest.number > serves.revision:
+        yield _line("deployment", name, f"revision {newest.number} failed: {newest.message}")
+    else:
+        yield _line("deployment", name, f"revision {serves.revision} serves from now on")
 
 
 def _reported(report: NodeReport) -> Iterator[CellLine]:
@@ -128,6 +149,8 @@ def _decided(action: object) -> Iterator[CellLine]:
         case TellAccepted() if action.grace_s > 0:
             text = f"told that its first token will be {action.grace_s:.2f} s late, for a load"
             yield _line("request", action.request_id, text)
+        case StoreRevisions():
+            yield from _rolled_out(action)
         case ReplyError():
             yield _line("cell", action.operation_id, f"failed ({action.error}): {action.message}")
         case CloseLink():

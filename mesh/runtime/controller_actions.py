@@ -23,6 +23,7 @@ from mesh.domain.actions import (
     StoreDeployment,
     StoreHistory,
     StoreProfile,
+    StoreRevisions,
     TellAccepted,
     TellWaiting,
 )
@@ -40,6 +41,7 @@ from mesh.domain.messages import NodeCommand
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import PolicyFaultKind
+from mesh.domain.revision import Revisions
 from mesh.domain.text import TextAssets
 from mesh.runtime.clock import Clock
 from mesh.runtime.host import DECISION_S_MAX
@@ -85,7 +87,9 @@ class Registry(Protocol):
     StorageError.
     """
 
-    def store(self, deployment: Deployment, text: TextAssets | None) -> None: ...
+    def store(
+        self, deployment: Deployment, text: TextAssets | None, revisions: Revisions | None
+    ) -> None: ...
 
     def remove(self, name: DeploymentName) -> None: ...
 
@@ -137,8 +141,10 @@ class ControllerPerformer:
             case StoreDeployment():
                 self._write(
                     action.operation_id,
-                    lambda: self._registry.store(action.deployment, action.text),
+                    lambda: self._registry.store(action.deployment, action.text, action.revisions),
                 )
+            case StoreRevisions():
+                self._write_revisions(action)
             case RemoveDeployment():
                 self._write(action.operation_id, lambda: self._registry.remove(action.name))
             case StoreProfile():
@@ -156,6 +162,14 @@ class ControllerPerformer:
                 log.log(level, "policy %s, %s: %s (%s)", policy, call, message, kind)
             case _:
                 assert_never(action)
+
+    def _write_revisions(self, action: StoreRevisions) -> None:
+        """Nobody waits for it: it is decided again after the next start."""
+        try:
+            self._registry.store(action.deployment, None, action.revisions)
+        except StorageError as error:
+            name = action.deployment.spec.name
+            log.warning("the revisions of %s are not kept: %s", name, error.message)
 
     def _write_history(self, action: StoreHistory) -> None:
         """Nobody waits for it: what is lost is learned again."""

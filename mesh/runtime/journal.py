@@ -28,6 +28,7 @@ from mesh.domain.limits import CellLimits, NodeLimits
 from mesh.domain.messages import NodeCommand, NodeReport
 from mesh.domain.node_events import NodeEvent
 from mesh.domain.profile import Profile
+from mesh.domain.revision import Revisions
 from mesh.runtime.host import Core
 
 CONTROLLER_FORMAT, NODE_FORMAT = 6, 6
@@ -48,6 +49,7 @@ class ControllerStart:
     deployments: tuple[Deployment, ...]
     profiles: tuple[Profile, ...] = ()
     histories: Mapping[DeploymentName, OutputHistory] = field(default_factory=dict)
+    revisions: Mapping[DeploymentName, Revisions] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ def controller_core(start: ControllerStart) -> ControllerCore:
         deployments=start.deployments,
         profiles=start.profiles,
         histories=start.histories,
+        revisions=start.revisions,
         limits=start.limits,
         policy=policy_of(start.policy),
     )

@@ -24,6 +24,7 @@ from mesh.domain.outcome import Outcome
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.request import Request
+from mesh.domain.revision import Revisions, public_name
 from mesh.domain.text import TextAssets
 from mesh.runtime.clock import Clock
 from mesh.sim.sequences import answer_of
@@ -156,13 +157,25 @@ class MemoryRegistry:
         self.deployments = {made.spec.name: made for made in deployments}
         self.histories: dict[DeploymentName, OutputHistory] = {}
         self.profiles = list(profiles)
+        self.revisions: dict[DeploymentName, Revisions] = {}
 
-    def store(self, deployment: Deployment, text: TextAssets | None) -> None:
+    def store(
+        self, deployment: Deployment, text: TextAssets | None, revisions: Revisions | None
+    ) -> None:
+        name = public_name(deployment.spec.name)
+        self._forget(name)
         self.deployments[deployment.spec.name] = deployment
+        if revisions is not None:
+            self.revisions[name] = revisions
 
     def remove(self, name: DeploymentName) -> None:
-        self.deployments.pop(name, None)
+        self._forget(name)
+        self.revisions.pop(name, None)
         self.histories.pop(name, None)
+
+    def _forget(self, name: DeploymentName) -> None:
+        for known in [n for n in self.deployments if public_name(n) == name]:
+            del self.deployments[known]
 
     def store_profile(self, profile: Profile) -> None:
         self.profiles.append(profile)

@@ -106,4 +106,5 @@ class VirtualController:
             deployments=tuple(registry.deployments.values()),
             profiles=tuple(registry.profiles),
             histories=dict(registry.histories),
+            revisions=dict(registry.revisions),
         )

@@ -41,6 +41,31 @@ class DeployRequest(_message.Message):
 Global___DeployRequest: _TypeAlias = DeployRequest  # noqa: Y015
 
 @_typing.final
+class UndoRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    to: _builtins.int
+    """Absent: the revision that served before."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        to: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_to", b"_to", "to", b"to"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_to", b"_to", "name", b"name", "to", b"to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__to: _TypeAlias = _typing.Literal["to"]  # noqa: Y015
+    _WhichOneofArgType__to: _TypeAlias = _typing.Literal["_to", b"_to"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__to) -> _WhichOneofReturnType__to | None: ...
+
+Global___UndoRequest: _TypeAlias = UndoRequest  # noqa: Y015
+
+@_typing.final
 class DeleteRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -341,6 +366,8 @@ class Deployment(_message.Message):
     FOOTPRINTS_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     SHARE_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    REVISIONS_FIELD_NUMBER: _builtins.int
     state: _builtins.str
     context_tokens_max: _builtins.int
     queued: _builtins.int
@@ -350,6 +377,8 @@ class Deployment(_message.Message):
     phase: _builtins.str
     """While it is imported: what is being done, and how far it is (0 to 1)."""
     share: _builtins.float
+    revision: _builtins.int
+    """The number of the revision that serves; all that are kept, if there has been another."""
     @_builtins.property
     def spec(self) -> _model_pb2.DeploymentSpec: ...
     @_builtins.property
@@ -360,6 +389,8 @@ class Deployment(_message.Message):
     def footprints(self) -> _containers.MessageMap[_builtins.str, _model_pb2.Footprint]:
         """What an instance takes, by the name of the engine that said so."""
 
+    @_builtins.property
+    def revisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Revision]: ...
     def __init__(
         self,
         *,
@@ -375,14 +406,58 @@ class Deployment(_message.Message):
         footprints: _abc.Mapping[_builtins.str, _model_pb2.Footprint] | None = ...,
         phase: _builtins.str = ...,
         share: _builtins.float = ...,
+        revision: _builtins.int = ...,
+        revisions: _abc.Iterable[Global___Revision] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_tokens_max", b"context_tokens_max", "footprints", b"footprints", "instances", b"instances", "model", b"model", "phase", b"phase", "queued", b"queued", "refused", b"refused", "running", b"running", "served", b"served", "share", b"share", "spec", b"spec", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_tokens_max", b"context_tokens_max", "footprints", b"footprints", "instances", b"instances", "model", b"model", "phase", b"phase", "queued", b"queued", "refused", b"refused", "revision", b"revision", "revisions", b"revisions", "running", b"running", "served", b"served", "share", b"share", "spec", b"spec", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Deployment: _TypeAlias = Deployment  # noqa: Y015
+
+@_typing.final
+class Revision(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    SPEC_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    INSTANCES_READY_FIELD_NUMBER: _builtins.int
+    INSTANCES_WANTED_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    state: _builtins.str
+    """importing, starting, serving, retiring, past or failed."""
+    message: _builtins.str
+    """Why it failed, or what keeps it from starting."""
+    instances_ready: _builtins.int
+    instances_wanted: _builtins.int
+    """Before it takes over."""
+    requests: _builtins.int
+    """That it answers, or has queued."""
+    @_builtins.property
+    def spec(self) -> _model_pb2.DeploymentSpec: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        state: _builtins.str = ...,
+        spec: _model_pb2.DeploymentSpec | None = ...,
+        message: _builtins.str = ...,
+        instances_ready: _builtins.int = ...,
+        instances_wanted: _builtins.int = ...,
+        requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instances_ready", b"instances_ready", "instances_wanted", b"instances_wanted", "message", b"message", "number", b"number", "requests", b"requests", "spec", b"spec", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Revision: _TypeAlias = Revision  # noqa: Y015
 
 @_typing.final
 class Instance(_message.Message):

@@ -40,6 +40,11 @@ class ControlStub:
                 request_serializer=mesh_dot_v1_dot_control__pb2.DeployRequest.SerializeToString,
                 response_deserializer=mesh_dot_v1_dot_control__pb2.OperationEvent.FromString,
                 _registered_method=True)
+        self.Undo = channel.unary_stream(
+                '/mesh.v1.Control/Undo',
+                request_serializer=mesh_dot_v1_dot_control__pb2.UndoRequest.SerializeToString,
+                response_deserializer=mesh_dot_v1_dot_control__pb2.OperationEvent.FromString,
+                _registered_method=True)
         self.Delete = channel.unary_stream(
                 '/mesh.v1.Control/Delete',
                 request_serializer=mesh_dot_v1_dot_control__pb2.DeleteRequest.SerializeToString,
@@ -127,7 +132,14 @@ class ControlServicer:
 
     def Deploy(self, request, context):
         """Streams progress, then one `done`. Imports the model on a node; a spec equal to the one deployed
-        changes nothing.
+        changes nothing, another one of its name becomes its next revision.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Undo(self, request, context):
+        """Gives up the revision that is to take over, or begins to go back to an earlier one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -246,6 +258,11 @@ def add_ControlServicer_to_server(servicer, server):
                     request_deserializer=mesh_dot_v1_dot_control__pb2.DeployRequest.FromString,
                     response_serializer=mesh_dot_v1_dot_control__pb2.OperationEvent.SerializeToString,
             ),
+            'Undo': grpc.unary_stream_rpc_method_handler(
+                    servicer.Undo,
+                    request_deserializer=mesh_dot_v1_dot_control__pb2.UndoRequest.FromString,
+                    response_serializer=mesh_dot_v1_dot_control__pb2.OperationEvent.SerializeToString,
+            ),
             'Delete': grpc.unary_stream_rpc_method_handler(
                     servicer.Delete,
                     request_deserializer=mesh_dot_v1_dot_control__pb2.DeleteRequest.FromString,
@@ -353,6 +370,33 @@ class Control:
             target,
             '/mesh.v1.Control/Deploy',
             mesh_dot_v1_dot_control__pb2.DeployRequest.SerializeToString,
+            mesh_dot_v1_dot_control__pb2.OperationEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Undo(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/mesh.v1.Control/Undo',
+            mesh_dot_v1_dot_control__pb2.UndoRequest.SerializeToString,
             mesh_dot_v1_dot_control__pb2.OperationEvent.FromString,
             options,
             channel_credentials,

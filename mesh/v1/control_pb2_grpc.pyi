@@ -34,8 +34,10 @@ class ControlStub:
     def __new__(cls, channel: _aio.Channel) -> ControlAsyncStub: ...
     Deploy: _grpc.UnaryStreamMultiCallable[_control_pb2.DeployRequest, _control_pb2.OperationEvent]
     """Streams progress, then one `done`. Imports the model on a node; a spec equal to the one deployed
-    changes nothing.
+    changes nothing, another one of its name becomes its next revision.
     """
+    Undo: _grpc.UnaryStreamMultiCallable[_control_pb2.UndoRequest, _control_pb2.OperationEvent]
+    """Gives up the revision that is to take over, or begins to go back to an earlier one."""
     Delete: _grpc.UnaryStreamMultiCallable[_control_pb2.DeleteRequest, _control_pb2.OperationEvent]
     Scale: _grpc.UnaryStreamMultiCallable[_control_pb2.ScaleRequest, _control_pb2.OperationEvent]
     Load: _grpc.UnaryStreamMultiCallable[_control_pb2.LoadRequest, _control_pb2.OperationEvent]
@@ -67,8 +69,10 @@ class ControlAsyncStub(ControlStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Deploy: _aio.UnaryStreamMultiCallable[_control_pb2.DeployRequest, _control_pb2.OperationEvent]  # type: ignore[assignment]
     """Streams progress, then one `done`. Imports the model on a node; a spec equal to the one deployed
-    changes nothing.
+    changes nothing, another one of its name becomes its next revision.
     """
+    Undo: _aio.UnaryStreamMultiCallable[_control_pb2.UndoRequest, _control_pb2.OperationEvent]  # type: ignore[assignment]
+    """Gives up the revision that is to take over, or begins to go back to an earlier one."""
     Delete: _aio.UnaryStreamMultiCallable[_control_pb2.DeleteRequest, _control_pb2.OperationEvent]  # type: ignore[assignment]
     Scale: _aio.UnaryStreamMultiCallable[_control_pb2.ScaleRequest, _control_pb2.OperationEvent]  # type: ignore[assignment]
     Load: _aio.UnaryStreamMultiCallable[_control_pb2.LoadRequest, _control_pb2.OperationEvent]  # type: ignore[assignment]
@@ -103,8 +107,16 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_control_pb2.OperationEvent], _abc.AsyncIterator[_control_pb2.OperationEvent]]:
         """Streams progress, then one `done`. Imports the model on a node; a spec equal to the one deployed
-        changes nothing.
+        changes nothing, another one of its name becomes its next revision.
         """
+
+    @_abc_1.abstractmethod
+    def Undo(
+        self,
+        request: _control_pb2.UndoRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.OperationEvent], _abc.AsyncIterator[_control_pb2.OperationEvent]]:
+        """Gives up the revision that is to take over, or begins to go back to an earlier one."""
 
     @_abc_1.abstractmethod
     def Delete(

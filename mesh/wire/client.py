@@ -84,6 +84,14 @@ class MeshClient:
             request = pb.DeployRequest(spec=spec_to_wire(spec))
         return self._operation(self._control.Deploy(request), progress)
 
+    def undo(self, name: DeploymentName, to: int | None = None) -> str:
+        """Back to the revision that served before, or to that of a number; what the controller
+        says of it. Raises NotFound where there is none.
+        """
+        with _writing("the name or the revision's number"):
+            request = pb.UndoRequest(name=name, to=to)
+        return self._operation(self._control.Undo(request), None)
+
     def delete(self, name: DeploymentName, progress: Progress | None = None) -> str:
         with _writing("the name"):
             request = pb.DeleteRequest(name=name)

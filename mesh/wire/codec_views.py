@@ -8,6 +8,7 @@ from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, Request
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
 from mesh.domain.model import Footprint
 from mesh.domain.reasons import DeviceKind, RefusalReason
+from mesh.domain.revision import RevisionState
 from mesh.domain.steps import LoadTier
 from mesh.domain.usage import Usage
 from mesh.domain.views import (
@@ -23,6 +24,7 @@ from mesh.domain.views import (
     ProfileView,
     RequestPhase,
     RequestSnapshot,
+    RevisionView,
 )
 from mesh.v1 import control_pb2 as pb
 from mesh.v1 import model_pb2
@@ -141,6 +143,8 @@ def deployment_to_wire(deployment: DeploymentSnapshot) -> pb.Deployment:
         footprints=_footprints_to_wire(deployment.footprints),
         phase=deployment.phase,
         share=deployment.share,
+        revision=deployment.revision,
+        revisions=map(_revision_to_wire, deployment.revisions),
     )
 
 
@@ -159,6 +163,33 @@ def deployment_from_wire(message: pb.Deployment) -> DeploymentSnapshot:
         footprints=_footprints_from_wire(message.footprints),
         phase=message.phase,
         share=message.share,
+        revision=message.revision,
+        revisions=tuple(map(_revision_from_wire, message.revisions)),
+    )
+
+
+def _revision_to_wire(view: RevisionView) -> pb.Revision:
+    return pb.Revision(
+        number=view.number,
+        state=view.state,
+        spec=spec_to_wire(view.spec),
+        message=view.message,
+        instances_ready=view.ready,
+        instances_wanted=view.wanted,
+        requests=view.requests,
+    )
+
+
+def _revision_from_wire(message: pb.Revision) -> RevisionView:
+    require(message, "spec")
+    return RevisionView(
+        number=message.number,
+        state=member(RevisionState, message.state, message, "state"),
+        spec=spec_from_wire(message.spec),
+        message=message.message,
+        ready=message.instances_ready,
+        wanted=message.instances_wanted,
+        requests=message.requests,
     )
 
 

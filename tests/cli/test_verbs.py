@@ -298,10 +298,26 @@ def test_a_dry_run_says_what_would_happen_and_does_nothing(cell: RunningCell, ch
     assert cell.mesh("get", "newcomer").code == 1
     changed = cell.manifest(chat, "slo: {ttft_s: 0.5}", "devices: [cpu]")
     ran = cell.mesh("deploy", "-", "--dry-run", stdin=changed + b"---\n" + new)
-    assert ran.code == 1
+    assert ran.code == 0
     assert ran.out.splitlines()[-1] == "newcomer: new"
-    assert f"{chat}: refused, it is deployed with another slo.ttft_s: " in ran.out
+    assert f"{chat}: a new revision takes over once it is loaded\n" in ran.out
+    assert "  slo.ttft_s: " in ran.out
     assert cell.mesh("deploy", "-", "--wait", "--dry-run", stdin=new).code == 2
+
+
+def test_a_rollout_is_shown_and_undone(cell: RunningCell) -> None:
+    assert cell.mesh("deploy", "-", stdin=cell.manifest("changing")).code == 0
+    assert cell.mesh("rollout", "undo", "changing").code == 1
+    slower = cell.manifest("changing", "slo: {ttft_s: 9}")
+    ran = cell.mesh("deploy", "-", stdin=slower)
+    assert ran.err.splitlines()[-1] == "changing: revision 2 serves"
+    header, *rows = cell.mesh("rollout", "status", "changing").out.splitlines()
+    assert header.split() == ["REVISION", "STATE", "READY", "REQUESTS", "SOURCE", "MESSAGE"]
+    assert [row.split()[:2] for row in rows] == [["1", "past"], ["2", "serving"]]
+    assert cell.mesh("rollout", "undo", "changing").err == "changing: revision 3 serves\n"
+    shown = json.loads(cell.mesh("rollout", "status", "changing", "-o", "json").out)
+    assert [one["spec"]["slo"]["ttft_s"] for one in shown] == [2.0, 9.0, 2.0]
+    assert cell.mesh("delete", "changing").code == 0
 
 
 def test_usage_is_shown_by_deployment_and_hour(cell: RunningCell, chat: str) -> None:

@@ -14,7 +14,6 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 from mesh import __version__
 from mesh.domain.deployment import Scaling
 from mesh.domain.errors import (
-    AlreadyExists,
     Cancelled,
     InvalidInput,
     MeshError,
@@ -60,8 +59,11 @@ async def test_deploy_shows_progress_and_the_deployment_is_there(cell: LiveCell)
     assert (found.spec, found.model, found.state) == (SPEC, MODEL, DeploymentState.READY)
     assert await cell.ask(cell.client.list) == (found,)
     assert await cell.ask(cell.client.deploy, SPEC) == "unchanged"
-    with pytest.raises(AlreadyExists):
-        await cell.ask(cell.client.deploy, replace(SPEC, source="file:///other"))
+    changed = replace(SPEC, slo=Slo(ttft_s=9.0))
+    assert await cell.ask(cell.client.deploy, changed) == "revision 2 serves"
+    assert (await cell.ask(cell.client.get, SPEC.name)).spec == changed
+    assert await cell.ask(cell.client.undo, SPEC.name) == "revision 3 serves"
+    assert (await cell.ask(cell.client.get, SPEC.name)).spec == SPEC
 
 
 @pytest.mark.parametrize(

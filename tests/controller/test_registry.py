@@ -19,6 +19,7 @@ from mesh.domain.deployment import Deployment, DeploymentSpec, Scaling
 from mesh.domain.errors import StorageError
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, ModelId
+from mesh.domain.revision import Revision, RevisionState
 from mesh.domain.text import SamplingDefaults, TextAssets
 from tests.controller.live import FOOTPRINT, MODEL
 from tests.support.profiles import PROFILE, profile
@@ -63,6 +64,29 @@ def test_what_was_stored_is_there_at_the_next_start_and_starts_are_counted(tmp_p
         assert (registry.epoch, registry.deployments()) == (2, two)
         assert registry.text(two[1].model.model_id) == TEXT
         assert registry.text(ModelId("sha256-3")) is None
+
+
+def test_revisions_are_kept_with_their_texts_until_the_deployment_goes(tmp_path: Path) -> None:
+    old, chat = deployment("chat"), DeploymentName("chat")
+    made = deployment("chat@2", model="sha256-2")
+    new = replace(made, revision=2)
+    starts = (Revision(deployment=new, state=RevisionState.STARTING),)
+    past = (Revision(deployment=old, state=RevisionState.PAST),)
+    with opened(tmp_path) as registry:
+        registry.store(old, TEXT)
+        registry.store(old, OLD_TEXT, starts)
+    with opened(tmp_path) as registry:
+        assert registry.deployments() == (old,)
+        assert registry.revisions() == {chat: starts}
+        assert registry.text(new.model.model_id) == OLD_TEXT
+        registry.store(new, None, past)
+        assert (registry.deployments(), registry.revisions()) == ((new,), {chat: past})
+        registry.store(new, None)
+        assert registry.revisions() == {chat: past}
+        assert registry.text(old.model.model_id) == TEXT
+        registry.remove(chat)
+        assert (registry.deployments(), registry.revisions()) == ((), {})
+        assert registry.text(old.model.model_id) is None
 
 
 def test_a_text_stays_as_long_as_a_deployment_uses_its_model(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Builds small cells for tests: a controller core with deployments and nodes, and its answers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from mesh.core.controller.core import ControllerCore
@@ -20,6 +21,7 @@ from mesh.domain.model import Footprint, ModelFormat, ModelInfo
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind, FinishReason
 from mesh.domain.request import Request, RequestTokens, SamplingParams
+from mesh.domain.revision import Revisions
 from mesh.domain.slo import Slo
 from mesh.policy.registry import policy
 from tests.support.profiles import FINGERPRINT, PROFILE
@@ -42,6 +44,7 @@ MODEL = ModelInfo(
     disk_bytes=200_000,
     stop_token_ids=(2,),
 )
+OTHER_MODEL = replace(MODEL, model_id=ModelId("sha256-00000000000000ff"), source="file:///other")
 
 A = TypeVar("A")
 
@@ -111,6 +114,7 @@ class CellUnderTest:
         limits: CellLimits | None = None,
         profiles: Sequence[Profile] = (PROFILE,),
         rule: str = "llm-mesh",
+        revisions: Mapping[DeploymentName, Revisions] | None = None,
     ) -> None:
         self.core = ControllerCore(
             epoch=1,
@@ -118,6 +122,7 @@ class CellUnderTest:
             limits=limits or CellLimits(delivery_s_max=0.02),
             policy=policy(rule),
             profiles=profiles,
+            revisions=revisions,
         )
         self.now_s = 100.0
         self._links = 0

@@ -1,5 +1,7 @@
 """Both cores under random events and faults: nothing is lost, doubled, stuck, or promised twice."""
 
+from dataclasses import replace
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
@@ -10,12 +12,13 @@ from mesh.domain.events import (
     OperationCancelled,
     ProfileRequested,
     ScaleRequested,
+    UndoRequested,
 )
 from mesh.domain.ids import DeploymentName, OperationId
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.slo import Slo
 from mesh.runtime.node_actions import Lane
-from tests.core.cells import MIB, deployment
+from tests.core.cells import MIB, OTHER_MODEL, deployment
 from tests.core.world.cell import World
 from tests.core.world.checked import CheckedCell
 from tests.support.profiles import PROFILE
@@ -180,12 +183,18 @@ class CellMachine(CheckedCell):
             )
         )
 
-    @rule(name=NAMES, low=st.integers(0, 1), cancelled=st.booleans())
-    def deploy(self, name: DeploymentName, low: int, cancelled: bool) -> None:
+    @rule(name=NAMES, low=st.integers(0, 1), changed=st.booleans(), cancelled=st.booleans())
+    def deploy(self, name: DeploymentName, low: int, changed: bool, cancelled: bool) -> None:
         spec = deployment(name, replicas_min=low).spec
+        if changed:
+            spec = replace(spec, source=OTHER_MODEL.source)
         made = self.world.operate(lambda op: DeployRequested(operation_id=op, spec=spec))
         if cancelled:
             self.world.tell(OperationCancelled(operation_id=made))
+
+    @rule(name=NAMES, to=st.none() | st.integers(1, 3))
+    def undo(self, name: DeploymentName, to: int | None) -> None:
+        self.world.operate(lambda op: UndoRequested(operation_id=op, name=name, to=to))
 
     @rule(name=NAMES, node=st.none() | NODES)
     def profile(self, name: DeploymentName, node: int | None) -> None:

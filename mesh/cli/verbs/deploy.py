@@ -19,6 +19,7 @@ from mesh.cli.waiting import Goal, wait_for
 from mesh.cli.yaml_documents import MANIFEST_BYTES_MAX
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import MeshError, NotFound, Unavailable
+from mesh.domain.revision import needs_no_instance
 from mesh.wire.client import MeshClient
 
 STANDARD_INPUT = "-"
@@ -60,8 +61,9 @@ def deploy(
     failed = False
     with MeshClient(address) as client:
         if dry_run:
-            accepted = [_would_deploy(client, spec) for spec in specs]
-            ctx.exit(0 if all(accepted) else 1)
+            for spec in specs:
+                _would_deploy(client, spec)
+            return
         for spec in specs:
             try:
                 _deploy(client, spec, timeout_s if wait else 0.0)
@@ -88,27 +90,28 @@ def _content(file: str) -> bytes:
 
 def _deploy(client: MeshClient, spec: DeploymentSpec, wait_s: float) -> None:
     with progress(spec.name) as report:
-        client.deploy(spec, report)
+        done = client.deploy(spec, report)
     if wait_s:
         wait_for(client, spec.name, Goal.READY, wait_s)
-    output.message(f"{spec.name}: ready" if wait_s else f"{spec.name}: deployed")
+    output.message(f"{spec.name}: ready" if wait_s else f"{spec.name}: {done or 'deployed'}")
 
 
-def _would_deploy(client: MeshClient, spec: DeploymentSpec) -> bool:
-    """Print what a deploy would come to; whether it would be accepted, as far as the cell's
-    deployments go: whether the source can be had shows when it is imported.
-    """
+def _would_deploy(client: MeshClient, spec: DeploymentSpec) -> None:
+    """What a deploy would come to; whether its source can be had shows when it is imported."""
     try:
         found = client.get(spec.name)
     except NotFound:
         output.text(f"{spec.name}: new")
-        return True
+        return
     changed = list(_differences(found.spec, spec))
-    for line in changed:
-        output.text(f"{spec.name}: refused, it is deployed with another {line}")
     if not changed:
         output.text(f"{spec.name}: unchanged")
-    return not changed
+        return
+    in_place = needs_no_instance(found.spec, spec)
+    how = "changed in place" if in_place else "a new revision takes over once it is loaded"
+    output.text(f"{spec.name}: {how}")
+    for line in changed:
+        output.text(f"  {line}")
 
 
 def _differences(deployed: object, wanted: object, path: str = "") -> Iterator[str]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
-from mesh.core.controller import deployments, nodes, profiling, reports
+from mesh.core.controller import deployments, nodes, profiling, reports, rollouts
 from mesh.core.controller.instances import replicas
 from mesh.core.controller.instances.offer import Offer
 from mesh.core.controller.operations import fail_operation, reply_error
@@ -21,6 +21,7 @@ from mesh.core.controller.state.cell import Cell
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.expectations import Expectations
+from mesh.core.controller.state.rollout import RolloutEntry
 from mesh.domain.actions import ControllerAction, SetTimer
 from mesh.domain.deployment import Deployment
 from mesh.domain.events import (
@@ -48,14 +49,16 @@ from mesh.domain.events import (
     ScaleRequested,
     ShutdownRequested,
     StoreFailed,
+    UndoRequested,
     UnloadRequested,
 )
 from mesh.domain.history import OutputHistory
-from mesh.domain.ids import DeploymentName, OperationId
+from mesh.domain.ids import DeploymentName, ModelId, OperationId
 from mesh.domain.lifecycle import DeploymentState
 from mesh.domain.limits import CellLimits
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import PolicyFaultKind, RefusalReason
+from mesh.domain.revision import Revisions, public_name
 from mesh.domain.views import CellSnapshot, ProfileView
 from mesh.policy.guarded import Guarded
 from mesh.policy.interface import Policy, checked
@@ -64,8 +67,8 @@ from mesh.request.candidates import Candidates
 
 
 class ControllerCore:
-    """`epoch` counts the starts of this controller; `deployments`, `profiles` and `histories` are
-    those in its registry.
+    """`epoch` counts the starts of this controller; `deployments`, `profiles`, `histories` and
+    `revisions` are those in its registry.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class ControllerCore:
         policy: Policy,
         profiles: Sequence[Profile] = (),
         histories: Mapping[DeploymentName, OutputHistory] | None = None,
+        revisions: Mapping[DeploymentName, Revisions] | None = None,
     ) -> None:
         self.cell = Cell(expectations=Expectations(profiles))
         self._epoch = epoch
@@ -91,12 +95,29 @@ class ControllerCore:
                 history=(histories or {}).get(deployment.spec.name, OutputHistory()),
             )
             self.cell.add_deployment(entry)
+            others = (revisions or {}).get(public_name(entry.name), ())
+            if others:
+                self._begin_rollout(self.cell.rollout_of(entry, others))
+
+    def _begin_rollout(self, rollout: RolloutEntry) -> None:
+        """A revision that had not taken over when the controller ended starts anew."""
+        if rollout.target is not None:
+            coming = rollouts.entry_of(self.policy, rollout.target)
+            rollout.begin(coming)
+            self.cell.add_deployment(coming)
 
     def deployment(self, name: DeploymentName) -> Deployment | None:
         """The acknowledged deployment of this name."""
-        entry = self.cell.deployments.get(name)
+        entry = self.cell.current(name)
         ready = entry is not None and entry.state is DeploymentState.READY
         return entry.deployment if entry is not None and ready else None
+
+    def models(self, name: DeploymentName) -> tuple[ModelId, ...]:
+        """Of the revision that serves, and of the one that is to take over."""
+        entry, rollout = self.cell.current(name), self.cell.rollouts.get(name)
+        found = [entry.deployment if entry is not None else None]
+        found.append(rollout.target if rollout is not None else None)
+        return tuple(one.model.model_id for one in found if one is not None)
 
     def snapshot(self, now_s: float) -> CellSnapshot:
         """The cell as people and APIs see it."""
@@ -156,6 +177,8 @@ class ControllerCore:
                 deployments.deploy(ctx, event)
             case DeleteRequested():
                 deployments.delete(ctx, event)
+            case UndoRequested():
+                deployments.undo(ctx, event)
             case ScaleRequested():
                 deployments.scale(ctx, event)
             case LoadRequested():
@@ -186,6 +209,8 @@ class ControllerCore:
 
 def _settle(ctx: EventContext) -> None:
     """The end of every event: fill the room that appeared. What stays idle, others may want."""
+    if ctx.cell.rollouts:
+        rollouts.advance(ctx)
     while ctx.unsettled():
         queueing.fill(ctx)
         queueing.fill_released(ctx)

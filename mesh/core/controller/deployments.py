@@ -6,12 +6,12 @@ is whole and supported, and after the registry has written it. A call that fails
 
 from dataclasses import replace
 
+from mesh.core.controller import rollouts
 from mesh.core.controller.instances.lifecycle import drain, start_instance
 from mesh.core.controller.instances.placement import why_no_node
-from mesh.core.controller.instances.replicas import keep_minimum, trim_to_maximum
+from mesh.core.controller.instances.replicas import keep_minimum
 from mesh.core.controller.operations import begin, fail_operation, reply_error
 from mesh.core.controller.requests.ending import refuse, refuse_all_queued
-from mesh.core.controller.requests.migration import move_soon
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.operation import OperationEntry
@@ -22,30 +22,30 @@ from mesh.domain.events import (
     DeployRequested,
     LoadRequested,
     ScaleRequested,
+    UndoRequested,
     UnloadRequested,
 )
 from mesh.domain.ids import OperationId
 from mesh.domain.lifecycle import DeploymentState
 from mesh.domain.messages import ImportDone, ImportModel
 from mesh.domain.reasons import OperationKind, RefusalReason
+from mesh.domain.revision import name_in_cell, named, next_number, number_of, public_name
 from mesh.request.candidates import Candidates
 
 
 def deploy(ctx: EventContext, asked: DeployRequested) -> None:
     spec, operation_id = asked.spec, asked.operation_id
-    entry = ctx.cell.deployments.get(spec.name)
-    if entry is not None:
-        if entry.state is DeploymentState.READY and entry.spec == spec:
-            ctx.act(ReplyDone(operation_id=operation_id, message="unchanged"))
+    known = ctx.cell.current(spec.name)
+    if known is not None:
+        if known.state is not DeploymentState.READY or known.deployment is None:
+            message = f"{spec.name!r} is under way: it is {known.state}"
+            reply_error(ctx, operation_id, "AlreadyExists", message, "wait for that to end")
             return
-        if entry.state is DeploymentState.READY:
-            message = f"the name {spec.name!r} is taken by a deployment that differs from this one"
-            hint = f"choose another name, or run `mesh delete {spec.name}` first"
-        else:
-            message = f"{spec.name!r} is under way: it is {entry.state}"
-            hint = "wait for that to end"
-        reply_error(ctx, operation_id, "AlreadyExists", message, hint)
-        return
+        rollout = ctx.cell.rollout_of(known)
+        if rollouts.change(ctx, rollout, asked):
+            return
+        number = next_number(known.deployment, rollout.revisions)
+        spec = named(spec, name_in_cell(spec.name, number))
     nodes = [n for n in ctx.cell.nodes.values() if n.takes(spec)]
     if not nodes:
         message, hint = why_no_node(ctx, spec, f" to import {spec.source}")
@@ -61,6 +61,8 @@ def deploy(ctx: EventContext, asked: DeployRequested) -> None:
         spec=spec, state=DeploymentState.IMPORTING, candidates=Candidates(ctx.policy.instance_rank)
     )
     ctx.cell.add_deployment(entry)
+    if known is not None:
+        ctx.cell.rollout_of(known).begin(entry)
     command = ImportModel(operation_id=operation_id, source=spec.source)
     ctx.act(SendCommand(link_id=node.link_id, command=command))
 
@@ -86,17 +88,26 @@ def import_done(ctx: EventContext, report: ImportDone) -> None:
         footprints=((engine, report.footprint),),
     )
     entry.advance(DeploymentState.SAVING)
+    rollout, revisions = ctx.cell.rollouts.get(public_name(entry.name)), None
+    if rollout is not None:
+        number = number_of(entry.name)
+        deployment, revisions = rollouts.imported(
+            ctx, rollout, replace(deployment, revision=number)
+        )
     _store(
         ctx,
         operation,
         StoreDeployment(
-            operation_id=operation.operation_id, deployment=deployment, text=report.text
+            operation_id=operation.operation_id,
+            deployment=deployment,
+            text=report.text,
+            revisions=revisions,
         ),
     )
 
 
 def _store(ctx: EventContext, operation: OperationEntry, store: StoreDeployment) -> None:
-    operation.store(store.deployment)
+    operation.store(store.deployment, store.revisions)
     ctx.act(store)
 
 
@@ -112,28 +123,26 @@ def stored(ctx: EventContext, operation_id: OperationId) -> None:
     if entry is None:
         reply_error(ctx, operation_id, "NotFound", f"{operation.name!r} was deleted meanwhile")
         return
+    rollout = ctx.cell.rollouts.get(public_name(entry.name))
     message = "deleted"
     if operation.kind is OperationKind.DELETE:
-        _remove(ctx, entry)
-    elif operation.pending is not None:
+        for revision in rollouts.forget(ctx, rollout) if rollout is not None else [entry]:
+            _remove(ctx, revision)
+    elif operation.revisions is not None and rollout is not None:
+        message = rollouts.stored(ctx, rollout, operation)
+    elif operation.kind is OperationKind.DEPLOY and operation.pending is not None:
         entry.use(operation.pending)
-        if operation.kind is OperationKind.DEPLOY:
-            entry.advance(DeploymentState.READY)
-            message = "deployed"
-        else:
-            trim_to_maximum(ctx, entry)
-            move_soon(ctx)
-            ctx.wake(operation.name)
-            # What the old minimum or keep-alive kept is judged by the new ones.
-            for instance in entry.instances.values():
-                ctx.note_released(instance)
-            message = "scaled"
+        entry.advance(DeploymentState.READY)
+        message = "deployed"
         keep_minimum(ctx, entry)
+    elif operation.pending is not None:
+        rollouts.use(ctx, entry, operation.pending)
+        message = "scaled"
     ctx.act(ReplyDone(operation_id=operation_id, message=message))
 
 
 def _remove(ctx: EventContext, entry: DeploymentEntry) -> None:
-    message = f"{entry.spec.name!r} was deleted"
+    message = f"{public_name(entry.name)!r} was deleted"
     refuse_all_queued(ctx, entry, RefusalReason.DEPLOYMENT_DELETED, message)
     for instance in list(entry.instances.values()):
         for request in [r for r in instance.requests.values() if not r.is_copy]:
@@ -143,12 +152,12 @@ def _remove(ctx: EventContext, entry: DeploymentEntry) -> None:
 
 
 def delete(ctx: EventContext, asked: DeleteRequested) -> None:
-    entry = ctx.cell.deployments.get(asked.name)
+    entry = ctx.cell.current(asked.name)
     if entry is None or entry.state is not DeploymentState.READY:
         reply_error(ctx, asked.operation_id, "NotFound", f"there is no deployment {asked.name!r}")
         return
     operation = OperationEntry(
-        operation_id=asked.operation_id, kind=OperationKind.DELETE, name=asked.name
+        operation_id=asked.operation_id, kind=OperationKind.DELETE, name=entry.name
     )
     if begin(ctx, operation):
         entry.advance(DeploymentState.DELETING)
@@ -187,14 +196,20 @@ def unload(ctx: EventContext, asked: UnloadRequested) -> None:
 
 
 def _ready(
-    ctx: EventContext, asked: ScaleRequested | LoadRequested | UnloadRequested
+    ctx: EventContext, asked: ScaleRequested | LoadRequested | UnloadRequested | UndoRequested
 ) -> DeploymentEntry | None:
     """None: the caller was told that there is none."""
-    entry = ctx.cell.deployments.get(asked.name)
+    entry = ctx.cell.current(asked.name)
     if entry is None or entry.state is not DeploymentState.READY or entry.deployment is None:
         reply_error(ctx, asked.operation_id, "NotFound", f"there is no deployment {asked.name!r}")
         return None
     return entry
+
+
+def undo(ctx: EventContext, asked: UndoRequested) -> None:
+    entry = _ready(ctx, asked)
+    if entry is not None:
+        rollouts.undo(ctx, ctx.cell.rollouts.get(asked.name), asked)
 
 
 def scale(ctx: EventContext, asked: ScaleRequested) -> None:
@@ -210,7 +225,7 @@ def scale(ctx: EventContext, asked: ScaleRequested) -> None:
         )
         return
     operation = OperationEntry(
-        operation_id=asked.operation_id, kind=OperationKind.SCALE, name=asked.name
+        operation_id=asked.operation_id, kind=OperationKind.SCALE, name=entry.name
     )
     if begin(ctx, operation):
         changed = replace(entry.deployment, spec=spec)

@@ -23,7 +23,7 @@ from mesh.domain.reasons import OperationKind
 
 def request_profile(ctx: EventContext, asked: ProfileRequested) -> None:
     """Have a model measured."""
-    entry = ctx.cell.deployments.get(asked.name)
+    entry = ctx.cell.current(asked.name)
     if entry is None or entry.deployment is None:
         message = f"there is no deployment {asked.name!r}"
         reply_error(ctx, asked.operation_id, "NotFound", message)
@@ -35,7 +35,7 @@ def request_profile(ctx: EventContext, asked: ProfileRequested) -> None:
         reply_error(ctx, asked.operation_id, error, node, hint)
         return
     operation = OperationEntry(
-        operation_id=asked.operation_id, kind=OperationKind.PROFILE, name=asked.name, node=node
+        operation_id=asked.operation_id, kind=OperationKind.PROFILE, name=entry.name, node=node
     )
     if begin(ctx, operation):
         ctx.wake_all()

@@ -7,10 +7,12 @@ from mesh.core.controller.state.cell import Cell
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
+from mesh.core.controller.state.rollout import RolloutEntry
 from mesh.domain.deployment import Deployment
 from mesh.domain.ids import NodeId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.profile import Profile
+from mesh.domain.revision import RevisionState, number_of, public, public_name
 from mesh.domain.views import (
     CellSnapshot,
     DeploymentSnapshot,
@@ -18,6 +20,7 @@ from mesh.domain.views import (
     MemoryOperationView,
     NodeSnapshot,
     ProfileView,
+    RevisionView,
 )
 from mesh.memory.station import Reservation, ReservationStation
 
@@ -26,7 +29,9 @@ def cell_snapshot(cell: Cell, now_s: float) -> CellSnapshot:
     """Everything, ordered by name."""
     return CellSnapshot(
         deployments=tuple(
-            _deployment(cell.deployments[n], now_s) for n in sorted(cell.deployments)
+            _deployment(cell, entry, now_s)
+            for name in sorted({public_name(n) for n in cell.deployments})
+            if (entry := cell.current(name)) is not None
         ),
         nodes=tuple(_node(cell, cell.nodes[n], now_s) for n in sorted(cell.nodes)),
         queued=cell.queued(),
@@ -37,21 +42,73 @@ def cell_snapshot(cell: Cell, now_s: float) -> CellSnapshot:
     )
 
 
-def _deployment(entry: DeploymentEntry, now_s: float) -> DeploymentSnapshot:
+def _deployment(cell: Cell, entry: DeploymentEntry, now_s: float) -> DeploymentSnapshot:
+    """All revisions of it together: its callers know one."""
     deployment = entry.deployment
+    rollout = cell.rollouts.get(public_name(entry.name))
+    coming = [rollout.coming] if rollout is not None and rollout.coming is not None else []
+    answering = [entry, *(rollout.retiring.values() if rollout is not None else ())]
+    instances = {i.instance_id: i for e in (*answering, *coming) for i in e.instances.values()}
     return DeploymentSnapshot(
-        spec=entry.spec,
+        spec=public(entry.spec),
         model=deployment.model if deployment else None,
         state=entry.state,
         context_tokens_max=deployment.context_tokens_max if deployment else 0,
-        queued=len(entry.queue),
-        running=sum(i.batch for i in entry.instances.values()),
-        served=entry.served,
-        refused=entry.refused,
-        instances=tuple(_instance(entry.instances[i], now_s) for i in sorted(entry.instances)),
+        queued=sum(len(e.queue) for e in answering),
+        running=sum(i.batch for i in instances.values()),
+        served=sum(e.served for e in answering),
+        refused=sum(e.refused for e in answering),
+        instances=tuple(_instance(instances[i], now_s) for i in sorted(instances)),
         footprints=tuple(sorted(deployment.footprints)) if deployment else (),
         phase="" if deployment else entry.phase,
         share=0.0 if deployment else entry.share,
+        revision=deployment.revision if deployment else 1,
+        revisions=_revisions(rollout, entry) if rollout is not None else (),
+    )
+
+
+def _revisions(rollout: RolloutEntry, serves: DeploymentEntry) -> tuple[RevisionView, ...]:
+    """Those that are kept, with the one that serves and what there is of each now."""
+    assert serves.deployment is not None
+    retiring = {
+        e.deployment.revision: e for e in rollout.retiring.values() if e.deployment is not None
+    }
+    views = [_revision(serves.deployment, RevisionState.SERVING, serves)]
+    for kept in rollout.revisions:
+        entry = retiring.get(kept.number)
+        state = RevisionState.RETIRING if entry is not None else kept.state
+        if kept.state is RevisionState.STARTING:
+            entry = rollout.coming
+        views.append(_revision(kept.deployment, state, entry, kept.message))
+    if rollout.coming is not None and rollout.target is None:
+        coming = rollout.coming
+        views.append(
+            RevisionView(
+                number=number_of(coming.name),
+                state=RevisionState.IMPORTING,
+                spec=public(coming.spec),
+                message=f"{coming.phase} {coming.share:.0%}" if coming.phase else "",
+            )
+        )
+    return tuple(sorted(views, key=lambda view: view.number))
+
+
+def _revision(
+    deployment: Deployment,
+    state: RevisionState,
+    entry: DeploymentEntry | None,
+    message: str = "",
+) -> RevisionView:
+    instances = list(entry.instances.values()) if entry is not None else []
+    starts = entry is not None and state is RevisionState.STARTING
+    return RevisionView(
+        number=deployment.revision,
+        state=state,
+        spec=public(deployment.spec),
+        message=entry.load_error if entry is not None and starts else message,
+        ready=sum(instance.is_loaded for instance in instances),
+        wanted=entry.spec.scaling.replicas_min if entry is not None else 0,
+        requests=sum(i.batch for i in instances) + (len(entry.queue) if entry is not None else 0),
     )
 
 
@@ -111,7 +168,7 @@ def _instance(instance: InstanceEntry, now_s: float) -> InstanceSnapshot:
     profile = instance.profile
     return InstanceSnapshot(
         instance_id=instance.instance_id,
-        deployment=instance.deployment,
+        deployment=public_name(instance.deployment),
         node_id=instance.node.node_id,
         state=instance.state,
         batch=instance.batch,

@@ -25,6 +25,7 @@ from mesh.domain.lifecycle import (
 )
 from mesh.domain.limits import CellLimits
 from mesh.domain.reasons import OperationKind
+from mesh.domain.revision import public_name
 from mesh.sim.invariants.memory import check_books
 from mesh.sim.invariants.rule import hold
 
@@ -136,10 +137,22 @@ def _check_deployment(core: ControllerCore, entry: DeploymentEntry) -> None:
             # One of an earlier deployment of that name may still be on its way out.
             going = all(i.state is InstanceState.UNLOADING for i in entry.instances.values())
             hold(not entry.queue and going, "{} serves before it is ready", name)
+        case DeploymentState.STARTING:
+            hold(not entry.queue, "{} serves before it is ready", name)
+            hold(_comes(cell, entry), "{} starts, and is to follow nobody", name)
+        case DeploymentState.RETIRING:
+            rollout = cell.rollouts.get(public_name(name))
+            known_so = rollout is not None and rollout.retiring.get(name) is entry
+            hold(known_so, "{} retires, and nobody follows", name)
         case DeploymentState.DELETING:
             hold(OperationKind.DELETE in kinds, "{} is {}, and nobody asked", name, entry.state)
         case DeploymentState.GONE:
             hold(False, "{} is gone, and in the books", name)
+
+
+def _comes(cell: Cell, entry: DeploymentEntry) -> bool:
+    rollout = cell.rollouts.get(public_name(entry.name))
+    return rollout is not None and rollout.coming is entry
 
 
 def _check_queue(core: ControllerCore, entry: DeploymentEntry, now_s: float) -> None:
@@ -255,7 +268,7 @@ def _check_operations(cell: Cell, limits: CellLimits) -> None:
             case OperationKind.DELETE:
                 deleting = state is DeploymentState.DELETING
                 hold(deleting, "{} is {} while it is deleted", operation.name, state)
-            case OperationKind.SCALE:
+            case OperationKind.SCALE | OperationKind.ROLLOUT:
                 hold(operation.pending is not None, "{} is not being stored", operation_id)
             case OperationKind.PROFILE:
                 measures = operation.measuring and operation.pending_profile is None

@@ -87,6 +87,7 @@ class World:
             policy=policy(self.rule),
             profiles=self.registry.profiles,
             histories=self.registry.histories,
+            revisions=self.registry.revisions,
         )
         performer = ControllerPerformer(
             links=self,
@@ -133,7 +134,7 @@ class World:
         self.requests_made += 1
         request_id = RequestId(f"r{self.epoch}-{self.requests_made}")
         made = request(request_id, of=name, prompt=prompt, max_tokens=max_tokens)
-        self.callers.call(made, self.registry.deployments.get(name) or deployment(name))
+        self.callers.call(made, self.core.deployment(name) or deployment(name))
         self.tell(InvokeRequested(request=made))
         return request_id
 

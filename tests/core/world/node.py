@@ -33,7 +33,7 @@ from mesh.runtime.host import Host
 from mesh.runtime.node_actions import Lane, NodePerformer
 from mesh.sim.clock import HeapClock
 from mesh.sim.lanes import VirtualLanes
-from tests.core.cells import FOOTPRINT, MODEL, hello
+from tests.core.cells import FOOTPRINT, MODEL, OTHER_MODEL, hello
 from tests.core.world.coverage import Coverage
 from tests.core.world.engine import StrictEngine
 from tests.support.profiles import FINGERPRINT
@@ -197,8 +197,9 @@ class WorldNode:
                 return ImportBroke(
                     operation_id=operation_id, error="TornModel", message="as told", hint=""
                 )
+            model = MODEL if source == MODEL.source else OTHER_MODEL
             return ImportFinished(
-                operation_id=operation_id, model=MODEL, footprint=FOOTPRINT, text=TEXT
+                operation_id=operation_id, model=model, footprint=FOOTPRINT, text=TEXT
             )
 
         self.lanes.run(Lane.LOADING, lambda: None, done)

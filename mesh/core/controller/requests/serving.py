@@ -1,5 +1,7 @@
 """The life of a request as the controller decides it: checked, queued, streamed, moved, ended."""
 
+from dataclasses import replace
+
 from mesh.core.controller.instances.kv_cache import grow, missing_bytes, note_longer
 from mesh.core.controller.instances.placement import why_no_node
 from mesh.core.controller.requests import migration
@@ -21,7 +23,7 @@ from mesh.domain.request import Request, RequestTokens
 def invoke(ctx: EventContext, original: Request) -> None:
     """A new request: refuse it at once, or queue it; the end of the event places what it can."""
     name = original.deployment
-    entry = ctx.cell.deployments.get(name)
+    entry = ctx.cell.current(name)
     if entry is None or entry.state is not DeploymentState.READY or entry.deployment is None:
         ctx.cell.note_refused(entry, RefusalReason.UNKNOWN_DEPLOYMENT)
         ctx.act(
@@ -32,6 +34,9 @@ def invoke(ctx: EventContext, original: Request) -> None:
             )
         )
         return
+    if entry.name != name:
+        # It stays with this revision, whose model's tokens it has.
+        original = replace(original, deployment=entry.name)
     entry.note_call(ctx.now_s)
     slo = entry.spec.slo
     pace = ctx.policy.pace(slo)

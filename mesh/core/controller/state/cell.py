@@ -16,10 +16,12 @@ from mesh.core.controller.state.operation import OperationEntry
 from mesh.core.controller.state.prefetches import PrefetchCounts
 from mesh.core.controller.state.refusals import RefusalMemory
 from mesh.core.controller.state.request import RequestEntry
+from mesh.core.controller.state.rollout import RolloutEntry
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState, RequestState
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import RefusalReason
+from mesh.domain.revision import Revision, Revisions, public_name
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -29,6 +31,8 @@ class Cell:
     nodes: dict[NodeId, NodeEntry] = field(default_factory=dict)
     links: dict[int, NodeEntry] = field(default_factory=dict)
     deployments: dict[DeploymentName, DeploymentEntry] = field(default_factory=dict)
+    rollouts: dict[DeploymentName, RolloutEntry] = field(default_factory=dict)
+    """Of deployments that have had another revision, by the name that callers know."""
     instances: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
     requests: dict[RequestId, RequestEntry] = field(default_factory=dict)
     operations: dict[OperationId, OperationEntry] = field(default_factory=dict)
@@ -91,7 +95,41 @@ class Cell:
     def add_deployment(self, entry: DeploymentEntry) -> None:
         self.deployments[entry.spec.name] = entry
 
+    def current(self, name: DeploymentName) -> DeploymentEntry | None:
+        """The revision that serves under a name that callers know."""
+        rollout = self.rollouts.get(name)
+        if rollout is not None:
+            return rollout.current
+        return self.deployments.get(name) if name == public_name(name) else None
+
+    def rollout_of(self, current: DeploymentEntry, revisions: Revisions = ()) -> RolloutEntry:
+        """Of a deployment; a new one where it has had none."""
+        name = public_name(current.name)
+        if name not in self.rollouts:
+            self.rollouts[name] = RolloutEntry(current=current, revisions=revisions)
+        return self.rollouts[name]
+
+    def earlier_comings(
+        self, rollout: RolloutEntry, target: Revision | None
+    ) -> list[DeploymentEntry]:
+        """Those that were to take over before `target` was."""
+        wanted = target.deployment.spec.name if target is not None else None
+        coming = rollout.coming
+        starts = coming is not None and coming.state is DeploymentState.STARTING
+        return [coming] if coming is not None and starts and coming.name != wanted else []
+
+    def remove_rollout(self, rollout: RolloutEntry) -> list[DeploymentEntry]:
+        """Its deployment is deleted: what there is of it."""
+        del self.rollouts[rollout.name]
+        coming = [rollout.coming] if rollout.coming is not None else []
+        return [rollout.current, *coming, *rollout.retiring.values()]
+
     def remove_deployment(self, entry: DeploymentEntry) -> None:
+        rollout = self.rollouts.get(public_name(entry.name))
+        if rollout is not None:
+            rollout.forget(entry)
+            if entry.state is DeploymentState.RETIRING:
+                rollout.current.note_retired(entry)
         entry.advance(DeploymentState.GONE)
         del self.deployments[entry.spec.name]
         self.below_minimum.pop(entry.spec.name, None)

@@ -108,6 +108,22 @@ class DeploymentEntry:
         self.deployment, self.spec = deployment, deployment.spec
         self._ease_nodes()
 
+    @property
+    def footprints(self) -> tuple[tuple[str, Footprint], ...]:
+        """As its instances have shown them."""
+        return self.deployment.footprints if self.deployment is not None else ()
+
+    def succeed(self, old: "DeploymentEntry") -> None:
+        """It serves in the place of an earlier revision, and is called as that was."""
+        if not self.history.count:
+            self.history = old.history
+        self.called_s, self.calls_log = old.called_s, old.calls_log
+
+    def note_retired(self, old: "DeploymentEntry") -> None:
+        """An earlier revision has gone: what it has served counts on."""
+        self.served += old.served
+        self.refused += old.refused
+
     def enqueue(self, request: RequestEntry, now_s: float) -> None:
         """By arrival: one that has run before goes ahead of those that came later. The queue may
         grow beyond its bound by such requests, of which there are no more than places.

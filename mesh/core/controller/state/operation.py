@@ -8,6 +8,7 @@ from mesh.domain.deployment import Deployment
 from mesh.domain.ids import DeploymentName, OperationId
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import OperationKind
+from mesh.domain.revision import Revisions
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -22,14 +23,16 @@ class OperationEntry:
     name: DeploymentName
     node: NodeEntry | None = None
     pending: Deployment | None = None
+    revisions: Revisions | None = None
+    """Stored with it, where that is of a deployment which there was before."""
     instance: InstanceEntry | None = None
     measuring: bool = False
     """The node has been asked to measure."""
     pending_profile: Profile | None = None
 
-    def store(self, what: Deployment | Profile) -> None:
+    def store(self, what: Deployment | Profile, revisions: Revisions | None = None) -> None:
         """Its node has done its part: what came of it is being stored."""
-        self.node = None
+        self.node, self.revisions = None, revisions
         if isinstance(what, Profile):
             self.pending_profile = what
         else:
