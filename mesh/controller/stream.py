@@ -21,15 +21,24 @@ Told = TellAccepted | TellWaiting | DeliverTokens | RefuseRequest
 class ClientStream:
     """`arrived_s` is when the call came in; all times are of the controller's clock."""
 
-    def __init__(self, *, request: Request, slo: Slo, arrived_s: float, told_max: int) -> None:
+    def __init__(
+        self,
+        *,
+        request: Request,
+        slo: Slo,
+        own_slo: Slo | None = None,
+        arrived_s: float,
+        told_max: int,
+    ) -> None:
         self.request = request
+        self.own_slo = own_slo
         self.dropped: Cancelled | None = None
         """Why it was cancelled, where its client has not left by itself."""
         self.ended = False
         """The core has said its last word on the request, or is to say none."""
         self.finished = False
         """Everything has been taken out."""
-        self._slo = slo
+        self._slo = own_slo or slo
         self._grace_s = 0.0
         """As its client was told."""
         self._arrived_s = arrived_s
