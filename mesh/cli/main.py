@@ -10,12 +10,14 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
 from mesh import __version__
 from mesh.cli import output
 from mesh.domain.errors import InvalidInput, MeshError
+from mesh.wire.credentials import read_credentials, show
 
 DONE, FAILED, USAGE, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
 
@@ -43,7 +45,8 @@ VERBS = {
     "nodes": "List the cell's nodes.",
     "drain": "Give a node no new work.",
     "status": "Show the cell in a few numbers, and how instances keep up.",
-    "usage": "Show what was used of each deployment, by hour.",
+    "usage": "Show what was used: by deployment, hour, tenant or key.",
+    "key": "Make, list and revoke keys; limit tenants.",
     "top": "Watch memory, instances and memory operations, live.",
     "logs": "Show what happened in the cell.",
     "replay": "Send a trace's calls to the cell, each at its time.",
@@ -88,10 +91,17 @@ class Verbs(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option("--traceback", is_flag=True, help="On a failure, show where it came from.")
+@click.option(
+    "--key-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="A key for the cell; default: MESH_KEY.",
+)
 @click.version_option(__version__, "--version", message="mesh %(version)s")
 @click.pass_context
-def mesh(ctx: click.Context, traceback: bool) -> None:
+def mesh(ctx: click.Context, traceback: bool, key_file: Path | None) -> None:
     """Serve many small language models from few machines, each within its SLO."""
+    show(read_credentials(os.environ, key_file))
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 

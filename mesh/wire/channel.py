@@ -7,10 +7,13 @@ shared, and dead peers are found by keepalive pings.
 import errno
 import os
 import socket
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import grpc
 
 from mesh.domain.errors import InvalidInput, Unavailable
+from mesh.wire.credentials import credentials
 
 MESSAGE_BYTES_MAX = 64 << 20
 """A tokenizer crosses the link in one message; the largest known are near 40 MiB."""
@@ -42,10 +45,15 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine reaches it."""
+    return host in _LOOPBACK or host.startswith("127.")
+
+
 def channel_options(address: str) -> Options:
     """Options for a channel to `address`."""
     host, _ = parse_address(address)
-    loopback = host in _LOOPBACK or host.startswith("127.")
+    loopback = is_loopback(host)
     return (
         ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
         ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
@@ -79,6 +87,48 @@ def server_options() -> Options:
 def dial(address: str) -> grpc.aio.Channel:
     """An asyncio channel; it connects when it is first used. Raises InvalidInput."""
     return grpc.aio.insecure_channel(address, options=channel_options(address))
+
+
+def dial_blocking(address: str) -> grpc.Channel:
+    """The same for threads; every call shows this process' key."""
+    channel = grpc.insecure_channel(address, options=channel_options(address))
+    shown = credentials().metadata
+    return grpc.intercept_channel(channel, _Showing(shown)) if shown else channel
+
+
+class _Details(NamedTuple):
+    """Of a call, as gRPC's interceptors hand them on."""
+
+    method: str
+    timeout: float | None
+    metadata: Sequence[tuple[str, str | bytes]] | None
+    credentials: grpc.CallCredentials | None
+    wait_for_ready: bool | None
+    compression: grpc.Compression | None
+
+
+class _Showing(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[type-arg]
+    """Adds metadata to every call."""
+
+    def __init__(self, metadata: tuple[tuple[str, str], ...]) -> None:
+        self._metadata = metadata
+
+    def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+        return continuation(self._shown(details), request)
+
+    def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:
+        return continuation(self._shown(details), request)
+
+    def _shown(self, details: Any) -> _Details:
+        given = details.metadata or ()
+        return _Details(
+            method=details.method,
+            timeout=details.timeout,
+            metadata=(*given, *self._metadata),
+            credentials=details.credentials,
+            wait_for_ready=details.wait_for_ready,
+            compression=details.compression,
+        )
 
 
 def bind(server: grpc.aio.Server, address: str) -> str:

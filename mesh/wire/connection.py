@@ -20,6 +20,7 @@ from mesh.v1.node_link_pb2_grpc import NodeLinkStub
 from mesh.wire.channel import dial
 from mesh.wire.codec_command import command_from_wire, turns_of
 from mesh.wire.codec_node import report_to_wire
+from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, error_of
 from mesh.wire.mailbox import Mailbox
 
@@ -37,7 +38,7 @@ class Connection:
         self._reports: Mailbox[NodeReport] = Mailbox(reports_max)
         self._channel = dial(address)
         connect: Any = NodeLinkStub(self._channel).Connect  # the stubs ask for an iterator
-        self._call: Call = connect()
+        self._call: Call = connect(metadata=credentials().metadata)
         self._commands = aiter(self._call)
         self._given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 

@@ -13,7 +13,9 @@ from typing import Any, NoReturn
 
 import grpc
 
+from mesh.domain.access import Role
 from mesh.domain.errors import InvalidInput, MeshError
+from mesh.wire.access import AUTHORIZATION, RPCS, Gate
 from mesh.wire.errors import status_of
 from mesh.wire.malformed import Malformed, lenient
 
@@ -30,6 +32,9 @@ Handler = Callable[[Any, Any], Awaitable[Any]]
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Wraps the handlers of mesh.v1; health and reflection are left as they are."""
 
+    def __init__(self, gate: Gate | None = None) -> None:
+        self._gate = gate or Gate()
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
@@ -39,6 +44,11 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if handler is None or not details.method.startswith(_OURS):
             return handler
         parse = lenient(handler.request_deserializer)
+        gate, roles = self._gate, RPCS.get(details.method, frozenset({Role.ADMIN}))
+
+        def guarded(of: Handler) -> Handler:
+            return answered(admitted(of, gate, roles))
+
         if handler.stream_stream is not None:
             return grpc.stream_stream_rpc_method_handler(
                 guarded(handler.stream_stream), parse, handler.response_serializer
@@ -52,7 +62,20 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         )
 
 
-def guarded(handler: Handler) -> Handler:
+def admitted(handler: Handler, gate: Gate, roles: frozenset[Role]) -> Handler:
+    """The handler, for those who have a key of these roles."""
+    if not gate.wants_keys:
+        return handler
+
+    async def call(request: Any, context: Any) -> Any:
+        said = dict(context.invocation_metadata() or ()).get(AUTHORIZATION)
+        gate.admit(said if isinstance(said, str) else None, roles)
+        return await handler(request, context)
+
+    return call
+
+
+def answered(handler: Handler) -> Handler:
     """The handler, its errors turned into the call's status."""
 
     async def call(request: Any, context: Any) -> Any:

@@ -24,6 +24,7 @@ from mesh.domain.steps import LoadTier
 from mesh.domain.units import format_bytes
 from mesh.runtime.engine import Engine
 from mesh.runtime.journal import NodeStart, open_journal
+from mesh.wire.credentials import credentials, read_credentials, show
 from mesh_loader.store import ModelStore
 from mesh_nodes.agent import Agent
 from mesh_nodes.engines.choosing import BuiltEngine, build_engine, own_resident_bytes
@@ -56,6 +57,8 @@ def main(arguments: Sequence[str] | None = None, engine_of: EngineOf | None = No
         )
         if options.parent_pid is not None:
             die_with_parent(options.parent_pid)
+        if options.key_file is not None or not credentials().key:
+            show(read_credentials(os.environ, options.key_file))
         return _run(options, build_engine if engine_of is None else _built_by(engine_of))
     except KeyboardInterrupt:
         # Before the agent listened for it.

@@ -24,6 +24,8 @@ from mesh.controller.main import main as run_controller
     type=click.FloatRange(min=0, max=1),
     help="Decodes of an instance that take no longer together are one turn; default: each is one.",
 )
+@click.option("--keys", is_flag=True, help="Each call needs a key, on the loopback, too.")
+@click.option("--open", "open_", is_flag=True, help="None does, off the loopback either.")
 @click.option("--journal", metavar="FILE", help="Write every decision of the cell there.")
 @home_option
 @click.pass_context
@@ -33,6 +35,8 @@ def controller(
     http: str,
     policy: str | None,
     turn: float | None,
+    keys: bool,
+    open_: bool,
     journal: str | None,
     home: Path,
 ) -> None:
@@ -41,4 +45,5 @@ def controller(
     for option, value in (("--policy", policy), ("--turn", turn), ("--journal", journal)):
         if value is not None:
             arguments += [option, str(value)]
+    arguments += [option for option, given in (("--keys", keys), ("--open", open_)) if given]
     ctx.exit(run_controller(arguments))
