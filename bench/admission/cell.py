@@ -44,6 +44,7 @@ from mesh.domain.limits import CellLimits
 from mesh.domain.messages import InstanceReport, NodeHello, SubmitRequest, TokensReport
 from mesh.domain.reasons import DeviceKind, FinishReason
 from mesh.domain.request import Request, RequestTokens, SamplingParams
+from mesh.domain.slo import PACE
 from mesh.policy.registry import policy
 
 NOW_S = 1000.0
@@ -176,12 +177,12 @@ class PaperCell:
         """When requests came, of which deployment, and how many tokens they have got. Their first
         token comes at once, so that its slack is what they are behind their pace by at most.
         """
-        slack_s = SLO.slack_s(OutputHistory().mean_tokens)
+        slack_s = PACE.slack_s(SLO, OutputHistory().mean_tokens)
         arrivals = []
         for place in range(DEPLOYMENTS * BATCH):
             tokens = self._random.randint(*OUTPUT_TOKENS)
             headroom_s = self._random.uniform(*load.headroom_s)
-            age_s = slack_s + SLO.pace_s * tokens - headroom_s
+            age_s = slack_s + PACE.token_s(SLO) * tokens - headroom_s
             if place < load.waiting:
                 tokens, age_s = 0, self._random.uniform(0.0, ITERATION_S)
             arrivals.append((NOW_S - age_s, place % DEPLOYMENTS, tokens))

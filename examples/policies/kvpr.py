@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from math import inf
 
 from mesh.domain.ids import DeploymentName
+from mesh.domain.node_rule import HEADROOM, NodeRule
 from mesh.domain.reasons import DeviceKind, Verdict
-from mesh.policy.interface import LEAST_HEADROOM, KvDemand, KvSize, NodeRule, Rank, Tests
+from mesh.domain.slo import PACE, Pace, Slo
+from mesh.policy.interface import KvDemand, KvSize, Rank, Tests
 from mesh.policy.kv_sizes import by_demand
 from mesh.policy.plans import How, Join, Plan, Release, Start
 from mesh.policy.room import enough
@@ -22,7 +24,7 @@ from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
 @dataclass(frozen=True, kw_only=True)
 class Kvpr:
     name: str = "kvpr"
-    node_rule: NodeRule = LEAST_HEADROOM
+    node_rule: NodeRule = HEADROOM
     devices: tuple[DeviceKind, ...] = (DeviceKind.CPU, DeviceKind.GPU)
     promises: bool = True
     refuses_late: bool = True
@@ -65,6 +67,9 @@ class Kvpr:
 
     def kv(self, demand: KvDemand) -> KvSize:
         return by_demand(demand)
+
+    def pace(self, slo: Slo) -> Pace:
+        return PACE
 
 
 def _pressure_after(node: NodeView, request: RequestView | None, cell: CellView) -> float:

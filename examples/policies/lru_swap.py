@@ -8,8 +8,10 @@ this file.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from mesh.domain.node_rule import NodeRule
 from mesh.domain.reasons import DeviceKind, TurnRule, Verdict
-from mesh.policy.interface import KvDemand, KvSize, NodeRule, Rank, Tests
+from mesh.domain.slo import PACE, Pace, Slo
+from mesh.policy.interface import KvDemand, KvSize, Rank, Tests
 from mesh.policy.plans import Join, Plan, Release, Start
 from mesh.policy.room import enough, roomy_first
 from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
@@ -66,6 +68,9 @@ class LruSwap:
             kept_blocks_max=blocks,
             batch_max=self.batch_max,
         )
+
+    def pace(self, slo: Slo) -> Pace:
+        return PACE
 
 
 POLICY = LruSwap()

@@ -13,7 +13,7 @@ from mesh.domain.errors import InvalidInput, MeshError, Unavailable
 from mesh.domain.events import ControllerEvent, NodeConnected, NodeDisconnected, NodeReported
 from mesh.domain.limits import HEARTBEAT_S
 from mesh.domain.messages import NodeCommand, NodeHello
-from mesh.domain.reasons import TurnRule
+from mesh.domain.node_rule import NodeRule
 from mesh.v1 import node_link_pb2 as pb
 from mesh.v1.node_link_pb2_grpc import NodeLinkServicer
 from mesh.wire.codec_command import command_to_wire, welcome
@@ -52,10 +52,10 @@ class NodeLinks(NodeLinkServicer):
         self._made = 0
         self._stopping = False
 
-    def accept(self, link_id: int, turns: TurnRule, turn_s_max: float) -> None:
+    def accept(self, link_id: int, rule: NodeRule) -> None:
         link = self._links.get(link_id)
         if link is not None:
-            link.commands.put(welcome(HEARTBEAT_S, turns, turn_s_max))
+            link.commands.put(welcome(HEARTBEAT_S, rule))
 
     def send(self, link_id: int, command: NodeCommand) -> None:
         link = self._links.get(link_id)

@@ -4,11 +4,11 @@ from mesh.domain.deployment import Deployment
 from mesh.domain.events import ControllerTimer
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
-from mesh.domain.limits import TURN_S_MAX
 from mesh.domain.messages import NodeCommand, NodeReport
 from mesh.domain.model import ModelInfo
+from mesh.domain.node_rule import CELL_RULE, NodeRule
 from mesh.domain.profile import IterationShape, Profile
-from mesh.domain.reasons import PolicyFaultKind, RefusalReason, TurnRule
+from mesh.domain.reasons import PolicyFaultKind, RefusalReason
 from mesh.domain.request import RequestTokens
 from mesh.domain.revision import Revisions
 from mesh.domain.steps import EngineRequest
@@ -26,13 +26,10 @@ class SendCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptLink:
-    """The node behind this link belongs to the cell now, and gives turns by this rule, of several
-    decodes where they take no longer than `turn_s_max` together.
-    """
+    """The node behind this link belongs to the cell now, and runs by this rule."""
 
     link_id: int
-    turns: TurnRule = TurnRule.HEADROOM
-    turn_s_max: float = TURN_S_MAX
+    rule: NodeRule = CELL_RULE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

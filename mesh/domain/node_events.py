@@ -3,10 +3,9 @@
 """
 
 from mesh.domain.ids import InstanceId, OperationId, RequestId
-from mesh.domain.limits import TURN_S_MAX
 from mesh.domain.messages import NodeCommand
 from mesh.domain.model import Footprint, ModelInfo
-from mesh.domain.reasons import TurnRule
+from mesh.domain.node_rule import CELL_RULE, NodeRule
 from mesh.domain.steps import HeldModel, LoadedInstance, StepResult
 from mesh.domain.text import TextAssets
 from mesh.domain.values import dataclass
@@ -14,10 +13,9 @@ from mesh.domain.values import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkOpened:
-    """The controller accepted the link, and says who is to compute next, and for how long."""
+    """The controller accepted the link, and says by which rule the node is to run."""
 
-    turns: TurnRule = TurnRule.HEADROOM
-    turn_s_max: float = TURN_S_MAX
+    rule: NodeRule = CELL_RULE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

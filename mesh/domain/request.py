@@ -4,7 +4,7 @@ from dataclasses import field
 
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.reasons import FinishReason
-from mesh.domain.slo import Slo
+from mesh.domain.slo import PACE, Slo
 from mesh.domain.values import dataclass
 
 
@@ -65,8 +65,10 @@ class RequestOrder:
     age_s: float
     due_in_s: float
     """Seconds until its next token is due; negative if it was."""
+    pace_share: float = PACE.share
+    """Of the TPOT SLO, with which its tokens are planned."""
     slack_s: float = 0.0
-    """See `Slo.slack_s`."""
+    """See `Pace.slack_s`."""
     held: bool = False
     """It is only computed ahead: it yields no token until ContinueRequest lets it go."""
 

@@ -10,11 +10,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
-PACE_SHARE = 0.95
-"""Of the TPOT SLO, with which tokens are planned (as LLM-Mesh does: 0.2375 of 0.25 s)."""
-SLACK_SHARE = 0.5
-"""Of the mean answer of a deployment, that one is counted on to have: many are shorter."""
-
 
 class ColdStart(StrEnum):
     """What becomes of a request that only a load makes late."""
@@ -37,20 +32,33 @@ class Slo:
     tpot_s: float = 0.25
     cold_start: ColdStart = ColdStart.LATE
 
-    @property
-    def pace_s(self) -> float:
-        """From one token to the next, as planned."""
-        return self.tpot_s * PACE_SHARE
-
-    def slack_s(self, output_tokens: float) -> float:
-        """By how much the token after an early first one may be behind `pace_s`, where an answer is
-        expected to have so many: what that pace gains until its end.
-        """
-        return max(output_tokens * SLACK_SHARE - 1.0, 0.0) * (self.tpot_s - self.pace_s)
-
     def ttft_limit_s(self, prompt_tokens: int) -> float:
         """Seconds from arrival by which the first token of a prompt of this length is due."""
         return max(self.ttft_s, prompt_tokens / self.ttft_tokens_per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How a policy plans tokens: a little quicker than the SLO asks."""
+
+    share: float = 0.95
+    """Of the TPOT SLO, from one token to the next (as LLM-Mesh does: 0.2375 of 0.25 s)."""
+    slack_share: float = 0.5
+    """Of the mean answer of a deployment, that one is counted on to have: many are shorter."""
+
+    def token_s(self, slo: Slo) -> float:
+        """From one token to the next, as planned."""
+        return slo.tpot_s * self.share
+
+    def slack_s(self, slo: Slo, output_tokens: float) -> float:
+        """By how much the token after an early first one may be behind the pace, where an answer is
+        expected to have so many: what the pace gains until its end.
+        """
+        gained_s = slo.tpot_s - self.token_s(slo)
+        return max(output_tokens * self.slack_share - 1.0, 0.0) * gained_s
+
+
+PACE = Pace()
 
 
 def next_due_s(

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from mesh.domain.node_rule import HEADROOM, NodeRule
 from mesh.domain.reasons import DeviceKind, Verdict
-from mesh.policy.interface import LEAST_HEADROOM, KvDemand, KvSize, NodeRule, Rank, Tests
+from mesh.domain.slo import PACE, Pace, Slo
+from mesh.policy.interface import KvDemand, KvSize, Rank, Tests
 from mesh.policy.kv_sizes import by_demand
 from mesh.policy.partitions import partition_for
 from mesh.policy.plans import How, Join, Plan, Release, Start
@@ -19,7 +21,7 @@ from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composed:
     name: str
-    node_rule: NodeRule = LEAST_HEADROOM
+    node_rule: NodeRule = HEADROOM
     devices: tuple[DeviceKind, ...] = (DeviceKind.CPU, DeviceKind.GPU)
     partitions: int | None = None
     """Into how many equal partitions a node is cut, at most. An instance has one with all of its
@@ -34,6 +36,12 @@ class Composed:
     """Whether the small ones of several instances drain and go (§7.2)."""
     promises: bool = True
     refuses_late: bool = True
+    planned: Pace = PACE
+    """Of every SLO."""
+    kv_tokens_least: int | None = None
+    """With which an instance serves; None: as the cell is set."""
+    kv_watermark_share: float | None = None
+    """That a KV cache gets over what is required; None: as the cell is set."""
 
     @property
     def prefetches(self) -> bool:
@@ -74,16 +82,18 @@ class Composed:
         return iter(())
 
     def kv(self, demand: KvDemand) -> KvSize:
-        if self.partitions is None:
-            return by_demand(demand)
-        if demand.start is None:
-            size = by_demand(demand)
-            size.kept_blocks_max = inf
+        if self.partitions is None or demand.start is None:
+            size = by_demand(demand, self.kv_tokens_least, self.kv_watermark_share)
+            if self.partitions is not None:
+                size.kept_blocks_max = inf
             return size
         partition = partition_for(demand.start, self.partitions)
         blocks = partition.kv_blocks
         batch_max = None if self.promises else partition.batch_max
         return KvSize(required_blocks=blocks, wanted_blocks=blocks, batch_max=batch_max)
+
+    def pace(self, slo: Slo) -> Pace:
+        return self.planned
 
 
 def _releases(instances: Sequence[InstanceView]) -> tuple[Release, ...]:

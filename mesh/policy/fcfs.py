@@ -2,9 +2,9 @@
 `llm-mesh` does, but computes in the order of arrival.
 """
 
+from mesh.domain.node_rule import NodeRule
 from mesh.domain.reasons import TurnRule
 from mesh.policy.composed import Composed
-from mesh.policy.interface import NodeRule
 
 FCFS = Composed(
     name="fcfs",

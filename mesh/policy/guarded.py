@@ -12,7 +12,9 @@ from typing import TypeVar
 
 from mesh.domain.actions import NotePolicyFault
 from mesh.domain.errors import MeshError
+from mesh.domain.limits import CellLimits
 from mesh.domain.reasons import PolicyFaultKind, Verdict
+from mesh.domain.slo import PACE, Pace, Slo
 from mesh.policy.interface import KvDemand, KvSize, Policy, Rank, Tests
 from mesh.policy.kv_sizes import by_demand
 from mesh.policy.plans import How, Join, Move, Plan, Refuse, Release, Start
@@ -32,13 +34,14 @@ T = TypeVar("T")
 
 
 class Guarded:
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self.name, self.node_rule, self.devices = policy.name, policy.node_rule, policy.devices
+    def __init__(self, policy: Policy, limits: CellLimits) -> None:
+        self._policy, self._limits = policy, limits
+        self.name, self.devices = policy.name, policy.devices
+        self.node_rule = policy.node_rule.within(limits)
         self.promises, self.refuses_late = policy.promises, policy.refuses_late
         self.prefetches = policy.prefetches
         self._faults: list[NotePolicyFault] = []
-        self._sizes: dict[tuple[int, int, float], KvSize] = {}
+        self._sizes: dict[tuple[int, int, int], KvSize] = {}
 
     def fault(self, kind: PolicyFaultKind, call: str, message: str) -> None:
         """Note one; beyond so many of an event none is."""
@@ -96,19 +99,21 @@ class Guarded:
     def upkeep(self, cell: CellView) -> Iterator[Plan]:
         return self._bounded("upkeep", lambda: self._policy.upkeep(cell), cell)
 
-    def kv_of(self, required_blocks: int, least_blocks: int, watermark_share: float) -> KvSize:
+    def kv_of(self, required_blocks: int, block_tokens: int, context_tokens: int) -> KvSize:
         """`kv` of an instance that is there. Asked for at every candidate: what was said is kept,
         for a policy says the same of the same demand.
         """
-        key = required_blocks, least_blocks, watermark_share
+        key = required_blocks, block_tokens, context_tokens
         known = self._sizes.get(key)
         if known is None:
             if len(self._sizes) >= SIZES_MAX:
                 self._sizes.clear()
             demand = KvDemand(
                 required_blocks=required_blocks,
-                least_blocks=least_blocks,
-                watermark_share=watermark_share,
+                block_tokens=block_tokens,
+                context_tokens=context_tokens,
+                tokens_least=self._limits.kv_tokens_least,
+                watermark_share=self._limits.kv_watermark_share,
             )
             known = self._sizes[key] = self.kv(demand)
         return known
@@ -123,6 +128,16 @@ class Guarded:
         except Exception as error:
             self._raised("kv", error)
         return by_demand(demand)
+
+    def pace(self, slo: Slo) -> Pace:
+        try:
+            found = self._policy.pace(slo)
+            if 0.0 < found.share <= 1.0 and found.slack_share >= 0.0:
+                return found
+            self.fault(PolicyFaultKind.NO_ANSWER, "pace", f"{found!r} does not keep the SLO")
+        except Exception as error:
+            self._raised("pace", error)
+        return PACE
 
     def _bounded(self, call: str, ask: Callable[[], Iterator[T]], cell: CellView) -> Iterator[T]:
         looked_at = 0

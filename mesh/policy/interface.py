@@ -12,8 +12,10 @@ from typing import Protocol
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.model import Footprint
+from mesh.domain.node_rule import NodeRule
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind, TurnRule, Verdict
+from mesh.domain.slo import Pace, Slo
 from mesh.policy.plans import Plan, Release
 from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
 
@@ -21,16 +23,6 @@ Rank = tuple[float, ...]
 """Smaller comes first; ids break ties."""
 VALIDATED_TURNS = (TurnRule.HEADROOM,)
 """Rules that shadow validation rolls forward."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRule:
-    """What the nodes run by themselves between two commands, by name and numbers."""
-
-    turn: TurnRule = TurnRule.HEADROOM
-
-
-LEAST_HEADROOM = NodeRule()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +38,17 @@ class StartDemand:
 
 @dataclass(slots=True, kw_only=True)
 class KvDemand:
-    """What a KV cache is for, in blocks, and the settings of the cell."""
+    """What a KV cache is for."""
 
     required_blocks: int
     """Of its requests, by the lengths of earlier answers (LLM-Mesh eq. 2)."""
-    least_blocks: int
-    """The least that the cell has an instance serve with."""
+    block_tokens: int
+    context_tokens: int
+    """The longest that its instance computes."""
+    tokens_least: int
+    """By the cell's settings, with which an instance serves: fewer where its context is shorter."""
     watermark_share: float
+    """By the cell's settings, that a cache gets over what is required."""
     start: StartDemand | None = None
     """None: of one that is there."""
 
@@ -137,8 +133,8 @@ class Policy(Protocol):
         ...
 
     def places(self, request: RequestView | None, cell: CellView) -> Iterator[Plan]:
-        """Joins and starts for a request, the best first, or `Refuse`; None: an instance for the
-        minimum of a deployment.
+        """Joins and starts for a request, the best first, releases of who is to go for it, or
+        `Refuse`; None: an instance for the minimum of a deployment.
         """
         ...
 
@@ -161,12 +157,16 @@ class Policy(Protocol):
         ...
 
     def kv(self, demand: KvDemand) -> KvSize: ...
+    def pace(self, slo: Slo) -> Pace:
+        """With which tokens under this SLO are planned."""
+        ...
 
 
 def checked(chosen: Policy) -> Policy:
-    """The same. Raises InvalidInput where it promises by a validation that does not model the turns
-    of its nodes: the promises would be wrong.
+    """The same. Raises InvalidInput where a number of its rule cannot be meant, or where it
+    promises by a validation that does not model the turns of its nodes.
     """
+    chosen.node_rule.check()
     turn = chosen.node_rule.turn
     if chosen.promises and turn not in VALIDATED_TURNS:
         raise InvalidInput(

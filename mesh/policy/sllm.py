@@ -4,9 +4,9 @@ loads quickly and serves as many requests as a partition holds (LLM-Mesh §8.1).
 
 from dataclasses import replace
 
+from mesh.domain.node_rule import NodeRule
 from mesh.domain.reasons import DeviceKind, TurnRule
 from mesh.policy.composed import Composed
-from mesh.policy.interface import NodeRule
 
 SLLM = Composed(
     name="sllm",

@@ -37,7 +37,7 @@ class RunQueue:
     instance_id: InstanceId
     times: Times
     tpot_s: float
-    """From one token to the next as planned: `Slo.pace_s`."""
+    """From one token to the next as planned: `Pace.token_s`."""
     batch: int = 0
     """Requests past their prompts."""
     context_tokens: int = 0

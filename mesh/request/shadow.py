@@ -16,8 +16,6 @@ from mesh.request.decode_capacity import Job, reached_s, spare_s
 from mesh.request.run_queues import Prompt, RunQueue
 from mesh.request.turns import Grant, next_turn, note_turn
 
-OVERESTIMATE = 1.1
-"""Of every iteration (LLM-Mesh §5.3): the caller puts it into the run queues' times."""
 LOOKAHEAD_TOKENS = 64
 """Contexts count as if they had grown by so much already: every token makes them longer."""
 STEPS_MAX = 512
@@ -29,7 +27,7 @@ SKIPPED_ROUNDS_MIN = 16
 @dataclass(slots=True, kw_only=True, eq=False)
 class Schedule:
     """A node's work, copied for one validation, which changes it. The run queues' times hold the
-    correction and the overestimate.
+    correction and the overestimate of the node rule.
     """
 
     queues: list[RunQueue]

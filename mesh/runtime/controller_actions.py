@@ -38,8 +38,9 @@ from mesh.domain.events import (
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, OperationId
 from mesh.domain.messages import NodeCommand
+from mesh.domain.node_rule import NodeRule
 from mesh.domain.profile import Profile
-from mesh.domain.reasons import PolicyFaultKind, TurnRule
+from mesh.domain.reasons import PolicyFaultKind
 from mesh.domain.revision import Revisions
 from mesh.domain.text import TextAssets
 from mesh.runtime.clock import Clock
@@ -56,7 +57,7 @@ def took_long(seconds: float) -> ControllerEvent:
 class NodeLinks(Protocol):
     """The controller's ends of the links. A link that has closed meanwhile is ignored."""
 
-    def accept(self, link_id: int, turns: TurnRule, turn_s_max: float) -> None: ...
+    def accept(self, link_id: int, rule: NodeRule) -> None: ...
 
     def send(self, link_id: int, command: NodeCommand) -> None: ...
 
@@ -132,7 +133,7 @@ class ControllerPerformer:
                 timer = action.timer
                 self._clock.call_at(action.at_s, lambda: self.post(timer))
             case AcceptLink():
-                self._links.accept(action.link_id, action.turns, action.turn_s_max)
+                self._links.accept(action.link_id, action.rule)
             case CloseLink():
                 self._links.close(
                     action.link_id, error=action.error, message=action.message, hint=action.hint

@@ -31,7 +31,7 @@ from mesh.domain.profile import Profile
 from mesh.domain.revision import Revisions
 from mesh.runtime.host import Core
 
-CONTROLLER_FORMAT, NODE_FORMAT = 5, 5
+CONTROLLER_FORMAT, NODE_FORMAT = 6, 6
 _JOURNALS = "`mesh sim`, `mesh controller` and `mesh node` write one with --journal FILE"
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from mesh.domain.node_events import (
     LinkOpened,
     NodeEvent,
 )
-from mesh.domain.reasons import TurnRule
+from mesh.domain.node_rule import NodeRule
 from mesh.domain.steps import LoadOrder
 from mesh.runtime.clock import Clock
 from mesh.runtime.engine import Progress
@@ -131,10 +131,10 @@ class VirtualAgent:
         pause_s *= self._rng.uniform(0.5, 1.0)
         self._clock.call_at(self._clock.now_s() + pause_s, self._dial)
 
-    def accepted(self, link_id: int, turns: TurnRule, turn_s_max: float) -> None:
+    def accepted(self, link_id: int, rule: NodeRule) -> None:
         if self.alive and link_id == self.link_id:
             self.welcomed = True
-            self._tell(LinkOpened(turns=turns, turn_s_max=turn_s_max))
+            self._tell(LinkOpened(rule=rule))
 
     def commanded(self, link_id: int, command: NodeCommand) -> None:
         if self.alive and link_id == self.link_id and self.welcomed:

@@ -13,7 +13,7 @@ from typing import Protocol
 from mesh.domain.events import ControllerEvent, NodeConnected, NodeDisconnected, NodeReported
 from mesh.domain.ids import NodeId
 from mesh.domain.messages import NodeCommand, NodeHello, NodeReport
-from mesh.domain.reasons import TurnRule
+from mesh.domain.node_rule import NodeRule
 from mesh.runtime.clock import Clock
 
 
@@ -22,7 +22,7 @@ class NodeEnd(Protocol):
 
     node_id: NodeId
 
-    def accepted(self, link_id: int, turns: TurnRule, turn_s_max: float) -> None: ...
+    def accepted(self, link_id: int, rule: NodeRule) -> None: ...
 
     def commanded(self, link_id: int, command: NodeCommand) -> None: ...
 
@@ -98,10 +98,10 @@ class VirtualLinks:
 
     # The controller's port.
 
-    def accept(self, link_id: int, turns: TurnRule, turn_s_max: float) -> None:
+    def accept(self, link_id: int, rule: NodeRule) -> None:
         link = self._links.get(link_id)
         if link is not None and link.at_controller:
-            self._down(link, lambda: link.node.accepted(link_id, turns, turn_s_max))
+            self._down(link, lambda: link.node.accepted(link_id, rule))
 
     def send(self, link_id: int, command: NodeCommand) -> None:
         link = self._links.get(link_id)

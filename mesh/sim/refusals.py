@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from mesh.core.controller.instances.kv_cache import least_blocks, request_blocks
+from mesh.core.controller.instances.kv_cache import request_blocks
 from mesh.core.controller.instances.loading_lane import loads_end_s, slot_for
 from mesh.core.controller.instances.node_schedule import (
     decodes_share,
@@ -27,7 +27,6 @@ from mesh.domain.actions import RefuseRequest
 from mesh.domain.events import InvokeRequested
 from mesh.domain.ids import RequestId
 from mesh.domain.lifecycle import InstanceState
-from mesh.domain.limits import CellLimits
 from mesh.domain.outcome import Outcome
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import DeviceKind, RefusalReason, Verdict
@@ -117,12 +116,12 @@ class RefusalChecks:
         entry = core.deployments[request.deployment]
         if entry.replicas() >= entry.spec.scaling.replicas_max or _loads_now(entry, now_s):
             return
-        asked = _entry(entry, request, arrival_s)
+        asked = _entry(self._cell, entry, request, arrival_s)
         for node in _without(core.nodes.values(), entry):
             free = node.device is DeviceKind.GPU and not any(_loads(node))
             _, load_s = _really(self._cell, entry, node)
             late = now_s > arrival_s and now_s + load_s >= asked.due_s
-            if free and not late and _has_room(node, entry, asked, self._cell.plan.limits):
+            if free and not late and _has_room(self._cell, node, entry, asked):
                 self._beside_free_link.add(request.request_id)
                 return
 
@@ -150,11 +149,13 @@ def _is_late(outcome: Outcome) -> bool:
     return outcome.ttft_s is not None and outcome.tokens_s[0] > outcome.due_s(0)
 
 
-def _entry(known: DeploymentEntry, request: Request, arrival_s: float) -> RequestEntry:
+def _entry(
+    cell: VirtualCell, known: DeploymentEntry, request: Request, arrival_s: float
+) -> RequestEntry:
     """As if it had come at that time."""
-    slo = known.spec.slo
-    slack_s = slo.slack_s(min(known.history.mean_tokens, request.sampling.max_tokens))
-    return RequestEntry(original=request, slo=slo, arrival_s=arrival_s, slack_s=slack_s)
+    slo, pace = known.spec.slo, cell.core.policy.pace(known.spec.slo)
+    slack_s = pace.slack_s(slo, min(known.history.mean_tokens, request.sampling.max_tokens))
+    return RequestEntry(original=request, slo=slo, pace=pace, arrival_s=arrival_s, slack_s=slack_s)
 
 
 def _without(nodes: Iterable[NodeEntry], entry: DeploymentEntry) -> Iterator[NodeEntry]:
@@ -170,16 +171,15 @@ def _reclaimable_bytes(node: NodeEntry) -> int:
 
 
 def _has_room(
-    node: NodeEntry, entry: DeploymentEntry, request: RequestEntry, limits: CellLimits
+    cell: VirtualCell, node: NodeEntry, entry: DeploymentEntry, request: RequestEntry
 ) -> bool:
     """For a new instance that could take the request, with all idle ones gone."""
     deployment = entry.deployment
     assert deployment is not None
     footprint, context = node.footprint_of(deployment), deployment.context_tokens_max
-    blocks = max(
-        least_blocks(limits, footprint, context), request_blocks(entry, request, footprint, context)
-    )
-    return footprint.instance_bytes(blocks) <= _reclaimable_bytes(node)
+    blocks = request_blocks(entry, request, footprint, context)
+    size = cell.core.policy.kv_of(blocks, footprint.block_tokens, context)
+    return footprint.instance_bytes(size.required_blocks) <= _reclaimable_bytes(node)
 
 
 def _reasons(
@@ -190,9 +190,9 @@ def _reasons(
     the cases of `Verdict` in their order. Without any place all are full.
     """
     entry = cell.core.cell.deployments[request.deployment]
-    places = list(_places(cell, entry, _entry(entry, request, now_s), now_s))
+    places = list(_places(cell, entry, _entry(cell, entry, request, now_s), now_s))
     if _TAKES in places:
-        waited = _places(cell, entry, _entry(entry, request, arrival_s), now_s)
+        waited = _places(cell, entry, _entry(cell, entry, request, arrival_s), now_s)
         late = (v for new, (_, v) in zip(places, waited, strict=True) if new == _TAKES)
         return frozenset(_of(verdict) for verdict in late)
     if (False, Verdict.PASSES) in places:
@@ -243,7 +243,7 @@ def _places(
             limits=limits,
             late=late,
         )
-        yield _has_room(node, entry, request, limits), forecast.verdict
+        yield _has_room(cell, node, entry, request), forecast.verdict
 
 
 def _can_grow(instance: InstanceEntry, entry: DeploymentEntry, request: RequestEntry) -> bool:

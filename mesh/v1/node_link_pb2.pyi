@@ -95,21 +95,29 @@ class Welcome(_message.Message):
     HEARTBEAT_S_FIELD_NUMBER: _builtins.int
     TURNS_FIELD_NUMBER: _builtins.int
     TURN_S_MAX_FIELD_NUMBER: _builtins.int
+    OVERESTIMATE_FIELD_NUMBER: _builtins.int
+    CHUNK_TOKENS_MAX_FIELD_NUMBER: _builtins.int
     heartbeat_s: _builtins.float
     turns: _builtins.str
     """A TurnRule: which instance computes next. Empty: headroom."""
     turn_s_max: _builtins.float
     """Decodes of one instance that take no longer together are one turn. 0: each is one."""
+    overestimate: _builtins.float
+    """Iterations are reckoned to take so many times as long as predicted. 0: 1.1."""
+    chunk_tokens_max: _builtins.int
+    """Prompt tokens of one iteration, at most. 0: as the node is set."""
     def __init__(
         self,
         *,
         heartbeat_s: _builtins.float = ...,
         turns: _builtins.str = ...,
         turn_s_max: _builtins.float = ...,
+        overestimate: _builtins.float = ...,
+        chunk_tokens_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_s", b"heartbeat_s", "turn_s_max", b"turn_s_max", "turns", b"turns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_tokens_max", b"chunk_tokens_max", "heartbeat_s", b"heartbeat_s", "overestimate", b"overestimate", "turn_s_max", b"turn_s_max", "turns", b"turns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -253,6 +261,7 @@ class SubmitRequest(_message.Message):
     DUE_IN_S_FIELD_NUMBER: _builtins.int
     SLACK_S_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
+    PACE_SHARE_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     request_id: _builtins.str
     deployment: _builtins.str
@@ -264,6 +273,8 @@ class SubmitRequest(_message.Message):
     """By how much it may be behind its pace after an early first token."""
     held: _builtins.bool
     """Computed ahead: yields nothing until it is let go."""
+    pace_share: _builtins.float
+    """Of the TPOT SLO, with which its tokens are planned. Absent: 0.95."""
     @_builtins.property
     def prompt_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -287,12 +298,15 @@ class SubmitRequest(_message.Message):
         due_in_s: _builtins.float = ...,
         slack_s: _builtins.float = ...,
         held: _builtins.bool = ...,
+        pace_share: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "slo", b"slo"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_pace_share", b"_pace_share", "pace_share", b"pace_share", "sampling", b"sampling", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "attempt", b"attempt", "deployment", b"deployment", "due_in_s", b"due_in_s", "held", b"held", "instance_id", b"instance_id", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "slack_s", b"slack_s", "slo", b"slo"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pace_share", b"_pace_share", "age_s", b"age_s", "attempt", b"attempt", "deployment", b"deployment", "due_in_s", b"due_in_s", "held", b"held", "instance_id", b"instance_id", "output_tokens", b"output_tokens", "pace_share", b"pace_share", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "slack_s", b"slack_s", "slo", b"slo"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__pace_share: _TypeAlias = _typing.Literal["pace_share"]  # noqa: Y015
+    _WhichOneofArgType__pace_share: _TypeAlias = _typing.Literal["_pace_share", b"_pace_share"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pace_share) -> _WhichOneofReturnType__pace_share | None: ...
 
 Global___SubmitRequest: _TypeAlias = SubmitRequest  # noqa: Y015
 

@@ -17,6 +17,7 @@ from mesh.domain.messages import (
     UnloadInstance,
     UseProfile,
 )
+from mesh.domain.node_rule import CELL_RULE, NodeRule
 from mesh.domain.reasons import TurnRule
 from mesh.v1 import node_link_pb2 as pb
 from mesh.wire.codec_model import model_from_wire, model_to_wire
@@ -25,18 +26,26 @@ from mesh.wire.codec_request import submit_from_wire, submit_to_wire
 from mesh.wire.malformed import at_least_one, identifier, member, nothing_known, require
 
 
-def welcome(heartbeat_s: float, turns: TurnRule, turn_s_max: float) -> pb.NodeCommand:
+def welcome(heartbeat_s: float, rule: NodeRule) -> pb.NodeCommand:
     """The first message of an accepted link."""
-    greeting = pb.Welcome(heartbeat_s=heartbeat_s, turns=turns, turn_s_max=turn_s_max)
+    greeting = pb.Welcome(
+        heartbeat_s=heartbeat_s,
+        turns=rule.turn,
+        turn_s_max=rule.turn_s_max,
+        overestimate=rule.overestimate,
+        chunk_tokens_max=rule.chunk_tokens_max,
+    )
     return pb.NodeCommand(welcome=greeting)
 
 
-def turns_of(message: pb.Welcome) -> tuple[TurnRule, float]:
-    """The rule of a welcome, and how long a turn may be; a controller whose version knows neither
-    means headroom, and single decodes.
-    """
-    rule = member(TurnRule, message.turns or TurnRule.HEADROOM, message, "turns")
-    return rule, message.turn_s_max
+def rule_of(message: pb.Welcome) -> NodeRule:
+    """The rule of a welcome; what a controller's version does not know is as by default."""
+    return NodeRule(
+        turn=member(TurnRule, message.turns or TurnRule.HEADROOM, message, "turns"),
+        turn_s_max=message.turn_s_max,
+        overestimate=message.overestimate or CELL_RULE.overestimate,
+        chunk_tokens_max=message.chunk_tokens_max or CELL_RULE.chunk_tokens_max,
+    )
 
 
 def command_to_wire(command: NodeCommand) -> pb.NodeCommand:

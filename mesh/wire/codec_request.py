@@ -17,6 +17,7 @@ from mesh.domain.request import (
     SamplingParams,
     TokenLogprobs,
 )
+from mesh.domain.slo import PACE
 from mesh.v1 import model_pb2, node_link_pb2
 from mesh.wire.codec_model import slo_from_wire, slo_to_wire
 from mesh.wire.codec_profile import factor_from_wire
@@ -72,6 +73,7 @@ def submit_to_wire(submit: SubmitRequest) -> node_link_pb2.SubmitRequest:
         slo=slo_to_wire(order.slo),
         age_s=order.age_s,
         due_in_s=order.due_in_s,
+        pace_share=order.pace_share,
         slack_s=order.slack_s,
         held=order.held,
     )
@@ -94,6 +96,7 @@ def submit_from_wire(message: node_link_pb2.SubmitRequest) -> SubmitRequest:
             slo=slo_from_wire(message.slo),
             age_s=message.age_s,
             due_in_s=message.due_in_s,
+            pace_share=message.pace_share if message.HasField("pace_share") else PACE.share,
             slack_s=message.slack_s,
             held=message.held,
         ),

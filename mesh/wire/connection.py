@@ -14,11 +14,11 @@ from google.protobuf.message import DecodeError
 
 from mesh.domain.errors import InvalidInput, MeshError, Unavailable
 from mesh.domain.messages import NodeCommand, NodeHello, NodeReport
-from mesh.domain.reasons import TurnRule
+from mesh.domain.node_rule import NodeRule
 from mesh.v1 import node_link_pb2 as pb
 from mesh.v1.node_link_pb2_grpc import NodeLinkStub
 from mesh.wire.channel import dial
-from mesh.wire.codec_command import command_from_wire, turns_of
+from mesh.wire.codec_command import command_from_wire, rule_of
 from mesh.wire.codec_node import report_to_wire
 from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, error_of
@@ -55,10 +55,9 @@ class Connection:
         self._call.cancel()
         await self._channel.close(None)
 
-    async def open(self, hello: NodeHello) -> tuple[TurnRule, float]:
-        """Say hello and wait for the welcome, which has the rule of turns and their bound in
-        seconds. Raises what the controller answers instead, or Unavailable when it does not answer
-        in time.
+    async def open(self, hello: NodeHello) -> NodeRule:
+        """Say hello and wait for the welcome, which has the rule that it is to run. Raises what the
+        controller answers instead, or Unavailable when it does not answer in time.
         """
         greeting = asyncio.ensure_future(self._greet(hello))
         ends: list[asyncio.Future[Any]] = [greeting, self._given_up]
@@ -67,9 +66,9 @@ class Connection:
                 ends, timeout=self._welcome_s_max, return_when=asyncio.FIRST_COMPLETED
             )
             if greeting.done():
-                turns = greeting.result()
+                rule = greeting.result()
                 self.opened = True
-                return turns
+                return rule
         finally:
             greeting.cancel()
             await asyncio.gather(greeting, return_exceptions=True)
@@ -107,7 +106,7 @@ class Connection:
         if not self._given_up.done():
             self._given_up.set_result(reason)
 
-    async def _greet(self, hello: NodeHello) -> tuple[TurnRule, float]:
+    async def _greet(self, hello: NodeHello) -> NodeRule:
         try:
             await self._call.write(report_to_wire(hello))
             answer = await anext(self._commands, None)
@@ -115,7 +114,7 @@ class Connection:
             raise await self._ended(error) from error
         if answer is None or answer.WhichOneof("command") != "welcome":
             raise Unavailable("the controller's first word was no welcome")
-        return turns_of(answer.welcome)
+        return rule_of(answer.welcome)
 
     async def _write(self) -> None:
         try:

@@ -20,7 +20,7 @@ from mesh.domain.errors import (
     Unauthenticated,
 )
 from mesh.domain.messages import NodeCommand, NodeHello, NodeReport
-from mesh.domain.reasons import TurnRule
+from mesh.domain.node_rule import NodeRule
 from mesh.wire.connection import Connection
 
 logger = logging.getLogger(__name__)
@@ -39,8 +39,8 @@ class LinkLimits:
 
 class NodeLink:
     """`hello` is asked anew for every connection. The callbacks run on the loop of `run`:
-    `on_open` when the controller has taken the node, with its rule of turns and how many seconds
-    one may take, and `on_close` once after each `on_open`.
+    `on_open` when the controller has taken the node, with the rule that it is to run by, and
+    `on_close` once after each `on_open`.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class NodeLink:
         address: str,
         hello: Callable[[], NodeHello],
         rng: random.Random,
-        on_open: Callable[[TurnRule, float], None],
+        on_open: Callable[[NodeRule], None],
         on_command: Callable[[NodeCommand], None],
         on_close: Callable[[str], None],
         limits: LinkLimits | None = None,
@@ -101,8 +101,7 @@ class NodeLink:
         reason = "the link was cancelled"
         try:
             async with connection:
-                turns, turn_s_max = await connection.open(self._hello())
-                self._on_open(turns, turn_s_max)
+                self._on_open(await connection.open(self._hello()))
                 await connection.serve(self._on_command)
         except (AlreadyExists, InvalidInput, Unauthenticated, Forbidden) as error:
             reason = error.message

@@ -24,7 +24,7 @@ from mesh.domain.ids import ModelId
 from mesh.domain.limits import HEARTBEAT_S, NodeLimits
 from mesh.domain.messages import NodeHello, NodeReport
 from mesh.domain.node_events import CommandReceived, HeartbeatDue, LinkClosed, LinkOpened, NodeEvent
-from mesh.domain.reasons import TurnRule
+from mesh.domain.node_rule import NodeRule
 from mesh.domain.steps import HeldModel, LoadedInstance, LoadTier
 from mesh.runtime.clock import LoopClock
 from mesh.runtime.engine import Engine
@@ -189,9 +189,9 @@ class Agent:
         if self._loads is not None:
             self._loads.note(loaded)
 
-    def _opened(self, turns: TurnRule, turn_s_max: float) -> None:
+    def _opened(self, rule: NodeRule) -> None:
         log.info("%s joined the cell at %s", self._identity.node_id, self._controller)
-        self._post(LinkOpened(turns=turns, turn_s_max=turn_s_max))
+        self._post(LinkOpened(rule=rule))
 
     def _post(self, event: NodeEvent) -> None:
         """Into the core. A core that fails is in no known state: the node ends, and the controller

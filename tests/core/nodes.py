@@ -22,6 +22,7 @@ from mesh.domain.node_events import (
     NodeEvent,
     StepFinished,
 )
+from mesh.domain.node_rule import NodeRule
 from mesh.domain.reasons import FinishReason, TurnRule
 from mesh.domain.request import RequestOrder, RequestTokens
 from mesh.domain.slo import Slo
@@ -38,7 +39,7 @@ class NodeUnderTest:
         limits = NodeLimits(delivery_s_max=0.0, primed_tokens_max=0)
         self.core = NodeCore(limits=limits)
         self.now_s = 50.0
-        self.tell(LinkOpened(turns=turns, turn_s_max=turn_s_max))
+        self.tell(LinkOpened(rule=NodeRule(turn=turns, turn_s_max=turn_s_max)))
 
     def tell(self, event: NodeEvent) -> list[NodeAction]:
         return self.core.handle(event, self.now_s)

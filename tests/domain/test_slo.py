@@ -5,7 +5,7 @@ from itertools import cycle
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.domain.slo import SLACK_SHARE, Slo, next_due_s
+from mesh.domain.slo import PACE, Slo, next_due_s
 
 
 def test_long_prompts_have_longer_to_their_first_token() -> None:
@@ -27,14 +27,14 @@ def test_who_keeps_the_pace_keeps_the_slo_by_both_measures(
     longer.
     """
     slo = Slo(ttft_s=10.0, tpot_s=0.25)
-    tokens = max(tokens, int(expected * SLACK_SHARE) + 1)
-    first_s = 10.0 - early_s
-    due_s = next_due_s(10.0, slo.pace_s, first_s, slack_s=slo.slack_s(expected))
+    tokens = max(tokens, int(expected * PACE.slack_share) + 1)
+    first_s, pace_s = 10.0 - early_s, PACE.token_s(slo)
+    due_s = next_due_s(10.0, pace_s, first_s, slack_s=PACE.slack_s(slo, expected))
     came_s = first_s
     for n, lag in zip(range(1, tokens), cycle(lags)):
         came_s = max(came_s, due_s - lag)
         assert came_s <= 10.0 + n * slo.tpot_s + 1e-9
-        due_s = next_due_s(due_s, slo.pace_s, came_s)
+        due_s = next_due_s(due_s, pace_s, came_s)
     assert (came_s - first_s) / (tokens - 1) <= slo.tpot_s + 1e-9
 
 

@@ -11,7 +11,6 @@ from mesh.core.node.core import NodeCore
 from mesh.domain.errors import InvalidInput
 from mesh.domain.limits import NodeLimits
 from mesh.domain.node_events import HeartbeatDue, LinkOpened
-from mesh.domain.reasons import TurnRule
 from mesh.evaluation.replaying import replay_journal
 from mesh.evaluation.summary import Summary, summarize
 from mesh.runtime.journal import NodeStart, open_journal
@@ -109,7 +108,7 @@ def test_a_nodes_journal_is_replayed_without_requests(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     written = open_journal(path, NodeStart(version="test", limits=NodeLimits()))
     core = NodeCore(limits=NodeLimits())
-    opened, due = LinkOpened(turns=TurnRule.HEADROOM), HeartbeatDue(rss_bytes=9, engine_bytes=7)
+    opened, due = LinkOpened(), HeartbeatDue(rss_bytes=9, engine_bytes=7)
     for now_s, event in ((1.0, opened), (3.5, due)):
         written.record(now_s, event, core.handle(event, now_s))
     written.close()

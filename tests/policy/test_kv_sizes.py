@@ -50,9 +50,30 @@ def test_longer_answers_never_require_less(
 
 def target(current: int, required: int, share: float = 0.25) -> int:
     """What becomes of a cache of so many blocks."""
-    size = by_demand(KvDemand(required_blocks=required, least_blocks=0, watermark_share=share))
+    size = by_demand(
+        KvDemand(
+            required_blocks=required,
+            block_tokens=16,
+            context_tokens=4096,
+            tokens_least=0,
+            watermark_share=share,
+        )
+    )
     stays = size.required_blocks <= current <= size.kept_blocks_max
     return current if stays else size.wanted_blocks
+
+
+def test_a_policy_s_own_numbers_go_before_the_cell_s() -> None:
+    demand = KvDemand(
+        required_blocks=3,
+        block_tokens=16,
+        context_tokens=512,
+        tokens_least=1024,
+        watermark_share=0.25,
+    )
+    assert by_demand(demand).required_blocks == 512 // 16, "no more than its context"
+    own = by_demand(demand, tokens_least=64, watermark_share=0.5)
+    assert (own.required_blocks, own.wanted_blocks) == (4, 6)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,17 @@
 """Policies by name."""
 
 from dataclasses import replace
+from math import nan
 
 import pytest
 
 from mesh.domain.errors import InvalidInput
+from mesh.domain.limits import CellLimits
+from mesh.domain.node_rule import NodeRule
 from mesh.domain.reasons import DeviceKind, TurnRule
 from mesh.policy.composed import Composed
 from mesh.policy.interface import checked
+from mesh.policy.llm_mesh import LLM_MESH
 from mesh.policy.registry import DEFAULT_POLICY, policy
 
 
@@ -44,6 +48,20 @@ def test_serverless_llm_cuts_nodes_into_parts_and_validates_nothing(name: str) -
     assert chosen.partitions == (2 if name.endswith("share") else 1)
     assert (DeviceKind.CPU in chosen.devices) == ("cpu" in name)
     assert not chosen.promises
+
+
+@pytest.mark.parametrize(
+    "rule", [NodeRule(overestimate=0.0), NodeRule(chunk_tokens_max=0), NodeRule(turn_s_max=nan)]
+)
+def test_a_rule_with_numbers_that_cannot_be_meant_is_no_rule(rule: NodeRule) -> None:
+    with pytest.raises(InvalidInput, match=r"node_rule\..* must be at least"):
+        checked(replace(LLM_MESH, node_rule=rule))
+
+
+def test_nodes_are_told_a_rule_within_the_bounds_of_the_cell() -> None:
+    own = NodeRule(overestimate=1.3, chunk_tokens_max=64, turn_s_max=0.2)
+    told = own.within(CellLimits(prefill_tokens_max=256, turn_s_max=0.05))
+    assert told == NodeRule(overestimate=1.3, chunk_tokens_max=64, turn_s_max=0.05)
 
 
 def test_a_policy_cannot_promise_by_turns_that_validation_does_not_model() -> None:

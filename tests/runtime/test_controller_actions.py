@@ -9,6 +9,7 @@ from mesh.domain.errors import StorageError
 from mesh.domain.events import ControllerEvent, DeploymentStored, StoreFailed
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, OperationId
+from mesh.domain.node_rule import NodeRule
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import TurnRule
 from mesh.runtime.controller_actions import ControllerPerformer
@@ -34,8 +35,8 @@ class Told:
             raise StorageError("no space left")
         self.log.append((name, history))
 
-    def accept(self, link_id: int, turns: TurnRule, turn_s_max: float) -> None:
-        self.log.append((link_id, turns, turn_s_max))
+    def accept(self, link_id: int, rule: NodeRule) -> None:
+        self.log.append((link_id, rule))
 
     def post(self, event: ControllerEvent) -> None:
         self.log.append(event)
@@ -81,6 +82,6 @@ def test_a_history_that_cannot_be_written_is_logged(caplog: pytest.LogCaptureFix
 
 @pytest.mark.parametrize("turns", TurnRule)
 def test_a_node_is_welcomed_with_the_rule_that_the_core_chose(turns: TurnRule) -> None:
-    told = Told()
-    performer(told).perform(AcceptLink(link_id=3, turns=turns, turn_s_max=0.25))
-    assert told.log == [(3, turns, 0.25)]
+    told, rule = Told(), NodeRule(turn=turns, turn_s_max=0.25)
+    performer(told).perform(AcceptLink(link_id=3, rule=rule))
+    assert told.log == [(3, rule)]

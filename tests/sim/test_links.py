@@ -7,7 +7,8 @@ import pytest
 from mesh.domain.events import ControllerEvent, NodeConnected, NodeDisconnected, NodeReported
 from mesh.domain.ids import InstanceId, NodeId
 from mesh.domain.messages import Heartbeat, NodeCommand, NodeHello, UnloadInstance
-from mesh.domain.reasons import DeviceKind, TurnRule
+from mesh.domain.node_rule import NodeRule
+from mesh.domain.reasons import DeviceKind
 from mesh.sim.clock import HeapClock
 from mesh.sim.links import VirtualLinks
 
@@ -53,7 +54,7 @@ class Ends:
             case _:
                 raise AssertionError(event)
 
-    def accepted(self, link_id: int, turns: TurnRule, turn_s_max: float) -> None:
+    def accepted(self, link_id: int, rule: NodeRule) -> None:
         self.at_node.append((self.clock.now_s(), "accepted"))
 
     def commanded(self, link_id: int, command: NodeCommand) -> None:

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from mesh.domain.node_rule import HEADROOM, NodeRule
 from mesh.domain.reasons import DeviceKind, RefusalReason, Verdict
-from mesh.policy.interface import LEAST_HEADROOM, KvDemand, KvSize, NodeRule, Rank, Tests
+from mesh.domain.slo import Pace, Slo
+from mesh.policy.interface import KvDemand, KvSize, Rank, Tests
 from mesh.policy.llm_mesh import LLM_MESH
 from mesh.policy.plans import Carry, How, Join, Move, Plan, Refuse, Release, Start
 from mesh.policy.views import CellView, InstanceView, NodeView, RequestView
@@ -21,7 +23,7 @@ def _turn(at: float, of: int) -> int:
 @dataclass(frozen=True, kw_only=True)
 class Adversary:
     name: str = "adversary"
-    node_rule: NodeRule = LEAST_HEADROOM
+    node_rule: NodeRule = HEADROOM
     devices: tuple[DeviceKind, ...] = (DeviceKind.CPU, DeviceKind.GPU)
     promises: bool = True
     refuses_late: bool = True
@@ -41,6 +43,8 @@ class Adversary:
         if request is not None and turn < 3:
             for instance in cell.instances():
                 yield Join(request=request, instance=instance)
+        if turn == 5:
+            yield from (Release(instance=instance) for instance in cell.instances())
         if turn == 1 and request is not None:
             yield Refuse(request=request, why=RefusalReason.MEMORY_FULL)
         for node in cell.nodes():
@@ -93,6 +97,9 @@ class Adversary:
         if demand.required_blocks % 11 == 10:
             return KvSize(required_blocks=9, wanted_blocks=3)
         return LLM_MESH.kv(demand)
+
+    def pace(self, slo: Slo) -> Pace:
+        return Pace(share=0.9 if slo.tpot_s < 0.2 else 7.0)
 
 
 POLICY = Adversary()

@@ -12,6 +12,7 @@ import pytest
 from mesh.domain.errors import AlreadyExists, InvalidInput
 from mesh.domain.ids import InstanceId, NodeId
 from mesh.domain.messages import Heartbeat, NodeCommand, NodeHello, NodeReport, UnloadInstance
+from mesh.domain.node_rule import CELL_RULE, NodeRule
 from mesh.domain.reasons import DeviceKind, TurnRule
 from mesh.v1 import node_link_pb2 as pb
 from mesh.v1.node_link_pb2_grpc import NodeLinkServicer, add_NodeLinkServicer_to_server
@@ -33,6 +34,7 @@ HELLO = NodeHello(
 UNLOAD = UnloadInstance(instance_id=InstanceId("i1"))
 QUICK = LinkLimits(welcome_s_max=0.3, pause_s_min=0.01, pause_s_max=0.05)
 Script = Callable[["Controller", Any, Any], Awaitable[None]]
+RULE = NodeRule(turn=TurnRule.FIRST_COME, overestimate=1.25, chunk_tokens_max=512, turn_s_max=0.25)
 
 
 class Controller(NodeLinkServicer):
@@ -68,7 +70,7 @@ class Controller(NodeLinkServicer):
 async def take(self: Controller, reports: Any, context: Any) -> None:
     """Take the node, command once, then listen to it."""
     await self.hear(reports, 1)
-    await context.write(welcome(1.0, TurnRule.FIRST_COME, 0.25))
+    await context.write(welcome(1.0, RULE))
     await context.write(command_to_wire(UNLOAD))
     async for report in reports:
         self.reports.append(report_from_wire(report))
@@ -76,7 +78,7 @@ async def take(self: Controller, reports: Any, context: Any) -> None:
 
 async def take_and_close(self: Controller, reports: Any, context: Any) -> None:
     await self.hear(reports, 1)
-    await context.write(welcome(1.0, TurnRule.FIRST_COME, 0.25))
+    await context.write(welcome(1.0, RULE))
 
 
 async def take_of_old(self: Controller, reports: Any, context: Any) -> None:
@@ -104,7 +106,7 @@ async def refuse_hello(self: Controller, reports: Any, context: Any) -> None:
 
 async def command_nonsense(self: Controller, reports: Any, context: Any) -> None:
     await self.hear(reports, 1)
-    await context.write(welcome(1.0, TurnRule.FIRST_COME, 0.25))
+    await context.write(welcome(1.0, RULE))
     await context.write(pb.NodeCommand())
     await asyncio.sleep(5)
 
@@ -114,7 +116,7 @@ class Ends:
 
     def __init__(self, address: str, limits: LinkLimits = QUICK) -> None:
         self.opened = 0
-        self.turns: list[tuple[TurnRule, float]] = []
+        self.rules: list[NodeRule] = []
         self.commands: list[NodeCommand] = []
         self.closed: list[str] = []
         self._changed = asyncio.Event()
@@ -140,9 +142,9 @@ class Ends:
         async with asyncio.timeout(2):
             await self.running
 
-    def _on_open(self, turns: TurnRule, turn_s_max: float) -> None:
+    def _on_open(self, rule: NodeRule) -> None:
         self.opened += 1
-        self.turns.append((turns, turn_s_max))
+        self.rules.append(rule)
         self._changed.set()
 
     def _on_command(self, command: NodeCommand) -> None:
@@ -189,7 +191,7 @@ async def test_the_welcome_says_who_computes_next_and_an_old_one_means_headroom(
         ends = Ends(controller.address)
         await ends.until(lambda: ends.opened == 2)
         await ends.stop()
-    assert ends.turns[:2] == [(TurnRule.FIRST_COME, 0.25), (TurnRule.HEADROOM, 0.0)]
+    assert ends.rules[:2] == [RULE, CELL_RULE]
 
 
 async def test_a_controller_that_comes_back_is_found_again() -> None:

@@ -85,12 +85,12 @@ class ControllerCore:
         self.cell = Cell(expectations=Expectations(profiles))
         self._epoch = epoch
         self._limits = limits
-        self._policy = Guarded(checked(policy))
+        self.policy = Guarded(checked(policy), limits)
         for deployment in deployments:
             entry = DeploymentEntry(
                 spec=deployment.spec,
                 state=DeploymentState.READY,
-                candidates=Candidates(self._policy.instance_rank),
+                candidates=Candidates(self.policy.instance_rank),
                 deployment=deployment,
                 history=(histories or {}).get(deployment.spec.name, OutputHistory()),
             )
@@ -102,7 +102,7 @@ class ControllerCore:
     def _begin_rollout(self, rollout: RolloutEntry) -> None:
         """A revision that had not taken over when the controller ended starts anew."""
         if rollout.target is not None:
-            coming = rollouts.entry_of(self._policy, rollout.target)
+            coming = rollouts.entry_of(self.policy, rollout.target)
             rollout.begin(coming)
             self.cell.add_deployment(coming)
 
@@ -136,14 +136,14 @@ class ControllerCore:
             cell=self.cell,
             epoch=self._epoch,
             limits=self._limits,
-            policy=self._policy,
+            policy=self.policy,
             now_s=now_s,
             validations_left=self._limits.validations_max,
             looks_left=self._limits.validations_max,
         )
         self._dispatch(ctx, event)
         _settle(ctx)
-        for fault in self._policy.take_faults():
+        for fault in self.policy.take_faults():
             ctx.act(fault)
         return ctx.actions
 
@@ -200,7 +200,7 @@ class ControllerCore:
                 _fail(ctx, event.operation_id, "Unavailable", message)
             case DecisionTookLong():
                 message = f"{event.seconds:.3f} s for an event, beyond {event.limit_s:.3f} s"
-                self._policy.fault(PolicyFaultKind.TOOK_LONG, "handle", message)
+                self.policy.fault(PolicyFaultKind.TOOK_LONG, "handle", message)
             case ShutdownRequested():
                 _shut_down(ctx)
             case _:
@@ -217,6 +217,8 @@ def _settle(ctx: EventContext) -> None:
         if ctx.cell.operations:
             profiling.advance_profiles(ctx)
         queueing.settle_released(ctx)
+        for plan in ctx.take_wishes():
+            release(ctx, plan)
 
 
 def _fail(ctx: EventContext, operation_id: OperationId, error: str, message: str) -> None:

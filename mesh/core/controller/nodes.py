@@ -40,14 +40,14 @@ def connect(ctx: EventContext, connected: NodeConnected) -> None:
     node = NodeEntry(
         hello=hello,
         link_id=link_id,
+        rule=ctx.policy.node_rule,
         station=ReservationStation(capacity_bytes=max(hello.memory_bytes - hello.base_bytes, 0)),
         last_seen_s=ctx.now_s,
         state=NodeState.DRAINING if draining else NodeState.READY,
         protected=ctx.cell.deployments,
     )
     ctx.cell.add_node(node)
-    rule, turn_s_max = ctx.policy.node_rule.turn, ctx.limits.turn_s_max
-    ctx.act(AcceptLink(link_id=link_id, turns=rule, turn_s_max=turn_s_max))
+    ctx.act(AcceptLink(link_id=link_id, rule=node.rule))
     for report in hello.instances:
         adopt(ctx, node, report)
     room_changed(ctx)

@@ -86,18 +86,19 @@ class NodeCore:
             return
         delivery_s = self._limits.delivery_s_max
         slowdown = node.load_slowdown.latest if node.loading() else 1.0
+        care = node.rule.overestimate
         run_queues = [
             run_queue
             for instance in node.instances.values()
             if instance.requests
-            and (run_queue := instance.run_queue(ctx.now_s, delivery_s, slowdown)) is not None
+            and (run_queue := instance.run_queue(ctx.now_s, delivery_s, slowdown, care)) is not None
         ]
         grant = next_turn(
             run_queues,
             ctx.now_s,
-            prefill_tokens_max=self._limits.prefill_tokens_max,
-            turn_s_max=node.turn_s_max,
-            rule=node.turns,
+            prefill_tokens_max=min(self._limits.prefill_tokens_max, node.rule.chunk_tokens_max),
+            turn_s_max=node.rule.turn_s_max,
+            rule=node.rule.turn,
         )
         if grant is None:
             measuring.grant(ctx, node, primes=primes)
@@ -155,7 +156,7 @@ class NodeCore:
                 if instance is not None:
                     instance.note_blocks_used(event.kv_blocks_used)
             case LinkOpened():
-                self._node.link_opened(event.turns, event.turn_s_max)
+                self._node.link_opened(event.rule)
                 # An instance may have broken since the hello.
                 ctx.report(self._node.heartbeat(ctx.now_s, self._node.models))
             case LinkClosed():

@@ -28,10 +28,10 @@ class LocalRequest:
     tokens: int = field(init=False)
     """Of its prompt and its output so far."""
     pace_s: float = field(init=False)
-    """Of its SLO: asked for with every token."""
+    """From one token to the next, as planned."""
 
     def __post_init__(self) -> None:
-        self.pace_s = self.order.slo.pace_s
+        self.pace_s = self.order.slo.tpot_s * self.order.pace_share
         self.tokens = len(self.order.request.prompt_tokens) + self.output_tokens
 
     @property

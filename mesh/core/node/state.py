@@ -11,15 +11,13 @@ from mesh.compute.survey import Survey
 from mesh.compute.times import Times
 from mesh.core.node.request import LocalRequest
 from mesh.domain.ids import InstanceId, OperationId, RequestId
-from mesh.domain.limits import TURN_S_MAX
 from mesh.domain.messages import Heartbeat, InstanceReport, LoadInstance
 from mesh.domain.model import Footprint
 from mesh.domain.node_events import HeartbeatDue
+from mesh.domain.node_rule import CELL_RULE, NodeRule
 from mesh.domain.profile import IterationShape, Profile
-from mesh.domain.reasons import TurnRule
 from mesh.domain.steps import HeldModel, LoadTier
 from mesh.request.run_queues import Prompt, RunQueue
-from mesh.request.shadow import OVERESTIMATE
 from mesh.request.turns import Grant, note_turn
 
 LOAD_SLOWDOWN = 2.0
@@ -186,7 +184,9 @@ class LocalInstance:
     def note_primed(self, shape: IterationShape) -> None:
         self.unprimed.remove(shape)
 
-    def run_queue(self, now_s: float, delivery_s: float, slowdown: float) -> RunQueue | None:
+    def run_queue(
+        self, now_s: float, delivery_s: float, slowdown: float, overestimate: float
+    ) -> RunQueue | None:
         """Its work as the turn rule sees it; None when it has none, cannot do it or is not ready.
 
         Times are overestimated, as in the validation that let the requests in; `slowdown`, of a
@@ -198,7 +198,7 @@ class LocalInstance:
         run_queue = self.kept_run_queue
         if run_queue is not None and now_s < self.kept_until_s and slowdown == self.kept_slowdown:
             return run_queue
-        factor = self.correction.factor(now_s) * OVERESTIMATE * slowdown
+        factor = self.correction.factor(now_s) * overestimate * slowdown
         if run_queue is None:
             run_queue = self.kept_run_queue = self._filled_run_queue(now_s, delivery_s, factor)
         elif run_queue.times.factor != factor:
@@ -210,12 +210,12 @@ class LocalInstance:
 
     def _filled_run_queue(self, now_s: float, delivery_s: float, factor: float) -> RunQueue:
         requests = self.requests.values()
-        slo = next(iter(requests)).order.slo
-        margin_s = min(delivery_s, slo.pace_s / 4)
+        pace_s = next(iter(requests)).pace_s
+        margin_s = min(delivery_s, pace_s / 4)
         run_queue = RunQueue(
             instance_id=self.instance_id,
             times=Times(self.profile, factor),
-            tpot_s=slo.pace_s,
+            tpot_s=pace_s,
             passed=self.passed,
         )
         dues_s, oldest_s, context_tokens = run_queue.dues_s, inf, 0
@@ -292,9 +292,8 @@ class LocalNode:
     imports: dict[OperationId, str] = field(default_factory=dict)
     """Sources being imported."""
     survey: LocalSurvey | None = None
-    turns: TurnRule = TurnRule.HEADROOM
-    turn_s_max: float = TURN_S_MAX
-    """Both as the controller said last."""
+    rule: NodeRule = CELL_RULE
+    """As the controller said last."""
     loads: int = 0
     """Under way in the engine."""
     steps_started: int = 0
@@ -328,8 +327,8 @@ class LocalNode:
         """Whether something takes memory that no controller knows of."""
         return any(instance.unbooked for instance in self.instances.values())
 
-    def link_opened(self, turns: TurnRule, turn_s_max: float) -> None:
-        self.linked, self.turns, self.turn_s_max = True, turns, turn_s_max
+    def link_opened(self, rule: NodeRule) -> None:
+        self.linked, self.rule = True, rule
         for instance in self.instances.values():
             instance.link_opened()
 

@@ -124,7 +124,7 @@ def _check_deployment(core: ControllerCore, entry: DeploymentEntry) -> None:
         hold(instance.deployment == name, "{} has {}", name, instance_id)
     replicas = entry.replicas()
     hold(replicas <= scaling.replicas_max, "{} has {} instances", name, replicas)
-    tried = [(core._policy.instance_rank(i), i.instance_id) for i in entry.candidates]
+    tried = [(core.policy.instance_rank(i), i.instance_id) for i in entry.candidates]
     hold(tried == sorted(tried), "{}: candidates out of order: {}", name, tried)
     known = sorted(instance_id for _, instance_id in tried)
     hold(known == sorted(entry.instances), "{}: candidates are {}", name, known)
@@ -291,7 +291,7 @@ def check_refusals(core: ControllerCore, now_s: float) -> None:
             cell=cell,
             epoch=0,
             limits=core._limits,
-            policy=core._policy,
+            policy=core.policy,
             now_s=now_s,
             validations_left=0,
         )

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from mesh.core.controller.core import ControllerCore
-from mesh.core.controller.instances.kv_cache import least_blocks
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
@@ -132,7 +131,7 @@ class Watch:
             retry_at_s = cell.retry_at_s
             hold((retry_at_s or 0.0) >= now_s, "{} is tried no more", entry.spec.name)
             head = entry.queue[0].original.request_id
-            if core._policy.name in TAKE_ANY_PLACE and _has_place(core, entry, now_s):
+            if core.policy.name in TAKE_ANY_PLACE and _has_place(core, entry, now_s):
                 since_s = self._waiting_since_s[head] = before.get(head, now_s)
                 soon = now_s <= since_s + limits.place_retry_s
                 hold(soon, "{} waits for a place that is there, since {}", head, since_s)
@@ -305,16 +304,15 @@ def _has_place(core: ControllerCore, entry: DeploymentEntry, now_s: float) -> bo
         return False
     most = head.original.tokens_max
     ready = [i for i in entry.instances.values() if i.takes_now and not i.is_full]
-    if any(_has_room(instance, most, core._limits) for instance in ready):
+    if any(_has_room(core, instance, most) for instance in ready):
         return True
     return _could_be_loaded(core, entry, now_s)
 
 
-def _has_room(instance: InstanceEntry, tokens: int, limits: CellLimits) -> bool:
-    footprint = instance.footprint
-    least = least_blocks(limits, footprint, instance.context_tokens_max)
-    blocks = instance.required_blocks + footprint.blocks_for(tokens)
-    return max(blocks, least) <= instance.promised_blocks
+def _has_room(core: ControllerCore, instance: InstanceEntry, tokens: int) -> bool:
+    blocks = instance.required_blocks + instance.footprint.blocks_for(tokens)
+    size = core.policy.kv_of(blocks, instance.footprint.block_tokens, instance.context_tokens_max)
+    return size.required_blocks <= instance.promised_blocks
 
 
 def _could_be_loaded(core: ControllerCore, entry: DeploymentEntry, now_s: float) -> bool:

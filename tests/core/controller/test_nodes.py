@@ -188,4 +188,4 @@ def test_what_a_process_keeps_after_its_last_unload_is_unaccounted() -> None:
 def test_nodes_are_told_how_long_a_turn_may_be() -> None:
     cell = CellUnderTest(deployment(), limits=CellLimits(turn_s_max=0.25))
     _, joined = cell.join()
-    assert only(joined, AcceptLink).turn_s_max == 0.25
+    assert only(joined, AcceptLink).rule.turn_s_max == 0.25

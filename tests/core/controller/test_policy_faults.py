@@ -17,6 +17,7 @@ from mesh.domain.ids import InstanceId
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import InstanceGone, SubmitRequest, UnloadInstance
 from mesh.domain.reasons import FinishReason, PolicyFaultKind, RefusalReason, Verdict
+from mesh.domain.slo import PACE, Pace
 from mesh.policy.llm_mesh import LLM_MESH
 from mesh.policy.plans import Carry, How, Join, Move, Refuse, Release
 from mesh.runtime.controller_actions import took_long
@@ -138,6 +139,37 @@ def test_a_plan_that_passes_and_that_the_books_refuse_changes_nothing() -> None:
     said = cell.tell(LeaseCheckDue())
     assert faults(said) == [(PolicyFaultKind.NOT_IN_BOOKS, "Release")]
     assert cell.instance.promised_bytes == before
+
+
+def test_who_is_to_go_for_a_request_goes_once_places_have_been_looked_for() -> None:
+    """Not while its request has no other place; asked for with each look at each request of an
+    event, it is carried out once.
+    """
+
+    def places(asked: Any, cell: Any) -> Iterator[Release]:
+        for instance in cell.instances():
+            yield Release(instance=instance)
+
+    cell = Cell(Other(places=places))
+    assert not commands(cell.invoke(request("second")), UnloadInstance)
+    said = cell.tokens(cell.link_id, "first", [7], finish=FinishReason.STOP)
+    assert [u.instance_id for u in commands(said, UnloadInstance)] == [cell.instance.instance_id]
+    assert not faults(said)
+
+
+@pytest.mark.parametrize("pace", [Pace(share=1.5), Pace(share=0.0), None])
+def test_a_pace_that_does_not_keep_the_slo_is_a_fault_and_the_default_stands(pace: object) -> None:
+    cell = Cell(Other(pace=lambda slo: pace))
+    said = cell.invoke(request("second"))
+    assert [call for _, call in faults(said)] == ["pace"]
+    (command,) = commands(said, SubmitRequest)
+    assert command.order.pace_share == PACE.share
+
+
+def test_a_policy_s_pace_goes_with_its_requests() -> None:
+    cell = Cell(Other(pace=lambda slo: Pace(share=0.5)))
+    (command,) = commands(cell.invoke(request("second")), SubmitRequest)
+    assert command.order.pace_share == 0.5
 
 
 @pytest.mark.parametrize("plan", ["move", "swap"])

@@ -7,9 +7,8 @@ import pytest
 
 from mesh.core.node.request import LocalRequest
 from mesh.core.node.state import LocalInstance, LocalNode, LocalState
-from mesh.domain.limits import TURN_S_MAX
 from mesh.domain.messages import LoadInstance
-from mesh.domain.reasons import TurnRule
+from mesh.domain.node_rule import CELL_RULE
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import Slo
 from mesh.domain.steps import LoadTier
@@ -53,7 +52,7 @@ def changes(instance: LocalInstance, held: LocalRequest) -> dict[str, Callable[[
 def test_the_kept_run_queue_goes_when(change: str) -> None:
     instance, held = loaded(LocalNode()), a_request()
     instance.add(held)
-    assert instance.run_queue(0.5, 0.0, 1.0) is not None
+    assert instance.run_queue(0.5, 0.0, 1.0, 1.1) is not None
     assert instance.kept_run_queue is not None
     changes(instance, held)[change]()
     assert instance.kept_run_queue is None
@@ -63,15 +62,15 @@ def test_an_instance_has_one_turn_at_a_time() -> None:
     node = LocalNode()
     instance = loaded(node)
     instance.add(a_request())
-    run_queue = instance.run_queue(0.5, 0.0, 1.0)
+    run_queue = instance.run_queue(0.5, 0.0, 1.0, 1.1)
     assert run_queue is not None
     node.begin_turn(Grant(queue=run_queue, prefill_tokens=3, seconds=0.1), 0.5)
     assert (node.stepping, node.steps_started, node.step_started_s) == ("i1", 1, 0.5)
-    assert instance.run_queue(0.5, 0.0, 1.0) is None
+    assert instance.run_queue(0.5, 0.0, 1.0, 1.1) is None
     node.end_turn()
     assert node.stepping is None
     instance.encourage()
-    assert instance.run_queue(0.5, 0.0, 1.0) is not None
+    assert instance.run_queue(0.5, 0.0, 1.0, 1.1) is not None
 
 
 def test_a_load_takes_part_of_the_machine_until_it_has_ended() -> None:
@@ -95,7 +94,7 @@ def test_what_a_closed_link_leaves_in_the_midst_of_something_is_in_nobodys_books
     ready.begin_resize(8)
     node.link_closed()
     assert list(node.instances) == ["i1", "i2"]
-    node.link_opened(TurnRule.HEADROOM, TURN_S_MAX)
+    node.link_opened(CELL_RULE)
     assert (ready.unbooked, loading.unbooked, node.has_unbooked()) == (False, True, True)
     assert loading.state is LocalState.ABANDONED
     ready.begin_resize(4)

@@ -19,8 +19,8 @@ from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, NodeId, OperationId, RequestId
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import NodeCommand
+from mesh.domain.node_rule import NodeRule
 from mesh.domain.profile import Profile
-from mesh.domain.reasons import TurnRule
 from mesh.policy.registry import policy
 from mesh.runtime.controller_actions import ControllerPerformer
 from mesh.runtime.host import Host
@@ -174,10 +174,10 @@ class World:
 
     # The controller's ports.
 
-    def accept(self, link_id: int, turns: TurnRule, turn_s_max: float) -> None:
-        assert turn_s_max == TURN_S_MAX
+    def accept(self, link_id: int, rule: NodeRule) -> None:
+        assert rule.turn_s_max == TURN_S_MAX
         if link_id in self.links:
-            self.links[link_id].accepted, self.links[link_id].turns = True, turns
+            self.links[link_id].accepted, self.links[link_id].rule = True, rule
 
     def send(self, link_id: int, command: NodeCommand) -> None:
         if link_id in self.links:

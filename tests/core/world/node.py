@@ -25,7 +25,7 @@ from mesh.domain.node_events import (
     LinkOpened,
     NodeEvent,
 )
-from mesh.domain.reasons import TurnRule
+from mesh.domain.node_rule import CELL_RULE
 from mesh.domain.steps import LoadOrder
 from mesh.domain.text import TextAssets
 from mesh.runtime.engine import Progress
@@ -73,7 +73,7 @@ class WorldNode:
         self.runs = 0
         self.link_id: int | None = None
         self.accepted = self.welcomed = False
-        self.turns = TurnRule.HEADROOM
+        self.rule = CELL_RULE
         self.start()
 
     def start(self) -> None:
@@ -123,7 +123,7 @@ class WorldNode:
         """The welcome arrives, before any command."""
         if self.link_id is not None and self.accepted and not self.welcomed:
             self.welcomed = True
-            self.tell(LinkOpened(turns=self.turns, turn_s_max=TURN_S_MAX))
+            self.tell(LinkOpened(rule=self.rule))
 
     def break_link(self) -> None:
         """Both ends notice; what was on its way is lost."""

@@ -18,7 +18,6 @@ from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import InstanceId
 from mesh.domain.lifecycle import InstanceState
-from mesh.domain.limits import CellLimits
 from mesh.domain.model import Footprint
 from mesh.memory.station import ReservationKind
 from mesh.memory.watermark import expected_tokens
@@ -34,11 +33,6 @@ class Room:
 
     kv_blocks: int
     reclaim: tuple[InstanceId, ...] = ()
-
-
-def least_blocks(limits: CellLimits, footprint: Footprint, context_tokens_max: int) -> int:
-    """L_min of LLM-Mesh §6.1, in blocks."""
-    return footprint.blocks_for(min(limits.kv_tokens_least, context_tokens_max))
 
 
 def request_blocks(
@@ -104,7 +98,9 @@ def start_size(
         )
     demand = KvDemand(
         required_blocks=blocks,
-        least_blocks=least_blocks(ctx.limits, footprint, context),
+        block_tokens=footprint.block_tokens,
+        context_tokens=context,
+        tokens_least=ctx.limits.kv_tokens_least,
         watermark_share=ctx.limits.kv_watermark_share,
         start=start,
     )
@@ -159,9 +155,7 @@ def _others_blocks(instance: InstanceEntry, request: RequestEntry | None = None)
 
 
 def _size(ctx: EventContext, instance: InstanceEntry, blocks: int) -> KvSize:
-    limits, context = ctx.limits, instance.context_tokens_max
-    least = least_blocks(limits, instance.footprint, context)
-    return ctx.policy.kv_of(blocks, least, limits.kv_watermark_share)
+    return ctx.policy.kv_of(blocks, instance.footprint.block_tokens, instance.context_tokens_max)
 
 
 def _room(ctx: EventContext, instance: InstanceEntry, requested_blocks: int) -> Room | None:

@@ -17,13 +17,12 @@ from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import InstanceId
 from mesh.domain.limits import CellLimits
+from mesh.domain.node_rule import NodeRule
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import Verdict
-from mesh.domain.slo import Slo
 from mesh.request.run_queues import Prompt, RunQueue
 from mesh.request.shadow import (
     LOOKAHEAD_TOKENS,
-    OVERESTIMATE,
     Newcomer,
     Schedule,
     in_time_together,
@@ -44,9 +43,9 @@ class Forecast:
     first_token_s: float = inf
     """When its first token would be with its client; infinite where that was not looked at."""
 
-    def in_time_as_predicted(self, due_s: float, now_s: float) -> bool:
+    def in_time_as_predicted(self, due_s: float, now_s: float, overestimate: float) -> bool:
         """Whether its first token would be in time, if iterations took no longer than predicted."""
-        return now_s + (self.first_token_s - now_s) / OVERESTIMATE <= due_s
+        return now_s + (self.first_token_s - now_s) / overestimate <= due_s
 
 
 def forecast_on(
@@ -74,7 +73,7 @@ def forecast_on(
     schedule, run_queues = _schedule(node, now_s, limits)
     run_queue = run_queues.get(instance.instance_id)
     if run_queue is None:
-        run_queue = _run_queue(instance, request.slo, now_s)
+        run_queue = _run_queue(instance, request, now_s)
         if beside:
             schedule.queues.append(run_queue)
     coming = [(run_queue, _prompt(other)) for other in beside]
@@ -97,11 +96,11 @@ def forecast_on_loading(
     assert profile is not None, "loaded for its deployment"
     ready_s = loads_end_s(node, now_s)[instance.instance_id]
     if instance.correction.trial_left and not instance.coming and node.is_idle():
-        return _tried_out(profile, request, ready_s, limits, late=late)
+        return _tried_out(node, profile, request, ready_s, limits, late=late)
     if decode_share_with(instance, request, now_s) > 1.0:
         return Forecast(verdict=Verdict.TPOT_EXCEEDED)
     schedule, run_queues = _schedule(node, now_s, limits)
-    queue = run_queues.get(instance.instance_id) or _run_queue(instance, request.slo, now_s)
+    queue = run_queues.get(instance.instance_id) or _run_queue(instance, request, now_s)
     return _forecast(schedule, queue, request, ready_s, loads=False, late=late)
 
 
@@ -121,11 +120,11 @@ def forecast_on_start(
     `share` is the node's `decodes_share`. `late` and `moves` as above.
     """
     if _tries_out(node, profile, moves=moves):
-        return _tried_out(profile, request, ready_s, limits, late=late)
+        return _tried_out(node, profile, request, ready_s, limits, late=late)
     if start_exceeds_pace(node, profile, request, share=share, moves=moves):
         return Forecast(verdict=Verdict.TPOT_EXCEEDED)
     schedule, _ = _schedule(node, now_s, limits)
-    times = Times(profile, OVERESTIMATE)
+    times = Times(profile, node.rule.overestimate)
     queue = RunQueue(instance_id=InstanceId("new"), times=times, tpot_s=request.pace_s)
     return _forecast(schedule, queue, request, ready_s, loads=True, late=late)
 
@@ -144,7 +143,7 @@ def without_time_on(
     schedule, run_queues = _schedule(instance.node, now_s, limits)
     run_queue = run_queues.get(instance.instance_id)
     if run_queue is None:
-        run_queue = _run_queue(instance, waiting[0].slo, now_s)
+        run_queue = _run_queue(instance, waiting[0], now_s)
         schedule.queues.append(run_queue)
     for each in schedule.queues:
         correction = instance.node.instances[each.instance_id].correction
@@ -168,7 +167,8 @@ def _places_left(instance: InstanceEntry, request: RequestEntry, now_s: float) -
     others = sum(_decode_share(i, now_s) for i in instances if i is not instance and _has_work(i))
     batch, tokens = len(instance.requests), instance.tokens
     assert instance.profile is not None, "measured"
-    times = Times(instance.profile, instance.correction.factor(now_s) * OVERESTIMATE)
+    factor = instance.correction.factor(now_s) * instance.node.rule.overestimate
+    times = Times(instance.profile, factor)
 
     def share(more: int) -> float:
         context = (tokens + more * request.tokens) / (batch + more) + LOOKAHEAD_TOKENS
@@ -185,7 +185,7 @@ def start_exceeds_pace(
     """
     if _tries_out(node, profile, moves=moves):
         return False
-    decode_s = Times(profile, OVERESTIMATE).decode_s(1, request.tokens + LOOKAHEAD_TOKENS)
+    decode_s = Times(profile, node.rule.overestimate).decode_s(1, request.tokens + LOOKAHEAD_TOKENS)
     return share + decode_s / request.pace_s > 1.0
 
 
@@ -214,30 +214,40 @@ def _forecast(
 
 
 def _tried_out(
-    profile: Profile, request: RequestEntry, ready_s: float, limits: CellLimits, *, late: bool
+    node: NodeEntry,
+    profile: Profile,
+    request: RequestEntry,
+    ready_s: float,
+    limits: CellLimits,
+    *,
+    late: bool,
 ) -> Forecast:
     """A request tries out an estimated profile, which may be far off, alone on its node, and only
     if its token can still be in time, or may be late.
     """
     if not late and request.due_s <= ready_s:
         return Forecast(verdict=Verdict.FIRST_TOKEN_LATE)
-    seconds = alone_s(profile, request, limits)
+    seconds = alone_s(profile, request, node.rule, limits)
     at_s = ready_s + seconds if seconds < inf else ready_s
     return Forecast(verdict=Verdict.PASSES, first_token_s=at_s)
 
 
 def alone_s(
-    profile: Profile, request: RequestEntry, limits: CellLimits, factor: float = 1.0
+    profile: Profile,
+    request: RequestEntry,
+    rule: NodeRule,
+    limits: CellLimits,
+    factor: float = 1.0,
 ) -> float:
     """How long a request's next token takes on a node that does nothing else; infinite if its
     further ones could not keep their pace there.
     """
-    times = Times(profile, factor * OVERESTIMATE)
+    times = Times(profile, factor * rule.overestimate)
     if times.decode_s(1, request.tokens + LOOKAHEAD_TOKENS) > request.pace_s:
         return inf
     left, past, total_s = request.tokens, 0, limits.delivery_s_max
     while left > 0:
-        tokens = min(left, limits.prefill_tokens_max)
+        tokens = min(left, rule.chunk_tokens_max)
         total_s += times.prefill_s(tokens, past)
         left, past = left - tokens, past + tokens
     return total_s
@@ -250,7 +260,8 @@ def continues_s(
     tokens of it are left to compute: an iteration may just have begun, and each other instance may
     have one that is more urgent.
     """
-    node, most = instance.node, limits.prefill_tokens_max
+    node = instance.node
+    most = node.rule.chunk_tokens_max
     chunk_s = max(
         (
             _times(other, now_s).prefill_s(min(r.prefill_left, most), r.tokens - r.prefill_left)
@@ -270,7 +281,8 @@ def in_time_alone(
     """Whether an instance could keep the request's SLO if its node did nothing else."""
     if instance.profile is None:
         return False
-    seconds = alone_s(instance.profile, request, limits, instance.correction.factor(now_s))
+    factor, rule = instance.correction.factor(now_s), instance.node.rule
+    seconds = alone_s(instance.profile, request, rule, limits, factor)
     return now_s + seconds <= request.due_s
 
 
@@ -342,7 +354,8 @@ def _has_work(instance: InstanceEntry) -> bool:
 
 def _times(instance: InstanceEntry, now_s: float) -> Times:
     assert instance.profile is not None
-    return Times(instance.profile, instance.correction.planned(now_s) * OVERESTIMATE)
+    factor = instance.correction.planned(now_s) * instance.node.rule.overestimate
+    return Times(instance.profile, factor)
 
 
 def _schedule(
@@ -357,8 +370,8 @@ def _schedule(
         work = instance.requests or instance.coming
         if not work:
             continue
-        slo = next(iter(work.values())).slo
-        run_queue = run_queues[instance.instance_id] = _run_queue(instance, slo, now_s)
+        first = next(iter(work.values()))
+        run_queue = run_queues[instance.instance_id] = _run_queue(instance, first, now_s)
         if instance.requests:
             _fill(run_queue, instance, started_s, joining, now_s)
         else:
@@ -367,8 +380,8 @@ def _schedule(
     schedule = Schedule(
         queues=list(run_queues.values()),
         now_s=now_s,
-        prefill_tokens_max=limits.prefill_tokens_max,
-        turn_s_max=limits.turn_s_max,
+        prefill_tokens_max=node.rule.chunk_tokens_max,
+        turn_s_max=node.rule.turn_s_max,
         started_s=started_s,
         joining=joining,
         after_loads=after_loads,
@@ -379,10 +392,10 @@ def _schedule(
     return schedule, run_queues
 
 
-def _run_queue(instance: InstanceEntry, slo: Slo, now_s: float) -> RunQueue:
+def _run_queue(instance: InstanceEntry, request: RequestEntry, now_s: float) -> RunQueue:
     """An empty run queue. How many turns have passed it over is known to its node alone."""
     return RunQueue(
-        instance_id=instance.instance_id, times=_times(instance, now_s), tpot_s=slo.pace_s
+        instance_id=instance.instance_id, times=_times(instance, now_s), tpot_s=request.pace_s
     )
 
 

@@ -29,7 +29,7 @@ from mesh.domain.lifecycle import NodeState
 from mesh.domain.model import Footprint
 from mesh.domain.reasons import PolicyFaultKind, Verdict
 from mesh.memory.demand import kv_blocks_within
-from mesh.policy.plans import Plan, Start
+from mesh.policy.plans import Plan, Release, Start
 
 MARGIN_SHARE = 0.1
 """Of the time to a first token that comes after a load, by which it may well be later."""
@@ -236,6 +236,8 @@ class _Search:
 
 def _node_of(ctx: EventContext, plan: Plan, among: list[NodeEntry]) -> NodeEntry | None:
     """Where a plan has an instance start, if it may there. What is not up now is passed over."""
+    if isinstance(plan, Release):
+        ctx.wish(plan)
     if not isinstance(plan, Start):
         return None
     node = ctx.cell.nodes.get(plan.node.node_id)

@@ -23,7 +23,6 @@ from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.profile import Profile
 from mesh.domain.reasons import Verdict
 from mesh.policy.plans import Plan
-from mesh.request.shadow import OVERESTIMATE
 
 
 class PlanTests:
@@ -54,7 +53,7 @@ class PlanTests:
             return Verdict.TPOT_EXCEEDED
         ctx, request = self._ctx, self._request
         arrives_s = self.arrives_s(plan)
-        seconds = Times(self._profile(), OVERESTIMATE).prefill_s(request.tokens, 0)
+        seconds = self._times().prefill_s(request.tokens, 0)
         most_s = ctx.limits.delivery_s_max + slack_s
         if max(arrives_s, ctx.now_s) + seconds + most_s > request.due_s:
             return Verdict.FIRST_TOKEN_LATE
@@ -66,7 +65,7 @@ class PlanTests:
         place, request, now_s = self._place, self._request, self._ctx.now_s
         if isinstance(place, InstanceEntry):
             return decode_share_with(place, request, now_s)
-        decode_s = Times(self._profile(), OVERESTIMATE).decode_s(1, request.tokens)
+        decode_s = self._times().decode_s(1, request.tokens)
         return decodes_share(place, now_s) + decode_s / request.pace_s
 
     def spare_bytes(self, plan: Plan) -> int:
@@ -90,6 +89,9 @@ class PlanTests:
     def _node(self) -> NodeEntry:
         place = self._place
         return place.node if isinstance(place, InstanceEntry) else place
+
+    def _times(self) -> Times:
+        return Times(self._profile(), self._node().rule.overestimate)
 
     def _profile(self) -> Profile:
         place, deployment = self._place, self._entry.deployment

@@ -219,7 +219,7 @@ def _quickest_s(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry
             continue
         footprint = node.footprint_of(deployment)
         profile = ctx.cell.expectations.profile(deployment.model, footprint, node.hello)
-        seconds = alone_s(profile, request, ctx.limits) if profile.measured else 0.0
+        seconds = alone_s(profile, request, node.rule, ctx.limits) if profile.measured else 0.0
         seen[node.hello.fingerprint] = seconds
     return min(seen.values(), default=0.0)
 

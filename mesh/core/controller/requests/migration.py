@@ -151,6 +151,8 @@ def tokens_came(ctx: EventContext, migration: Migration) -> None:
     gap_tokens = migration.gap_tokens
     migration.copy.note_due(request.due_s)
     if gap_tokens <= ctx.limits.migration_gap_tokens_max:
+        if _hands_over_another(ctx, target):
+            return
         seconds = continues_s(target, request, gap_tokens + 1, ctx.now_s, ctx.limits)
         if ctx.now_s + seconds <= request.due_s:
             _hand_over(ctx, migration, target)
@@ -161,6 +163,14 @@ def tokens_came(ctx: EventContext, migration: Migration) -> None:
         _note_if_longer(ctx, target, migration.copy)
     else:
         give_up(ctx, migration)
+
+
+def _hands_over_another(ctx: EventContext, target: InstanceEntry) -> bool:
+    """Whether one that was handed over to it a moment ago has not gone on yet: those of one batch
+    would else stop together and prefill there in turn, each in the gap of the others.
+    """
+    left_max = ctx.limits.migration_gap_tokens_max + 1
+    return any(0 < r.prefill_left <= left_max and not r.is_copy for r in target.requests.values())
 
 
 def _hand_over(ctx: EventContext, migration: Migration, target: InstanceEntry) -> None:

@@ -48,6 +48,7 @@ def lack_of_nearest(
     as_new = RequestEntry(
         original=request.original,
         slo=request.slo,
+        pace=request.pace,
         arrival_s=ctx.now_s,
         output_tokens=list(request.output_tokens),
         slack_s=request.slack_s,

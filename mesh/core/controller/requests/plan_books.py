@@ -2,8 +2,9 @@
 that cannot be.
 
 A plan may be about what has gone meanwhile, or about what no engine here can do. Then nothing of it
-happens, and the journal has it. Joins and starts are carried out by who asked for them; what comes
-of `upkeep` is here. Before: the policy. After: `submitting`, `preemption`, `migration`, `ending`.
+happens, and the journal has it. Joins and starts are carried out by who asked for them, releases
+among `places` once places have been looked for; what comes of `upkeep` is here. Before: the policy.
+After: `submitting`, `preemption`, `migration`, `ending`.
 """
 
 from mesh.core.controller.instances.kv_cache import park
@@ -41,6 +42,8 @@ def joined(
             return instance
     elif isinstance(plan, Refuse):
         _refuse(ctx, plan)
+    elif isinstance(plan, Release):
+        ctx.wish(plan)
     elif not isinstance(plan, Start):
         _not_in_books(ctx, plan, f"no place for {request.request_id}")
     return None

@@ -302,7 +302,7 @@ def _shadow(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) -
     )
     if forecast.verdict is not Verdict.PASSES:
         ctx.cell.refusals.note_refused(instance, request, forecast.verdict)
-        if forecast.in_time_as_predicted(request.due_s, ctx.now_s):
+        if forecast.in_time_as_predicted(request.due_s, ctx.now_s, instance.node.rule.overestimate):
             request.refusals.note_in_time_as_predicted()
     return forecast.verdict
 

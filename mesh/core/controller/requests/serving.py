@@ -39,13 +39,15 @@ def invoke(ctx: EventContext, original: Request) -> None:
         original = replace(original, deployment=entry.name)
     entry.note_call(ctx.now_s)
     slo = entry.spec.slo
+    pace = ctx.policy.pace(slo)
     answer_tokens = min(entry.history.mean_tokens, original.sampling.max_tokens)
     request = RequestEntry(
         original=original,
         slo=slo,
+        pace=pace,
         arrival_s=ctx.now_s,
         queued_at_s=ctx.now_s,
-        slack_s=slo.slack_s(answer_tokens),
+        slack_s=pace.slack_s(slo, answer_tokens),
     )
     ctx.cell.add_request(request)
     prompt, context = len(original.prompt_tokens), entry.deployment.context_tokens_max

@@ -55,6 +55,7 @@ def _send(
         slo=request.slo,
         age_s=ctx.now_s - request.arrival_s,
         due_in_s=request.due_s - ctx.now_s,
+        pace_share=request.pace.share,
         slack_s=request.slack_s,
         held=held,
     )

@@ -17,6 +17,9 @@ from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId
 from mesh.domain.limits import CellLimits
 from mesh.policy.guarded import Guarded
+from mesh.policy.plans import Release
+
+WISHES_MAX = 4
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -37,6 +40,9 @@ class EventContext:
     released: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
     """Instances that lost a request in this event, and are idle if the queues do not refill them.
     """
+    wishes: list[Release] = field(default_factory=list)
+    """Releases that the policy's `places` asked for, to be carried out before the event is over."""
+    _wished: set[InstanceId] = field(default_factory=set)
     _woken: dict[DeploymentName, None] = field(default_factory=dict)
     """Deployments whose own queue may find a place now, in the order in which that came up."""
     _shares: dict[NodeId, tuple[int, float]] = field(default_factory=dict)
@@ -86,7 +92,21 @@ class EventContext:
 
     def unsettled(self) -> bool:
         """Whether something is to be looked at before the event is over."""
-        return bool(self.all_woken or self._woken or self.released)
+        return bool(self.all_woken or self._woken or self.released or self.wishes)
+
+    def wish(self, plan: Release) -> None:
+        """An instance is to go for who waits: not amid the look for a place. Asked for twice, or
+        beyond WISHES_MAX of an event, it is passed over.
+        """
+        instance_id = plan.instance.instance_id
+        if instance_id not in self._wished and len(self._wished) < WISHES_MAX:
+            self._wished.add(instance_id)
+            self.wishes.append(plan)
+
+    def take_wishes(self) -> list[Release]:
+        """They are no longer wished for then."""
+        wishes, self.wishes = self.wishes, []
+        return wishes
 
     def take_woken(self) -> list[DeploymentEntry]:
         """Deployments to look at, which have a queue. They are no longer woken then."""

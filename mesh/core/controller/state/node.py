@@ -17,6 +17,7 @@ from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId
 from mesh.domain.lifecycle import NODE, InstanceState, NodeState, advance
 from mesh.domain.messages import Heartbeat, NodeHello
 from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.node_rule import NodeRule
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.steps import HeldModel, LoadTier
 from mesh.memory.demand import estimate_footprint
@@ -35,6 +36,8 @@ class NodeEntry:
     node_id: NodeId = field(init=False)
     device: DeviceKind = field(init=False)
     link_id: int
+    rule: NodeRule
+    """By which it was told to run."""
     station: ReservationStation
     last_seen_s: float
     state: NodeState = NodeState.READY

@@ -14,7 +14,7 @@ from mesh.core.controller.state.refusals import RequestRefusals
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.lifecycle import REQUEST, RequestState, advance
 from mesh.domain.request import Request
-from mesh.domain.slo import Slo, next_due_s
+from mesh.domain.slo import PACE, Pace, Slo, next_due_s
 
 if TYPE_CHECKING:
     from mesh.core.controller.state.instance import InstanceEntry
@@ -26,6 +26,8 @@ class RequestEntry:
     original: Request
     """As its client sent it."""
     slo: Slo
+    pace: Pace = PACE
+    """As its policy has its tokens planned."""
     arrival_s: float
     state: RequestState = RequestState.QUEUED
     queued_at_s: float = 0.0
@@ -51,7 +53,7 @@ class RequestEntry:
     due_s: float = field(init=False)
     """When its next token is due."""
     slack_s: float = 0.0
-    """See `Slo.slack_s`."""
+    """See `Pace.slack_s`."""
     submitted_s: float = 0.0
     prefill_left: int = 0
     """Tokens that its node has still to compute before its next one."""
@@ -62,10 +64,10 @@ class RequestEntry:
     tokens: int = field(init=False)
     """Of prompt and output."""
     pace_s: float = field(init=False)
-    """Of its SLO: asked for with every token."""
+    """From one token to the next, as planned."""
 
     def __post_init__(self) -> None:
-        self.pace_s = self.slo.pace_s
+        self.pace_s = self.pace.token_s(self.slo)
         prompt_tokens = len(self.original.prompt_tokens)
         self.tokens = prompt_tokens + len(self.output_tokens)
         self.due_s = self.arrival_s + self.slo.ttft_limit_s(prompt_tokens)
@@ -139,6 +141,7 @@ class RequestEntry:
         copy = RequestEntry(
             original=self.original,
             slo=self.slo,
+            pace=self.pace,
             arrival_s=self.arrival_s,
             accepted=True,
             output_tokens=list(self.output_tokens),

@@ -105,7 +105,7 @@ def test_nobody_is_before_one_that_waited_for_a_load_which_is_over() -> None:
         cell=cell.core.cell,
         epoch=1,
         limits=CellLimits(),
-        policy=Guarded(policy("llm-mesh")),
+        policy=Guarded(policy("llm-mesh"), CellLimits()),
         now_s=cell.now_s,
         validations_left=1,
     )

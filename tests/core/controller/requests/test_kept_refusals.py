@@ -149,7 +149,7 @@ def test_what_was_refused_to_a_request_that_would_move_is_not_kept_for_the_one_t
         cell=known,
         epoch=1,
         limits=CellLimits(),
-        policy=Guarded(policy("llm-mesh")),
+        policy=Guarded(policy("llm-mesh"), CellLimits()),
         now_s=cell.now_s,
         validations_left=9,
     )

@@ -36,7 +36,7 @@ class TwoNodes(CellUnderTest):
             self.invoke(request(name, of="a", prompt=(1,) * 100, max_tokens=100))
         to = replace(node("n2", instance("i2", "a")), computes_ahead=holds)
         self.target, _ = self.join(to)
-        self.count = 0
+        self.counts = dict.fromkeys(("r1", *beside), 0)
         self.yielded(3)
 
     @property
@@ -53,23 +53,25 @@ class TwoNodes(CellUnderTest):
         self,
         count: int = 1,
         *,
+        of: str = "r1",
         at: int = 0,
         attempt: int = 1,
         finish: FinishReason | None = None,
     ) -> list[ControllerAction]:
         """So many tokens more, from the source unless said otherwise."""
-        ids = tuple(range(40 + self.count, 40 + self.count + count))
+        first = self.counts[of]
+        ids = tuple(range(40 + first, 40 + first + count))
         outputs = RequestTokens(
-            request_id=RequestId("r1"),
+            request_id=RequestId(of),
             attempt=attempt,
-            first_index=self.count,
+            first_index=first,
             token_ids=ids,
             finish=finish,
         )
         link, on = (at, "i2") if at else (self.source, "i1")
         said = TokensReport(instance_id=InstanceId(on), outputs=(outputs,))
         told = of_kind(actions := self.report(link, said), DeliverTokens)
-        self.count += sum(len(d.outputs.token_ids) for d in told)
+        self.counts[of] += sum(len(d.outputs.token_ids) for d in told)
         self.now_s += 0.02
         return actions
 
@@ -79,8 +81,8 @@ class TwoNodes(CellUnderTest):
         assert MigrationDue() in [timer.timer for timer in timers]
         return self.tell(MigrationDue())
 
-    def computed(self, attempt: int = 2) -> list[ControllerAction]:
-        said = ComputedAhead(request_id=RequestId("r1"), attempt=attempt)
+    def computed(self, attempt: int = 2, *, of: str = "r1") -> list[ControllerAction]:
+        said = ComputedAhead(request_id=RequestId(of), attempt=attempt)
         return self.report(self.target, said)
 
 
@@ -120,6 +122,19 @@ def test_a_round_for_few_tokens_is_spared() -> None:
     cell.drain()
     cell.computed()
     assert not continued(cell.yielded()).held
+
+
+def test_of_those_that_move_together_the_second_waits_until_the_first_goes_on() -> None:
+    cell = TwoNodes(beside=("r2",))
+    cell.yielded(3, of="r2")
+    cell.drain()
+    for name in ("r1", "r2"):
+        cell.computed(of=name)
+    assert not continued(cell.yielded()).held
+    assert not commands(cell.yielded(of="r2"), ContinueRequest), "it would wait for r1's prefill"
+    cell.yielded(at=cell.target, attempt=2)
+    over = continued(cell.yielded(of="r2"))
+    assert (over.held, over.token_ids) == (False, (43, 44))
 
 
 def test_the_source_may_end_the_answer_first() -> None:

@@ -9,6 +9,7 @@ from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.ids import DeploymentName, InstanceId
 from mesh.domain.lifecycle import DeploymentState, InstanceState
 from mesh.domain.limits import CellLimits
+from mesh.domain.node_rule import CELL_RULE
 from mesh.domain.slo import Slo
 from mesh.memory.station import ReservationStation
 from mesh.policy.guarded import Guarded
@@ -17,7 +18,7 @@ from mesh.request.candidates import Candidates
 from tests.core.cells import FOOTPRINT, MODEL, deployment, hello, request
 from tests.support.profiles import PROFILE
 
-POLICY = Guarded(policy("llm-mesh"))
+POLICY = Guarded(policy("llm-mesh"), CellLimits())
 A = DeploymentName("a")
 
 
@@ -43,6 +44,7 @@ class Entries:
         node = NodeEntry(
             hello=hello(name),
             link_id=link_id,
+            rule=CELL_RULE,
             station=ReservationStation(capacity_bytes=hello().memory_bytes),
             last_seen_s=0.0,
         )

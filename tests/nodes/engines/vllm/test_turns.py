@@ -23,6 +23,7 @@ from mesh.domain.messages import (
     TokensReport,
 )
 from mesh.domain.node_events import CommandReceived, LinkOpened, NodeEvent
+from mesh.domain.node_rule import NodeRule
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import Request, RequestOrder
 from mesh.domain.slo import Slo
@@ -69,7 +70,7 @@ class Node:
         )
         self._deciding = threading.Lock()
         self.lanes.post = self.tell
-        self.tell(LinkOpened(turn_s_max=60.0))
+        self.tell(LinkOpened(rule=NodeRule(turn_s_max=60.0)))
 
     def tell(self, event: NodeEvent) -> None:
         """From the test, or from the thread that watches the processes."""

@@ -1,0 +1,49 @@
+"""What a node runs by itself between two commands, by name and numbers.
+
+The controller's policy says it, within the cell's bounds, and nodes are told when they join. Shadow
+validation rolls the same rule forward, with the same numbers.
+"""
+
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Self
+
+from mesh.domain.checks import CONTEXT_TOKENS_MAX
+from mesh.domain.errors import InvalidInput
+from mesh.domain.limits import PREFILL_TOKENS_MAX, TURN_S_MAX, CellLimits
+from mesh.domain.reasons import TurnRule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRule:
+    turn: TurnRule = TurnRule.HEADROOM
+    """Whose turn it is."""
+    overestimate: float = 1.1
+    """Iterations are reckoned to take so many times as long as predicted (LLM-Mesh §5.3)."""
+    chunk_tokens_max: int = CONTEXT_TOKENS_MAX
+    """Prompt tokens of one iteration, where the cell's bound is not the smaller one."""
+    turn_s_max: float = inf
+    """Decodes of an instance that take no longer together are one turn, the same."""
+
+    def within(self, limits: CellLimits) -> Self:
+        """As the nodes of a cell are told it."""
+        return replace(
+            self,
+            chunk_tokens_max=min(self.chunk_tokens_max, limits.prefill_tokens_max),
+            turn_s_max=min(self.turn_s_max, limits.turn_s_max),
+        )
+
+    def check(self) -> None:
+        """Raises InvalidInput where a number cannot be meant."""
+        for name, value, least in (
+            ("overestimate", self.overestimate, 0.5),
+            ("chunk_tokens_max", self.chunk_tokens_max, 1),
+            ("turn_s_max", self.turn_s_max, 0.0),
+        ):
+            if not value >= least:
+                raise InvalidInput(f"node_rule.{name} is {value}; it must be at least {least}")
+
+
+HEADROOM = NodeRule()
+CELL_RULE = NodeRule(chunk_tokens_max=PREFILL_TOKENS_MAX, turn_s_max=TURN_S_MAX)
+"""Of a cell that is set up as by default."""
