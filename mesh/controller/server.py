@@ -55,6 +55,7 @@ from mesh.text.tokenizer import TextCodec
 from mesh.v1 import control_pb2_grpc, inference_pb2_grpc, node_link_pb2_grpc
 from mesh.wire.access import Gate
 from mesh.wire.channel import bind, server_options
+from mesh.wire.credentials import Tls
 from mesh.wire.serving import Guard
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ class ControllerConfig:
     gateway: GatewayLimits = field(default_factory=GatewayLimits)
     keys: bool = False
     """Whether each call needs one."""
+    tls: Tls | None = None
+    """Its certificate, and whose it trusts."""
 
 
 async def serve(
@@ -101,14 +104,14 @@ async def serve(
         if stop is None:
             _end_on_signals(ending, opened)
         try:
-            address = bind(server, config.listen)
+            address = bind(server, config.listen, config.tls)
             http = _bound_http(config, opened)
             controller = Controller(config, ending, opened, access)
             await controller.start(server, http)
             at = http.address if http else None
             logger.info("mesh %s serves at %s", __version__, address)
             if at is not None:
-                logger.info("HTTP is served at http://%s", at)
+                logger.info("HTTP is served at http%s://%s", "s" if config.tls else "", at)
             try:
                 if ready is not None:
                     ready(address, at)
@@ -128,7 +131,7 @@ def _bound_http(config: ControllerConfig, opened: ExitStack) -> "HttpServer | No
         return None
     from mesh.http.server import HttpServer
 
-    http = HttpServer(config.http)
+    http = HttpServer(config.http, config.tls)
     opened.callback(http.close)
     return http
 
@@ -175,8 +178,9 @@ class _Access:
 
 def _opened_access(config: ControllerConfig, opened: ExitStack) -> _Access:
     """Raises InvalidInput where keys are wanted, and there is none yet: nobody could ask."""
+    mutual = config.tls is not None
     if not config.keys:
-        return _Access()
+        return _Access(gate=Gate(mutual=mutual))
     book = KeyBook(config.home / "controller")
     opened.callback(book.close)
     if not book.all_keys():
@@ -184,7 +188,7 @@ def _opened_access(config: ControllerConfig, opened: ExitStack) -> _Access:
             f"every call at {config.listen} needs a key, and there is none in {book.path}",
             hint="`mesh key create --role admin` makes one; --open lets everybody do everything",
         )
-    return _Access(gate=Gate(book.caller), limits=book.limits)
+    return _Access(gate=Gate(book.caller, mutual=mutual), limits=book.limits)
 
 
 def _opened_journal(

@@ -12,6 +12,9 @@ from mesh.domain.access import ANYONE, Caller, Role
 from mesh.domain.errors import Forbidden, Unauthenticated
 
 AUTHORIZATION = "authorization"
+NODE_LINK = "/mesh.v1.NodeLink/Connect"
+NODE_NAME = "mesh node"
+"""The common name of certificates that may join a cell."""
 _SCHEME = "bearer "
 _CHARS_MAX = 512
 _USERS = frozenset({Role.ADMIN, Role.TENANT})
@@ -26,7 +29,7 @@ _CONTROL = {
 }
 RPCS: Mapping[str, frozenset[Role]] = {
     "/mesh.v1.Inference/Invoke": _USERS,
-    "/mesh.v1.NodeLink/Connect": _NODES,
+    NODE_LINK: _NODES,
     **{
         f"/mesh.v1.Control/{method}": roles
         for roles, methods in _CONTROL.items()
@@ -53,14 +56,32 @@ def caller() -> Caller:
 
 
 class Gate:
-    """`find` knows the caller of a key, and raises Unauthenticated; None where none is wanted."""
+    """`find` knows the caller of a key, and raises Unauthenticated; None where none is wanted.
+    `mutual`: callers show certificates.
+    """
 
-    def __init__(self, find: Callable[[str], Caller] | None = None) -> None:
+    def __init__(
+        self, find: Callable[[str], Caller] | None = None, *, mutual: bool = False
+    ) -> None:
         self._find = find
+        self._mutual = mutual
 
     @property
     def wants_keys(self) -> bool:
         return self._find is not None
+
+    @property
+    def looks(self) -> bool:
+        return self.wants_keys or self._mutual
+
+    def check_certificate(self, method: str, names: Iterable[bytes]) -> None:
+        """`names`: the common ones of what a caller showed. Raises Forbidden."""
+        if self._mutual and method == NODE_LINK and NODE_NAME.encode() not in names:
+            shown = ", ".join(name.decode("utf-8", "replace") for name in names)
+            raise Forbidden(
+                f"the certificate is of a {shown}, which may not join",
+                hint="start the node with --tls and the folder with node.pem",
+            )
 
     def admit(self, authorization: str | None, roles: Iterable[Role]) -> None:
         """Let a call in, as its caller's. Raises Unauthenticated or Forbidden."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from mesh.domain.errors import InvalidInput, Unavailable
-from mesh.wire.credentials import credentials
+from mesh.wire.credentials import Tls, credentials
 
 MESSAGE_BYTES_MAX = 64 << 20
 """A tokenizer crosses the link in one message; the largest known are near 40 MiB."""
@@ -86,14 +86,25 @@ def server_options() -> Options:
 
 def dial(address: str) -> grpc.aio.Channel:
     """An asyncio channel; it connects when it is first used. Raises InvalidInput."""
-    return grpc.aio.insecure_channel(address, options=channel_options(address))
+    options, tls = channel_options(address), credentials().tls
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, _shown(tls), options=options)
 
 
 def dial_blocking(address: str) -> grpc.Channel:
     """The same for threads; every call shows this process' key."""
-    channel = grpc.insecure_channel(address, options=channel_options(address))
+    options, tls = channel_options(address), credentials().tls
+    if tls is None:
+        channel = grpc.insecure_channel(address, options=options)
+    else:
+        channel = grpc.secure_channel(address, _shown(tls), options=options)
     shown = credentials().metadata
     return grpc.intercept_channel(channel, _Showing(shown)) if shown else channel
+
+
+def _shown(tls: Tls) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(tls.authority, tls.key, tls.certificate)
 
 
 class _Details(NamedTuple):
@@ -131,8 +142,9 @@ class _Showing(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercept
         )
 
 
-def bind(server: grpc.aio.Server, address: str) -> str:
-    """Listen at `address`, where port 0 takes a free one; returns the address bound.
+def bind(server: grpc.aio.Server, address: str, tls: Tls | None = None) -> str:
+    """Listen at `address`, where port 0 takes a free one; returns the address bound. With `tls`
+    both ends show certificates of one authority.
 
     Raises InvalidInput for no address, Unavailable when the port is taken or not ours to take.
     """
@@ -140,7 +152,12 @@ def bind(server: grpc.aio.Server, address: str) -> str:
     # Bound and let go: the kernel says why not in one word, where gRPC writes a page to stderr.
     listening_socket(address).close()
     try:
-        bound = server.add_insecure_port(format_address(host, port))
+        if tls is None:
+            bound = server.add_insecure_port(format_address(host, port))
+        else:
+            pair = [(tls.key, tls.certificate)]
+            mutual = grpc.ssl_server_credentials(pair, tls.authority, require_client_auth=True)
+            bound = server.add_secure_port(format_address(host, port), mutual)
     except RuntimeError as error:
         raise Unavailable(
             f"cannot listen at {address}", hint="choose another address with --listen"

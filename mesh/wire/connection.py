@@ -22,6 +22,7 @@ from mesh.wire.codec_command import command_from_wire, rule_of
 from mesh.wire.codec_node import report_to_wire
 from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, error_of
+from mesh.wire.handshake import why_refused
 from mesh.wire.mailbox import Mailbox
 
 Call: TypeAlias = "grpc.aio.StreamStreamCall[pb.NodeReport, pb.NodeCommand]"
@@ -33,6 +34,7 @@ class Connection:
     def __init__(self, *, address: str, reports_max: int, welcome_s_max: float) -> None:
         self.opened = False
         """The controller has taken the node."""
+        self._address = address
         self._reports_max = reports_max
         self._welcome_s_max = welcome_s_max
         self._reports: Mailbox[NodeReport] = Mailbox(reports_max)
@@ -137,6 +139,10 @@ class Connection:
             case DecodeError():
                 return InvalidInput(f"the controller sent no valid command: {error}")
             case grpc.aio.AioRpcError():
+                tls = credentials().tls
+                if tls is not None and not self.opened:
+                    refused = await asyncio.to_thread(why_refused, self._address, tls)
+                    return refused or error_of(cast(EndedCall, error))
                 return error_of(cast(EndedCall, error))
             case _:
                 return Unavailable(await self._call.details() or "the call has ended")

@@ -1,5 +1,7 @@
-"""What this process shows a cell: its key. The composition roots of the command line and of nodes
-read it and set it once; whoever dials a controller from here on shows it.
+"""What this process shows a cell: its key, and its certificate.
+
+The composition roots of the command line and of nodes read it and set it once; whoever dials a
+controller from here on shows it.
 """
 
 import os
@@ -15,8 +17,20 @@ KEY_CHARS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """PEM, as read from `folder`; see `mesh.wire.certificates`."""
+
+    authority: bytes
+    certificate: bytes
+    key: bytes
+    folder: Path
+    part: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
     key: str = ""
+    tls: Tls | None = None
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -37,7 +51,9 @@ def show(what: Credentials) -> None:
     _shown = what
 
 
-def read_credentials(environ: Mapping[str, str], key_file: Path | None) -> Credentials:
+def read_credentials(
+    environ: Mapping[str, str], key_file: Path | None, tls: Tls | None = None
+) -> Credentials:
     """The key in the file, else that in MESH_KEY, if any. Raises InvalidInput."""
     key, where = environ.get(KEY_VARIABLE, ""), KEY_VARIABLE
     if key_file is not None:
@@ -52,4 +68,4 @@ def read_credentials(environ: Mapping[str, str], key_file: Path | None) -> Crede
     key = key.strip()
     if len(key) > KEY_CHARS_MAX or not key.isascii() or not key.isprintable() or " " in key:
         raise InvalidInput(f"{where} holds no key", hint="`mesh key create` shows one, on a line")
-    return Credentials(key=key)
+    return Credentials(key=key, tls=tls)

@@ -22,6 +22,8 @@ from mesh.wire.malformed import Malformed, lenient
 logger = logging.getLogger(__name__)
 
 _OURS = "/mesh.v1."
+_COMMON_NAME = "x509_common_name"
+"""Of what the caller showed, in gRPC's context."""
 ABORT_S_MAX = 1.0
 """For telling a caller why its call ends; one that does not even read that is dropped."""
 
@@ -47,7 +49,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         gate, roles = self._gate, RPCS.get(details.method, frozenset({Role.ADMIN}))
 
         def guarded(of: Handler) -> Handler:
-            return answered(admitted(of, gate, roles))
+            return answered(admitted(of, details.method, gate, roles))
 
         if handler.stream_stream is not None:
             return grpc.stream_stream_rpc_method_handler(
@@ -62,13 +64,14 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         )
 
 
-def admitted(handler: Handler, gate: Gate, roles: frozenset[Role]) -> Handler:
-    """The handler, for those who have a key of these roles."""
-    if not gate.wants_keys:
+def admitted(handler: Handler, method: str, gate: Gate, roles: frozenset[Role]) -> Handler:
+    """The handler, for those who have a key of these roles, and the certificate for it."""
+    if not gate.looks:
         return handler
 
     async def call(request: Any, context: Any) -> Any:
         said = dict(context.invocation_metadata() or ()).get(AUTHORIZATION)
+        gate.check_certificate(method, context.auth_context().get(_COMMON_NAME, ()))
         gate.admit(said if isinstance(said, str) else None, roles)
         return await handler(request, context)
 

@@ -49,10 +49,10 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCell]:
 
 @contextmanager
 def running_cell(
-    home: Path, *options: str, node_options: Sequence[str] = (), key: str = ""
+    home: Path, *options: str, node_options: Sequence[str] = (), shown: Credentials | None = None
 ) -> Iterator[RunningCell]:
-    """With these options for its controller and its node; `key` is an operator's, where one is
-    wanted.
+    """With these options for its controller and its node; `shown` are an operator's, where
+    they are wanted.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -76,7 +76,7 @@ def running_cell(
         ),
     ]
     try:
-        show(Credentials(key=key))
+        show(shown or Credentials())
         _wait_ready(address, begun)
         show(Credentials())
         yield RunningCell(address=address, home=home, model=home / "tiny")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mesh.wire.certificates import Part, read_tls
 from mesh.wire.credentials import Credentials, show
 from tests.cli.conftest import RunningCell, running_cell
 from tests.cli.running import Ran, mesh
@@ -46,9 +47,8 @@ def test_verbs_show_the_key_of_the_environment_or_of_a_file(tmp_path: Path) -> N
     tenant = key(tmp_path, "create", "--tenant", "acme").out.strip()
     node = tmp_path / "node.key"
     node.write_text(key(tmp_path, "create", "--role", "node").out)
-    with running_cell(
-        tmp_path, "--keys", node_options=("--key-file", str(node)), key=admin
-    ) as cell:
+    shown, options = Credentials(key=admin), ("--key-file", str(node))
+    with running_cell(tmp_path, "--keys", node_options=options, shown=shown) as cell:
 
         def ask(with_key: str, *arguments: str, stdin: bytes = b"") -> Ran:
             environ = {"MESH_CONTROLLER": cell.address, "MESH_KEY": with_key}
@@ -66,6 +66,21 @@ def test_verbs_show_the_key_of_the_environment_or_of_a_file(tmp_path: Path) -> N
         (used,) = json.loads(ran.out)
         assert (used["tenant"], used["output_tokens"]) == ("acme", 2)
         assert ask("", "--key-file", str(tmp_path / "none"), "get").code == 2
+
+
+def test_a_cell_with_certificates_is_reached_with_those_of_its_folder(tmp_path: Path) -> None:
+    folder, other = tmp_path / "tls", tmp_path / "other"
+    assert mesh("tls", "init", str(folder)).code == 0
+    assert mesh("tls", "init", str(folder)).error_lines[0].endswith("has an authority already")
+    assert mesh("tls", "init", str(other)).code == 0
+    options = ("--tls", str(folder))
+    shown = Credentials(tls=read_tls(folder, Part.CLIENT))
+    with running_cell(tmp_path, *options, node_options=options, shown=shown) as cell:
+        assert mesh("nodes", environ={"MESH_CONTROLLER": cell.address}).code == 1
+        at = ("--controller", cell.address)
+        assert "cpu0" in mesh("--tls", str(folder), "nodes", *at).out
+        told = mesh("nodes", *at, environ={"MESH_TLS": str(other)})
+        assert "certificate is not accepted" in told.error_lines[0]
 
 
 def test_the_shared_cell_needs_none(cell: RunningCell) -> None:
