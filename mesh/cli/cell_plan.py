@@ -41,6 +41,8 @@ class CellPlan:
     policy: str | None = None
     http: str | None = None
     """Where HTTP is served, if it is."""
+    open: bool = False
+    """Whether nobody needs a key where it can be reached from other machines."""
     journal: Path | None = None
     """Of the controller's decisions."""
     node_journals: Path | None = None

@@ -10,12 +10,14 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
 from mesh import __version__
 from mesh.cli import output
 from mesh.domain.errors import InvalidInput, MeshError
+from mesh.wire.credentials import Tls, read_credentials, show
 
 DONE, FAILED, USAGE, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
 
@@ -43,7 +45,9 @@ VERBS = {
     "nodes": "List the cell's nodes.",
     "drain": "Give a node no new work.",
     "status": "Show the cell in a few numbers, and how instances keep up.",
-    "usage": "Show what was used of each deployment, by hour.",
+    "usage": "Show what was used: by deployment, hour, tenant or key.",
+    "tls": "Make certificates for a cell.",
+    "key": "Make, list and revoke keys; limit tenants.",
     "top": "Watch memory, instances and memory operations, live.",
     "logs": "Show what happened in the cell.",
     "replay": "Send a trace's calls to the cell, each at its time.",
@@ -53,6 +57,10 @@ VERBS = {
     "version": "Print the version of this mesh.",
 }
 """In the order in which one works with them. The verb's module and its command have its name."""
+
+
+SERVERS = ("controller", "node")
+"""Verbs with certificates of their own."""
 
 
 class Verbs(click.Group):
@@ -88,12 +96,35 @@ class Verbs(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option("--traceback", is_flag=True, help="On a failure, show where it came from.")
+@click.option(
+    "--key-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="A key for the cell; default: MESH_KEY.",
+)
+@click.option(
+    "--tls",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    envvar="MESH_TLS",
+    show_envvar=True,
+    help="Certificates for the cell: ca.pem, client.pem, client.key.",
+)
 @click.version_option(__version__, "--version", message="mesh %(version)s")
 @click.pass_context
-def mesh(ctx: click.Context, traceback: bool) -> None:
+def mesh(ctx: click.Context, traceback: bool, key_file: Path | None, tls: Path | None) -> None:
     """Serve many small language models from few machines, each within its SLO."""
+    dials = ctx.invoked_subcommand not in SERVERS
+    show(read_credentials(os.environ, key_file, _tls(tls) if tls is not None and dials else None))
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
+
+
+def _tls(folder: Path) -> Tls:
+    """Raises InvalidInput. Its library is imported where it is asked for alone."""
+    from mesh.wire.certificates import Part, read_tls
+
+    return read_tls(folder, Part.CLIENT)
 
 
 def run(arguments: Sequence[str], command: click.Command = mesh) -> int:

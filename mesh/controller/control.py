@@ -10,13 +10,16 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from mesh.controller.gateway import Cell
-from mesh.controller.lookup import find_deployment, no_deployment
+from mesh.controller.lookup import find_deployment, no_deployment, no_request, seen_by
 from mesh.controller.operations import Operations
 from mesh.controller.snapshots import cell_status
+from mesh.controller.tenants import check_deployments
 from mesh.controller.watch import CellLog
+from mesh.domain.access import Role, TenantLimits, TenantName
 from mesh.domain.actions import ReplyProgress
 from mesh.domain.checks import check_scaling, check_spec
-from mesh.domain.errors import InvalidInput, StorageError
+from mesh.domain.deployment import DeploymentSpec
+from mesh.domain.errors import AlreadyExists, InvalidInput, StorageError
 from mesh.domain.events import (
     ControllerEvent,
     DeleteRequested,
@@ -36,6 +39,7 @@ from mesh.runtime.clock import Clock
 from mesh.v1 import control_pb2 as pb
 from mesh.v1 import model_pb2
 from mesh.v1.control_pb2_grpc import ControlServicer
+from mesh.wire.access import caller
 from mesh.wire.codec_model import assets_to_wire, spec_from_wire
 from mesh.wire.codec_views import (
     cell_event_to_wire,
@@ -85,6 +89,7 @@ class Control(ControlServicer):
         texts: Callable[[ModelId], TextAssets | None],
         usage: Callable[[float], Sequence[Usage]],
         state_path: str,
+        limits: Callable[[TenantName], TenantLimits] = lambda _: TenantLimits(),
         deployed: Callable[[DeploymentName], None],
     ) -> None:
         self._cell = cell
@@ -95,13 +100,14 @@ class Control(ControlServicer):
         self._texts = texts
         self._usage = usage
         self._state_path = state_path
+        self._limits = limits
         self._deployed = deployed
         self._started_s = clock.now_s()
 
     async def Deploy(self, request: pb.DeployRequest, context: Any) -> None:
         if not request.HasField("spec"):
             raise InvalidInput("the request holds no spec")
-        spec = spec_from_wire(request.spec)
+        spec = self._owned(spec_from_wire(request.spec))
         check_spec(spec)
         await self._run(
             lambda operation_id: DeployRequested(operation_id=operation_id, spec=spec), context
@@ -177,10 +183,8 @@ class Control(ControlServicer):
         self, request: pb.GetProfilesRequest, context: Any
     ) -> pb.GetProfilesResponse:
         name = DeploymentName(request.name)
-        known = self._cell.profiles(name)
-        if known is None:
-            # One that is being imported has none yet; what is not there at all raises here.
-            find_deployment(name, self._snapshot())
+        find_deployment(name, self._snapshot())
+        known = self._cell.profiles(name)  # one that is being imported has none yet
         return pb.GetProfilesResponse(profiles=map(profile_view_to_wire, known or ()))
 
     async def GetTokenizer(
@@ -212,16 +216,25 @@ class Control(ControlServicer):
         return status_to_wire(status)
 
     async def GetUsage(self, request: pb.GetUsageRequest, context: Any) -> pb.GetUsageResponse:
-        return pb.GetUsageResponse(usages=map(usage_to_wire, self._usage(request.since_unix_s)))
+        asks, usages = caller(), self._usage(request.since_unix_s)
+        mine = [u for u in usages if asks.role is Role.ADMIN or u.tenant == asks.tenant]
+        return pb.GetUsageResponse(usages=map(usage_to_wire, mine))
 
     async def ListRequests(
         self, request: pb.ListRequestsRequest, context: Any
     ) -> pb.ListRequestsResponse:
-        return pb.ListRequestsResponse(requests=map(open_request_to_wire, self._calls.requests()))
+        return pb.ListRequestsResponse(requests=map(open_request_to_wire, self._open()))
 
     async def Cancel(self, request: pb.CancelRequest, context: Any) -> pb.CancelResponse:
-        self._calls.cancel(RequestId(request.request_id))
+        request_id = RequestId(request.request_id)
+        if request_id not in {one.request_id for one in self._open()}:
+            raise no_request(request_id)
+        self._calls.cancel(request_id)
         return pb.CancelResponse()
+
+    def _open(self) -> list[RequestSnapshot]:
+        visible = {one.spec.name for one in self._snapshot().deployments}
+        return [one for one in self._calls.requests() if one.deployment in visible]
 
     async def Watch(self, request: pb.WatchRequest, context: Any) -> None:
         watch = self._log.watch(backlog=request.backlog, follow=request.follow)
@@ -230,7 +243,21 @@ class Control(ControlServicer):
                 await context.write(cell_event_to_wire(event))
 
     def _snapshot(self) -> CellSnapshot:
-        return self._cell.snapshot(self._clock.now_s())
+        """As the caller may see it."""
+        return seen_by(caller(), self._cell.snapshot(self._clock.now_s()))
+
+    def _owned(self, spec: DeploymentSpec) -> DeploymentSpec:
+        """The spec as its caller's; what an operator changes stays whose it was. Raises
+        AlreadyExists for the name of another tenant, Refused at the limit.
+        """
+        asks, deployments = caller(), self._cell.snapshot(self._clock.now_s()).deployments
+        found = next((one.spec for one in deployments if one.spec.name == spec.name), None)
+        if found is not None and not asks.may_see(found):
+            raise AlreadyExists(f"the name {spec.name!r} is taken", hint="choose another one")
+        if found is None and asks.tenant:
+            mine = sum(one.spec.tenant == asks.tenant for one in deployments)
+            check_deployments(asks.tenant, self._limits(asks.tenant), mine)
+        return replace(spec, tenant=found.tenant if found is not None else asks.tenant)
 
     async def _run(self, event_of: Callable[[OperationId], ControllerEvent], context: Any) -> None:
         # Closed at once when the caller goes, so that the core knows at once.

@@ -19,13 +19,14 @@ from mesh.controller.invocation_checks import (
     own_slo,
     sampling_of,
 )
-from mesh.controller.lookup import no_deployment
+from mesh.controller.lookup import no_deployment, no_request, seen_by
 from mesh.controller.stream import ClientStream, Told
+from mesh.controller.tenants import TenantMeter
 from mesh.controller.tokenizers import Tokenizers, chars_of
+from mesh.domain.access import ANYONE, Caller, TenantLimits
 from mesh.domain.actions import DeliverTokens, RefuseRequest, TellAccepted, TellWaiting
-from mesh.domain.checks import NAME_CHARS_MAX
 from mesh.domain.deployment import Deployment
-from mesh.domain.errors import Cancelled, NotFound, Refused, Unavailable
+from mesh.domain.errors import Cancelled, Refused, Unavailable
 from mesh.domain.events import CancelRequested, ControllerEvent, InvokeRequested
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.invocation import Invocation, InvocationEvent, TokenPrompt
@@ -34,6 +35,7 @@ from mesh.domain.request import Request
 from mesh.domain.text import SamplingDefaults
 from mesh.domain.views import CellSnapshot, RequestSnapshot
 from mesh.runtime.clock import Clock
+from mesh.wire.access import caller
 
 CHARS_PER_TOKEN_MAX = 256
 """No vocabulary has longer tokens, but for runs of blanks."""
@@ -88,6 +90,7 @@ class Gateway:
         rng: random.Random,
         epoch: int,
         limits: GatewayLimits,
+        tenants: TenantMeter | None = None,
     ) -> None:
         self._cell = cell
         self._post = post
@@ -96,6 +99,7 @@ class Gateway:
         self._rng = rng
         self._epoch = epoch
         self._limits = limits
+        self._tenants = tenants or TenantMeter(lambda _: TenantLimits(), clock)
         self._calls = 0
         self._requests = 0
         self._streams: dict[RequestId, ClientStream] = {}
@@ -110,9 +114,18 @@ class Gateway:
     def deployment(self, name: DeploymentName) -> Deployment:
         """One that takes requests. Raises NotFound, or Unavailable while it is being imported."""
         deployment = self._cell.deployment(name)
-        if deployment is None:
-            raise no_deployment(name, self._cell.snapshot(self._clock.now_s()))
+        if deployment is None or not caller().may_see(deployment.spec):
+            raise no_deployment(name, self.snapshot())
         return deployment
+
+    def snapshot(self) -> CellSnapshot:
+        """The cell as the caller may see it."""
+        return seen_by(caller(), self._cell.snapshot(self._clock.now_s()))
+
+    def payer(self, request_id: RequestId) -> Caller:
+        """Who has made an open call."""
+        stream = self._streams.get(request_id)
+        return stream.caller if stream is not None else ANYONE
 
     async def sampling_defaults(self, deployment: Deployment) -> SamplingDefaults:
         """What its model's makers recommend, for protocols that go by that."""
@@ -130,9 +143,13 @@ class Gateway:
         self._check_open()
         self._calls += 1
         try:
-            stream = await self._stream(asked, arrived_s)
-            with self._asked(stream):
-                yield Call(stream)
+            with self._tenants.call(caller().tenant) as taken:
+                stream = await self._stream(asked, arrived_s)
+                try:
+                    with self._asked(stream):
+                        yield Call(stream)
+                finally:
+                    taken.tokens = stream.tokens
         finally:
             self._calls -= 1
 
@@ -145,10 +162,7 @@ class Gateway:
         """Its client is told so. Raises NotFound for a request that is not open."""
         stream = self._streams.get(request_id)
         if stream is None:
-            raise NotFound(
-                f"there is no open request {request_id[:NAME_CHARS_MAX]!r}",
-                hint="`mesh requests` lists those that there are",
-            )
+            raise no_request(request_id)
         self._drop(stream, Cancelled(f"{request_id} was cancelled by an operator"))
 
     def accepted(self, told: TellAccepted) -> None:
@@ -210,6 +224,7 @@ class Gateway:
             own_slo=own_slo(asked, deployment.spec.slo),
             arrived_s=arrived_s,
             told_max=self._limits.told_max,
+            caller=caller(),
         )
 
     async def _tokenised(self, asked: Invocation) -> tuple[Deployment, tuple[int, ...]]:

@@ -1,16 +1,26 @@
 """Finds a deployment or node by name in a snapshot of the cell, or says what is there instead."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from difflib import get_close_matches
 
+from mesh.domain.access import Caller, Role
 from mesh.domain.checks import NAME_CHARS_MAX
 from mesh.domain.errors import NotFound, Unavailable
-from mesh.domain.ids import DeploymentName
+from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.lifecycle import DeploymentState
 from mesh.domain.views import CellSnapshot, DeploymentSnapshot
 
 NAMES_MAX = 8
 """As many names are listed in a hint."""
+
+
+def seen_by(caller: Caller, snapshot: CellSnapshot) -> CellSnapshot:
+    """Without the deployments of other tenants."""
+    if caller.role is Role.ADMIN:
+        return snapshot
+    mine = tuple(one for one in snapshot.deployments if caller.may_see(one.spec))
+    return replace(snapshot, deployments=mine)
 
 
 def find_deployment(name: DeploymentName, snapshot: CellSnapshot) -> DeploymentSnapshot:
@@ -33,6 +43,13 @@ def no_deployment(name: DeploymentName, snapshot: CellSnapshot) -> NotFound | Un
             f"deployment {name!r} is still {state}", hint=f"`mesh get {name}` shows how far it is"
         )
     return NotFound(f"deployment {name!r} is {state}")
+
+
+def no_request(request_id: RequestId) -> NotFound:
+    return NotFound(
+        f"there is no open request {request_id[:NAME_CHARS_MAX]!r}",
+        hint="`mesh requests` lists those that there are",
+    )
 
 
 def _names(snapshot: CellSnapshot) -> list[str]:

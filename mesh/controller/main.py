@@ -19,6 +19,8 @@ from mesh.controller.server import ControllerConfig, serve
 from mesh.domain.errors import InvalidInput, MeshError
 from mesh.domain.limits import TURN_S_MAX, CellLimits
 from mesh.policy.registry import DEFAULT_POLICY
+from mesh.wire.channel import is_loopback, parse_address
+from mesh.wire.credentials import Tls
 
 DONE, FAILED, USAGE = 0, 1, 2
 HTTP_OFF = "off"
@@ -41,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             journal=options.journal,
             policy=options.policy,
             limits=CellLimits(turn_s_max=_turn_s(options.turn)),
+            keys=_wants_keys(options),
+            tls=None if options.tls is None else _tls(options.tls),
         )
         asyncio.run(serve(config, ready=_settle))
     except MeshError as error:
@@ -62,6 +66,24 @@ def _settle(address: str, http: str | None) -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def _tls(folder: Path) -> Tls:
+    """Raises InvalidInput. Its library is imported where it is asked for alone."""
+    from mesh.wire.certificates import Part, read_tls
+
+    return read_tls(folder, Part.CONTROLLER)
+
+
+def _wants_keys(options: argparse.Namespace) -> bool:
+    """Off this machine's loopback unless --open says otherwise; there, with --keys. Raises
+    InvalidInput for both.
+    """
+    if options.open and options.keys:
+        raise InvalidInput("--open and --keys exclude each other", hint="leave one out")
+    listens = [options.listen] + ([options.http] if options.http != HTTP_OFF else [])
+    reached = not all(is_loopback(parse_address(address)[0]) for address in listens)
+    return bool(options.keys or (reached and not options.open))
 
 
 def _turn_s(text: str) -> float:
@@ -89,5 +111,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--journal", type=Path, metavar="FILE")
     parser.add_argument("--policy", default=DEFAULT_POLICY, metavar="NAME|FILE.py")
     parser.add_argument("--turn", default=str(TURN_S_MAX), metavar="SECONDS")
+    parser.add_argument("--tls", type=Path, metavar="DIR")
+    parser.add_argument("--keys", action="store_true")
+    parser.add_argument("--open", action="store_true")
     parser.add_argument("--verbose", action="store_true")
     return parser

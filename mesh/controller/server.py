@@ -25,15 +25,19 @@ from mesh import __version__
 from mesh.controller.control import Control
 from mesh.controller.gateway import Gateway, GatewayLimits
 from mesh.controller.inference import Inference
+from mesh.controller.keys import KeyBook
 from mesh.controller.lookup import find_deployment
 from mesh.controller.metrics import CellMetrics, Meter
 from mesh.controller.node_link import NodeLinks
 from mesh.controller.operations import Operations
 from mesh.controller.registry import SqliteRegistry
+from mesh.controller.tenants import TenantMeter
 from mesh.controller.tokenizers import Tokenizers
 from mesh.controller.usage import HOURS_KEPT, UsageBook, UsageMeter
 from mesh.controller.watch import CellLog
+from mesh.domain.access import TenantLimits, TenantName
 from mesh.domain.actions import ControllerAction
+from mesh.domain.errors import InvalidInput
 from mesh.domain.events import ControllerEvent, LeaseCheckDue, ShutdownRequested
 from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import CellLimits
@@ -49,7 +53,9 @@ from mesh.runtime.policies import policy_of
 from mesh.runtime.starting import controller_core
 from mesh.text.tokenizer import TextCodec
 from mesh.v1 import control_pb2_grpc, inference_pb2_grpc, node_link_pb2_grpc
+from mesh.wire.access import Gate
 from mesh.wire.channel import bind, server_options
+from mesh.wire.credentials import Tls
 from mesh.wire.serving import Guard
 
 if TYPE_CHECKING:
@@ -74,6 +80,10 @@ class ControllerConfig:
     policy: str = DEFAULT_POLICY
     limits: CellLimits = field(default_factory=CellLimits)
     gateway: GatewayLimits = field(default_factory=GatewayLimits)
+    keys: bool = False
+    """Whether each call needs one."""
+    tls: Tls | None = None
+    """Its certificate, and whose it trusts."""
 
 
 async def serve(
@@ -88,19 +98,20 @@ async def serve(
     core when that was why it ended.
     """
     ending = asyncio.Event() if stop is None else stop
-    server = grpc.aio.server(options=server_options(), interceptors=[Guard()])
     with ExitStack() as opened:
+        access = _opened_access(config, opened)
+        server = grpc.aio.server(options=server_options(), interceptors=[Guard(access.gate)])
         if stop is None:
             _end_on_signals(ending, opened)
         try:
-            address = bind(server, config.listen)
+            address = bind(server, config.listen, config.tls)
             http = _bound_http(config, opened)
-            controller = Controller(config, ending, opened)
+            controller = Controller(config, ending, opened, access)
             await controller.start(server, http)
             at = http.address if http else None
             logger.info("mesh %s serves at %s", __version__, address)
             if at is not None:
-                logger.info("HTTP is served at http://%s", at)
+                logger.info("HTTP is served at http%s://%s", "s" if config.tls else "", at)
             try:
                 if ready is not None:
                     ready(address, at)
@@ -120,7 +131,7 @@ def _bound_http(config: ControllerConfig, opened: ExitStack) -> "HttpServer | No
         return None
     from mesh.http.server import HttpServer
 
-    http = HttpServer(config.http)
+    http = HttpServer(config.http, config.tls)
     opened.callback(http.close)
     return http
 
@@ -159,6 +170,27 @@ def _opened_usage(config: ControllerConfig, opened: ExitStack) -> UsageBook:
     return book
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Access:
+    gate: Gate = field(default_factory=Gate)
+    limits: Callable[[TenantName], TenantLimits] = lambda _: TenantLimits()
+
+
+def _opened_access(config: ControllerConfig, opened: ExitStack) -> _Access:
+    """Raises InvalidInput where keys are wanted, and there is none yet: nobody could ask."""
+    mutual = config.tls is not None
+    if not config.keys:
+        return _Access(gate=Gate(mutual=mutual))
+    book = KeyBook(config.home / "controller")
+    opened.callback(book.close)
+    if not book.all_keys():
+        raise InvalidInput(
+            f"every call at {config.listen} needs a key, and there is none in {book.path}",
+            hint="`mesh key create --role admin` makes one; --open lets everybody do everything",
+        )
+    return _Access(gate=Gate(book.caller, mutual=mutual), limits=book.limits)
+
+
 def _opened_journal(
     config: ControllerConfig, start: ControllerStart, opened: ExitStack
 ) -> list[Recorder]:
@@ -172,8 +204,11 @@ def _opened_journal(
 class Controller:
     """Everything that one controller is made of. `opened` closes its files at the very end."""
 
-    def __init__(self, config: ControllerConfig, ending: asyncio.Event, opened: ExitStack) -> None:
+    def __init__(
+        self, config: ControllerConfig, ending: asyncio.Event, opened: ExitStack, access: _Access
+    ) -> None:
         self.failure: Exception | None = None
+        self._gate = access.gate
         self._ending = ending
         self._stopped = False
         start, registry = _opened_registry(config, opened)
@@ -183,7 +218,9 @@ class Controller:
         self._log = CellLog(narrate=Narrator(), now_s=clock.now_s)
         meter = Meter(known=self._knows)
         self._metrics = CellMetrics(meter, lambda: self._core.snapshot(clock.now_s()))
-        usage = UsageMeter(_opened_usage(config, opened), known=self._knows)
+        usage = UsageMeter(
+            _opened_usage(config, opened), known=self._knows, payer=lambda r: self._gateway.payer(r)
+        )
         self._tokenizers = Tokenizers(find=registry.text, build=TextCodec)
         self._links = NodeLinks(post=self._post)
         operations = Operations(post=self._post, epoch=start.epoch)
@@ -195,6 +232,7 @@ class Controller:
             rng=random.Random(),
             epoch=start.epoch,
             limits=config.gateway,
+            tenants=TenantMeter(access.limits, clock),
         )
         self._control = Control(
             cell=self._core,
@@ -205,6 +243,7 @@ class Controller:
             texts=registry.text,
             usage=usage.since,
             state_path=str(registry.path.parent),
+            limits=access.limits,
             deployed=self._warm,
         )
         self._health = health.HealthServicer()
@@ -230,7 +269,9 @@ class Controller:
         control_pb2_grpc.add_ControlServicer_to_server(self._control, server)
         node_link_pb2_grpc.add_NodeLinkServicer_to_server(self._links, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable_server_reflection((*SERVICES, HEALTH, reflection.SERVICE_NAME), server)
+        if not self._gate.wants_keys:
+            names = (*SERVICES, HEALTH, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, server)
         for name in ("", *SERVICES):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         await server.start()
@@ -245,9 +286,10 @@ class Controller:
 
         routes = application(
             gateway=self._gateway,
-            snapshot=lambda: self._core.snapshot(self._clock.now_s()),
+            snapshot=self._gateway.snapshot,
             find=find_deployment,
             metrics=self._metrics.exposition,
+            gate=self._gate,
         )
         http.start(routes)
 

@@ -6,6 +6,7 @@ come and writes it. A client that lags gets several iterations' tokens as one ev
 
 from collections.abc import Iterator, Sequence
 
+from mesh.domain.access import ANYONE, Caller
 from mesh.domain.actions import DeliverTokens, RefuseRequest, TellAccepted, TellWaiting
 from mesh.domain.errors import Cancelled, Refused
 from mesh.domain.invocation import Accepted, Finished, InvocationEvent, Tokens, Waiting
@@ -29,9 +30,11 @@ class ClientStream:
         own_slo: Slo | None = None,
         arrived_s: float,
         told_max: int,
+        caller: Caller = ANYONE,
     ) -> None:
         self.request = request
         self.own_slo = own_slo
+        self.caller = caller
         self.dropped: Cancelled | None = None
         """Why it was cancelled, where its client has not left by itself."""
         self.ended = False
@@ -65,6 +68,12 @@ class ClientStream:
             case RefuseRequest():
                 self.ended = True
         return self._told.put(told)
+
+    @property
+    def tokens(self) -> int:
+        """Of its prompt and its answer; 0 as long as it has no answer, as it is metered."""
+        prompt = len(self.request.prompt_tokens)
+        return prompt + self._output_tokens if self._output_tokens else 0
 
     def snapshot(self, now_s: float) -> RequestSnapshot:
         phase = RequestPhase.ACCEPTED if self._has_place else RequestPhase.QUEUED

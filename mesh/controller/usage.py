@@ -10,9 +10,10 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
+from mesh.domain.access import ANYONE, Caller
 from mesh.domain.actions import DeliverTokens, RefuseRequest
 from mesh.domain.errors import StorageError
 from mesh.domain.events import CancelRequested, InvokeRequested
@@ -20,11 +21,13 @@ from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.usage import HOUR_S, Usage
 
 FILE_NAME = "usage.sqlite3"
-SCHEMA = 1
+SCHEMA = 2
 HOURS_KEPT = 24 * 400
 """Somewhat more than a year."""
 RETRY_S = 10.0
 """After a write that failed."""
+_COLUMNS = tuple(field.name for field in fields(Usage))
+"""Of the table, in the order of a usage's fields."""
 _TABLE = """
 CREATE TABLE IF NOT EXISTS usage (
     hour_unix_s INTEGER NOT NULL,
@@ -33,11 +36,19 @@ CREATE TABLE IF NOT EXISTS usage (
     prompt_tokens INTEGER NOT NULL,
     output_tokens INTEGER NOT NULL,
     refused INTEGER NOT NULL,
-    PRIMARY KEY (hour_unix_s, deployment)
+    tenant TEXT NOT NULL,
+    key_id TEXT NOT NULL,
+    PRIMARY KEY (hour_unix_s, deployment, tenant, key_id)
 ) STRICT, WITHOUT ROWID
 """
+_FROM_SCHEMA_1 = (
+    "ALTER TABLE usage RENAME TO usage_1",
+    _TABLE,
+    "INSERT INTO usage SELECT *, '', '' FROM usage_1",
+    "DROP TABLE usage_1",
+)
 _ADD = """
-INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
     requests = requests + excluded.requests,
     prompt_tokens = prompt_tokens + excluded.prompt_tokens,
     output_tokens = output_tokens + excluded.output_tokens,
@@ -61,8 +72,11 @@ class UsageBook:
                     f"the usage file {self.path} has schema {found}, this mesh knows {SCHEMA}",
                     hint="run the newer mesh that wrote it, or move it away",
                 )
-            self._connection.execute(_TABLE)
+            self._connection.execute("BEGIN IMMEDIATE")
+            for statement in _FROM_SCHEMA_1 if found == 1 else (_TABLE,):
+                self._connection.execute(statement)
             self._connection.execute(f"PRAGMA user_version = {SCHEMA}")
+            self._connection.execute("COMMIT")
         except sqlite3.Error as error:
             raise self._explained("open", error) from error
 
@@ -83,22 +97,12 @@ class UsageBook:
         """Of the hours that had not ended then, by hour and deployment."""
         try:
             rows = self._connection.execute(
-                "SELECT * FROM usage WHERE hour_unix_s > ? ORDER BY hour_unix_s, deployment",
+                "SELECT * FROM usage WHERE hour_unix_s > ? ORDER BY 1, 2, 7, 8",
                 (from_unix_s - HOUR_S,),
             ).fetchall()
         except sqlite3.Error as error:
             raise self._explained("read", error) from error
-        return tuple(
-            Usage(
-                hour_unix_s=hour_unix_s,
-                deployment=DeploymentName(deployment),
-                requests=requests,
-                prompt_tokens=prompt_tokens,
-                output_tokens=output_tokens,
-                refused=refused,
-            )
-            for hour_unix_s, deployment, requests, prompt_tokens, output_tokens, refused in rows
-        )
+        return tuple(Usage(**dict(zip(_COLUMNS, row, strict=True))) for row in rows)
 
     def drop_before(self, unix_s: float) -> None:
         try:
@@ -116,14 +120,14 @@ class UsageBook:
         )
 
 
-def _row(usage: Usage) -> tuple[int, str, int, int, int, int]:
+def _row(usage: Usage) -> tuple[int | str, ...]:
     counts = usage.requests, usage.prompt_tokens, usage.output_tokens, usage.refused
-    return usage.hour_unix_s, usage.deployment, *counts
+    return usage.hour_unix_s, usage.deployment, *counts, usage.tenant, usage.key_id
 
 
 class UsageMeter:
     """`known`: whether the cell has a deployment; calls of other names are counted together, so
-    that nobody fills the file with names. `unix_s` is the wall clock.
+    that nobody fills the file with names. `unix_s` is the wall clock; `payer` knows who calls.
     """
 
     def __init__(
@@ -131,20 +135,27 @@ class UsageMeter:
         book: UsageBook,
         known: Callable[[DeploymentName], bool],
         unix_s: Callable[[], float] = time.time,
+        payer: Callable[[RequestId], Caller] = lambda _: ANYONE,
     ) -> None:
         self._book = book
         self._known = known
         self._unix_s = unix_s
+        self._payer = payer
         self._under_way: dict[RequestId, Usage] = {}
-        self._unwritten: dict[tuple[int, DeploymentName], Usage] = {}
+        self._unwritten: dict[tuple[int, str, str, str], Usage] = {}
         self._retry_unix_s = 0.0
 
     def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
         if isinstance(event, InvokeRequested):
             request = event.request
             name = request.deployment if self._known(request.deployment) else DeploymentName("")
+            payer = self._payer(request.request_id)
             self._under_way[request.request_id] = Usage(
-                hour_unix_s=0, deployment=name, prompt_tokens=len(request.prompt_tokens)
+                hour_unix_s=0,
+                deployment=name,
+                prompt_tokens=len(request.prompt_tokens),
+                tenant=payer.tenant,
+                key_id=payer.key_id,
             )
         elif isinstance(event, CancelRequested):
             self._end(event.request_id)
@@ -174,10 +185,16 @@ class UsageMeter:
         usage = self._under_way.pop(request_id, None)
         if usage is None:
             return
-        key = int(self._unix_s()) // HOUR_S * HOUR_S, usage.deployment
+        hour_unix_s = int(self._unix_s()) // HOUR_S * HOUR_S
         served = usage.output_tokens > 0 or not refused
-        before = self._unwritten.get(key, Usage(hour_unix_s=key[0], deployment=key[1]))
-        self._unwritten[key] = before.plus(
+        none = Usage(
+            hour_unix_s=hour_unix_s,
+            deployment=usage.deployment,
+            tenant=usage.tenant,
+            key_id=usage.key_id,
+        )
+        before = self._unwritten.get(none.place, none)
+        self._unwritten[none.place] = before.plus(
             replace(
                 usage,
                 requests=int(served),
@@ -200,7 +217,7 @@ class UsageMeter:
 
     def since(self, from_unix_s: float) -> tuple[Usage, ...]:
         """What has been used since, what is not written yet included. Raises StorageError."""
-        found = {(u.hour_unix_s, u.deployment): u for u in self._book.since(from_unix_s)}
+        found = {u.place: u for u in self._book.since(from_unix_s)}
         for key, usage in self._unwritten.items():
             found[key] = found[key].plus(usage) if key in found else usage
         return tuple(found[key] for key in sorted(found))

@@ -30,6 +30,8 @@ class DeploymentSpec:
     devices: tuple[DeviceKind, ...] = (DeviceKind.CPU, DeviceKind.GPU)
     tensor_parallel: int = 1
     """Devices that an instance spans, each with a part of every layer."""
+    tenant: str = ""
+    """Whose it is; nobody's where it was deployed without a tenant's key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,8 @@
     ├── InvalidInput          what the caller wrote cannot be meant (exit code 2)
     ├── NotFound              no such deployment, node, request or file
     ├── AlreadyExists         the name is taken
+    ├── Unauthenticated       a key is wanted, and none was given, or none that is known
+    ├── Forbidden             the key is of a role that may not do this
     ├── Refused               an invocation that will not be served; carries a RefusalReason
     ├── Cancelled             the caller went away or asked to stop
     │   └── DeadlineExceeded  the time limit that it gave has passed
@@ -48,6 +50,14 @@ class NotFound(MeshError):
 
 class AlreadyExists(MeshError):
     """The name is taken by something else."""
+
+
+class Unauthenticated(MeshError):
+    """A key is wanted, and none was given, or one that is unknown, expired or revoked."""
+
+
+class Forbidden(MeshError):
+    """The key is of a role that may not do this."""
 
 
 class Refused(MeshError):

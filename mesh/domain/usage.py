@@ -1,7 +1,7 @@
 """What was used of a deployment in an hour, for those who send bills."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from mesh.domain.ids import DeploymentName
@@ -23,12 +23,19 @@ class Usage:
     """Of those that got a token."""
     output_tokens: int = 0
     refused: int = 0
+    tenant: str = ""
+    """Whose key it was used with; empty: nobody's, or of all tenants. So is `key_id`."""
+    key_id: str = ""
+
+    @property
+    def place(self) -> tuple[int, str, str, str]:
+        """In the books: one line each."""
+        return self.hour_unix_s, self.deployment, self.tenant, self.key_id
 
     def plus(self, other: "Usage") -> "Usage":
-        """Both, under this one's hour and deployment."""
-        return Usage(
-            hour_unix_s=self.hour_unix_s,
-            deployment=self.deployment,
+        """Both, under this one's hour, deployment, tenant and key."""
+        return replace(
+            self,
             requests=self.requests + other.requests,
             prompt_tokens=self.prompt_tokens + other.prompt_tokens,
             output_tokens=self.output_tokens + other.output_tokens,
@@ -40,15 +47,22 @@ class UsageBy(StrEnum):
     DEPLOYMENT = "deployment"
     HOUR = "hour"
     BOTH = "both"
+    """Hour and deployment."""
+    TENANT = "tenant"
+    KEY = "key"
 
 
 def summed(usages: Iterable[Usage], by: UsageBy) -> tuple[Usage, ...]:
-    """By hour and then deployment, of which one may be summed over."""
-    found: dict[tuple[int, str], Usage] = {}
+    """In order of what they are by; the rest is summed over."""
+    found: dict[tuple[int, str, str, str], Usage] = {}
     for usage in usages:
-        hour_unix_s = 0 if by is UsageBy.DEPLOYMENT else usage.hour_unix_s
-        deployment = DeploymentName("") if by is UsageBy.HOUR else usage.deployment
-        none = Usage(hour_unix_s=hour_unix_s, deployment=deployment)
-        key = hour_unix_s, deployment
-        found[key] = found.get(key, none).plus(usage)
-    return tuple(found[key] for key in sorted(found))
+        one = Usage(
+            hour_unix_s=usage.hour_unix_s if by in (UsageBy.HOUR, UsageBy.BOTH) else 0,
+            deployment=DeploymentName(
+                usage.deployment if by in (UsageBy.DEPLOYMENT, UsageBy.BOTH) else ""
+            ),
+            tenant=usage.tenant if by in (UsageBy.TENANT, UsageBy.KEY) else "",
+            key_id=usage.key_id if by is UsageBy.KEY else "",
+        )
+        found[one.place] = found.get(one.place, one).plus(usage)
+    return tuple(found[place] for place in sorted(found))

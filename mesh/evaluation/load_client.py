@@ -26,6 +26,7 @@ from mesh.domain.slo import Slo
 from mesh.v1 import inference_pb2 as pb
 from mesh.wire.channel import dial
 from mesh.wire.codec_invoke import event_from_wire
+from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, error_of
 
 CALL_S_MAX = 60.0
@@ -196,11 +197,12 @@ class _Client:
         gc.collect()
         gc.freeze()
         async with dial(self._address) as channel:
-            invoke: Invoke = channel.unary_stream(
+            call: Invoke = channel.unary_stream(
                 "/mesh.v1.Inference/Invoke",
                 request_serializer=bytes,
                 response_deserializer=bytes,
             )
+            invoke = partial(call, metadata=credentials().metadata)
             start_s = time.monotonic() + LEAD_S
             started(start_s)
             sending = asyncio.ensure_future(self._send(invoke, coming, start_s))

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -13,6 +14,7 @@ from mesh.domain.errors import InvalidInput, MeshError, NotFound, Unavailable
 from mesh.domain.ids import DeploymentName
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.views import CellSnapshot, DeploymentSnapshot
+from mesh.http.access import Keys
 from mesh.http.answers import ChatWriter, CompletionWriter
 from mesh.http.bodies import ChatBody, CompletionBody
 from mesh.http.generation import Generation
@@ -20,6 +22,7 @@ from mesh.http.models import Models
 from mesh.http.openapi import document
 from mesh.http.refusals import body_of, encoded, status_and_code
 from mesh.http.together import Gateway
+from mesh.wire.access import Gate
 
 
 def application(
@@ -28,6 +31,7 @@ def application(
     snapshot: Callable[[], CellSnapshot],
     find: Callable[[DeploymentName, CellSnapshot], DeploymentSnapshot],
     metrics: Callable[[], Awaitable[bytes]],
+    gate: Gate | None = None,
 ) -> Starlette:
     """`find` is the lookup of a deployment in a snapshot, and raises NotFound; `metrics` renders
     them in Prometheus' text format.
@@ -51,23 +55,23 @@ def application(
     async def scrape(request: Request) -> Response:
         return Response(await metrics(), media_type="text/plain; version=0.0.4")
 
+    routes = [
+        Route("/v1/chat/completions", Generation(gateway, ChatBody, ChatWriter), methods=["POST"]),
+        Route(
+            "/v1/completions",
+            Generation(gateway, CompletionBody, CompletionWriter),
+            methods=["POST"],
+        ),
+        Route("/v1/models", models.list),
+        Route("/v1/models/{model}", models.get),
+        Route("/healthz", live),
+        Route("/readyz", ready),
+        Route("/metrics", scrape),
+        Route("/openapi.json", openapi),
+    ]
     return Starlette(
-        routes=[
-            Route(
-                "/v1/chat/completions", Generation(gateway, ChatBody, ChatWriter), methods=["POST"]
-            ),
-            Route(
-                "/v1/completions",
-                Generation(gateway, CompletionBody, CompletionWriter),
-                methods=["POST"],
-            ),
-            Route("/v1/models", models.list),
-            Route("/v1/models/{model}", models.get),
-            Route("/healthz", live),
-            Route("/readyz", ready),
-            Route("/metrics", scrape),
-            Route("/openapi.json", openapi),
-        ],
+        routes=routes,
+        middleware=[Middleware(Keys, gate=gate or Gate(), routes=routes, told=_keyless)],
         exception_handlers={HTTPException: _unrouted, MeshError: _refused, Exception: _failed},
     )
 
@@ -84,6 +88,10 @@ async def _unrouted(request: Request, error: Exception) -> Response:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
+    return _keyless(request, error)
+
+
+def _keyless(request: Request, error: Exception) -> Response:
     assert isinstance(error, MeshError)
     return _told(error, *status_and_code(error))
 

@@ -17,6 +17,7 @@ from mesh.domain.errors import InvalidInput
 from mesh.http.exchange import ABORT
 from mesh.http.refusals import body_of, encoded
 from mesh.wire.channel import format_address, listening_socket, parse_address
+from mesh.wire.credentials import Tls
 
 CONNECTIONS_MAX = 8192
 HEAD_BYTES_MAX = 64 << 10
@@ -27,17 +28,21 @@ _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header 
 
 
 class HttpServer:
-    """Listens from its construction on. Raises InvalidInput, or Unavailable for a port in use."""
+    """Listens from its construction on, with a certificate where there is one. Raises InvalidInput,
+    or Unavailable for a port in use.
+    """
 
-    def __init__(self, listen: str) -> None:
+    def __init__(self, listen: str, tls: Tls | None = None) -> None:
         host, _ = parse_address(listen)
         self._socket = listening_socket(listen, option="--http")
         self.address = format_address(host, self._socket.getsockname()[1])
+        self._tls = tls
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
     def start(self, app: ASGIApp) -> None:
         """Serve, until `stop`."""
+        tls = self._tls
         config = uvicorn.Config(
             app,
             http=BoundedProtocol,
@@ -50,6 +55,8 @@ class HttpServer:
             proxy_headers=False,
             limit_concurrency=CONNECTIONS_MAX,
             timeout_keep_alive=KEEP_ALIVE_S,
+            ssl_certfile=tls.folder / f"{tls.part}.pem" if tls else None,
+            ssl_keyfile=tls.folder / f"{tls.part}.key" if tls else None,
         )
         self._server = _Server(config)
         self._serving = asyncio.create_task(self._server.serve([self._socket]))

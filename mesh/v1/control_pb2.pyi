@@ -1200,6 +1200,8 @@ class Usage(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
     hour_unix_s: _builtins.int
     """When the hour began, in seconds since 1970."""
     deployment: _builtins.str
@@ -1208,6 +1210,9 @@ class Usage(_message.Message):
     prompt_tokens: _builtins.int
     output_tokens: _builtins.int
     refused: _builtins.int
+    tenant: _builtins.str
+    """Whose key it was used with, if it was with one."""
+    key_id: _builtins.str
     def __init__(
         self,
         *,
@@ -1217,10 +1222,12 @@ class Usage(_message.Message):
         prompt_tokens: _builtins.int = ...,
         output_tokens: _builtins.int = ...,
         refused: _builtins.int = ...,
+        tenant: _builtins.str = ...,
+        key_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "hour_unix_s", b"hour_unix_s", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "refused", b"refused", "requests", b"requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "hour_unix_s", b"hour_unix_s", "key_id", b"key_id", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "refused", b"refused", "requests", b"requests", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

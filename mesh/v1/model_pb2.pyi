@@ -258,11 +258,14 @@ class DeploymentSpec(_message.Message):
     SCALING_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
     TENSOR_PARALLEL_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     source: _builtins.str
     context_tokens_max: _builtins.int
     tensor_parallel: _builtins.int
     """Devices that an instance spans. 0 means 1."""
+    tenant: _builtins.str
+    """Whose it is. What a client says of it is not believed."""
     @_builtins.property
     def slo(self) -> Global___Slo: ...
     @_builtins.property
@@ -279,10 +282,11 @@ class DeploymentSpec(_message.Message):
         scaling: Global___Scaling | None = ...,
         devices: _abc.Iterable[_builtins.str] | None = ...,
         tensor_parallel: _builtins.int = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max", "context_tokens_max", b"context_tokens_max", "scaling", b"scaling", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max", "context_tokens_max", b"context_tokens_max", "devices", b"devices", "name", b"name", "scaling", b"scaling", "slo", b"slo", "source", b"source", "tensor_parallel", b"tensor_parallel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max", "context_tokens_max", b"context_tokens_max", "devices", b"devices", "name", b"name", "scaling", b"scaling", "slo", b"slo", "source", b"source", "tenant", b"tenant", "tensor_parallel", b"tensor_parallel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__context_tokens_max: _TypeAlias = _typing.Literal["context_tokens_max"]  # noqa: Y015
     _WhichOneofArgType__context_tokens_max: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max"]  # noqa: Y015

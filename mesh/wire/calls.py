@@ -6,7 +6,9 @@ from typing import TypeVar, cast
 import grpc
 
 from mesh.domain.errors import DeadlineExceeded, InvalidInput, MeshError, Unavailable
+from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, error_of, is_told
+from mesh.wire.handshake import why_refused
 
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
@@ -67,7 +69,9 @@ class Calls:
                     hint="run the command again; see the controller's log",
                 )
             case grpc.StatusCode.UNAVAILABLE:
-                return Unavailable(
+                tls = credentials().tls
+                refused = why_refused(self._address, tls) if tls is not None else None
+                return refused or Unavailable(
                     f"no controller answers at {self._address}",
                     hint="start one with `mesh up`, or name another with --controller HOST:PORT",
                 )

@@ -7,10 +7,13 @@ shared, and dead peers are found by keepalive pings.
 import errno
 import os
 import socket
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import grpc
 
 from mesh.domain.errors import InvalidInput, Unavailable
+from mesh.wire.credentials import Tls, credentials
 
 MESSAGE_BYTES_MAX = 64 << 20
 """A tokenizer crosses the link in one message; the largest known are near 40 MiB."""
@@ -42,10 +45,15 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine reaches it."""
+    return host in _LOOPBACK or host.startswith("127.")
+
+
 def channel_options(address: str) -> Options:
     """Options for a channel to `address`."""
     host, _ = parse_address(address)
-    loopback = host in _LOOPBACK or host.startswith("127.")
+    loopback = is_loopback(host)
     return (
         ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
         ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
@@ -78,11 +86,65 @@ def server_options() -> Options:
 
 def dial(address: str) -> grpc.aio.Channel:
     """An asyncio channel; it connects when it is first used. Raises InvalidInput."""
-    return grpc.aio.insecure_channel(address, options=channel_options(address))
+    options, tls = channel_options(address), credentials().tls
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, _shown(tls), options=options)
 
 
-def bind(server: grpc.aio.Server, address: str) -> str:
-    """Listen at `address`, where port 0 takes a free one; returns the address bound.
+def dial_blocking(address: str) -> grpc.Channel:
+    """The same for threads; every call shows this process' key."""
+    options, tls = channel_options(address), credentials().tls
+    if tls is None:
+        channel = grpc.insecure_channel(address, options=options)
+    else:
+        channel = grpc.secure_channel(address, _shown(tls), options=options)
+    shown = credentials().metadata
+    return grpc.intercept_channel(channel, _Showing(shown)) if shown else channel
+
+
+def _shown(tls: Tls) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(tls.authority, tls.key, tls.certificate)
+
+
+class _Details(NamedTuple):
+    """Of a call, as gRPC's interceptors hand them on."""
+
+    method: str
+    timeout: float | None
+    metadata: Sequence[tuple[str, str | bytes]] | None
+    credentials: grpc.CallCredentials | None
+    wait_for_ready: bool | None
+    compression: grpc.Compression | None
+
+
+class _Showing(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[type-arg]
+    """Adds metadata to every call."""
+
+    def __init__(self, metadata: tuple[tuple[str, str], ...]) -> None:
+        self._metadata = metadata
+
+    def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+        return continuation(self._shown(details), request)
+
+    def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:
+        return continuation(self._shown(details), request)
+
+    def _shown(self, details: Any) -> _Details:
+        given = details.metadata or ()
+        return _Details(
+            method=details.method,
+            timeout=details.timeout,
+            metadata=(*given, *self._metadata),
+            credentials=details.credentials,
+            wait_for_ready=details.wait_for_ready,
+            compression=details.compression,
+        )
+
+
+def bind(server: grpc.aio.Server, address: str, tls: Tls | None = None) -> str:
+    """Listen at `address`, where port 0 takes a free one; returns the address bound. With `tls`
+    both ends show certificates of one authority.
 
     Raises InvalidInput for no address, Unavailable when the port is taken or not ours to take.
     """
@@ -90,7 +152,12 @@ def bind(server: grpc.aio.Server, address: str) -> str:
     # Bound and let go: the kernel says why not in one word, where gRPC writes a page to stderr.
     listening_socket(address).close()
     try:
-        bound = server.add_insecure_port(format_address(host, port))
+        if tls is None:
+            bound = server.add_insecure_port(format_address(host, port))
+        else:
+            pair = [(tls.key, tls.certificate)]
+            mutual = grpc.ssl_server_credentials(pair, tls.authority, require_client_auth=True)
+            bound = server.add_secure_port(format_address(host, port), mutual)
     except RuntimeError as error:
         raise Unavailable(
             f"cannot listen at {address}", hint="choose another address with --listen"

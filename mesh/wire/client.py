@@ -30,7 +30,7 @@ from mesh.v1 import control_pb2 as pb
 from mesh.v1.control_pb2_grpc import ControlStub
 from mesh.v1.inference_pb2_grpc import InferenceStub
 from mesh.wire.calls import UNARY_S_MAX, Calls
-from mesh.wire.channel import channel_options
+from mesh.wire.channel import dial_blocking
 from mesh.wire.codec_invoke import event_from_wire, invocation_to_wire
 from mesh.wire.codec_model import assets_from_wire, spec_to_wire
 from mesh.wire.codec_views import (
@@ -56,7 +56,7 @@ class MeshClient:
     """
 
     def __init__(self, address: str, *, answer_s_max: float = UNARY_S_MAX) -> None:
-        self._channel = grpc.insecure_channel(address, options=channel_options(address))
+        self._channel = dial_blocking(address)
         self._control = ControlStub(self._channel)
         self._inference = InferenceStub(self._channel)
         self._calls = Calls(address, answer_s_max)

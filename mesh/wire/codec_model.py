@@ -140,6 +140,7 @@ def spec_to_wire(spec: DeploymentSpec) -> pb.DeploymentSpec:
         ),
         devices=spec.devices,
         tensor_parallel=spec.tensor_parallel,
+        tenant=spec.tenant,
     )
 
 
@@ -159,4 +160,5 @@ def spec_from_wire(message: pb.DeploymentSpec) -> DeploymentSpec:
         ),
         devices=tuple(member(DeviceKind, d, message, "devices") for d in message.devices),
         tensor_parallel=message.tensor_parallel or 1,
+        tenant=message.tenant,
     )

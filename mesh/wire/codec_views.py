@@ -355,6 +355,8 @@ def usage_to_wire(usage: Usage) -> pb.Usage:
         prompt_tokens=usage.prompt_tokens,
         output_tokens=usage.output_tokens,
         refused=usage.refused,
+        tenant=usage.tenant,
+        key_id=usage.key_id,
     )
 
 
@@ -366,6 +368,8 @@ def usage_from_wire(message: pb.Usage) -> Usage:
         prompt_tokens=message.prompt_tokens,
         output_tokens=message.output_tokens,
         refused=message.refused,
+        tenant=message.tenant,
+        key_id=message.key_id,
     )
 
 

@@ -20,7 +20,9 @@ from mesh.v1.node_link_pb2_grpc import NodeLinkStub
 from mesh.wire.channel import dial
 from mesh.wire.codec_command import command_from_wire, rule_of
 from mesh.wire.codec_node import report_to_wire
+from mesh.wire.credentials import credentials
 from mesh.wire.errors import EndedCall, error_of
+from mesh.wire.handshake import why_refused
 from mesh.wire.mailbox import Mailbox
 
 Call: TypeAlias = "grpc.aio.StreamStreamCall[pb.NodeReport, pb.NodeCommand]"
@@ -32,12 +34,13 @@ class Connection:
     def __init__(self, *, address: str, reports_max: int, welcome_s_max: float) -> None:
         self.opened = False
         """The controller has taken the node."""
+        self._address = address
         self._reports_max = reports_max
         self._welcome_s_max = welcome_s_max
         self._reports: Mailbox[NodeReport] = Mailbox(reports_max)
         self._channel = dial(address)
         connect: Any = NodeLinkStub(self._channel).Connect  # the stubs ask for an iterator
-        self._call: Call = connect()
+        self._call: Call = connect(metadata=credentials().metadata)
         self._commands = aiter(self._call)
         self._given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -136,6 +139,10 @@ class Connection:
             case DecodeError():
                 return InvalidInput(f"the controller sent no valid command: {error}")
             case grpc.aio.AioRpcError():
+                tls = credentials().tls
+                if tls is not None and not self.opened:
+                    refused = await asyncio.to_thread(why_refused, self._address, tls)
+                    return refused or error_of(cast(EndedCall, error))
                 return error_of(cast(EndedCall, error))
             case _:
                 return Unavailable(await self._call.details() or "the call has ended")

@@ -15,10 +15,12 @@ from mesh.domain.errors import (
     AlreadyExists,
     Cancelled,
     DeadlineExceeded,
+    Forbidden,
     InvalidInput,
     MeshError,
     NotFound,
     Refused,
+    Unauthenticated,
     Unavailable,
 )
 from mesh.domain.reasons import RefusalReason
@@ -38,6 +40,8 @@ _FOREIGN: dict[grpc.StatusCode, type[MeshError]] = {
     grpc.StatusCode.OUT_OF_RANGE: InvalidInput,
     grpc.StatusCode.NOT_FOUND: NotFound,
     grpc.StatusCode.ALREADY_EXISTS: AlreadyExists,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: Forbidden,
     grpc.StatusCode.CANCELLED: Cancelled,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.UNAVAILABLE: Unavailable,

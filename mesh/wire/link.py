@@ -12,7 +12,13 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mesh.domain.errors import AlreadyExists, InvalidInput, MeshError
+from mesh.domain.errors import (
+    AlreadyExists,
+    Forbidden,
+    InvalidInput,
+    MeshError,
+    Unauthenticated,
+)
 from mesh.domain.messages import NodeCommand, NodeHello, NodeReport
 from mesh.domain.node_rule import NodeRule
 from mesh.wire.connection import Connection
@@ -71,7 +77,8 @@ class NodeLink:
 
     async def run(self) -> None:
         """Keep the link until `stop`. Raises AlreadyExists when the name is taken by another node,
-        InvalidInput when the controller cannot make sense of this one: neither heals by waiting.
+        InvalidInput when the controller cannot make sense of this one, Unauthenticated or Forbidden
+        for its key: none of them heals by waiting.
         """
         failures = 0
         while not self._stopping.is_set():
@@ -96,7 +103,7 @@ class NodeLink:
             async with connection:
                 self._on_open(await connection.open(self._hello()))
                 await connection.serve(self._on_command)
-        except (AlreadyExists, InvalidInput) as error:
+        except (AlreadyExists, InvalidInput, Unauthenticated, Forbidden) as error:
             reason = error.message
             if not connection.opened:
                 raise

@@ -13,13 +13,17 @@ from typing import Any, NoReturn
 
 import grpc
 
+from mesh.domain.access import Role
 from mesh.domain.errors import InvalidInput, MeshError
+from mesh.wire.access import AUTHORIZATION, RPCS, Gate
 from mesh.wire.errors import status_of
 from mesh.wire.malformed import Malformed, lenient
 
 logger = logging.getLogger(__name__)
 
 _OURS = "/mesh.v1."
+_COMMON_NAME = "x509_common_name"
+"""Of what the caller showed, in gRPC's context."""
 ABORT_S_MAX = 1.0
 """For telling a caller why its call ends; one that does not even read that is dropped."""
 
@@ -30,6 +34,9 @@ Handler = Callable[[Any, Any], Awaitable[Any]]
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Wraps the handlers of mesh.v1; health and reflection are left as they are."""
 
+    def __init__(self, gate: Gate | None = None) -> None:
+        self._gate = gate or Gate()
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
@@ -39,6 +46,11 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if handler is None or not details.method.startswith(_OURS):
             return handler
         parse = lenient(handler.request_deserializer)
+        gate, roles = self._gate, RPCS.get(details.method, frozenset({Role.ADMIN}))
+
+        def guarded(of: Handler) -> Handler:
+            return answered(admitted(of, details.method, gate, roles))
+
         if handler.stream_stream is not None:
             return grpc.stream_stream_rpc_method_handler(
                 guarded(handler.stream_stream), parse, handler.response_serializer
@@ -52,7 +64,21 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         )
 
 
-def guarded(handler: Handler) -> Handler:
+def admitted(handler: Handler, method: str, gate: Gate, roles: frozenset[Role]) -> Handler:
+    """The handler, for those who have a key of these roles, and the certificate for it."""
+    if not gate.looks:
+        return handler
+
+    async def call(request: Any, context: Any) -> Any:
+        said = dict(context.invocation_metadata() or ()).get(AUTHORIZATION)
+        gate.check_certificate(method, context.auth_context().get(_COMMON_NAME, ()))
+        gate.admit(said if isinstance(said, str) else None, roles)
+        return await handler(request, context)
+
+    return call
+
+
+def answered(handler: Handler) -> Handler:
     """The handler, its errors turned into the call's status."""
 
     async def call(request: Any, context: Any) -> Any:

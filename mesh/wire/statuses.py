@@ -14,6 +14,7 @@ from mesh.domain.errors import (
     Cancelled,
     DeadlineExceeded,
     EngineError,
+    Forbidden,
     InvalidInput,
     MeshError,
     ModelError,
@@ -21,6 +22,7 @@ from mesh.domain.errors import (
     OutOfMemory,
     Refused,
     StorageError,
+    Unauthenticated,
     Unavailable,
 )
 from mesh.domain.reasons import RefusalReason
@@ -41,6 +43,8 @@ _ERRORS: tuple[tuple[type[MeshError], Status], ...] = (
     (InvalidInput, Status(_Code.INVALID_ARGUMENT, 400, "invalid_request")),
     (NotFound, Status(_Code.NOT_FOUND, 404, "model_not_found")),
     (AlreadyExists, Status(_Code.ALREADY_EXISTS, 409, "already_exists")),
+    (Unauthenticated, Status(_Code.UNAUTHENTICATED, 401, "invalid_api_key")),
+    (Forbidden, Status(_Code.PERMISSION_DENIED, 403, "permission_denied")),
     (DeadlineExceeded, Status(_Code.DEADLINE_EXCEEDED, 504, "deadline_exceeded")),
     (Cancelled, Status(_Code.CANCELLED, 499, "cancelled")),
     (Unavailable, Status(_Code.UNAVAILABLE, 503, "unavailable")),
@@ -61,6 +65,7 @@ _REFUSALS: Mapping[RefusalReason, Status] = {
     RefusalReason.FIRST_TOKEN_LATE: Status(_Code.RESOURCE_EXHAUSTED, 429, "first_token_late"),
     RefusalReason.DELAYS_RUNNING: Status(_Code.RESOURCE_EXHAUSTED, 429, "delays_running"),
     RefusalReason.TPOT_EXCEEDED: Status(_Code.RESOURCE_EXHAUSTED, 429, "tpot_exceeded"),
+    RefusalReason.TENANT_LIMIT: Status(_Code.RESOURCE_EXHAUSTED, 429, "rate_limit_exceeded"),
     RefusalReason.NO_NODE: Status(_Code.UNAVAILABLE, 503, "no_node"),
     RefusalReason.NODE_LOST: Status(_Code.UNAVAILABLE, 503, "node_lost"),
     RefusalReason.SHUTTING_DOWN: Status(_Code.UNAVAILABLE, 503, "shutting_down"),

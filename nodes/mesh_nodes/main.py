@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from mesh import __version__
@@ -24,6 +25,7 @@ from mesh.domain.steps import LoadTier
 from mesh.domain.units import format_bytes
 from mesh.runtime.engine import Engine
 from mesh.runtime.journal import NodeStart, open_journal
+from mesh.wire.credentials import credentials, read_credentials, show
 from mesh_loader.store import ModelStore
 from mesh_nodes.agent import Agent
 from mesh_nodes.engines.choosing import BuiltEngine, build_engine, own_resident_bytes
@@ -56,6 +58,7 @@ def main(arguments: Sequence[str] | None = None, engine_of: EngineOf | None = No
         )
         if options.parent_pid is not None:
             die_with_parent(options.parent_pid)
+        _show(options)
         return _run(options, build_engine if engine_of is None else _built_by(engine_of))
     except KeyboardInterrupt:
         # Before the agent listened for it.
@@ -63,6 +66,19 @@ def main(arguments: Sequence[str] | None = None, engine_of: EngineOf | None = No
     except Exception as error:
         _tell(error)
         return USAGE if isinstance(error, InvalidInput) else FAILED
+
+
+def _show(options: NodeOptions) -> None:
+    """The node's key and certificate; a key that the command line has read holds on."""
+    tls = None
+    if options.tls is not None:
+        from mesh.wire.certificates import Part, read_tls
+
+        tls = read_tls(options.tls, Part.NODE)
+    if options.key_file is None and credentials().key:
+        show(replace(credentials(), tls=tls))
+    else:
+        show(read_credentials(os.environ, options.key_file, tls))
 
 
 def _run(options: NodeOptions, build: Callable[[NodeOptions], BuiltEngine]) -> int:

@@ -73,6 +73,8 @@ class NodeOptions:
     """Bound of all imports together; None for none."""
     home: Path
     journal: Path | None
+    key_file: Path | None
+    tls: Path | None
     parent_pid: int | None
 
 
@@ -109,6 +111,8 @@ def read_options(
         download_bytes_per_s=given.download_rate and parse_rate(given.download_rate),
         home=Path(given.home).expanduser().absolute(),
         journal=None if given.journal is None else Path(given.journal),
+        key_file=None if given.key_file is None else Path(given.key_file),
+        tls=None if not given.tls else Path(given.tls),
         parent_pid=given.parent_pid,
     )
 
@@ -185,8 +189,19 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         help="state folder; models are kept in its store/ (MESH_HOME)",
     )
     add("--journal", metavar="FILE", help="write every decision of this node there")
+    _add_credentials(add, environ)
     add("--parent-pid", type=int, metavar="PID", help="end when this parent process ends")
     return parser
+
+
+def _add_credentials(add: Callable[..., object], environ: Mapping[str, str]) -> None:
+    add("--key-file", metavar="FILE", help="the node's key for the cell (MESH_KEY)")
+    add(
+        "--tls",
+        metavar="DIR",
+        default=environ.get("MESH_TLS"),
+        help="certificates for the cell: ca.pem, node.pem, node.key (MESH_TLS)",
+    )
 
 
 def _address(text: str) -> str:

@@ -2,7 +2,8 @@
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from mesh.cli import children
 from mesh.domain.errors import Unavailable
 from mesh.wire.client import MeshClient
+from mesh.wire.credentials import Credentials, show
 from tests.cli.running import Ran, mesh
 from tests.support.tiny_model import write_tiny_llama
 
@@ -40,7 +42,18 @@ class RunningCell:
 def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCell]:
     """One cell for all tests; each test deploys under names of its own."""
     home = tmp_path_factory.mktemp("cell")
-    model = write_tiny_llama(home / "tiny")
+    write_tiny_llama(home / "tiny")
+    with running_cell(home) as cell:
+        yield cell
+
+
+@contextmanager
+def running_cell(
+    home: Path, *options: str, node_options: Sequence[str] = (), shown: Credentials | None = None
+) -> Iterator[RunningCell]:
+    """With these options for its controller and its node; `shown` are an operator's, where
+    they are wanted.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -49,19 +62,24 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCell]:
         children.start(
             "the controller",
             "mesh.controller",
-            ["--listen", address, *at_home],
+            ["--listen", address, *at_home, *options],
             home / "logs" / "controller.log",
         ),
         children.start(
             "the node",
             "tests.support.scripted_node",
-            ["--step-s", STEP_S, "--", "--join", address, "--name", "cpu0", *at_home],
+            [
+                *("--step-s", STEP_S, "--", "--join", address, "--name", "cpu0"),
+                *(*at_home, *node_options),
+            ],
             home / "logs" / "node.log",
         ),
     ]
     try:
+        show(shown or Credentials())
         _wait_ready(address, begun)
-        yield RunningCell(address=address, home=home, model=model)
+        show(Credentials())
+        yield RunningCell(address=address, home=home, model=home / "tiny")
     finally:
         children.stop(begun)
 

@@ -46,6 +46,7 @@ from mesh.wire.channel import dial
 from mesh.wire.client import MeshClient
 from mesh.wire.codec_command import command_from_wire
 from mesh.wire.codec_node import report_to_wire
+from mesh.wire.credentials import credentials
 from tests.support.profiles import FINGERPRINT, PROFILE
 
 T = TypeVar("T")
@@ -120,7 +121,7 @@ class FakeNode:
         self.measuring = True
         self._channel = dial(address)
         connect: Any = NodeLinkStub(self._channel).Connect
-        self.call: Any = connect()
+        self.call: Any = connect(metadata=credentials().metadata)
         self._told = asyncio.Condition()
         self._listening: asyncio.Task[None] | None = None
 

@@ -11,6 +11,8 @@ from tests.wire.test_errors import tree
 ALIKE = {
     grpc.StatusCode.INVALID_ARGUMENT: {400},
     grpc.StatusCode.NOT_FOUND: {404},
+    grpc.StatusCode.UNAUTHENTICATED: {401},
+    grpc.StatusCode.PERMISSION_DENIED: {403},
     grpc.StatusCode.ALREADY_EXISTS: {409},
     grpc.StatusCode.RESOURCE_EXHAUSTED: {429, 500},
     grpc.StatusCode.UNAVAILABLE: {503},

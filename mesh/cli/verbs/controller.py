@@ -24,6 +24,9 @@ from mesh.controller.main import main as run_controller
     type=click.FloatRange(min=0, max=1),
     help="Decodes of an instance that take no longer together are one turn; default: each is one.",
 )
+@click.option("--tls", metavar="DIR", help="Certificates, as of `mesh tls init DIR`.")
+@click.option("--keys", is_flag=True, help="Each call needs a key, on the loopback, too.")
+@click.option("--open", "open_", is_flag=True, help="None does, off the loopback either.")
 @click.option("--journal", metavar="FILE", help="Write every decision of the cell there.")
 @home_option
 @click.pass_context
@@ -33,12 +36,20 @@ def controller(
     http: str,
     policy: str | None,
     turn: float | None,
+    tls: str | None,
+    keys: bool,
+    open_: bool,
     journal: str | None,
     home: Path,
 ) -> None:
     """Run a cell's controller in the foreground: gateway, admission, placement."""
     arguments = ["--listen", listen, "--http", http, "--home", str(home)]
-    for option, value in (("--policy", policy), ("--turn", turn), ("--journal", journal)):
+    optional = (
+        *(("--policy", policy), ("--turn", turn)),
+        *(("--journal", journal), ("--tls", tls)),
+    )
+    for option, value in optional:
         if value is not None:
             arguments += [option, str(value)]
+    arguments += [option for option, given in (("--keys", keys), ("--open", open_)) if given]
     ctx.exit(run_controller(arguments))

@@ -47,6 +47,8 @@ from mesh_nodes.main import main as run_node
     help="When a load checks the digests of its files.",
 )
 @click.option("--download-rate", metavar="SIZE", help="A second, for http and s3; default: any.")
+@click.option("--tls", metavar="DIR", envvar="MESH_TLS", help="As of `mesh tls init DIR`.")
+@click.option("--key-file", metavar="FILE", help="The node's key for the cell; default: MESH_KEY.")
 @click.option("--journal", metavar="FILE", help="Write every decision of this node there.")
 @home_option
 @click.pass_context
@@ -64,6 +66,8 @@ def node(
     asleep_memory: str | None,
     verify: str,
     download_rate: str | None,
+    tls: str | None,
+    key_file: str | None,
     journal: str | None,
     home: Path,
 ) -> None:
@@ -74,7 +78,8 @@ def node(
         *(("--name", name), ("--gpu", gpu), ("--engine", engine), ("--memory", memory)),
         *(("--threads", threads), ("--asleep", asleep), ("--asleep-memory", asleep_memory)),
         *(("--prefetch-memory", prefetch_memory), ("--download-rate", download_rate)),
-        ("--journal", journal),
+        *(("--journal", journal), ("--key-file", key_file)),
+        ("--tls", tls),
     )
     for option, value in optional:
         if value is not None:

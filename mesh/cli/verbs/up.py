@@ -39,6 +39,7 @@ WATCH_S = 0.2
     show_default=True,
     help="Where the controller listens. Port 0 picks a free one.",
 )
+@click.option("--open", "open_", is_flag=True, help="As of `mesh controller`: none needs a key.")
 @http_option
 @policy_option
 @home_option
@@ -48,6 +49,7 @@ def up(
     prefetch_memory: str | None,
     threads: int | None,
     listen: str,
+    open_: bool,
     http: str,
     policy: str | None,
     home: Path,
@@ -62,6 +64,7 @@ def up(
         prefetch_bytes=None if prefetch_memory is None else parse_bytes(prefetch_memory),
         threads=threads,
         policy=policy,
+        open=open_,
     )
     cell = LocalCell(plan, RestartLimits())
     with Stopping() as stopping:

@@ -1,4 +1,4 @@
-"""`mesh usage`: tokens, requests and refusals by deployment and hour, for those who send bills."""
+"""`mesh usage`: tokens, requests and refusals by whom and when, for those who send bills."""
 
 import re
 import time
@@ -22,10 +22,14 @@ _COUNTS: tuple[Column[Usage], ...] = (
 )
 _HOUR: Column[Usage] = word("HOUR", lambda u: _iso(u.hour_unix_s))
 _DEPLOYMENT: Column[Usage] = word("DEPLOYMENT", lambda u: u.deployment or "(unknown)")
+_TENANT: Column[Usage] = word("TENANT", lambda u: u.tenant or "(none)")
+_KEY: Column[Usage] = word("KEY", lambda u: u.key_id or "(none)")
 _COLUMNS = {
     UsageBy.DEPLOYMENT: (_DEPLOYMENT, *_COUNTS),
     UsageBy.HOUR: (_HOUR, *_COUNTS),
     UsageBy.BOTH: (_HOUR, _DEPLOYMENT, *_COUNTS),
+    UsageBy.TENANT: (_TENANT, *_COUNTS),
+    UsageBy.KEY: (_TENANT, _KEY, *_COUNTS),
 }
 
 
@@ -48,7 +52,7 @@ _COLUMNS = {
 @output_option(tuple(Format), "How the data is written.")
 @controller_option
 def usage(by: UsageBy, since: str, form: Format, address: str) -> None:
-    """Show what was used of each deployment, by hour. An hour is counted whole."""
+    """Show what was used: by deployment, hour, tenant or key. An hour is counted whole."""
     since_unix_s = _unix_s(since)
     with MeshClient(address) as client:
         found = summed(client.usage(since_unix_s), by)

@@ -1,0 +1,104 @@
+"""Limits of tenants: who calls too often, has too many tokens or calls under way, is refused.
+
+Buckets that fill at the limit's rate, a second's or a minute's worth at most; tokens are taken out
+when a call has ended, so that a tenant may overdraw once and then waits. Times are the caller's of
+the methods. Before: the gateway, with a call. After: the same call, or Refused.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from mesh.domain.access import NOBODY, TenantLimits, TenantName
+from mesh.domain.errors import Refused
+from mesh.domain.reasons import RefusalReason
+from mesh.runtime.clock import Clock
+
+MINUTE_S = 60.0
+RUNNING_RETRY_S = 1.0
+"""Told to who has too many calls under way: nobody knows when one ends."""
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """`level` may be below 0, after an overdraft."""
+
+    level: float
+    at_s: float
+
+    def filled(self, rate_per_s: float, most: float, now_s: float) -> float:
+        self.level = min(self.level + (now_s - self.at_s) * rate_per_s, most)
+        self.at_s = now_s
+        return self.level
+
+
+@dataclass(slots=True)
+class Taken:
+    """What a call has used; its holder says when it ends."""
+
+    tokens: int = 0
+
+
+class TenantMeter:
+    """`limits` knows those of a tenant, now. Tenants are as many as have keys."""
+
+    def __init__(self, limits: Callable[[TenantName], TenantLimits], clock: Clock) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._requests: dict[TenantName, _Bucket] = {}
+        self._tokens: dict[TenantName, _Bucket] = {}
+        self._running: dict[TenantName, int] = {}
+
+    @contextmanager
+    def call(self, tenant: TenantName) -> Iterator[Taken]:
+        """A call of a tenant, while it is open. Raises Refused."""
+        taken = Taken()
+        if tenant == NOBODY:
+            yield taken
+            return
+        self._admit(tenant, self._limits(tenant))
+        self._running[tenant] = self._running.get(tenant, 0) + 1
+        try:
+            yield taken
+        finally:
+            self._running[tenant] -= 1
+            if tenant in self._tokens:
+                self._tokens[tenant].level -= taken.tokens
+
+    def _admit(self, tenant: TenantName, limits: TenantLimits) -> None:
+        now_s, running = self._clock.now_s(), self._running.get(tenant, 0)
+        if limits.running is not None and running >= limits.running:
+            raise _over(tenant, f"has {running} calls under way", limits.running, RUNNING_RETRY_S)
+        if limits.tokens_per_min is not None:
+            rate, most = limits.tokens_per_min / MINUTE_S, limits.tokens_per_min
+            bucket = self._tokens.setdefault(tenant, _Bucket(most, now_s))
+            level = bucket.filled(rate, most, now_s)
+            if level <= 0:
+                again_s = (1.0 - level) / rate if rate else MINUTE_S
+                said = f"has used {most - level:.0f} tokens in a minute"
+                raise _over(tenant, said, limits.tokens_per_min, again_s)
+        if limits.requests_per_s is not None:
+            rate, most = limits.requests_per_s, max(limits.requests_per_s, 1.0)
+            bucket = self._requests.setdefault(tenant, _Bucket(most, now_s))
+            level = bucket.filled(rate, most, now_s)
+            if level < 1.0:
+                again_s = (1.0 - level) / rate if rate else MINUTE_S
+                raise _over(tenant, "calls more often in a second than it may", rate, again_s)
+            bucket.level -= 1.0
+
+
+def _over(tenant: TenantName, said: str, limit: float, again_s: float) -> Refused:
+    return Refused(
+        f"the tenant {tenant!r} {said}; its limit is {limit:g}",
+        reason=RefusalReason.TENANT_LIMIT,
+        retry_after_s=again_s,
+    )
+
+
+def check_deployments(tenant: TenantName, limits: TenantLimits, deployed: int) -> None:
+    """Before one more. Raises Refused."""
+    if limits.deployments is not None and deployed >= limits.deployments:
+        raise Refused(
+            f"the tenant {tenant!r} has {deployed} deployments; its limit is {limits.deployments}",
+            reason=RefusalReason.TENANT_LIMIT,
+        )

@@ -1,0 +1,104 @@
+"""What each call of either protocol needs: the roles that may make it, in one table a protocol.
+
+`Gate.admit` says who calls, or refuses; what that caller may see is decided where it is looked up,
+by `caller()`. Before: the interceptor of gRPC and the middleware of HTTP. After: the handlers. A
+call that is in no table is an operator's.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
+
+from mesh.domain.access import ANYONE, Caller, Role
+from mesh.domain.errors import Forbidden, Unauthenticated
+
+AUTHORIZATION = "authorization"
+NODE_LINK = "/mesh.v1.NodeLink/Connect"
+NODE_NAME = "mesh node"
+"""The common name of certificates that may join a cell."""
+_SCHEME = "bearer "
+_CHARS_MAX = 512
+_USERS = frozenset({Role.ADMIN, Role.TENANT})
+_OPERATORS = frozenset({Role.ADMIN})
+_NODES = frozenset({Role.ADMIN, Role.NODE})
+_CONTROL = {
+    _USERS: (
+        *("Deploy", "Undo", "Delete", "Scale", "Load", "Unload", "Profile", "GetDeployment"),
+        *("ListDeployments", "GetProfiles", "GetTokenizer", "GetUsage", "ListRequests", "Cancel"),
+    ),
+    _OPERATORS: ("Drain", "ListNodes", "GetStatus", "Watch"),
+}
+RPCS: Mapping[str, frozenset[Role]] = {
+    "/mesh.v1.Inference/Invoke": _USERS,
+    NODE_LINK: _NODES,
+    **{
+        f"/mesh.v1.Control/{method}": roles
+        for roles, methods in _CONTROL.items()
+        for method in methods
+    },
+}
+ROUTES: Mapping[str, frozenset[Role] | None] = {
+    "/v1/chat/completions": _USERS,
+    "/v1/completions": _USERS,
+    "/v1/models": _USERS,
+    "/v1/models/{model}": _USERS,
+    "/metrics": _OPERATORS,
+    "/healthz": None,
+    "/readyz": None,
+    "/openapi.json": None,
+}
+"""None: anyone, without a key."""
+_CALLER: ContextVar[Caller] = ContextVar("caller", default=ANYONE)
+
+
+def caller() -> Caller:
+    """Of the call that this runs for."""
+    return _CALLER.get()
+
+
+class Gate:
+    """`find` knows the caller of a key, and raises Unauthenticated; None where none is wanted.
+    `mutual`: callers show certificates.
+    """
+
+    def __init__(
+        self, find: Callable[[str], Caller] | None = None, *, mutual: bool = False
+    ) -> None:
+        self._find = find
+        self._mutual = mutual
+
+    @property
+    def wants_keys(self) -> bool:
+        return self._find is not None
+
+    @property
+    def looks(self) -> bool:
+        return self.wants_keys or self._mutual
+
+    def check_certificate(self, method: str, names: Iterable[bytes]) -> None:
+        """`names`: the common ones of what a caller showed. Raises Forbidden."""
+        if self._mutual and method == NODE_LINK and NODE_NAME.encode() not in names:
+            shown = ", ".join(name.decode("utf-8", "replace") for name in names)
+            raise Forbidden(
+                f"the certificate is of a {shown}, which may not join",
+                hint="start the node with --tls and the folder with node.pem",
+            )
+
+    def admit(self, authorization: str | None, roles: Iterable[Role]) -> None:
+        """Let a call in, as its caller's. Raises Unauthenticated or Forbidden."""
+        if self._find is None:
+            return
+        if authorization is None:
+            raise Unauthenticated(
+                "no key was given",
+                hint="send Authorization: Bearer KEY; `mesh` sends MESH_KEY, or --key-file",
+            )
+        scheme = authorization[: len(_SCHEME)].lower()
+        if scheme != _SCHEME or len(authorization) > _CHARS_MAX:
+            raise Unauthenticated("the Authorization is no Bearer key")
+        found = self._find(authorization[len(_SCHEME) :].strip())
+        if found.role not in roles:
+            raise Forbidden(
+                f"the key {found.key_id} is of a {found.role}, which may not do this",
+                hint=f"use the key of a role that may: {', '.join(sorted(roles))}",
+            )
+        _CALLER.set(found)

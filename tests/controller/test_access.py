@@ -1,0 +1,346 @@
+"""Keys: every call and route is closed to whoever may not make it, and tenants see their own alone.
+
+Calls come from the services' descriptors and routes from the application, so that a new one that is
+forgotten in the tables fails here.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import pytest
+import requests
+from google.protobuf.descriptor import FileDescriptor
+
+from mesh.controller.keys import KeyBook
+from mesh.controller.main import main as run_controller
+from mesh.domain.access import Role, TenantLimits, TenantName
+from mesh.domain.errors import (
+    AlreadyExists,
+    Forbidden,
+    InvalidInput,
+    MeshError,
+    NotFound,
+    Refused,
+    Unauthenticated,
+)
+from mesh.domain.ids import DeploymentName, RequestId
+from mesh.domain.invocation import Accepted, Finished
+from mesh.domain.reasons import RefusalReason
+from mesh.http.app import application
+from mesh.v1 import control_pb2, inference_pb2, node_link_pb2
+from mesh.wire.access import ROUTES, RPCS
+from mesh.wire.channel import dial
+from mesh.wire.client import MeshClient
+from mesh.wire.credentials import Credentials, show
+from tests.controller.live import SPEC, WAIT_S_MAX, FakeNode, LiveCell, asking, live_cell
+
+FILES: tuple[FileDescriptor, ...] = (
+    control_pb2.DESCRIPTOR,
+    inference_pb2.DESCRIPTOR,
+    node_link_pb2.DESCRIPTOR,
+)
+METHODS = sorted(
+    f"/{service.full_name}/{method.name}"
+    for file in FILES
+    for service in file.services_by_name.values()
+    for method in service.methods
+)
+A, B = TenantName("a"), TenantName("b")
+CLIENTS = 50
+CLOSED = ("", "mesh_of_nobody", "expired", "revoked")
+"""Keys that open nothing; the last two by the name in `Keys`."""
+
+
+@dataclass
+class Keys:
+    """A key of each kind; `book` is the cell's."""
+
+    book: KeyBook
+    admin: str
+    a: str
+    b: str
+    node: str
+    expired: str
+    revoked: str
+
+
+def made_keys(home: Path) -> Keys:
+    book = KeyBook(home / "controller")
+    revoked, kept = book.create(Role.ADMIN, TenantName(""))
+    book.revoke(kept.key_id)
+    return Keys(
+        book=book,
+        admin=book.create(Role.ADMIN, TenantName(""))[0],
+        a=book.create(Role.TENANT, A)[0],
+        b=book.create(Role.TENANT, B)[0],
+        node=book.create(Role.NODE, TenantName(""))[0],
+        expired=book.create(Role.ADMIN, TenantName(""), expires_unix_s=1.0)[0],
+        revoked=revoked,
+    )
+
+
+@contextmanager
+def showing(key: str) -> Iterator[None]:
+    show(Credentials(key=key))
+    try:
+        yield
+    finally:
+        show(Credentials())
+
+
+def client_of(cell: LiveCell, key: str) -> MeshClient:
+    with showing(key):
+        return MeshClient(cell.address)
+
+
+@asynccontextmanager
+async def keyed(home: Path) -> AsyncIterator[tuple[LiveCell, Keys]]:
+    """A cell that wants keys, with a node."""
+    keys = made_keys(home)
+    async with live_cell(home, keys=True, http="127.0.0.1:0") as cell:
+        with showing(keys.node):
+            cell.nodes.append(await FakeNode(cell.address).join())
+        yield cell, keys
+    keys.book.close()
+
+
+@pytest.fixture
+async def cell(tmp_path: Path) -> AsyncIterator[tuple[LiveCell, Keys]]:
+    async with keyed(tmp_path) as made:
+        yield made
+
+
+async def code_of(channel: grpc.aio.Channel, method: str, key: str) -> grpc.StatusCode:
+    """How a call with an empty message ends."""
+    metadata = Credentials(key=key).metadata
+    raw: Any = channel
+    call = raw.stream_stream(method)(iter([b""]), metadata=metadata, timeout=WAIT_S_MAX)
+    try:
+        async for _ in call:
+            pass
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
+
+
+async def test_every_call_is_closed_to_whoever_may_not_make_it(
+    cell: tuple[LiveCell, Keys],
+) -> None:
+    assert sorted(RPCS) == METHODS, "each call has its roles in the table"
+    live, keys = cell
+    denied = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
+    async with dial(live.address) as channel:
+        for method in METHODS:
+            for name in CLOSED:
+                key = getattr(keys, name, name)
+                assert await code_of(channel, method, key) is grpc.StatusCode.UNAUTHENTICATED
+            for role, key in ((Role.NODE, keys.node), (Role.TENANT, keys.b)):
+                code = await code_of(channel, method, key)
+                if role in RPCS[method]:
+                    assert code not in denied, method
+                else:
+                    assert code is grpc.StatusCode.PERMISSION_DENIED, method
+            assert await code_of(channel, method, keys.admin) not in denied, method
+
+
+def paths() -> list[str]:
+    nothing = cast(Any, None)
+    made = application(gateway=nothing, snapshot=nothing, find=nothing, metrics=nothing)
+    return [cast(Any, route).path for route in made.routes]
+
+
+async def test_every_route_is_closed_to_whoever_may_not_ask_it(
+    cell: tuple[LiveCell, Keys],
+) -> None:
+    live, keys = cell
+    assert sorted(ROUTES) == sorted(paths()), "each route has its roles in the table"
+
+    def status(path: str, key: str) -> int:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        url = f"http://{live.http}{path.replace('{model}', 'chat')}"
+        verb = "POST" if "completions" in path else "GET"
+        told = requests.request(verb, url, headers=headers, json={}, timeout=WAIT_S_MAX)
+        if told.status_code == 401:
+            assert told.headers["www-authenticate"] == "Bearer"
+            assert told.json()["error"]["code"] == "invalid_api_key"
+        return told.status_code
+
+    for path in (*ROUTES, "/nowhere"):
+        roles = ROUTES.get(path, frozenset({Role.ADMIN}))
+        for name in CLOSED:
+            found = await asyncio.to_thread(status, path, getattr(keys, name, name))
+            assert (found == 401) == (roles is not None), (path, name, found)
+        for role, key in ((Role.NODE, keys.node), (Role.TENANT, keys.b)):
+            found = await asyncio.to_thread(status, path, key)
+            assert (found == 403) == (roles is not None and role not in roles), (path, role)
+        assert await asyncio.to_thread(status, path, keys.admin) not in (401, 403)
+
+
+async def test_nothing_of_another_tenant_is_seen_called_cancelled_or_deleted(
+    cell: tuple[LiveCell, Keys],
+) -> None:
+    live, keys = cell
+    a, b, admin = (client_of(live, key) for key in (keys.a, keys.b, keys.admin))
+    assert await live.ask(a.deploy, replace(SPEC, tenant="b")) == "deployed"
+    assert [one.spec.tenant for one in await live.ask(a.list)] == ["a"]
+    assert await live.ask(b.list) == ()
+    named = (b.get, b.delete, b.undo, b.load, b.unload, b.profile, b.profiles, b.tokenizer)
+    for call in named:
+        with pytest.raises(NotFound, match="there is no deployment 'chat'"):
+            await live.ask(call, SPEC.name)
+    with pytest.raises(NotFound):
+        await live.ask(lambda: b.scale(SPEC.name, replicas_min=1))
+    with pytest.raises(AlreadyExists):
+        await live.ask(b.deploy, SPEC)
+    with pytest.raises(NotFound) as raised:
+        await live.ask(lambda: list(b.invoke(asking())))
+    assert "chat" not in raised.value.hint, "no names of others"
+    assert await _models(live, keys.b) == []
+    assert await _models(live, keys.a) == ["chat"]
+
+    live.nodes[0].held = True
+    events = a.invoke(asking())
+    accepted = await live.ask(next, events)
+    while not isinstance(accepted, Accepted):
+        accepted = await live.ask(next, events)
+    assert await live.ask(b.requests) == ()
+    (seen,) = await live.ask(a.requests)
+    with pytest.raises(NotFound):
+        await live.ask(b.cancel, RequestId(seen.request_id))
+    assert len(await live.ask(admin.requests)) == 1
+    await live.ask(a.cancel, RequestId(seen.request_id))
+    changed = replace(SPEC, slo=replace(SPEC.slo, ttft_s=9.0))
+    assert await live.ask(admin.deploy, changed) == "revision 2 serves"
+    assert (await live.ask(a.get, SPEC.name)).spec.tenant == "a", "it stays whose it was"
+    assert await live.ask(a.delete, SPEC.name) == "deleted"
+
+
+async def _models(live: LiveCell, key: str) -> list[str]:
+    headers = {"Authorization": f"Bearer {key}"}
+    url = f"http://{live.http}/v1/models"
+    told = await asyncio.to_thread(requests.get, url, headers=headers, timeout=WAIT_S_MAX)
+    return [card["id"] for card in told.json()["data"]]
+
+
+async def test_usage_is_metered_by_tenant_and_key(cell: tuple[LiveCell, Keys]) -> None:
+    live, keys = cell
+    a, b, admin = (client_of(live, key) for key in (keys.a, keys.b, keys.admin))
+    await live.ask(a.deploy, SPEC)
+    for client in (a, a, admin):
+        *_, last = await live.ask(lambda client=client: list(client.invoke(asking())))
+        assert isinstance(last, Finished)
+    used = {u.tenant: (u.requests, u.output_tokens) for u in await live.ask(admin.usage)}
+    assert used == {"a": (2, 8), "": (1, 4)}
+    (mine,) = await live.ask(a.usage)
+    by_id = {key.key_id: key for key in keys.book.all_keys()}
+    assert (mine.requests, by_id[mine.key_id].tenant) == (2, A)
+    assert await live.ask(b.usage) == ()
+
+
+async def refusals(live: LiveCell, client: MeshClient) -> tuple[int, list[MeshError]]:
+    """Of as many clients at once: how many got a place, and what the others were told."""
+
+    async def one() -> MeshError | None:
+        def call() -> MeshError | None:
+            try:
+                next(iter(e for e in client.invoke(asking()) if isinstance(e, Accepted)))
+            except MeshError as error:
+                return error
+            return None
+
+        return await live.ask(call)
+
+    ends = await asyncio.gather(*(one() for _ in range(CLIENTS)))
+    failed = [end for end in ends if end is not None]
+    return CLIENTS - len(failed), failed
+
+
+async def test_limits_hold_under_fifty_clients(cell: tuple[LiveCell, Keys]) -> None:
+    live, keys = cell
+    a, b = client_of(live, keys.a), client_of(live, keys.b)
+    await live.ask(a.deploy, SPEC)
+    await live.ask(b.deploy, replace(SPEC, name=DeploymentName("other")))
+    keys.book.limit(A, TenantLimits(requests_per_s=0.1, deployments=1))
+    placed, failed = await refusals(live, a)
+    assert placed == 1
+    assert {cast(Refused, error).reason for error in failed} == {RefusalReason.TENANT_LIMIT}
+    assert all(0 < cast(Refused, error).retry_after_s <= 10.0 for error in failed)
+    with pytest.raises(Refused, match="has 1 deployments; its limit is 1"):
+        await live.ask(a.deploy, replace(SPEC, name=DeploymentName("second")))
+    asked = replace(asking(), deployment=DeploymentName("other"))
+    *_, last = await live.ask(lambda: list(b.invoke(asked)))
+    assert isinstance(last, Finished), "another tenant's limits are its own"
+
+
+async def test_calls_under_way_are_limited_and_told_as_429(cell: tuple[LiveCell, Keys]) -> None:
+    live, keys = cell
+    a = client_of(live, keys.a)
+    await live.ask(a.deploy, SPEC)
+    keys.book.limit(A, TenantLimits(running=1))
+    live.nodes[0].held = True
+    stream = a.invoke(asking())
+    await live.ask(next, stream)
+    placed, failed = await refusals(live, a)
+    assert (placed, len(failed)) == (0, CLIENTS)
+    url = f"http://{live.http}/v1/completions"
+    headers = {"Authorization": f"Bearer {keys.a}"}
+    asked = {"model": "chat", "prompt": "hi"}
+    told = await asyncio.to_thread(
+        lambda: requests.post(url, json=asked, headers=headers, timeout=WAIT_S_MAX)
+    )
+    assert (told.status_code, told.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert int(told.headers["retry-after"]) >= 1
+    stream.close()
+
+
+async def test_a_revoked_key_opens_nothing_from_the_next_call_on(
+    cell: tuple[LiveCell, Keys],
+) -> None:
+    live, keys = cell
+    a = client_of(live, keys.a)
+    await live.ask(a.list)
+    (kept,) = [key for key in keys.book.all_keys() if key.tenant == A]
+    keys.book.revoke(kept.key_id)
+    with pytest.raises(Unauthenticated, match="was revoked"):
+        await live.ask(a.list)
+    with pytest.raises(Forbidden, match="is of a tenant"):
+        await live.ask(client_of(live, keys.b).status)
+
+
+def test_keys_are_not_kept_as_they_are(tmp_path: Path) -> None:
+    keys = made_keys(tmp_path)
+    keys.book.close()
+    folder = tmp_path / "controller"
+    kept = b"".join(path.read_bytes() for path in folder.iterdir())
+    assert keys.a.encode() not in kept
+    assert keys.a.removeprefix("mesh_").encode() not in kept
+    assert (folder / "keys.sqlite3").stat().st_mode & 0o077 == 0
+    assert len(keys.a) >= len("mesh_") + 256 / 6
+
+
+def test_keys_of_a_role_that_cannot_have_them_are_refused(tmp_path: Path) -> None:
+    book = KeyBook(tmp_path)
+    with pytest.raises(InvalidInput):
+        book.create(Role.TENANT, TenantName(""))
+    with pytest.raises(InvalidInput):
+        book.create(Role.NODE, A)
+    with pytest.raises(NotFound):
+        book.revoke("of nobody")
+    book.close()
+
+
+def test_a_controller_that_others_reach_does_not_start_open_by_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ends before it listens: no test opens a port to others."""
+    arguments = ["--listen", "0.0.0.0:0", "--home", str(tmp_path)]
+    assert run_controller(arguments) == 2
+    assert "--open lets everybody" in capsys.readouterr().err
+    assert run_controller([*arguments, "--open", "--keys"]) == 2
+    loopback = ["--listen", "127.0.0.1:0", "--http", "0.0.0.0:0", "--home", str(tmp_path)]
+    assert run_controller(loopback) == 2, "HTTP alone suffices"
