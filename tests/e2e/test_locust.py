@@ -28,10 +28,12 @@ class Locust:
     """A run of locust in a process group of its own, with its files in `folder`."""
 
     def __init__(self, folder: Path, address: str, *arguments: str) -> None:
-        self.folder = folder
+        self.folder, port = folder, str(free_port())
         self._popen = subprocess.Popen(
             [
                 *(sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--host", address),
+                # Tests beside this one have masters, too.
+                *("--master-bind-port", port, "--master-port", port),
                 *("--only-summary", "--report", "r.html", "--record", "r.csv"),
                 *("--json-file", "r", "--csv", "r", *arguments),
             ],
