@@ -35,6 +35,7 @@ from mesh.domain.request import Request
 from mesh.domain.text import SamplingDefaults
 from mesh.domain.views import CellSnapshot, RequestSnapshot
 from mesh.runtime.clock import Clock
+from mesh.text.grammars import check_grammar
 from mesh.wire.access import caller
 
 CHARS_PER_TOKEN_MAX = 256
@@ -207,6 +208,8 @@ class Gateway:
     async def _stream(self, asked: Invocation, arrived_s: float) -> ClientStream:
         """Everything before the request is posted. Raises NotFound, InvalidInput, Refused."""
         check_invocation(asked)
+        if asked.grammar is not None:
+            await asyncio.to_thread(check_grammar, asked.grammar)
         deployment, prompt_tokens = await self._tokenised(asked)
         room_tokens = deployment.context_tokens_max - len(prompt_tokens)
         if self.stopping:  # it was tokenised meanwhile, and the core has said its last

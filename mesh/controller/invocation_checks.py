@@ -83,6 +83,10 @@ def _check_limits(asked: Invocation) -> None:
             raise _wrong(name, seconds, f"above 0 and at most {SLO_S_MAX:g} s")
     if asked.seed is not None and not 0 <= asked.seed <= SEED_MAX:
         raise _wrong("seed", asked.seed, f"from 0 to {SEED_MAX}")
+    if asked.grammar is not None and asked.ignore_eos:
+        raise InvalidInput(
+            "ignore_eos: an answer that keeps to a grammar ends where that does", field="ignore_eos"
+        )
     if len(asked.stop) > STOPS_MAX:
         raise InvalidInput(
             f"{len(asked.stop)} stop strings; at most {STOPS_MAX} are allowed", field="stop"
@@ -137,6 +141,7 @@ def sampling_of(asked: Invocation, *, room_tokens: int, rng: random.Random) -> S
         ignore_eos=asked.ignore_eos,
         stop=asked.stop,
         logprobs=asked.logprobs,
+        grammar=asked.grammar,
     )
 
 

@@ -9,6 +9,7 @@ of the tree.
 from dataclasses import dataclass
 
 from mesh.domain.errors import Cancelled, EngineError
+from mesh.domain.grammar import Grammar
 from mesh.domain.ids import DeploymentName, NodeId, RequestId
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import TokenLogprobs
@@ -59,6 +60,8 @@ class Invocation:
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
+    grammar: Grammar | None = None
+    """That the answer keeps to."""
     slo_ttft_s: float | None = None
     """Seconds to its first token, however long its prompt is; None: as its deployment's SLO."""
     slo_tpot_s: float | None = None

@@ -2,6 +2,7 @@
 
 from dataclasses import field
 
+from mesh.domain.grammar import Grammar
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.reasons import FinishReason
 from mesh.domain.slo import PACE, Slo
@@ -34,6 +35,8 @@ class SamplingParams:
     """Stop strings; the output ends before the first that appears."""
     logprobs: int | None = None
     """Of each output token its log-probability is told, and those of so many likeliest tokens."""
+    grammar: Grammar | None = None
+    """That the answer keeps to; None: it may be anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

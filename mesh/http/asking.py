@@ -12,10 +12,12 @@ from typing import Any
 
 from mesh.domain.checks import CONTEXT_TOKENS_MAX
 from mesh.domain.errors import InvalidInput
+from mesh.domain.grammar import Grammar, GrammarKind
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import ChatPrompt, Invocation, Prompt, TextPrompt, TokenPrompt
 from mesh.domain.text import ChatMessage, SamplingDefaults
 from mesh.http.bodies import Body, ChatBody, CompletionBody, Message
+from mesh.text.grammars import ANY_OBJECT, choice_grammar, json_grammar
 
 PROMPTS_MAX = 16
 """Of one call."""
@@ -28,8 +30,6 @@ NOT_BUILT: Mapping[str, tuple[object, ...]] = {
     "prompt_logprobs": (),
     "echo": (False,),
     "suffix": ("",),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -62,6 +62,7 @@ def invocations(body: Body) -> tuple[Invocation, ...]:
         max_tokens=_max_tokens(body),
         ignore_eos=bool(body.ignore_eos),
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        grammar=_grammar(body),
     )
     return tuple(replace(asked, prompt=prompt) for prompt in _prompts(body))
 
@@ -95,6 +96,43 @@ def _seconds(name: str, value: bytes | None) -> float | None:
         raise InvalidInput(
             f"the header {name} is no number of milliseconds", hint="such as 500", field=name
         ) from None
+
+
+def grammar_member(body: Body) -> str:
+    """Which of its members the grammar is of."""
+    return "response_format" if body.structured_outputs is None else "structured_outputs"
+
+
+def _grammar(body: Body) -> Grammar | None:
+    said, wanted = body.structured_outputs, body.response_format
+    given = [wanted is not None and wanted.type != "text"]
+    if said is not None:
+        given += [
+            value is not None for value in (said.json_, said.regex, said.choice, said.grammar)
+        ]
+        if not any(given):
+            raise InvalidInput(
+                "structured_outputs names nothing",
+                hint="give one of json, regex, choice or grammar",
+                field="structured_outputs",
+            )
+    if sum(given) > 1:
+        raise InvalidInput("an answer can keep to one grammar alone", field=grammar_member(body))
+    if said is not None:
+        if said.json_ is not None:
+            return json_grammar(said.json_)
+        if said.regex is not None:
+            return Grammar(kind=GrammarKind.REGEX, text=said.regex)
+        if said.choice is not None:
+            return choice_grammar(said.choice)
+        return Grammar(kind=GrammarKind.LARK, text=said.grammar or "")
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return ANY_OBJECT
+    if wanted.json_schema is None:
+        raise InvalidInput("response_format lacks json_schema", field="response_format.json_schema")
+    return json_grammar(wanted.json_schema.schema_)
 
 
 def _check_built(body: Body) -> None:

@@ -61,6 +61,29 @@ class StreamOptions(_Strict):
     include_obfuscation: bool | None = Field(default=None, description="Ignored: there is none.")
 
 
+class JsonSchema(_Strict):
+    """What OpenAI's protocol calls a format by a schema; `strict` is as if it were set."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | bool = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(_Strict):
+    """vLLM's words for the same, one of them."""
+
+    json_: dict[str, Any] | str | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = Field(default=None, description="In Lark's notation.")
+
+
 Stops = Annotated[
     Annotated[str | None, Tag("text")] | Annotated[list[str], Tag("texts")],
     Discriminator(lambda value: "texts" if isinstance(value, list) else "text"),
@@ -97,8 +120,8 @@ class Body(_Strict):
     prompt_cache_retention: Any = None
     prediction: Any = None
     prompt_logprobs: Any = None
-    response_format: Any = None
-    structured_outputs: Any = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class CompletionBody(Body):

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 from starlette.types import Receive, Scope, Send
 
+from mesh.domain.errors import InvalidInput
 from mesh.domain.invocation import Finished, Invocation, Tokens, check_complete
 from mesh.http.answers import DONE, Writer
-from mesh.http.asking import invocations, with_defaults, with_slo
+from mesh.http.asking import grammar_member, invocations, with_defaults, with_slo
 from mesh.http.bodies import Body, read
 from mesh.http.exchange import Exchange
 from mesh.http.together import Gateway, Numbered, together
@@ -33,14 +34,22 @@ class Generation:
             exchange.context_tokens = deployment.context_tokens_max
             defaults = await self._gateway.sampling_defaults(deployment)
             asked = tuple(with_defaults(one, defaults) for one in asked)
-            async with (
-                exchange.watched(),
-                together(self._gateway, asked, exchange.named) as events,
-            ):
-                if body.stream:
-                    await self._stream(body, events, exchange)
-                else:
-                    await self._whole(body, asked, events, exchange)
+            try:
+                await self._answer(body, asked, exchange)
+            except InvalidInput as error:
+                if error.field == "grammar":
+                    error.field = grammar_member(body)
+                raise
+
+    async def _answer(self, body: Body, asked: Sequence[Invocation], exchange: Exchange) -> None:
+        async with (
+            exchange.watched(),
+            together(self._gateway, asked, exchange.named) as events,
+        ):
+            if body.stream:
+                await self._stream(body, events, exchange)
+            else:
+                await self._whole(body, asked, events, exchange)
 
     async def _stream(self, body: Body, events: Numbered, exchange: Exchange) -> None:
         with_usage = bool(body.stream_options and body.stream_options.include_usage)

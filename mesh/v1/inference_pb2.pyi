@@ -111,6 +111,7 @@ class InvokeRequest(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     SLO_TTFT_S_FIELD_NUMBER: _builtins.int
     SLO_TPOT_S_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     deployment: _builtins.str
     prompt: _builtins.str
     """Continued as it is, without the chat template."""
@@ -141,6 +142,10 @@ class InvokeRequest(_message.Message):
 
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def grammar(self) -> _model_pb2.Grammar:
+        """That the answer keeps to. Absent: it may be anything."""
+
     def __init__(
         self,
         *,
@@ -162,10 +167,11 @@ class InvokeRequest(_message.Message):
         logprobs: _builtins.int | None = ...,
         slo_ttft_s: _builtins.float | None = ...,
         slo_tpot_s: _builtins.float | None = ...,
+        grammar: _model_pb2.Grammar | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_slo_tpot_s", b"_slo_tpot_s", "_slo_ttft_s", b"_slo_ttft_s", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "chat", b"chat", "frequency_penalty", b"frequency_penalty", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "prompt", b"prompt", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "slo_tpot_s", b"slo_tpot_s", "slo_ttft_s", b"slo_ttft_s", "temperature", b"temperature", "tokens", b"tokens", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_slo_tpot_s", b"_slo_tpot_s", "_slo_ttft_s", b"_slo_ttft_s", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "chat", b"chat", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "prompt", b"prompt", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "slo_tpot_s", b"slo_tpot_s", "slo_ttft_s", b"slo_ttft_s", "temperature", b"temperature", "tokens", b"tokens", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_slo_tpot_s", b"_slo_tpot_s", "_slo_ttft_s", b"_slo_ttft_s", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "chat", b"chat", "deployment", b"deployment", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "prompt", b"prompt", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "slo_tpot_s", b"slo_tpot_s", "slo_ttft_s", b"slo_ttft_s", "stop", b"stop", "temperature", b"temperature", "tokens", b"tokens", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_slo_tpot_s", b"_slo_tpot_s", "_slo_ttft_s", b"_slo_ttft_s", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "chat", b"chat", "deployment", b"deployment", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "prompt", b"prompt", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "slo_tpot_s", b"slo_tpot_s", "slo_ttft_s", b"slo_ttft_s", "stop", b"stop", "temperature", b"temperature", "tokens", b"tokens", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015

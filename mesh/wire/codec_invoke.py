@@ -19,7 +19,12 @@ from mesh.domain.invocation import (
 from mesh.domain.reasons import FinishReason
 from mesh.domain.text import ChatMessage
 from mesh.v1 import inference_pb2 as pb
-from mesh.wire.codec_request import logprobs_from_wire, logprobs_to_wire
+from mesh.wire.codec_request import (
+    grammar_from_wire,
+    grammar_to_wire,
+    logprobs_from_wire,
+    logprobs_to_wire,
+)
 from mesh.wire.malformed import member, nothing_known
 
 _OPTIONAL: tuple[Any, ...] = (
@@ -47,6 +52,7 @@ def invocation_to_wire(asked: Invocation) -> pb.InvokeRequest:
         logprobs=asked.logprobs,
         slo_ttft_s=asked.slo_ttft_s,
         slo_tpot_s=asked.slo_tpot_s,
+        grammar=grammar_to_wire(asked.grammar),
     )
     match asked.prompt:
         case TextPrompt():
@@ -72,6 +78,7 @@ def invocation_from_wire(message: pb.InvokeRequest) -> Invocation:
         prompt=_prompt(message),
         ignore_eos=message.ignore_eos,
         stop=tuple(message.stop),
+        grammar=grammar_from_wire(message.grammar) if message.HasField("grammar") else None,
         **{name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)},
     )
 

@@ -7,6 +7,7 @@ hand, field by field, and checked no more than they need to be.
 from collections.abc import Iterable
 
 from mesh.domain.errors import InvalidInput
+from mesh.domain.grammar import Grammar, GrammarKind
 from mesh.domain.ids import DeploymentName, InstanceId, RequestId
 from mesh.domain.messages import SubmitRequest, TokensReport
 from mesh.domain.reasons import FinishReason
@@ -21,7 +22,7 @@ from mesh.domain.slo import PACE
 from mesh.v1 import model_pb2, node_link_pb2
 from mesh.wire.codec_model import slo_from_wire, slo_to_wire
 from mesh.wire.codec_profile import factor_from_wire
-from mesh.wire.malformed import identifier, require
+from mesh.wire.malformed import identifier, member, require
 
 _FINISHES: dict[str, FinishReason | None] = {"": None, **{r.value: r for r in FinishReason}}
 
@@ -40,6 +41,7 @@ def sampling_to_wire(sampling: SamplingParams) -> model_pb2.SamplingParams:
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         logprobs=sampling.logprobs,
+        grammar=grammar_to_wire(sampling.grammar),
     )
 
 
@@ -57,7 +59,16 @@ def sampling_from_wire(message: model_pb2.SamplingParams) -> SamplingParams:
         presence_penalty=message.presence_penalty,
         frequency_penalty=message.frequency_penalty,
         logprobs=message.logprobs if message.HasField("logprobs") else None,
+        grammar=grammar_from_wire(message.grammar) if message.HasField("grammar") else None,
     )
+
+
+def grammar_to_wire(grammar: Grammar | None) -> model_pb2.Grammar | None:
+    return None if grammar is None else model_pb2.Grammar(kind=grammar.kind, text=grammar.text)
+
+
+def grammar_from_wire(message: model_pb2.Grammar) -> Grammar:
+    return Grammar(kind=member(GrammarKind, message.kind, message, "kind"), text=message.text)
 
 
 def submit_to_wire(submit: SubmitRequest) -> node_link_pb2.SubmitRequest:

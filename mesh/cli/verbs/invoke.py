@@ -12,9 +12,11 @@ from mesh.cli.output import Format
 from mesh.cli.progress import progress
 from mesh.cli.prompts import read_prompt
 from mesh.cli.sampling import Sampling, sampling_options
+from mesh.domain.grammar import Grammar, GrammarKind
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import Accepted, ChatPrompt, Invocation, TextPrompt
 from mesh.domain.text import ChatMessage
+from mesh.text.grammars import choice_grammar, json_grammar
 from mesh.wire.client import MeshClient
 
 TIMEOUT_S = 300.0
@@ -28,6 +30,9 @@ TIMEOUT_S = 300.0
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is: no chat template.")
 @click.option("--stats", is_flag=True, help="Then say on stderr how the SLO was kept.")
 @click.option("--logprobs", type=int, help="Show each token's, and of so many likeliest; 0 to 20.")
+@click.option("--json-schema", metavar="FILE", help="Keep the answer to a JSON schema.")
+@click.option("--regex", help="Keep the answer to a regular expression.")
+@click.option("--choice", metavar="TEXT", multiple=True, help="One of these. Repeatable.")
 @sampling_options
 @timeout_option(TIMEOUT_S, "Give up, and free the request's place, after that.")
 @format_option
@@ -40,6 +45,9 @@ def invoke(
     raw: bool,
     stats: bool,
     logprobs: int | None,
+    json_schema: str | None,
+    regex: str | None,
+    choice: tuple[str, ...],
     timeout_s: float,
     form: Format,
     address: str,
@@ -51,6 +59,7 @@ def invoke(
         deployment=DeploymentName(name),
         prompt=TextPrompt(text=words) if raw else _question(words),
         logprobs=logprobs,
+        grammar=_grammar(json_schema, regex, choice),
         **sampling,
     )
     answer = Answer()
@@ -64,6 +73,16 @@ def invoke(
         _show_logprobs(answer)
     if stats:
         output.message(answer.stats())
+
+
+def _grammar(json_schema: str | None, regex: str | None, choice: tuple[str, ...]) -> Grammar | None:
+    if sum((json_schema is not None, regex is not None, bool(choice))) > 1:
+        raise click.UsageError("give one of --json-schema, --regex and --choice")
+    if json_schema is not None:
+        return json_grammar(read_prompt(None, json_schema))
+    if regex is not None:
+        return Grammar(kind=GrammarKind.REGEX, text=regex)
+    return choice_grammar(choice) if choice else None
 
 
 def _show_logprobs(answer: Answer) -> None:

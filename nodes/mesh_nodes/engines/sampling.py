@@ -1,9 +1,9 @@
 """Chooses the next token of every row of a batch from its logits.
 
-Greedy rows cost one argmax. Sampled rows take, in this order, the penalties, temperature, min-p,
-top-k and top-p, and then uniform numbers that depend on the request's seed and the token's index
-alone. All engines that compute here draw with it, once per iteration, and all that it knows follows
-from a request's tokens, so that a request continues alike wherever it goes on.
+Greedy rows cost one argmax. Sampled rows take, in this order, the penalties, the grammar,
+temperature, min-p, top-k and top-p, and then uniform numbers that depend on the request's seed and
+the token's index alone. All engines that compute here draw with it, once per iteration, and all
+that it knows follows from a request's tokens, so that it continues alike wherever it goes on.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from mesh.domain.request import SamplingParams, TokenLogprobs
 from mesh.domain.steps import EngineRequest
+from mesh_nodes.engines.grammars import Constraint
 from mesh_nodes.engines.partial_selection import Columns, nucleus_pick, pick
 from mesh_nodes.engines.philox import uniforms
 
@@ -65,6 +66,8 @@ class Draw:
     index: int
     past: Past | None
     """None when no penalty looks at it."""
+    constraint: Constraint | None = None
+    """None when it may be any token."""
 
 
 def seed_of(request: EngineRequest) -> int:
@@ -103,11 +106,13 @@ def _logprobs(row: Floats, token: int, top: int) -> TokenLogprobs:
 
 
 def choose(logits: Floats, draws: list[Draw]) -> list[int]:
-    """Token ids, one for each row of logits [rows, vocabulary] and its draw. Penalties are written
-    into the logits.
+    """Token ids, one for each row of logits [rows, vocabulary] and its draw. Penalties and
+    grammars are written into the logits.
     """
     for row, draw in enumerate(draws):
         _penalise(logits[row], draw)
+        if draw.constraint is not None:
+            draw.constraint.restrict(logits[row])
     sampled = [row for row, draw in enumerate(draws) if draw.sampling.temperature > 0.0]
     greedy = [row for row, draw in enumerate(draws) if draw.sampling.temperature <= 0.0]
     tokens = [0] * len(draws)

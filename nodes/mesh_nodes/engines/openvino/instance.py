@@ -16,6 +16,7 @@ from mesh.domain.profile import IterationShape
 from mesh.domain.request import RequestTokens, SamplingParams, TokenLogprobs
 from mesh.runtime.engine import EngineRequest, InstanceMemory, LoadOrder, StepResult
 from mesh.runtime.measurable import check_measurable
+from mesh_nodes.engines.grammars import constraint_of
 from mesh_nodes.engines.openvino.batch import BatchInputs, Plan, Work, plan
 from mesh_nodes.engines.openvino.blocks import BlockPool
 from mesh_nodes.engines.openvino.compilation import CompiledGraph, engine_errors
@@ -48,6 +49,7 @@ class Instance:
         """
         self.instance_id: InstanceId = order.instance_id
         self._vocabulary_tokens = order.model.vocabulary_tokens
+        self._model_path = order.model_path
         self._context_tokens_max = order.context_tokens_max
         self._batch_max = order.batch_max
         self._weights_bytes = weights_bytes
@@ -244,6 +246,7 @@ class Instance:
             request,
             context_tokens_max=self._context_tokens_max,
             vocabulary_tokens=self._vocabulary_tokens,
+            constraint=constraint_of(request, self._model_path, self._vocabulary_tokens),
         )
 
     def _warm(self) -> None:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from mesh.domain.reasons import FinishReason
 from mesh.runtime.engine import EngineRequest
+from mesh_nodes.engines.grammars import Constraint
 from mesh_nodes.engines.openvino.blocks import BlockPool
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 from mesh_nodes.engines.sampling import Draw, past_of, seed_of
@@ -18,7 +19,12 @@ class Sequence:
     """Invariant between steps: all tokens but the newest are computed once it decodes."""
 
     def __init__(
-        self, request: EngineRequest, *, context_tokens_max: int, vocabulary_tokens: int
+        self,
+        request: EngineRequest,
+        *,
+        context_tokens_max: int,
+        vocabulary_tokens: int,
+        constraint: Constraint | None = None,
     ) -> None:
         self.request_id = request.request_id
         self.attempt = request.attempt
@@ -43,6 +49,7 @@ class Sequence:
         self.held = request.held
         """It computes all its tokens but the newest, and yields none."""
         self._past = past_of(request, vocabulary_tokens)
+        self._constraint = constraint
 
     @property
     def left(self) -> int:
@@ -61,6 +68,8 @@ class Sequence:
         self._tokens[self.length : given] = more
         if self._past is not None:
             self._past.add(more)
+        if self._constraint is not None:
+            self._constraint.add(more)
         self.length, self.held = given, request.held
 
     def tokens(self, count: int) -> npt.NDArray[np.int64]:
@@ -98,7 +107,7 @@ class Sequence:
     def draw(self) -> Draw:
         """How the next token is to be chosen."""
         index = self.length - self._prompt_tokens
-        return Draw(self._sampling, self._seed, index, self._past)
+        return Draw(self._sampling, self._seed, index, self._past, self._constraint)
 
     def append(self, token_id: int) -> tuple[int, FinishReason | None]:
         """Take a new token; returns its output index and whether it is the last."""
@@ -107,6 +116,10 @@ class Sequence:
         self.length += 1
         if self._past is not None:
             self._past.add((token_id,))
+        if self._constraint is not None:
+            self._constraint.add((token_id,))
+            if self._constraint.failed:
+                return index, FinishReason.FAILED
         if token_id in self._stops:
             return index, FinishReason.STOP
         return index, FinishReason.LENGTH if self.length >= self._tokens_max else None

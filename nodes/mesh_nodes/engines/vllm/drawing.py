@@ -7,6 +7,7 @@ left with one token to choose; greedy rows are not touched. Drawn rows are copie
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,9 +17,16 @@ from vllm.v1.sample.logits_processor import (
     MoveDirectionality,
 )
 
-from mesh.domain.request import SamplingParams, TokenLogprobs
+from mesh.domain.request import TokenLogprobs
 from mesh.domain.steps import EngineRequest
-from mesh_nodes.engines.sampling import Draw, Past, choose_telling, is_penalised, seed_of
+from mesh_nodes.engines.grammars import constraint_of
+from mesh_nodes.engines.sampling import (
+    Draw,
+    choose_telling,
+    is_penalised,
+    past_of,
+    seed_of,
+)
 
 EXTRA = "mesh"
 """The key under which a request's own words travel in vLLM's parameters."""
@@ -26,14 +34,9 @@ EXTRA = "mesh"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawOrder:
-    """How the tokens of one request are drawn. `output` are those before the first of
-    them."""
+    """Whose tokens are drawn."""
 
-    sampling: SamplingParams
-    seed: int
-    first_index: int
-    prompt: tuple[int, ...]
-    output: tuple[int, ...]
+    request: EngineRequest
     told: list[TokenLogprobs] = field(default_factory=list)
     """Of the token drawn last, where it was asked for: for whoever takes that token."""
 
@@ -41,34 +44,33 @@ class DrawOrder:
 def draw_order(request: EngineRequest) -> DrawOrder | None:
     """Nothing for a request that vLLM's argmax serves as it is."""
     sampling = request.sampling
-    if sampling.temperature <= 0.0 and sampling.logprobs is None and not is_penalised(sampling):
+    greedy = sampling.temperature <= 0.0 and sampling.grammar is None
+    if greedy and sampling.logprobs is None and not is_penalised(sampling):
         return None
-    return DrawOrder(
-        sampling=sampling,
-        seed=seed_of(request),
-        first_index=len(request.output_tokens),
-        prompt=request.prompt_tokens,
-        output=request.output_tokens,
-    )
+    return DrawOrder(request=request)
 
 
 class _Row:
     """One row of the batch. `outputs` is vLLM's own list, which grows with every token."""
 
-    def __init__(self, order: DrawOrder, outputs: list[int], vocabulary_tokens: int) -> None:
+    def __init__(
+        self, order: DrawOrder, outputs: list[int], vocabulary_tokens: int, model_path: Path
+    ) -> None:
         self.order = order
         self._outputs = outputs
+        self._seed = seed_of(order.request)
         self._counted = 0
-        self._past: Past | None = None
-        if is_penalised(order.sampling):
-            self._past = Past(order.prompt, order.output, vocabulary_tokens)
+        self._past = past_of(order.request, vocabulary_tokens)
+        self._constraint = constraint_of(order.request, model_path, vocabulary_tokens)
 
     def draw(self) -> Draw:
-        order, drawn = self.order, len(self._outputs)
-        if self._past is not None and drawn > self._counted:
-            self._past.add(self._outputs[self._counted :])
-            self._counted = drawn
-        return Draw(order.sampling, order.seed, order.first_index + drawn, self._past)
+        request, drawn = self.order.request, len(self._outputs)
+        for follows in (self._past, self._constraint):
+            if follows is not None:
+                follows.add(self._outputs[self._counted :])
+        self._counted = drawn
+        index = len(request.output_tokens) + drawn
+        return Draw(request.sampling, self._seed, index, self._past, self._constraint)
 
 
 class MeshDraw(LogitsProcessor):  # type: ignore[misc]
@@ -76,6 +78,7 @@ class MeshDraw(LogitsProcessor):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, device: Any, is_pin_memory: bool) -> None:
         self._vocabulary_tokens = int(vllm_config.model_config.get_vocab_size())
+        self._model_path = Path(vllm_config.model_config.model)
         self._rows: dict[int, _Row] = {}
         """By their place in the batch; greedy rows have none."""
 
@@ -91,7 +94,7 @@ class MeshDraw(LogitsProcessor):  # type: ignore[misc]
             self._rows.pop(index, None)
             order = (params.extra_args or {}).get(EXTRA)
             if order is not None:
-                self._rows[index] = _Row(order, outputs, self._vocabulary_tokens)
+                self._rows[index] = _Row(order, outputs, self._vocabulary_tokens, self._model_path)
         for left, right, direction in batch_update.moved:
             moving, replaced = self._rows.pop(left, None), self._rows.pop(right, None)
             if moving is not None:

@@ -18,7 +18,7 @@ PENALISED = SamplingParams(repetition_penalty=1.7, max_tokens=20)
 
 
 def processor() -> MeshDraw:
-    model = SimpleNamespace(get_vocab_size=lambda: WORDS)
+    model = SimpleNamespace(get_vocab_size=lambda: WORDS, model="no folder")
     return MeshDraw(SimpleNamespace(model_config=model), torch.device("cpu"), False)
 
 

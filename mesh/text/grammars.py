@@ -1,0 +1,79 @@
+"""Grammars of answers, as llguidance reads them: checked by the gateway, followed by the engines.
+
+Where a node follows one is `mesh_nodes.engines.grammars`. Before: a protocol has read what a client
+wants. After: an invocation that can be answered, or InvalidInput with what is wrong.
+"""
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from mesh.domain.errors import InvalidInput
+from mesh.domain.grammar import Grammar, GrammarKind
+
+GRAMMAR_CHARS_MAX = 1 << 16
+CHOICES_MAX = 1024
+CHECKED_MAX = 1024
+"""Grammars of which it is known what is wrong with them, if anything."""
+BLANKS = r"[\x20\x0A\x0D\x09]{0,16}"
+"""Between the parts of a JSON value: small models else go on with blanks for ever."""
+ANY_OBJECT = Grammar(kind=GrammarKind.JSON_SCHEMA, text='{"type":"object"}')
+
+
+def json_grammar(schema: Any) -> Grammar:
+    """Of JSON that a schema describes: the schema as data, or as text."""
+    if schema is True:
+        schema = {}
+    text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
+    return Grammar(kind=GrammarKind.JSON_SCHEMA, text=text)
+
+
+def choice_grammar(choices: Sequence[str]) -> Grammar:
+    """One of these texts. Raises InvalidInput for none, or too many."""
+    if not 1 <= len(choices) <= CHOICES_MAX or not all(choices):
+        raise InvalidInput(
+            f"{len(choices)} choices; there must be 1 to {CHOICES_MAX}, none of them empty",
+            field="grammar",
+        )
+    one_of = " | ".join(json.dumps(choice) for choice in choices)
+    return Grammar(kind=GrammarKind.LARK, text=f"start: {one_of}")
+
+
+def compiled(grammar: Grammar) -> str:
+    """As llguidance takes it. Raises ValueError where the schema is no JSON."""
+    from llguidance import LLMatcher  # 20 ms, and most calls want none
+
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            return LLMatcher.grammar_from_json_schema(
+                grammar.text, defaults={"whitespace_pattern": BLANKS}
+            )
+        case GrammarKind.REGEX:
+            return LLMatcher.grammar_from_regex(grammar.text)
+        case GrammarKind.LARK:
+            return LLMatcher.grammar_from_lark(grammar.text)
+
+
+def check_grammar(grammar: Grammar) -> None:
+    """Raise InvalidInput, with what of it cannot be kept to. Takes milliseconds, the first time."""
+    if len(grammar.text) > GRAMMAR_CHARS_MAX:
+        raise InvalidInput(
+            f"the {grammar.kind} has {len(grammar.text)} characters; "
+            f"at most {GRAMMAR_CHARS_MAX} are allowed",
+            field="grammar",
+        )
+    wrong = _wrong(grammar)
+    if wrong:
+        raise InvalidInput(f"the {grammar.kind} cannot be kept to: {wrong}", field="grammar")
+
+
+@lru_cache(maxsize=CHECKED_MAX)
+def _wrong(grammar: Grammar) -> str:
+    from llguidance import LLMatcher
+
+    try:
+        failed, said = LLMatcher.validate_grammar_with_warnings(compiled(grammar))
+    except ValueError as error:
+        return str(error)
+    return said[0].strip() if failed else ""

@@ -1,0 +1,123 @@
+"""Answers of the demo model keep to grammars, whatever is beside them and wherever they go on.
+
+In the exact form, in which tokens do not depend on who else is computed.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from mesh.domain.grammar import Grammar, GrammarKind
+from mesh.domain.ids import InstanceId
+from mesh.domain.reasons import FinishReason
+from mesh.domain.request import SamplingParams
+from mesh.text.assets import read_assets
+from mesh.text.grammars import choice_grammar, json_grammar
+from mesh.text.tokenizer import TextCodec
+from mesh_loader.store import StoredModel
+from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine, WeightPrecision
+from tests.contract.driving import Driver, Running, greedy
+from tests.contract.engine_contract import StoredModel as ContractModel
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["red", "green"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+DRAWN = SamplingParams(max_tokens=120, temperature=1.0, grammar=json_grammar(SCHEMA))
+
+
+class Model:
+    """An instance of it, and its words."""
+
+    def __init__(self, stored: StoredModel, engine: OpenVinoEngine) -> None:
+        model = ContractModel(info=stored.info, path=stored.path)
+        order = model.order(InstanceId("i-1"), kv_blocks=256, context_tokens_max=512, batch_max=8)
+        self.codec = TextCodec(read_assets(stored.path))
+        self.stop_ids = stored.info.stop_token_ids
+        self.prompt = self.codec.encode("Describe a person as JSON: ")
+        self.driver = Driver(engine, order)
+
+    def submit(self, name: str, sampling: SamplingParams, output: tuple[int, ...] = ()) -> Running:
+        return self.driver.submit(
+            name, self.prompt, sampling, output=output, stop_ids=self.stop_ids
+        )
+
+    def text(self, running: Running, before: tuple[int, ...] = ()) -> str:
+        return self.codec.decode([*before, *running.tokens])
+
+
+@pytest.fixture(scope="module")
+def model(smollm2_model: StoredModel) -> Iterator[Model]:
+    engine = OpenVinoEngine(threads=2, weights=WeightPrecision.F16, kv=KvPrecision.F16)
+    yield Model(smollm2_model, engine)
+    engine.close()
+
+
+def test_json_that_is_drawn_at_random_is_as_its_schema_says(model: Model) -> None:
+    answers = [model.submit(f"r{seed}", replace(DRAWN, seed=seed)) for seed in range(6)]
+    model.driver.finish()
+    for answer in answers:
+        assert answer.finish is FinishReason.STOP
+        value = json.loads(model.text(answer))
+        assert set(value) == {"name", "age", "tags"}
+        assert 0 <= value["age"] <= 150
+        assert set(value["tags"]) <= {"red", "green"}
+
+
+def test_neighbours_get_the_tokens_that_they_get_alone(model: Model) -> None:
+    alone = model.submit("alone", greedy(40))
+    model.driver.finish()
+    beside = model.submit("beside", greedy(40))
+    model.submit("json", replace(DRAWN, seed=1))
+    model.driver.finish()
+    assert beside.tokens == alone.tokens
+
+
+def test_a_request_that_comes_with_half_an_object_ends_it(model: Model) -> None:
+    whole = model.submit("whole", replace(DRAWN, seed=3))
+    model.driver.finish()
+    half = tuple(whole.tokens[: len(whole.tokens) // 2])
+    rest = model.submit("rest", replace(DRAWN, seed=3), output=half)
+    model.driver.finish()
+    assert [*half, *rest.tokens] == whole.tokens
+    assert json.loads(model.text(rest, half))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        (choice_grammar(["yes", "no"]), {"yes", "no"}),
+        (Grammar(kind=GrammarKind.REGEX, text="[ab]{3}"), None),
+        (Grammar(kind=GrammarKind.LARK, text='start: "<" /[0-9]/ ">"'), None),
+    ],
+    ids=["choice", "regex", "lark"],
+)
+def test_other_grammars_end_by_themselves_greedy_or_drawn(
+    model: Model, grammar: Grammar, words: set[str] | None
+) -> None:
+    for n, sampling in enumerate(
+        (SamplingParams(max_tokens=20), SamplingParams(max_tokens=20, temperature=2.0, seed=5))
+    ):
+        answer = model.submit(f"{grammar.kind}-{n}", replace(sampling, grammar=grammar))
+        model.driver.finish()
+        text = model.text(answer)
+        assert answer.finish is FinishReason.STOP
+        assert words is None or text in words
+        assert words is not None or len(text) == 3
+
+
+def test_tokens_that_break_a_grammar_fail_that_request_alone(model: Model) -> None:
+    beside = model.submit("fine", greedy(10))
+    wrong = tuple(model.codec.encode_part("Hello"))
+    broken = model.submit("broken", replace(DRAWN, seed=1), output=wrong)
+    model.driver.finish()
+    assert broken.finish is FinishReason.FAILED
+    assert beside.finish is FinishReason.LENGTH

@@ -1,0 +1,60 @@
+"""Which grammars can be kept to, and what is said of those that cannot."""
+
+import json
+
+import pytest
+
+from mesh.domain.errors import InvalidInput
+from mesh.domain.grammar import Grammar, GrammarKind
+from mesh.text.grammars import (
+    ANY_OBJECT,
+    CHOICES_MAX,
+    GRAMMAR_CHARS_MAX,
+    check_grammar,
+    choice_grammar,
+    json_grammar,
+)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        ANY_OBJECT,
+        json_grammar({"type": "array", "items": {"type": "number"}, "maxItems": 3}),
+        json_grammar({"$ref": "#/$defs/tree", "$defs": {"tree": {"type": "object"}}}),
+        json_grammar(True),
+        choice_grammar(["ja", 'nein "gar nicht"', "ü\n"]),
+        Grammar(kind=GrammarKind.REGEX, text="[0-9]{1,3}(,[0-9]{3})*"),
+        Grammar(kind=GrammarKind.LARK, text='start: "a" | "b" start'),
+    ],
+)
+def test_these_can_be_kept_to(grammar: Grammar) -> None:
+    check_grammar(grammar)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "said"),
+    [
+        (json_grammar({"type": "foo"}), "Invalid type: foo"),
+        (json_grammar("no json"), "expected ident"),
+        (json_grammar({"properties": {"a": {"format": "nope", "type": "string"}}}), "nope"),
+        (Grammar(kind=GrammarKind.REGEX, text="(a"), "unclosed group"),
+        (Grammar(kind=GrammarKind.LARK, text="start: x"), "x"),
+        (Grammar(kind=GrammarKind.LARK, text="x" * (GRAMMAR_CHARS_MAX + 1)), "characters"),
+    ],
+)
+def test_these_cannot_and_it_is_said_why(grammar: Grammar, said: str) -> None:
+    with pytest.raises(InvalidInput, match=said) as caught:
+        check_grammar(grammar)
+    assert caught.value.field == "grammar"
+
+
+@pytest.mark.parametrize("choices", [[], [""], ["a"] * (CHOICES_MAX + 1)])
+def test_choices_are_some_texts(choices: list[str]) -> None:
+    with pytest.raises(InvalidInput, match="choices"):
+        choice_grammar(choices)
+
+
+def test_schemas_are_taken_as_data_or_text() -> None:
+    schema = {"type": "object", "title": "Straße"}
+    assert json_grammar(schema) == json_grammar(json.dumps(schema, ensure_ascii=False))
