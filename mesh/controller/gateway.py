@@ -132,6 +132,10 @@ class Gateway:
         """What its model's makers recommend, for protocols that go by that."""
         return await self._tokenizers.sampling_defaults(deployment.model.model_id)
 
+    async def token_texts(self, deployment: Deployment) -> Callable[[int], str]:
+        """What gives the text of one of its model's tokens."""
+        return await self._tokenizers.token_texts(deployment.model.model_id)
+
     @asynccontextmanager
     async def call(self, asked: Invocation) -> AsyncIterator[Call]:
         """The call, from when the core was asked until its client has left the block.

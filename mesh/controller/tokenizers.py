@@ -29,6 +29,8 @@ class PromptCodec(Protocol):
 
     def encode(self, text: str) -> Sequence[int]: ...
 
+    def token_text(self, token_id: int) -> str: ...
+
     def encode_chat(
         self, messages: Sequence[ChatMessage], template_kwargs: str
     ) -> Sequence[int]: ...
@@ -72,6 +74,9 @@ class Tokenizers:
 
     async def sampling_defaults(self, model_id: ModelId) -> SamplingDefaults:
         return (await self._codec(model_id)).sampling
+
+    async def token_texts(self, model_id: ModelId) -> Callable[[int], str]:
+        return (await self._codec(model_id)).token_text
 
     def warm(self, model_id: ModelId) -> None:
         """Begin to build a codec that will be needed; whoever needs it sees its failure."""

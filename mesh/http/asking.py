@@ -25,8 +25,6 @@ NOT_BUILT: Mapping[str, tuple[object, ...]] = {
     "n": (1,),
     "best_of": (1,),
     "logit_bias": ({},),
-    "logprobs": (False,),
-    "top_logprobs": (),
     "prompt_logprobs": (),
     "echo": (False,),
     "suffix": ("",),
@@ -63,6 +61,7 @@ def invocations(body: Body) -> tuple[Invocation, ...]:
         ignore_eos=bool(body.ignore_eos),
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         grammar=_grammar(body),
+        logprobs=_logprobs(body),
     )
     return tuple(replace(asked, prompt=prompt) for prompt in _prompts(body))
 
@@ -145,6 +144,18 @@ def _check_built(body: Body) -> None:
 def _same(value: object, other: object) -> bool:
     """0 asks for something where false does not."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
+
+
+def _logprobs(body: Body) -> int | None:
+    if isinstance(body, CompletionBody):
+        return body.logprobs
+    if not isinstance(body, ChatBody) or not body.logprobs:
+        if isinstance(body, ChatBody) and body.top_logprobs:
+            raise InvalidInput(
+                "top_logprobs wants logprobs", hint="set logprobs to true", field="top_logprobs"
+            )
+        return None
+    return body.top_logprobs or 0
 
 
 def _max_tokens(body: Body) -> int:

@@ -4,7 +4,7 @@ The status waits for the first token, so that a refusal is one. Before: the rout
 gateway is asked, and what it yields is written as a stream or whole.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.types import Receive, Scope, Send
 
@@ -15,6 +15,9 @@ from mesh.http.asking import grammar_member, invocations, with_defaults, with_sl
 from mesh.http.bodies import Body, read
 from mesh.http.exchange import Exchange
 from mesh.http.together import Gateway, Numbered, together
+
+TextOf = Callable[[int], str] | None
+"""Of a token, where log-probabilities are told."""
 
 
 class Generation:
@@ -34,33 +37,46 @@ class Generation:
             exchange.context_tokens = deployment.context_tokens_max
             defaults = await self._gateway.sampling_defaults(deployment)
             asked = tuple(with_defaults(one, defaults) for one in asked)
+            text_of = None
+            if asked[0].logprobs is not None:
+                text_of = await self._gateway.token_texts(deployment)
             try:
-                await self._answer(body, asked, exchange)
+                await self._answer(body, asked, exchange, text_of)
             except InvalidInput as error:
                 if error.field == "grammar":
                     error.field = grammar_member(body)
                 raise
 
-    async def _answer(self, body: Body, asked: Sequence[Invocation], exchange: Exchange) -> None:
+    async def _answer(
+        self,
+        body: Body,
+        asked: Sequence[Invocation],
+        exchange: Exchange,
+        text_of: TextOf,
+    ) -> None:
         async with (
             exchange.watched(),
             together(self._gateway, asked, exchange.named) as events,
         ):
             if body.stream:
-                await self._stream(body, events, exchange)
+                await self._stream(body, events, exchange, text_of)
             else:
-                await self._whole(body, asked, events, exchange)
+                await self._whole(body, asked, events, exchange, text_of)
 
-    async def _stream(self, body: Body, events: Numbered, exchange: Exchange) -> None:
+    async def _stream(
+        self, body: Body, events: Numbered, exchange: Exchange, text_of: TextOf
+    ) -> None:
         with_usage = bool(body.stream_options and body.stream_options.include_usage)
         writer: Writer | None = None
         opened: set[int] = set()
         ends: list[Finished] = []
         async for number, event in events:
-            writer = writer or self._writer(exchange.request_id, body.model, with_usage=with_usage)
+            writer = writer or self._writer(
+                exchange.request_id, body.model, with_usage=with_usage, text_of=text_of
+            )
             match event:
-                case Tokens(token_ids=(_, *_), text=text):
-                    chunk = writer.piece(number, text) if text else b""
+                case Tokens(token_ids=(_, *_)):
+                    chunk = writer.piece(number, event)
                 case Finished():
                     check_complete(event)
                     ends.append(event)
@@ -78,16 +94,21 @@ class Generation:
         await exchange.end(usage + DONE)
 
     async def _whole(
-        self, body: Body, asked: Sequence[Invocation], events: Numbered, exchange: Exchange
+        self,
+        body: Body,
+        asked: Sequence[Invocation],
+        events: Numbered,
+        exchange: Exchange,
+        text_of: TextOf,
     ) -> None:
-        texts = [""] * len(asked)
+        answers: list[list[Tokens]] = [[] for _ in asked]
         ends: dict[int, Finished] = {}
         async for number, event in events:
             match event:
                 case Tokens():
-                    texts[number] += event.text
+                    answers[number].append(event)
                 case Finished():
                     check_complete(event)
                     ends[number] = event
-        writer = self._writer(exchange.request_id, body.model, with_usage=True)
-        await exchange.json(writer.whole(texts, [ends[number] for number in range(len(asked))]))
+        writer = self._writer(exchange.request_id, body.model, with_usage=True, text_of=text_of)
+        await exchange.json(writer.whole(answers, [ends[number] for number in range(len(asked))]))

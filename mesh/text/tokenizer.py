@@ -72,6 +72,10 @@ class TextCodec:
         """The text of the tokens, special ones left out. Incomplete characters become U+FFFD."""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
+    def token_text(self, token_id: int) -> str:
+        """Of one token by itself, a special one too; parts of characters become U+FFFD."""
+        return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
+
     def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         try:
             text.encode("utf-8")

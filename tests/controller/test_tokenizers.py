@@ -29,6 +29,9 @@ class Codec:
         self.threads.append(threading.get_ident())
         return [ord(char) for char in text]
 
+    def token_text(self, token_id: int) -> str:
+        return chr(token_id)
+
     def encode_chat(self, messages: Sequence[ChatMessage], template_kwargs: str) -> Sequence[int]:
         return self.encode("".join(message.content for message in messages))
 

@@ -27,6 +27,10 @@ LEAVING = 200
 GOOD: dict[str, Any] = {"model": "chat", "messages": HELLO}
 
 
+def schema(of: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": of}}
+
+
 def error_of(response: requests.Response) -> dict[str, Any]:
     error: dict[str, Any] = response.json()["error"]
     assert {"message", "type", "param", "code"} <= error.keys()
@@ -292,9 +296,24 @@ BAD: Sequence[tuple[bytes | dict[str, Any], str, str | None]] = [
     ({**GOOD, "temprature": 1}, "unknown member", "temprature"),
     ({**GOOD, "n": 2}, "n is not supported", "n"),
     ({**GOOD, "logit_bias": {"1": 2}}, "not supported", "logit_bias"),
-    ({**GOOD, "logprobs": True}, "not supported", "logprobs"),
+    ({**GOOD, "logprobs": True, "top_logprobs": 21}, "logprobs is 21", "logprobs"),
+    ({**GOOD, "top_logprobs": 2}, "wants logprobs", "top_logprobs"),
     ({**GOOD, "tools": [{}]}, "not supported", "tools"),
-    ({**GOOD, "response_format": {"type": "json_object"}}, "not supported", "response_format"),
+    ({**GOOD, "response_format": {"type": "jsonl"}}, "json_object", "response_format.type"),
+    ({**GOOD, "response_format": schema({"type": "foo"})}, "Invalid type: foo", "response_format"),
+    ({**GOOD, "response_format": schema(1)}, "valid", "response_format.json_schema.schema"),
+    ({**GOOD, "structured_outputs": {}}, "names nothing", "structured_outputs"),
+    ({**GOOD, "structured_outputs": {"regex": "("}}, "unclosed", "structured_outputs"),
+    (
+        {**GOOD, "structured_outputs": {"regex": "a", "choice": ["b"]}},
+        "one grammar alone",
+        "structured_outputs",
+    ),
+    (
+        {**GOOD, "structured_outputs": {"regex": "a"}, "ignore_eos": True},
+        "ends where that does",
+        "ignore_eos",
+    ),
     ({**GOOD, "chat_template_kwargs": {"tools": 1}}, "gives the template", "chat_template_kwargs"),
 ]
 
