@@ -27,6 +27,8 @@ class Sampling(TypedDict):
     frequency_penalty: float | None
     ignore_eos: bool
     stop: tuple[str, ...]
+    slo_ttft_s: float | None
+    slo_tpot_s: float | None
 
 
 def _stops(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
@@ -44,6 +46,8 @@ _OPTIONS = (
     click.option("--presence-penalty", type=float, help="Off what the answer has; -2 to 2."),
     click.option("--frequency-penalty", type=float, help="The same for each time; -2 to 2."),
     click.option("--ignore-eos", is_flag=True, help="Go on after the model would end."),
+    click.option("--slo-ttft", "slo_ttft_s", type=float, help="Seconds to its first token."),
+    click.option("--slo-tpot", "slo_tpot_s", type=float, help="Seconds for each further one."),
     click.option(
         "--stop", metavar="TEXT", multiple=True, callback=_stops, help="End before it. Repeatable."
     ),

@@ -13,7 +13,12 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mesh.controller.invocation_checks import check_invocation, check_token_ids, sampling_of
+from mesh.controller.invocation_checks import (
+    check_invocation,
+    check_token_ids,
+    own_slo,
+    sampling_of,
+)
 from mesh.controller.lookup import no_deployment, no_request, seen_by
 from mesh.controller.stream import ClientStream, Told
 from mesh.controller.tenants import TenantMeter
@@ -216,6 +221,7 @@ class Gateway:
         return ClientStream(
             request=request,
             slo=deployment.spec.slo,
+            own_slo=own_slo(asked, deployment.spec.slo),
             arrived_s=arrived_s,
             told_max=self._limits.told_max,
             caller=caller(),
@@ -259,7 +265,7 @@ class Gateway:
         self._streams[request_id] = stream
         reader = self._readers[request_id] = running_task()
         try:
-            self._post(InvokeRequested(request=stream.request))
+            self._post(InvokeRequested(request=stream.request, slo=stream.own_slo))
             yield
         except asyncio.CancelledError:
             # Unless somebody else has cancelled the task as well.

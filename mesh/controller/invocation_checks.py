@@ -6,10 +6,13 @@ InvalidInput names the field, what was given and what is allowed.
 
 import math
 import random
+from dataclasses import replace
 
+from mesh.domain.checks import SLO_S_MAX, SLO_TOKENS_PER_S_MAX
 from mesh.domain.errors import InvalidInput
 from mesh.domain.invocation import ChatPrompt, Invocation, TextPrompt, TokenPrompt
 from mesh.domain.request import SamplingParams
+from mesh.domain.slo import Slo
 
 STOPS_MAX = 16
 STOP_CHARS_MAX = 256
@@ -74,6 +77,10 @@ def _check_limits(asked: Invocation) -> None:
         raise _wrong("top_k", asked.top_k, "0 (no limit) or more")
     if asked.logprobs is not None and not 0 <= asked.logprobs <= LOGPROBS_MAX:
         raise _wrong("logprobs", asked.logprobs, f"from 0 to {LOGPROBS_MAX}")
+    for name in ("slo_ttft_s", "slo_tpot_s"):
+        seconds = getattr(asked, name)
+        if seconds is not None and not 0 < seconds <= SLO_S_MAX:
+            raise _wrong(name, seconds, f"above 0 and at most {SLO_S_MAX:g} s")
     if asked.seed is not None and not 0 <= asked.seed <= SEED_MAX:
         raise _wrong("seed", asked.seed, f"from 0 to {SEED_MAX}")
     if len(asked.stop) > STOPS_MAX:
@@ -97,6 +104,19 @@ def check_token_ids(token_ids: tuple[int, ...], vocabulary_tokens: int) -> None:
                 f"the model's ids are 0 to {vocabulary_tokens - 1}",
                 field="prompt",
             )
+
+
+def own_slo(asked: Invocation, deployment: Slo) -> Slo | None:
+    """The SLO of a checked invocation that has one of its own; what it leaves open is as its
+    deployment has it.
+    """
+    if asked.slo_ttft_s is None and asked.slo_tpot_s is None:
+        return None
+    slo = deployment
+    if asked.slo_ttft_s is not None:
+        any_length = SLO_TOKENS_PER_S_MAX
+        slo = replace(slo, ttft_s=asked.slo_ttft_s, ttft_tokens_per_s=any_length)
+    return slo if asked.slo_tpot_s is None else replace(slo, tpot_s=asked.slo_tpot_s)
 
 
 def sampling_of(asked: Invocation, *, room_tokens: int, rng: random.Random) -> SamplingParams:

@@ -27,11 +27,13 @@ class ClientStream:
         *,
         request: Request,
         slo: Slo,
+        own_slo: Slo | None = None,
         arrived_s: float,
         told_max: int,
         caller: Caller = ANYONE,
     ) -> None:
         self.request = request
+        self.own_slo = own_slo
         self.caller = caller
         self.dropped: Cancelled | None = None
         """Why it was cancelled, where its client has not left by itself."""
@@ -39,7 +41,7 @@ class ClientStream:
         """The core has said its last word on the request, or is to say none."""
         self.finished = False
         """Everything has been taken out."""
-        self._slo = slo
+        self._slo = own_slo or slo
         self._grace_s = 0.0
         """As its client was told."""
         self._arrived_s = arrived_s

@@ -6,6 +6,7 @@ from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
 from mesh.domain.messages import NodeHello, NodeReport
 from mesh.domain.request import Request
+from mesh.domain.slo import Slo
 from mesh.domain.values import dataclass
 
 # The controller's: administrative calls.
@@ -109,6 +110,8 @@ class StoreFailed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvokeRequested:
     request: Request
+    slo: Slo | None = None
+    """Its own, in place of its deployment's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

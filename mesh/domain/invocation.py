@@ -59,12 +59,16 @@ class Invocation:
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
+    slo_ttft_s: float | None = None
+    """Seconds to its first token, however long its prompt is; None: as its deployment's SLO."""
+    slo_tpot_s: float | None = None
+    """Seconds for each further token; None: as its deployment's SLO."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
     """The request has its place, or will have it once an instance is loaded. The limits, in
-    seconds, are those of its deployment's SLO.
+    seconds, are those of its SLO: its own, or its deployment's.
     """
 
     request_id: RequestId

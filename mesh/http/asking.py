@@ -6,7 +6,7 @@ is ignored.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +41,7 @@ NOT_BUILT: Mapping[str, tuple[object, ...]] = {
     "web_search_options": (),
 }
 """Members that are refused, unless they ask for nothing: null, or one of these values."""
+SLO_HEADERS = ("x-slo-ttft-ms", "x-slo-tpot-ms")
 _OPENAI = SamplingDefaults(temperature=1.0, top_p=1.0)
 
 
@@ -72,6 +73,28 @@ def with_defaults(asked: Invocation, model: SamplingDefaults) -> Invocation:
         values = (getattr(asked, field), getattr(model, field), getattr(_OPENAI, field))
         given[field] = next((value for value in values if value is not None), None)
     return replace(asked, **given)  # type: ignore[arg-type]
+
+
+def with_slo(
+    asked: tuple[Invocation, ...], header: Callable[[bytes], bytes | None]
+) -> tuple[Invocation, ...]:
+    """Those of a call that brings its own limits. Raises InvalidInput."""
+    ttft_s, tpot_s = (_seconds(name, header(name.encode())) for name in SLO_HEADERS)
+    if ttft_s is None and tpot_s is None:
+        return asked
+    return tuple(replace(one, slo_ttft_s=ttft_s, slo_tpot_s=tpot_s) for one in asked)
+
+
+def _seconds(name: str, value: bytes | None) -> float | None:
+    """Of a header in milliseconds; whether such a limit can be is checked for everyone alike."""
+    if value is None:
+        return None
+    try:
+        return float(value) / 1000.0
+    except ValueError:
+        raise InvalidInput(
+            f"the header {name} is no number of milliseconds", hint="such as 500", field=name
+        ) from None
 
 
 def _check_built(body: Body) -> None:

@@ -54,6 +54,10 @@ class Exchange:
         self.context_tokens: int | None = None
         """Of the deployment that is asked, once it is known."""
 
+    def header(self, name: bytes) -> bytes | None:
+        """The last of this name, in lower case."""
+        return dict(self._scope["headers"]).get(name)
+
     def named(self, request_id: str) -> None:
         """A call with several requests goes by the first."""
         self.request_id = self.request_id or request_id
@@ -78,7 +82,7 @@ class Exchange:
         except TimeoutError:
             self._status = 408, "request_timeout"
             raise DeadlineExceeded(f"the body has not come within {BODY_S_MAX:g} s") from None
-        kind = dict(self._scope["headers"]).get(b"content-type", b"")
+        kind = self.header(b"content-type") or b""
         if kind.split(b";")[0].strip().lower() != b"application/json":
             # Pages of other sites could send it without being asked whether they may.
             self._status = 415, "unsupported_media_type"

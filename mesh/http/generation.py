@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from mesh.domain.invocation import Finished, Invocation, Tokens, check_complete
 from mesh.http.answers import DONE, Writer
-from mesh.http.asking import invocations, with_defaults
+from mesh.http.asking import invocations, with_defaults, with_slo
 from mesh.http.bodies import Body, read
 from mesh.http.exchange import Exchange
 from mesh.http.together import Gateway, Numbered, together
@@ -28,7 +28,7 @@ class Generation:
         exchange = Exchange(scope, receive, send)
         async with exchange.answering():
             body = read(self._body, await exchange.body())
-            asked = invocations(body)
+            asked = with_slo(invocations(body), exchange.header)
             deployment = self._gateway.deployment(asked[0].deployment)
             exchange.context_tokens = deployment.context_tokens_max
             defaults = await self._gateway.sampling_defaults(deployment)

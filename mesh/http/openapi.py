@@ -7,6 +7,7 @@ from pydantic.json_schema import models_json_schema
 
 from mesh import __version__
 from mesh.http.answers import ChatChunk, ChatCompletion, Completion, ErrorBody
+from mesh.http.asking import SLO_HEADERS
 from mesh.http.bodies import ChatBody, CompletionBody
 from mesh.http.models import ModelCard, ModelList
 
@@ -62,6 +63,15 @@ def _generation(
     }
     return {
         "summary": (asked.__doc__ or "").partition("\n")[0],
+        "parameters": [
+            {
+                "name": name,
+                "in": "header",
+                "schema": {"type": "number", "exclusiveMinimum": 0},
+                "description": "Of this request, in place of its deployment's SLO.",
+            }
+            for name in SLO_HEADERS
+        ],
         "requestBody": {"required": True, "content": _json(asked)},
         "responses": {"200": told, **_errors(*_REFUSED)},
     }

@@ -30,8 +30,8 @@ class Prompt:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RunQueue:
-    """The work of one instance. All its requests have the same TPOT SLO, and each decode gives
-    every one of its batch a token, so that the least deadline that can be kept stands for all.
+    """The work of one instance. Each decode gives every one of its batch a token, so that the least
+    deadline that can be kept stands for all, and the quickest pace.
     """
 
     instance_id: InstanceId

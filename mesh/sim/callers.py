@@ -25,6 +25,7 @@ from mesh.domain.profile import Profile
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.request import Request
 from mesh.domain.revision import Revisions, public_name
+from mesh.domain.slo import Slo
 from mesh.domain.text import TextAssets
 from mesh.runtime.clock import Clock
 from mesh.sim.sequences import answer_of
@@ -34,6 +35,7 @@ from mesh.sim.sequences import answer_of
 class _Waiting:
     request: Request
     deployment: Deployment
+    slo: Slo
     arrival_s: float
     answer: tuple[int, ...]
     """What it has to be told."""
@@ -57,10 +59,14 @@ class Callers:
         self._ended = ended or self.outcomes.append
 
     def call(
-        self, request: Request, deployment: Deployment, output_tokens: int | None = None
+        self,
+        request: Request,
+        deployment: Deployment,
+        output_tokens: int | None = None,
+        slo: Slo | None = None,
     ) -> None:
         """A caller begins to wait for an answer that ends by itself after so many tokens; None: it
-        has all that it may have.
+        has all that it may have. `slo`: its own.
         """
         # It ends with the context at the latest; a prompt that fills that has no answer.
         prompt_tokens, sampling = request.prompt_tokens, request.sampling
@@ -71,7 +77,7 @@ class Callers:
             tokens = min(tokens, output_tokens)
         answer = answer_of(prompt_tokens, sampling, tokens, deployment.model)
         self._waiting[request.request_id] = _Waiting(
-            request, deployment, self._clock.now_s(), answer
+            request, deployment, slo or deployment.spec.slo, self._clock.now_s(), answer
         )
 
     def cancel(self, request_id: RequestId) -> None:
@@ -96,7 +102,7 @@ class Callers:
             request_id
             for request_id, caller in self._waiting.items()
             if now_s - max(caller.arrival_s, since_s)
-            > wait_s_max + len(caller.answer) * caller.deployment.spec.slo.tpot_s
+            > wait_s_max + len(caller.answer) * caller.slo.tpot_s
         )
 
     def __len__(self) -> int:
@@ -138,7 +144,7 @@ class Callers:
             Outcome(
                 request_id=request_id,
                 deployment=caller.request.deployment,
-                slo=caller.deployment.spec.slo,
+                slo=caller.slo,
                 arrival_s=caller.arrival_s,
                 input_tokens=len(caller.request.prompt_tokens),
                 tokens_s=tuple(caller.tokens_s),

@@ -19,6 +19,7 @@ from mesh.domain.limits import CellLimits
 from mesh.domain.outcome import Outcome
 from mesh.domain.profile import Profile
 from mesh.domain.request import Request, SamplingParams
+from mesh.domain.slo import Slo
 from mesh.policy.registry import DEFAULT_POLICY
 from mesh.runtime.host import Recorder
 from mesh.runtime.journal import ControllerStart
@@ -43,6 +44,8 @@ class Arrival(NamedTuple):
     input_tokens: int
     output_tokens: int
     """Exactly so many, unless the context is full before, or its caller takes fewer."""
+    slo: Slo | None = None
+    """Its own, in place of its deployment's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,8 +209,8 @@ class VirtualCell:
                 seed=self._arrived,
             ),
         )
-        self.callers.call(request, deployment, arrival.output_tokens)
+        self.callers.call(request, deployment, arrival.output_tokens, arrival.slo)
         if self.controller.alive:
-            self.controller.tell(InvokeRequested(request=request))
+            self.controller.tell(InvokeRequested(request=request, slo=arrival.slo))
         else:
             self.callers.cut_off()

@@ -109,6 +109,8 @@ class InvokeRequest(_message.Message):
     PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
     FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    SLO_TTFT_S_FIELD_NUMBER: _builtins.int
+    SLO_TPOT_S_FIELD_NUMBER: _builtins.int
     deployment: _builtins.str
     prompt: _builtins.str
     """Continued as it is, without the chat template."""
@@ -124,6 +126,11 @@ class InvokeRequest(_message.Message):
     frequency_penalty: _builtins.float
     logprobs: _builtins.int
     """Likeliest tokens of which the log-probability is told with each token, 0 to 20. Absent: not even its own."""
+    slo_ttft_s: _builtins.float
+    """Of this request, in place of its deployment's SLO: to the first token, however long the prompt is, and for each
+    further one.
+    """
+    slo_tpot_s: _builtins.float
     @_builtins.property
     def chat(self) -> Global___Chat:
         """Rendered by the model's chat template."""
@@ -153,10 +160,12 @@ class InvokeRequest(_message.Message):
         presence_penalty: _builtins.float | None = ...,
         frequency_penalty: _builtins.float | None = ...,
         logprobs: _builtins.int | None = ...,
+        slo_ttft_s: _builtins.float | None = ...,
+        slo_tpot_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "chat", b"chat", "frequency_penalty", b"frequency_penalty", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "prompt", b"prompt", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "tokens", b"tokens", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_slo_tpot_s", b"_slo_tpot_s", "_slo_ttft_s", b"_slo_ttft_s", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "chat", b"chat", "frequency_penalty", b"frequency_penalty", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "prompt", b"prompt", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "slo_tpot_s", b"slo_tpot_s", "slo_ttft_s", b"slo_ttft_s", "temperature", b"temperature", "tokens", b"tokens", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "chat", b"chat", "deployment", b"deployment", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "prompt", b"prompt", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "temperature", b"temperature", "tokens", b"tokens", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_slo_tpot_s", b"_slo_tpot_s", "_slo_ttft_s", b"_slo_ttft_s", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "chat", b"chat", "deployment", b"deployment", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "prompt", b"prompt", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "slo_tpot_s", b"slo_tpot_s", "slo_ttft_s", b"slo_ttft_s", "stop", b"stop", "temperature", b"temperature", "tokens", b"tokens", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
@@ -172,6 +181,10 @@ class InvokeRequest(_message.Message):
     _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    _WhichOneofReturnType__slo_tpot_s: _TypeAlias = _typing.Literal["slo_tpot_s"]  # noqa: Y015
+    _WhichOneofArgType__slo_tpot_s: _TypeAlias = _typing.Literal["_slo_tpot_s", b"_slo_tpot_s"]  # noqa: Y015
+    _WhichOneofReturnType__slo_ttft_s: _TypeAlias = _typing.Literal["slo_ttft_s"]  # noqa: Y015
+    _WhichOneofArgType__slo_ttft_s: _TypeAlias = _typing.Literal["_slo_ttft_s", b"_slo_ttft_s"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
     _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
     _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
@@ -194,6 +207,10 @@ class InvokeRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__slo_tpot_s) -> _WhichOneofReturnType__slo_tpot_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__slo_ttft_s) -> _WhichOneofReturnType__slo_ttft_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
     @_typing.overload

@@ -25,6 +25,7 @@ from mesh.wire.malformed import member, nothing_known
 _OPTIONAL: tuple[Any, ...] = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "logprobs"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("slo_ttft_s", "slo_tpot_s"),
 )
 """Fields of the same name in message and invocation."""
 
@@ -44,6 +45,8 @@ def invocation_to_wire(asked: Invocation) -> pb.InvokeRequest:
         presence_penalty=asked.presence_penalty,
         frequency_penalty=asked.frequency_penalty,
         logprobs=asked.logprobs,
+        slo_ttft_s=asked.slo_ttft_s,
+        slo_tpot_s=asked.slo_tpot_s,
     )
     match asked.prompt:
         case TextPrompt():

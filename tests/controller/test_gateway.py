@@ -54,6 +54,15 @@ async def called(cell: LiveCell, asked: Invocation, **how: Any) -> AsyncIterator
         yield InferenceStub(channel).Invoke(invocation_to_wire(asked), **how)
 
 
+async def test_limits_of_its_own_are_those_that_it_is_told(cell: LiveCell) -> None:
+    await cell.deployed()
+    asked = replace(asking(1, 2, 3, max_tokens=2), slo_ttft_s=60.0)
+    (accepted,) = (e for e in await answer_of(cell, asked) if isinstance(e, Accepted))
+    assert (accepted.ttft_limit_s, accepted.tpot_limit_s) == (60.0, SPEC.slo.tpot_s)
+    with pytest.raises(InvalidInput, match=r"slo_tpot_s is 0\.0; it must be above 0"):
+        await answer_of(cell, replace(asked, slo_tpot_s=0.0))
+
+
 async def test_an_answer_streams_from_accepted_to_finished(cell: LiveCell) -> None:
     node = await cell.deployed()
     events = await answer_of(cell, asking(1, 2, 3, max_tokens=5))

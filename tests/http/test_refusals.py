@@ -68,6 +68,24 @@ async def test_a_prompt_too_long_is_told_in_the_words_that_clients_know(http: Ed
         assert "this model's maximum context length is 512 tokens" in error["message"].lower()
 
 
+async def test_limits_of_its_own_come_in_headers(http: Edge) -> None:
+    node = await http.cell.deployed()
+    body = {"model": "chat", "prompt": [1, 2, 3], "max_tokens": 2}
+    served, wrong, negative = [
+        await http.post("/v1/completions", body, headers=headers)
+        for headers in (
+            {"x-slo-ttft-ms": "60000", "X-SLO-TPOT-ms": "5000.5"},
+            {"x-slo-ttft-ms": "soon"},
+            {"x-slo-ttft-ms": "-1"},
+        )
+    ]
+    assert served.status_code == 200
+    submit = await node.told(SubmitRequest)
+    assert (submit.order.slo.ttft_limit_s(9), submit.order.slo.tpot_s) == (60.0, 5.0005)
+    assert (wrong.status_code, error_of(wrong)["param"]) == (400, "x-slo-ttft-ms")
+    assert (negative.status_code, error_of(negative)["param"]) == (400, "slo_ttft_s")
+
+
 async def test_an_unknown_model_is_not_found_with_names_like_it(http: Edge) -> None:
     await http.cell.deployed()
     for response in (await http.chat(model="chta"), await http.get("/v1/models/chta")):

@@ -151,7 +151,7 @@ class ControllerCore:
             case NodeReported():
                 reports.report(ctx, event.link_id, event.report)
             case InvokeRequested():
-                serving.invoke(ctx, event.request)
+                serving.invoke(ctx, event.request, event.slo)
             case CancelRequested():
                 serving.cancel(ctx, event.request_id)
             case PlaceRetryDue():

@@ -54,6 +54,8 @@ class LocalInstance:
     """So many of them, the first, were asked for over an earlier link; nobody waits for them."""
     growth_waiting: int | None = None
     """KV blocks to grow to once all that is `unbooked` has left the memory."""
+    pace_s: float = inf
+    """Of its requests the quickest: each decode gives all of them a token."""
     promising: bool = True
     """False while its iteration is under way, and after one that computed nothing for want of KV
     blocks: it gets no turn then, but for one at each heartbeat, until the engine is asked for
@@ -103,6 +105,7 @@ class LocalInstance:
         self.state = LocalState.UNLOADING
         requests = list(self.requests.values())
         self.requests.clear()
+        self.pace_s = inf
         self.kept_run_queue = None
         return requests
 
@@ -123,10 +126,13 @@ class LocalInstance:
 
     def add(self, request: LocalRequest) -> None:
         self.requests[request.request_id] = request
+        self.pace_s = min(self.pace_s, request.pace_s)
         self.request_changed()
 
     def remove(self, request: LocalRequest) -> None:
         del self.requests[request.request_id]
+        if request.pace_s <= self.pace_s:
+            self.pace_s = min([other.pace_s for other in self.requests.values()], default=inf)
         self.kept_run_queue = None
 
     def encourage(self) -> None:
@@ -210,12 +216,11 @@ class LocalInstance:
 
     def _filled_run_queue(self, now_s: float, delivery_s: float, factor: float) -> RunQueue:
         requests = self.requests.values()
-        pace_s = next(iter(requests)).pace_s
-        margin_s = min(delivery_s, pace_s / 4)
+        margin_s = min(delivery_s, self.pace_s / 4)
         run_queue = RunQueue(
             instance_id=self.instance_id,
             times=Times(self.profile, factor),
-            tpot_s=pace_s,
+            tpot_s=self.pace_s,
             passed=self.passed,
         )
         dues_s, oldest_s, context_tokens = run_queue.dues_s, inf, 0

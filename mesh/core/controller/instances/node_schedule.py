@@ -73,9 +73,10 @@ def forecast_on(
     schedule, run_queues = _schedule(node, now_s, limits)
     run_queue = run_queues.get(instance.instance_id)
     if run_queue is None:
-        run_queue = _run_queue(instance, request, now_s)
+        run_queue = _run_queue(instance, request.pace_s, now_s)
         if beside:
             schedule.queues.append(run_queue)
+    run_queue.tpot_s = min([run_queue.tpot_s, *(other.pace_s for other in beside)])
     coming = [(run_queue, _prompt(other)) for other in beside]
     schedule.joining = (*schedule.joining, *coming)
     return _forecast(schedule, run_queue, request, now_s, loads=False, late=late)
@@ -100,7 +101,7 @@ def forecast_on_loading(
     if decode_share_with(instance, request, now_s) > 1.0:
         return Forecast(verdict=Verdict.TPOT_EXCEEDED)
     schedule, run_queues = _schedule(node, now_s, limits)
-    queue = run_queues.get(instance.instance_id) or _run_queue(instance, request, now_s)
+    queue = run_queues.get(instance.instance_id) or _run_queue(instance, request.pace_s, now_s)
     return _forecast(schedule, queue, request, ready_s, loads=False, late=late)
 
 
@@ -143,7 +144,7 @@ def without_time_on(
     schedule, run_queues = _schedule(instance.node, now_s, limits)
     run_queue = run_queues.get(instance.instance_id)
     if run_queue is None:
-        run_queue = _run_queue(instance, waiting[0], now_s)
+        run_queue = _run_queue(instance, waiting[0].pace_s, now_s)
         schedule.queues.append(run_queue)
     for each in schedule.queues:
         correction = instance.node.instances[each.instance_id].correction
@@ -202,6 +203,7 @@ def _forecast(
     loads: bool,
     late: bool,
 ) -> Forecast:
+    queue.tpot_s = min(queue.tpot_s, request.pace_s)
     newcomer = Newcomer(
         queue=queue,
         prompt=_prompt(request),
@@ -332,8 +334,10 @@ def decode_share_with(into: InstanceEntry, request: RequestEntry, now_s: float) 
 def _decode_share(
     instance: InstanceEntry, now_s: float, with_one: RequestEntry | None = None
 ) -> float:
-    of = with_one or next(iter((instance.requests or instance.coming).values()))
-    return _decode_s(instance, now_s, with_one) / of.pace_s
+    pace_s = instance.pace_s if _has_work(instance) else inf
+    if with_one is not None:
+        pace_s = min(pace_s, with_one.pace_s)
+    return _decode_s(instance, now_s, with_one) / pace_s
 
 
 def _decode_s(instance: InstanceEntry, now_s: float, with_one: RequestEntry | None = None) -> float:
@@ -370,8 +374,8 @@ def _schedule(
         work = instance.requests or instance.coming
         if not work:
             continue
-        first = next(iter(work.values()))
-        run_queue = run_queues[instance.instance_id] = _run_queue(instance, first, now_s)
+        run_queue = _run_queue(instance, instance.pace_s, now_s)
+        run_queues[instance.instance_id] = run_queue
         if instance.requests:
             _fill(run_queue, instance, started_s, joining, now_s)
         else:
@@ -392,11 +396,9 @@ def _schedule(
     return schedule, run_queues
 
 
-def _run_queue(instance: InstanceEntry, request: RequestEntry, now_s: float) -> RunQueue:
+def _run_queue(instance: InstanceEntry, pace_s: float, now_s: float) -> RunQueue:
     """An empty run queue. How many turns have passed it over is known to its node alone."""
-    return RunQueue(
-        instance_id=instance.instance_id, times=_times(instance, now_s), tpot_s=request.pace_s
-    )
+    return RunQueue(instance_id=instance.instance_id, times=_times(instance, now_s), tpot_s=pace_s)
 
 
 def _fill(

@@ -58,14 +58,14 @@ def refuse_hopeless(
     departures, loads = Departures(ctx.cell, entry, ctx.now_s), _Loads(ctx, entry, lanes)
     # Behind a head that was TPOT_EXCEEDED none was tried: it holds for requests of any length.
     head = next((request for request in entry.queue if request.waits_for is None), None)
-    none_tried = head is not None and head.refusals.verdict is Verdict.TPOT_EXCEEDED
+    none_tried = head is not None and _stops_queue(head)
     ahead = ahead_without_time = 0
     lack: Lack | None = None
     for request in list(entry.queue):
         waited_out = ctx.now_s - request.waits_since_s >= ctx.limits.queue_wait_s_max
         if request.waits_for is not None and not (waited_out and request.waits_for.is_loaded):
             continue
-        if none_tried and request.refusals.verdict is None:
+        if none_tried and request.refusals.verdict is None and not request.has_own_slo:
             request.refusals.note(Verdict.TPOT_EXCEEDED)
         no_time_left = request.original.request_id in without_time
         before = ahead_without_time if no_time_left else ahead
@@ -83,7 +83,8 @@ def refuse_hopeless(
         reason = lack.reason
         if _too_long(ctx, request):
             too_slow = ctx.cell.refusals.latest_start_s(request) == -inf
-            remedy = "raise spec.slo.tpot_s" if too_slow else "shorten the prompt, or raise its SLO"
+            raises = "raise its SLO" if request.has_own_slo else "raise spec.slo.tpot_s"
+            remedy = raises if too_slow else "shorten the prompt, or raise its SLO"
             refuse(ctx, request, reason, message, hint=f"no node is quick enough: {remedy}")
         elif reason is RefusalReason.LOAD_FAILED:
             retry_s = max(entry.pause_left_s(ctx.now_s), RETRY_S_LEAST)
@@ -95,6 +96,11 @@ def refuse_hopeless(
             )
             retry_s = max(told_s - ctx.now_s, RETRY_S_LEAST)
             refuse(ctx, request, reason, message, retry_after_s=retry_s)
+
+
+def _stops_queue(head: RequestEntry) -> bool:
+    """Whether what it was refused for holds for all behind it."""
+    return head.refusals.verdict is Verdict.TPOT_EXCEEDED and not head.has_own_slo
 
 
 def _may_be_in_time(
@@ -135,7 +141,7 @@ def _without_time(ctx: EventContext, entry: DeploymentEntry) -> frozenset[Reques
         return frozenset()
     looks = sum(instance.takes_now for instance in entry.candidates)
     most = LOOKED_AT * (ctx.validations_left // max(looks, 1))
-    waiting = (request for request in entry.queue if request.waits_for is None)
+    waiting = (r for r in entry.queue if r.waits_for is None and not r.has_own_slo)
     left = list(islice(waiting, most))
     for instance in entry.candidates:
         if not left:

@@ -48,6 +48,7 @@ def lack_of_nearest(
     as_new = RequestEntry(
         original=request.original,
         slo=request.slo,
+        has_own_slo=request.has_own_slo,
         pace=request.pace,
         arrival_s=ctx.now_s,
         output_tokens=list(request.output_tokens),

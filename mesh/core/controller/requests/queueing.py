@@ -176,7 +176,7 @@ def _place_waiting(
         if _place(ctx, entry, request, only):
             entry.dequeue(request)
             tries -= 1
-        elif request.refusals.verdict in (None, Verdict.TPOT_EXCEEDED):
+        elif request.refusals.verdict in (None, Verdict.TPOT_EXCEEDED) and not request.has_own_slo:
             return
 
 

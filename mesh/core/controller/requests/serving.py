@@ -18,10 +18,13 @@ from mesh.domain.lifecycle import DeploymentState
 from mesh.domain.messages import RequestReturned
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.request import Request, RequestTokens
+from mesh.domain.slo import Slo
 
 
-def invoke(ctx: EventContext, original: Request) -> None:
-    """A new request: refuse it at once, or queue it; the end of the event places what it can."""
+def invoke(ctx: EventContext, original: Request, own: Slo | None) -> None:
+    """A new request, perhaps with an SLO of its own: refuse it at once, or queue it; the end of the
+    event places what it can.
+    """
     name = original.deployment
     entry = ctx.cell.current(name)
     if entry is None or entry.state is not DeploymentState.READY or entry.deployment is None:
@@ -38,12 +41,13 @@ def invoke(ctx: EventContext, original: Request) -> None:
         # It stays with this revision, whose model's tokens it has.
         original = replace(original, deployment=entry.name)
     entry.note_call(ctx.now_s)
-    slo = entry.spec.slo
+    slo = own or entry.spec.slo
     pace = ctx.policy.pace(slo)
     answer_tokens = min(entry.history.mean_tokens, original.sampling.max_tokens)
     request = RequestEntry(
         original=original,
         slo=slo,
+        has_own_slo=own is not None,
         pace=pace,
         arrival_s=ctx.now_s,
         queued_at_s=ctx.now_s,

@@ -73,6 +73,8 @@ class InstanceEntry:
     load_started_s: float = 0.0
     """When its node was told to load it; until then, when that was decided."""
     loaded_at_s: float = 0.0
+    mixed_slos: bool = False
+    """Whether one of its requests has an SLO of its own, or had while the others were there."""
     has_served: bool = False
     """A token has come from it."""
     idle_since_s: float = 0.0
@@ -152,6 +154,16 @@ class InstanceEntry:
         return self.expected if self.state is InstanceState.LOADING else {}
 
     @property
+    def pace_s(self) -> float:
+        """Of those that run on it, or join when its load is over, the quickest: each decode gives
+        all of them a token. It must have one.
+        """
+        work = (self.requests or self.coming).values()
+        if self.mixed_slos:
+            return min([request.pace_s for request in work])
+        return next(iter(work)).pace_s
+
+    @property
     def expected_blocks(self) -> int:
         """KV blocks that those who are expected will need."""
         return sum(request.required_blocks for request in self.expected.values())
@@ -166,12 +178,14 @@ class InstanceEntry:
         self.node.request_joins(now_s)
         request.submitted(self, blocks=blocks, now_s=now_s)
         self.requests[request.original.request_id] = request
+        self.mixed_slos = self.mixed_slos or request.has_own_slo
         self.tokens += request.tokens
         self.required_blocks += blocks
 
     def remove(self, request: RequestEntry) -> None:
         """A request runs here no more, for whatever reason."""
         del self.requests[request.original.request_id]
+        self.mixed_slos = self.mixed_slos and bool(self.requests)
         self.tokens -= request.tokens
         self.required_blocks -= request.required_blocks
         request.left()
@@ -195,6 +209,7 @@ class InstanceEntry:
         """A request waits for its load, for which it is expected to need so many KV blocks."""
         request.wait_for(self, blocks)
         self.expected[request.original.request_id] = request
+        self.mixed_slos = self.mixed_slos or request.has_own_slo
         self.ahead = False
 
     def expect_no_more(self, request: RequestEntry) -> None:

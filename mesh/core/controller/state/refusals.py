@@ -160,7 +160,11 @@ class RefusalMemory:
         self._starts.pop(name, None)
 
     def why_refuses(self, instance: "InstanceEntry", request: "RequestEntry") -> Verdict | None:
-        """Why an instance refuses a request, if that is known without a validation."""
+        """Why an instance refuses a request, if that is known without a validation: it has refused
+        one under the same SLO that was no longer.
+        """
+        if request.has_own_slo:
+            return None
         eased, tokens = self._no_time.get(instance.instance_id, (-1, 0))
         if eased == instance.node.eased and request.tokens >= tokens:
             return Verdict.TPOT_EXCEEDED
@@ -171,6 +175,8 @@ class RefusalMemory:
         self, instance: "InstanceEntry", request: "RequestEntry", verdict: Verdict
     ) -> None:
         """A validation has refused to submit the request to the instance."""
+        if request.has_own_slo:
+            return
         if verdict is Verdict.TPOT_EXCEEDED:
             self._no_time[instance.instance_id] = (instance.node.eased, request.tokens)
         elif verdict is not Verdict.FIRST_TOKEN_LATE:

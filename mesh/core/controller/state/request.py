@@ -26,6 +26,8 @@ class RequestEntry:
     original: Request
     """As its client sent it."""
     slo: Slo
+    has_own_slo: bool = False
+    """Not that of its deployment: what others were refused for says nothing of it."""
     pace: Pace = PACE
     """As its policy has its tokens planned."""
     arrival_s: float
@@ -141,6 +143,7 @@ class RequestEntry:
         copy = RequestEntry(
             original=self.original,
             slo=self.slo,
+            has_own_slo=self.has_own_slo,
             pace=self.pace,
             arrival_s=self.arrival_s,
             accepted=True,

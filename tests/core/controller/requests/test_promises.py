@@ -30,18 +30,28 @@ DEPLOYMENTS = (
 """As SLOW computes them, each two of them fit onto a node, and sometimes all three."""
 PROMPTS = {"short": (1, 20), "long": (150, 400), "mixed": (1, 400)}
 LIMITS = CellLimits(overtaken_max=3)
+NO_SLO: st.SearchStrategy[Slo | None] = st.none()
 ITERATION_S = 1.13
 """Of the largest chunk, beside a decode."""
 
 
+OWN_SLOS = st.builds(
+    Slo,
+    ttft_s=st.sampled_from([0.5, 2.0, 8.0]),
+    ttft_tokens_per_s=st.just(1e9),
+    tpot_s=st.sampled_from([0.2, 0.35, 0.7, 2.0]),
+)
+
+
 @st.composite
-def arrivals(draw: st.DrawFn) -> list[tuple[float, str, int, int]]:
-    """Time, deployment, prompt and output tokens; no two at the same time."""
+def arrivals(draw: st.DrawFn, slos: st.SearchStrategy[Slo | None] = NO_SLO) -> list[Arrival]:
+    """No two at the same time."""
     made, at_s = [], 0.0
     for _ in range(draw(st.integers(1, 40))):
         at_s += draw(st.sampled_from([0.001, 0.02, 0.1, 0.5, 2.0]))
         of = draw(st.sampled_from(sorted(PROMPTS)))
-        made.append((at_s, of, draw(st.integers(*PROMPTS[of])), draw(st.integers(1, 30))))
+        prompt, output = draw(st.integers(*PROMPTS[of])), draw(st.integers(1, 30))
+        made.append(Arrival(at_s, of, prompt, output, draw(slos)))
     return made
 
 
@@ -111,17 +121,17 @@ class Overtaking:
 
 
 def history(
-    made: list[tuple[float, str, int, int]], rule: str = "llm-mesh"
+    made: list[Arrival], rule: str = "llm-mesh"
 ) -> tuple[set[RequestId], tuple[Outcome, ...]]:
     """Who was placed, and what came of all."""
     watched = Overtaking(rule)
-    return watched.placed, watched.cell.run([Arrival(*call) for call in made])
+    return watched.placed, watched.cell.run(made)
 
 
 @settings(max_examples=40, deadline=None)
-@given(arrivals())
+@given(arrivals() | arrivals(NO_SLO | OWN_SLOS))
 def test_nobody_is_overtaken_too_often_and_nobody_is_late_by_more_than_an_iteration(
-    made: list[tuple[float, str, int, int]],
+    made: list[Arrival],
 ) -> None:
     """Iterations end before validation thinks, so that the node gives other turns and chunks than
     were validated. At random that makes hardly anybody late, none of 3,000 requests; a search for
@@ -139,7 +149,7 @@ def test_nobody_is_overtaken_too_often_and_nobody_is_late_by_more_than_an_iterat
 
 def test_without_validation_the_same_node_makes_requests_late() -> None:
     """So that the property above is not empty."""
-    made = [(1.0 + n * 0.05, "long", 300, 20) for n in range(10)]
+    made = [Arrival(1.0 + n * 0.05, "long", 300, 20) for n in range(10)]
     late = {
         rule: [o for o in history(made, rule)[1] if o.tokens_s and o.late_s > o.grace_s]
         for rule in ("llm-mesh", "fcfs")
