@@ -1,10 +1,11 @@
 """A cell on this machine, for benchmarks that measure the whole system."""
 
+import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +17,14 @@ from mesh.cli.cell_plan import CellPlan, NodePlan, plan_nodes
 from mesh.cli.running_cell import running_cell
 from mesh.cli.stopping import Stopping
 from mesh.cli.waiting import Goal, wait_for
+from mesh.controller.keys import KeyBook
+from mesh.domain.access import Role, TenantName
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.errors import MeshError
 from mesh.domain.ids import DeploymentName
 from mesh.domain.profile import Profile
 from mesh.wire.client import MeshClient
+from mesh.wire.credentials import KEY_VARIABLE, Credentials, credentials, show
 
 MESH = (sys.executable, "-c", "from mesh.cli.main import main; main()")
 """The command, in this environment."""
@@ -36,6 +40,7 @@ def local_cell(
     nodes: Sequence[NodePlan] = plan_nodes(["cpu"]),
     threads: int | None = None,
     http: str | None = None,
+    keys: bool = False,
     policy: str | None = None,
     memory_bytes: int | None = None,
     prefetch_bytes: int | None = None,
@@ -48,8 +53,8 @@ def local_cell(
     folder of their own, and their models in `store`, or in the usual one. A node computes on
     `threads` cores in `memory_bytes`, its part of the machine unless given, of which
     `prefetch_bytes` are for what nobody has called yet. The controller decides by `policy`, or by
-    its default, and serves `http` where that is given. They write their decisions to `journal` and
-    into the folder `node_journals`.
+    its default, serves `http` where that is given, and wants `keys`: see `keys_shown`. They write
+    their decisions to `journal` and into the folder `node_journals`.
 
     Once they serve, a signal to stop raises KeyboardInterrupt. Raises MeshError when a part of it
     does not start.
@@ -65,6 +70,7 @@ def local_cell(
             nodes=tuple(nodes),
             threads=threads,
             http=http,
+            keys=keys,
             policy=policy,
             memory_bytes=memory_bytes,
             prefetch_bytes=prefetch_bytes,
@@ -75,6 +81,21 @@ def local_cell(
         cell = opened.enter_context(running_cell(plan, stopping))
         with stopping.interrupting():
             yield cell
+
+
+@contextmanager
+def keys_shown(home: Path) -> Iterator[None]:
+    """An operator's key for a cell with this home, shown by this process and its children."""
+    with closing(KeyBook(home / "controller")) as book:
+        secret, _ = book.create(Role.ADMIN, TenantName(""))
+    before = credentials()
+    os.environ[KEY_VARIABLE] = secret
+    show(Credentials(key=secret))
+    try:
+        yield
+    finally:
+        del os.environ[KEY_VARIABLE]
+        show(before)
 
 
 def deployed(address: str, specs: Sequence[DeploymentSpec]) -> None:

@@ -67,7 +67,8 @@ class LocalCell:
         policy = ["--policy", self._plan.policy] if self._plan.policy else []
         journal = ["--journal", str(self._plan.journal)] if self._plan.journal else []
         http = ["--http", self._http] if self._http else []
-        http += ["--open"] if self._plan.open else []
+        wanted = (("--open", self._plan.open), ("--keys", self._plan.keys))
+        http += [option for option, given in wanted if given]
         self._keep(
             "the controller",
             "mesh.controller",

@@ -41,6 +41,8 @@ class CellPlan:
     policy: str | None = None
     http: str | None = None
     """Where HTTP is served, if it is."""
+    keys: bool = False
+    """Whether each call needs one, on the loopback, too; the nodes' is in the environment."""
     open: bool = False
     """Whether nobody needs a key where it can be reached from other machines."""
     journal: Path | None = None

@@ -36,6 +36,7 @@ from mesh.domain.messages import (
     SubmitRequest,
 )
 from mesh.domain.reasons import FinishReason
+from mesh.domain.revision import public_name
 from mesh.domain.slo import Slo
 from mesh.domain.views import CellSnapshot, DeploymentSnapshot, NodeSnapshot
 
@@ -207,7 +208,7 @@ class Meter:
                 if call is not None:
                     self._migrated.labels(call.of.model).inc()
             case SendCommand(command=LoadInstance() as command):
-                self._loading[command.instance_id] = self._label(command.deployment)
+                self._loading[command.instance_id] = self._label(public_name(command.deployment))
             case TellAccepted() if action.grace_s > 0:
                 call = self._calls.get(action.request_id)
                 if call is not None:

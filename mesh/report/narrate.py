@@ -159,7 +159,9 @@ def _decided(action: object) -> Iterator[CellLine]:
             command = action.command
             match command:
                 case LoadInstance():
-                    text = f"load {command.deployment} with {command.kv_blocks} KV blocks"
+                    text = (
+                        f"load {public_name(command.deployment)} with {command.kv_blocks} KV blocks"
+                    )
                     yield _line("instance", command.instance_id, text)
                 case UnloadInstance():
                     yield _line("instance", command.instance_id, "unload")

@@ -8,6 +8,7 @@ says what is needed to build that core.
 import contextlib
 import json
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -125,10 +126,16 @@ class Journal:
         self._file.flush()
 
 
+def _private(path: str, flags: int) -> int:
+    """It holds what callers asked and were answered: its owner's alone."""
+    return os.open(path, flags, 0o600)
+
+
 def open_journal(path: Path, start: Start) -> Journal:
     """A new journal at `path`. Raises StorageError when it cannot be written."""
     try:
-        return Journal(path.open("w", encoding="utf-8"), start)
+        file = open(path, "w", encoding="utf-8", opener=_private)  # noqa: SIM115
+        return Journal(file, start)
     except OSError as error:
         raise StorageError(
             f"cannot write the journal {path}: {error.strerror}",

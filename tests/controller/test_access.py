@@ -29,7 +29,7 @@ from mesh.domain.errors import (
     Unauthenticated,
 )
 from mesh.domain.ids import DeploymentName, RequestId
-from mesh.domain.invocation import Accepted, Finished
+from mesh.domain.invocation import Accepted, Finished, TextPrompt
 from mesh.domain.reasons import RefusalReason
 from mesh.http.app import application
 from mesh.v1 import control_pb2, inference_pb2, node_link_pb2
@@ -310,6 +310,28 @@ async def test_a_revoked_key_opens_nothing_from_the_next_call_on(
         await live.ask(a.list)
     with pytest.raises(Forbidden, match="is of a tenant"):
         await live.ask(client_of(live, keys.b).status)
+
+
+async def test_neither_keys_nor_prompts_are_logged_or_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompt = "never to be seen again"
+    with caplog.at_level("DEBUG"):
+        async with keyed(tmp_path) as (live, keys):
+            a, admin = client_of(live, keys.a), client_of(live, keys.admin)
+            await live.ask(a.deploy, SPEC)
+            asked = replace(asking(), prompt=TextPrompt(text=prompt))
+            *_, last = await live.ask(lambda: list(a.invoke(asked)))
+            assert isinstance(last, Finished)
+            with pytest.raises(MeshError):
+                await live.ask(lambda: list(a.invoke(replace(asked, top_p=7.0))))
+            seen = await live.ask(lambda: list(admin.watch(999)))
+            told = "".join(event.line.text for event in seen)
+    kept = b"".join(path.read_bytes() for path in (tmp_path / "controller").iterdir())
+    for secret in (prompt, keys.a, keys.admin, keys.node):
+        assert secret not in caplog.text
+        assert secret not in told
+        assert secret.encode() not in kept
 
 
 def test_keys_are_not_kept_as_they_are(tmp_path: Path) -> None:

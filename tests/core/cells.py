@@ -1,6 +1,6 @@
 """Builds small cells for tests: a controller core with deployments and nodes, and its answers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -115,6 +115,7 @@ class CellUnderTest:
         profiles: Sequence[Profile] = (PROFILE,),
         rule: str = "llm-mesh",
         revisions: Mapping[DeploymentName, Revisions] | None = None,
+        recorder: Callable[[float, object, Sequence[object]], None] = lambda *_: None,
     ) -> None:
         self.core = ControllerCore(
             epoch=1,
@@ -124,11 +125,14 @@ class CellUnderTest:
             profiles=profiles,
             revisions=revisions,
         )
+        self._record = recorder
         self.now_s = 100.0
         self._links = 0
 
     def tell(self, event: ControllerEvent) -> list[ControllerAction]:
-        return self.core.handle(event, self.now_s)
+        actions = self.core.handle(event, self.now_s)
+        self._record(self.now_s, event, actions)
+        return actions
 
     def join(self, node: NodeHello | None = None) -> tuple[int, list[ControllerAction]]:
         """A node connects; its link id and what the core decided."""

@@ -112,3 +112,19 @@ def test_revisions_survive_a_controller_that_is_killed(
     cell.wait_for("the way back", lambda: serves(cell, 3))
     assert cell.client.get(CHAT).spec.source == f"file://{tiny_model}"
     assert node.popen.poll() is None
+
+
+def test_a_rollout_goes_on_after_its_controller_was_killed(
+    cell: LiveCell, tiny_model: Path, other_model: Path
+) -> None:
+    controller = cell.start_controller()
+    cell.start_node("n1", "--load-s", "1.5")
+    cell.client.deploy(spec(tiny_model))
+    cell.wait_for("an instance", lambda: cell.instance_count(CHAT) == 1)
+    assert cell.client.deploy(spec(other_model)) == "revision 2 starts"
+    assert cell.client.get(CHAT).revision == 1
+    controller.kill()
+    cell.start_controller()
+    assert cell.client.get(CHAT).revision == 1, "the old one serves till then"
+    cell.wait_for("the update", lambda: serves(cell, 2))
+    assert cell.invoke(CHAT, "and on", max_tokens=5).finished().output_tokens == 5

@@ -1,10 +1,11 @@
 """Decisions in words."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
-from mesh.domain.actions import RefuseRequest, SendCommand, TellAccepted
+from mesh.domain.actions import RefuseRequest, SendCommand, StoreRevisions, TellAccepted
 from mesh.domain.events import InvokeRequested, NodeConnected, NodeReported, ProfileRequested
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
 from mesh.domain.messages import (
@@ -18,6 +19,7 @@ from mesh.domain.messages import (
     UseProfile,
 )
 from mesh.domain.reasons import RefusalReason
+from mesh.domain.revision import Revision, RevisionState
 from mesh.domain.views import CellLine
 from mesh.report.narrate import Narrator
 from tests.core.cells import CellUnderTest, commands, deployment, hello, request
@@ -129,3 +131,17 @@ def test_token_traffic_is_left_out() -> None:
     link, _ = cell.join()
     cell.loaded(link, commands(cell.invoke(), LoadInstance)[0].instance_id)
     assert narrate(None, cell.tokens(link, "r1", [1, 2])) == []
+
+
+@pytest.mark.parametrize(
+    ("serves", "newest", "text"),
+    [
+        (2, RevisionState.PAST, "revision 2 serves from now on"),
+        (1, RevisionState.FAILED, "revision 2 failed: torn"),
+    ],
+)
+def test_what_became_of_a_revision_is_told(serves: int, newest: RevisionState, text: str) -> None:
+    made = deployment("chat@2" if serves == 2 else "chat")
+    other = Revision(deployment=replace(made, revision=3 - serves), state=newest, message="torn")
+    action = StoreRevisions(deployment=replace(made, revision=serves), revisions=(other,))
+    assert narrate(None, [action]) == [CellLine(kind="deployment", subject="chat", text=text)]

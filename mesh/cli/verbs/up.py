@@ -39,6 +39,7 @@ WATCH_S = 0.2
     show_default=True,
     help="Where the controller listens. Port 0 picks a free one.",
 )
+@click.option("--keys", is_flag=True, help="Each call needs a key; the nodes' is in MESH_KEY.")
 @click.option("--open", "open_", is_flag=True, help="As of `mesh controller`: none needs a key.")
 @http_option
 @policy_option
@@ -49,6 +50,7 @@ def up(
     prefetch_memory: str | None,
     threads: int | None,
     listen: str,
+    keys: bool,
     open_: bool,
     http: str,
     policy: str | None,
@@ -64,6 +66,7 @@ def up(
         prefetch_bytes=None if prefetch_memory is None else parse_bytes(prefetch_memory),
         threads=threads,
         policy=policy,
+        keys=keys,
         open=open_,
     )
     cell = LocalCell(plan, RestartLimits())

@@ -103,8 +103,7 @@ class ControllerCore:
         """A revision that had not taken over when the controller ended starts anew."""
         if rollout.target is not None:
             coming = rollouts.entry_of(self.policy, rollout.target)
-            rollout.begin(coming)
-            self.cell.add_deployment(coming)
+            self.cell.begin_rollout(rollout, coming)
 
     def deployment(self, name: DeploymentName) -> Deployment | None:
         """The acknowledged deployment of this name."""
@@ -209,7 +208,7 @@ class ControllerCore:
 
 def _settle(ctx: EventContext) -> None:
     """The end of every event: fill the room that appeared. What stays idle, others may want."""
-    if ctx.cell.rollouts:
+    if ctx.cell.rolling:
         rollouts.advance(ctx)
     while ctx.unsettled():
         queueing.fill(ctx)

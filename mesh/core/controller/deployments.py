@@ -60,9 +60,10 @@ def deploy(ctx: EventContext, asked: DeployRequested) -> None:
     entry = DeploymentEntry(
         spec=spec, state=DeploymentState.IMPORTING, candidates=Candidates(ctx.policy.instance_rank)
     )
-    ctx.cell.add_deployment(entry)
-    if known is not None:
-        ctx.cell.rollout_of(known).begin(entry)
+    if known is None:
+        ctx.cell.add_deployment(entry)
+    else:
+        ctx.cell.begin_rollout(ctx.cell.rollout_of(known), entry)
     command = ImportModel(operation_id=operation_id, source=spec.source)
     ctx.act(SendCommand(link_id=node.link_id, command=command))
 

@@ -15,6 +15,7 @@ from mesh.core.controller.operations import begin, fail_operation, reply_error
 from mesh.core.controller.requests.migration import move_soon
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
+from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.operation import OperationEntry
 from mesh.core.controller.state.rollout import RolloutEntry
 from mesh.domain.actions import ReplyDone, StoreDeployment, StoreRevisions
@@ -170,8 +171,7 @@ def stored(ctx: EventContext, rollout: RolloutEntry, operation: OperationEntry) 
     if target is None:
         return f"revision {serves.revision} serves" if changed else "given up"
     if rollout.coming is None:
-        rollout.begin(entry_of(ctx.policy, target.deployment))
-        ctx.cell.add_deployment(rollout.coming)  # type: ignore[arg-type]
+        ctx.cell.begin_rollout(rollout, entry_of(ctx.policy, target.deployment))
     else:
         rollout.coming.advance(DeploymentState.STARTING)
     start(ctx, rollout)
@@ -230,13 +230,15 @@ def advance(ctx: EventContext) -> None:
     """Rollouts that are under way: a revision may take over, or must be given up; one that has
     answered everybody goes.
     """
-    for rollout in list(ctx.cell.rollouts.values()):
-        if rollout.rests or rollout.current.state is not DeploymentState.READY:
+    for rollout in list(ctx.cell.rolling.values()):
+        if rollout.current.state is not DeploymentState.READY:
             continue
         if rollout.coming is not None and rollout.coming.state is DeploymentState.STARTING:
             _advance_start(ctx, rollout, rollout.coming)
         for entry in list(rollout.retiring.values()):
             _advance_end(ctx, entry)
+        if rollout.rests:
+            ctx.cell.note_rests(rollout)
 
 
 def _advance_start(ctx: EventContext, rollout: RolloutEntry, coming: DeploymentEntry) -> None:
@@ -249,6 +251,8 @@ def _advance_start(ctx: EventContext, rollout: RolloutEntry, coming: DeploymentE
         _switch(ctx, rollout)
     elif coming.load_failures >= ctx.limits.load_attempts_max and not coming.replicas():
         _give_up(ctx, rollout, coming, f"{coming.load_failures} loads failed: {coming.load_error}")
+    elif any(_just_begun(ctx, instance) for instance in instances):
+        return
     elif rollout.until_s is not None and ctx.now_s >= rollout.until_s:
         limit = f"not ready within {ctx.limits.rollout_s_max:.0f} s"
         _give_up(ctx, rollout, coming, f"{limit}: {_why_not_ready(ctx, coming)}")
@@ -298,7 +302,12 @@ def _advance_end(ctx: EventContext, entry: DeploymentEntry) -> None:
     if entry.queue:
         return
     for instance in list(entry.instances.values()):
-        if instance.state is not InstanceState.DRAINING:
+        if instance.state is not InstanceState.DRAINING and not _just_begun(ctx, instance):
             drain(ctx, instance)
     if not entry.instances:
         ctx.cell.remove_deployment(entry)
+
+
+def _just_begun(ctx: EventContext, instance: InstanceEntry) -> bool:
+    """Whether this event has sent its load: the next one may give it up."""
+    return instance.state is InstanceState.LOADING and instance.load_started_s == ctx.now_s

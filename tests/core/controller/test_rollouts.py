@@ -3,6 +3,7 @@ nobody who was there before loses an answer.
 """
 
 from dataclasses import replace
+from pathlib import Path
 
 from mesh.core.controller.snapshot import cell_snapshot
 from mesh.domain.actions import (
@@ -41,6 +42,8 @@ from mesh.domain.revision import REVISIONS_MAX, Revision, Revisions, RevisionSta
 from mesh.domain.slo import Slo
 from mesh.domain.text import TextAssets
 from mesh.domain.views import DeploymentSnapshot
+from mesh.runtime.journal import ControllerStart, open_journal, read_journal, replay
+from mesh.runtime.starting import fresh_core
 from tests.core.cells import (
     FOOTPRINT,
     MODEL,
@@ -53,6 +56,7 @@ from tests.core.cells import (
     only,
     request,
 )
+from tests.support.profiles import PROFILE
 
 OP = OperationId("op-1")
 CHAT, SECOND = DeploymentName("chat"), DeploymentName("chat@2")
@@ -295,3 +299,31 @@ def test_history_is_bounded() -> None:
     assert store.revisions is not None
     assert len(store.revisions) == REVISIONS_MAX
     assert shown(cell).revision == REVISIONS_MAX + 6
+
+
+def test_a_journal_with_a_rollout_replays_to_the_letter(tmp_path: Path) -> None:
+    """Across a restart, with what the registry had then."""
+    second = replace(deployment(), spec=replace(CHANGED, name=SECOND), model=OTHER, revision=2)
+    start = ControllerStart(
+        version="test",
+        epoch=1,
+        policy="llm-mesh",
+        limits=CellLimits(delivery_s_max=0.02),
+        deployments=(deployment(),),
+        profiles=(PROFILE,),
+        revisions={CHAT: (Revision(deployment=second, state=RevisionState.STARTING),)},
+    )
+    path = tmp_path / "journal"
+    journal = open_journal(path, start)
+    cell = CellUnderTest(deployment(), revisions=start.revisions, recorder=journal.record)
+    link, actions = cell.join()
+    loads = commands(actions, LoadInstance) or commands(cell.tell(LeaseCheckDue()), LoadInstance)
+    cell.loaded(link, loads[0].instance_id)
+    cell.tell(UndoRequested(operation_id=OP, name=CHAT))
+    (back,) = commands(cell.tell(DeploymentStored(operation_id=OP)), LoadInstance)
+    cell.loaded(link, back.instance_id)
+    journal.close()
+    assert shown(cell).revision == 3
+    read, decisions = read_journal(path)
+    assert read == start
+    assert replay(fresh_core(read), decisions) is None

@@ -33,6 +33,8 @@ class Cell:
     deployments: dict[DeploymentName, DeploymentEntry] = field(default_factory=dict)
     rollouts: dict[DeploymentName, RolloutEntry] = field(default_factory=dict)
     """Of deployments that have had another revision, by the name that callers know."""
+    rolling: dict[DeploymentName, RolloutEntry] = field(default_factory=dict)
+    """Those of them of which one comes, or still answers; see `note_rests`."""
     instances: dict[InstanceId, InstanceEntry] = field(default_factory=dict)
     requests: dict[RequestId, RequestEntry] = field(default_factory=dict)
     operations: dict[OperationId, OperationEntry] = field(default_factory=dict)
@@ -109,6 +111,16 @@ class Cell:
             self.rollouts[name] = RolloutEntry(current=current, revisions=revisions)
         return self.rollouts[name]
 
+    def begin_rollout(self, rollout: RolloutEntry, coming: DeploymentEntry) -> None:
+        """A revision is to take over."""
+        rollout.begin(coming)
+        self.add_deployment(coming)
+        self.rolling[rollout.name] = rollout
+
+    def note_rests(self, rollout: RolloutEntry) -> None:
+        """One revision alone is left of it."""
+        del self.rolling[rollout.name]
+
     def earlier_comings(
         self, rollout: RolloutEntry, target: Revision | None
     ) -> list[DeploymentEntry]:
@@ -121,6 +133,7 @@ class Cell:
     def remove_rollout(self, rollout: RolloutEntry) -> list[DeploymentEntry]:
         """Its deployment is deleted: what there is of it."""
         del self.rollouts[rollout.name]
+        self.rolling.pop(rollout.name, None)
         coming = [rollout.coming] if rollout.coming is not None else []
         return [rollout.current, *coming, *rollout.retiring.values()]
 
