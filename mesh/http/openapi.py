@@ -13,6 +13,8 @@ from mesh.http.models import ModelCard, ModelList
 
 _REFUSED = {
     "400": "The request is wrong, or its prompt is too long.",
+    "401": "A key is needed, and this one is none that is known, or not any more.",
+    "403": "The key's role may not do this.",
     "404": "There is no such model.",
     "408": "The body did not come in time.",
     "413": "The body is too large.",
@@ -40,16 +42,23 @@ def document() -> dict[str, Any]:
         "paths": {
             "/v1/chat/completions": {"post": _generation(ChatBody, ChatCompletion, ChatChunk)},
             "/v1/completions": {"post": _generation(CompletionBody, Completion, Completion)},
-            "/v1/models": {"get": _read("The deployments.", ModelList)},
+            "/v1/models": {"get": _read("The deployments.", ModelList, "401", "403")},
             "/v1/models/{model}": {
-                "get": {**_read("One deployment.", ModelCard, "404"), "parameters": [name]}
+                "get": {
+                    **_read("One deployment.", ModelCard, "401", "403", "404"),
+                    "parameters": [name],
+                }
             },
             "/healthz": {"get": _plain("The controller answers.")},
             "/readyz": {"get": _plain("Calls are taken.", "503")},
             "/metrics": {"get": _metrics()},
             "/openapi.json": {"get": _plain("This document.")},
         },
-        "components": {"schemas": schemas["$defs"]},
+        "security": [{}, {"key": []}],
+        "components": {
+            "schemas": schemas["$defs"],
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
     }
 
 
