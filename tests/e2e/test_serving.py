@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mesh.domain.errors import AlreadyExists, InvalidInput, NotFound, Refused
+from mesh.domain.errors import InvalidInput, NotFound, Refused
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import Accepted, Invocation, TextPrompt, Tokens
 from mesh.domain.messages import AbortRequest
@@ -98,8 +98,7 @@ def test_what_cannot_be_served_is_refused_with_its_reason_and_serving_goes_on(
     with pytest.raises(NotFound, match="nobody"):
         cell.invoke("nobody", "hello", max_tokens=4).finished()
     cell.deploy("chat", tiny_model)
-    with pytest.raises(AlreadyExists, match="'chat' is taken"):
-        cell.deploy("chat", tiny_model, keep_alive_s=7.0)
+    assert cell.deploy("chat", tiny_model, keep_alive_s=7.0) == "revision 2 serves"
     with pytest.raises(Refused, match="600 tokens; the context of 'chat' holds 512") as raised:
         cell.invoke("chat", "x" * 600, max_tokens=4).finished()
     assert raised.value.reason is RefusalReason.PROMPT_TOO_LONG
