@@ -1,6 +1,12 @@
-"""The key of an HTTP request: whose it is, or why it is not answered. Before all routes."""
+"""The key of an HTTP request: whose it is, or why it is not answered. Before all routes.
+
+Where no key is wanted, a page that a browser on this machine shows must not reach the cell by a
+name of its own that leads here (DNS rebinding): over the loopback only names of the loopback count.
+"""
 
 from collections.abc import Callable
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -8,10 +14,13 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mesh.domain.access import Role
-from mesh.domain.errors import MeshError, Unauthenticated
+from mesh.domain.errors import Forbidden, MeshError, Unauthenticated
 from mesh.wire.access import ROUTES, Gate
+from mesh.wire.channel import is_loopback
 
 Told = Callable[[Request, Exception], Response]
+
+_SHOWN_CHARS = 100
 
 
 class Keys:
@@ -24,12 +33,10 @@ class Keys:
         self._told = told
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._gate.wants_keys:
-            roles = self._roles(scope)
+        if scope["type"] == "http":
             request = Request(scope)
             try:
-                if roles is not None:
-                    self._gate.admit(request.headers.get("authorization"), roles)
+                self._check(request)
             except MeshError as error:
                 response = self._told(request, error)
                 if isinstance(error, Unauthenticated):
@@ -38,8 +45,41 @@ class Keys:
                 return
         await self._app(scope, receive, send)
 
+    def _check(self, request: Request) -> None:
+        if not self._gate.wants_keys:
+            _check_names(request)
+            return
+        roles = self._roles(request.scope)
+        if roles is not None:
+            self._gate.admit(request.headers.get("authorization"), roles)
+
     def _roles(self, scope: Scope) -> frozenset[Role] | None:
         for route in self._routes:
             if route.matches(scope)[0] is not Match.NONE:
                 return ROUTES.get(route.path, frozenset({Role.ADMIN}))
         return frozenset({Role.ADMIN})
+
+
+def _check_names(request: Request) -> None:
+    """Raises Forbidden."""
+    server = request.scope.get("server")
+    if server is None or not is_loopback(server[0]):
+        return
+    for header in ("host", "origin"):
+        given = request.headers.get(header)
+        if given is not None and not _leads_here(given):
+            raise Forbidden(
+                f"the {header} {given[:_SHOWN_CHARS]!r} is no name of this machine's loopback",
+                hint="ask for 127.0.0.1 or localhost, or start the controller with --keys",
+            )
+
+
+def _leads_here(given: str) -> bool:
+    try:
+        host = urlsplit(given if "//" in given else f"//{given}").hostname or ""
+        if host == "localhost" or host.endswith(".localhost"):
+            return True
+        ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -93,7 +93,7 @@ Stops = Annotated[
 class Body(_Strict):
     """What both calls take."""
 
-    model: str = Field(description="A deployment's name.")
+    model: str = Field(min_length=1, description="A deployment's name.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(

@@ -253,7 +253,7 @@ def raw(
     if read_bytes_max:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, read_bytes_max)
     client.connect((host, int(port)))
-    head = line + b" HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = line + b" HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     client.sendall(head + b"Content-Length: %d\r\n\r\n" % (len(body) + missing_bytes) + body)
     return client
 
@@ -332,6 +332,27 @@ async def test_bad_input_is_named_and_the_cell_serves_on(http: Edge) -> None:
         assert error_of(response)["param"].partition("[")[0] == "prompt", prompt
     assert (await http.chat(max_tokens=1)).status_code == 200
     assert (await http.cell.status()).queued == 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example:8070"}, 403),
+        ({"Host": "localhost.evil.example"}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "[::1]:8070", "Origin": "http://localhost:3000"}, 200),
+        ({"Host": "app.localhost"}, 200),
+    ],
+)
+async def test_a_page_of_elsewhere_does_not_reach_a_cell_without_keys(
+    http: Edge, headers: dict[str, str], status: int
+) -> None:
+    await http.cell.deployed()
+    response = await http.post("/v1/chat/completions", {**GOOD, "max_tokens": 1}, headers=headers)
+    assert response.status_code == status
+    if status == 403:
+        assert "no name of this machine's loopback" in error_of(response)["message"]
 
 
 async def test_bodies_are_json_of_bounded_length(http: Edge) -> None:
