@@ -33,6 +33,8 @@ class PromptCodec(Protocol):
         self, messages: Sequence[ChatMessage], template_kwargs: str
     ) -> Sequence[int]: ...
 
+    def token_bytes(self, token_id: int) -> bytes: ...
+
 
 def chars_of(prompt: TextPrompt | ChatPrompt) -> int:
     """How much there is to tokenise."""
@@ -72,6 +74,10 @@ class Tokenizers:
 
     async def sampling_defaults(self, model_id: ModelId) -> SamplingDefaults:
         return (await self._codec(model_id)).sampling
+
+    async def token_bytes(self, model_id: ModelId) -> Callable[[int], bytes]:
+        """What each token of the model adds to a text."""
+        return (await self._codec(model_id)).token_bytes
 
     def warm(self, model_id: ModelId) -> None:
         """Begin to build a codec that will be needed; whoever needs it sees its failure."""

@@ -11,8 +11,15 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from mesh.domain.invocation import Finished
+from mesh.domain.invocation import Finished, Tokens
 from mesh.domain.reasons import FinishReason
+from mesh.http.logprobs import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    TokenBytes,
+    chat_logprobs,
+    completion_logprobs,
+)
 from mesh.http.refusals import encoded
 
 DONE = b"data: [DONE]\n\n"
@@ -32,7 +39,7 @@ class Usage(BaseModel):
 class CompletionChoice(BaseModel):
     index: int
     text: str
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: FinishText | None
 
 
@@ -54,7 +61,7 @@ class AnswerMessage(BaseModel):
 class ChatChoice(BaseModel):
     index: int
     message: AnswerMessage
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: FinishText
 
 
@@ -75,7 +82,7 @@ class Delta(BaseModel):
 class ChunkChoice(BaseModel):
     index: int
     delta: Delta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: FinishText | None
 
 
@@ -108,13 +115,18 @@ def usage_of(ends: Sequence[Finished]) -> Usage:
 
 
 class Writer:
-    """The chunks of one call's answers, and all of it in one piece. `id_` names the call."""
+    """The chunks of one call's answers, and all of it in one piece. `id_` names the call;
+    `bytes_of` reads tokens whose log-probabilities were asked for.
+    """
 
     ids: str
     chunk: str
     whole_object: str
 
-    def __init__(self, id_: str, model: str, *, with_usage: bool) -> None:
+    def __init__(
+        self, id_: str, model: str, *, with_usage: bool, bytes_of: TokenBytes | None = None
+    ) -> None:
+        self._bytes_of = bytes_of
         self._head = {"id": f"{self.ids}-{id_}", "created": int(time.time()), "model": model}
         opened = encoded({**self._head, "object": self.chunk})[:-1]
         self._before = b"data: " + opened + b',"choices":[{"index":'
@@ -125,9 +137,13 @@ class Writer:
         """What comes before an answer's text."""
         return b""
 
-    def piece(self, index: int, text: str) -> bytes:
-        """A chunk of text that is not empty."""
-        return self._chunk(index, self._delta(_quoted(text)), b"null")
+    def piece(self, index: int, tokens: Tokens) -> bytes:
+        """A chunk; nothing for tokens that have neither text nor log-probabilities to tell."""
+        told = self._logprobs_of(index, tokens)
+        if not tokens.text and told is None:
+            return b""
+        logprobs = b"null" if told is None else told.model_dump_json().encode()
+        return self._chunk(index, self._delta(_quoted(tokens.text)), b"null", logprobs)
 
     def ending(self, index: int, end: Finished) -> bytes:
         return self._chunk(index, self._delta(None), _quoted(_FINISHES[end.reason]))
@@ -135,28 +151,40 @@ class Writer:
     def usage(self, ends: Sequence[Finished]) -> bytes:
         return self._last + usage_of(ends).model_dump_json().encode() + b"}\n\n"
 
-    def whole(self, texts: Sequence[str], ends: Sequence[Finished]) -> bytes:
-        """`texts` and `ends` of the answers, in their order."""
+    def whole(self, answers: Sequence[Tokens], ends: Sequence[Finished]) -> bytes:
+        """All tokens and `ends` of the answers, in their order."""
         choices = [
             {
                 "index": n,
-                **self._choice(text),
-                "logprobs": None,
+                **self._choice(tokens.text),
+                "logprobs": told and told.model_dump(),
                 "finish_reason": _FINISHES[end.reason],
             }
-            for n, (text, end) in enumerate(zip(texts, ends, strict=True))
+            for n, (tokens, end) in enumerate(zip(answers, ends, strict=True))
+            for told in [self._logprobs_of(n, tokens)]
         ]
         told = {**self._head, "object": self.whole_object, "choices": choices}
         return encoded({**told, "usage": usage_of(ends).model_dump()})
 
-    def _chunk(self, index: int, delta: bytes, finish: bytes) -> bytes:
-        return b'%b%d,%b,"logprobs":null,"finish_reason":%b}]%b' % (
+    def _chunk(self, index: int, delta: bytes, finish: bytes, logprobs: bytes = b"null") -> bytes:
+        return b'%b%d,%b,"logprobs":%b,"finish_reason":%b}]%b' % (
             self._before,
             index,
             delta,
+            logprobs,
             finish,
             self._after,
         )
+
+    def _logprobs_of(self, index: int, tokens: Tokens) -> ChatLogprobs | CompletionLogprobs | None:
+        if self._bytes_of is None or not tokens.logprobs:
+            return None
+        return self._logprobs(index, tokens, self._bytes_of)
+
+    def _logprobs(
+        self, index: int, tokens: Tokens, bytes_of: TokenBytes
+    ) -> ChatLogprobs | CompletionLogprobs:
+        raise NotImplementedError
 
     def _delta(self, text: bytes | None) -> bytes:
         raise NotImplementedError
@@ -168,6 +196,18 @@ class Writer:
 class CompletionWriter(Writer):
     ids, chunk, whole_object = "cmpl", "text_completion", "text_completion"
 
+    def __init__(
+        self, id_: str, model: str, *, with_usage: bool, bytes_of: TokenBytes | None = None
+    ) -> None:
+        super().__init__(id_, model, with_usage=with_usage, bytes_of=bytes_of)
+        self._chars: dict[int, int] = {}
+        """Of the tokens told so far, by the answer's number."""
+
+    def _logprobs(self, index: int, tokens: Tokens, bytes_of: TokenBytes) -> CompletionLogprobs:
+        told = completion_logprobs(tokens, bytes_of, self._chars.get(index, 0))
+        self._chars[index] = told.text_offset[-1] + len(told.tokens[-1])
+        return told
+
     def _delta(self, text: bytes | None) -> bytes:
         return b'"text":%b' % (text or b'""')
 
@@ -177,6 +217,9 @@ class CompletionWriter(Writer):
 
 class ChatWriter(Writer):
     ids, chunk, whole_object = "chatcmpl", "chat.completion.chunk", "chat.completion"
+
+    def _logprobs(self, index: int, tokens: Tokens, bytes_of: TokenBytes) -> ChatLogprobs:
+        return chat_logprobs(tokens, bytes_of)
 
     def opening(self, index: int) -> bytes:
         return self._chunk(index, b'"delta":{"role":"assistant","content":""}', b"null")

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 from starlette.types import Receive, Scope, Send
 
-from mesh.domain.invocation import Finished, Invocation, Tokens, check_complete
+from mesh.domain.invocation import Finished, Tokens, check_complete
 from mesh.http.answers import DONE, Writer
 from mesh.http.asking import invocations, with_defaults, with_slo
 from mesh.http.bodies import Body, read
 from mesh.http.exchange import Exchange
+from mesh.http.logprobs import TokenBytes
 from mesh.http.together import Gateway, Numbered, together
 
 
@@ -33,25 +34,32 @@ class Generation:
             exchange.context_tokens = deployment.context_tokens_max
             defaults = await self._gateway.sampling_defaults(deployment)
             asked = tuple(with_defaults(one, defaults) for one in asked)
+            bytes_of = None
+            if asked[0].logprobs is not None:
+                bytes_of = await self._gateway.token_bytes(deployment)
             async with (
                 exchange.watched(),
                 together(self._gateway, asked, exchange.named) as events,
             ):
                 if body.stream:
-                    await self._stream(body, events, exchange)
+                    await self._stream(body, bytes_of, events, exchange)
                 else:
-                    await self._whole(body, asked, events, exchange)
+                    await self._whole(body, bytes_of, len(asked), events, exchange)
 
-    async def _stream(self, body: Body, events: Numbered, exchange: Exchange) -> None:
+    async def _stream(
+        self, body: Body, bytes_of: TokenBytes | None, events: Numbered, exchange: Exchange
+    ) -> None:
         with_usage = bool(body.stream_options and body.stream_options.include_usage)
         writer: Writer | None = None
         opened: set[int] = set()
         ends: list[Finished] = []
         async for number, event in events:
-            writer = writer or self._writer(exchange.request_id, body.model, with_usage=with_usage)
+            writer = writer or self._writer(
+                exchange.request_id, body.model, with_usage=with_usage, bytes_of=bytes_of
+            )
             match event:
-                case Tokens(token_ids=(_, *_), text=text):
-                    chunk = writer.piece(number, text) if text else b""
+                case Tokens(token_ids=(_, *_)):
+                    chunk = writer.piece(number, event)
                 case Finished():
                     check_complete(event)
                     ends.append(event)
@@ -69,16 +77,31 @@ class Generation:
         await exchange.end(usage + DONE)
 
     async def _whole(
-        self, body: Body, asked: Sequence[Invocation], events: Numbered, exchange: Exchange
+        self,
+        body: Body,
+        bytes_of: TokenBytes | None,
+        answers: int,
+        events: Numbered,
+        exchange: Exchange,
     ) -> None:
-        texts = [""] * len(asked)
+        parts: list[list[Tokens]] = [[] for _ in range(answers)]
         ends: dict[int, Finished] = {}
         async for number, event in events:
             match event:
                 case Tokens():
-                    texts[number] += event.text
+                    parts[number].append(event)
                 case Finished():
                     check_complete(event)
                     ends[number] = event
-        writer = self._writer(exchange.request_id, body.model, with_usage=True)
-        await exchange.json(writer.whole(texts, [ends[number] for number in range(len(asked))]))
+        writer = self._writer(exchange.request_id, body.model, with_usage=True, bytes_of=bytes_of)
+        whole = [_joined(one) for one in parts]
+        await exchange.json(writer.whole(whole, [ends[number] for number in range(answers)]))
+
+
+def _joined(parts: Sequence[Tokens]) -> Tokens:
+    return Tokens(
+        first_index=0,
+        token_ids=tuple(token for part in parts for token in part.token_ids),
+        text="".join(part.text for part in parts),
+        logprobs=tuple(told for part in parts for told in part.logprobs),
+    )

@@ -32,6 +32,9 @@ class Codec:
     def encode_chat(self, messages: Sequence[ChatMessage], template_kwargs: str) -> Sequence[int]:
         return self.encode("".join(message.content for message in messages))
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return chr(token_id).encode()
+
 
 class Shelf:
     """Builds codecs, and counts how often."""

@@ -102,6 +102,51 @@ async def test_several_completions_stream_together_and_end_once(http: Edge) -> N
     assert sum(chunk["choices"][0]["finish_reason"] == "length" for chunk in chunks) == 5
 
 
+PART = {"token": "\N{REPLACEMENT CHARACTER}", "logprob": -0.5, "bytes": [0xA4]}
+NEVER = {"token": "a", "logprob": -9999.0, "bytes": [0x61]}
+
+
+@pytest.mark.parametrize("top", [0, 1, 2])
+async def test_a_chat_tells_log_probabilities_whole_and_streamed(http: Edge, top: int) -> None:
+    """A part of a character by its byte, and an infinity as JSON can say it."""
+    await http.cell.deployed()
+    told = [{**PART, "top_logprobs": [PART, NEVER][:top]}] * 3
+    answer = (await http.chat(max_tokens=3, logprobs=True, top_logprobs=top)).json()
+    held_to(ChatCompletion, answer)
+    assert answer["choices"][0]["logprobs"] == {"content": told, "refusal": None}
+    asked = http.chat(max_tokens=3, stream=True, logprobs=True, top_logprobs=top)
+    *chunks, _ = events(await asked)
+    for chunk in chunks:
+        held_to(ChatChunk, chunk)
+    streamed = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert [one for part in streamed if part for one in part["content"]] == told
+
+
+async def test_completions_tell_log_probabilities_with_their_places(http: Edge) -> None:
+    await http.cell.deployed()
+    asked = {"prompt": ["x", "yz"], "max_tokens": 3}
+    choices = (await http.complete(**asked, logprobs=2)).json()["choices"]
+    text = PART["token"]
+    for choice in choices:
+        assert choice["logprobs"] == {
+            "tokens": [text] * 3,
+            "token_logprobs": [-0.5] * 3,
+            "top_logprobs": [{text: -0.5, "a": -9999.0}] * 3,
+            "text_offset": [0, 1, 2],
+        }
+    places: list[list[int]] = [[], []]
+    *chunks, _ = events(await http.complete(**asked, logprobs=0, stream=True))
+    for chunk in chunks:
+        held_to(Completion, chunk)
+        (choice,) = chunk["choices"]
+        if told := choice["logprobs"]:
+            assert told["top_logprobs"] is None
+            places[choice["index"]] += told["text_offset"]
+    assert places == [[0, 1, 2]] * 2
+    refused = await http.complete("x", logprobs=21)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprobs")
+
+
 async def test_what_is_asked_reaches_the_node(http: Edge) -> None:
     node = await http.cell.deployed()
     await http.chat(
