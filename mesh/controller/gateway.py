@@ -132,9 +132,9 @@ class Gateway:
         """What its model's makers recommend, for protocols that go by that."""
         return await self._tokenizers.sampling_defaults(deployment.model.model_id)
 
-    async def token_texts(self, deployment: Deployment) -> Callable[[int], str]:
-        """What gives the text of one of its model's tokens."""
-        return await self._tokenizers.token_texts(deployment.model.model_id)
+    async def token_bytes(self, deployment: Deployment) -> Callable[[int], bytes]:
+        """What each of its model's tokens adds to a text."""
+        return await self._tokenizers.token_bytes(deployment.model.model_id)
 
     @asynccontextmanager
     async def call(self, asked: Invocation) -> AsyncIterator[Call]:

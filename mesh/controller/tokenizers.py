@@ -29,11 +29,11 @@ class PromptCodec(Protocol):
 
     def encode(self, text: str) -> Sequence[int]: ...
 
-    def token_text(self, token_id: int) -> str: ...
-
     def encode_chat(
         self, messages: Sequence[ChatMessage], template_kwargs: str
     ) -> Sequence[int]: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
 
 
 def chars_of(prompt: TextPrompt | ChatPrompt) -> int:
@@ -75,8 +75,9 @@ class Tokenizers:
     async def sampling_defaults(self, model_id: ModelId) -> SamplingDefaults:
         return (await self._codec(model_id)).sampling
 
-    async def token_texts(self, model_id: ModelId) -> Callable[[int], str]:
-        return (await self._codec(model_id)).token_text
+    async def token_bytes(self, model_id: ModelId) -> Callable[[int], bytes]:
+        """What each token of the model adds to a text."""
+        return (await self._codec(model_id)).token_bytes
 
     def warm(self, model_id: ModelId) -> None:
         """Begin to build a codec that will be needed; whoever needs it sees its failure."""

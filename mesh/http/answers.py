@@ -6,19 +6,23 @@ answer; a test holds each of them against its schema. Before: `generation`, whic
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from pydantic import BaseModel
 
 from mesh.domain.invocation import Finished, Tokens
 from mesh.domain.reasons import FinishReason
-from mesh.domain.request import TokenLogprobs
+from mesh.http.logprobs import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    TokenBytes,
+    chat_logprobs,
+    completion_logprobs,
+)
 from mesh.http.refusals import encoded
 
 DONE = b"data: [DONE]\n\n"
-Given = Sequence[tuple[str, TokenLogprobs]]
-"""Tokens' texts, and how likely they were."""
 FinishText = Literal["stop", "length"]
 _FINISHES: Mapping[FinishReason, FinishText] = {
     FinishReason.STOP: "stop",
@@ -30,29 +34,6 @@ class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-
-
-class CompletionLogprobs(BaseModel):
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
-    text_offset: list[int]
-
-
-class TokenChance(BaseModel):
-    token: str
-    logprob: float
-    bytes: list[int] | None
-    """None: a part of a character."""
-
-
-class TokenLogprob(TokenChance):
-    top_logprobs: list[TokenChance]
-
-
-class ChatLogprobs(BaseModel):
-    content: list[TokenLogprob]
-    refusal: None = None
 
 
 class CompletionChoice(BaseModel):
@@ -134,8 +115,8 @@ def usage_of(ends: Sequence[Finished]) -> Usage:
 
 
 class Writer:
-    """The chunks of one call's answers, and all of it in one piece. `id_` names the call, `text_of`
-    gives the text of a token where log-probabilities are told.
+    """The chunks of one call's answers, and all of it in one piece. `id_` names the call;
+    `bytes_of` reads tokens whose log-probabilities were asked for.
     """
 
     ids: str
@@ -143,16 +124,9 @@ class Writer:
     whole_object: str
 
     def __init__(
-        self,
-        id_: str,
-        model: str,
-        *,
-        with_usage: bool,
-        text_of: Callable[[int], str] | None = None,
+        self, id_: str, model: str, *, with_usage: bool, bytes_of: TokenBytes | None = None
     ) -> None:
-        self._text_of = text_of
-        self._told: dict[int, int] = {}
-        """Characters of each answer that were told."""
+        self._bytes_of = bytes_of
         self._head = {"id": f"{self.ids}-{id_}", "created": int(time.time()), "model": model}
         opened = encoded({**self._head, "object": self.chunk})[:-1]
         self._before = b"data: " + opened + b',"choices":[{"index":'
@@ -164,11 +138,11 @@ class Writer:
         return b""
 
     def piece(self, index: int, tokens: Tokens) -> bytes:
-        """A chunk; nothing where there is nothing to tell yet."""
-        told = self._logprobs(index, (tokens,))
+        """A chunk; nothing for tokens that have neither text nor log-probabilities to tell."""
+        told = self._logprobs_of(index, tokens)
         if not tokens.text and told is None:
             return b""
-        logprobs = b"null" if told is None else encoded(told)
+        logprobs = b"null" if told is None else told.model_dump_json().encode()
         return self._chunk(index, self._delta(_quoted(tokens.text)), b"null", logprobs)
 
     def ending(self, index: int, end: Finished) -> bytes:
@@ -177,16 +151,17 @@ class Writer:
     def usage(self, ends: Sequence[Finished]) -> bytes:
         return self._last + usage_of(ends).model_dump_json().encode() + b"}\n\n"
 
-    def whole(self, answers: Sequence[Sequence[Tokens]], ends: Sequence[Finished]) -> bytes:
-        """`answers` and their `ends`, in their order."""
+    def whole(self, answers: Sequence[Tokens], ends: Sequence[Finished]) -> bytes:
+        """All tokens and `ends` of the answers, in their order."""
         choices = [
             {
                 "index": n,
-                **self._choice("".join(tokens.text for tokens in answer)),
-                "logprobs": self._logprobs(n, answer),
+                **self._choice(tokens.text),
+                "logprobs": told and told.model_dump(),
                 "finish_reason": _FINISHES[end.reason],
             }
-            for n, (answer, end) in enumerate(zip(answers, ends, strict=True))
+            for n, (tokens, end) in enumerate(zip(answers, ends, strict=True))
+            for told in [self._logprobs_of(n, tokens)]
         ]
         told = {**self._head, "object": self.whole_object, "choices": choices}
         return encoded({**told, "usage": usage_of(ends).model_dump()})
@@ -201,19 +176,14 @@ class Writer:
             self._after,
         )
 
-    def _logprobs(self, index: int, answer: Sequence[Tokens]) -> dict[str, Any] | None:
-        """Of some tokens of an answer; None where they were not asked for."""
-        text_of = self._text_of
-        if text_of is None:
+    def _logprobs_of(self, index: int, tokens: Tokens) -> ChatLogprobs | CompletionLogprobs | None:
+        if self._bytes_of is None or not tokens.logprobs:
             return None
-        given = [
-            (text_of(token_id), one)
-            for tokens in answer
-            for token_id, one in zip(tokens.token_ids, tokens.logprobs, strict=False)
-        ]
-        return self._told_of(index, given, text_of)
+        return self._logprobs(index, tokens, self._bytes_of)
 
-    def _told_of(self, index: int, given: Given, text_of: Callable[[int], str]) -> dict[str, Any]:
+    def _logprobs(
+        self, index: int, tokens: Tokens, bytes_of: TokenBytes
+    ) -> ChatLogprobs | CompletionLogprobs:
         raise NotImplementedError
 
     def _delta(self, text: bytes | None) -> bytes:
@@ -226,29 +196,30 @@ class Writer:
 class CompletionWriter(Writer):
     ids, chunk, whole_object = "cmpl", "text_completion", "text_completion"
 
+    def __init__(
+        self, id_: str, model: str, *, with_usage: bool, bytes_of: TokenBytes | None = None
+    ) -> None:
+        super().__init__(id_, model, with_usage=with_usage, bytes_of=bytes_of)
+        self._chars: dict[int, int] = {}
+        """Of the tokens told so far, by the answer's number."""
+
+    def _logprobs(self, index: int, tokens: Tokens, bytes_of: TokenBytes) -> CompletionLogprobs:
+        told = completion_logprobs(tokens, bytes_of, self._chars.get(index, 0))
+        self._chars[index] = told.text_offset[-1] + len(told.tokens[-1])
+        return told
+
     def _delta(self, text: bytes | None) -> bytes:
         return b'"text":%b' % (text or b'""')
 
     def _choice(self, text: str) -> dict[str, object]:
         return {"text": text}
 
-    def _told_of(self, index: int, given: Given, text_of: Callable[[int], str]) -> dict[str, Any]:
-        offsets, at = [], self._told.get(index, 0)
-        for text, _ in given:
-            offsets.append(at)
-            at += len(text)
-        self._told[index] = at
-        likely = [{text_of(other): chance for other, chance in one.top} for _, one in given]
-        return {
-            "tokens": [text for text, _ in given],
-            "token_logprobs": [one.logprob for _, one in given],
-            "top_logprobs": likely if any(likely) else None,
-            "text_offset": offsets,
-        }
-
 
 class ChatWriter(Writer):
     ids, chunk, whole_object = "chatcmpl", "chat.completion.chunk", "chat.completion"
+
+    def _logprobs(self, index: int, tokens: Tokens, bytes_of: TokenBytes) -> ChatLogprobs:
+        return chat_logprobs(tokens, bytes_of)
 
     def opening(self, index: int) -> bytes:
         return self._chunk(index, b'"delta":{"role":"assistant","content":""}', b"null")
@@ -258,21 +229,6 @@ class ChatWriter(Writer):
 
     def _choice(self, text: str) -> dict[str, object]:
         return {"message": AnswerMessage(content=text).model_dump()}
-
-    def _told_of(self, index: int, given: Given, text_of: Callable[[int], str]) -> dict[str, Any]:
-        content = [
-            {
-                **_chance(text, one.logprob),
-                "top_logprobs": [_chance(text_of(other), chance) for other, chance in one.top],
-            }
-            for text, one in given
-        ]
-        return {"content": content, "refusal": None}
-
-
-def _chance(text: str, logprob: float) -> dict[str, Any]:
-    whole = "\ufffd" not in text
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
 
 
 def _quoted(text: str) -> bytes:

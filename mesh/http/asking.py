@@ -59,9 +59,9 @@ def invocations(body: Body) -> tuple[Invocation, ...]:
         repetition_penalty=body.repetition_penalty,
         max_tokens=_max_tokens(body),
         ignore_eos=bool(body.ignore_eos),
+        logprobs=_logprobs(body),
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         grammar=_grammar(body),
-        logprobs=_logprobs(body),
     )
     return tuple(replace(asked, prompt=prompt) for prompt in _prompts(body))
 
@@ -137,25 +137,24 @@ def _grammar(body: Body) -> Grammar | None:
 def _check_built(body: Body) -> None:
     for field, nothing in NOT_BUILT.items():
         value = getattr(body, field, None)
-        if value is not None and not any(_same(value, one) for one in nothing):
+        if value is not None and value not in nothing:
             raise InvalidInput(f"{field} is not supported here", hint="leave it out", field=field)
 
 
-def _same(value: object, other: object) -> bool:
-    """0 asks for something where false does not."""
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
-
-
 def _logprobs(body: Body) -> int | None:
-    if isinstance(body, CompletionBody):
-        return body.logprobs
-    if not isinstance(body, ChatBody) or not body.logprobs:
-        if isinstance(body, ChatBody) and body.top_logprobs:
+    """Of how many likeliest tokens, beside the one that was drawn; None: of none at all."""
+    match body:
+        case CompletionBody():
+            return body.logprobs
+        case ChatBody(logprobs=True):
+            return body.top_logprobs or 0
+        case ChatBody(top_logprobs=int(top)) if top:
             raise InvalidInput(
-                "top_logprobs wants logprobs", hint="set logprobs to true", field="top_logprobs"
+                f"top_logprobs is {top}, and logprobs is not true",
+                hint="send logprobs: true, too",
+                field="top_logprobs",
             )
-        return None
-    return body.top_logprobs or 0
+    return None
 
 
 def _max_tokens(body: Body) -> int:

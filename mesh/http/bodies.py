@@ -134,7 +134,10 @@ class CompletionBody(Body):
         | Annotated[list[list[int]], Tag("token_lists")],
         Discriminator(_shape),
     ]
-    logprobs: int | None = None
+    logprobs: int | None = Field(
+        default=None,
+        description="Of each token, and of so many likeliest; 0 to 20.",
+    )
     best_of: int | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -151,7 +154,9 @@ class ChatBody(Body):
         "for thinking aloud.",
     )
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: int | None = Field(
+        default=None, ge=0, le=20, description="So many likeliest tokens; with logprobs."
+    )
     tools: Any = None
     tool_choice: Any = None
     parallel_tool_calls: Any = Field(default=None, description="Ignored where there are no tools.")

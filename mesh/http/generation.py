@@ -4,20 +4,18 @@ The status waits for the first token, so that a refusal is one. Before: the rout
 gateway is asked, and what it yields is written as a stream or whole.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from starlette.types import Receive, Scope, Send
 
 from mesh.domain.errors import InvalidInput
-from mesh.domain.invocation import Finished, Invocation, Tokens, check_complete
+from mesh.domain.invocation import Finished, Tokens, check_complete
 from mesh.http.answers import DONE, Writer
 from mesh.http.asking import grammar_member, invocations, with_defaults, with_slo
 from mesh.http.bodies import Body, read
 from mesh.http.exchange import Exchange
+from mesh.http.logprobs import TokenBytes
 from mesh.http.together import Gateway, Numbered, together
-
-TextOf = Callable[[int], str] | None
-"""Of a token, where log-probabilities are told."""
 
 
 class Generation:
@@ -37,34 +35,25 @@ class Generation:
             exchange.context_tokens = deployment.context_tokens_max
             defaults = await self._gateway.sampling_defaults(deployment)
             asked = tuple(with_defaults(one, defaults) for one in asked)
-            text_of = None
+            bytes_of = None
             if asked[0].logprobs is not None:
-                text_of = await self._gateway.token_texts(deployment)
+                bytes_of = await self._gateway.token_bytes(deployment)
             try:
-                await self._answer(body, asked, exchange, text_of)
+                async with (
+                    exchange.watched(),
+                    together(self._gateway, asked, exchange.named) as events,
+                ):
+                    if body.stream:
+                        await self._stream(body, bytes_of, events, exchange)
+                    else:
+                        await self._whole(body, bytes_of, len(asked), events, exchange)
             except InvalidInput as error:
                 if error.field == "grammar":
                     error.field = grammar_member(body)
                 raise
 
-    async def _answer(
-        self,
-        body: Body,
-        asked: Sequence[Invocation],
-        exchange: Exchange,
-        text_of: TextOf,
-    ) -> None:
-        async with (
-            exchange.watched(),
-            together(self._gateway, asked, exchange.named) as events,
-        ):
-            if body.stream:
-                await self._stream(body, events, exchange, text_of)
-            else:
-                await self._whole(body, asked, events, exchange, text_of)
-
     async def _stream(
-        self, body: Body, events: Numbered, exchange: Exchange, text_of: TextOf
+        self, body: Body, bytes_of: TokenBytes | None, events: Numbered, exchange: Exchange
     ) -> None:
         with_usage = bool(body.stream_options and body.stream_options.include_usage)
         writer: Writer | None = None
@@ -72,7 +61,7 @@ class Generation:
         ends: list[Finished] = []
         async for number, event in events:
             writer = writer or self._writer(
-                exchange.request_id, body.model, with_usage=with_usage, text_of=text_of
+                exchange.request_id, body.model, with_usage=with_usage, bytes_of=bytes_of
             )
             match event:
                 case Tokens(token_ids=(_, *_)):
@@ -96,19 +85,29 @@ class Generation:
     async def _whole(
         self,
         body: Body,
-        asked: Sequence[Invocation],
+        bytes_of: TokenBytes | None,
+        answers: int,
         events: Numbered,
         exchange: Exchange,
-        text_of: TextOf,
     ) -> None:
-        answers: list[list[Tokens]] = [[] for _ in asked]
+        parts: list[list[Tokens]] = [[] for _ in range(answers)]
         ends: dict[int, Finished] = {}
         async for number, event in events:
             match event:
                 case Tokens():
-                    answers[number].append(event)
+                    parts[number].append(event)
                 case Finished():
                     check_complete(event)
                     ends[number] = event
-        writer = self._writer(exchange.request_id, body.model, with_usage=True, text_of=text_of)
-        await exchange.json(writer.whole(answers, [ends[number] for number in range(len(asked))]))
+        writer = self._writer(exchange.request_id, body.model, with_usage=True, bytes_of=bytes_of)
+        whole = [_joined(one) for one in parts]
+        await exchange.json(writer.whole(whole, [ends[number] for number in range(answers)]))
+
+
+def _joined(parts: Sequence[Tokens]) -> Tokens:
+    return Tokens(
+        first_index=0,
+        token_ids=tuple(token for part in parts for token in part.token_ids),
+        text="".join(part.text for part in parts),
+        logprobs=tuple(told for part in parts for told in part.logprobs),
+    )

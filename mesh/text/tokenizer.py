@@ -4,6 +4,7 @@ The gateway encodes with it, since admission needs a prompt's length; nodes deco
 built from `TextAssets` alone, so both sides agree. Safe to use from several threads.
 """
 
+import re
 from collections.abc import Sequence
 
 from tokenizers import Tokenizer
@@ -11,6 +12,23 @@ from tokenizers import Tokenizer
 from mesh.domain.errors import InvalidInput, TornModel
 from mesh.domain.text import ChatMessage, TextAssets
 from mesh.text.template import ChatTemplate
+
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+"""A byte that has no token of its own, in vocabularies of SentencePiece."""
+
+
+def _byte_chars() -> dict[str, int]:
+    """The bytes that the characters of a byte-level vocabulary stand for, as GPT-2 has them: what
+    prints stands for itself, the others for what follows U+0100.
+    """
+    itself = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in itself]
+    return {chr(byte): byte for byte in itself} | {
+        chr(0x100 + n): byte for n, byte in enumerate(others)
+    }
+
+
+_BYTES = _byte_chars()
 
 
 class TextCodec:
@@ -24,12 +42,12 @@ class TextCodec:
             raise TornModel(f"tokenizer.json cannot be read: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self.special_ids = frozenset(
-            token_id
-            for token_id, token in self._tokenizer.get_added_tokens_decoder().items()
-            if token.special
-        )
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._added_ids = frozenset(added)
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         """Tokens that are no text: where turns begin and end, and the like."""
+        decoder = self._tokenizer.decoder
+        self._byte_level = decoder is not None and b"ByteLevel" in decoder.__getstate__()
         self._bos_id = self._tokenizer.token_to_id(assets.bos_token) if assets.bos_token else None
         self._add_bos = assets.add_bos and self._bos_id is not None
         self._template = ChatTemplate(assets) if assets.chat_template else None
@@ -72,9 +90,19 @@ class TextCodec:
         """The text of the tokens, special ones left out. Incomplete characters become U+FFFD."""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
-    def token_text(self, token_id: int) -> str:
-        """Of one token by itself, a special one too; parts of characters become U+FFFD."""
-        return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to a text, if need be a part of a character; of a special one its name,
+        and nothing of one that the vocabulary does not have.
+        """
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if token_id not in self._added_ids:
+            if self._byte_level:
+                return bytes(_BYTES[char] for char in token)
+            if byte := _BYTE.fullmatch(token):
+                return bytes([int(byte[1], 16)])
+        return str(token).replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         try:

@@ -1,6 +1,7 @@
 """A live controller in the test's own loop, and a node that speaks the wire without an engine."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
@@ -38,7 +39,7 @@ from mesh.domain.messages import (
 )
 from mesh.domain.model import Footprint, ModelFormat, ModelInfo
 from mesh.domain.reasons import DeviceKind, FinishReason
-from mesh.domain.request import RequestOrder, RequestTokens
+from mesh.domain.request import RequestOrder, RequestTokens, TokenLogprobs
 from mesh.domain.text import TextAssets
 from mesh.domain.views import CellStatus
 from mesh.v1.node_link_pb2_grpc import NodeLinkStub
@@ -53,6 +54,8 @@ T = TypeVar("T")
 MIB = 1 << 20
 WAIT_S_MAX = 20.0
 """For anything that should come at once, on a machine that may be busy with other things."""
+TOP = ((97, -0.5), (64, -math.inf))
+"""The likeliest tokens that a fake node tells of: a part of a character, and an "a"."""
 CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 
 
@@ -157,12 +160,15 @@ class FakeNode:
         """Tokens for a request, one message each."""
         for index in range(first, first + count):
             ends = last and index == first + count - 1
+            asked = order.request.sampling.logprobs
+            told = TokenLogprobs(logprob=-0.5, top=TOP[: asked or 0])
             output = RequestTokens(
                 request_id=order.request.request_id,
                 attempt=order.attempt,
                 first_index=index,
                 token_ids=(97,),
                 text="a",
+                logprobs=() if asked is None else (told,),
                 finish=FinishReason.LENGTH if ends else None,
             )
             await self.send(TokensReport(instance_id=self.instance_id, outputs=(output,)))

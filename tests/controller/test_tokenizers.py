@@ -29,11 +29,11 @@ class Codec:
         self.threads.append(threading.get_ident())
         return [ord(char) for char in text]
 
-    def token_text(self, token_id: int) -> str:
-        return chr(token_id)
-
     def encode_chat(self, messages: Sequence[ChatMessage], template_kwargs: str) -> Sequence[int]:
         return self.encode("".join(message.content for message in messages))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return chr(token_id).encode()
 
 
 class Shelf:

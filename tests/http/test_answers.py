@@ -1,18 +1,15 @@
 """What clients of OpenAI's protocol are answered, over a real loopback server."""
 
 import asyncio
-import json
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
-from mesh.domain.invocation import Finished, Tokens
 from mesh.domain.messages import SubmitRequest
-from mesh.domain.reasons import FinishReason
-from mesh.domain.request import SamplingParams, TokenLogprobs
-from mesh.http.answers import ChatChunk, ChatCompletion, ChatWriter, Completion, CompletionWriter
+from mesh.domain.request import SamplingParams
+from mesh.http.answers import ChatChunk, ChatCompletion, Completion
 from mesh.http.models import ModelCard, ModelList
 from tests.controller.live import MODEL, SPEC, FakeNode
 from tests.http.edge import Edge, edge, events
@@ -103,6 +100,51 @@ async def test_several_completions_stream_together_and_end_once(http: Edge) -> N
         texts[choice["index"]] += choice["text"]
     assert texts == ["aaa"] * 5
     assert sum(chunk["choices"][0]["finish_reason"] == "length" for chunk in chunks) == 5
+
+
+PART = {"token": "\N{REPLACEMENT CHARACTER}", "logprob": -0.5, "bytes": [0xA4]}
+NEVER = {"token": "a", "logprob": -9999.0, "bytes": [0x61]}
+
+
+@pytest.mark.parametrize("top", [0, 1, 2])
+async def test_a_chat_tells_log_probabilities_whole_and_streamed(http: Edge, top: int) -> None:
+    """A part of a character by its byte, and an infinity as JSON can say it."""
+    await http.cell.deployed()
+    told = [{**PART, "top_logprobs": [PART, NEVER][:top]}] * 3
+    answer = (await http.chat(max_tokens=3, logprobs=True, top_logprobs=top)).json()
+    held_to(ChatCompletion, answer)
+    assert answer["choices"][0]["logprobs"] == {"content": told, "refusal": None}
+    asked = http.chat(max_tokens=3, stream=True, logprobs=True, top_logprobs=top)
+    *chunks, _ = events(await asked)
+    for chunk in chunks:
+        held_to(ChatChunk, chunk)
+    streamed = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert [one for part in streamed if part for one in part["content"]] == told
+
+
+async def test_completions_tell_log_probabilities_with_their_places(http: Edge) -> None:
+    await http.cell.deployed()
+    asked = {"prompt": ["x", "yz"], "max_tokens": 3}
+    choices = (await http.complete(**asked, logprobs=2)).json()["choices"]
+    text = PART["token"]
+    for choice in choices:
+        assert choice["logprobs"] == {
+            "tokens": [text] * 3,
+            "token_logprobs": [-0.5] * 3,
+            "top_logprobs": [{text: -0.5, "a": -9999.0}] * 3,
+            "text_offset": [0, 1, 2],
+        }
+    places: list[list[int]] = [[], []]
+    *chunks, _ = events(await http.complete(**asked, logprobs=0, stream=True))
+    for chunk in chunks:
+        held_to(Completion, chunk)
+        (choice,) = chunk["choices"]
+        if told := choice["logprobs"]:
+            assert told["top_logprobs"] is None
+            places[choice["index"]] += told["text_offset"]
+    assert places == [[0, 1, 2]] * 2
+    refused = await http.complete("x", logprobs=21)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprobs")
 
 
 async def test_what_is_asked_reaches_the_node(http: Edge) -> None:
@@ -216,55 +258,6 @@ async def test_gateways_of_both_protocols_share_ids_and_limits(tmp_path: Path) -
             f"r1-{n}" for n in range(1, 9)
         }
         assert (await http.cell.status()).served == 8
-
-
-TELLING = (
-    Tokens(
-        first_index=0,
-        token_ids=(1, 2),
-        text="ab",
-        logprobs=(
-            TokenLogprobs(logprob=-0.5, top=((1, -0.5), (3, -1.5))),
-            TokenLogprobs(logprob=-2.0, top=((3, -0.1),)),
-        ),
-    ),
-    Tokens(first_index=2, token_ids=(3,), text="", logprobs=(TokenLogprobs(logprob=-0.25),)),
-)
-END = Finished(reason=FinishReason.STOP, prompt_tokens=1, output_tokens=3, ttft_s=0.1, tpot_s=0.1)
-TEXTS = {1: "a", 2: "b", 3: "\ufffd"}
-
-
-def test_log_probabilities_of_a_chat_are_told_token_by_token() -> None:
-    writer = ChatWriter("r1", "chat", with_usage=False, text_of=TEXTS.__getitem__)
-    whole = json.loads(writer.whole([TELLING], [END]))
-    held_to(ChatCompletion, whole)
-    first, second, third = whole["choices"][0]["logprobs"]["content"]
-    assert (first["token"], first["logprob"], first["bytes"]) == ("a", -0.5, [97])
-    assert [(t["token"], t["logprob"]) for t in first["top_logprobs"]] == [
-        ("a", -0.5),
-        ("\ufffd", -1.5),
-    ]
-    assert (second["token"], third["bytes"]) == ("b", None), "a part of a character has no text"
-    for tokens in TELLING:
-        chunk = json.loads(writer.piece(0, tokens).removeprefix(b"data: "))
-        held_to(ChatChunk, chunk)
-        told = chunk["choices"][0]["logprobs"]["content"]
-        assert len(told) == len(tokens.token_ids), "those without text are told, too"
-
-
-def test_log_probabilities_of_a_completion_are_lists_with_offsets() -> None:
-    writer = CompletionWriter("r1", "chat", with_usage=False, text_of=TEXTS.__getitem__)
-    chunks = [json.loads(writer.piece(0, tokens).removeprefix(b"data: ")) for tokens in TELLING]
-    told = [chunk["choices"][0]["logprobs"] for chunk in chunks]
-    assert [(t["tokens"], t["text_offset"]) for t in told] == [
-        (["a", "b"], [0, 1]),
-        (["\ufffd"], [2]),
-    ]
-    assert told[0]["token_logprobs"] == [-0.5, -2.0]
-    assert told[0]["top_logprobs"] == [{"a": -0.5, "\ufffd": -1.5}, {"\ufffd": -0.1}]
-    assert told[1]["top_logprobs"] is None
-    for chunk in chunks:
-        held_to(Completion, chunk)
 
 
 async def test_how_an_answer_has_to_look_reaches_its_node(http: Edge) -> None:

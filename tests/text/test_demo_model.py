@@ -33,6 +33,12 @@ def real(smollm2_model_path: Path) -> TextCodec:
     return TextCodec(read_assets(smollm2_model_path))
 
 
+def test_every_token_has_bytes_and_they_are_those_of_the_text(real: TextCodec) -> None:
+    assert all(real.token_bytes(token_id) for token_id in range(real.vocabulary_tokens))
+    text = "Gravity is né 中文 🙂\n\t  1"
+    assert b"".join(map(real.token_bytes, real.encode_part(text))) == text.encode()
+
+
 def test_ids_are_those_of_the_reference_tokenizer(real: TextCodec) -> None:
     assert real.encode("Gravity is") == (22007, 6463, 314)
     assert real.encode("The capital of France is the city of") == (

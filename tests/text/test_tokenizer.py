@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
 
 from mesh.domain.errors import InvalidInput, TornModel, UnsupportedModel
 from mesh.domain.text import ChatMessage, TextAssets
@@ -30,6 +31,27 @@ def test_a_prompt_begins_as_the_model_wants_it_and_once_only(assets: TextAssets)
     without = TextCodec(replace(assets, add_bos=False)).encode("cat")
     assert with_bos[1:] == without
     assert TextCodec(assets).encode("<s>cat") == with_bos
+
+
+@given(WORDS)
+def test_the_bytes_of_tokens_are_those_of_the_text(codec: TextCodec, text: str) -> None:
+    assert b"".join(codec.token_bytes(one) for one in codec.encode_part(text)) == text.encode()
+
+
+def test_special_tokens_have_their_names_and_unknown_ones_nothing(codec: TextCodec) -> None:
+    (begins,) = codec.encode("")
+    assert codec.token_bytes(begins) == b"<s>"
+    assert codec.token_bytes(codec.vocabulary_tokens) == b""
+
+
+def test_bytes_of_tokens_in_vocabularies_of_sentencepiece() -> None:
+    tokens = ["<unk>", "<0xC3>", "\N{LOWER ONE EIGHTH BLOCK}cat", "é"]
+    vocabulary = {token: n for n, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    codec = TextCodec(TextAssets(tokenizer_json=tokenizer.to_str().encode()))
+    told = [codec.token_bytes(token_id) for token_id in range(1, 4)]
+    assert told == [b"\xc3", b" cat", "é".encode()]
 
 
 def test_a_part_of_a_prompt_has_no_beginning(assets: TextAssets) -> None:

@@ -1,0 +1,81 @@
+"""Log-probabilities of output tokens as clients of OpenAI's protocol are told them.
+
+Two shapes: a list of objects for chats, parallel lists for completions. A token's bytes come from
+the model's tokenizer, since a token may be part of a character. Before: `answers`, which has a
+chunk's tokens.
+"""
+
+from collections.abc import Callable
+
+from pydantic import BaseModel
+
+from mesh.domain.invocation import Tokens
+
+LOGPROB_MIN = -9999.0
+"""As OpenAI says it: JSON has no infinity, which is that of a token that cannot come."""
+TokenBytes = Callable[[int], bytes]
+
+
+class TopLogprob(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(BaseModel):
+    """`text_offset`: characters of the answer's tokens before each."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
+
+
+def chat_logprobs(tokens: Tokens, bytes_of: TokenBytes) -> ChatLogprobs:
+    content = []
+    for token_id, told in zip(tokens.token_ids, tokens.logprobs, strict=True):
+        top = [_told(bytes_of(one), logprob) for one, logprob in told.top]
+        drawn = _told(bytes_of(token_id), told.logprob)
+        content.append(TokenLogprob(**dict(drawn), top_logprobs=top))
+    return ChatLogprobs(content=content)
+
+
+def completion_logprobs(tokens: Tokens, bytes_of: TokenBytes, offset: int) -> CompletionLogprobs:
+    """`offset`: characters of the answer's earlier tokens."""
+    texts = [_text(bytes_of(token_id)) for token_id in tokens.token_ids]
+    offsets = []
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    tops = [
+        {_text(bytes_of(one)): _finite(logprob) for one, logprob in told.top}
+        | {text: _finite(told.logprob)}
+        for text, told in zip(texts, tokens.logprobs, strict=True)
+    ]
+    return CompletionLogprobs(
+        tokens=texts,
+        token_logprobs=[_finite(told.logprob) for told in tokens.logprobs],
+        top_logprobs=tops if any(told.top for told in tokens.logprobs) else None,
+        text_offset=offsets,
+    )
+
+
+def _told(token: bytes, logprob: float) -> TopLogprob:
+    return TopLogprob(token=_text(token), logprob=_finite(logprob), bytes=list(token))
+
+
+def _text(token: bytes) -> str:
+    return token.decode("utf-8", "replace")
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LOGPROB_MIN)
