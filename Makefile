@@ -26,7 +26,7 @@ NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 .PHONY: bench-admission bench-beside-load bench-cold-start bench-engine bench-fidelity bench-fleet bench-http bench-import
 .PHONY: bench-kv-resize bench-late-starts bench-load bench-load-client bench-metrics bench-mixed
 .PHONY: bench-overcommit bench-overhead bench-paper bench-profile bench-replay
-.PHONY: bench-replay-agreement bench-rollout bench-sampling bench-sim bench-slo bench-vllm-step bench-vllm-switch
+.PHONY: bench-replay-agreement bench-rollout bench-sampling bench-sim bench-slo bench-structured bench-vllm-step bench-vllm-switch
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
@@ -201,6 +201,9 @@ bench-sim: $(VENV)/.installed-dev ## how long the simulator takes; ARGS="--trace
 
 bench-slo: $(VENV)/.installed-dev ## who is served in time when there is too much to do, or all comes at once
 	@$(HOME_HERE) $(BIN)/python -m bench.slo $(ARGS)
+
+bench-structured: .venv-bench/.installed ## answers by 200 JSON schemas: valid, and what a mask costs
+	@$(HOME_HERE) $(BENCH_BIN)/python -m bench.structured
 
 bench-vllm-step: .venv-vllm/.installed ## what stepping vLLM from the node agent adds to its own loop
 	@$(HOME_HERE) $(VLLM_BIN)/python -m bench.vllm_step

@@ -19,6 +19,7 @@ from mesh.controller.server import ControllerConfig, serve
 from mesh.domain.errors import InvalidInput, MeshError
 from mesh.domain.limits import TURN_S_MAX, CellLimits
 from mesh.policy.registry import DEFAULT_POLICY
+from mesh.runtime.logs import begin_logging
 from mesh.wire.channel import is_loopback, parse_address
 from mesh.wire.credentials import Tls
 
@@ -30,12 +31,9 @@ TURN_S_LARGEST = 1.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.DEBUG if options.verbose else logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
     try:
+        level = logging.DEBUG if options.verbose else logging.INFO
+        begin_logging(level, "%(asctime)s %(levelname)s %(name)s: %(message)s")
         config = ControllerConfig(
             listen=options.listen,
             http=None if options.http == HTTP_OFF else options.http,

@@ -25,6 +25,7 @@ from mesh.domain.steps import LoadTier
 from mesh.domain.units import format_bytes
 from mesh.runtime.engine import Engine
 from mesh.runtime.journal import NodeStart, open_journal
+from mesh.runtime.logs import begin_logging
 from mesh.wire.credentials import credentials, read_credentials, show
 from mesh_loader.store import ModelStore
 from mesh_nodes.agent import Agent
@@ -48,11 +49,9 @@ def main(arguments: Sequence[str] | None = None, engine_of: EngineOf | None = No
     """Run a node agent until it is stopped; the exit code. `engine_of`: another engine than the
     device's own, built once the options have been found good.
     """
-    logging.basicConfig(
-        level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
-    logging.getLogger("mesh_nodes").setLevel(logging.INFO)
     try:
+        begin_logging(logging.WARNING, "%(asctime)s %(levelname)s %(message)s")
+        logging.getLogger("mesh_nodes").setLevel(logging.INFO)
         options = read_options(
             sys.argv[1:] if arguments is None else arguments, os.environ, probe()
         )
