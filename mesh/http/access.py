@@ -5,7 +5,7 @@ name of its own that leads here (DNS rebinding): over the loopback only names of
 """
 
 from collections.abc import Callable
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
@@ -63,23 +63,40 @@ class Keys:
 def _check_names(request: Request) -> None:
     """Raises Forbidden."""
     server = request.scope.get("server")
-    if server is None or not is_loopback(server[0]):
+    # A listener on [::] has the addresses of IPv4 within those of IPv6.
+    if server is None or not is_loopback(server[0].removeprefix("::ffff:")):
         return
-    for header in ("host", "origin"):
+    for header, is_ours in (("host", _leads_here), ("origin", _is_loopback)):
         given = request.headers.get(header)
-        if given is not None and not _leads_here(given):
+        if given is not None and not is_ours(_host_of(given)):
             raise Forbidden(
                 f"the {header} {given[:_SHOWN_CHARS]!r} is no name of this machine's loopback",
                 hint="ask for 127.0.0.1 or localhost, or start the controller with --keys",
             )
 
 
-def _leads_here(given: str) -> bool:
+def _host_of(given: str) -> str:
+    """Of a URL, or of a host with its port; empty where there is none."""
     try:
-        host = urlsplit(given if "//" in given else f"//{given}").hostname or ""
-        if host == "localhost" or host.endswith(".localhost"):
-            return True
-        ip_address(host)
+        return urlsplit(given if "//" in given else f"//{given}").hostname or ""
     except ValueError:
-        return False
-    return True
+        return ""
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    address = _address(host)
+    return address is not None and address.is_loopback
+
+
+def _leads_here(host: str) -> bool:
+    """An address cannot be made to lead elsewhere than it does."""
+    return _is_loopback(host) or _address(host) is not None
+
+
+def _address(host: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None

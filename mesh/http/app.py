@@ -17,6 +17,7 @@ from mesh.domain.views import CellSnapshot, DeploymentSnapshot
 from mesh.http.access import Keys
 from mesh.http.answers import ChatWriter, CompletionWriter
 from mesh.http.bodies import ChatBody, CompletionBody
+from mesh.http.exchange import Bodies
 from mesh.http.generation import Generation
 from mesh.http.models import Models
 from mesh.http.openapi import document
@@ -55,11 +56,16 @@ def application(
     async def scrape(request: Request) -> Response:
         return Response(await metrics(), media_type="text/plain; version=0.0.4")
 
+    bodies = Bodies()
     routes = [
-        Route("/v1/chat/completions", Generation(gateway, ChatBody, ChatWriter), methods=["POST"]),
+        Route(
+            "/v1/chat/completions",
+            Generation(gateway, ChatBody, ChatWriter, bodies),
+            methods=["POST"],
+        ),
         Route(
             "/v1/completions",
-            Generation(gateway, CompletionBody, CompletionWriter),
+            Generation(gateway, CompletionBody, CompletionWriter, bodies),
             methods=["POST"],
         ),
         Route("/v1/models", models.list),

@@ -11,11 +11,14 @@ from contextlib import asynccontextmanager
 
 from starlette.types import Receive, Scope, Send
 
-from mesh.domain.errors import DeadlineExceeded, InvalidInput, MeshError
+from mesh.domain.errors import DeadlineExceeded, InvalidInput, MeshError, Refused
+from mesh.domain.reasons import RefusalReason
 from mesh.http.refusals import JSON, Header, body_of, encoded, retry_headers, status_and_code
 
 BODY_BYTES_MAX = 8 << 20
 """The longest contexts, as text."""
+IN_HAND_BYTES_MAX = 256 << 20
+"""Of all bodies together that are being read."""
 UNREAD_BYTES_MAX = 256 << 20
 """Of a body that is too long: as much is let go by before the answer, which else would be lost."""
 BODY_S_MAX = 60.0
@@ -32,12 +35,34 @@ _STREAM: tuple[Header, ...] = (
 logger = logging.getLogger(__name__)
 
 
+class Bodies:
+    """Bytes of bodies that are being read, of all exchanges of a server."""
+
+    def __init__(self, bytes_max: int = IN_HAND_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+
+    def take(self, more: int) -> None:
+        """Raises Refused where that would be too many."""
+        if self._bytes + more > self._bytes_max:
+            raise Refused(
+                f"bodies of {self._bytes} bytes are being read; {self._bytes_max} is the limit",
+                reason=RefusalReason.QUEUE_FULL,
+                retry_after_s=1.0,
+            )
+        self._bytes += more
+
+    def give_back(self, some: int) -> None:
+        self._bytes -= some
+
+
 class Exchange:
     """What an endpoint does with its request: `answering` around all of it, `watched` around what
     waits for the gateway.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, bodies: Bodies) -> None:
+        self._bodies = bodies
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -74,11 +99,21 @@ class Exchange:
             fault = MeshError(f"unexpected {type(error).__name__}: {error}")
             await self._fail(fault, *status_and_code(fault))
 
-    async def body(self) -> bytes:
-        """Raises InvalidInput where it is too long or not said to be JSON, DeadlineExceeded."""
+    @asynccontextmanager
+    async def body(self) -> AsyncIterator[bytes]:
+        """In hand until the block is left. Raises InvalidInput where it is too long or not said to
+        be JSON, DeadlineExceeded, or Refused where too many are being read.
+        """
+        parts: list[bytes] = []
+        try:
+            yield await self._read(parts)
+        finally:
+            self._bodies.give_back(sum(map(len, parts)))
+
+    async def _read(self, parts: list[bytes]) -> bytes:
         try:
             async with asyncio.timeout(BODY_S_MAX):
-                body = await self._whole_body()
+                body = await self._whole_body(parts)
         except TimeoutError:
             self._status = 408, "request_timeout"
             raise DeadlineExceeded(f"the body has not come within {BODY_S_MAX:g} s") from None
@@ -92,8 +127,7 @@ class Exchange:
             )
         return body
 
-    async def _whole_body(self) -> bytes:
-        parts: list[bytes] = []
+    async def _whole_body(self, parts: list[bytes]) -> bytes:
         came_bytes = 0
         while self._unread and came_bytes <= UNREAD_BYTES_MAX:
             message = await self._receive()
@@ -103,8 +137,10 @@ class Exchange:
             came_bytes += len(message["body"])
             self._unread = message["more_body"]
             if came_bytes <= BODY_BYTES_MAX:
+                self._bodies.take(len(message["body"]))
                 parts.append(message["body"])
             else:
+                self._bodies.give_back(sum(map(len, parts)))
                 parts.clear()
         if came_bytes > BODY_BYTES_MAX:
             self._status = 413, "request_too_large"

@@ -13,7 +13,7 @@ from mesh.domain.invocation import Finished, Tokens, check_complete
 from mesh.http.answers import DONE, Writer
 from mesh.http.asking import grammar_member, invocations, with_defaults, with_slo
 from mesh.http.bodies import Body, read
-from mesh.http.exchange import Exchange
+from mesh.http.exchange import Bodies, Exchange
 from mesh.http.logprobs import TokenBytes
 from mesh.http.together import Gateway, Numbered, together
 
@@ -21,15 +21,19 @@ from mesh.http.together import Gateway, Numbered, together
 class Generation:
     """An ASGI application."""
 
-    def __init__(self, gateway: Gateway, body: type[Body], writer: type[Writer]) -> None:
+    def __init__(
+        self, gateway: Gateway, body: type[Body], writer: type[Writer], bodies: Bodies
+    ) -> None:
         self._gateway = gateway
+        self._bodies = bodies
         self._body = body
         self._writer = writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send)
+        exchange = Exchange(scope, receive, send, self._bodies)
         async with exchange.answering():
-            body = read(self._body, await exchange.body())
+            async with exchange.body() as raw:
+                body = read(self._body, raw)
             asked = with_slo(invocations(body), exchange.header)
             deployment = self._gateway.deployment(asked[0].deployment)
             exchange.context_tokens = deployment.context_tokens_max

@@ -16,7 +16,7 @@ from mesh.controller.gateway import GatewayLimits
 from mesh.domain.errors import InvalidInput, MeshError, Refused
 from mesh.domain.messages import AbortRequest, SubmitRequest
 from mesh.domain.reasons import RefusalReason
-from mesh.http.exchange import BODY_BYTES_MAX, END_S_MAX
+from mesh.http.exchange import BODY_BYTES_MAX, END_S_MAX, Bodies
 from mesh.http.refusals import body_of, retry_headers, status_and_code
 from mesh.http.server import HEAD_BYTES_MAX
 from tests.controller.live import QUICK, WAIT_S_MAX
@@ -340,8 +340,11 @@ async def test_bad_input_is_named_and_the_cell_serves_on(http: Edge) -> None:
     [
         ({"Host": "evil.example:8070"}, 403),
         ({"Host": "localhost.evil.example"}, 403),
+        ({"Host": "127.evil.example"}, 403),
         ({"Origin": "http://evil.example"}, 403),
         ({"Origin": "null"}, 403),
+        ({"Origin": "http://203.0.113.5"}, 403),
+        ({"Host": "evil.example//localhost"}, 403),
         ({"Host": "[::1]:8070", "Origin": "http://localhost:3000"}, 200),
         ({"Host": "app.localhost"}, 200),
     ],
@@ -364,6 +367,25 @@ async def test_bodies_are_json_of_bounded_length(http: Edge) -> None:
     assert str(BODY_BYTES_MAX) in error_of(response)["message"]
     form = await http.post("/v1/chat/completions", b"{}", headers={"Content-Type": "text/plain"})
     assert (form.status_code, error_of(form)["code"]) == (415, "unsupported_media_type")
+
+
+def test_bodies_together_are_bounded() -> None:
+    bodies = Bodies(bytes_max=100)
+    bodies.take(60)
+    with pytest.raises(Refused, match="bodies of 60 bytes are being read; 100 is the limit"):
+        bodies.take(41)
+    bodies.give_back(60)
+    bodies.take(100)
+
+
+async def test_bodies_are_given_back_whatever_becomes_of_their_calls(http: Edge) -> None:
+    """Each takes a 33rd of what may be in hand; forty come one after the other."""
+    await http.cell.deployed()
+    large = b'{"model": "chat", "prompt": "' + b"x" * (BODY_BYTES_MAX - 100) + b'"}'
+    for _ in range(40):
+        response = await http.post("/v1/completions", large)
+        assert error_of(response)["code"] == "context_length_exceeded"
+    assert (await http.chat(max_tokens=1)).status_code == 200
 
 
 async def test_a_body_that_does_not_end_ends_its_connection(

@@ -3,6 +3,7 @@
 import os
 import random
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -320,8 +321,9 @@ def run_ns() -> dict[tuple[int, int], int]:
     """How long each thread of this process has run, by its id and niceness."""
     found = {}
     for task in Path("/proc/self/task").iterdir():
-        nice = os.getpriority(os.PRIO_PROCESS, int(task.name))
-        found[int(task.name), nice] = int((task / "schedstat").read_text().split()[0])
+        with suppress(ProcessLookupError, FileNotFoundError):  # it has ended meanwhile
+            nice = os.getpriority(os.PRIO_PROCESS, int(task.name))
+            found[int(task.name), nice] = int((task / "schedstat").read_text().split()[0])
     return found
 
 
