@@ -63,21 +63,23 @@ class Constraint:
 
     def restrict(self, row: npt.NDArray[np.float32]) -> None:
         """Leave of a row of logits [vocabulary] what may come next; where nothing may, the end."""
-        allowed = self._allowed(row.size)
-        if allowed is None:
-            allowed = np.zeros(row.size, np.bool_)
-            allowed[self._stop_ids] = True
-        row[~allowed] = -np.inf
+        bits = self._allowed()
+        if bits is None:
+            forbidden = np.ones(row.size, np.bool_)
+            forbidden[self._stop_ids] = False
+        else:
+            forbidden = np.unpackbits(~bits, count=row.size, bitorder="little").view(np.bool_)
+        np.copyto(row, -np.inf, where=forbidden)
 
-    def _allowed(self, vocabulary_tokens: int) -> npt.NDArray[np.bool_] | None:
+    def _allowed(self) -> npt.NDArray[np.uint8] | None:
+        """A bit a token, the least first."""
         try:
             matcher = self._building.result()
             told, self._waiting = self._waiting, []
             if (not told or matcher.consume_tokens(told)) and not matcher.is_error():
                 bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
                 if not matcher.is_error():
-                    allowed = np.unpackbits(bits, bitorder="little")[:vocabulary_tokens]
-                    return allowed.astype(np.bool_)
+                    return bits
             said = matcher.get_error()
         except Exception as error:
             said = f"{type(error).__name__}: {error}"

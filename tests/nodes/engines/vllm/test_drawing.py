@@ -1,5 +1,7 @@
 """The logits processor draws what `sampling` draws, whatever vLLM does with the batch's rows."""
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,17 +10,21 @@ from vllm import SamplingParams as VllmParams
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
 from mesh.domain.request import SamplingParams
+from mesh.text.assets import read_assets
+from mesh.text.grammars import choice_grammar
+from mesh.text.tokenizer import TextCodec
 from mesh_nodes.engines.sampling import Draw, Past, choose
 from mesh_nodes.engines.vllm.drawing import EXTRA, MeshDraw, draw_order
 from tests.nodes.engines.serving import request
+from tests.support.tiny_model import write_tiny_llama
 
 WORDS = 300
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, top_k=50, seed=7, max_tokens=20)
 PENALISED = SamplingParams(repetition_penalty=1.7, max_tokens=20)
 
 
-def processor() -> MeshDraw:
-    model = SimpleNamespace(get_vocab_size=lambda: WORDS, model="no folder")
+def processor(model_path: Path = Path("no folder")) -> MeshDraw:
+    model = SimpleNamespace(get_vocab_size=lambda: WORDS, model=str(model_path))
     return MeshDraw(SimpleNamespace(model_config=model), torch.device("cpu"), False)
 
 
@@ -41,6 +47,22 @@ def logits(rows: int) -> torch.Tensor:
 def chosen(draws: MeshDraw, given: torch.Tensor) -> list[int]:
     tokens: list[int] = draws.apply(given.clone()).argmax(dim=-1).tolist()
     return tokens
+
+
+def test_a_row_keeps_to_its_grammar_greedy_or_drawn(tmp_path: Path) -> None:
+    """A token a character, so that the tokens of an answer are known."""
+    folder = write_tiny_llama(tmp_path / "model")
+    codec = TextCodec(read_assets(folder))
+    end = codec.vocabulary_tokens - 1
+    for sampling in (SamplingParams(max_tokens=20), SAMPLED):
+        grammar = choice_grammar(["yes", "no"])
+        asked = request("r0", [3], replace(sampling, grammar=grammar), stops=(end,))
+        draws, outputs = processor(folder), list[int]()
+        params = VllmParams(temperature=0.0, extra_args={EXTRA: draw_order(asked)})
+        draws.update_state(update(added=[(0, params, [3], outputs)]))
+        while end not in outputs:
+            outputs += chosen(draws, logits(1))
+        assert codec.decode(outputs[:-1]) in ("yes", "no")
 
 
 def test_sampled_and_penalised_rows_are_drawn_and_greedy_ones_left() -> None:
