@@ -9,6 +9,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 BENCH_BIN := .venv-bench/bin
+FUZZ_BIN := .venv-fuzz/bin
 VLLM_BIN := .venv-vllm/bin
 # The demo and the benchmarks keep the model store in the clone, unless MESH_HOME says otherwise.
 HOME_HERE := MESH_HOME="$${MESH_HOME:-$$PWD/.mesh}"
@@ -22,11 +23,11 @@ PIP := pip install --quiet --disable-pip-version-check
 # What triton, which vLLM imports, says of itself when the tests are over: pytest's closing line is to be the last.
 NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 
-.PHONY: help demo load test test-clients test-vllm quick check lint types imports proto format faults faults-store soak clean
-.PHONY: bench-admission bench-beside-load bench-cold-start bench-engine bench-fidelity bench-fleet bench-http bench-import
+.PHONY: help demo load test test-clients test-prometheus test-vllm quick check lint types imports proto format faults faults-store fuzz soak clean
+.PHONY: bench-admission bench-beside-load bench-chat bench-cold-start bench-engine bench-fidelity bench-fleet bench-http bench-import
 .PHONY: bench-kv-resize bench-late-starts bench-load bench-load-client bench-metrics bench-mixed
-.PHONY: bench-overcommit bench-overhead bench-paper bench-profile bench-replay
-.PHONY: bench-replay-agreement bench-rollout bench-sampling bench-sim bench-slo bench-structured bench-vllm-step bench-vllm-switch
+.PHONY: bench-overcommit bench-overhead bench-paper bench-prefixes bench-profile bench-replay
+.PHONY: bench-replay-agreement bench-rollout bench-sampling bench-sim bench-slo bench-structured bench-vllm-step bench-vllm-switch bench-weights
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
@@ -94,6 +95,19 @@ test-clients: .venv-clients-openai/.installed .venv-clients-litellm/.installed #
 	@.venv-clients-openai/bin/python -m pytest tests/clients/test_openai.py
 	.venv-clients-litellm/bin/python -m pytest -W ignore -p no:unraisableexception tests/clients/test_litellm.py
 
+# Debian's package, unpacked here: nothing is installed, no service started.
+.prometheus/.unpacked:
+	@mkdir -p .prometheus
+	cd .prometheus
+	echo "fetching Debian's prometheus …" >&2
+	apt-get download prometheus > /dev/null 2>&1 || { echo "error: apt-get has no prometheus here"; echo "hint: run apt-get update, or put prometheus and promtool on the PATH and run pytest tests/test_prometheus.py"; exit 1; } >&2
+	dpkg -x prometheus_*.deb .
+	rm prometheus_*.deb
+	touch .unpacked
+
+test-prometheus: $(VENV)/.installed-dev .prometheus/.unpacked ## a real Prometheus scrapes a cell: each panel and rule evaluates
+	@PATH="$$PWD/.prometheus/usr/bin:$$PATH" $(BIN)/python -m pytest tests/test_prometheus.py
+
 test-vllm: .venv-vllm/.installed ## the vLLM engine, against real vLLM on the CPU
 	@$(HOME_HERE) $(VLLM_BIN)/python -m pytest --timeout 300 -k vllm tests/contract tests/nodes/engines/vllm tests/e2e 2> >(grep -vE "$(NANOBIND)" >&2)
 
@@ -122,6 +136,10 @@ bench-admission: $(VENV)/.installed-dev ## how many requests a second the contro
 # ARGS="--quick"; 2.4 GB of disk, with it 1.1.
 bench-beside-load: $(VENV)/.installed-dev ## what a load does to who computes beside it, and to a wake
 	@$(HOME_HERE) $(BIN)/python -m bench.beside_load $(ARGS)
+
+# ARGS="--park 60 --rounds 1": mesh's instance is parked between turns.
+bench-chat: .venv-bench/.installed ## turns of conversations beside OpenVINO GenAI and llama.cpp
+	@$(HOME_HERE) $(BENCH_BIN)/python -m bench.chat $(ARGS)
 
 # ARGS="--quick" is the demo model alone, in under two minutes; all models take 21 GB of disk. "--models 135M 1B", "--gpu"
 bench-cold-start: .venv-bench/.installed ## from a request to its first token, by where the weights are, beside peers
@@ -175,6 +193,10 @@ bench-overcommit: $(VENV)/.installed-dev ## twice as much memory wanted as a nod
 bench-overhead: $(VENV)/.installed-dev ## what controller, gRPC and node agent add to the engine
 	@$(HOME_HERE) $(BIN)/python -m bench.overhead
 
+# ARGS=FILE, of Mooncake's conversation_trace.jsonl for instance.
+bench-prefixes: $(VENV)/.installed-dev ## what share of a trace's prompt tokens a prefix cache hits, by its size
+	@$(BIN)/python -m bench.prefixes $(ARGS)
+
 # With TRACE=FILE on that trace, else on the generated load; ARGS are further options.
 bench-paper: $(VENV)/.installed-dev ## the evaluation of the LLM-Mesh paper on virtual nodes
 	@$(BIN)/mesh bench paper $${TRACE:+--trace "$$TRACE"} --ablations $(ARGS)
@@ -186,6 +208,7 @@ bench-profile: $(VENV)/.installed-dev ## how near predicted iteration times come
 bench-replay: $(VENV)/.installed-dev ## whether a replay sends each call of a trace, at its time; TRACES="FILE …"
 	@$(HOME_HERE) $(BIN)/python -m bench.replay $(TRACES) $(ARGS)
 
+# ARGS="--http", "--generate 1 --deployments 64"
 bench-replay-agreement: $(VENV)/.installed-dev ## locust, mesh replay and the controller tell the same
 	@$(HOME_HERE) $(BIN)/python -m bench.agreement $(ARGS)
 
@@ -211,6 +234,9 @@ bench-vllm-step: .venv-vllm/.installed ## what stepping vLLM from the node agent
 bench-vllm-switch: .venv-vllm/.installed ## what it costs to load, put to sleep and wake a model of vLLM's
 	@$(HOME_HERE) $(VLLM_BIN)/python -m bench.vllm_switch
 
+bench-weights: $(VENV)/.installed-dev ## weights of 8 and 4 bits: speed, bytes, perplexity
+	@$(HOME_HERE) $(BIN)/python -m bench.weights $(ARGS)
+
 faults: $(VENV)/.installed-dev ## a thousand seeds of two simulated minutes of faults; nothing may break
 	@$(BIN)/python -m bench.faults
 
@@ -220,8 +246,18 @@ faults-store: $(VENV)/.installed-dev ## 200 kills in imports, prefetches, loads 
 	@MESH_KILL_SEEDS=$$(( ($(KILLS) + 2) / 3 )) MESH_DAMAGE_SEEDS=$(KILLS) $(PYTEST) --timeout 3600 \
 	  tests/loader/test_store_kills.py tests/e2e/test_prefetch_kills.py $(addprefix tests/nodes/engines/openvino/,test_load_kills.py test_damage.py)
 
+.venv-fuzz/.installed: pyproject.toml
+	test -x $(FUZZ_BIN)/python || $(PYTHON) -m venv .venv-fuzz
+	echo "setting up .venv-fuzz with schemathesis …" >&2
+	$(FUZZ_BIN)/python -m $(PIP) -e '.[fuzz]' 2> >(grep -v WARNING >&2)
+	touch $@
+
+# ARGS="--cases 500 --seed 2"
+fuzz: .venv-fuzz/.installed ## 10,000 wrong, odd and damaged calls by HTTP, as many by gRPC; nothing undocumented
+	@$(HOME_HERE) $(FUZZ_BIN)/python -m bench.fuzz $(ARGS)
+
 soak: $(VENV)/.installed-dev ## ten minutes of invocations and cancellations; nothing may leak
 	@$(HOME_HERE) $(BIN)/python -m bench.soak
 
 clean:
-	rm -rf $(VENV) .venv-clients-openai .venv-clients-litellm .venv-bench .venv-bench-load .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-clients-openai .venv-clients-litellm .venv-bench .venv-bench-load .venv-fuzz .venv-vllm .prometheus .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -13,8 +13,10 @@ from pathlib import Path
 
 from bench.demo_model import stored_model
 from mesh.domain.ids import ModelId
+from mesh.domain.model import WeightPrecision
 from mesh_loader.digests import write_index
 from mesh_loader.source_index import SourceIndex
+from mesh_nodes.engines.openvino import OpenVinoEngine
 
 
 def own_source(name: str) -> str:
@@ -22,12 +24,15 @@ def own_source(name: str) -> str:
     return f"file:///of-its-own/{name}.gguf"
 
 
-def plant_models(store: Path, names: Iterable[str]) -> None:
-    """Put a model for each name into the store. Takes 135 MB of disk each.
+def plant_models(store: Path, names: Iterable[str], weights: WeightPrecision | None = None) -> None:
+    """Put a model for each name into the store, prepared to be held so. Takes 135 MB of disk each,
+    if it was not held otherwise before.
 
     Raises what `ModelStore.import_model` raises, for the demo model.
     """
     demo = stored_model()
+    if weights is not None:
+        OpenVinoEngine().prepare(demo.info.held_as(weights), demo.path, lambda phase, share: None)
     (store / "sources").mkdir(parents=True, exist_ok=True)
     index = SourceIndex(store / "sources")
     for name in names:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from mesh.wire.credentials import Credentials, show
 from mesh_loader.store import ModelStore, StoredModel
 from tests.support.checked_cores import CheckedCores
 
@@ -40,6 +41,13 @@ def checked_cores(
     cores = CheckedCores(monkeypatch)
     yield
     cores.end()
+
+
+@pytest.fixture(autouse=True)
+def nothing_shown() -> Iterator[None]:
+    """What a command has set of its process, in a test's own one, is not there for the next."""
+    yield
+    show(Credentials())
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mesh.controller.metrics import CellMetrics, Meter
 from mesh.domain.views import CellSnapshot
+from mesh.wire.certificates import make_folder
+from tests.cli.running import mesh
 from tests.cli.views import CHAT_SMALL, NODE
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
@@ -40,6 +43,31 @@ def test_the_container_file_is_well_made() -> None:
     command = [str(BIN / "hadolint"), str(DEPLOY / "Containerfile")]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stdout) == (0, "")
+
+
+def lines_of(file: str) -> list[str]:
+    """Of `mesh`, as an operator or systemd would call it; variables are words of their own."""
+    text = (DEPLOY / file).read_text()
+    lines = re.findall(r"podman run .*? mesh (\w.*)", text)
+    lines += re.findall(r"^Exec\w+=-?/opt/mesh/bin/mesh (.*)", text, re.MULTILINE)
+    lines += [" ".join(json.loads(words)) for words in re.findall(r"^CMD (.*)", text, re.MULTILINE)]
+    for name, value in re.findall(r"^(?:Environment=|#   )(MESH_\w+)=(.*)$", text, re.MULTILINE):
+        lines = [re.sub(rf"\$\{{?{name}\b\}}?", value, line) for line in lines]
+    return lines
+
+
+@pytest.mark.parametrize(
+    "file", ["Containerfile", "systemd/mesh-controller.service", "systemd/mesh-node@.service"]
+)
+def test_what_is_called_there_is_what_mesh_takes(file: str, tmp_path: Path) -> None:
+    """Options that there are not are said before any help."""
+    make_folder(tmp_path / "tls", ("localhost",), 1)
+    (tmp_path / "operator.key").write_text("mesh_of_nobody")
+    lines = lines_of(file)
+    assert lines
+    for line in lines:
+        ran = mesh(*shlex.split(line.replace("/etc/mesh", str(tmp_path))), "--help")
+        assert ran.code == 0, ran.err
 
 
 def test_rules_and_panels_ask_for_what_there_is() -> None:

@@ -4,8 +4,9 @@
 served, least recently used out. `resident`: 8 deployments that are all loaded; the peer is eight
 servers side by side. `locality`: 40 deployments, memory for 10, first tokens due before a load is
 over; the peer is mesh with nothing loaded ahead, and `locality_gain` is what is met with over
-without. At each rate mesh and its peer get the same calls, one after the other, each
-call at its time whatever became of those before. What is met is counted by the client's clock;
+without. `--weights i4` plays `fleet` alone, beside mesh with weights as by default in the same
+memory: `i4_gain`. At each rate mesh and its peer get the same calls, one after the other, each call
+at its time whatever became of those before. What is met is counted by the client's clock;
 `sim_difference` is what share mesh met, less what simulations of the same runs say. The last line
 is one JSON object, with lists by rate.
 """
@@ -20,6 +21,7 @@ from bench.fleet.cell import (
     PROFILED,
     deployed_home,
     measured,
+    memory_bytes,
     profiled_home,
     simulated_met_shares,
 )
@@ -31,6 +33,7 @@ from bench.own_models import plant_models
 from bench.printing import errors_told, show_status
 from mesh.cli.output import message
 from mesh.domain.errors import InvalidInput
+from mesh.domain.model import WeightPrecision
 from mesh.evaluation.fidelity.report import LiveRun
 from mesh.evaluation.judging import judge
 from mesh.evaluation.load_client import Answer, Call
@@ -48,14 +51,13 @@ class Bench:
         self._options = options
 
     def play(self, scene: Scene) -> Played:
-        profiled, deployed = self._folder / "profiled", self._folder / scene.name
-        if not profiled.exists():
-            profiled.mkdir()
-            plant_models(self._store, [PROFILED])
-            profiled_home(profiled, self._store, show_status)
         show_status(f"{scene.name}: models for {scene.deployments} deployments")
-        plant_models(self._store, scene.names())
-        deployed_home(profiled, deployed, self._store, scene, show_status)
+        names = scene.names() if self._store.exists() else [PROFILED, *scene.names()]
+        plant_models(self._store, names, scene.weights)
+        deployed = plain = self._deployed(replace(scene, weights=None))
+        if scene.weights is not None:
+            deployed = self._deployed(scene)
+        node_bytes = memory_bytes(scene, plain)
         rates = self._options.rates or scene.rates
         seconds = self._options.seconds or scene.seconds
         ours, peer, runs = [], [], []
@@ -63,13 +65,17 @@ class Bench:
             sent = calls(scene, rate=rate, seconds=seconds, seed=self._options.seed)
             show_status(f"{scene.name}, {rate:g} calls/s: {len(sent)} calls to mesh")
             until_s = seconds + PATIENCE_S
-            answers, run = measured(scene, deployed, self._store, sent, until_s)
+            answers, run = measured(
+                scene, deployed, self._store, sent, until_s, memory_bytes=node_bytes
+            )
             ours.append(_measured(rate, seconds, sent, answers, spans_of(run.observed)))
             runs.append(run)
-            if scene.beside_itself:
-                show_status(f"{scene.name}, {rate:g} calls/s: {len(sent)} calls, nothing ahead")
+            if scene.gain:
+                show_status(f"{scene.name}, {rate:g} calls/s: {len(sent)} calls without")
                 answers, run = measured(
-                    scene, deployed, self._store, sent, until_s, prefetch_bytes=0
+                    *(scene, plain, self._store, sent, until_s),
+                    memory_bytes=node_bytes,
+                    prefetch_bytes=0 if scene.weights is None else None,
                 )
                 peer.append(_measured(rate, seconds, sent, answers, spans_of(run.observed)))
             elif self._options.peer:
@@ -77,6 +83,16 @@ class Bench:
         if self._options.sim:
             ours = self._simulated(scene, ours, runs)
         return Played(scene=scene, ours=tuple(ours), peer=tuple(peer))
+
+    def _deployed(self, scene: Scene) -> Path:
+        """The state of a cell with the scene's deployments and their profile."""
+        weights = scene.weights or "default"
+        profiled, deployed = (self._folder / f"{n}-{weights}" for n in ("profiled", scene.name))
+        if not profiled.exists():
+            profiled.mkdir()
+            profiled_home(profiled, self._store, scene.weights, show_status)
+        deployed_home(profiled, deployed, self._store, scene, show_status)
+        return deployed
 
     def _simulated(
         self, scene: Scene, ours: list[Measured], runs: Sequence[LiveRun]
@@ -121,6 +137,9 @@ def main() -> None:
     names = [scene.name for scene in SCENES]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scene", choices=names, help="only this one")
+    parser.add_argument(
+        "--weights", type=WeightPrecision, metavar="WEIGHTS", help="the first scene with these"
+    )
     parser.add_argument("--rates", type=_rate, nargs="+", metavar="RATE", help="calls a second")
     parser.add_argument("--seconds", type=_rate, help="that calls are sent for, at each rate")
     parser.add_argument("--seed", type=int, default=1)
@@ -128,6 +147,8 @@ def main() -> None:
     parser.add_argument("--no-sim", dest="sim", action="store_false", help="nothing simulated")
     options = parser.parse_args()
     wanted = [scene for scene in SCENES if options.scene in (None, scene.name)]
+    if options.weights is not None:
+        wanted = [SCENES[0].with_weights(options.weights)]
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), options)
         with errors_told():

@@ -20,6 +20,7 @@ from mesh.compute.times import Times
 from mesh.controller.registry import SqliteRegistry
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.ids import DeploymentName
+from mesh.domain.model import WeightPrecision
 from mesh.domain.slo import Slo
 from mesh.evaluation.fidelity.calibrating import calibrate
 from mesh.evaluation.fidelity.live import live_run
@@ -34,10 +35,10 @@ PROFILED = DeploymentName("profiled")
 Told = Callable[[str], None]
 
 
-def profiled_home(home: Path, store: Path, told: Told) -> None:
+def profiled_home(home: Path, store: Path, weights: WeightPrecision | None, told: Told) -> None:
     """A state folder whose registry has a measured profile of the shape, and nothing else."""
     with local_cell(home=home, store=store) as cell, MeshClient(cell.address) as client:
-        client.deploy(_spec(PROFILED, Slo(), Scaling()))
+        client.deploy(_spec(PROFILED, Slo(), Scaling(), weights))
         measured_profile(cell.address, PROFILED, told)
         client.delete(PROFILED)
 
@@ -48,11 +49,18 @@ def deployed_home(profiled: Path, home: Path, store: Path, scene: Scene, told: T
     with local_cell(home=home, store=store) as cell, MeshClient(cell.address) as client:
         for name in scene.names():
             told(f"deploy {name}")
-            client.deploy(_spec(name, scene.slo, scene.scaling))
+            client.deploy(_spec(name, scene.slo, scene.scaling, scene.weights))
     with closing(SqliteRegistry(home / "controller")) as registry:
         (profile,) = registry.profiles()
         for deployment in registry.deployments():
             registry.store_profile(replace(profile, model_id=deployment.model.model_id))
+
+
+def memory_bytes(scene: Scene, deployed: Path) -> int | None:
+    """`--memory` of the scene's node, for deployments as this state folder has them."""
+    with closing(SqliteRegistry(deployed / "controller")) as registry:
+        footprint = dict(registry.deployments()[0].footprints)["openvino"]
+    return None if scene.resident else scene.memory_bytes(footprint)
 
 
 def measured(
@@ -61,20 +69,19 @@ def measured(
     store: Path,
     calls: Sequence[Call],
     call_s_max: float,
+    *,
+    memory_bytes: int | None,
     prefetch_bytes: int | None = None,
 ) -> tuple[list[Answer], LiveRun]:
-    """Offer a fresh cell these calls. All of the run is for calibrating. `prefetch_bytes`: of the
-    node, its default unless given.
+    """Offer a fresh cell these calls. All of the run is for calibrating. `memory_bytes` and
+    `prefetch_bytes`: of the node, its default unless given.
 
     Raises MeshError when a part of the cell ends.
     """
-    with closing(SqliteRegistry(deployed / "controller")) as registry:
-        footprint = dict(registry.deployments()[0].footprints)["openvino"]
     with tempfile.TemporaryDirectory() as folder:
         home, journals = Path(folder) / "home", Path(folder) / "journals"
         _copy(deployed, home)
         journals.mkdir()
-        memory_bytes = None if scene.resident else scene.memory_bytes(footprint)
         with (
             local_cell(
                 home=home,
@@ -130,13 +137,16 @@ def simulated_met_shares(runs: Sequence[LiveRun]) -> list[float]:
     ]
 
 
-def _spec(name: DeploymentName, slo: Slo, scaling: Scaling) -> DeploymentSpec:
+def _spec(
+    name: DeploymentName, slo: Slo, scaling: Scaling, weights: WeightPrecision | None
+) -> DeploymentSpec:
     return DeploymentSpec(
         name=name,
         source=own_source(name),
         context_tokens_max=CONTEXT_TOKENS,
         slo=slo,
         scaling=scaling,
+        weights=weights,
     )
 
 

@@ -147,7 +147,7 @@ def figures(played: Sequence[Played]) -> dict[str, object]:
             f"{mark}client_lag_s_p99": [rounded(one.judged.lag_s_p99) for one in ours],
         }
         name = each.scene.peer
-        ratio = "locality_gain" if each.scene.beside_itself else f"{name}_ratio"
+        ratio = each.scene.gain or f"{name}_ratio"
         found |= {
             f"{name}_met_share": [rounded(one.met_share) for one in peer],
             ratio: [_ratio(a, b) for a, b in zip(ours, peer, strict=False)],

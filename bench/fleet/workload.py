@@ -7,11 +7,11 @@ in memory. The peer's servers all map the one file of the demo model.
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mesh.domain.deployment import Scaling
 from mesh.domain.ids import DeploymentName
-from mesh.domain.model import Footprint
+from mesh.domain.model import Footprint, WeightPrecision
 from mesh.domain.slo import Slo
 from mesh.evaluation.load_client import Call
 from mesh.memory.watermark import recommended
@@ -42,8 +42,14 @@ class Scene:
     """Before the names of its figures."""
     peer: str = "lru"
     """The name of its peer's."""
-    beside_itself: bool = False
-    """Its peer is mesh with nothing loaded ahead."""
+    gain: str = ""
+    """Its peer is mesh with nothing loaded ahead, or with the weights that nodes have by default;
+    the name of what share of calls is met over the peer's."""
+    weights: WeightPrecision | None = None
+
+    def with_weights(self, weights: WeightPrecision) -> "Scene":
+        """The same in the same memory with weights held so, beside those of the default."""
+        return replace(self, weights=weights, peer="default_weights", gain=f"{weights}_gain")
 
     @property
     def resident(self) -> bool:
@@ -91,7 +97,7 @@ SCENES = (
         seconds=120.0,
         mark="locality_",
         peer="locality_without",
-        beside_itself=True,
+        gain="locality_gain",
     ),
 )
 

@@ -23,7 +23,7 @@ from bench.cold_start.files import bring, forget
 from bench.fleet.peer import demo_gguf
 from bench.importing.steps import Mark, seconds_by_step
 from bench.printing import errors_told, last_line, rounded, show_status, show_table
-from mesh_loader.digests import WEIGHTS_SUFFIX, Verifier, Verify
+from mesh_loader.digests import WEIGHTS_SUFFIXES, Verifier, Verify
 from mesh_loader.store import ModelStore
 from mesh_nodes.engines.openvino import OpenVinoEngine
 
@@ -67,7 +67,7 @@ def measured(source: str, root: Path, engine: OpenVinoEngine) -> dict[str, float
         ready(stored.path)
         verifier = Verifier(Verify.ALWAYS)
         begun_s = time.perf_counter()
-        verifier.check(stored.path, without=WEIGHTS_SUFFIX)
+        verifier.check(stored.path, without=WEIGHTS_SUFFIXES)
         verifier.check(prepared)
         found[step] = time.perf_counter() - begun_s
     return found

@@ -12,13 +12,14 @@ import numpy as np
 from bench.demo_model import stored_model
 from bench.driving import no_progress, order, request
 from bench.kv_resize.serving import CONTEXT_TOKENS
+from mesh.domain.model import WeightPrecision
+from mesh.memory.cache_room import CacheRoom
 from mesh_nodes.engines.openvino.compilation import Compiler, KvPrecision
 from mesh_nodes.engines.openvino.footprint import estimate
 from mesh_nodes.engines.openvino.instance import Instance
 from mesh_nodes.engines.openvino.kv_cache import KvResize
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 from mesh_nodes.engines.openvino.sequence import Sequence
-from mesh_nodes.engines.openvino.weights import WeightPrecision
 
 REQUEST_BLOCKS = 32
 """So many hold the blocks in turns, each one every REQUEST_BLOCKS-th: one that ends leaves holes of
@@ -48,6 +49,7 @@ class DemoGraph:
             ),
             self._graph,
             weights_bytes=self._weights_bytes,
+            room=CacheRoom(),
             kv_resize=how,
         )
 

@@ -26,6 +26,7 @@ from bench.printing import errors_told, last_line, show_status, show_table
 from mesh.cli import output
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.ids import DeploymentName
+from mesh.domain.model import WeightPrecision
 from mesh.domain.units import format_bytes
 from mesh.evaluation.distribution import Distribution
 from mesh.evaluation.judging import Judgement, judge
@@ -34,7 +35,6 @@ from mesh.wire.client import MeshClient
 from mesh_nodes.engines.openvino import ENGINE_BYTES
 from mesh_nodes.engines.openvino.compilation import KvPrecision
 from mesh_nodes.engines.openvino.footprint import estimate
-from mesh_nodes.engines.openvino.weights import WeightPrecision
 
 SECONDS = 300.0
 QUICK_SECONDS = 20.0

@@ -17,7 +17,7 @@ from bench.cells import local_cell
 from bench.demo_model import SOURCE, stored_model
 from bench.printing import errors_told, last_line, show_table
 from bench.soak.traffic import Traffic
-from bench.soak.watching import Held, sample
+from bench.soak.watching import Held, leftovers, sample
 from mesh.cli import output
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.ids import DeploymentName
@@ -25,7 +25,6 @@ from mesh.wire.client import MeshClient
 
 NAMES = ("soak-a", "soak-b")
 SAMPLE_S = 5.0
-QUIET_S_MAX = 60.0
 
 
 def deploy(client: MeshClient) -> None:
@@ -56,26 +55,6 @@ async def run_traffic(traffic: Traffic, held: list[Held], seconds: float) -> Non
         )
     stop.set()
     await running
-
-
-def leftovers(client: MeshClient) -> list[str]:
-    """What is still held once the last client has gone; bounded wait for it to go."""
-    until_s = time.monotonic() + QUIET_S_MAX
-    while True:
-        status = client.status()
-        blocks = sum(i.kv_blocks_used for node in client.nodes() for i in node.instances)
-        found = [
-            f"{count} {what}"
-            for what, count in (
-                ("requests running", status.running),
-                ("requests queued", status.queued),
-                ("KV blocks in use", blocks),
-            )
-            if count
-        ]
-        if not found or time.monotonic() > until_s:
-            return found
-        time.sleep(1.0)
 
 
 def soak(seconds: float, workers: int, seed: int) -> int:

@@ -1,13 +1,17 @@
 """What the cell's processes hold, sampled while traffic runs."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 import psutil
 
+from mesh.wire.client import MeshClient
+
 RSS_GROWTH_MAX = 0.05
 """From the second quarter of the run to the last; the first is warm-up."""
+QUIET_S_MAX = 60.0
 FDS_GROWTH_MAX = 8
 """Sockets come and go with clients; a leak grows with the number of calls."""
 
@@ -48,3 +52,23 @@ class Held:
 def sample(held: Sequence[Held]) -> None:
     for process in held:
         process.sample()
+
+
+def leftovers(client: MeshClient) -> list[str]:
+    """What is still held once the last client has gone; bounded wait for it to go."""
+    until_s = time.monotonic() + QUIET_S_MAX
+    while True:
+        status = client.status()
+        blocks = sum(i.kv_blocks_used for node in client.nodes() for i in node.instances)
+        found = [
+            f"{count} {what}"
+            for what, count in (
+                ("requests running", status.running),
+                ("requests queued", status.queued),
+                ("KV blocks in use", blocks),
+            )
+            if count
+        ]
+        if not found or time.monotonic() > until_s:
+            return found
+        time.sleep(1.0)

@@ -1,6 +1,7 @@
 """Replays of traces by locust: open loop at the trace's times, by as many workers as wanted.
 
-sender, grpc_sender     a protocol's calls; the replay itself knows none
+sender                  what a protocol's calls are; the replay itself knows none
+grpc_sender             mesh's own, http_sender OpenAI's
 replayer                sends a worker's calls at their times
 share, worker, master   which worker sends what, when all start, and what has come of it
 session                 a locust process's part in it, wired to locust's events

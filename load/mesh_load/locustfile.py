@@ -6,6 +6,7 @@ worker stands for it, and ends with it.
 """
 
 import argparse
+import os
 import sys
 from typing import Any
 
@@ -16,12 +17,20 @@ from mesh.cli import output
 from mesh.cli.main import FAILED, USAGE
 from mesh.domain.errors import InvalidInput, MeshError
 from mesh_load.grpc_sender import GrpcSender, wait_by_gevent
-from mesh_load.options import add_options
+from mesh_load.http_sender import HttpSender
+from mesh_load.options import add_options, show_credentials
+from mesh_load.sender import Sender
 from mesh_load.session import Session
+from mesh_load.share import Share
 
 USERS_PER_S = 100.0
 
-SESSION = Session(GrpcSender)
+
+def _sender(share: Share) -> Sender:
+    return HttpSender(share.address) if share.http else GrpcSender(share.address)
+
+
+SESSION = Session(_sender)
 
 
 class ReplayUser(User):
@@ -47,7 +56,9 @@ def _add_options(parser: argparse.ArgumentParser, **_: Any) -> None:
 
 def _enter(environment: Environment, **_: Any) -> None:
     wait_by_gevent()
+    assert environment.parsed_options is not None, "locust was started without options"
     try:
+        show_credentials(environment.parsed_options, os.environ)
         SESSION.enter(environment)
     except MeshError as error:
         output.error(error)

@@ -6,6 +6,7 @@ line. After: `preparing`.
 """
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -15,6 +16,8 @@ import click
 from mesh.cli.options import DEFAULT_ADDRESS, checked_address
 from mesh.cli.replay_options import ReplayOptions, replay_options
 from mesh.domain.errors import InvalidInput
+from mesh.wire.certificates import Part, read_tls
+from mesh.wire.credentials import TLS_VARIABLE, read_credentials, show
 
 LOOPBACK = "127.0.0.1"
 _RENAMED = {"--config": "--replay-config"}
@@ -26,6 +29,9 @@ class Options:
     """Of one run."""
 
     address: str
+    """The controller's, by which the run is planned and counted."""
+    http: str | None
+    """Where calls go by OpenAI's protocol, if they do."""
     trace: Path | None
     given: ReplayOptions
     record: Path | None
@@ -62,8 +68,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
                 (option.help or "A trace file.").replace("%", "%%"),
                 **more,
             )
+    add("--http", "Call by OpenAI's protocol, here; else by gRPC.", metavar="HOST:PORT")
+    add("--key-file", "A key for the cell; default: MESH_KEY.", metavar="FILE")
+    add("--tls", "Certificates for the cell; default: MESH_TLS.", metavar="DIR")
     add("--record", "Write each call down as it ends.", metavar="FILE")
     add("--report", "Write an HTML page in the end.", metavar="FILE")
+
+
+def show_credentials(parsed: argparse.Namespace, environ: Mapping[str, str]) -> None:
+    """What this process shows the cell, as `mesh` does. Raises InvalidInput."""
+    folder, key_file = parsed.tls or environ.get(TLS_VARIABLE), parsed.key_file
+    tls = read_tls(Path(folder), Part.CLIENT) if folder else None
+    show(read_credentials(environ, Path(key_file) if key_file else None, tls))
 
 
 def read_options(parsed: argparse.Namespace) -> Options:
@@ -77,10 +93,12 @@ def read_options(parsed: argparse.Namespace) -> Options:
     try:
         trace, given = _replay.main(words, standalone_mode=False)
         address = checked_address(parsed.host or DEFAULT_ADDRESS)
+        http = checked_address(parsed.http) if parsed.http else None
     except click.UsageError as error:
         raise InvalidInput(error.format_message(), hint="see locust --help") from error
     return Options(
         address=address,
+        http=http,
         trace=trace,
         given=given,
         record=Path(parsed.record) if parsed.record else None,

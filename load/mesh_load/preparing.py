@@ -32,12 +32,13 @@ def prepare(options: Options) -> Prepared:
         called = sorted({call.deployment for call in plan.calls})
         prompts = prompts_of(client, (found[name] for name in called), seed=options.given["seed"])
     share = Share(
-        address=options.address,
+        address=options.http or options.address,
         slos={name: found[name].spec.slo for name in called},
         sentences={name: each.sentences for name, each in prompts.items()},
         seed=options.given["seed"],
         forced=plan.forced,
         calls=plan.calls,
         calls_whole=len(plan.calls),
+        http=options.http is not None,
     )
     return Prepared(plan=plan, share=share)

@@ -20,6 +20,7 @@ from mesh_load.master import Master, Word
 from mesh_load.options import read_options
 from mesh_load.preparing import prepare
 from mesh_load.sender import Sender
+from mesh_load.share import Share
 from mesh_load.worker import STOP_S_MAX, Worker
 
 LOCAL = "local"
@@ -32,7 +33,7 @@ KEY = "mesh"
 class Session:
     """Of one process; it may see several runs, where a page starts them."""
 
-    def __init__(self, sender_of: Callable[[str], Sender]) -> None:
+    def __init__(self, sender_of: Callable[[Share], Sender]) -> None:
         self.worker = Worker(sender_of, self._log)
         self.master: Master | None = None
         self._environment: Environment | None = None

@@ -23,7 +23,7 @@ class Share:
     """Of one worker; a piece of it has a part of its calls."""
 
     address: str
-    """The cell's."""
+    """Where calls go."""
     slos: dict[str, Slo]
     """By deployment."""
     sentences: dict[str, Sentences]
@@ -35,6 +35,8 @@ class Share:
     calls: tuple[Call, ...] = ()
     calls_whole: int = 0
     """In all pieces together."""
+    http: bool = False
+    """Calls go by OpenAI's protocol, instead of gRPC."""
 
     def of_worker(self, index: int, workers: int) -> "Share":
         calls = self.calls[index::workers]

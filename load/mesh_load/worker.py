@@ -30,9 +30,9 @@ class Worker:
     """Owns the greenlet that replays, and the results that were not reported yet."""
 
     def __init__(
-        self, sender_of: Callable[[str], Sender], on_result: Callable[[CallResult], None]
+        self, sender_of: Callable[[Share], Sender], on_result: Callable[[CallResult], None]
     ) -> None:
-        """`sender_of` makes one for the cell's address."""
+        """`sender_of` makes one for a share's address and protocol."""
         self._sender_of = sender_of
         self._on_result = on_result
         self._share: Share | None = None
@@ -56,7 +56,7 @@ class Worker:
         self._start_s = time.monotonic() + start_unix_s - time.time()
         self._results.clear()
         self._ended = self._stopped = False
-        sender = self._sender_of(self._share.address)
+        sender = self._sender_of(self._share)
         self._replayer = Replayer(sender, self._share.to_send(), self._heard)
         self._replaying = gevent.spawn(self._replay, self._replayer, sender)
 

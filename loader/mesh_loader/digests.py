@@ -22,7 +22,8 @@ from mesh.domain.errors import TornModel
 from mesh_loader.safetensors_file import write_synced
 
 INDEX = "digests.json"
-WEIGHTS_SUFFIX = ".safetensors"
+WEIGHTS_SUFFIXES = (".safetensors", ".ggml")
+"""Of a model's original weights."""
 CHUNK_BYTES = 4 << 20
 CHECKED_MAX = 65_536
 """Files that a process remembers to have checked; beyond it begins anew."""
@@ -113,8 +114,8 @@ class Verifier:
         self._checked = dict[Stamp, None]()
         self._lock = threading.Lock()
 
-    def check(self, folder: Path, *, without: str = "") -> None:
-        """All files of a folder, or all that do not end in this; a folder whose maker wrote no
+    def check(self, folder: Path, *, without: tuple[str, ...] = ()) -> None:
+        """All files of a folder, or all that end in none of these; a folder whose maker wrote no
         digests passes, unless every load is checked.
 
         Raises TornModel, with the file and where in it, for the first that is damaged.
@@ -127,7 +128,7 @@ class Verifier:
                 raise TornModel(f"{folder} has no {INDEX}: its files cannot be checked")
             return
         for name, entry in files.items():
-            if not (without and name.endswith(without)):
+            if not name.endswith(without):
                 self._check(folder / name, entry)
 
     def _check(self, path: Path, entry: object) -> None:

@@ -17,8 +17,8 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from mesh.domain.errors import StorageError, TornModel, UnsupportedModel
+from mesh_loader.gguf_names import MAGIC
 
-MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 METADATA_ENTRIES_MAX = 65_536
 TENSORS_MAX = 65_536
@@ -101,12 +101,6 @@ class GgufFile:
         if not isinstance(value, list) or not all(isinstance(v, int | float) for v in value):
             raise corrupt(self.path.name, f"metadata {key} should be a list of numbers")
         return [float(item) for item in value if isinstance(item, int | float)]
-
-
-def begins_with_magic(path: Path) -> bool:
-    """Whether a file begins as a GGUF file does."""
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
 
 
 def read_header(path: Path) -> GgufFile:

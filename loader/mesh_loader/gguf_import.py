@@ -12,6 +12,7 @@ from mesh.domain.model import ModelFormat
 from mesh.runtime.engine import Progress
 from mesh_loader.architectures import Shape, expected_tensors, shape_of
 from mesh_loader.disk import require_free
+from mesh_loader.gguf_blocks import blocks_bytes, write_blocks
 from mesh_loader.gguf_config import config_of
 from mesh_loader.gguf_file import GgufFile, read_header
 from mesh_loader.gguf_tensors import Match, matched, write_weights
@@ -39,7 +40,8 @@ class GgufPlan:
         Raises TornModel for weights that are no numbers, StorageError for a full disk.
         """
         parameters = sum(want.elements for want, _ in self.matches)
-        needed_bytes = parameters * WEIGHT_BYTES + TOKENIZER_BYTES_MAX
+        weights_bytes = parameters * WEIGHT_BYTES + blocks_bytes(self.matches)
+        needed_bytes = weights_bytes + TOKENIZER_BYTES_MAX
         require_free(folder, needed_bytes, self.file.path.name)
         progress("build tokenizer", 0.0)
         write_synced(folder / "tokenizer.json", tokenizer_json(self.file).encode())
@@ -51,6 +53,7 @@ class GgufPlan:
         write_json(folder / "generation_config.json", {"eos_token_id": _stop_ids(self.file)})
         progress("build tokenizer", 1.0)
         write_weights(self.file, self.shape, self.matches, folder / "model.safetensors", progress)
+        write_blocks(self.file, self.shape, self.matches, folder, progress)
         return parameters
 
 

@@ -9,6 +9,7 @@ folder is published by the store.
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ PIECE_ELEMENTS = 1 << 18
 """Elements dequantised at once: 1 MiB of f32, which stays in a core's cache."""
 
 HalfArray = npt.NDArray[np.float16]
+_Element = TypeVar("_Element", bound=np.generic)
 
 
 Match = tuple[ExpectedTensor, GgufTensor]
@@ -77,10 +79,9 @@ def write_weights(
             header_bytes((w.name, StoredTensor(dtype="F16", shape=w.shape)) for w, _ in matches)
         )
         for want, tensor in matches:
-            interleaved = shape.architecture == "llama" and want.rotary_heads > 0
-            head_rows = shape.head_size if interleaved else 1
-            for piece in _pieces(source.fileno(), file.path.name, tensor, head_rows):
-                target.write((_uninterleaved(piece, head_rows) if interleaved else piece).data)
+            together = head_rows(shape, want)
+            for piece in _pieces(source.fileno(), file.path.name, tensor, together):
+                target.write((uninterleaved(piece, together) if together > 1 else piece).data)
                 done_elements += piece.size
                 progress("convert weights", done_elements / total_elements)
         target.flush()
@@ -97,10 +98,19 @@ def read_small(file: GgufFile, name: str) -> npt.NDArray[np.float32]:
     return _dequantized(data, tensor.type)
 
 
-def _pieces(
+def head_rows(shape: Shape, want: ExpectedTensor) -> int:
+    """Of the tensor's rows, so many make a head whose order llama.cpp has changed; else 1."""
+    interleaved = shape.architecture == "llama" and want.rotary_heads > 0
+    return shape.head_size if interleaved else 1
+
+
+def raw_pieces(
     descriptor: int, file_name: str, tensor: GgufTensor, rows_multiple: int
-) -> Iterator[HalfArray]:
-    """The tensor in f16, in pieces [rows, row elements] whose rows are a multiple of the given."""
+) -> Iterator[tuple[int, bytes]]:
+    """The tensor's rows, a multiple of the given at once: how many, and their bytes.
+
+    Raises TornModel for a file that shrinks meanwhile.
+    """
     row_elements = tensor.shape[-1]
     rows = int(np.prod(tensor.shape[:-1], dtype=np.int64))
     block_elements, block_bytes = GGML_QUANT_SIZES[tensor.type]
@@ -108,13 +118,19 @@ def _pieces(
     step_rows = max(1, PIECE_ELEMENTS // (row_elements * rows_multiple)) * rows_multiple
     if len(tensor.shape) == 1:
         # A vector is one row for the container, but a bias is permuted by its elements.
-        rows, row_elements, row_bytes = row_elements, 1, block_bytes
+        rows, row_bytes = row_elements, block_bytes
         step_rows = rows
     for start_row in range(0, rows, step_rows):
         count = min(step_rows, rows - start_row)
-        data = _read_exactly(
-            descriptor, count * row_bytes, tensor.offset_bytes + start_row * row_bytes, file_name
-        )
+        offset_bytes = tensor.offset_bytes + start_row * row_bytes
+        yield count, _read_exactly(descriptor, count * row_bytes, offset_bytes, file_name)
+
+
+def _pieces(
+    descriptor: int, file_name: str, tensor: GgufTensor, rows_multiple: int
+) -> Iterator[HalfArray]:
+    """The tensor in f16, in pieces [rows, row elements] whose rows are a multiple of the given."""
+    for count, data in raw_pieces(descriptor, file_name, tensor, rows_multiple):
         with np.errstate(over="ignore", invalid="ignore"):
             piece = _dequantized(data, tensor.type).astype(np.float16)
         if not np.isfinite(piece).all():
@@ -122,7 +138,7 @@ def _pieces(
                 f"{file_name}: tensor {tensor.name} holds values that are not finite in f16",
                 hint="the file is corrupt, or its weights exceed 65504 and need another format",
             )
-        yield piece.reshape(count, row_elements)
+        yield piece.reshape(count, -1)
 
 
 def _dequantized(data: bytes, kind: GGMLQuantizationType) -> npt.NDArray[np.float32]:
@@ -132,7 +148,7 @@ def _dequantized(data: bytes, kind: GGMLQuantizationType) -> npt.NDArray[np.floa
     return values
 
 
-def _uninterleaved(piece: HalfArray, head_rows: int) -> HalfArray:
+def uninterleaved(piece: npt.NDArray[_Element], head_rows: int) -> npt.NDArray[_Element]:
     """Rows of whole heads, from llama.cpp's order (pairs) to Hugging Face's (halves)."""
     columns = piece.shape[1]
     pairs = piece.reshape(-1, head_rows // 2, 2, columns)

@@ -12,7 +12,7 @@ from typing import Any
 
 from mesh.domain.errors import StorageError, TornModel
 from mesh.domain.ids import ModelId
-from mesh.domain.model import ModelFormat, ModelInfo
+from mesh.domain.model import ModelFormat, ModelInfo, WeightPrecision
 from mesh_loader.architectures import size_in
 
 STOP_TOKENS = (
@@ -101,6 +101,7 @@ def from_json(value: Mapping[str, Any]) -> ModelInfo:
                 **value,
                 "model_id": ModelId(str(value["model_id"])),
                 "format": ModelFormat(value["format"]),
+                "weights": WeightPrecision(value["weights"]) if value.get("weights") else None,
                 "stop_token_ids": tuple(int(i) for i in value["stop_token_ids"]),
             }
         )

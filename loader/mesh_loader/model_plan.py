@@ -10,8 +10,7 @@ from typing import Protocol
 from mesh.domain.errors import UnsupportedModel
 from mesh.domain.model import ModelFormat
 from mesh.runtime.engine import Progress
-from mesh_loader.gguf_file import begins_with_magic
-from mesh_loader.gguf_import import plan_gguf
+from mesh_loader.gguf_names import begins_with_magic
 from mesh_loader.hf_import import plan_hf
 from mesh_loader.ir_import import IR_XML, plan_ir
 
@@ -41,6 +40,9 @@ def plan_import(path: Path, *, own_files: bool) -> Plan:
         # By its first bytes too: a blob of a cache has no suffix.
         if path.suffix != ".gguf" and not begins_with_magic(path):
             raise UnsupportedModel(f"{path.name} is not a GGUF file", hint=ACCEPTED)
+        # Only here: see gguf_names.
+        from mesh_loader.gguf_import import plan_gguf
+
         return plan_gguf(path)
     if (path / IR_XML).is_file():
         return plan_ir(path, own_files=own_files)

@@ -16,7 +16,7 @@ from pathlib import Path
 from mesh.domain.errors import MeshError
 from mesh.domain.model import ModelFormat
 from mesh_loader import locks
-from mesh_loader.digests import INDEX, WEIGHTS_SUFFIX, Damage, damages, note_removed
+from mesh_loader.digests import INDEX, WEIGHTS_SUFFIXES, Damage, damages, note_removed
 from mesh_loader.disk import tree_bytes, writing
 from mesh_loader.prepared_key import is_current
 from mesh_loader.store import ModelStore, StoredModel
@@ -93,7 +93,7 @@ def _collect_blobs(store: ModelStore) -> Iterator[Leftover]:
 
 def _collect_originals(store: ModelStore, stored: StoredModel) -> Iterator[Leftover]:
     folder = stored.path
-    weights = sorted(folder.glob(f"*{WEIGHTS_SUFFIX}"))
+    weights = sorted(path for path in folder.iterdir() if path.name.endswith(WEIGHTS_SUFFIXES))
     if stored.info.format is not ModelFormat.SAFETENSORS or not weights:
         return
     read = [path for path in _prepared(folder) if is_current(path.name)]

@@ -55,10 +55,11 @@ class Answer:
     def stats(self) -> str:
         """A finished answer in one line for people."""
         accepted, finished = self._ends()
+        cached = f" ({finished.cached_prompt_tokens} cached)" * (finished.cached_prompt_tokens > 0)
         told = f", told late by {accepted.grace_s:.2f}" if accepted.grace_s else ""
         return (
-            f"{accepted.request_id}: {finished.prompt_tokens} prompt and {finished.output_tokens} "
-            f"output tokens, {finished.reason}; "
+            f"{accepted.request_id}: {finished.prompt_tokens} prompt{cached} and "
+            f"{finished.output_tokens} output tokens, {finished.reason}; "
             f"TTFT {finished.ttft_s:.3f} s (SLO {accepted.ttft_limit_s:g}{told}: "
             f"{met(self.ttft_met(with_grace=True))}); "
             f"TPOT {finished.tpot_s:.4f} s (SLO {accepted.tpot_limit_s:g}: {met(self.tpot_met())})"
@@ -81,6 +82,7 @@ class Answer:
             **({"logprobs": told} if told else {}),
             "finish_reason": str(finished.reason),
             "prompt_tokens": finished.prompt_tokens,
+            "cached_prompt_tokens": finished.cached_prompt_tokens,
             "output_tokens": finished.output_tokens,
             "ttft_s": finished.ttft_s,
             "ttft_limit_s": accepted.ttft_limit_s,

@@ -13,7 +13,7 @@ from mesh.cli.cell_plan import CellPlan, NodePlan, free_address
 from mesh.cli.children import Child
 from mesh.cli.kept_child import KeptChild
 from mesh.cli.restarts import NO_RESTARTS, RestartLimits
-from mesh.domain.errors import MeshError, Unavailable
+from mesh.domain.errors import Forbidden, MeshError, Unauthenticated, Unavailable
 from mesh.domain.lifecycle import NodeState
 from mesh.domain.reasons import DeviceKind
 from mesh.wire.channel import format_address, parse_address
@@ -67,18 +67,19 @@ class LocalCell:
         policy = ["--policy", self._plan.policy] if self._plan.policy else []
         journal = ["--journal", str(self._plan.journal)] if self._plan.journal else []
         http = ["--http", self._http] if self._http else []
+        tls = ["--tls", str(self._plan.tls)] if self._plan.tls else []
         wanted = (("--open", self._plan.open), ("--keys", self._plan.keys))
         http += [option for option, given in wanted if given]
         self._keep(
             "the controller",
             "mesh.controller",
-            ["--listen", self._listen, *http, *home, *policy, *journal],
+            ["--listen", self._listen, *http, *tls, *home, *policy, *journal],
         )
         for node in self._plan.nodes:
             self._keep(
                 f"node {node.name}",
                 "mesh_nodes",
-                [*self._node_arguments(node), *home],
+                [*self._node_arguments(node), *tls, *home],
                 node.name,
             )
 
@@ -149,7 +150,8 @@ class LocalCell:
         else:
             yield f"controller  {self.address}"
             if self.http_address:
-                yield f"http        http://{self.http_address}/v1"
+                scheme = "https" if self._plan.tls else "http"
+                yield f"http        {scheme}://{self.http_address}/v1"
 
     def check_alive(self) -> None:
         """See who has ended and who serves; start again what is to be. For one thread alone.
@@ -167,11 +169,16 @@ class LocalCell:
                 kept.follow(now_s, answers=answers)
 
     def _joined(self) -> set[str] | None:
-        """The nodes that the cell has, or None while the controller does not serve."""
+        """The nodes that the cell has, or None while the controller does not serve. Raises
+        Unauthenticated or Forbidden where this process may not look.
+        """
         try:
             # A channel of its own each time: one that was refused would first back off for a while.
             with MeshClient(self.address, answer_s_max=ANSWER_S_MAX) as client:
                 nodes = client.nodes()
+        except (Unauthenticated, Forbidden) as error:
+            error.hint = "MESH_KEY is to be an operator's: `mesh key create --role admin`"
+            raise
         except MeshError:
             # Also one that it had no time to name: it may be killed amid the answer.
             return None

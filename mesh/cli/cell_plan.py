@@ -42,9 +42,13 @@ class CellPlan:
     http: str | None = None
     """Where HTTP is served, if it is."""
     keys: bool = False
-    """Whether each call needs one, on the loopback, too; the nodes' is in the environment."""
+    """Whether each call needs one, on the loopback, too; an operator's is in the environment, which
+    the nodes show as well.
+    """
     open: bool = False
     """Whether nobody needs a key where it can be reached from other machines."""
+    tls: Path | None = None
+    """A folder with certificates of all parts, where they show any."""
     journal: Path | None = None
     """Of the controller's decisions."""
     node_journals: Path | None = None

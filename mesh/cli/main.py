@@ -17,7 +17,7 @@ import click
 from mesh import __version__
 from mesh.cli import output
 from mesh.domain.errors import InvalidInput, MeshError
-from mesh.wire.credentials import Tls, read_credentials, show
+from mesh.wire.credentials import TLS_VARIABLE, Tls, read_credentials, show
 
 DONE, FAILED, USAGE, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
 
@@ -59,7 +59,7 @@ VERBS = {
 """In the order in which one works with them. The verb's module and its command have its name."""
 
 
-SERVERS = ("controller", "node")
+SERVERS = ("controller", "node", "up")
 """Verbs with certificates of their own."""
 
 
@@ -106,7 +106,7 @@ class Verbs(click.Group):
     "--tls",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    envvar="MESH_TLS",
+    envvar=TLS_VARIABLE,
     show_envvar=True,
     help="Certificates for the cell: ca.pem, client.pem, client.key.",
 )
@@ -114,9 +114,11 @@ class Verbs(click.Group):
 @click.pass_context
 def mesh(ctx: click.Context, traceback: bool, key_file: Path | None, tls: Path | None) -> None:
     """Serve many small language models from few machines, each within its SLO."""
-    dials = ctx.invoked_subcommand not in SERVERS
-    show(read_credentials(os.environ, key_file, _tls(tls) if tls is not None and dials else None))
-    if ctx.invoked_subcommand is None:
+    verb = ctx.invoked_subcommand
+    if verb in SERVERS and tls is not None:
+        ctx.default_map, tls = {verb: {"tls": str(tls)}}, None
+    show(read_credentials(os.environ, key_file, None if tls is None else _tls(tls)))
+    if verb is None:
         click.echo(ctx.get_help())
 
 

@@ -28,6 +28,7 @@ from mesh.domain.checks import (
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
+from mesh.domain.model import WeightPrecision
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import ColdStart, Slo
 
@@ -78,6 +79,8 @@ class _Spec(_Part):
     scaling: _Scaling = _Scaling()
     devices: Annotated[list[Literal["cpu", "gpu"]], Field(min_length=1)] = ["cpu", "gpu"]
     tensor_parallel: Annotated[int, Field(ge=1, le=TENSOR_PARALLEL_MAX)] = 1
+    weights: Annotated[WeightPrecision, Field(strict=False)] | None = None
+    prefix_cache: bool = True
 
     @field_validator("devices")
     @classmethod
@@ -148,6 +151,8 @@ def _spec(document: Document, origin: str) -> DeploymentSpec:
         scaling=Scaling(**spec.scaling.model_dump()),
         devices=tuple(DeviceKind(device) for device in spec.devices),
         tensor_parallel=spec.tensor_parallel,
+        weights=spec.weights,
+        prefix_cache=spec.prefix_cache,
     )
     # The schema's bounds are the domain's, so that this passes; the controller checks it again.
     check_spec(deployment)

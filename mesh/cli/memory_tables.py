@@ -23,12 +23,13 @@ NODE_MEMORY: tuple[Column[NodeSnapshot], ...] = (
 )
 KV_CACHES: tuple[Column[InstanceSnapshot], ...] = (
     word("INSTANCE", lambda i: i.instance_id),
-    number("KV_BLOCKS_USED", lambda i: i.kv_blocks_used),
+    number("USED", lambda i: i.kv_blocks_used),
+    number("CACHED", lambda i: i.kv_blocks_cached),
     number("KV_BLOCKS", lambda i: i.kv_blocks),
     number("WEIGHTS_MIB", lambda i: mebibytes(i.weights_bytes)),
     number("KV_USED_MIB", lambda i: mebibytes(i.kv_used_bytes)),
     number("KV_HELD_MIB", lambda i: mebibytes(i.kv_bytes)),
-    number("KV_REQUIRED_MIB", lambda i: mebibytes(i.kv_required_bytes)),
+    number("REQUIRED_MIB", lambda i: mebibytes(i.kv_required_bytes)),
 )
 FOOTPRINTS: tuple[Column[tuple[str, Footprint]], ...] = (
     word("SHAPE", lambda f: f[0]),

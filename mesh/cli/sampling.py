@@ -29,6 +29,7 @@ class Sampling(TypedDict):
     stop: tuple[str, ...]
     slo_ttft_s: float | None
     slo_tpot_s: float | None
+    cache_salt: str
 
 
 def _stops(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
@@ -48,6 +49,7 @@ _OPTIONS = (
     click.option("--ignore-eos", is_flag=True, help="Go on after the model would end."),
     click.option("--slo-ttft", "slo_ttft_s", type=float, help="Seconds to its first token."),
     click.option("--slo-tpot", "slo_tpot_s", type=float, help="Seconds for each further one."),
+    click.option("--cache-salt", default="", help="Share cached prompts with the same one only."),
     click.option(
         "--stop", metavar="TEXT", multiple=True, callback=_stops, help="End before it. Repeatable."
     ),

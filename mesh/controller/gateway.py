@@ -8,8 +8,8 @@ slowly becomes CancelRequested, so that its place is free within an iteration.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -34,15 +34,21 @@ from mesh.domain.reasons import RefusalReason
 from mesh.domain.request import Request
 from mesh.domain.text import SamplingDefaults
 from mesh.domain.views import CellSnapshot, RequestSnapshot
+from mesh.memory.block_keys import digests_of
 from mesh.runtime.clock import Clock
 from mesh.text.grammars import check_grammar
+from mesh.text.tool_calls import ToolFormat
 from mesh.wire.access import caller
 
 CHARS_PER_TOKEN_MAX = 256
 """No vocabulary has longer tokens, but for runs of blanks."""
-
-
 REVISIONS_TRIED_MAX = 4
+Headers = Callable[[], Iterable[tuple[str | bytes, str | bytes]]]
+"""Of a call, by whichever protocol, their names in lower case."""
+
+
+def no_headers() -> Iterable[tuple[str | bytes, str | bytes]]:
+    return ()
 
 
 class Cell(Protocol):
@@ -51,6 +57,19 @@ class Cell(Protocol):
     def deployment(self, name: DeploymentName) -> Deployment | None: ...
 
     def snapshot(self, now_s: float) -> CellSnapshot: ...
+
+
+class Tracing(Protocol):
+    """Where calls are traced."""
+
+    def call(
+        self, asked: Invocation, headers: Headers, arrived_s: float
+    ) -> AbstractContextManager[Callable[[Request], None] | None]:
+        """Around a call; what it yields, if anything, is told the request before it is posted."""
+        ...
+
+
+_UNTRACED: AbstractContextManager[Callable[[Request], None] | None] = nullcontext()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +111,9 @@ class Gateway:
         epoch: int,
         limits: GatewayLimits,
         tenants: TenantMeter | None = None,
+        traces: Tracing | None = None,
     ) -> None:
+        self._traces = traces
         self._cell = cell
         self._post = post
         self._clock = clock
@@ -132,12 +153,16 @@ class Gateway:
         """What its model's makers recommend, for protocols that go by that."""
         return await self._tokenizers.sampling_defaults(deployment.model.model_id)
 
+    async def tool_format(self, deployment: Deployment) -> ToolFormat | None:
+        """How its model calls tools; None: it does not, or not in a way that is known."""
+        return await self._tokenizers.tool_format(deployment.model.model_id)
+
     async def token_bytes(self, deployment: Deployment) -> Callable[[int], bytes]:
         """What each of its model's tokens adds to a text."""
         return await self._tokenizers.token_bytes(deployment.model.model_id)
 
     @asynccontextmanager
-    async def call(self, asked: Invocation) -> AsyncIterator[Call]:
+    async def call(self, asked: Invocation, headers: Headers = no_headers) -> AsyncIterator[Call]:
         """The call, from when the core was asked until its client has left the block.
 
         Raises NotFound, Unavailable, InvalidInput or Refused at once. Where the block leaves more
@@ -145,18 +170,24 @@ class Gateway:
         raised.
         """
         arrived_s = self._clock.now_s()
-        self._check_open()
-        self._calls += 1
-        try:
-            with self._tenants.call(caller().tenant) as taken:
-                stream = await self._stream(asked, arrived_s)
-                try:
-                    with self._asked(stream):
-                        yield Call(stream)
-                finally:
-                    taken.tokens = stream.tokens
-        finally:
-            self._calls -= 1
+        traced = _UNTRACED
+        if self._traces is not None:
+            traced = self._traces.call(asked, headers, arrived_s)
+        with traced as trace:
+            self._check_open()
+            self._calls += 1
+            try:
+                with self._tenants.call(caller().tenant) as taken:
+                    stream = await self._stream(asked, arrived_s)
+                    if trace is not None:
+                        trace(stream.request)
+                    try:
+                        with self._asked(stream):
+                            yield Call(stream)
+                    finally:
+                        taken.tokens = stream.tokens
+            finally:
+                self._calls -= 1
 
     def requests(self) -> tuple[RequestSnapshot, ...]:
         """Those whose clients wait, the oldest first."""
@@ -219,11 +250,15 @@ class Gateway:
         if self.stopping:  # it was tokenised meanwhile, and the core has said its last
             raise Refused("the controller is stopping", reason=RefusalReason.SHUTTING_DOWN)
         self._requests += 1
+        salt = _cache_salt(asked, deployment)
+        block_sizes = (footprint.block_tokens for _, footprint in deployment.footprints)
         request = Request(
             request_id=RequestId(f"r{self._epoch}-{self._requests}"),
             deployment=asked.deployment,
             prompt_tokens=prompt_tokens,
             sampling=sampling_of(asked, room_tokens=room_tokens, rng=self._rng),
+            cache_salt=salt,
+            digests=digests_of(prompt_tokens, block_sizes, salt),
         )
         return ClientStream(
             request=request,
@@ -284,6 +319,13 @@ class Gateway:
             del self._readers[request_id]
             if not stream.ended:
                 self._post(CancelRequested(request_id=request_id))
+
+
+def _cache_salt(asked: Invocation, deployment: Deployment) -> str | None:
+    """No tenant's requests share with another's, nor a caller's with those of other salts."""
+    if not deployment.spec.prefix_cache:
+        return None
+    return f"{caller().tenant}/{asked.cache_salt}"
 
 
 def running_task() -> "asyncio.Task[Any]":

@@ -17,6 +17,7 @@ class Inference(InferenceServicer):
     async def Invoke(  # type: ignore[override]  # noqa: N802
         self, request: pb.InvokeRequest, context: Any
     ) -> None:
-        async with self._gateway.call(invocation_from_wire(request)) as call:
+        asked = invocation_from_wire(request)
+        async with self._gateway.call(asked, context.invocation_metadata) as call:
             async for event in call:
                 await context.write(event_to_wire(event))

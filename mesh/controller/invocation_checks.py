@@ -8,7 +8,7 @@ import math
 import random
 from dataclasses import replace
 
-from mesh.domain.checks import SLO_S_MAX, SLO_TOKENS_PER_S_MAX
+from mesh.domain.checks import CACHE_SALT_CHARS_MAX, SLO_S_MAX, SLO_TOKENS_PER_S_MAX
 from mesh.domain.errors import InvalidInput
 from mesh.domain.invocation import ChatPrompt, Invocation, TextPrompt, TokenPrompt
 from mesh.domain.request import SamplingParams
@@ -91,6 +91,8 @@ def _check_limits(asked: Invocation) -> None:
         raise InvalidInput(
             f"{len(asked.stop)} stop strings; at most {STOPS_MAX} are allowed", field="stop"
         )
+    if len(asked.cache_salt) > CACHE_SALT_CHARS_MAX:
+        raise _wrong("cache_salt", len(asked.cache_salt), f"at most {CACHE_SALT_CHARS_MAX} long")
     for stop in asked.stop:
         if not 1 <= len(stop) <= STOP_CHARS_MAX:
             raise InvalidInput(

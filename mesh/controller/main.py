@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from platformdirs import user_data_dir
@@ -25,6 +25,7 @@ from mesh.wire.credentials import Tls
 
 DONE, FAILED, USAGE = 0, 1, 2
 HTTP_OFF = "off"
+COLLECTORS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 TURN_S_LARGEST = 1.0
 """Of --turn: nobody is looked at before a turn ends."""
 
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             limits=CellLimits(turn_s_max=_turn_s(options.turn)),
             keys=_wants_keys(options),
             tls=None if options.tls is None else _tls(options.tls),
+            traces=wants_traces(os.environ),
         )
         asyncio.run(serve(config, ready=_settle))
     except MeshError as error:
@@ -71,6 +73,14 @@ def _tls(folder: Path) -> Tls:
     from mesh.wire.certificates import Part, read_tls
 
     return read_tls(folder, Part.CONTROLLER)
+
+
+def wants_traces(environ: Mapping[str, str]) -> bool:
+    """Whether OpenTelemetry's variables name a place for them."""
+    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return False
+    exporter = environ.get("OTEL_TRACES_EXPORTER")
+    return exporter != "none" if exporter else any(environ.get(name) for name in COLLECTORS)
 
 
 def _wants_keys(options: argparse.Namespace) -> bool:

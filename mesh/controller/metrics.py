@@ -57,6 +57,8 @@ class _Series:
     model: str
     prompt_tokens: Counter
     output_tokens: Counter
+    queried: Counter
+    cached: Counter
     met: Counter
     first: Histogram
     between: Histogram
@@ -71,6 +73,8 @@ class _Call:
 
     of: _Series
     prompt_tokens: int
+    shares: bool
+    """It looks for its beginning in caches."""
     came_s: float
     slo: Slo | None = None
     """Once it has been submitted."""
@@ -92,6 +96,12 @@ class Meter:
         self._metrics: list[Counter | Histogram] = []
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens computed.")
         self._output_tokens = self._counter("vllm:generation_tokens", "Output tokens delivered.")
+        self._queried = self._counter(
+            "vllm:prefix_cache_queries", "Prompt tokens looked for in prefix caches."
+        )
+        self._cached = self._counter(
+            "vllm:prefix_cache_hits", "Prompt tokens found there, and not computed."
+        )
         self._ended = self._counter(
             "vllm:request_success", "Requests that ended, by why.", "finished_reason"
         )
@@ -148,6 +158,7 @@ class Meter:
                 self._calls[request.request_id] = _Call(
                     of=self._of(self._label(request.deployment)),
                     prompt_tokens=len(request.prompt_tokens),
+                    shares=request.cache_salt is not None,
                     came_s=now_s,
                 )
             case CancelRequested(request_id=request_id):
@@ -166,6 +177,8 @@ class Meter:
                 model=model,
                 prompt_tokens=self._prompt_tokens.labels(model),
                 output_tokens=self._output_tokens.labels(model),
+                queried=self._queried.labels(model),
+                cached=self._cached.labels(model),
                 met=self._met.labels(model),
                 first=self._first.labels(model),
                 between=self._between.labels(model),
@@ -235,6 +248,9 @@ class Meter:
             else:
                 call.first_s = now_s
                 call.of.prompt_tokens.inc(call.prompt_tokens)
+                if call.shares:
+                    call.of.queried.inc(call.prompt_tokens)
+                    call.of.cached.inc(min(outputs.cached_tokens, call.prompt_tokens))
                 call.of.first.observe(now_s - call.came_s)
             call.last_s = now_s
             call.tokens += count

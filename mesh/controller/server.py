@@ -6,6 +6,7 @@ again: no new calls, an answer for every open one, the nodes' links, the server,
 
 import asyncio
 import logging
+import os
 import random
 import signal
 import time
@@ -59,6 +60,7 @@ from mesh.wire.credentials import Tls
 from mesh.wire.serving import Guard
 
 if TYPE_CHECKING:
+    from mesh.controller.tracing import Traces
     from mesh.http.server import HttpServer
 
 DRAIN_S_MAX = 2.0
@@ -84,6 +86,8 @@ class ControllerConfig:
     """Whether each call needs one."""
     tls: Tls | None = None
     """Its certificate, and whose it trusts."""
+    traces: bool = False
+    """Whether calls are traced, as the environment's OTEL_* say."""
 
 
 async def serve(
@@ -170,6 +174,23 @@ def _opened_usage(config: ControllerConfig, opened: ExitStack) -> UsageBook:
     return book
 
 
+def _opened_traces(config: ControllerConfig, clock: LoopClock, opened: ExitStack) -> "list[Traces]":
+    """Raises InvalidInput where the library is not there, or a variable cannot be meant."""
+    if not config.traces:
+        return []
+    try:
+        from mesh.controller.trace_export import opened_tracer
+        from mesh.controller.tracing import Traces
+
+        tracer = opened_tracer(os.environ, opened)
+    except ImportError as error:
+        raise InvalidInput(
+            f"OTEL_* ask for traces, and {error.name} is not installed",
+            hint="pip install 'mesh-serve[otel]', or set OTEL_SDK_DISABLED=true",
+        ) from error
+    return [Traces(tracer, clock.now_s)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Access:
     gate: Gate = field(default_factory=Gate)
@@ -224,6 +245,7 @@ class Controller:
         self._tokenizers = Tokenizers(find=registry.text, build=TextCodec)
         self._links = NodeLinks(post=self._post)
         operations = Operations(post=self._post, epoch=start.epoch)
+        traces = _opened_traces(config, clock, opened)
         self._gateway = Gateway(
             cell=self._core,
             post=self._post,
@@ -233,6 +255,7 @@ class Controller:
             epoch=start.epoch,
             limits=config.gateway,
             tenants=TenantMeter(access.limits, clock),
+            traces=next(iter(traces), None),
         )
         self._control = Control(
             cell=self._core,
@@ -259,7 +282,7 @@ class Controller:
             core=self._core,
             clock=clock,
             perform=performer.perform,
-            recorders=[self._log, meter, usage, *_opened_journal(config, start, opened)],
+            recorders=[self._log, meter, usage, *_opened_journal(config, start, opened), *traces],
             took_long=took_long,
         )
 

@@ -42,6 +42,8 @@ class ClientStream:
         self.finished = False
         """Everything has been taken out."""
         self._slo = own_slo or slo
+        self._cached_prompt_tokens = 0
+        """When its prompt was first computed."""
         self._grace_s = 0.0
         """As its client was told."""
         self._arrived_s = arrived_s
@@ -61,6 +63,7 @@ class ClientStream:
                     self._last_s = now_s
                     if self._first_s is None:
                         self._first_s = now_s
+                        self._cached_prompt_tokens = outputs.cached_tokens
                     self._output_tokens += len(outputs.token_ids)
                 self.ended = outputs.finish is not None
             case TellAccepted():
@@ -112,7 +115,7 @@ class ClientStream:
                         tokens = None
                     yield Waiting(phase=one.phase, share=one.share)
                 case TellAccepted():
-                    yield self._accepted(one.grace_s)
+                    yield self._accepted(one)
                 case RefuseRequest():
                     self._refusal = Refused(
                         one.message,
@@ -123,15 +126,16 @@ class ClientStream:
         if tokens is not None:
             yield tokens
 
-    def _accepted(self, grace_s: float) -> Accepted:
-        self._grace_s = grace_s
+    def _accepted(self, told: TellAccepted) -> Accepted:
+        self._grace_s = told.grace_s
         prompt = len(self.request.prompt_tokens)
         return Accepted(
             request_id=self.request.request_id,
             prompt_tokens=prompt,
             ttft_limit_s=self._slo.ttft_limit_s(prompt),
             tpot_limit_s=self._slo.tpot_s,
-            grace_s=grace_s,
+            grace_s=told.grace_s,
+            cached_prompt_tokens=told.cached_tokens,
         )
 
     def _finished(self, reason: FinishReason, last: DeliverTokens) -> Finished:
@@ -145,6 +149,7 @@ class ClientStream:
             tpot_s=(self._last_s - first_s) / gaps if gaps > 0 else 0.0,
             grace_s=self._grace_s,
             node_id=last.node_id,
+            cached_prompt_tokens=self._cached_prompt_tokens,
         )
 
 

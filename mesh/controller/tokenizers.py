@@ -15,6 +15,7 @@ from mesh.domain.errors import InvalidInput, MeshError, StorageError
 from mesh.domain.ids import ModelId
 from mesh.domain.invocation import ChatPrompt, TextPrompt
 from mesh.domain.text import ChatMessage, SamplingDefaults, TextAssets
+from mesh.text.tool_calls import ToolFormat
 
 CODECS_MAX = 32
 """Of 10 to 100 MB each, by the size of the vocabulary."""
@@ -23,14 +24,15 @@ INLINE_CHARS_MAX = 2_000
 
 
 class PromptCodec(Protocol):
-    """A model's tokenizer, chat template and recommended sampling."""
+    """A model's tokenizer, chat template and recommended sampling, and how it calls tools."""
 
     sampling: SamplingDefaults
+    tool_format: ToolFormat | None
 
     def encode(self, text: str) -> Sequence[int]: ...
 
     def encode_chat(
-        self, messages: Sequence[ChatMessage], template_kwargs: str
+        self, messages: Sequence[ChatMessage], template_kwargs: str, tools: str
     ) -> Sequence[int]: ...
 
     def token_bytes(self, token_id: int) -> bytes: ...
@@ -40,7 +42,8 @@ def chars_of(prompt: TextPrompt | ChatPrompt) -> int:
     """How much there is to tokenise."""
     if isinstance(prompt, TextPrompt):
         return len(prompt.text)
-    return sum(len(message.role) + len(message.content) for message in prompt.messages)
+    said = sum(len(m.role) + len(m.content) + len(m.tool_calls) for m in prompt.messages)
+    return said + len(prompt.tools)
 
 
 class Tokenizers:
@@ -64,8 +67,8 @@ class Tokenizers:
         match prompt:
             case TextPrompt(text=text):
                 encode = partial(codec.encode, text)
-            case ChatPrompt(messages=messages, template_kwargs=kwargs):
-                encode = partial(codec.encode_chat, messages, kwargs)
+            case ChatPrompt(messages=messages, template_kwargs=kwargs, tools=tools):
+                encode = partial(codec.encode_chat, messages, kwargs, tools)
         inline = chars_of(prompt) <= INLINE_CHARS_MAX
         tokens = tuple(encode() if inline else await asyncio.to_thread(encode))
         if not tokens:
@@ -74,6 +77,10 @@ class Tokenizers:
 
     async def sampling_defaults(self, model_id: ModelId) -> SamplingDefaults:
         return (await self._codec(model_id)).sampling
+
+    async def tool_format(self, model_id: ModelId) -> ToolFormat | None:
+        """How the model calls tools; None: it does not, or not in a way that is known."""
+        return (await self._codec(model_id)).tool_format
 
     async def token_bytes(self, model_id: ModelId) -> Callable[[int], bytes]:
         """What each token of the model adds to a text."""

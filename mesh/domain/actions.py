@@ -5,7 +5,7 @@ from mesh.domain.events import ControllerTimer
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId, RequestId
 from mesh.domain.messages import NodeCommand, NodeReport
-from mesh.domain.model import ModelInfo
+from mesh.domain.model import ModelInfo, WeightPrecision
 from mesh.domain.node_rule import CELL_RULE, NodeRule
 from mesh.domain.profile import IterationShape, Profile
 from mesh.domain.reasons import PolicyFaultKind, RefusalReason
@@ -131,6 +131,8 @@ class TellAccepted:
     """By how much its first token may come after its limit, for the sake of a load; 0: it will be
     in time.
     """
+    cached_tokens: int = 0
+    """Of its prompt, those that are believed to be in the cache of its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +205,7 @@ class SendReport:
 class StartImport:
     operation_id: OperationId
     source: str
+    weights: WeightPrecision | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +254,11 @@ class SubmitToEngine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AskPrefixes:
+    """What has come to and gone from the KV caches of instances?"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AbortInEngine:
     instance_id: InstanceId
     request_id: RequestId
@@ -273,6 +281,7 @@ NodeAction = (
     | StartLoad
     | StartUnload
     | StartResize
+    | AskPrefixes
     | SubmitToEngine
     | AbortInEngine
     | StartStep

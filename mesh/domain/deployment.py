@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from mesh.domain.ids import DeploymentName
-from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.model import Footprint, ModelInfo, WeightPrecision
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import Slo
 
@@ -30,6 +30,10 @@ class DeploymentSpec:
     devices: tuple[DeviceKind, ...] = (DeviceKind.CPU, DeviceKind.GPU)
     tensor_parallel: int = 1
     """Devices that an instance spans, each with a part of every layer."""
+    weights: WeightPrecision | None = None
+    """As nodes for CPUs hold them; None: as each does by default."""
+    prefix_cache: bool = True
+    """Whether its requests share what they compute of a common beginning."""
     tenant: str = ""
     """Whose it is; nobody's where it was deployed without a tenant's key."""
 

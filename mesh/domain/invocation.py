@@ -30,6 +30,8 @@ class ChatPrompt:
     messages: tuple[ChatMessage, ...]
     template_kwargs: str = ""
     """Further names that the template knows, and their values: a JSON object."""
+    tools: str = ""
+    """Those that the answer may call: a JSON list, as templates take it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,8 @@ class Invocation:
     logprobs: int | None = None
     grammar: Grammar | None = None
     """That the answer keeps to."""
+    cache_salt: str = ""
+    """Only requests with the same one share what they compute of a common beginning."""
     slo_ttft_s: float | None = None
     """Seconds to its first token, however long its prompt is; None: as its deployment's SLO."""
     slo_tpot_s: float | None = None
@@ -82,6 +86,8 @@ class Accepted:
     """By how much the first token may come after its limit, for the sake of a load; 0: it will be
     in time.
     """
+    cached_prompt_tokens: int = 0
+    """Those that are believed to be in the cache of its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +125,8 @@ class Finished:
     """As told with Accepted."""
     node_id: NodeId | None = None
     """The node that computed the last token; None when none was computed."""
+    cached_prompt_tokens: int = 0
+    """Those that were in the cache when the prompt was first computed."""
 
 
 InvocationEvent = Accepted | Waiting | Tokens | Finished

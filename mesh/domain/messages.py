@@ -6,11 +6,11 @@ simulator's links carry them as they are. No field is a point in time: ages and 
 
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, OperationId, RequestId
 from mesh.domain.limits import BATCH_MAX
-from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.model import Footprint, ModelInfo, WeightPrecision
 from mesh.domain.profile import Profile, Stalls
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.request import RequestOrder, RequestTokens
-from mesh.domain.steps import HeldModel, LoadRate, LoadTier
+from mesh.domain.steps import HeldModel, LoadRate, LoadTier, PrefixChange
 from mesh.domain.text import TextAssets
 from mesh.domain.values import dataclass
 
@@ -23,6 +23,8 @@ class ImportModel:
 
     operation_id: OperationId
     source: str
+    weights: WeightPrecision | None = None
+    """As they are to be held; None: as the node does by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +142,10 @@ class InstanceReport:
     correction_planned: float = 1.0
     """What is promised of it is to be planned with this instead, until the next report."""
     stalls: Stalls = Stalls()
+    kv_blocks_cached: int = 0
+    """Kept for requests to come, beside those used."""
+    prefixes: tuple[int, ...] = ()
+    """In a hello: digests of the keys of its KV blocks; see `PrefixChange`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,6 +293,25 @@ class TokensReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixesChanged:
+    """What came to and went from an instance's KV cache, since it was told of last."""
+
+    instance_id: InstanceId
+    change: PrefixChange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixMissed:
+    """Fewer of a request's tokens were in the cache than it was submitted with: it has to compute
+    the others, too.
+    """
+
+    request_id: RequestId
+    attempt: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestReturned:
     """The node gives a request back unfinished: its instance is gone, or its engine would not take
     it. The controller places it anew, or ends it.
@@ -342,6 +367,8 @@ NodeReport = (
     | KvResized
     | TokensReport
     | RequestReturned
+    | PrefixesChanged
+    | PrefixMissed
     | ComputedAhead
     | ProfileProgress
     | ProfileDone

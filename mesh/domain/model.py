@@ -1,9 +1,11 @@
 """What mesh knows of an imported model, independent of any engine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from mesh.domain.ids import ModelId
+
+_HELD_AS = "+"
 
 
 class ModelFormat(StrEnum):
@@ -13,6 +15,38 @@ class ModelFormat(StrEnum):
     """config.json, model.safetensors (Hugging Face tensor names), tokenizer.json."""
     OPENVINO_IR = "openvino_ir"
     """openvino_model.xml and .bin (stateful), config.json, tokenizer.json."""
+
+
+class WeightPrecision(StrEnum):
+    """How an engine for CPUs holds matrices. Norms and biases are f32 in all."""
+
+    I8 = "i8"
+    """Symmetric, one f32 scale per output channel."""
+    I4 = "i4"
+    """Symmetric in groups of 32, an f32 scale each; the embedding and the head as in I8."""
+    F16 = "f16"
+    """As most models are published: exactness."""
+    FILE = "file"
+    """Where the model's GGUF file has 4 bits, just these; all else as in I8."""
+
+    @property
+    def quantised(self) -> bool:
+        return self is not WeightPrecision.F16
+
+    @property
+    def four_bits(self) -> bool:
+        """Whether matrices of it may have 4 bits."""
+        return self in (WeightPrecision.I4, WeightPrecision.FILE)
+
+
+def held_id(stored: ModelId, weights: WeightPrecision | None) -> ModelId:
+    """Of a stored model whose weights are held in this precision."""
+    return stored if weights is None else ModelId(f"{stored}{_HELD_AS}{weights}")
+
+
+def stored_id(model_id: ModelId) -> ModelId:
+    """Under which the store has it, however its weights are held."""
+    return ModelId(model_id.partition(_HELD_AS)[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +67,14 @@ class ModelInfo:
     parameters: int
     disk_bytes: int
     stop_token_ids: tuple[int, ...]
+    weights: WeightPrecision | None = None
+    """None: as nodes hold those of which nothing is said."""
+
+    def held_as(self, weights: WeightPrecision | None) -> "ModelInfo":
+        """The stored model, for deployments that want it so: a model of its own to all but the
+        store, since it takes other memory and time.
+        """
+        return replace(self, weights=weights, model_id=held_id(self.model_id, weights))
 
     @property
     def shape(self) -> str:
@@ -41,7 +83,8 @@ class ModelInfo:
             return self.model_id
         heads = f"{self.attention_heads}x{self.kv_heads}x{self.head_size}"
         rows = f"{self.layers}x{self.hidden_size}-{self.vocabulary_tokens}"
-        return f"{self.architecture}-{self.parameters}-{rows}-{heads}"
+        weights = f"-{self.weights}" if self.weights else ""
+        return f"{self.architecture}-{self.parameters}-{rows}-{heads}{weights}"
 
     def kv_bytes_per_token(self, element_bytes: int = 2) -> int:
         """KV cache bytes of one token over all layers: keys and values (C of LLM-Mesh eq. 2)."""

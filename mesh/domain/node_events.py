@@ -6,7 +6,7 @@ from mesh.domain.ids import InstanceId, OperationId, RequestId
 from mesh.domain.messages import NodeCommand
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.node_rule import CELL_RULE, NodeRule
-from mesh.domain.steps import HeldModel, LoadedInstance, StepResult
+from mesh.domain.steps import HeldModel, LoadedInstance, PrefixChange, StepResult
 from mesh.domain.text import TextAssets
 from mesh.domain.values import dataclass
 
@@ -145,6 +145,22 @@ class SubmitBroke:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitFinished:
+    """The engine has a request that may share what others computed: so many of its tokens."""
+
+    request_id: RequestId
+    attempt: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixesTold:
+    """What came to and went from the KV caches of instances beside their iterations."""
+
+    changes: tuple[tuple[InstanceId, PrefixChange], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AbortFinished:
     """The engine has dropped a request; what its instance still uses is read right after."""
 
@@ -161,6 +177,8 @@ class HeartbeatDue:
     """Weights and KV caches by the engine's books."""
     models: tuple[HeldModel, ...] | None = None
     """What the node has at hand; None: as at the last beat."""
+    kv_blocks_cached: tuple[tuple[InstanceId, int], ...] = ()
+    """Of the instances that have some."""
 
 
 NodeEvent = (
@@ -182,6 +200,8 @@ NodeEvent = (
     | MeasureFinished
     | MeasureBroke
     | SubmitBroke
+    | SubmitFinished
+    | PrefixesTold
     | AbortFinished
     | HeartbeatDue
 )

@@ -47,6 +47,12 @@ class Request:
     deployment: DeploymentName
     prompt_tokens: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    cache_salt: str | None = None
+    """Requests of its deployment with the same one share what they compute of a common beginning;
+    None: it shares nothing."""
+    digests: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """Of the keys of its prompt's full blocks, by the tokens of a block, for each size that its
+    deployment has; see `mesh.memory.block_keys`. Nodes do without."""
 
     @property
     def tokens_max(self) -> int:
@@ -74,6 +80,8 @@ class RequestOrder:
     """See `Pace.slack_s`."""
     held: bool = False
     """It is only computed ahead: it yields no token until ContinueRequest lets it go."""
+    cached_tokens: int = 0
+    """Of its tokens, those that the node is believed to have computed already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,3 +111,5 @@ class RequestTokens:
     text: str = ""
     finish: FinishReason | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    cached_tokens: int = 0
+    """With the first output of an attempt: those of its tokens that others had computed."""

@@ -34,6 +34,8 @@ class EngineCapabilities:
     as long as moving the weights does."""
     computes_ahead: bool = False
     """Requests may be `held`: see EngineRequest."""
+    caches_prefixes: bool = False
+    """Requests with a `cache_salt` find what others have computed."""
     loads_in_process: bool = False
     """`load` computes on the caller's thread, which takes a core from the steps beside it."""
     tensor_parallel_max: int = 1
@@ -119,6 +121,16 @@ class ResizedKv:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixChange:
+    """Digests of keys of KV blocks that an instance has, used or cached: of those that came and of
+    those that went since it was told last. See `mesh.memory.block_keys`.
+    """
+
+    came: tuple[int, ...] = ()
+    went: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
     """A request as the engine sees it: token ids only.
 
@@ -129,6 +141,9 @@ class EngineRequest:
 
     One that is `held` computes all its tokens but the last, and yields none. Submitted again, with
     the same tokens or more, it goes on from there: held still, or not any more.
+
+    Requests with the same `cache_salt` share the KV blocks of their common beginning, those that
+    ended before with them; None: it shares nothing, and leaves nothing behind.
     """
 
     request_id: RequestId
@@ -138,6 +153,7 @@ class EngineRequest:
     sampling: SamplingParams
     stop_token_ids: tuple[int, ...]
     held: bool = False
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +181,8 @@ class StepResult:
     elapsed_s: float
     iterations: int = 1
     """That computed anything; all of them decodes where there are several."""
+    prefixes: PrefixChange | None = None
+    """Of the instance's KV blocks, since it was told last."""
 
     @property
     def shape(self) -> IterationShape:
@@ -233,6 +251,9 @@ class InstanceMemory:
     kv_blocks: int
     kv_blocks_used: int
     kv_block_bytes: int
+    kv_blocks_cached: int = 0
+    """Kept for requests to come, beside those used; they may go at any time. With those used they
+    may be more than `kv_blocks`, where nobody else was promised the memory."""
     kv_held_bytes: int
     """What the KV cache takes of the device's memory now: at least what is in use. It may be less
     than `kv_blocks` come to, where memory comes with use, and more for a while after a shrink."""

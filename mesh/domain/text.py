@@ -33,3 +33,7 @@ class ChatMessage:
     content: str
     name: str = ""
     """Of who speaks, where several have one role; templates may leave it out."""
+    tool_calls: str = ""
+    """Calls of tools that an assistant has made: a JSON list, as templates take it."""
+    tool_call_id: str = ""
+    """Of the call that this is the answer to."""

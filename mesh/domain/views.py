@@ -36,6 +36,8 @@ class InstanceSnapshot:
     batch_max: int
     kv_blocks: int
     kv_blocks_used: int
+    kv_blocks_cached: int = 0
+    """Kept for requests to come, beside those used; they may go at any time."""
     weights_bytes: int
     kv_bytes: int
     """Of `kv_blocks`."""

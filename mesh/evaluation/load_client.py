@@ -87,14 +87,19 @@ class Answer:
     """Why, by such a message."""
     told_tokens: int = 0
     """How long the answer is, by such a message."""
-    accepted: bool = False
-    """It was told that it has a place."""
+    request_id: RequestId | None = None
+    """As it was told with its place, if it was."""
     grace_s: float = 0.0
     """By how much its first token would be late, as it was told then."""
     node_id: str = ""
     """Where its last token was computed, by such a message."""
     in_order: bool = True
     """No token came twice, and none was left out."""
+
+    @property
+    def accepted(self) -> bool:
+        """It was told that it has a place."""
+        return self.request_id is not None
 
     def whole(self, call: Call) -> bool:
         """All of the call's tokens came in order, and one message said that it is over."""
@@ -349,7 +354,7 @@ def answer_of(
         refused=refused,
         retry_after_s=retry_after_s,
         failed=failed,
-        accepted=accepted is not None,
+        request_id=None if accepted is None else accepted.request_id,
         grace_s=0.0 if accepted is None else accepted.grace_s,
         in_order=numbers == list(range(len(numbers))),
     )
@@ -378,7 +383,7 @@ def outcome_of(call: Call, answer: Answer, start_s: float = 0.0) -> Outcome:
     elif answer.failed == STOPPED:
         end = FinishReason.CANCELLED
     return Outcome(
-        request_id=RequestId(f"{call.deployment}@{call.at_s:.6f}"),
+        request_id=answer.request_id or RequestId(f"{call.deployment}@{call.at_s:.6f}"),
         deployment=call.deployment,
         slo=call.slo,
         arrival_s=sent_s,

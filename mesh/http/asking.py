@@ -16,8 +16,11 @@ from mesh.domain.grammar import Grammar, GrammarKind
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import ChatPrompt, Invocation, Prompt, TextPrompt, TokenPrompt
 from mesh.domain.text import ChatMessage, SamplingDefaults
+from mesh.http import tools
 from mesh.http.bodies import Body, ChatBody, CompletionBody, Message
+from mesh.http.tools import calls_of, check_tools
 from mesh.text.grammars import ANY_OBJECT, choice_grammar, json_grammar
+from mesh.text.tool_calls import ToolFormat
 
 PROMPTS_MAX = 16
 """Of one call."""
@@ -28,8 +31,6 @@ NOT_BUILT: Mapping[str, tuple[object, ...]] = {
     "prompt_logprobs": (),
     "echo": (False,),
     "suffix": ("",),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -62,6 +63,7 @@ def invocations(body: Body) -> tuple[Invocation, ...]:
         logprobs=_logprobs(body),
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         grammar=_grammar(body),
+        cache_salt=body.cache_salt or "",
     )
     return tuple(replace(asked, prompt=prompt) for prompt in _prompts(body))
 
@@ -85,6 +87,12 @@ def with_slo(
     return tuple(replace(one, slo_ttft_s=ttft_s, slo_tpot_s=tpot_s) for one in asked)
 
 
+def with_tools(asked: Invocation, body: ChatBody, form: ToolFormat | None) -> Invocation:
+    """One of a call that offers tools, to a model that calls them so. Raises InvalidInput."""
+    several = body.parallel_tool_calls is not False
+    return tools.with_tools(asked, body.tools or (), body.tool_choice, form, several=several)
+
+
 def _seconds(name: str, value: bytes | None) -> float | None:
     """Of a header in milliseconds; whether such a limit can be is checked for everyone alike."""
     if value is None:
@@ -99,6 +107,8 @@ def _seconds(name: str, value: bytes | None) -> float | None:
 
 def grammar_member(body: Body) -> str:
     """Which of its members the grammar is of."""
+    if isinstance(body, ChatBody) and body.tool_choice not in (None, "none", "auto"):
+        return "tools"
     return "response_format" if body.structured_outputs is None else "structured_outputs"
 
 
@@ -168,7 +178,8 @@ def _max_tokens(body: Body) -> int:
 def _prompts(body: Body) -> Sequence[Prompt]:
     match body:
         case ChatBody():
-            messages = tuple(_message(message) for message in body.messages)
+            check_tools(body.tools, body.tool_choice)
+            messages = tuple(_message(*numbered) for numbered in enumerate(body.messages))
             kwargs = body.chat_template_kwargs
             return (
                 ChatPrompt(messages=messages, template_kwargs=json.dumps(kwargs) if kwargs else ""),
@@ -193,12 +204,14 @@ def _continued(given: str | list[str] | list[int] | list[list[int]]) -> Sequence
     ]
 
 
-def _message(message: Message) -> ChatMessage:
-    content = message.content
+def _message(number: int, message: Message) -> ChatMessage:
+    content, calls = message.content, message.tool_calls
     if isinstance(content, list):
         content = "".join(part.text for part in content)
     return ChatMessage(
         role="system" if message.role == "developer" else message.role,
         content=content or "",
         name=message.name or "",
+        tool_calls=calls_of(calls, f"messages[{number}].tool_calls") if calls else "",
+        tool_call_id=message.tool_call_id or "",
     )

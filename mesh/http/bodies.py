@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
+from mesh.domain.checks import CACHE_SALT_CHARS_MAX
 from mesh.domain.errors import InvalidInput
+from mesh.http.tools import ToolCall, ToolChoice, Tools
 
 T = TypeVar("T", bound="Body")
 
@@ -49,7 +51,7 @@ class Message(_Strict):
     ] = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[Any] | None = Field(default=None, max_length=0)
+    tool_calls: list[ToolCall] | None = None
     annotations: list[Any] | None = Field(default=None, max_length=0)
     refusal: str | None = None
     function_call: None = None
@@ -58,6 +60,9 @@ class Message(_Strict):
 
 class StreamOptions(_Strict):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(
+        default=None, description="Each chunk says how many tokens its answer has; vLLM's name."
+    )
     include_obfuscation: bool | None = Field(default=None, description="Ignored: there is none.")
 
 
@@ -122,6 +127,11 @@ class Body(_Strict):
     prompt_logprobs: Any = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    cache_salt: str | None = Field(
+        default=None,
+        max_length=CACHE_SALT_CHARS_MAX,
+        description="Only requests with the same one share the cache of what was computed.",
+    )
 
 
 class CompletionBody(Body):
@@ -157,9 +167,11 @@ class ChatBody(Body):
     top_logprobs: int | None = Field(
         default=None, ge=0, le=20, description="So many likeliest tokens; with logprobs."
     )
-    tools: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = Field(default=None, description="Ignored where there are no tools.")
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = Field(
+        default=None, description="Whether a required answer may make several calls; else it may."
+    )
     functions: Any = None
     function_call: Any = None
     modalities: Any = None

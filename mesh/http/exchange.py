@@ -6,12 +6,14 @@ An error before the answer has begun is a status; later it is an event, and ther
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 from starlette.types import Receive, Scope, Send
 
 from mesh.domain.errors import DeadlineExceeded, InvalidInput, MeshError, Refused
+from mesh.domain.invocation import Accepted
 from mesh.domain.reasons import RefusalReason
 from mesh.http.refusals import JSON, Header, body_of, encoded, retry_headers, status_and_code
 
@@ -24,6 +26,8 @@ UNREAD_BYTES_MAX = 256 << 20
 BODY_S_MAX = 60.0
 END_S_MAX = 1.0
 """For telling a client how its stream ends; one that does not even read that is cut off."""
+GRACE_HEADER = b"x-slo-grace-ms"
+"""By how much the first token may be late for the sake of a load; absent: it is in time."""
 ABORT = "mesh.abort"
 """Extension of our server: ends the connection, and forgets what its client has not read."""
 _STREAM: tuple[Header, ...] = (
@@ -78,14 +82,24 @@ class Exchange:
         """The request's, once there is one."""
         self.context_tokens: int | None = None
         """Of the deployment that is asked, once it is known."""
+        self._grace_s = 0.0
+
+    def headers(self) -> Iterable[Header]:
+        """All of them, their names in lower case."""
+        found: Iterable[Header] = self._scope["headers"]
+        return found
 
     def header(self, name: bytes) -> bytes | None:
         """The last of this name, in lower case."""
-        return dict(self._scope["headers"]).get(name)
+        return dict(self.headers()).get(name)
 
     def named(self, request_id: str) -> None:
         """A call with several requests goes by the first."""
         self.request_id = self.request_id or request_id
+
+    def accepted(self, accepted: Accepted) -> None:
+        """Of several requests the latest first token is told."""
+        self._grace_s = max(self._grace_s, accepted.grace_s)
 
     @asynccontextmanager
     async def answering(self) -> AsyncIterator[None]:
@@ -173,7 +187,7 @@ class Exchange:
 
     async def stream(self, first: bytes) -> None:
         """Begin to answer by a stream of events."""
-        await self._begin(200, (*_STREAM, *self._id_header()))
+        await self._begin(200, (*_STREAM, *self._told_headers()))
         await self.write(first)
 
     async def write(self, chunk: bytes) -> None:
@@ -184,7 +198,7 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": chunk})
 
     async def json(self, body: bytes) -> None:
-        await self._whole(200, self._id_header(), body)
+        await self._whole(200, self._told_headers(), body)
 
     async def _fail(self, error: MeshError, status: int, code: str) -> None:
         if self._left:
@@ -212,6 +226,10 @@ class Exchange:
         await self._send(
             {"type": "http.response.start", "status": status, "headers": list(headers)}
         )
+
+    def _told_headers(self) -> tuple[Header, ...]:
+        grace = ((GRACE_HEADER, b"%d" % math.ceil(1000 * self._grace_s)),) if self._grace_s else ()
+        return (*self._id_header(), *grace)
 
     def _id_header(self) -> tuple[Header, ...]:
         return ((b"x-request-id", self.request_id.encode()),) if self.request_id else ()

@@ -4,18 +4,22 @@ The status waits for the first token, so that a refusal is one. Before: the rout
 gateway is asked, and what it yields is written as a stream or whole.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
 from mesh.domain.errors import InvalidInput
-from mesh.domain.invocation import Finished, Tokens, check_complete
-from mesh.http.answers import DONE, Writer
-from mesh.http.asking import grammar_member, invocations, with_defaults, with_slo
-from mesh.http.bodies import Body, read
+from mesh.domain.invocation import Accepted, Finished, Tokens, Waiting, check_complete
+from mesh.http.answers import DONE, UsageTold, Writer
+from mesh.http.asking import grammar_member, invocations, with_defaults, with_slo, with_tools
+from mesh.http.bodies import Body, ChatBody, read
 from mesh.http.exchange import Bodies, Exchange
-from mesh.http.logprobs import TokenBytes
 from mesh.http.together import Gateway, Numbered, together
+from mesh.http.tools import offers_tools
+
+NewWriter = Callable[[str], Writer]
+"""Of an answer, by the id of its call."""
 
 
 class Generation:
@@ -39,73 +43,85 @@ class Generation:
             exchange.context_tokens = deployment.context_tokens_max
             defaults = await self._gateway.sampling_defaults(deployment)
             asked = tuple(with_defaults(one, defaults) for one in asked)
+            form = None
+            if isinstance(body, ChatBody) and offers_tools(body.tools, body.tool_choice):
+                form = await self._gateway.tool_format(deployment)
+                asked = tuple(with_tools(one, body, form) for one in asked)
             bytes_of = None
             if asked[0].logprobs is not None:
                 bytes_of = await self._gateway.token_bytes(deployment)
+            write = partial(self._writer, model=body.model, bytes_of=bytes_of, tools=form)
             try:
                 async with (
                     exchange.watched(),
-                    together(self._gateway, asked, exchange.named) as events,
+                    together(self._gateway, asked, exchange.named, exchange.headers) as events,
                 ):
                     if body.stream:
-                        await self._stream(body, bytes_of, events, exchange)
+                        usage = _usage_told(body)
+                        await self._stream(partial(write, usage=usage), usage, events, exchange)
                     else:
-                        await self._whole(body, bytes_of, len(asked), events, exchange)
+                        await self._whole(write, len(asked), events, exchange)
             except InvalidInput as error:
                 if error.field == "grammar":
                     error.field = grammar_member(body)
                 raise
 
     async def _stream(
-        self, body: Body, bytes_of: TokenBytes | None, events: Numbered, exchange: Exchange
+        self, write: NewWriter, usage: UsageTold, events: Numbered, exchange: Exchange
     ) -> None:
-        with_usage = bool(body.stream_options and body.stream_options.include_usage)
         writer: Writer | None = None
         opened: set[int] = set()
         ends: list[Finished] = []
         async for number, event in events:
-            writer = writer or self._writer(
-                exchange.request_id, body.model, with_usage=with_usage, bytes_of=bytes_of
-            )
+            writer = writer or write(exchange.request_id)
             match event:
-                case Tokens(token_ids=(_, *_)):
-                    chunk = writer.piece(number, event)
+                case Accepted():
+                    writer.accepted(number, event)
+                    exchange.accepted(event)
+                    continue
+                case Waiting() | Tokens(token_ids=()):
+                    continue
+            chunk = b"" if number in opened else writer.opening(number)
+            opened.add(number)
+            match event:
+                case Tokens():
+                    chunk += writer.piece(number, event)
                 case Finished():
                     check_complete(event)
                     ends.append(event)
-                    chunk = writer.ending(number, event)
-                case _:
-                    continue
-            if number not in opened:
-                opened.add(number)
-                chunk = writer.opening(number) + chunk
+                    chunk += writer.ending(number, event)
             if not exchange.begun:
                 await exchange.stream(chunk)
             elif chunk:
                 await exchange.write(chunk)
-        usage = writer.usage(ends) if writer and with_usage else b""
-        await exchange.end(usage + DONE)
+        last = writer.usage(ends) if writer and usage is not UsageTold.NEVER else b""
+        await exchange.end(last + DONE)
 
     async def _whole(
-        self,
-        body: Body,
-        bytes_of: TokenBytes | None,
-        answers: int,
-        events: Numbered,
-        exchange: Exchange,
+        self, write: NewWriter, answers: int, events: Numbered, exchange: Exchange
     ) -> None:
         parts: list[list[Tokens]] = [[] for _ in range(answers)]
         ends: dict[int, Finished] = {}
         async for number, event in events:
             match event:
+                case Accepted():
+                    exchange.accepted(event)
                 case Tokens():
                     parts[number].append(event)
                 case Finished():
                     check_complete(event)
                     ends[number] = event
-        writer = self._writer(exchange.request_id, body.model, with_usage=True, bytes_of=bytes_of)
+        writer = write(exchange.request_id)
         whole = [_joined(one) for one in parts]
         await exchange.json(writer.whole(whole, [ends[number] for number in range(answers)]))
+
+
+def _usage_told(body: Body) -> UsageTold:
+    """As vLLM has it: what each chunk tells is an addition to what the last one does."""
+    options = body.stream_options
+    if options is None or not options.include_usage:
+        return UsageTold.NEVER
+    return UsageTold.EACH if options.continuous_usage_stats else UsageTold.LAST
 
 
 def _joined(parts: Sequence[Tokens]) -> Tokens:

@@ -9,6 +9,7 @@ from mesh import __version__
 from mesh.http.answers import ChatChunk, ChatCompletion, Completion, ErrorBody
 from mesh.http.asking import SLO_HEADERS
 from mesh.http.bodies import ChatBody, CompletionBody
+from mesh.http.exchange import GRACE_HEADER
 from mesh.http.models import ModelCard, ModelList
 
 _REFUSED = {
@@ -69,6 +70,12 @@ def _generation(
     told = {
         "description": "The answer, whole or as server-sent events.",
         "content": {**_json(whole), **streamed},
+        "headers": {
+            GRACE_HEADER.decode(): {
+                "schema": {"type": "integer", "minimum": 1},
+                "description": "By how much a load makes the first token late, if it does.",
+            }
+        },
     }
     return {
         "summary": (asked.__doc__ or "").partition("\n")[0],

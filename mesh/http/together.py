@@ -4,7 +4,7 @@ One that fails ends all. Before: `generation`. After: the gateway, which is aske
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from mesh.domain.deployment import Deployment
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.invocation import Finished, Invocation, InvocationEvent
 from mesh.domain.text import SamplingDefaults
+from mesh.text.tool_calls import ToolFormat
 
 EVENTS_MAX = 64
 """Of a call with several invocations, that wait to be written."""
@@ -26,6 +27,9 @@ class Call(Protocol):
     def __aiter__(self) -> AsyncIterator[InvocationEvent]: ...
 
 
+Headers = Callable[[], Iterable[tuple[bytes, bytes]]]
+
+
 class Gateway(Protocol):
     """What HTTP asks the gateway; everything raises errors of the tree."""
 
@@ -36,9 +40,11 @@ class Gateway(Protocol):
 
     async def sampling_defaults(self, deployment: Deployment) -> SamplingDefaults: ...
 
+    async def tool_format(self, deployment: Deployment) -> ToolFormat | None: ...
+
     async def token_bytes(self, deployment: Deployment) -> Callable[[int], bytes]: ...
 
-    def call(self, asked: Invocation) -> AbstractAsyncContextManager[Call]: ...
+    def call(self, asked: Invocation, headers: Headers) -> AbstractAsyncContextManager[Call]: ...
 
 
 Numbered = AsyncIterator[tuple[int, InvocationEvent]]
@@ -46,13 +52,16 @@ Numbered = AsyncIterator[tuple[int, InvocationEvent]]
 
 @asynccontextmanager
 async def together(
-    gateway: Gateway, asked: Sequence[Invocation], named: Callable[[RequestId], None]
+    gateway: Gateway,
+    asked: Sequence[Invocation],
+    named: Callable[[RequestId], None],
+    headers: Headers,
 ) -> AsyncIterator[Numbered]:
     """Events of all, in the order in which they come; `named` is told the requests' ids. Leaving
     the block cancels what has not ended.
     """
     if len(asked) == 1:
-        async with gateway.call(asked[0]) as call:
+        async with gateway.call(asked[0], headers) as call:
             named(call.request_id)
             yield ((0, event) async for event in call)
         return
@@ -60,7 +69,7 @@ async def together(
 
     async def relay(number: int, one: Invocation) -> None:
         try:
-            async with gateway.call(one) as call:
+            async with gateway.call(one, headers) as call:
                 named(call.request_id)
                 async for event in call:
                     await came.put((number, event))

@@ -8,7 +8,7 @@ third thread then, after all calls for its instance. The simulator's cost model 
 protocol and says in `elapsed_s` how long a call took on its own clock.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +23,7 @@ from mesh.domain.steps import (
     LoadedInstance,
     LoadOrder,
     LoadTier,
+    PrefixChange,
     ResizedKv,
     StepResult,
 )
@@ -99,8 +100,9 @@ class Engine(Protocol):
         """Drop the instance with all its requests and give its memory back. Idempotent."""
         ...
 
-    def submit(self, instance_id: InstanceId, request: EngineRequest) -> None:
-        """Queue a request; it takes part from the next step on.
+    def submit(self, instance_id: InstanceId, request: EngineRequest) -> int:
+        """Queue a request; it takes part from the next step on. Returns how many of its tokens it
+        need not compute: they are in the KV cache, and stay for it as far as it may use blocks now.
 
         Raises EngineError when the id is already there or the request can never fit the context.
         """
@@ -136,9 +138,24 @@ class Engine(Protocol):
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
         """Grow or shrink the KV cache between two steps, and say which blocks are in force then.
+        They bound the blocks in use; cached ones may stay beyond them as `bound_memory` allows.
 
         Running requests keep their tokens. A shrink never goes below the blocks in use. What it
         gives back may leave the device's memory after the call; `memory` says when.
+        """
+        ...
+
+    def bound_memory(self, memory_bytes: int) -> None:
+        """All instances may take so much together, with the KV blocks that are cached beyond the
+        sizes in force; until this is called there are none of those. As soon as a load or a resize
+        wants what they take they go, the least recently used of all instances first. May be called
+        from any thread.
+        """
+        ...
+
+    def tell_prefixes(self) -> Mapping[InstanceId, PrefixChange]:
+        """What has come to and gone from the cache of each instance and was not told in a step's
+        result. For the compute thread.
         """
         ...
 

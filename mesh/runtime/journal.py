@@ -2,7 +2,8 @@
 
 A line holds the time, the event and the actions. `replay` feeds the events to a fresh core and
 compares what it decides, so that any incident can be looked at again, step by step. The first line
-says what is needed to build that core.
+says what is needed to build that core. Of prompts and answers a journal holds the numbers of their
+tokens alone: nothing else of them is decided by.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from cattrs import BaseValidationError
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 from cattrs.preconf.json import JsonConverter, make_converter
 from cattrs.strategies import configure_tagged_union
 
@@ -23,16 +25,21 @@ from mesh.domain.actions import ControllerAction, NodeAction
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import InvalidInput, StorageError
 from mesh.domain.events import ControllerEvent, ControllerTimer
+from mesh.domain.grammar import Grammar
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import CellLimits, NodeLimits
-from mesh.domain.messages import NodeCommand, NodeReport
+from mesh.domain.messages import ContinueRequest, NodeCommand, NodeReport
 from mesh.domain.node_events import NodeEvent
 from mesh.domain.profile import Profile
+from mesh.domain.request import Request, RequestOrder, RequestTokens, SamplingParams
 from mesh.domain.revision import Revisions
+from mesh.domain.steps import EngineRequest
 from mesh.runtime.host import Core
 
-CONTROLLER_FORMAT, NODE_FORMAT = 6, 6
+CONTROLLER_FORMAT, NODE_FORMAT = 7, 7
+READ = (6, 7)
+"""Formats; 6 holds the tokens themselves."""
 _JOURNALS = "`mesh sim`, `mesh controller` and `mesh node` write one with --journal FILE"
 
 log = logging.getLogger(__name__)
@@ -74,10 +81,36 @@ _UNIONS: tuple[Any, ...] = (
 _EVENT, _ACTION, _START = _UNIONS[3:]
 
 
+def _tokens(written: int | list[int], _: object) -> tuple[int, ...]:
+    return (0,) * written if isinstance(written, int) else tuple(written)
+
+
+_NUMBER = override(unstruct_hook=len, struct_hook=_tokens)
+_WHETHER = override(unstruct_hook=lambda salt: None if salt is None else "")
+_NOTHING = override(unstruct_hook=lambda said: said[:0])
+_SAID: Mapping[type[Any], Mapping[str, Any]] = {
+    Grammar: {"text": _NOTHING},
+    SamplingParams: {"stop": _NOTHING},
+    Request: {"prompt_tokens": _NUMBER, "cache_salt": _WHETHER},
+    RequestOrder: {"output_tokens": _NUMBER},
+    EngineRequest: {"prompt_tokens": _NUMBER, "output_tokens": _NUMBER, "cache_salt": _WHETHER},
+    ContinueRequest: {"token_ids": _NUMBER},
+    RequestTokens: {"token_ids": _NUMBER, "text": _NOTHING, "logprobs": _NOTHING},
+}
+"""Fields that hold what callers said or were answered, and what is written of each; what holds
+another comes after it.
+"""
+
+
 @cache
 def _converter() -> JsonConverter:
     """Made when a journal is first written or read: it takes a tenth of a second."""
     converter = make_converter()
+    for kind, fields in _SAID.items():
+        converter.register_unstructure_hook(
+            kind, make_dict_unstructure_fn(kind, converter, **fields)
+        )
+        converter.register_structure_hook(kind, make_dict_structure_fn(kind, converter, **fields))
     for union in _UNIONS:
         configure_tagged_union(union, converter)
     return converter
@@ -127,7 +160,7 @@ class Journal:
 
 
 def _private(path: str, flags: int) -> int:
-    """It holds what callers asked and were answered: its owner's alone."""
+    """It holds who was called when, and by what name: its owner's alone."""
     return os.open(path, flags, 0o600)
 
 
@@ -158,10 +191,9 @@ def read_journal(path: Path) -> tuple[Start, Iterator[Decision]]:
         raise InvalidInput(
             f"{path} is no journal of this version of mesh", hint=_JOURNALS
         ) from error
-    core, read = "controller", CONTROLLER_FORMAT
-    if isinstance(start, NodeStart):
-        core, read = "node", NODE_FORMAT
-    if start.format != read:
+    if start.format not in READ:
+        core = "node" if isinstance(start, NodeStart) else "controller"
+        read = " and ".join(map(str, READ))
         raise InvalidInput(
             f"{path} has {core} journal format {start.format}; this version of mesh reads {read}",
             hint=f"replay it with mesh {start.version}, which wrote it",

@@ -5,13 +5,14 @@ beside the others (`Lane`). The live lanes are threads; the simulator's run the 
 post what came of it after its `elapsed_s`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from typing import Protocol, TypeVar, assert_never
 
 from mesh.domain.actions import (
     AbortInEngine,
+    AskPrefixes,
     NodeAction,
     SendReport,
     StartImport,
@@ -26,6 +27,7 @@ from mesh.domain.actions import (
 from mesh.domain.errors import EngineError, MeshError
 from mesh.domain.ids import InstanceId, OperationId
 from mesh.domain.messages import NodeReport
+from mesh.domain.model import WeightPrecision
 from mesh.domain.node_events import (
     AbortFinished,
     InstanceBroke,
@@ -35,14 +37,16 @@ from mesh.domain.node_events import (
     MeasureBroke,
     MeasureFinished,
     NodeEvent,
+    PrefixesTold,
     ResizeBroke,
     ResizeFinished,
     StepBroke,
     StepFinished,
     SubmitBroke,
+    SubmitFinished,
     UnloadFinished,
 )
-from mesh.domain.steps import LoadedInstance, LoadOrder, LoadTier
+from mesh.domain.steps import LoadedInstance, LoadOrder, LoadTier, PrefixChange
 from mesh.runtime.engine import Engine, Progress
 
 R = TypeVar("R")
@@ -91,7 +95,9 @@ class ReportLink(Protocol):
 class Models(Protocol):
     """The node's model store."""
 
-    def start_import(self, operation_id: OperationId, source: str) -> None:
+    def start_import(
+        self, operation_id: OperationId, source: str, weights: WeightPrecision | None
+    ) -> None:
         """Begin; ImportProgressed, then ImportFinished or ImportBroke are posted."""
         ...
 
@@ -143,6 +149,8 @@ class NodePerformer:
                 self._submit(action)
             case AbortInEngine():
                 self._abort(action)
+            case AskPrefixes():
+                self._ask_prefixes()
             case StartMeasure():
                 self._measure(action)
             case StartResize():
@@ -152,7 +160,7 @@ class NodePerformer:
             case StartUnload():
                 self._unload(action)
             case StartImport():
-                self._models.start_import(action.operation_id, action.source)
+                self._models.start_import(action.operation_id, action.source, action.weights)
             case StopImport():
                 self._models.stop_import(action.operation_id)
             case _:
@@ -217,20 +225,35 @@ class NodePerformer:
         )
 
     def _submit(self, action: SubmitToEngine) -> None:
-        self._lanes.run(
-            Lane.COMPUTE,
-            lambda: self._engine.submit(action.instance_id, action.request),
-            lambda result: (
-                SubmitBroke(
-                    request_id=action.request.request_id,
+        request = action.request
+
+        def done(result: int | MeshError) -> NodeEvent | None:
+            if isinstance(result, MeshError):
+                return SubmitBroke(
+                    request_id=request.request_id,
                     attempt=action.attempt,
                     error=type(result).__name__,
                     message=result.message,
                 )
-                if isinstance(result, MeshError)
-                else None
-            ),
+            if request.cache_salt is None:
+                return None
+            return SubmitFinished(
+                request_id=request.request_id, attempt=action.attempt, cached_tokens=result
+            )
+
+        self._lanes.run(
+            Lane.COMPUTE, lambda: self._engine.submit(action.instance_id, request), done
         )
+
+    def _ask_prefixes(self) -> None:
+        """From the compute lane, where iterations tell of the same."""
+
+        def done(changes: Mapping[InstanceId, PrefixChange] | MeshError) -> NodeEvent | None:
+            if isinstance(changes, MeshError) or not changes:
+                return None
+            return PrefixesTold(changes=tuple(changes.items()))
+
+        self._lanes.run(Lane.COMPUTE, self._engine.tell_prefixes, done)
 
     def _abort(self, action: AbortInEngine) -> None:
         """No iteration may follow that would say what is in use now, so the engine is asked."""

@@ -16,6 +16,7 @@ from mesh.domain.errors import MeshError
 from mesh.domain.ids import OperationId
 from mesh.domain.limits import HEARTBEAT_S, NodeLimits
 from mesh.domain.messages import NodeCommand, NodeHello, NodeReport
+from mesh.domain.model import WeightPrecision
 from mesh.domain.node_events import (
     CommandReceived,
     HeartbeatDue,
@@ -100,9 +101,18 @@ class VirtualAgent:
     def _beat(self) -> None:
         if not self.alive:
             return
-        engine_bytes = sum(m.weights_bytes + m.kv_held_bytes for m in self.engine.memory())
         base_bytes = self._identity.base_bytes
-        self._tell(HeartbeatDue(rss_bytes=base_bytes + engine_bytes, engine_bytes=engine_bytes))
+        self.engine.bound_memory(self._identity.memory_bytes - base_bytes)
+        books = self.engine.memory()
+        engine_bytes = sum(m.weights_bytes + m.kv_held_bytes for m in books)
+        due = HeartbeatDue(
+            rss_bytes=base_bytes + engine_bytes,
+            engine_bytes=engine_bytes,
+            kv_blocks_cached=tuple(
+                (m.instance_id, m.kv_blocks_cached) for m in books if m.kv_blocks_cached
+            ),
+        )
+        self._tell(due)
         self._clock.call_at(self._clock.now_s() + HEARTBEAT_S, self._beat)
 
     # Its link.
@@ -158,7 +168,9 @@ class VirtualAgent:
         if self.link_id is not None and self.welcomed:
             self._links.report(self.link_id, report)
 
-    def start_import(self, operation_id: OperationId, source: str) -> None:
+    def start_import(
+        self, operation_id: OperationId, source: str, weights: WeightPrecision | None
+    ) -> None:
         """A virtual node has all the models that it will ever have."""
         self.lanes.post_soon(
             ImportBroke(

@@ -13,7 +13,15 @@ from mesh.core.controller.state.node import NodeEntry
 from mesh.domain.events import NodeReported
 from mesh.domain.ids import RequestId
 from mesh.sim.cluster import VirtualCell
-from mesh.sim.invariants import Watch, check_books, check_cell, check_engine, check_node_core, hold
+from mesh.sim.invariants import (
+    Watch,
+    check_blocks,
+    check_books,
+    check_cell,
+    check_engine,
+    check_node_core,
+    hold,
+)
 from mesh.sim.invariants import check_rest as check_cell_at_rest
 from mesh.sim.invariants.cell import check_callers
 from mesh.sim.node import VirtualNode
@@ -100,6 +108,7 @@ def _check_node(cell: VirtualCell, node: NodeEntry) -> None:
 
 
 def _check_memory(made: VirtualNode) -> None:
+    check_blocks(made.engine)
     held = made.engine.held_bytes()
     limit = made.plan.hello.memory_bytes - made.plan.hello.base_bytes
     hold(held <= limit, "{} holds {} B of {} B", made.node_id, held, limit)

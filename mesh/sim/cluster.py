@@ -20,11 +20,13 @@ from mesh.domain.outcome import Outcome
 from mesh.domain.profile import Profile
 from mesh.domain.request import Request, SamplingParams
 from mesh.domain.slo import Slo
+from mesh.memory.block_keys import digests_of
 from mesh.policy.registry import DEFAULT_POLICY
 from mesh.runtime.host import Recorder
 from mesh.runtime.journal import ControllerStart
 from mesh.sim.callers import Callers, MemoryRegistry
 from mesh.sim.clock import HeapClock
+from mesh.sim.content import Piece, tokens_of
 from mesh.sim.controller import VirtualController
 from mesh.sim.links import VirtualLinks
 from mesh.sim.node import NodePlan, VirtualNode
@@ -46,6 +48,8 @@ class Arrival(NamedTuple):
     """Exactly so many, unless the context is full before, or its caller takes fewer."""
     slo: Slo | None = None
     """Its own, in place of its deployment's."""
+    content: tuple[Piece, ...] = ()
+    """What its prompt begins with; the rest is its own. Without any it shares nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,12 +199,19 @@ class VirtualCell:
 
     def _invoke(self, arrival: Arrival) -> None:
         self._arrived += 1
-        size = arrival.input_tokens
+        size, content = arrival.input_tokens, arrival.content
         deployment = self._deployments[DeploymentName(arrival.deployment)]
+        prompt_tokens, salt = self._prompts.setdefault(size, (TOKEN_ID,) * size), None
+        if content:
+            prompt_tokens = tokens_of(content, size, self._arrived)
+            salt = "" if deployment.spec.prefix_cache else None
+        block_sizes = (footprint.block_tokens for _, footprint in deployment.footprints)
         request = Request(
             request_id=RequestId(f"r-{self._arrived}"),
             deployment=deployment.spec.name,
-            prompt_tokens=self._prompts.setdefault(size, (TOKEN_ID,) * size),
+            prompt_tokens=prompt_tokens,
+            cache_salt=salt,
+            digests=digests_of(prompt_tokens, block_sizes, salt),
             # A seed of its own gives every request tokens of its own.
             sampling=SamplingParams(
                 max_tokens=self.plan.max_tokens(arrival, deployment),

@@ -36,7 +36,9 @@ class CostEngine(VirtualEngine):
     `drawn` is what jitter is drawn from; by default it begins with the jitter's own seed.
     """
 
-    capabilities = EngineCapabilities(name=NAME, version="1", resize_kv=True, computes_ahead=True)
+    capabilities = EngineCapabilities(
+        name=NAME, version="1", resize_kv=True, computes_ahead=True, caches_prefixes=True
+    )
 
     def __init__(
         self,
@@ -136,7 +138,7 @@ class CostEngine(VirtualEngine):
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
         seconds = self._costs.resize_time_s(*self._resize(instance_id, kv_blocks))
         self._spend(seconds)
-        return ResizedKv(kv_blocks=self._instances[instance_id].kv_blocks, elapsed_s=seconds)
+        return ResizedKv(kv_blocks=self._instances[instance_id].pool.blocks, elapsed_s=seconds)
 
     def _slower(self) -> float:
         """How much longer iterations that begin now take."""

@@ -15,6 +15,7 @@ from mesh.domain.limits import CellLimits
 from mesh.policy.registry import DEFAULT_POLICY
 from mesh.sim.cell_costs import cell_costs
 from mesh.sim.cluster import Arrival, CellPlan
+from mesh.sim.content import with_beginnings
 from mesh.sim.costs import GivenCosts, NodeCosts
 from mesh.sim.faults import Fault, Faults, check_faults, occurrences
 from mesh.sim.groups import (
@@ -65,6 +66,8 @@ class Scenario:
     link_delay_s: float = 0.0005
     ideal: bool = False
     """Whether nothing counts but its tables and what it says itself: see `cell_costs`."""
+    beginnings: int = 0
+    """Texts with which prompts begin, each with a part of one; 0: they have nothing in common."""
     output_tokens_max: int | None = None
     """That callers take, unless `ideal`; None for what the context leaves."""
     limits: CellLimits = field(default_factory=CellLimits)
@@ -160,6 +163,13 @@ def trace_of(scenario: Scenario) -> Trace | None:
 
 def arrivals(scenario: Scenario, trace: Trace | None = None) -> Iterator[Arrival]:
     """The same ones for the same seed. `trace` is `trace_of` the scenario, where it is at hand."""
+    made = _arrivals(scenario, trace)
+    if not scenario.beginnings:
+        return made
+    return with_beginnings(made, scenario.beginnings, scenario.seed)
+
+
+def _arrivals(scenario: Scenario, trace: Trace | None) -> Iterator[Arrival]:
     work, names = scenario.workload, _deployment_names(scenario)
     if isinstance(work, Poisson):
         return drawn(work, names, scenario.seed)
@@ -218,5 +228,6 @@ def _check(scenario: Scenario) -> None:
             at_least(f"limits: {name}", value, above=name in NOT_0, finite=True)
     at_least("link_delay_s", scenario.link_delay_s, above=False, finite=True)
     at_least("seed", scenario.seed, above=False)
+    at_least("beginnings", scenario.beginnings, above=False)
     if scenario.output_tokens_max is not None:
         at_least("output_tokens_max", scenario.output_tokens_max, above=True)

@@ -7,16 +7,19 @@ finds none starves. Token ids are a function of the request and the index alone.
 After: nothing.
 """
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 
 from mesh.domain.ids import RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import RequestTokens, SamplingParams, TokenLogprobs
 from mesh.domain.steps import EngineRequest, InstanceMemory, LoadOrder, StepResult, repeated
+from mesh.memory.kv_blocks import KvBlocks
+from mesh.memory.prefix_walk import PrefixWalk
 
 Seconds = Callable[[int, int, int, int, int], float]
 """Of iterations: prompt tokens, tokens before them, decodes, mean context of those, and how many
@@ -84,6 +87,8 @@ class Sequence:
     """It computes all its tokens but the last."""
     room: int = 0
     """Tokens that its blocks hold."""
+    prefix: "Prefix | None" = None
+    """None: its blocks are only counted."""
 
     @property
     def left(self) -> int:
@@ -92,26 +97,58 @@ class Sequence:
 
 
 @dataclass(slots=True)
+class Prefix:
+    """Of a sequence whose blocks others may share."""
+
+    tokens: tuple[int, ...]
+    """Its prompt and all of its answer."""
+    walk: PrefixWalk
+    table: list[int] = field(default_factory=list)
+    """Its blocks."""
+
+
+class CountedPlaces:
+    """Implements `mesh.memory.kv_blocks.Places` without memory: no number comes twice."""
+
+    total = sys.maxsize
+
+    def __init__(self) -> None:
+        self._numbers = count()
+        self._taken = set[int]()
+
+    def claim(self, count: int) -> list[int]:
+        claimed = list(islice(self._numbers, count))
+        self._taken.update(claimed)
+        return claimed
+
+    def release(self, blocks: Collection[int]) -> None:
+        if not self._taken.issuperset(blocks):
+            raise ValueError(f"of the KV blocks {blocks} one is given back twice")
+        self._taken.difference_update(blocks)
+
+    forget = release
+
+
+@dataclass(slots=True)
 class Instance:
     """A loaded one."""
 
     order: LoadOrder
     footprint: Footprint
-    kv_blocks: int
-    blocks_used: int = 0
+    pool: KvBlocks
     sequences: dict[RequestId, Sequence] = field(default_factory=dict)
     """In the order of their submission."""
 
-    def add(self, request: EngineRequest, tokens: int | None = None) -> None:
+    def add(self, request: EngineRequest, tokens: int | None = None) -> int:
         """Its answer ends by itself after so many `tokens`, or with a stop token; else with all
-        that it may have.
+        that it may have. Returns how many of its tokens are in the cache.
         """
         prompt_tokens, sampling = len(request.prompt_tokens), request.sampling
         length_now = prompt_tokens + len(request.output_tokens)
         known = self.sequences.get(request.request_id)
         if known is not None:
             known.length, known.held = length_now, request.held
-            return
+            return known.computed
         most = min(sampling.max_tokens, self.order.context_tokens_max - prompt_tokens)
         length = most if tokens is None else min(tokens, most)
         answer = answer_of(request.prompt_tokens, sampling, length, self.order.model)
@@ -129,20 +166,37 @@ class Instance:
             logprobs=sampling.logprobs,
             end=FinishReason.STOP if stopped or length < most else FinishReason.LENGTH,
         )
+        if request.cache_salt is None:
+            return 0
+        prefix = Prefix(
+            tokens=(*request.prompt_tokens, *answer),
+            walk=PrefixWalk(request.cache_salt, self.footprint.block_tokens),
+        )
+        sequence = self.sequences[request.request_id]
+        sequence.prefix = prefix
+        found_tokens = prefix.walk.found_tokens(prefix.tokens[:length_now], self.pool)
+        self._adopt(sequence, prefix)
+        return found_tokens
 
     def drop(self, request_id: RequestId) -> None:
         sequence = self.sequences.pop(request_id, None)
-        if sequence is not None:
-            self.blocks_used -= sequence.room // self.footprint.block_tokens
+        if sequence is None:
+            return
+        if sequence.prefix is None:
+            self.pool.count(-(sequence.room // self.footprint.block_tokens))
+        else:
+            self.pool.let_go(sequence.prefix.table)
 
     def memory(self) -> InstanceMemory:
+        pool = self.pool
         return InstanceMemory(
             instance_id=self.order.instance_id,
             weights_bytes=self.footprint.weights_bytes,
-            kv_blocks=self.kv_blocks,
-            kv_blocks_used=self.blocks_used,
+            kv_blocks=pool.blocks,
+            kv_blocks_used=pool.used,
             kv_block_bytes=self.footprint.kv_block_bytes,
-            kv_held_bytes=self.kv_blocks * self.footprint.kv_block_bytes,
+            kv_blocks_cached=pool.cached,
+            kv_held_bytes=(pool.blocks + pool.extra) * self.footprint.kv_block_bytes,
         )
 
     def step(self, prefill_tokens_max: int, iterations: int, seconds: Seconds) -> StepResult:
@@ -168,7 +222,7 @@ class Instance:
                 count = left
             if sequence.computed + iterations > sequence.room:
                 missing += self._missing(sequence, iterations)
-        return count if self.sequences and missing <= self.kv_blocks - self.blocks_used else 0
+        return count if self.sequences and missing <= self.pool.free else 0
 
     def _decode(self, count: int, seconds: Seconds) -> StepResult:
         sequences = list(self.sequences.values())
@@ -186,9 +240,10 @@ class Instance:
             context_tokens=(context * count + batch * count * (count - 1) // 2) // count,
             prefill_left=(),
             starved=(),
-            kv_blocks_used=self.blocks_used,
+            kv_blocks_used=self.pool.used,
             elapsed_s=seconds(0, 0, batch, context // batch, count),
             iterations=count,
+            prefixes=self.pool.tell(),
         )
 
     def _iterate(self, seconds: Seconds, prefill_tokens_max: int) -> StepResult:
@@ -199,6 +254,7 @@ class Instance:
         for sequence, tokens in prompts:
             prefill, past = prefill + tokens, past + tokens * sequence.computed
             sequence.computed += tokens
+            self._name(sequence)
         batch = len(decoding)
         past_tokens = round(past / prefill) if prefill else 0
         ended = [sequence for sequence, _ in prompts if not sequence.left and not sequence.held]
@@ -212,8 +268,9 @@ class Instance:
             context_tokens=context,
             prefill_left=tuple([(s.request_id, s.left) for s in waiting]),
             starved=tuple(starved),
-            kv_blocks_used=self.blocks_used,
+            kv_blocks_used=self.pool.used,
             elapsed_s=seconds(prefill, past_tokens, batch, context // batch if batch else 0, 1),
+            prefixes=self.pool.tell(),
         )
 
     def _plan(
@@ -235,6 +292,8 @@ class Instance:
         if budget > 0 and len(decoding) + len(starved) < len(active):
             for sequence in active:
                 if budget > 0 and not sequence.decoding and sequence.left:
+                    if sequence.prefix is not None:
+                        self._adopt(sequence, sequence.prefix)
                     tokens = self._give(sequence, min(budget, sequence.left))
                     budget -= tokens
                     if tokens:
@@ -249,18 +308,43 @@ class Instance:
 
     def _give(self, sequence: Sequence, wanted: int) -> int:
         """Blocks for so many more tokens, or for as many as there are; returns for how many."""
-        taken = min(self._missing(sequence, wanted), self.kv_blocks - self.blocks_used)
+        taken = min(self._missing(sequence, wanted), self.pool.free)
         sequence.room += taken * self.footprint.block_tokens
-        self.blocks_used += taken
+        if sequence.prefix is None:
+            self.pool.count(taken)
+        elif taken:
+            sequence.prefix.table += self.pool.take(taken)
         return min(wanted, sequence.room - sequence.computed)
+
+    def _adopt(self, sequence: Sequence, prefix: Prefix) -> None:
+        """Blocks that hold its next tokens already."""
+        if sequence.computed != sequence.room:
+            return
+        tokens, table = prefix.tokens[: sequence.length], prefix.table
+        table += [0] * (self.footprint.blocks_for(sequence.length) - len(table))
+        adopted = prefix.walk.adopt(tokens, sequence.computed, table, self.pool)
+        sequence.computed += adopted
+        sequence.room += adopted
+        del table[sequence.room // self.footprint.block_tokens :]
+
+    def _name(self, sequence: Sequence) -> None:
+        """Its full blocks are there for others."""
+        prefix = sequence.prefix
+        if prefix is not None:
+            prefix.walk.name(prefix.tokens, sequence.computed, prefix.table, self.pool)
 
     def _tokens(self, sequence: Sequence, count: int) -> RequestTokens:
         """So many new ones, the last of which may end the request."""
         index = sequence.length - sequence.prompt_tokens
         token_ids = sequence.answer[index : index + count]
         sequence.length = length = sequence.length + count
+        first = not sequence.decoding
         # All but the newest, which the next iteration computes.
         sequence.computed, sequence.decoding = length - 1, True
+        adopted_tokens = 0
+        if sequence.prefix is not None:
+            self._name(sequence)
+            adopted_tokens = sequence.prefix.walk.adopted_tokens if first else 0
         finish = sequence.end if length >= sequence.length_max else None
         if finish is not None:
             self.drop(sequence.request_id)
@@ -271,6 +355,7 @@ class Instance:
             token_ids=token_ids,
             finish=finish,
             logprobs=() if sequence.logprobs is None else _certain(token_ids, sequence.logprobs),
+            cached_tokens=adopted_tokens,
         )
 
 

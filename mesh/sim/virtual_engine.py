@@ -5,7 +5,8 @@ instances and bounds what they take together. Before: the engines that derive fr
 long calls take and which of them fail. After: `sequences`, which computes what an iteration yields.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from math import inf
 from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
@@ -14,10 +15,12 @@ from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
-from mesh.domain.steps import LoadTier
+from mesh.domain.steps import LoadTier, PrefixChange
+from mesh.memory.cache_room import CacheRoom
+from mesh.memory.kv_blocks import KvBlocks
 from mesh.runtime.engine import Ended, EngineRequest, InstanceMemory, LoadOrder, Progress
 from mesh.runtime.measurable import check_measurable
-from mesh.sim.sequences import Instance
+from mesh.sim.sequences import CountedPlaces, Instance
 
 _SEQUENCES = attrgetter("sequences")
 NO_LENGTHS: Mapping[RequestId, int] = MappingProxyType({})
@@ -35,6 +38,7 @@ class VirtualEngine:
         self._memory_bytes = memory_bytes
         self._lengths = lengths
         self._instances: dict[InstanceId, Instance] = {}
+        self._room = CacheRoom()
         self._ended: Ended = lambda instance_id, error: None
 
     def watch(self, ended: Ended) -> None:
@@ -50,16 +54,18 @@ class VirtualEngine:
         return LoadTier.DISK
 
     def unload(self, instance_id: InstanceId) -> None:
-        self._instances.pop(instance_id, None)
+        instance = self._instances.pop(instance_id, None)
+        if instance is not None:
+            instance.pool.close()
 
     def lose(self, instance_id: InstanceId) -> None:
         """The instance ends by itself, as an engine process that is killed, and its memory is free
         at once.
         """
-        del self._instances[instance_id]
+        self._instances.pop(instance_id).pool.close()
         self._ended(instance_id, EngineError(f"instance {instance_id} has ended: it was killed"))
 
-    def submit(self, instance_id: InstanceId, request: EngineRequest) -> None:
+    def submit(self, instance_id: InstanceId, request: EngineRequest) -> int:
         instance = self._instance(instance_id)
         given = len(request.prompt_tokens) + len(request.output_tokens)
         known = instance.sequences.get(request.request_id)
@@ -74,12 +80,19 @@ class VirtualEngine:
             )
         if len(request.output_tokens) >= request.sampling.max_tokens:
             raise EngineError(f"request {request.request_id} has all of its tokens already")
-        instance.add(request, self._lengths.get(request.request_id))
+        return instance.add(request, self._lengths.get(request.request_id))
 
     def abort(self, instance_id: InstanceId, request_id: RequestId) -> None:
         instance = self._instances.get(instance_id)
         if instance is not None:
             instance.drop(request_id)
+
+    def bound_memory(self, memory_bytes: int) -> None:
+        self._room.bound(memory_bytes)
+
+    def tell_prefixes(self) -> Mapping[InstanceId, PrefixChange]:
+        told = ((i, instance.pool.tell()) for i, instance in self._instances.items())
+        return {instance_id: change for instance_id, change in told if change is not None}
 
     def memory(self) -> tuple[InstanceMemory, ...]:
         return tuple(instance.memory() for _, instance in sorted(self._instances.items()))
@@ -91,6 +104,9 @@ class VirtualEngine:
 
     def has_requests(self) -> bool:
         return any(map(_SEQUENCES, self._instances.values()))
+
+    def instances(self) -> Iterator[tuple[InstanceId, Instance]]:
+        return iter(self._instances.items())
 
     def has_instances(self) -> bool:
         return bool(self._instances)
@@ -118,16 +134,31 @@ class VirtualEngine:
         """The instance is loaded, if it is not there and there is memory for it."""
         if order.instance_id in self._instances:
             raise EngineError(f"instance {order.instance_id} is already loaded")
-        self._claim(footprint.instance_bytes(order.kv_blocks), order.instance_id)
-        self._instances[order.instance_id] = Instance(order, footprint, order.kv_blocks)
+        wanted_bytes = footprint.instance_bytes(order.kv_blocks)
+        self._room.begin_load(order.instance_id, wanted_bytes)
+        try:
+            self._claim(wanted_bytes, order.instance_id)
+            pool = KvBlocks(
+                order.kv_blocks,
+                CountedPlaces(),
+                self._room,
+                block_bytes=footprint.kv_block_bytes,
+                weights_bytes=footprint.weights_bytes,
+                overflows=True,
+            )
+        finally:
+            self._room.end_load(order.instance_id)
+        self._instances[order.instance_id] = Instance(order, footprint, pool)
 
     def _resize(self, instance_id: InstanceId, kv_blocks: int) -> tuple[int, int]:
         """To so many blocks, or to those in use; the bytes of the cache before and after."""
         instance = self._instance(instance_id)
-        block_bytes, before = instance.footprint.kv_block_bytes, instance.kv_blocks
-        blocks = max(kv_blocks, instance.blocks_used, 1)
-        self._claim((blocks - before) * block_bytes, instance_id)
-        instance.kv_blocks = blocks
+        block_bytes, before = instance.footprint.kv_block_bytes, instance.pool.blocks
+        blocks = max(kv_blocks, instance.pool.used, 1)
+        instance.pool.resize(blocks)
+        if blocks > before and self._free_bytes() < 0:
+            instance.pool.resize(before)
+            self._claim((blocks - before) * block_bytes, instance_id)
         return before * block_bytes, blocks * block_bytes
 
     def _measurable(self, instance_id: InstanceId, shape: IterationShape) -> Instance:
@@ -139,14 +170,16 @@ class VirtualEngine:
             context_tokens_max=instance.order.context_tokens_max,
             batch_max=instance.order.batch_max,
             block_tokens=instance.footprint.block_tokens,
-            blocks_free=instance.kv_blocks - instance.blocks_used,
+            blocks_free=instance.pool.free,
         )
         return instance
 
     def _claim(self, more_bytes: int, instance_id: InstanceId) -> None:
-        held_bytes, memory_bytes = self.held_bytes(), self._memory_bytes
-        if memory_bytes is not None and more_bytes > 0 and held_bytes + more_bytes > memory_bytes:
+        if more_bytes > self._free_bytes():
             raise OutOfMemory(
                 f"instance {instance_id} wants {more_bytes} bytes more, "
-                f"{memory_bytes - held_bytes} of {memory_bytes} are free"
+                f"{self._free_bytes()} of {self._memory_bytes} are free"
             )
+
+    def _free_bytes(self) -> float:
+        return inf if self._memory_bytes is None else self._memory_bytes - self.held_bytes()

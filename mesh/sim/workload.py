@@ -23,7 +23,7 @@ from mesh_workloads.rates import Rates
 from mesh_workloads.reading import read, recognise
 from mesh_workloads.replay_plan import fitted
 from mesh_workloads.sampling import Sample, functions_of, load_for
-from mesh_workloads.trace import Trace
+from mesh_workloads.trace import BLOCK_TOKENS, Trace
 
 CONTEXT_TOKENS_MAX = 4096
 """Of requests whose lengths are drawn, as in the LLM-Mesh testbed."""
@@ -202,4 +202,5 @@ def _arrivals(
         input_tokens, output_tokens = arrival.input_tokens, arrival.output_tokens
         if contexts is not None:
             input_tokens, output_tokens = fitted(input_tokens, output_tokens, contexts[name])
-        yield Arrival(arrival.t_s, name, input_tokens, output_tokens)
+        content = tuple([(block, BLOCK_TOKENS) for block in arrival.blocks])
+        yield Arrival(arrival.t_s, name, input_tokens, output_tokens, content=content)

@@ -44,14 +44,18 @@ class ChatTemplate:
             raise UnsupportedModel(f"the chat template cannot be compiled: {error}") from error
         self._tokens = {"bos_token": assets.bos_token or "", "eos_token": assets.eos_token or ""}
 
-    def render(self, messages: Sequence[ChatMessage], template_kwargs: str = "") -> str:
-        """The prompt up to where the assistant answers. `template_kwargs`: see ChatPrompt. Raises
-        InvalidInput when it refuses.
+    def render(
+        self, messages: Sequence[ChatMessage], template_kwargs: str = "", tools: str = ""
+    ) -> str:
+        """The prompt up to where the assistant answers. `template_kwargs`, `tools`: see ChatPrompt.
+        Raises InvalidInput when it refuses.
         """
         turns = [_turn(message) for message in messages]
         if not turns:
             raise InvalidInput("a conversation needs at least one message")
         own = {"messages": turns, "add_generation_prompt": True, "tools": None, **self._tokens}
+        if tools:
+            own["tools"] = _listed(tools, "tools")
         names = _names(template_kwargs)
         if taken := sorted(own.keys() & names.keys()):
             raise _wrong_kwargs(f"name {taken[0]}, which mesh gives the template itself")
@@ -80,9 +84,25 @@ def _wrong_kwargs(why: str) -> InvalidInput:
     return InvalidInput(f"chat_template_kwargs {why}", field="chat_template_kwargs")
 
 
-def _turn(message: ChatMessage) -> dict[str, str]:
-    turn = {"role": message.role, "content": message.content}
-    return {**turn, "name": message.name} if message.name else turn
+def _turn(message: ChatMessage) -> dict[str, Any]:
+    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name:
+        turn["name"] = message.name
+    if message.tool_calls:
+        turn["tool_calls"] = _listed(message.tool_calls, "tool_calls")
+    if message.tool_call_id:
+        turn["tool_call_id"] = message.tool_call_id
+    return turn
+
+
+def _listed(text: str, field: str) -> list[Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{field} is no JSON: {error}", field=field) from error
+    if not isinstance(value, list):
+        raise InvalidInput(f"{field} is no JSON list", field=field)
+    return value
 
 
 def _tojson(

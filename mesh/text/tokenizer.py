@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from mesh.domain.errors import InvalidInput, TornModel
 from mesh.domain.text import ChatMessage, TextAssets
 from mesh.text.template import ChatTemplate
+from mesh.text.tool_calls import format_of
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 """A byte that has no token of its own, in vocabularies of SentencePiece."""
@@ -52,6 +53,7 @@ class TextCodec:
         self._add_bos = assets.add_bos and self._bos_id is not None
         self._template = ChatTemplate(assets) if assets.chat_template else None
         self.sampling = assets.sampling
+        self.tool_format = format_of(assets.chat_template)
 
     @property
     def vocabulary_tokens(self) -> int:
@@ -70,13 +72,16 @@ class TextCodec:
         return self._encode(text, add_special_tokens=False)
 
     def encode_chat(
-        self, messages: Sequence[ChatMessage], template_kwargs: str = ""
+        self, messages: Sequence[ChatMessage], template_kwargs: str = "", tools: str = ""
     ) -> tuple[int, ...]:
         """Token ids of a conversation, rendered by the model's template, ready for the answer."""
-        return self._encode(self.render_chat(messages, template_kwargs), add_special_tokens=False)
+        text = self.render_chat(messages, template_kwargs, tools)
+        return self._encode(text, add_special_tokens=False)
 
-    def render_chat(self, messages: Sequence[ChatMessage], template_kwargs: str = "") -> str:
-        """The prompt text of a conversation; `template_kwargs`: see ChatPrompt.
+    def render_chat(
+        self, messages: Sequence[ChatMessage], template_kwargs: str = "", tools: str = ""
+    ) -> str:
+        """The prompt text of a conversation; `template_kwargs`, `tools`: see ChatPrompt.
 
         Raises InvalidInput when the model has no template, or the template refuses the messages.
         """
@@ -84,7 +89,7 @@ class TextCodec:
             raise InvalidInput(
                 "the model has no chat template", hint="send a plain prompt (`--raw`)"
             )
-        return self._template.render(messages, template_kwargs)
+        return self._template.render(messages, template_kwargs, tools)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the tokens, special ones left out. Incomplete characters become U+FFFD."""

@@ -487,6 +487,7 @@ class Instance(_message.Message):
     CORRECTION_PLANNED_FIELD_NUMBER: _builtins.int
     STALLS_FIELD_NUMBER: _builtins.int
     LOAD_EXPECTED_S_FIELD_NUMBER: _builtins.int
+    KV_BLOCKS_CACHED_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     deployment: _builtins.str
     node_id: _builtins.str
@@ -519,6 +520,8 @@ class Instance(_message.Message):
     """As correction, but as promises are planned with."""
     load_expected_s: _builtins.float
     """How long its load was expected to take. 0: a node brought it along."""
+    kv_blocks_cached: _builtins.int
+    """Kept for requests to come, beside those used."""
     @_builtins.property
     def stalls(self) -> _profile_pb2.Stalls: ...
     def __init__(
@@ -548,10 +551,11 @@ class Instance(_message.Message):
         correction_planned: _builtins.float = ...,
         stalls: _profile_pb2.Stalls | None = ...,
         load_expected_s: _builtins.float = ...,
+        kv_blocks_cached: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_headroom_least_s", b"_headroom_least_s", "_headroom_p50_s", b"_headroom_p50_s", "headroom_least_s", b"headroom_least_s", "headroom_p50_s", b"headroom_p50_s", "stalls", b"stalls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_headroom_least_s", b"_headroom_least_s", "_headroom_p50_s", b"_headroom_p50_s", "batch", b"batch", "batch_max", b"batch_max", "correction", b"correction", "correction_planned", b"correction_planned", "deployment", b"deployment", "headroom_least_s", b"headroom_least_s", "headroom_p50_s", b"headroom_p50_s", "instance_id", b"instance_id", "iteration_s", b"iteration_s", "kv_blocks", b"kv_blocks", "kv_blocks_used", b"kv_blocks_used", "kv_bytes", b"kv_bytes", "kv_required_bytes", b"kv_required_bytes", "kv_used_bytes", b"kv_used_bytes", "load_expected_s", b"load_expected_s", "load_s", b"load_s", "node_id", b"node_id", "phase", b"phase", "profile", b"profile", "share", b"share", "stalls", b"stalls", "state", b"state", "tier", b"tier", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_headroom_least_s", b"_headroom_least_s", "_headroom_p50_s", b"_headroom_p50_s", "batch", b"batch", "batch_max", b"batch_max", "correction", b"correction", "correction_planned", b"correction_planned", "deployment", b"deployment", "headroom_least_s", b"headroom_least_s", "headroom_p50_s", b"headroom_p50_s", "instance_id", b"instance_id", "iteration_s", b"iteration_s", "kv_blocks", b"kv_blocks", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_used", b"kv_blocks_used", "kv_bytes", b"kv_bytes", "kv_required_bytes", b"kv_required_bytes", "kv_used_bytes", b"kv_used_bytes", "load_expected_s", b"load_expected_s", "load_s", b"load_s", "node_id", b"node_id", "phase", b"phase", "profile", b"profile", "share", b"share", "stalls", b"stalls", "state", b"state", "tier", b"tier", "weights_bytes", b"weights_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__headroom_least_s: _TypeAlias = _typing.Literal["headroom_least_s"]  # noqa: Y015
     _WhichOneofArgType__headroom_least_s: _TypeAlias = _typing.Literal["_headroom_least_s", b"_headroom_least_s"]  # noqa: Y015

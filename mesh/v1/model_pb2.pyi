@@ -36,6 +36,7 @@ class ModelInfo(_message.Message):
     PARAMETERS_FIELD_NUMBER: _builtins.int
     DISK_BYTES_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     source: _builtins.str
     format: _builtins.str
@@ -49,6 +50,8 @@ class ModelInfo(_message.Message):
     head_size: _builtins.int
     parameters: _builtins.int
     disk_bytes: _builtins.int
+    weights: _builtins.str
+    """i8, i4, f16 or file; empty: as nodes hold those of which nothing is said."""
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -68,10 +71,11 @@ class ModelInfo(_message.Message):
         parameters: _builtins.int = ...,
         disk_bytes: _builtins.int = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        weights: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "attention_heads", b"attention_heads", "context_tokens_max", b"context_tokens_max", "disk_bytes", b"disk_bytes", "format", b"format", "head_size", b"head_size", "hidden_size", b"hidden_size", "kv_heads", b"kv_heads", "layers", b"layers", "model_id", b"model_id", "parameters", b"parameters", "source", b"source", "stop_token_ids", b"stop_token_ids", "vocabulary_tokens", b"vocabulary_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "attention_heads", b"attention_heads", "context_tokens_max", b"context_tokens_max", "disk_bytes", b"disk_bytes", "format", b"format", "head_size", b"head_size", "hidden_size", b"hidden_size", "kv_heads", b"kv_heads", "layers", b"layers", "model_id", b"model_id", "parameters", b"parameters", "source", b"source", "stop_token_ids", b"stop_token_ids", "vocabulary_tokens", b"vocabulary_tokens", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -259,6 +263,8 @@ class DeploymentSpec(_message.Message):
     DEVICES_FIELD_NUMBER: _builtins.int
     TENSOR_PARALLEL_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    PREFIX_CACHE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     source: _builtins.str
     context_tokens_max: _builtins.int
@@ -266,6 +272,10 @@ class DeploymentSpec(_message.Message):
     """Devices that an instance spans. 0 means 1."""
     tenant: _builtins.str
     """Whose it is. What a client says of it is not believed."""
+    weights: _builtins.str
+    """As nodes for CPUs are to hold them: i8, i4, f16 or file; empty: as each does by default."""
+    prefix_cache: _builtins.bool
+    """Absent: its requests share what they compute of a common beginning."""
     @_builtins.property
     def slo(self) -> Global___Slo: ...
     @_builtins.property
@@ -283,14 +293,21 @@ class DeploymentSpec(_message.Message):
         devices: _abc.Iterable[_builtins.str] | None = ...,
         tensor_parallel: _builtins.int = ...,
         tenant: _builtins.str = ...,
+        weights: _builtins.str = ...,
+        prefix_cache: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max", "context_tokens_max", b"context_tokens_max", "scaling", b"scaling", "slo", b"slo"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max", "_prefix_cache", b"_prefix_cache", "context_tokens_max", b"context_tokens_max", "prefix_cache", b"prefix_cache", "scaling", b"scaling", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max", "context_tokens_max", b"context_tokens_max", "devices", b"devices", "name", b"name", "scaling", b"scaling", "slo", b"slo", "source", b"source", "tenant", b"tenant", "tensor_parallel", b"tensor_parallel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max", "_prefix_cache", b"_prefix_cache", "context_tokens_max", b"context_tokens_max", "devices", b"devices", "name", b"name", "prefix_cache", b"prefix_cache", "scaling", b"scaling", "slo", b"slo", "source", b"source", "tenant", b"tenant", "tensor_parallel", b"tensor_parallel", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__context_tokens_max: _TypeAlias = _typing.Literal["context_tokens_max"]  # noqa: Y015
     _WhichOneofArgType__context_tokens_max: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max"]  # noqa: Y015
+    _WhichOneofReturnType__prefix_cache: _TypeAlias = _typing.Literal["prefix_cache"]  # noqa: Y015
+    _WhichOneofArgType__prefix_cache: _TypeAlias = _typing.Literal["_prefix_cache", b"_prefix_cache"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__context_tokens_max) -> _WhichOneofReturnType__context_tokens_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prefix_cache) -> _WhichOneofReturnType__prefix_cache | None: ...
 
 Global___DeploymentSpec: _TypeAlias = DeploymentSpec  # noqa: Y015
 
@@ -427,12 +444,15 @@ class RequestTokens(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     first_index: _builtins.int
     text: _builtins.str
     finish: _builtins.str
     """A FinishReason, or empty while the request runs."""
+    cached_tokens: _builtins.int
+    """With the first output of an attempt: those of its tokens that others had computed."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -447,10 +467,11 @@ class RequestTokens(_message.Message):
         text: _builtins.str = ...,
         finish: _builtins.str = ...,
         logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
+        cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "finish", b"finish", "first_index", b"first_index", "logprobs", b"logprobs", "request_id", b"request_id", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "finish", b"finish", "first_index", b"first_index", "logprobs", b"logprobs", "request_id", b"request_id", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

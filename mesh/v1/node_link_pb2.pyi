@@ -129,17 +129,21 @@ class ImportModel(_message.Message):
 
     OPERATION_ID_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
     operation_id: _builtins.str
     source: _builtins.str
+    weights: _builtins.str
+    """As they are to be held: i8, i4, f16 or file; empty: as the node does by default."""
     def __init__(
         self,
         *,
         operation_id: _builtins.str = ...,
         source: _builtins.str = ...,
+        weights: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation_id", b"operation_id", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation_id", b"operation_id", "source", b"source", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -262,6 +266,8 @@ class SubmitRequest(_message.Message):
     SLACK_S_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     PACE_SHARE_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     request_id: _builtins.str
     deployment: _builtins.str
@@ -275,6 +281,10 @@ class SubmitRequest(_message.Message):
     """Computed ahead: yields nothing until it is let go."""
     pace_share: _builtins.float
     """Of the TPOT SLO, with which its tokens are planned. Absent: 0.95."""
+    cache_salt: _builtins.str
+    """Those with the same one share what they compute of a common beginning. Absent: it shares nothing."""
+    cached_tokens: _builtins.int
+    """Of its tokens, those that the node is believed to have computed already."""
     @_builtins.property
     def prompt_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -299,13 +309,20 @@ class SubmitRequest(_message.Message):
         slack_s: _builtins.float = ...,
         held: _builtins.bool = ...,
         pace_share: _builtins.float | None = ...,
+        cache_salt: _builtins.str | None = ...,
+        cached_tokens: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_pace_share", b"_pace_share", "pace_share", b"pace_share", "sampling", b"sampling", "slo", b"slo"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_pace_share", b"_pace_share", "cache_salt", b"cache_salt", "pace_share", b"pace_share", "sampling", b"sampling", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pace_share", b"_pace_share", "age_s", b"age_s", "attempt", b"attempt", "deployment", b"deployment", "due_in_s", b"due_in_s", "held", b"held", "instance_id", b"instance_id", "output_tokens", b"output_tokens", "pace_share", b"pace_share", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "slack_s", b"slack_s", "slo", b"slo"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_pace_share", b"_pace_share", "age_s", b"age_s", "attempt", b"attempt", "cache_salt", b"cache_salt", "cached_tokens", b"cached_tokens", "deployment", b"deployment", "due_in_s", b"due_in_s", "held", b"held", "instance_id", b"instance_id", "output_tokens", b"output_tokens", "pace_share", b"pace_share", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "slack_s", b"slack_s", "slo", b"slo"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
+    _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
     _WhichOneofReturnType__pace_share: _TypeAlias = _typing.Literal["pace_share"]  # noqa: Y015
     _WhichOneofArgType__pace_share: _TypeAlias = _typing.Literal["_pace_share", b"_pace_share"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cache_salt) -> _WhichOneofReturnType__cache_salt | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__pace_share) -> _WhichOneofReturnType__pace_share | None: ...
 
 Global___SubmitRequest: _TypeAlias = SubmitRequest  # noqa: Y015
@@ -453,6 +470,8 @@ class NodeReport(_message.Message):
     PROFILE_FAILED_FIELD_NUMBER: _builtins.int
     KV_RESIZED_FIELD_NUMBER: _builtins.int
     COMPUTED_AHEAD_FIELD_NUMBER: _builtins.int
+    PREFIXES_CHANGED_FIELD_NUMBER: _builtins.int
+    PREFIX_MISSED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___NodeHello: ...
     @_builtins.property
@@ -485,6 +504,10 @@ class NodeReport(_message.Message):
     def kv_resized(self) -> Global___KvResized: ...
     @_builtins.property
     def computed_ahead(self) -> Global___ComputedAhead: ...
+    @_builtins.property
+    def prefixes_changed(self) -> Global___PrefixesChanged: ...
+    @_builtins.property
+    def prefix_missed(self) -> Global___PrefixMissed: ...
     def __init__(
         self,
         *,
@@ -504,12 +527,14 @@ class NodeReport(_message.Message):
         profile_failed: Global___ProfileFailed | None = ...,
         kv_resized: Global___KvResized | None = ...,
         computed_ahead: Global___ComputedAhead | None = ...,
+        prefixes_changed: Global___PrefixesChanged | None = ...,
+        prefix_missed: Global___PrefixMissed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["computed_ahead", b"computed_ahead", "heartbeat", b"heartbeat", "hello", b"hello", "import_done", b"import_done", "import_failed", b"import_failed", "import_progress", b"import_progress", "instance_gone", b"instance_gone", "instance_loaded", b"instance_loaded", "kv_resized", b"kv_resized", "load_failed", b"load_failed", "load_progress", b"load_progress", "profile_done", b"profile_done", "profile_failed", b"profile_failed", "profile_progress", b"profile_progress", "report", b"report", "request_returned", b"request_returned", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["computed_ahead", b"computed_ahead", "heartbeat", b"heartbeat", "hello", b"hello", "import_done", b"import_done", "import_failed", b"import_failed", "import_progress", b"import_progress", "instance_gone", b"instance_gone", "instance_loaded", b"instance_loaded", "kv_resized", b"kv_resized", "load_failed", b"load_failed", "load_progress", b"load_progress", "prefix_missed", b"prefix_missed", "prefixes_changed", b"prefixes_changed", "profile_done", b"profile_done", "profile_failed", b"profile_failed", "profile_progress", b"profile_progress", "report", b"report", "request_returned", b"request_returned", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_ahead", b"computed_ahead", "heartbeat", b"heartbeat", "hello", b"hello", "import_done", b"import_done", "import_failed", b"import_failed", "import_progress", b"import_progress", "instance_gone", b"instance_gone", "instance_loaded", b"instance_loaded", "kv_resized", b"kv_resized", "load_failed", b"load_failed", "load_progress", b"load_progress", "profile_done", b"profile_done", "profile_failed", b"profile_failed", "profile_progress", b"profile_progress", "report", b"report", "request_returned", b"request_returned", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_ahead", b"computed_ahead", "heartbeat", b"heartbeat", "hello", b"hello", "import_done", b"import_done", "import_failed", b"import_failed", "import_progress", b"import_progress", "instance_gone", b"instance_gone", "instance_loaded", b"instance_loaded", "kv_resized", b"kv_resized", "load_failed", b"load_failed", "load_progress", b"load_progress", "prefix_missed", b"prefix_missed", "prefixes_changed", b"prefixes_changed", "profile_done", b"profile_done", "profile_failed", b"profile_failed", "profile_progress", b"profile_progress", "report", b"report", "request_returned", b"request_returned", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["hello", "heartbeat", "import_progress", "import_done", "import_failed", "load_progress", "instance_loaded", "load_failed", "instance_gone", "tokens", "request_returned", "profile_progress", "profile_done", "profile_failed", "kv_resized", "computed_ahead"]  # noqa: Y015
+    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["hello", "heartbeat", "import_progress", "import_done", "import_failed", "load_progress", "instance_loaded", "load_failed", "instance_gone", "tokens", "request_returned", "profile_progress", "profile_done", "profile_failed", "kv_resized", "computed_ahead", "prefixes_changed", "prefix_missed"]  # noqa: Y015
     _WhichOneofArgType_report: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_report) -> _WhichOneofReturnType_report | None: ...
 
@@ -531,6 +556,8 @@ class InstanceReport(_message.Message):
     CORRECTION_FIELD_NUMBER: _builtins.int
     CORRECTION_PLANNED_FIELD_NUMBER: _builtins.int
     STALLS_FIELD_NUMBER: _builtins.int
+    KV_BLOCKS_CACHED_FIELD_NUMBER: _builtins.int
+    PREFIXES_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     deployment: _builtins.str
     model_id: _builtins.str
@@ -543,10 +570,16 @@ class InstanceReport(_message.Message):
     """Measured over predicted iteration time, lately. 0, from a node that knows none, means 1."""
     correction_planned: _builtins.float
     """What is promised is planned with this instead. 0 means 1."""
+    kv_blocks_cached: _builtins.int
+    """Kept for requests to come, beside those used."""
     @_builtins.property
     def footprint(self) -> _model_pb2.Footprint: ...
     @_builtins.property
     def stalls(self) -> _profile_pb2.Stalls: ...
+    @_builtins.property
+    def prefixes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """In a hello: digests of the keys of all its KV blocks that have one."""
+
     def __init__(
         self,
         *,
@@ -562,10 +595,12 @@ class InstanceReport(_message.Message):
         correction: _builtins.float = ...,
         correction_planned: _builtins.float = ...,
         stalls: _profile_pb2.Stalls | None = ...,
+        kv_blocks_cached: _builtins.int = ...,
+        prefixes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["footprint", b"footprint", "stalls", b"stalls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batch_max", b"batch_max", "context_tokens_max", b"context_tokens_max", "correction", b"correction", "correction_planned", b"correction_planned", "deployment", b"deployment", "footprint", b"footprint", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "kv_blocks_used", b"kv_blocks_used", "model_id", b"model_id", "stalls", b"stalls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batch_max", b"batch_max", "context_tokens_max", b"context_tokens_max", "correction", b"correction", "correction_planned", b"correction_planned", "deployment", b"deployment", "footprint", b"footprint", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_used", b"kv_blocks_used", "model_id", b"model_id", "prefixes", b"prefixes", "stalls", b"stalls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1133,6 +1168,62 @@ class ComputedAhead(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ComputedAhead: _TypeAlias = ComputedAhead  # noqa: Y015
+
+@_typing.final
+class PrefixesChanged(_message.Message):
+    """Digests of keys of KV blocks that an instance has: those that came and those that went."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    CAME_FIELD_NUMBER: _builtins.int
+    WENT_FIELD_NUMBER: _builtins.int
+    instance_id: _builtins.str
+    @_builtins.property
+    def came(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def went(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        instance_id: _builtins.str = ...,
+        came: _abc.Iterable[_builtins.int] | None = ...,
+        went: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["came", b"came", "instance_id", b"instance_id", "went", b"went"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefixesChanged: _TypeAlias = PrefixesChanged  # noqa: Y015
+
+@_typing.final
+class PrefixMissed(_message.Message):
+    """Fewer of a request's tokens were in the cache than it was submitted with: it has to compute the others."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    attempt: _builtins.int
+    cached_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefixMissed: _TypeAlias = PrefixMissed  # noqa: Y015
 
 @_typing.final
 class ProfileProgress(_message.Message):

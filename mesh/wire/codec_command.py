@@ -20,7 +20,7 @@ from mesh.domain.messages import (
 from mesh.domain.node_rule import CELL_RULE, NodeRule
 from mesh.domain.reasons import TurnRule
 from mesh.v1 import node_link_pb2 as pb
-from mesh.wire.codec_model import model_from_wire, model_to_wire
+from mesh.wire.codec_model import model_from_wire, model_to_wire, weights_from_wire
 from mesh.wire.codec_profile import profile_from_wire, profile_to_wire
 from mesh.wire.codec_request import submit_from_wire, submit_to_wire
 from mesh.wire.malformed import at_least_one, identifier, member, nothing_known, require
@@ -82,7 +82,9 @@ def command_to_wire(command: NodeCommand) -> pb.NodeCommand:
         case ImportModel():
             return pb.NodeCommand(
                 import_model=pb.ImportModel(
-                    operation_id=command.operation_id, source=command.source
+                    operation_id=command.operation_id,
+                    source=command.source,
+                    weights=command.weights or "",
                 )
             )
         case CancelImport():
@@ -142,6 +144,7 @@ def command_from_wire(message: pb.NodeCommand) -> NodeCommand:
             return ImportModel(
                 operation_id=_operation_id(message.import_model),
                 source=message.import_model.source,
+                weights=weights_from_wire(message.import_model.weights, message.import_model),
             )
         case "cancel_import":
             return CancelImport(operation_id=_operation_id(message.cancel_import))

@@ -53,17 +53,24 @@ def invocation_to_wire(asked: Invocation) -> pb.InvokeRequest:
         slo_ttft_s=asked.slo_ttft_s,
         slo_tpot_s=asked.slo_tpot_s,
         grammar=grammar_to_wire(asked.grammar),
+        cache_salt=asked.cache_salt,
     )
     match asked.prompt:
         case TextPrompt():
             message.prompt = asked.prompt.text
         case ChatPrompt():
             turns = (
-                pb.ChatMessage(role=m.role, content=m.content, name=m.name)
+                pb.ChatMessage(
+                    role=m.role,
+                    content=m.content,
+                    name=m.name,
+                    tool_calls=m.tool_calls,
+                    tool_call_id=m.tool_call_id,
+                )
                 for m in asked.prompt.messages
             )
-            kwargs = asked.prompt.template_kwargs
-            message.chat.CopyFrom(pb.Chat(messages=turns, template_kwargs=kwargs))
+            kwargs, tools = asked.prompt.template_kwargs, asked.prompt.tools
+            message.chat.CopyFrom(pb.Chat(messages=turns, template_kwargs=kwargs, tools=tools))
         case TokenPrompt():
             message.tokens.CopyFrom(pb.TokenIds(ids=asked.prompt.token_ids))
         case _:
@@ -78,6 +85,7 @@ def invocation_from_wire(message: pb.InvokeRequest) -> Invocation:
         prompt=_prompt(message),
         ignore_eos=message.ignore_eos,
         stop=tuple(message.stop),
+        cache_salt=message.cache_salt,
         grammar=grammar_from_wire(message.grammar) if message.HasField("grammar") else None,
         **{name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)},
     )
@@ -90,10 +98,17 @@ def _prompt(message: pb.InvokeRequest) -> Prompt:
         case "chat":
             return ChatPrompt(
                 messages=tuple(
-                    ChatMessage(role=m.role, content=m.content, name=m.name)
+                    ChatMessage(
+                        role=m.role,
+                        content=m.content,
+                        name=m.name,
+                        tool_calls=m.tool_calls,
+                        tool_call_id=m.tool_call_id,
+                    )
                     for m in message.chat.messages
                 ),
                 template_kwargs=message.chat.template_kwargs,
+                tools=message.chat.tools,
             )
         case "tokens":
             return TokenPrompt(token_ids=tuple(message.tokens.ids))
@@ -121,6 +136,7 @@ def event_to_wire(event: InvocationEvent) -> pb.InvokeResponse:
                 ttft_limit_s=event.ttft_limit_s,
                 tpot_limit_s=event.tpot_limit_s,
                 grace_s=event.grace_s,
+                cached_prompt_tokens=event.cached_prompt_tokens,
             )
             return pb.InvokeResponse(accepted=accepted)
         case Waiting():
@@ -134,6 +150,7 @@ def event_to_wire(event: InvocationEvent) -> pb.InvokeResponse:
                 tpot_s=event.tpot_s,
                 grace_s=event.grace_s,
                 node=event.node_id or "",
+                cached_prompt_tokens=event.cached_prompt_tokens,
             )
             return pb.InvokeResponse(finished=finished)
         case _:
@@ -159,6 +176,7 @@ def event_from_wire(message: pb.InvokeResponse) -> InvocationEvent:
                 ttft_limit_s=accepted.ttft_limit_s,
                 tpot_limit_s=accepted.tpot_limit_s,
                 grace_s=accepted.grace_s,
+                cached_prompt_tokens=accepted.cached_prompt_tokens,
             )
         case "waiting":
             return Waiting(phase=message.waiting.phase, share=message.waiting.share)
@@ -172,6 +190,7 @@ def event_from_wire(message: pb.InvokeResponse) -> InvocationEvent:
                 tpot_s=finished.tpot_s,
                 grace_s=finished.grace_s,
                 node_id=NodeId(finished.node) if finished.node else None,
+                cached_prompt_tokens=finished.cached_prompt_tokens,
             )
         case _:
             raise nothing_known(message)

@@ -4,10 +4,12 @@ Every `…_from_wire` raises InvalidInput for a message that cannot be meant; ev
 ValueError for a value outside the message's range (a lone surrogate, a number too large).
 """
 
+from google.protobuf.message import Message
+
 from mesh.domain.checks import check_slo
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.ids import DeploymentName, ModelId
-from mesh.domain.model import Footprint, ModelFormat, ModelInfo
+from mesh.domain.model import Footprint, ModelFormat, ModelInfo, WeightPrecision
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import ColdStart, Slo
 from mesh.domain.text import SamplingDefaults, TextAssets
@@ -31,6 +33,7 @@ def model_to_wire(model: ModelInfo) -> pb.ModelInfo:
         parameters=model.parameters,
         disk_bytes=model.disk_bytes,
         stop_token_ids=model.stop_token_ids,
+        weights=model.weights or "",
     )
 
 
@@ -50,7 +53,13 @@ def model_from_wire(message: pb.ModelInfo) -> ModelInfo:
         parameters=message.parameters,
         disk_bytes=message.disk_bytes,
         stop_token_ids=tuple(message.stop_token_ids),
+        weights=weights_from_wire(message.weights, message),
     )
+
+
+def weights_from_wire(text: str, message: Message) -> WeightPrecision | None:
+    """Those who say nothing of weights leave it to nodes."""
+    return member(WeightPrecision, text, message, "weights") if text else None
 
 
 def footprint_to_wire(footprint: Footprint) -> pb.Footprint:
@@ -140,7 +149,9 @@ def spec_to_wire(spec: DeploymentSpec) -> pb.DeploymentSpec:
         ),
         devices=spec.devices,
         tensor_parallel=spec.tensor_parallel,
+        weights=spec.weights or "",
         tenant=spec.tenant,
+        prefix_cache=None if spec.prefix_cache else False,
     )
 
 
@@ -160,5 +171,7 @@ def spec_from_wire(message: pb.DeploymentSpec) -> DeploymentSpec:
         ),
         devices=tuple(member(DeviceKind, d, message, "devices") for d in message.devices),
         tensor_parallel=message.tensor_parallel or 1,
+        weights=weights_from_wire(message.weights, message),
         tenant=message.tenant,
+        prefix_cache=message.prefix_cache or not message.HasField("prefix_cache"),
     )

@@ -20,6 +20,8 @@ from mesh.domain.messages import (
     LoadProgress,
     NodeHello,
     NodeReport,
+    PrefixesChanged,
+    PrefixMissed,
     ProfileDone,
     ProfileFailed,
     ProfileProgress,
@@ -27,7 +29,7 @@ from mesh.domain.messages import (
     TokensReport,
 )
 from mesh.domain.reasons import DeviceKind
-from mesh.domain.steps import HeldModel, LoadRate, LoadTier
+from mesh.domain.steps import HeldModel, LoadRate, LoadTier, PrefixChange
 from mesh.v1 import node_link_pb2 as pb
 from mesh.wire.codec_import import import_report_from_wire, import_report_to_wire
 from mesh.wire.codec_load import load_report_from_wire, load_report_to_wire
@@ -67,6 +69,18 @@ def report_to_wire(report: NodeReport) -> pb.NodeReport:
                     request_id=report.request_id, attempt=report.attempt
                 )
             )
+        case PrefixesChanged(instance_id=instance_id, change=change):
+            changed = pb.PrefixesChanged(
+                instance_id=instance_id, came=change.came, went=change.went
+            )
+            return pb.NodeReport(prefixes_changed=changed)
+        case PrefixMissed():
+            missed = pb.PrefixMissed(
+                request_id=report.request_id,
+                attempt=report.attempt,
+                cached_tokens=report.cached_tokens,
+            )
+            return pb.NodeReport(prefix_missed=missed)
         case InstanceLoaded() | InstanceGone() | KvResized() | LoadProgress() | LoadFailed():
             return load_report_to_wire(report)
         case ImportProgress() | ImportDone() | ImportFailed():
@@ -107,6 +121,19 @@ def report_from_wire(message: pb.NodeReport) -> NodeReport:
             return ComputedAhead(
                 request_id=RequestId(identifier(ahead.request_id, ahead, "request_id")),
                 attempt=ahead.attempt,
+            )
+        case "prefixes_changed":
+            changed = message.prefixes_changed
+            return PrefixesChanged(
+                instance_id=InstanceId(identifier(changed.instance_id, changed, "instance_id")),
+                change=PrefixChange(came=tuple(changed.came), went=tuple(changed.went)),
+            )
+        case "prefix_missed":
+            missed = message.prefix_missed
+            return PrefixMissed(
+                request_id=RequestId(identifier(missed.request_id, missed, "request_id")),
+                attempt=missed.attempt,
+                cached_tokens=missed.cached_tokens,
             )
         case "instance_loaded" | "instance_gone" | "kv_resized" | "load_progress" | "load_failed":
             return load_report_from_wire(message)
@@ -229,6 +256,8 @@ def _instance_to_wire(report: InstanceReport) -> pb.InstanceReport:
         correction=report.correction,
         correction_planned=report.correction_planned,
         stalls=stalls_to_wire(report.stalls),
+        kv_blocks_cached=report.kv_blocks_cached,
+        prefixes=report.prefixes,
     )
 
 
@@ -249,4 +278,6 @@ def _instance_from_wire(message: pb.InstanceReport) -> InstanceReport:
             message.correction_planned, message, "correction_planned"
         ),
         stalls=stalls_from_wire(message.stalls),
+        kv_blocks_cached=message.kv_blocks_cached,
+        prefixes=tuple(message.prefixes),
     )

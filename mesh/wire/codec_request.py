@@ -87,6 +87,8 @@ def submit_to_wire(submit: SubmitRequest) -> node_link_pb2.SubmitRequest:
         pace_share=order.pace_share,
         slack_s=order.slack_s,
         held=order.held,
+        cache_salt=request.cache_salt,
+        cached_tokens=order.cached_tokens,
     )
 
 
@@ -97,6 +99,7 @@ def submit_from_wire(message: node_link_pb2.SubmitRequest) -> SubmitRequest:
         deployment=DeploymentName(message.deployment),
         prompt_tokens=tuple(message.prompt_tokens),
         sampling=sampling_from_wire(message.sampling),
+        cache_salt=message.cache_salt if message.HasField("cache_salt") else None,
     )
     return SubmitRequest(
         instance_id=InstanceId(identifier(message.instance_id, message, "instance_id")),
@@ -110,6 +113,7 @@ def submit_from_wire(message: node_link_pb2.SubmitRequest) -> SubmitRequest:
             pace_share=message.pace_share if message.HasField("pace_share") else PACE.share,
             slack_s=message.slack_s,
             held=message.held,
+            cached_tokens=message.cached_tokens,
         ),
     )
 
@@ -126,6 +130,7 @@ def tokens_to_wire(report: TokensReport) -> node_link_pb2.TokensReport:
                 text=output.text,
                 finish=output.finish or "",
                 logprobs=logprobs_to_wire(output.logprobs),
+                cached_tokens=output.cached_tokens,
             )
             for output in report.outputs
         ],
@@ -165,6 +170,7 @@ def _outputs(messages: Iterable[model_pb2.RequestTokens]) -> Iterable[RequestTok
             text=message.text,
             finish=_FINISHES[finish],
             logprobs=logprobs_from_wire(message.logprobs),
+            cached_tokens=message.cached_tokens,
         )
 
 

@@ -13,6 +13,7 @@ from mesh.domain.errors import InvalidInput
 from mesh.wire.access import AUTHORIZATION
 
 KEY_VARIABLE = "MESH_KEY"
+TLS_VARIABLE = "MESH_TLS"
 KEY_CHARS_MAX = 256
 
 

@@ -74,6 +74,19 @@ _REFUSALS: Mapping[RefusalReason, Status] = {
 }
 
 
+_KINDS = {status.openai: kind for kind, status in _ERRORS}
+_REASONS = {
+    status.openai: reason for reason, status in _REFUSALS.items() if status.openai not in _KINDS
+}
+
+
+def error_coded(code: str, message: str, *, retry_after_s: float = 0.0) -> MeshError:
+    """What a controller raised, by the code that OpenAI's protocol has for it."""
+    if code in _REASONS:
+        return Refused(message, reason=_REASONS[code], retry_after_s=retry_after_s)
+    return _KINDS.get(code, MeshError)(message)
+
+
 def status_for(error: MeshError) -> Status:
     if isinstance(error, Refused):
         return _REFUSALS[error.reason]

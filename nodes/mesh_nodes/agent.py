@@ -23,6 +23,7 @@ from mesh.domain.errors import EngineError, StorageError
 from mesh.domain.ids import ModelId
 from mesh.domain.limits import HEARTBEAT_S, NodeLimits
 from mesh.domain.messages import NodeHello, NodeReport
+from mesh.domain.model import WeightPrecision, held_id
 from mesh.domain.node_events import CommandReceived, HeartbeatDue, LinkClosed, LinkOpened, NodeEvent
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.steps import HeldModel, LoadedInstance, LoadTier
@@ -230,11 +231,16 @@ class Agent:
                     f"the engine has not returned from a call for {ENGINE_CALL_S_MAX:.0f} s",
                     hint="the node ends, so that its requests can go on elsewhere; start it again",
                 )
+            base_bytes = max(self._identity.base_bytes, self._core.base_bytes)
+            self._engine.bound_memory(max(self._identity.memory_bytes - base_bytes, 0))
             books = self._engine.memory()
             due = HeartbeatDue(
                 rss_bytes=self._resident_bytes(),
                 engine_bytes=sum(m.weights_bytes + m.kv_held_bytes for m in books),
                 models=None if self._models == told else self._models,
+                kv_blocks_cached=tuple(
+                    (m.instance_id, m.kv_blocks_cached) for m in books if m.kv_blocks_cached
+                ),
             )
             told = self._models
             self._post(due)
@@ -253,5 +259,9 @@ class Agent:
 
     def _at_hand(self) -> tuple[HeldModel, ...]:
         folders = ModelStore(self._store_path).folders()
-        stored = [HeldModel(model_id=ModelId(f.name), tier=LoadTier.DISK) for f in folders]
+        stored = [
+            HeldModel(model_id=held_id(ModelId(folder.name), weights), tier=LoadTier.DISK)
+            for folder in folders
+            for weights in (None, *WeightPrecision)
+        ]
         return *stored, *self._nearer(folders)

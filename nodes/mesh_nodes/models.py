@@ -20,7 +20,7 @@ from typing import Protocol
 from mesh.domain.actions import StartLoad
 from mesh.domain.errors import Cancelled, MeshError, ModelError, StorageError, Unavailable
 from mesh.domain.ids import ModelId, OperationId
-from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.model import Footprint, ModelInfo, WeightPrecision, stored_id
 from mesh.domain.node_events import ImportBroke, ImportFinished, ImportProgressed, NodeEvent
 from mesh.domain.steps import LoadOrder
 from mesh.domain.text import TextAssets
@@ -51,6 +51,7 @@ class _Operation:
 
     operation_id: OperationId
     source: str
+    weights: WeightPrecision | None
     ticket: Ticket | None = None
     stopped: threading.Event = field(default_factory=threading.Event)
 
@@ -78,8 +79,10 @@ class NodeModels:
         self._operations: dict[OperationId, _Operation] = {}
         self._closed = threading.Event()
 
-    def start_import(self, operation_id: OperationId, source: str) -> None:
-        operation = _Operation(operation_id, source)
+    def start_import(
+        self, operation_id: OperationId, source: str, weights: WeightPrecision | None
+    ) -> None:
+        operation = _Operation(operation_id, source, weights)
         self._operations[operation_id] = operation
         try:
             ticket = operation.ticket = self._imports.join(source, partial(self._tell, operation))
@@ -99,7 +102,7 @@ class NodeModels:
 
     def at_hand(self, action: StartLoad) -> LoadOrder | None:
         model = action.model
-        stored = self._find(model.model_id)
+        stored = self._find(stored_id(model.model_id))
         if stored is None or not self._engine.is_prepared(model, stored.path):
             return None
         return _order(action, stored)
@@ -112,7 +115,7 @@ class NodeModels:
     ) -> None:
         source, start_s = action.model.source, time.perf_counter()
         try:
-            stored = self._find(action.model.model_id)
+            stored = self._find(stored_id(action.model.model_id))
             if stored is not None:
                 self._prepare_for(action, stored, progress, then)
                 return
@@ -131,7 +134,7 @@ class NodeModels:
             self._imports.leave(ticket)
             if isinstance(result, MeshError):
                 then(result)
-            elif result.info.model_id != action.model.model_id:
+            elif result.info.model_id != stored_id(action.model.model_id):
                 then(_changed(action, result))
             else:
                 self._prepare_for(action, result, progress, then, start_s)
@@ -202,11 +205,12 @@ class NodeModels:
             self._tell(operation, phase, share)
 
         def call() -> ImportFinished:
-            self._engine.prepare(stored.info, stored.path, progress)
+            model = stored.info.held_as(operation.weights)
+            self._engine.prepare(model, stored.path, progress)
             return ImportFinished(
                 operation_id=operation.operation_id,
-                model=stored.info,
-                footprint=self._engine.footprint(stored.info),
+                model=model,
+                footprint=self._engine.footprint(model),
                 text=self._read_assets(stored.path),
             )
 
@@ -256,7 +260,7 @@ def _changed(action: StartLoad, stored: Stored) -> ModelError:
     model = action.model
     return ModelError(
         f"{model.source} has changed since it was deployed: its content was "
-        f"{model.model_id} and is {stored.info.model_id} now",
+        f"{stored_id(model.model_id)} and is {stored.info.model_id} now",
         hint=f"deploy {action.deployment} again to serve the new content",
     )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mesh.domain.actions import StartLoad
 from mesh.domain.ids import InstanceId
+from mesh.domain.model import stored_id
 from mesh.domain.node_events import LoadBroke, UnloadFinished
 from mesh_loader import locks
 
@@ -38,7 +39,7 @@ class ModelsInUse:
 
     def _hold(self, action: StartLoad) -> None:
         self._release(action.instance_id)
-        path = locks.model_lock(self._store_path, action.model.model_id)
+        path = locks.model_lock(self._store_path, stored_id(action.model.model_id))
         try:
             self._held[action.instance_id] = locks.share(path)
         except OSError as error:

@@ -18,6 +18,7 @@ from mesh.domain.ids import NodeId
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.units import format_bytes, parse_bytes
 from mesh.wire.channel import parse_address
+from mesh.wire.credentials import TLS_VARIABLE
 from mesh_loader.digests import Verify
 from mesh_loader.download_rate import parse_rate
 from mesh_nodes.gpus import Gpu, Gpus, hardware_of
@@ -199,7 +200,7 @@ def _add_credentials(add: Callable[..., object], environ: Mapping[str, str]) -> 
     add(
         "--tls",
         metavar="DIR",
-        default=environ.get("MESH_TLS"),
+        default=environ.get(TLS_VARIABLE),
         help="certificates for the cell: ca.pem, node.pem, node.key (MESH_TLS)",
     )
 

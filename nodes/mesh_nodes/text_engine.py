@@ -6,6 +6,7 @@ ends its request before the next step. Text runs in the compute thread, between 
 
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -24,6 +25,7 @@ from mesh.domain.steps import (
     LoadedInstance,
     LoadOrder,
     LoadTier,
+    PrefixChange,
     ResizedKv,
     StepResult,
 )
@@ -139,15 +141,16 @@ class TextEngine:
         self._texts.pop(instance_id, None)
         self._inner.unload(instance_id)
 
-    def submit(self, instance_id: InstanceId, request: EngineRequest) -> None:
+    def submit(self, instance_id: InstanceId, request: EngineRequest) -> int:
         codec = self._codecs.get(instance_id)
         if codec is None:
             raise EngineError(f"{instance_id} is not loaded")
         # First, since it may fail: what the inner engine holds must have its text.
         text = self._texts[instance_id].get(request.request_id) or _RequestText(codec, request)
-        self._inner.submit(instance_id, request)
+        found_tokens = self._inner.submit(instance_id, request)
         text.feed(request)
         self._texts[instance_id][request.request_id] = text
+        return found_tokens
 
     def abort(self, instance_id: InstanceId, request_id: RequestId) -> None:
         self._inner.abort(instance_id, request_id)
@@ -180,6 +183,12 @@ class TextEngine:
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
         return self._inner.resize_kv(instance_id, kv_blocks)
+
+    def bound_memory(self, memory_bytes: int) -> None:
+        self._inner.bound_memory(memory_bytes)
+
+    def tell_prefixes(self) -> Mapping[InstanceId, PrefixChange]:
+        return self._inner.tell_prefixes()
 
     def memory(self) -> tuple[InstanceMemory, ...]:
         return self._inner.memory()

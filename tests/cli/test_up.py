@@ -110,6 +110,43 @@ def test_up_serves_and_ctrl_c_stops_all_of_it(up: Up) -> None:
     assert up.err.read_text() == "stopping\n"
 
 
+def test_certificates_and_keys_are_for_all_parts(tmp_path: Path) -> None:
+    """Both protocols are encrypted, and closed to whoever shows nothing."""
+    home, err, tls = tmp_path / "home", tmp_path / "err", tmp_path / "tls"
+    assert mesh("tls", "init", str(tls)).code == 0
+    key = mesh("key", "create", "--role", "admin", "--home", str(home)).out.strip()
+    where = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--home", str(home))
+    arguments = ("up", *where, "--memory", "256MiB", "--threads", "1", "--keys", "--tls", str(tls))
+    with mesh_process(*arguments, environ={**os.environ, "MESH_KEY": key}, err=err) as process:
+        try:
+            lines = list(_lines_until_ready(process, err))
+            address, url = lines[0].split()[1], lines[1].split()[1]
+            assert lines[-1].split()[1:4] == ["mesh", "--tls", str(tls)]
+            assert url.startswith("https://")
+            for shown, status in (({}, 401), ({"Authorization": f"Bearer {key}"}, 200)):
+                answer = requests.get(
+                    f"{url}/models", headers=shown, verify=str(tls / "ca.pem"), timeout=10
+                )
+                assert answer.status_code == status
+            assert mesh("nodes", "--controller", address).code == 1
+            told = mesh(
+                "--tls", str(tls), "nodes", "--controller", address, environ={"MESH_KEY": key}
+            )
+            assert "cpu0" in told.out, told.err
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=GONE_S_MAX) == 0
+
+
+def test_a_key_that_may_not_look_after_the_cell_is_said_at_once(tmp_path: Path) -> None:
+    for role in ("admin", "node"):
+        key = mesh("key", "create", "--role", role, "--home", str(tmp_path)).out.strip()
+    where = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--home", str(tmp_path))
+    ran = mesh("up", *where, "--memory", "256MiB", "--keys", environ={"MESH_KEY": key})
+    assert ran.code == 1
+    assert "hint: MESH_KEY is to be an operator's" in ran.err
+
+
 def test_a_node_that_cannot_start_again_ends_the_cell_after_its_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

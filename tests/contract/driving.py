@@ -32,6 +32,10 @@ class Running:
     request: EngineRequest
     left: int
     """Prompt tokens still to compute, those of earlier output with them."""
+    found: int = 0
+    """Tokens that were in the cache when it was submitted."""
+    adopted: int = 0
+    """Tokens that it has not computed itself."""
     tokens: list[int] = field(default_factory=list)
     """New output, without the output that the request came with."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -81,6 +85,7 @@ class Driver:
         *,
         output: Iterable[int] = (),
         stop_ids: tuple[int, ...] = (),
+        salt: str | None = None,
     ) -> Running:
         request = EngineRequest(
             request_id=RequestId(name),
@@ -89,10 +94,12 @@ class Driver:
             output_tokens=tuple(output),
             sampling=sampling or greedy(),
             stop_token_ids=stop_ids,
+            cache_salt=salt,
         )
-        self.engine.submit(self.instance_id, request)
+        found = self.engine.submit(self.instance_id, request)
         given = len(request.prompt_tokens) + len(request.output_tokens)
-        self.running[request.request_id] = running = Running(request, given)
+        assert 0 <= found < given
+        self.running[request.request_id] = running = Running(request, given - found, found)
         return running
 
     def abort(self, name: str) -> None:
@@ -164,12 +171,19 @@ class Driver:
         books = self.books
         needed = sum(-(-r.computed // self.block_tokens) for r in self.running.values())
         most = needed + self._spare_blocks * len(self.running)
-        assert needed <= books.kv_blocks_used <= most
+        assert books.kv_blocks_used <= most
+        assert self._shares() or needed <= books.kv_blocks_used
+        assert books.kv_blocks_cached >= 0
         assert books.kv_blocks_used <= books.kv_blocks
         assert books.weights_bytes == self.loaded.footprint.weights_bytes
         assert books.kv_block_bytes == self.loaded.footprint.kv_block_bytes
         assert books.kv_used_bytes == books.kv_blocks_used * books.kv_block_bytes
-        assert books.kv_held_bytes >= books.kv_used_bytes
+        kept_blocks = books.kv_blocks_used + books.kv_blocks_cached
+        assert books.kv_held_bytes >= kept_blocks * books.kv_block_bytes
+
+    def _shares(self) -> bool:
+        """Whether requests may have blocks that others computed."""
+        return any(r.request.cache_salt is not None for r in self.running.values())
 
     def _books_but_held(self) -> list[InstanceMemory]:
         return [replace(line, kv_held_bytes=0) for line in self.engine.memory()]
@@ -183,11 +197,15 @@ class Driver:
         assert set(left) <= set(waiting)
         assert all(0 < count <= self.running[i].left for i, count in left.items())
         computed = sum(self.running[i].left - left.get(i, 0) for i in waiting)
-        assert result.prefill_tokens == computed
+        if self._shares():
+            assert (computed - result.prefill_tokens) % self.block_tokens == 0
+            assert 0 <= result.prefill_tokens <= computed
+        else:
+            assert result.prefill_tokens == computed
         past = sum(
             (self.running[i].left - left.get(i, 0)) * self.running[i].computed for i in waiting
         )
-        assert result.prefill_past_tokens == round(past / max(computed, 1))
+        assert self._shares() or result.prefill_past_tokens == round(past / max(computed, 1))
         completed = {i for i in waiting if i not in left}
         assert completed == {o.request_id for o in result.outputs} & set(waiting)
         for request_id, count in left.items():
@@ -203,6 +221,7 @@ class Driver:
             (token_id,) = output.token_ids
             assert 0 <= token_id < self.order.model.vocabulary_tokens
             running.left = 0
+            running.adopted += output.cached_tokens
             running.tokens.append(token_id)
             running.logprobs += output.logprobs
             running.finish = output.finish

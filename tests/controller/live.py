@@ -112,13 +112,16 @@ def asking(*token_ids: int, max_tokens: int = 4) -> Invocation:
 
 class FakeNode:
     """Imports, loads, resizes and measures at once, and answers a request with 'a's: as many as it
-    asks for, or none while `held`. What it is told is in `commands`.
+    asks for, or none while `held`; or `says` something, a token a character. What it is told is in
+    `commands`.
     """
 
     def __init__(self, address: str, hello: NodeHello = HELLO) -> None:
         self.hello = hello
         self.commands: list[NodeCommand] = []
         self.held = False
+        self.says = ""
+        self.text = ASSETS
         self.loading = True
         self.importing = True
         self.measuring = True
@@ -160,6 +163,7 @@ class FakeNode:
         """Tokens for a request, one message each."""
         for index in range(first, first + count):
             ends = last and index == first + count - 1
+            end = FinishReason.STOP if self.says else FinishReason.LENGTH
             asked = order.request.sampling.logprobs
             told = TokenLogprobs(logprob=-0.5, top=TOP[: asked or 0])
             output = RequestTokens(
@@ -167,9 +171,9 @@ class FakeNode:
                 attempt=order.attempt,
                 first_index=index,
                 token_ids=(97,),
-                text="a",
+                text=self.says[index] if self.says else "a",
                 logprobs=() if asked is None else (told,),
-                finish=FinishReason.LENGTH if ends else None,
+                finish=end if ends else None,
             )
             await self.send(TokensReport(instance_id=self.instance_id, outputs=(output,)))
 
@@ -197,7 +201,7 @@ class FakeNode:
                         operation_id=command.operation_id,
                         model=model,
                         footprint=FOOTPRINT,
-                        text=ASSETS,
+                        text=self.text,
                     )
                 )
             case LoadInstance():
@@ -218,7 +222,8 @@ class FakeNode:
                 await self.send(InstanceGone(instance_id=command.instance_id))
             case SubmitRequest(order=order) if not self.held:
                 first = len(order.output_tokens)
-                count = order.request.sampling.max_tokens - first
+                most = order.request.sampling.max_tokens
+                count = min(most, len(self.says) or most) - first
                 await self.answer(order, first, count, last=True)
 
     async def loaded(self, command: LoadInstance) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -161,3 +162,17 @@ def test_gauges_are_those_of_the_snapshot() -> None:
         assert instances == len(node.instances)
         rss = total(samples, "mesh_node_memory_bytes", node=node.node_id, of="rss")
         assert rss == node.rss_bytes
+
+
+def test_prompt_tokens_found_in_caches_are_counted(tmp_path: Path) -> None:
+    """A third of each prompt and more is one of three texts; what is shared is counted as looked
+    for, and what of it was there.
+    """
+    read = scenario(tmp_path, "beginnings = 3\n" + BUSY)
+    meter = Meter(lambda name: True)
+    cell = VirtualCell(plan(read), recorders=(meter,))
+    served = [o for o in cell.run(arrivals(read)) if o.tokens_s]
+    samples = scraped(meter, cell.core.snapshot(cell.clock.now_s()))
+    queried = total(samples, "vllm:prefix_cache_queries_total")
+    assert queried == sum(o.input_tokens for o in served)
+    assert 0.1 < total(samples, "vllm:prefix_cache_hits_total") / queried < 1.0

@@ -1,7 +1,6 @@
 """TLS: both ends show certificates of one authority, and whatever is wrong with one is said."""
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,12 +31,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("tls")
     make_folder(made, HOSTS, 1)
     return made
-
-
-@pytest.fixture(autouse=True)
-def _nothing_shown() -> Iterator[None]:
-    yield
-    show(Credentials())
 
 
 def client_of(cell: LiveCell, tls: Tls | None) -> MeshClient:

@@ -11,6 +11,7 @@ from mesh.domain.errors import InvalidInput, StorageError, TornModel
 from mesh.domain.ids import ModelId
 from mesh.domain.invocation import ChatPrompt, TextPrompt
 from mesh.domain.text import ChatMessage, SamplingDefaults, TextAssets
+from mesh.text.tool_calls import ToolFormat
 
 ONE, TWO, THREE = ModelId("one"), ModelId("two"), ModelId("three")
 HI = TextPrompt(text="hi")
@@ -24,12 +25,15 @@ class Codec:
     def __init__(self) -> None:
         self.threads = []
         self.sampling = SamplingDefaults()
+        self.tool_format: ToolFormat | None = None
 
     def encode(self, text: str) -> Sequence[int]:
         self.threads.append(threading.get_ident())
         return [ord(char) for char in text]
 
-    def encode_chat(self, messages: Sequence[ChatMessage], template_kwargs: str) -> Sequence[int]:
+    def encode_chat(
+        self, messages: Sequence[ChatMessage], template_kwargs: str, tools: str
+    ) -> Sequence[int]:
         return self.encode("".join(message.content for message in messages))
 
     def token_bytes(self, token_id: int) -> bytes:

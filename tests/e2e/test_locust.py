@@ -79,9 +79,9 @@ class Locust:
             return list(csv.DictReader(file))
 
 
-def serving(cell: LiveCell, model: Path, *names: str) -> Process:
+def serving(cell: LiveCell, model: Path, *names: str, http: str = "off") -> Process:
     """Deployments of these names, loaded; the controller's process."""
-    controller = cell.start_controller()
+    controller = cell.start_controller("--http", http)
     cell.start_node("n1", "--step-s", "0.005")
     for name in names:
         cell.deploy(name, model, slo=SLO)
@@ -109,10 +109,12 @@ def steady(
     return [(n / rate_per_s, n % functions, 10 + n % 7, 1 + n % 9) for n in range(count)]
 
 
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_workers_send_the_whole_trace_and_all_agree_on_what_came(
-    cell: LiveCell, tiny_model: Path, tmp_path: Path
+    cell: LiveCell, tiny_model: Path, tmp_path: Path, protocol: str
 ) -> None:
-    serving(cell, tiny_model, "one", "two")
+    http = f"127.0.0.1:{free_port()}"
+    serving(cell, tiny_model, "one", "two", http=http)
     rows = steady(4.0, 10.0)
     locust = Locust(
         tmp_path,
@@ -125,6 +127,7 @@ def test_workers_send_the_whole_trace_and_all_agree_on_what_came(
             trace(tmp_path, rows),
             "--map",
             "popularity",
+            *(("--http", http) if protocol == "http" else ()),
         ),
     )
     assert locust.wait() == 0, locust.said

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mesh.domain.ids import DeploymentName
+from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.slo import Slo
 from mesh.evaluation.judging import Judged, Judgement, judge, judged
 from mesh.evaluation.load_client import Answer, Call
@@ -35,7 +35,7 @@ def call(
         refused=refused,
         failed=failed,
         finishes=0 if refused or failed else 1,
-        accepted=accepted,
+        request_id=RequestId("r1") if accepted else None,
         grace_s=grace_s,
         node_id=node,
     )

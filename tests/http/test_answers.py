@@ -40,6 +40,7 @@ async def test_a_chat_is_answered_whole(http: Edge) -> None:
         "prompt_tokens": prompt,
         "completion_tokens": 4,
         "total_tokens": prompt + 4,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
 
 
@@ -65,9 +66,36 @@ async def test_a_chat_streams_role_text_end_usage_and_done(http: Edge) -> None:
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
 
 
+@pytest.mark.parametrize("kind", ["chat", "completions"])
+async def test_each_chunk_says_how_many_tokens_there_are_so_far(http: Edge, kind: str) -> None:
+    """Of its own answer; the last chunk, of all."""
+    await http.cell.deployed()
+    asked = {
+        "max_tokens": 3,
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }
+    if kind == "chat":
+        *chunks, last, done = events(await http.chat(**asked))
+        prompts, opening = [len("<user>hi<assistant>")], [0]
+    else:
+        *chunks, last, done = events(await http.complete(["x", "yz"], **asked))
+        prompts, opening = [1, 2], []
+    assert (done, last["choices"]) == ("[DONE]", [])
+    for chunk in chunks:
+        held_to(ChatChunk if kind == "chat" else Completion, chunk)
+    for number, prompt in enumerate(prompts):
+        told = [one["usage"] for one in chunks if one["choices"][0]["index"] == number]
+        assert [one["completion_tokens"] for one in told] == [*opening, 1, 2, 3, 3]
+        assert {one["prompt_tokens"] for one in told} == {prompt}
+        assert all(one["total_tokens"] == prompt + one["completion_tokens"] for one in told)
+    assert last["usage"]["completion_tokens"] == 3 * len(prompts)
+
+
 async def test_without_include_usage_chunks_say_nothing_of_it(http: Edge) -> None:
     await http.cell.deployed()
-    *chunks, done = events(await http.chat(max_tokens=2, stream=True))
+    alone = {"continuous_usage_stats": True}
+    *chunks, done = events(await http.chat(max_tokens=2, stream=True, stream_options=alone))
     assert done == "[DONE]"
     assert not any("usage" in chunk for chunk in chunks)
 
@@ -185,6 +213,18 @@ async def test_what_is_asked_reaches_the_node(http: Edge) -> None:
             stop=("x", "y"),
         )
     ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_waits_for_a_load_is_told_how_late_it_will_be(http: Edge, stream: bool) -> None:
+    await http.cell.deployed()
+    late = {"x-slo-ttft-ms": "20"}
+    body = {"model": "chat", "prompt": "x", "max_tokens": 2, "stream": stream}
+    told = await http.post("/v1/completions", body, headers=late)
+    assert told.status_code == 200, told.text
+    assert 0 < int(told.headers["x-slo-grace-ms"]) < 60_000
+    again = await http.post("/v1/completions", body)
+    assert "x-slo-grace-ms" not in again.headers
 
 
 async def test_absent_numbers_are_openais_and_what_the_context_leaves(http: Edge) -> None:

@@ -31,6 +31,14 @@ def schema(of: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": of}}
 
 
+def tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def called(arguments: str) -> dict[str, Any]:
+    return {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
 def error_of(response: requests.Response) -> dict[str, Any]:
     error: dict[str, Any] = response.json()["error"]
     assert {"message", "type", "param", "code"} <= error.keys()
@@ -281,8 +289,24 @@ BAD: Sequence[tuple[bytes | dict[str, Any], str, str | None]] = [
     ),
     (
         {**GOOD, "messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
-        "at most 0 items",
-        "messages[0].tool_calls",
+        "lacks",
+        "messages[0].tool_calls[0].function",
+    ),
+    (
+        {**GOOD, "messages": [{"role": "assistant", "tool_calls": [called("no JSON")]}]},
+        "no JSON object",
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    ({**GOOD, "tools": [tool("f")]}, "calls no tools", "tools"),
+    ({**GOOD, "tools": [tool("f"), tool("f")]}, "two tools are called 'f'", "tools"),
+    ({**GOOD, "tools": [tool("a b")]}, "match pattern", "tools[0].function.name"),
+    ({**GOOD, "tools": [tool(f"f{n}") for n in range(129)]}, "at most 128", "tools"),
+    ({**GOOD, "tools": [{"type": "function", "function": {}}]}, "lacks", "tools[0].function.name"),
+    ({**GOOD, "tool_choice": "required"}, "there are no tools", "tool_choice"),
+    (
+        {**GOOD, "tools": [tool("f")], "tool_choice": {**tool("g")}},
+        "none of the tools",
+        "tool_choice",
     ),
     ({**GOOD, "temperature": "1"}, "valid number", "temperature"),
     ({**GOOD, "temperature": -1}, "temperature is -1", "temperature"),
@@ -299,7 +323,6 @@ BAD: Sequence[tuple[bytes | dict[str, Any], str, str | None]] = [
     ({**GOOD, "logprobs": 1}, "valid boolean", "logprobs"),
     ({**GOOD, "logprobs": True, "top_logprobs": 21}, "less than or equal to 20", "top_logprobs"),
     ({**GOOD, "top_logprobs": 2}, "logprobs is not true", "top_logprobs"),
-    ({**GOOD, "tools": [{}]}, "not supported", "tools"),
     ({**GOOD, "response_format": {"type": "jsonl"}}, "json_object", "response_format.type"),
     ({**GOOD, "response_format": schema({"type": "foo"})}, "Invalid type: foo", "response_format"),
     ({**GOOD, "response_format": schema(1)}, "valid", "response_format.json_schema.schema"),

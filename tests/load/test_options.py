@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from mesh.domain.errors import InvalidInput, NotFound
-from mesh_load.options import Options, add_options, read_options
+from mesh.wire.certificates import Part, make_folder, read_tls
+from mesh.wire.credentials import Credentials, credentials, show
+from mesh_load.options import Options, add_options, read_options, show_credentials
 
 
 class Parser(argparse.ArgumentParser):
@@ -41,6 +43,30 @@ def test_options_flags_and_a_file_of_options_are_taken(tmp_path: Path) -> None:
     given = found.given
     assert (given["rate_scale"], given["seed"], given["clip"]) == (0.5, 0, False)
     assert given["how"] == "popularity"
+
+
+def test_calls_go_by_openais_protocol_where_that_is_served(tmp_path: Path) -> None:
+    assert read().http is None
+    found = read("--http", "127.0.0.1:8070")
+    assert (found.http, found.address) == ("127.0.0.1:8070", "127.0.0.1:7070")
+    with pytest.raises(InvalidInput, match="nowhere"):
+        read("--http", "nowhere")
+
+
+def test_the_key_and_the_certificate_are_those_of_mesh(tmp_path: Path) -> None:
+    parser = Parser()
+    add_options(parser)
+    make_folder(tmp_path / "tls", ("localhost",), 1)
+    (tmp_path / "key").write_text("mesh_b\n")
+    environ = {"MESH_KEY": "mesh_a", "MESH_TLS": str(tmp_path / "tls")}
+    try:
+        show_credentials(parser.parse_args([]), environ)
+        assert credentials().key == "mesh_a"
+        assert credentials().tls == read_tls(tmp_path / "tls", Part.CLIENT)
+        show_credentials(parser.parse_args(["--key-file", str(tmp_path / "key")]), {})
+        assert credentials() == Credentials(key="mesh_b")
+    finally:
+        show(Credentials())
 
 
 def test_what_mesh_replay_would_not_take_is_an_error() -> None:

@@ -5,6 +5,7 @@ import json
 from safetensors import safe_open
 
 from mesh.domain.model import ModelFormat
+from mesh_loader.gguf_names import BLOCKS_FILE
 from mesh_loader.store import StoredModel
 
 
@@ -17,7 +18,10 @@ def test_the_demo_model_is_what_its_card_says(smollm2_model: StoredModel) -> Non
     assert info.parameters == 134_515_008
     assert info.stop_token_ids == (0, 2)
     weights_bytes = (smollm2_model.path / "model.safetensors").stat().st_size
-    assert 2 * info.parameters < weights_bytes < info.disk_bytes < 2.1 * info.parameters
+    assert 2 * info.parameters < weights_bytes < 2.1 * info.parameters
+    blocks_bytes = (smollm2_model.path / BLOCKS_FILE).stat().st_size
+    others_bytes = info.disk_bytes - weights_bytes - blocks_bytes
+    assert 0 < others_bytes < 0.05 * info.parameters, "besides weights, a tokenizer and configs"
 
 
 def test_the_demo_models_files_fit_together(smollm2_model: StoredModel) -> None:

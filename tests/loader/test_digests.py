@@ -84,7 +84,7 @@ def test_first_reads_a_file_once_until_it_changes(
 
     monkeypatch.setattr(Path, "open", counted)
     verifier = Verifier(Verify.FIRST)
-    verifier.check(folder, without=".bin")
+    verifier.check(folder, without=(".bin",))
     assert "a.bin" not in opened
     verifier.check(folder)
     verifier.check(folder)

@@ -16,6 +16,7 @@ from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId, ModelId, NodeId
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import NodeHello
+from mesh.domain.model import WeightPrecision, held_id
 from mesh.domain.node_events import HeartbeatDue, NodeEvent
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.steps import HeldModel, LoadTier
@@ -148,8 +149,11 @@ async def test_a_heartbeat_has_what_the_process_and_the_engines_books_say(tmp_pa
     agent = _agent(tmp_path, engine, recorders=[beat], asleep=asleep)
     running = asyncio.create_task(agent.run())
     due = await asyncio.wait_for(beat.came, 5)
-    stored = HeldModel(model_id=ModelId(MODEL_ID), tier=LoadTier.DISK)
-    assert due.models == (stored, *asleep)
+    stored = [
+        HeldModel(model_id=held_id(ModelId(MODEL_ID), weights), tier=LoadTier.DISK)
+        for weights in (None, *WeightPrecision)
+    ]
+    assert due.models == (*stored, *asleep)
     assert due.engine_bytes == WEIGHTS_BYTES + 7 * KV_BLOCK_BYTES
     rss_bytes = psutil.Process().memory_info().rss
     assert rss_bytes / 2 < due.rss_bytes < rss_bytes * 2

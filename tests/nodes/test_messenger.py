@@ -28,9 +28,10 @@ async def test_calls_arrive_on_the_loops_thread_in_the_order_of_posting() -> Non
 
 
 def test_a_closed_loop_ends_it_quietly() -> None:
-    loop = asyncio.new_event_loop()
+    loop, before = asyncio.new_event_loop(), set(threading.enumerate())
     messenger = Messenger(loop)
     loop.close()
     messenger.post(lambda: None)
     messenger.close(10)
-    assert not [t for t in threading.enumerate() if t.name == "mesh-messenger" and t.is_alive()]
+    left = set(threading.enumerate()) - before
+    assert not [t for t in left if t.name == "mesh-messenger" and t.is_alive()]

@@ -140,7 +140,7 @@ async def node() -> AsyncIterator[Node]:
 async def test_an_import_is_prepared_and_reported_with_footprint_and_tokenizer(node: Node) -> None:
     node.engine.during = lambda progress: progress("quantise", 0.5)
     node.importer.release.set()
-    node.models.start_import(OperationId("op-1"), "file:///m")
+    node.models.start_import(OperationId("op-1"), "file:///m", None)
     finished = await node.event(ImportFinished)
     assert finished.operation_id == "op-1"
     assert finished.model == MODEL
@@ -154,8 +154,8 @@ async def test_an_import_is_prepared_and_reported_with_footprint_and_tokenizer(n
 
 
 async def test_two_imports_of_one_source_both_end_well_after_one_fetch(node: Node) -> None:
-    node.models.start_import(OperationId("op-1"), "file:///m")
-    node.models.start_import(OperationId("op-2"), "file:///m")
+    node.models.start_import(OperationId("op-1"), "file:///m", None)
+    node.models.start_import(OperationId("op-2"), "file:///m", None)
     await asyncio.to_thread(node.importer.wait_begun, 1)
     node.importer.release.set()
     async with asyncio.timeout(WAIT_S):
@@ -168,7 +168,7 @@ async def test_two_imports_of_one_source_both_end_well_after_one_fetch(node: Nod
 async def test_a_failed_import_says_why_with_its_hint(node: Node) -> None:
     node.importer.error = TornModel("m.gguf ends after 12 of 40 bytes", hint="fetch it again")
     node.importer.release.set()
-    node.models.start_import(OperationId("op-1"), "file:///m")
+    node.models.start_import(OperationId("op-1"), "file:///m", None)
     broke = await node.event(ImportBroke)
     assert (broke.operation_id, broke.error, broke.hint) == ("op-1", "TornModel", "fetch it again")
     assert "12 of 40" in broke.message
@@ -180,13 +180,13 @@ async def test_a_failed_preparation_fails_the_import(node: Node) -> None:
 
     node.engine.during = during
     node.importer.release.set()
-    node.models.start_import(OperationId("op-1"), "file:///m")
+    node.models.start_import(OperationId("op-1"), "file:///m", None)
     broke = await node.event(ImportBroke)
     assert (broke.error, broke.message) == ("StorageError", "no space left")
 
 
 async def test_stopping_an_import_ends_it_as_cancelled(node: Node) -> None:
-    node.models.start_import(OperationId("op-1"), "file:///m")
+    node.models.start_import(OperationId("op-1"), "file:///m", None)
     await asyncio.to_thread(node.importer.wait_begun, 1)
     node.models.stop_import(OperationId("op-1"))
     assert (await node.event(ImportBroke)).error == "Cancelled"
@@ -196,8 +196,8 @@ async def test_stopping_an_import_ends_it_as_cancelled(node: Node) -> None:
 
 
 async def test_stopping_one_of_two_leaves_the_other(node: Node) -> None:
-    node.models.start_import(OperationId("op-1"), "file:///m")
-    node.models.start_import(OperationId("op-2"), "file:///m")
+    node.models.start_import(OperationId("op-1"), "file:///m", None)
+    node.models.start_import(OperationId("op-2"), "file:///m", None)
     await asyncio.to_thread(node.importer.wait_begun, 1)
     node.models.stop_import(OperationId("op-1"))
     node.importer.release.set()
@@ -215,7 +215,7 @@ async def test_stopping_ends_a_preparation_at_its_next_progress(node: Node) -> N
 
     node.engine.during = during
     node.importer.release.set()
-    node.models.start_import(OperationId("op-1"), "file:///m")
+    node.models.start_import(OperationId("op-1"), "file:///m", None)
     assert await asyncio.to_thread(preparing.wait, WAIT_S)
     node.models.stop_import(OperationId("op-1"))
     stopped.set()

@@ -12,15 +12,16 @@ import pytest
 
 from mesh.domain.actions import DeliverTokens
 from mesh.domain.errors import InvalidInput, StorageError
-from mesh.domain.events import ControllerEvent, NodeDisconnected
+from mesh.domain.events import ControllerEvent, InvokeRequested, NodeDisconnected, NodeReported
+from mesh.domain.grammar import Grammar, GrammarKind
 from mesh.domain.history import OutputHistory
 from mesh.domain.ids import DeploymentName
 from mesh.domain.limits import CellLimits, NodeLimits
-from mesh.domain.messages import LoadInstance
+from mesh.domain.messages import LoadInstance, SubmitRequest, TokensReport
 from mesh.domain.reasons import FinishReason
+from mesh.domain.request import RequestTokens, SamplingParams, TokenLogprobs
 from mesh.runtime.journal import (
     CONTROLLER_FORMAT,
-    NODE_FORMAT,
     ControllerStart,
     Journal,
     NodeStart,
@@ -149,6 +150,66 @@ def test_a_start_that_leaves_out_what_it_knew_is_read_as_one_that_knew_nothing(
     assert read_journal(path)[0] == start
 
 
+def write_talk(path: Path) -> None:
+    """A call with all that a caller can say, which another node goes on with."""
+    journal = open_journal(path, START)
+    cell = JournalledCell(journal)
+    link, _ = cell.join()
+    said = SamplingParams(
+        max_tokens=20,
+        stop=("hush",),
+        grammar=Grammar(kind=GrammarKind.REGEX, text="hush+"),
+        logprobs=1,
+    )
+    prompt = (40414, 40424, 40434)
+    asked = replace(request("r1"), prompt_tokens=prompt, sampling=said)
+    load = commands(cell.tell(InvokeRequested(request=asked)), LoadInstance)[0]
+    cell.loaded(link, load.instance_id)
+    output = RequestTokens(
+        request_id=asked.request_id,
+        attempt=1,
+        first_index=0,
+        token_ids=(40444, 40454),
+        text="hush",
+        logprobs=(TokenLogprobs(logprob=-4.04, top=((40464, -4.04),)),) * 2,
+    )
+    report = TokensReport(instance_id=load.instance_id, outputs=(output,))
+    cell.tell(NodeReported(link_id=link, report=report))
+    other, _ = cell.join(hello("n2", run_id="run-2"))
+    again = commands(cell.tell(NodeDisconnected(link_id=link, reason="reset")), LoadInstance)[0]
+    (order,) = commands(cell.loaded(other, again.instance_id), SubmitRequest)
+    assert order.order.output_tokens == (40444, 40454)
+    journal.close()
+
+
+def test_of_prompts_and_answers_it_holds_the_lengths_and_replays(tmp_path: Path) -> None:
+    path = tmp_path / "talk.jsonl"
+    write_talk(path)
+    text = path.read_text()
+    assert not re.search(r"404\d4|hush|4\.04", text)
+    assert '"prompt_tokens":3' in text
+    start, decisions = read_journal(path)
+    assert isinstance(start, ControllerStart)
+    assert replay(controller_core(start), decisions) is None
+
+
+def test_a_journal_that_holds_the_tokens_replays(tmp_path: Path) -> None:
+    """As format 6 has them."""
+    path = tmp_path / "talk.jsonl"
+    write_talk(path)
+    text = path.read_text().replace('"format":7', '"format":6', 1)
+    text = text.replace('"prompt_tokens":3', '"prompt_tokens":[5,6,7]')
+    text = re.sub(r'"(token_ids|output_tokens)":2', r'"\1":[8,9]', text)
+    text = text.replace('"output_tokens":0', '"output_tokens":[]')
+    path.write_text(text)
+    start, decisions = read_journal(path)
+    kept = list(decisions)
+    asked = [d.event for d in kept if isinstance(d.event, InvokeRequested)]
+    assert asked[0].request.prompt_tokens == (5, 6, 7)
+    assert isinstance(start, ControllerStart)
+    assert replay(controller_core(start), iter(kept)) is None
+
+
 def test_a_journal_from_before_anything_slept_replays(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     write_incident(path)
@@ -177,19 +238,17 @@ def test_a_journal_of_before_tensor_parallel_replays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "core", "read"),
+    ("start", "core"),
     [
-        (replace(START, format=CONTROLLER_FORMAT + 1), "controller", CONTROLLER_FORMAT),
-        (NodeStart(format=3, version="test", limits=NodeLimits()), "node", NODE_FORMAT),
+        (replace(START, format=CONTROLLER_FORMAT + 1), "controller"),
+        (NodeStart(format=3, version="test", limits=NodeLimits()), "node"),
     ],
 )
-def test_a_journal_of_another_format_is_refused(
-    start: Start, core: str, read: int, tmp_path: Path
-) -> None:
+def test_a_journal_of_another_format_is_refused(start: Start, core: str, tmp_path: Path) -> None:
     """Of a node's, 3 has a step's tokens one by one, and not which attempt they are of."""
     path = tmp_path / "journal"
     open_journal(path, start).close()
-    words = f"{core} journal format {start.format}; this version of mesh reads {read}"
+    words = f"{core} journal format {start.format}; this version of mesh reads 6 and 7"
     with pytest.raises(InvalidInput, match=words) as raised:
         read_journal(path)
     assert raised.value.hint == "replay it with mesh test, which wrote it"

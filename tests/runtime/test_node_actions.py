@@ -19,6 +19,7 @@ from mesh.domain.actions import (
 from mesh.domain.errors import MeshError, ModelError, TornModel
 from mesh.domain.ids import DeploymentName, InstanceId, OperationId, RequestId
 from mesh.domain.messages import NodeReport
+from mesh.domain.model import WeightPrecision
 from mesh.domain.node_events import (
     AbortFinished,
     LoadBroke,
@@ -74,7 +75,9 @@ class Around:
 
     def send(self, report: NodeReport) -> None: ...
 
-    def start_import(self, operation_id: OperationId, source: str) -> None: ...
+    def start_import(
+        self, operation_id: OperationId, source: str, weights: WeightPrecision | None
+    ) -> None: ...
 
     def stop_import(self, operation_id: OperationId) -> None: ...
 

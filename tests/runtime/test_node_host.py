@@ -27,6 +27,7 @@ from mesh.domain.messages import (
     TokensReport,
     UnloadInstance,
 )
+from mesh.domain.model import WeightPrecision
 from mesh.domain.node_events import (
     CommandReceived,
     HeartbeatDue,
@@ -67,9 +68,9 @@ class LoggingEngine(ScriptedEngine):
         super().__init__(memory_bytes=memory_bytes, sleep=lambda seconds: None)
         self.log: list[str] = []
 
-    def submit(self, instance_id: InstanceId, request: EngineRequest) -> None:
+    def submit(self, instance_id: InstanceId, request: EngineRequest) -> int:
         self.log.append(f"submit {request.request_id}")
-        super().submit(instance_id, request)
+        return super().submit(instance_id, request)
 
     def abort(self, instance_id: InstanceId, request_id: RequestId) -> None:
         self.log.append(f"abort {request_id}")
@@ -137,7 +138,9 @@ class HostedNode:
     def send(self, report: NodeReport) -> None:
         self.reports.append(report)
 
-    def start_import(self, operation_id: OperationId, source: str) -> None:
+    def start_import(
+        self, operation_id: OperationId, source: str, weights: WeightPrecision | None
+    ) -> None:
         raise AssertionError("nothing is imported here")
 
     def at_hand(self, action: StartLoad) -> LoadOrder:

@@ -7,6 +7,7 @@ import pytest
 
 from mesh.domain.errors import InvalidInput, MeshError
 from mesh.sim.cluster import Arrival
+from mesh.sim.content import tokens_of
 from mesh.sim.scenario import Scenario, arrivals, fitted, trace_of
 from mesh.sim.workload import TraceFile, arrivals_of
 from mesh_workloads.generating import LLM_MESH
@@ -158,3 +159,21 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path, workload: str, named: s
     (tmp_path / "calls.csv").write_text(HEADER + calls)
     with pytest.raises(MeshError, match=named):
         arrivals(asked(tmp_path, workload))
+
+
+def test_prompts_of_the_same_blocks_begin_with_the_same_tokens() -> None:
+    made = Trace(
+        name="made",
+        duration_s=10.0,
+        arrivals=(
+            Traced(t_s=0.0, function=0, input_tokens=700, output_tokens=1, blocks=(7, 8)),
+            Traced(t_s=1.0, function=0, input_tokens=600, output_tokens=1, blocks=(7, 9)),
+            Traced(t_s=2.0, function=0, input_tokens=5, output_tokens=1),
+        ),
+    )
+    one, other, plain = arrivals_of(made, ["a"])
+    first, second = (tokens_of(a.content, a.input_tokens, own=1) for a in (one, other))
+    assert (len(first), len(second)) == (700, 600)
+    assert first[:512] == second[:512]
+    assert first[512] != second[512]
+    assert plain.content == ()

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from mesh.controller.main import HTTP_OFF
 from mesh.controller.server import ControllerConfig, serve
 from mesh.domain.limits import CellLimits
 
@@ -19,6 +20,7 @@ def main() -> None:
     parser.add_argument("--lease-s", type=float, default=CellLimits().node_lease_s)
     parser.add_argument("--parked-s", type=float, default=0.3)
     parser.add_argument("--journal", type=Path)
+    parser.add_argument("--http", default=HTTP_OFF)
     given = parser.parse_args()
     limits = replace(
         CellLimits(),
@@ -30,7 +32,11 @@ def main() -> None:
     )
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
     config = ControllerConfig(
-        listen=given.listen, home=given.home, journal=given.journal, limits=limits
+        listen=given.listen,
+        http=None if given.http == HTTP_OFF else given.http,
+        home=given.home,
+        journal=given.journal,
+        limits=limits,
     )
     asyncio.run(serve(config))
 

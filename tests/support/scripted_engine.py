@@ -84,7 +84,9 @@ class ScriptedEngine(VirtualEngine):
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        return EngineCapabilities(name="scripted", version="1", resize_kv=True, computes_ahead=True)
+        return EngineCapabilities(
+            name="scripted", version="1", resize_kv=True, computes_ahead=True, caches_prefixes=True
+        )
 
     def footprint(self, model: ModelInfo) -> Footprint:
         return self._footprint
@@ -132,5 +134,5 @@ class ScriptedEngine(VirtualEngine):
         if self.script.fails("fail_resizes"):
             raise OutOfMemory(f"instance {instance_id} is not resized: the script wants it so")
         self._resize(instance_id, kv_blocks)
-        blocks = self._instances[instance_id].kv_blocks
+        blocks = self._instances[instance_id].pool.blocks
         return ResizedKv(kv_blocks=blocks, elapsed_s=self.script.resize_s)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.errors import InvalidInput
 from mesh.domain.invocation import Invocation, InvocationEvent
-from mesh.domain.messages import NodeCommand, NodeHello, NodeReport
+from mesh.domain.messages import ImportModel, NodeCommand, NodeHello, NodeReport, SubmitRequest
 from mesh.domain.slo import ColdStart
 from mesh.domain.views import (
     CellEvent,
@@ -110,6 +111,9 @@ UNIONS = ("ImportModel", "NodeHello", "Accepted")
 def test_a_value_comes_back_as_it_went(name: str, data: st.DataObject) -> None:
     kind, to_wire, from_wire, message = CODECS[name]
     value = data.draw(values(kind))
+    if isinstance(value, SubmitRequest):  # nodes do without
+        request = replace(value.order.request, digests=())
+        value = replace(value, order=replace(value.order, request=request))
     assert from_wire(message.FromString(to_wire(value).SerializeToString())) == value
 
 
@@ -168,6 +172,16 @@ def test_who_knows_nothing_of_cold_starts_is_taken_late() -> None:
     assert codec_model.slo_from_wire(slo).cold_start is ColdStart.LATE
     with pytest.raises(InvalidInput, match="cold_start is 'never'; it must be one of late, refuse"):
         codec_model.slo_from_wire(model_pb2.Slo(ttft_s=1.0, cold_start="never"))
+
+
+def test_who_knows_nothing_of_weights_leaves_them_to_the_node() -> None:
+    asked = node_link_pb2.ImportModel(operation_id="op", source="pkg://x/y")
+    found = codec_command.command_from_wire(node_link_pb2.NodeCommand(import_model=asked))
+    assert isinstance(found, ImportModel)
+    assert found.weights is None
+    asked.weights = "i2"
+    with pytest.raises(InvalidInput, match="weights is 'i2'; it must be one of i8, i4, f16, file"):
+        codec_command.command_from_wire(node_link_pb2.NodeCommand(import_model=asked))
 
 
 def test_who_knows_nothing_of_tensor_parallelism_has_one_device() -> None:

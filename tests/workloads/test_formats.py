@@ -80,6 +80,7 @@ def test_burstgpt_has_a_function_for_each_model_and_leaves_failures_out(
 
 def test_mooncake_is_in_milliseconds(write_file: WriteFile) -> None:
     trace = read(write_file(samples.MOONCAKE))
+    assert [a.blocks for a in trace.arrivals] == [(0, 1, 2), (0, 14), ()]
     assert rows_of(trace) == [(0.0, 0, 6755, 500), (3.0, 0, 7319, 490), (3.0, 0, 12, 3)]
 
 
@@ -145,8 +146,10 @@ def test_plain_functions_keep_their_numbers(write_file: WriteFile) -> None:
         (samples.PLAIN, "1.5", "0.15", "4: column t_s is 0.100 s before the line before it"),
         (samples.BURSTGPT, "GPT-4,1087", "GPT-4,1087.5", "3: column Request tokens is '1087.5'"),
         (samples.MOONCAKE, '"output_length": 490, ', "", "2: column output_length is missing"),
-        (samples.MOONCAKE, "7319", "[7]", "2: column input_length is '<list>'"),
+        (samples.MOONCAKE, "7319", "[7]", "2: column input_length is '[7]'"),
         (samples.MOONCAKE, ": 3}", "", "4: column"),
+        (samples.MOONCAKE, "[0, 14]", "[0, -1]", "2: column hash_ids must be a list of whole"),
+        (samples.MOONCAKE, "[0, 14]", '"[0, 14"', "2: column hash_ids must be a list of whole"),
         (samples.PLAIN, "0.125,0", "0.125,-1", "2: column function is '-1'"),
         (samples.PLAIN, "1.5", "1e99", "4: column t_s is 1e99"),
     ],

@@ -78,6 +78,7 @@ class Collecting:
                         function=function,
                         input_tokens=tokens[0],
                         output_tokens=tokens[1],
+                        blocks=record.blocks,
                     )
                 )
 

@@ -126,9 +126,13 @@ def _object(path: Path, line: int, text: str) -> dict[str, str]:
 
 
 def _cell(value: object) -> str:
-    """A JSON number or string as text; the kind of anything else, which no column may have."""
+    """A JSON number or string as text, a list as JSON; the kind of anything else, which no column
+    may have.
+    """
     if isinstance(value, str | int | float) and not isinstance(value, bool):
         return str(value)
+    if isinstance(value, list):
+        return json.dumps(value)
     return f"<{type(value).__name__}>"
 
 

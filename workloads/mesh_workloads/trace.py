@@ -16,6 +16,8 @@ ARRIVALS_MAX = 5_000_000
 """In one trace: about 1 GB of memory."""
 FUNCTIONS_MAX = 200_000
 DURATION_S_MAX = 366 * 24 * 3600.0
+BLOCK_TOKENS = 512
+"""Of `Arrival.blocks`, as Mooncake's traces have them."""
 TOKENS_MAX = CONTEXT_TOKENS_MAX
 """Of a prompt, and of an answer."""
 
@@ -28,6 +30,10 @@ class Arrival:
     function: int
     input_tokens: int
     output_tokens: int
+    blocks: tuple[int, ...] = ()
+    """What its prompt is made of, BLOCK_TOKENS each but for the last: the same number stands for
+    the same tokens after the same beginning. Empty where the source does not tell.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ import click
 
 from mesh.cli.options import DEFAULT_ADDRESS, home_option, http_option, policy_option
 from mesh.controller.main import main as run_controller
+from mesh.wire.credentials import TLS_VARIABLE
 
 
 @click.command()
@@ -24,7 +25,7 @@ from mesh.controller.main import main as run_controller
     type=click.FloatRange(min=0, max=1),
     help="Decodes of an instance that take no longer together are one turn; default: each is one.",
 )
-@click.option("--tls", metavar="DIR", help="Certificates, as of `mesh tls init DIR`.")
+@click.option("--tls", metavar="DIR", envvar=TLS_VARIABLE, help="As of `mesh tls init DIR`.")
 @click.option("--keys", is_flag=True, help="Each call needs a key, on the loopback, too.")
 @click.option("--open", "open_", is_flag=True, help="None does, off the loopback either.")
 @click.option("--journal", metavar="FILE", help="Write every decision of the cell there.")

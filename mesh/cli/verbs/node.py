@@ -6,6 +6,7 @@ import click
 
 from mesh.cli.options import DEFAULT_ADDRESS, home_option
 from mesh.domain.reasons import DeviceKind
+from mesh.wire.credentials import TLS_VARIABLE
 from mesh_loader.digests import Verify
 from mesh_nodes.main import main as run_node
 
@@ -47,7 +48,7 @@ from mesh_nodes.main import main as run_node
     help="When a load checks the digests of its files.",
 )
 @click.option("--download-rate", metavar="SIZE", help="A second, for http and s3; default: any.")
-@click.option("--tls", metavar="DIR", envvar="MESH_TLS", help="As of `mesh tls init DIR`.")
+@click.option("--tls", metavar="DIR", envvar=TLS_VARIABLE, help="As of `mesh tls init DIR`.")
 @click.option("--key-file", metavar="FILE", help="The node's key for the cell; default: MESH_KEY.")
 @click.option("--journal", metavar="FILE", help="Write every decision of this node there.")
 @home_option

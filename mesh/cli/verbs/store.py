@@ -14,7 +14,7 @@ from mesh.cli.output import Column, Format, number, word
 from mesh.cli.plain import plain_fields
 from mesh.cli.progress import progress
 from mesh.domain.errors import InvalidInput, StorageError, Unavailable
-from mesh.domain.model import ModelInfo
+from mesh.domain.model import ModelInfo, stored_id
 from mesh.domain.units import format_bytes
 from mesh.wire.client import MeshClient
 from mesh_loader.digests import Damage
@@ -150,13 +150,14 @@ def _listed(models: ModelStore, stored: StoredModel) -> _Listed:
 
 
 def _users(address: str) -> dict[str, list[str]]:
-    """The names of each model's deployments."""
+    """The names of each stored model's deployments."""
     users: dict[str, list[str]] = {}
     try:
         with MeshClient(address) as client:
             for deployment in client.list():
                 if deployment.model is not None:
-                    users.setdefault(deployment.model.model_id, []).append(deployment.spec.name)
+                    model_id = stored_id(deployment.model.model_id)
+                    users.setdefault(model_id, []).append(deployment.spec.name)
     except Unavailable:
         output.message(f"no controller answers at {address}: deployments are not looked at")
     return users

@@ -3,6 +3,7 @@
 A child that ends is started again, and the others go on; one that cannot start ends the cell.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -14,6 +15,8 @@ from mesh.cli.options import DEFAULT_ADDRESS, HTTP_OFF, home_option, http_option
 from mesh.cli.restarts import RestartLimits
 from mesh.cli.stopping import Stopping
 from mesh.domain.units import parse_bytes
+from mesh.wire.certificates import Part, read_tls
+from mesh.wire.credentials import TLS_VARIABLE, credentials, show
 
 WATCH_S = 0.2
 """How often the children are looked after."""
@@ -39,8 +42,15 @@ WATCH_S = 0.2
     show_default=True,
     help="Where the controller listens. Port 0 picks a free one.",
 )
-@click.option("--keys", is_flag=True, help="Each call needs a key; the nodes' is in MESH_KEY.")
+@click.option("--keys", is_flag=True, help="Each call needs a key; MESH_KEY is an operator's.")
 @click.option("--open", "open_", is_flag=True, help="As of `mesh controller`: none needs a key.")
+@click.option(
+    "--tls",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    envvar=TLS_VARIABLE,
+    help="Certificates of the controller, nodes and clients, as of `mesh tls init DIR`.",
+)
 @http_option
 @policy_option
 @home_option
@@ -52,11 +62,14 @@ def up(
     listen: str,
     keys: bool,
     open_: bool,
+    tls: Path | None,
     http: str,
     policy: str | None,
     home: Path,
 ) -> None:
     """Start a cell on this machine: a controller and its nodes. Ctrl-C stops all of it."""
+    if tls is not None:
+        show(replace(credentials(), tls=read_tls(tls, Part.CLIENT)))
     plan = CellPlan(
         listen=listen,
         http=None if http == HTTP_OFF else http,
@@ -68,18 +81,23 @@ def up(
         policy=policy,
         keys=keys,
         open=open_,
+        tls=tls,
     )
     cell = LocalCell(plan, RestartLimits())
     with Stopping() as stopping:
         try:
             cell.start()
             if cell.wait_ready(stopping.asked, output.text):
-                output.text(f"next        mesh deploy MODEL.yaml{_at(cell.address)}")
+                output.text(f"next        mesh {_by(tls)}deploy MODEL.yaml{_at(cell.address)}")
                 while not stopping.wait(WATCH_S):
                     cell.check_alive()
             output.message("stopping")
         finally:
             cell.stop(stopping.asked_again)
+
+
+def _by(tls: Path | None) -> str:
+    return "" if tls is None else f"--tls {tls} "
 
 
 def _at(address: str) -> str:

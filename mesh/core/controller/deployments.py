@@ -64,7 +64,7 @@ def deploy(ctx: EventContext, asked: DeployRequested) -> None:
         ctx.cell.add_deployment(entry)
     else:
         ctx.cell.begin_rollout(ctx.cell.rollout_of(known), entry)
-    command = ImportModel(operation_id=operation_id, source=spec.source)
+    command = ImportModel(operation_id=operation_id, source=spec.source, weights=spec.weights)
     ctx.act(SendCommand(link_id=node.link_id, command=command))
 
 

@@ -24,7 +24,7 @@ from mesh.core.controller.profiling import profile_done, tell_of_load
 from mesh.core.controller.requests.ending import refuse_all_queued
 from mesh.core.controller.requests.migration import computed_ahead
 from mesh.core.controller.requests.queueing import tell_waiting
-from mesh.core.controller.requests.serving import deliver, give_back, relieve, requeue
+from mesh.core.controller.requests.serving import deliver, give_back, miss, relieve, requeue
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
@@ -44,6 +44,8 @@ from mesh.domain.messages import (
     LoadProgress,
     NodeHello,
     NodeReport,
+    PrefixesChanged,
+    PrefixMissed,
     ProfileDone,
     ProfileFailed,
     ProfileProgress,
@@ -74,6 +76,12 @@ def report(ctx: EventContext, link_id: int, said: NodeReport) -> None:
             give_back(ctx, said)
         case ComputedAhead():
             computed_ahead(ctx, said)
+        case PrefixesChanged():
+            holder = node.instances.get(said.instance_id)
+            if holder is not None:
+                holder.note_prefixes(said.change)
+        case PrefixMissed():
+            miss(ctx, said)
         case InstanceLoaded():
             _loaded(ctx, node, said)
         case InstanceGone():

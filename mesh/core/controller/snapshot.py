@@ -175,6 +175,7 @@ def _instance(instance: InstanceEntry, now_s: float) -> InstanceSnapshot:
         batch_max=instance.batch_max,
         kv_blocks=instance.kv_blocks,
         kv_blocks_used=instance.kv_blocks_used,
+        kv_blocks_cached=instance.kv_blocks_cached,
         weights_bytes=instance.footprint.weights_bytes,
         kv_bytes=instance.kv_blocks * instance.footprint.kv_block_bytes,
         kv_used_bytes=instance.kv_blocks_used * instance.footprint.kv_block_bytes,

@@ -8,7 +8,7 @@ the tokens.
 
 from typing import assert_never
 
-from mesh.core.node import imports, instances, measuring
+from mesh.core.node import imports, instances, measuring, prefixes
 from mesh.core.node.context import NodeEventContext
 from mesh.core.node.instances import drop
 from mesh.core.node.iterations import broken, learn, step_finished, submit_broke
@@ -49,11 +49,13 @@ from mesh.domain.node_events import (
     MeasureBroke,
     MeasureFinished,
     NodeEvent,
+    PrefixesTold,
     ResizeBroke,
     ResizeFinished,
     StepBroke,
     StepFinished,
     SubmitBroke,
+    SubmitFinished,
     UnloadFinished,
 )
 from mesh.domain.request import RequestOrder
@@ -70,7 +72,12 @@ class NodeCore:
 
     def instances(self) -> tuple[InstanceReport, ...]:
         """What is loaded, for the hello of a new link."""
-        return self._node.reports(self._now_s)
+        return self._node.reports(self._now_s, whole=True)
+
+    @property
+    def base_bytes(self) -> int:
+        """See `Heartbeat.base_bytes`."""
+        return self._node.base_bytes
 
     def handle(self, event: NodeEvent, now_s: float) -> list[NodeAction]:
         self._now_s = now_s
@@ -120,10 +127,12 @@ class NodeCore:
                 if instance is not None:
                     learn(ctx, self._node, instance, event.result)
                     step_finished(ctx, instance, event.result, self._node.steps_started)
+                    prefixes.changed(ctx, instance, event.result.prefixes)
             case CommandReceived():
                 self._command(ctx, event.command)
             case HeartbeatDue():
                 models = self._node.beat(event)
+                prefixes.ask(ctx, self._node)
                 ctx.report(self._node.heartbeat(ctx.now_s, models))
             case MeasureFinished() | MeasureBroke():
                 self._node.end_turn()
@@ -137,6 +146,11 @@ class NodeCore:
             case SubmitBroke():
                 for instance in self._node.instances.values():
                     submit_broke(ctx, instance, event)
+            case SubmitFinished():
+                for instance in self._node.instances.values():
+                    prefixes.submitted(ctx, instance, event)
+            case PrefixesTold():
+                prefixes.told(ctx, self._node, event)
             case LoadProgressed() | LoadFinished() | LoadBroke() | UnloadFinished():
                 instances.loading(ctx, self._node, event)
                 loaded = self._node.instances.get(event.instance_id)
@@ -204,6 +218,7 @@ class NodeCore:
                 )
             )
             return
+        tokens = len(request.prompt_tokens) + len(order.output_tokens)
         local = LocalRequest(
             order=order,
             start_s=ctx.now_s - order.age_s,
@@ -211,9 +226,10 @@ class NodeCore:
             first_step=self._node.steps_started + 1,
             due_s=ctx.now_s + order.due_in_s,
             # A held one has its last token computed when it goes on.
-            prefill_left=len(request.prompt_tokens) + len(order.output_tokens) - order.held,
+            prefill_left=tokens - order.held - order.cached_tokens,
             held=order.held,
         )
+        instance.cache.note_request(request.cache_salt)
         instance.add(local)
         ctx.engine(_to_engine(instance, order))
 
@@ -252,6 +268,7 @@ def _to_engine(instance: LocalInstance, order: RequestOrder) -> SubmitToEngine:
             sampling=request.sampling,
             stop_token_ids=instance.command.model.stop_token_ids,
             held=order.held,
+            cache_salt=request.cache_salt,
         ),
     )
 

@@ -13,7 +13,11 @@ from mesh.domain.node_events import ImportBroke, ImportFinished, ImportProgresse
 
 def start_import(ctx: NodeEventContext, node: LocalNode, command: ImportModel) -> None:
     node.begin_import(command.operation_id, command.source)
-    ctx.engine(StartImport(operation_id=command.operation_id, source=command.source))
+    ctx.engine(
+        StartImport(
+            operation_id=command.operation_id, source=command.source, weights=command.weights
+        )
+    )
 
 
 def cancel_import(ctx: NodeEventContext, node: LocalNode, command: CancelImport) -> None:

@@ -9,6 +9,7 @@ from mesh.compute.correction import Correction
 from mesh.compute.learned_correction import LearnedCorrection
 from mesh.compute.survey import Survey
 from mesh.compute.times import Times
+from mesh.core.node.local_cache import LocalCache
 from mesh.core.node.request import LocalRequest
 from mesh.domain.ids import InstanceId, OperationId, RequestId
 from mesh.domain.messages import Heartbeat, InstanceReport, LoadInstance
@@ -73,6 +74,7 @@ class LocalInstance:
     """Until when its times are near enough to be used as they are, while no load begins or ends."""
     kept_slowdown: float = 1.0
     """The slowdown by loads that its times were worked out with."""
+    cache: LocalCache = field(default_factory=LocalCache)
     unbooked: bool = False
     """It was leaving when the link opened: the controller does not know of its memory."""
     error: str = ""
@@ -248,9 +250,10 @@ class LocalInstance:
         run_queue.predict()
         return run_queue
 
-    def report(self, now_s: float) -> InstanceReport | None:
-        """None while it is not loaded. Its KV blocks are the most that it has until the resizes
-        under way are done: a controller that does not know of those must not give the rest away.
+    def report(self, now_s: float, *, whole: bool = False) -> InstanceReport | None:
+        """None while it is not loaded; `whole`: for a controller that knows nothing of it. Its KV
+        blocks are the most that it has until the resizes under way are done: a controller that does
+        not know of those must not give the rest away.
         """
         if self.footprint is None or self.state is not LocalState.READY:
             return None
@@ -267,6 +270,8 @@ class LocalInstance:
             correction=self.correction.factor(now_s),
             correction_planned=self.correction.planned(now_s),
             stalls=self.correction.stalls(now_s),
+            kv_blocks_cached=self.cache.kv_blocks,
+            prefixes=tuple(self.cache.digests) if whole else (),
         )
 
 
@@ -409,8 +414,10 @@ class LocalNode:
         # Both sizes are read one after the other: a single reading may be amid a change.
         self.base_bytes = max(self.base_bytes, min(beside_bytes, self.beside_bytes))
         self.beside_bytes = beside_bytes
+        cached = dict(due.kv_blocks_cached)
         for instance in self.instances.values():
             instance.encourage()
+            instance.cache.note_blocks(cached.get(instance.instance_id, 0))
         return told
 
     def heartbeat(self, now_s: float, models: tuple[HeldModel, ...] | None = None) -> Heartbeat:
@@ -424,6 +431,6 @@ class LocalNode:
             models=models,
         )
 
-    def reports(self, now_s: float) -> tuple[InstanceReport, ...]:
-        reports = (instance.report(now_s) for instance in self.instances.values())
+    def reports(self, now_s: float, *, whole: bool = False) -> tuple[InstanceReport, ...]:
+        reports = (instance.report(now_s, whole=whole) for instance in self.instances.values())
         return tuple(report for report in reports if report is not None)

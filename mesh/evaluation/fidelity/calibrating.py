@@ -15,6 +15,7 @@ from statistics import fmean, median
 from mesh.compute.times import Times
 from mesh.core.node.state import LOAD_SLOWDOWN
 from mesh.domain.errors import InvalidInput
+from mesh.domain.ids import RequestId
 from mesh.evaluation.fidelity.observing import Iteration, Observed, Spent
 from mesh.sim.costs import Jitter, NodeCosts, Pace
 
@@ -108,19 +109,17 @@ def jitter(
 
 def delay_s(
     observed: Observed,
-    sent_s: Mapping[tuple[int, ...], float],
-    came_s: Mapping[tuple[int, ...], Sequence[float]],
+    sent_s: Mapping[RequestId, float],
+    came_s: Mapping[RequestId, Sequence[float]],
 ) -> float:
     """Of a request that is placed at once from its client to its node, and of a token back: the sum
-    of both means. By prompt: when each request was sent, and when its tokens came.
+    of both means. When each request was sent, and when its tokens came.
     """
     there = [at_s - sent_s[p] for p, at_s in observed.submitted_s.items() if p in sent_s]
     back = [
         seen_s - at_s
         for request_id, reported_s in observed.tokens_s.items()
-        for at_s, seen_s in zip(
-            reported_s, came_s.get(observed.prompts.get(request_id, ()), ()), strict=False
-        )
+        for at_s, seen_s in zip(reported_s, came_s.get(request_id, ()), strict=False)
     ]
     if not there or not back:
         raise InvalidInput("no request reached the node", hint="the logs of the cell say why")

@@ -182,7 +182,6 @@ def live_run(
         arrivals=tuple(
             Arrival(c.at_s, c.deployment, len(c.prompt_tokens), c.output_tokens) for c in calls
         ),
-        prompts=tuple(call.prompt_tokens for call in calls),
         outcomes=tuple(outcome_of(c, a, start_s) for c, a in zip(calls, answers, strict=True)),
         start_s=start_s,
         calibrated_s=calibrated_s,

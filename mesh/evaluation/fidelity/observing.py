@@ -66,9 +66,8 @@ class Observed:
     loads: list[Spent] = field(default_factory=list)
     resizes: list[Spent] = field(default_factory=list)
     unloads: list[Spent] = field(default_factory=list)
-    submitted_s: dict[tuple[int, ...], float] = field(default_factory=dict)
-    """When a request reached the node that was placed at once, by its prompt."""
-    prompts: dict[RequestId, tuple[int, ...]] = field(default_factory=dict)
+    submitted_s: dict[RequestId, float] = field(default_factory=dict)
+    """When a request reached the node that was placed at once."""
     tokens_s: dict[RequestId, list[float]] = field(default_factory=dict)
     """When each token was reported, by its index."""
     footprint: Footprint | None = None
@@ -140,10 +139,8 @@ class Observer:
                 seen.rss_bytes_max = max(seen.rss_bytes_max, event.rss_bytes)
                 seen.engine_bytes_max = max(seen.engine_bytes_max, event.engine_bytes)
             case CommandReceived(command=SubmitRequest(order=order)):
-                prompt = order.request.prompt_tokens
-                seen.prompts[order.request.request_id] = prompt
                 if order.age_s <= AT_ONCE_S and order.attempt == 1:
-                    seen.submitted_s[prompt] = now_s
+                    seen.submitted_s[order.request.request_id] = now_s
             case _:
                 pass
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from mesh.compute.times import Times
 from mesh.domain.deployment import Deployment
 from mesh.domain.errors import InvalidInput
+from mesh.domain.ids import RequestId
 from mesh.domain.messages import NodeHello
 from mesh.domain.outcome import Outcome
 from mesh.domain.profile import Profile
@@ -36,8 +37,6 @@ class LiveRun:
     deployments: tuple[Deployment, ...]
     profile: Profile
     arrivals: tuple[Arrival, ...]
-    prompts: tuple[tuple[int, ...], ...]
-    """Of the arrivals, each a different one."""
     outcomes: tuple[Outcome, ...]
     """Of the arrivals; times count from `start_s`, and arrivals are when requests were sent."""
     start_s: float
@@ -155,16 +154,13 @@ def report_on(run: LiveRun, *, simulations: int = SIMULATIONS) -> FidelityReport
     )
 
 
-def _seen(
-    run: LiveRun,
-) -> tuple[Mapping[tuple[int, ...], float], Mapping[tuple[int, ...], Sequence[float]]]:
-    """By prompt: when each request of the calibrated part was sent, and when its tokens came, on
-    the node's clock.
+def _seen(run: LiveRun) -> tuple[Mapping[RequestId, float], Mapping[RequestId, Sequence[float]]]:
+    """When each request of the calibrated part was sent, and when its tokens came, on the node's
+    clock.
     """
-    both = zip(run.prompts, run.outcomes, strict=True)
-    asked = [(prompt, o) for prompt, o in both if o.arrival_s < run.calibrated_s]
-    sent_s = {prompt: run.start_s + o.arrival_s for prompt, o in asked}
-    came_s = {prompt: [run.start_s + at_s for at_s in o.tokens_s] for prompt, o in asked}
+    asked = [o for o in run.outcomes if o.arrival_s < run.calibrated_s]
+    sent_s = {o.request_id: run.start_s + o.arrival_s for o in asked}
+    came_s = {o.request_id: [run.start_s + at_s for at_s in o.tokens_s] for o in asked}
     return sent_s, came_s
 
 

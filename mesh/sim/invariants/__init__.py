@@ -2,10 +2,11 @@
 
 Pure functions look at a core between two events and raise RuleBroken: `check_cell` at a controller
 core, `check_node_core` at a node core, `check_engine` at a node's books against what its engine
-really has, `check_rest` at a cell in which nothing is under way. `Watch` sees what takes more than
-one look. Production imports none of it.
+really has, `check_blocks` at that engine's KV blocks, `check_rest` at a cell in which nothing is
+under way. `Watch` sees what takes more than one look. Production imports none of it.
 """
 
+from mesh.sim.invariants.blocks import check_blocks as check_blocks
 from mesh.sim.invariants.cell import check_cell as check_cell
 from mesh.sim.invariants.memory import check_books as check_books
 from mesh.sim.invariants.memory import check_engine as check_engine

@@ -66,13 +66,15 @@ def _check_instance(instance: InstanceEntry, running: Reservation | None, waits:
 
 
 def check_engine(node: NodeEntry, memory: Iterable[InstanceMemory]) -> None:
-    """What an engine has of the instances in the books is no more than is tracked of them, and
-    nobody's blocks were taken away.
+    """What an engine has of the instances in the books, beside what is cached beyond their sizes in
+    force, is no more than is tracked of them, and nobody's blocks were taken away.
     """
     for found in memory:
         name = found.instance_id
         used, blocks = found.kv_blocks_used, found.kv_blocks
+        beyond_bytes = max(used + found.kv_blocks_cached - blocks, 0) * found.kv_block_bytes
         hold(used <= blocks, "{} uses {} KV blocks of {}", name, used, blocks)
         if name in node.instances:
-            tracked, has = node.station.held_bytes(name), found.weights_bytes + found.kv_held_bytes
+            tracked = node.station.held_bytes(name)
+            has = found.weights_bytes + found.kv_held_bytes - beyond_bytes
             hold(has <= tracked, "{} holds {} B, and {} B are tracked", name, has, tracked)

@@ -44,14 +44,14 @@ class StrictEngine(ScriptedEngine):
         self._stuck.discard(instance_id)
         super().unload(instance_id)
 
-    def submit(self, instance_id: InstanceId, request: EngineRequest) -> None:
+    def submit(self, instance_id: InstanceId, request: EngineRequest) -> int:
         instance = self._instance(instance_id)
         known = instance.sequences.get(request.request_id)
         if known is None or not known.held:
             assert request.request_id not in self.request_ids(), "a request is on the node twice"
             assert len(instance.sequences) < instance.order.batch_max
         self._stuck.discard(instance_id)
-        super().submit(instance_id, request)
+        return super().submit(instance_id, request)
 
     def abort(self, instance_id: InstanceId, request_id: RequestId) -> None:
         self._stuck.discard(instance_id)

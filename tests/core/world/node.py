@@ -16,6 +16,7 @@ from mesh.domain.events import ControllerEvent, NodeConnected, NodeDisconnected,
 from mesh.domain.ids import NodeId, OperationId
 from mesh.domain.limits import NodeLimits
 from mesh.domain.messages import NodeCommand, NodeReport
+from mesh.domain.model import WeightPrecision
 from mesh.domain.node_events import (
     CommandReceived,
     HeartbeatDue,
@@ -191,7 +192,9 @@ class WorldNode:
         if self.link_id is not None:
             self.up.append(report)
 
-    def start_import(self, operation_id: OperationId, source: str) -> None:
+    def start_import(
+        self, operation_id: OperationId, source: str, weights: WeightPrecision | None
+    ) -> None:
         def done(result: MeshError | None) -> NodeEvent:
             if self.engine.script.fails("fail_loads"):
                 return ImportBroke(

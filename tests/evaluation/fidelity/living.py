@@ -40,7 +40,6 @@ output_tokens = [1, 2]
 
 
 def arrivals(count: int, every_s: float) -> tuple[Arrival, ...]:
-    """Each of another length, so that prompts tell requests apart."""
     return tuple(
         Arrival(n * every_s, f"chat-{n % 3 + 1}", 40 + 7 * n, 10 + n % 23) for n in range(count)
     )
@@ -93,7 +92,6 @@ def live(
         deployments=plan.deployments,
         profile=known_model(MODEL).costs[DEFAULT[DeviceKind.CPU]].profile,
         arrivals=tuple(asked),
-        prompts=tuple((1,) * arrival.input_tokens for arrival in asked),
         outcomes=outcomes,
         start_s=start_s,
         calibrated_s=calibrated_s,

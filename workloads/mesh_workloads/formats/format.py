@@ -19,6 +19,8 @@ class Record:
     over_s: float = 0.0
     input_tokens: int | None = None
     output_tokens: int | None = None
+    blocks: tuple[int, ...] = ()
+    """See `Arrival.blocks`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

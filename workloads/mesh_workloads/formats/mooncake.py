@@ -1,10 +1,11 @@
 """Mooncake: requests for Kimi with long contexts, one JSON object a line.
 
 Files `mooncake_trace.jsonl`, `conversation_trace.jsonl`, `toolagent_trace.jsonl`,
-`synthetic_trace.jsonl` (R. Qin et al., "Mooncake", FAST '25). Timestamps are milliseconds. The
-hashes of the prompts' blocks (`hash_ids`) are not read: functions do not share prefixes here.
+`synthetic_trace.jsonl` (R. Qin et al., "Mooncake", FAST '25). Timestamps are milliseconds;
+`hash_ids` are of the prompt's blocks of 512 tokens, and the same for the same beginning.
 """
 
+import json
 from collections.abc import Iterator
 
 from mesh_workloads.formats.format import Format, Record
@@ -13,6 +14,8 @@ from mesh_workloads.trace import DURATION_S_MAX, TOKENS_MAX
 
 _KEYS = ("timestamp", "input_length", "output_length")
 FUNCTION = "mooncake"
+ID_MAX = 1 << 39
+"""Of a block: 512 tokens of each have numbers of their own in the simulator."""
 
 
 def _records(row: Row) -> Iterator[Record]:
@@ -24,7 +27,20 @@ def _records(row: Row) -> Iterator[Record]:
         function=FUNCTION,
         input_tokens=row.integer("input_length", TOKENS_MAX),
         output_tokens=row.integer("output_length", TOKENS_MAX),
+        blocks=_blocks(row),
     )
+
+
+def _blocks(row: Row) -> tuple[int, ...]:
+    if "hash_ids" not in row.cells:
+        return ()
+    try:
+        ids = json.loads(row.cells["hash_ids"])
+    except ValueError:
+        ids = None
+    if not isinstance(ids, list) or not all(type(i) is int and 0 <= i <= ID_MAX for i in ids):
+        raise row.wrong("hash_ids", "must be a list of whole numbers, 0 or more")
+    return tuple(ids)
 
 
 FORMAT = Format(

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mesh.core.controller.instances.offer import relief
+from mesh.core.controller.instances.prefixes import cached_tokens
 from mesh.core.controller.instances.reservations import issue, reclaim
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -195,7 +196,8 @@ def claim(
     blocks = request_blocks(owner, request, instance.footprint, instance.context_tokens_max)
     if instance.ahead:
         ctx.cell.prefetches.note_load(nearer=True)
-    instance.add(request, blocks=blocks, now_s=ctx.now_s)
+    cached = cached_tokens(instance, request)
+    instance.add(request, blocks=blocks, now_s=ctx.now_s, cached_tokens=cached)
     _take(ctx, instance, room, request.due_s)
 
 

@@ -12,6 +12,7 @@ from math import inf
 
 from mesh.compute.times import Times
 from mesh.core.controller.instances.loading_lane import loads_end_s
+from mesh.core.controller.instances.prefixes import cached_tokens
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.request import RequestEntry
@@ -77,9 +78,10 @@ def forecast_on(
         if beside:
             schedule.queues.append(run_queue)
     run_queue.tpot_s = min([run_queue.tpot_s, *(other.pace_s for other in beside)])
-    coming = [(run_queue, _prompt(other)) for other in beside]
+    coming = [(run_queue, _prompt_on(instance, other)) for other in beside]
     schedule.joining = (*schedule.joining, *coming)
-    return _forecast(schedule, run_queue, request, now_s, loads=False, late=late)
+    prompt = _prompt_on(instance, request)
+    return _forecast(schedule, run_queue, request, now_s, prompt=prompt, late=late)
 
 
 def forecast_on_loading(
@@ -102,7 +104,7 @@ def forecast_on_loading(
         return Forecast(verdict=Verdict.TPOT_EXCEEDED)
     schedule, run_queues = _schedule(node, now_s, limits)
     queue = run_queues.get(instance.instance_id) or _run_queue(instance, request.pace_s, now_s)
-    return _forecast(schedule, queue, request, ready_s, loads=False, late=late)
+    return _forecast(schedule, queue, request, ready_s, late=late)
 
 
 def forecast_on_start(
@@ -150,7 +152,8 @@ def without_time_on(
         correction = instance.node.instances[each.instance_id].correction
         each.times.factor = correction.factor(now_s) / QUICKER_MOST
     # Those that were accepted are served, late or not.
-    prompts = [replace(_prompt(r), due_s=inf) if r.accepted else _prompt(r) for r in waiting]
+    on = [(request, _prompt_on(instance, request)) for request in waiting]
+    prompts = [replace(prompt, due_s=inf) if r.accepted else prompt for r, prompt in on]
     in_time = in_time_together(schedule, run_queue, prompts)
     places = _places_left(instance, waiting[0], now_s)
     without = []
@@ -200,13 +203,15 @@ def _forecast(
     request: RequestEntry,
     ready_s: float,
     *,
-    loads: bool,
+    prompt: Prompt | None = None,
+    loads: bool = False,
     late: bool,
 ) -> Forecast:
+    """`prompt`: what is left of it to compute; all of it unless given."""
     queue.tpot_s = min(queue.tpot_s, request.pace_s)
     newcomer = Newcomer(
         queue=queue,
-        prompt=_prompt(request),
+        prompt=prompt or _prompt(request),
         joins_s=ready_s,
         loads=loads,
         may_be_late=late,
@@ -240,14 +245,15 @@ def alone_s(
     rule: NodeRule,
     limits: CellLimits,
     factor: float = 1.0,
+    cached: int = 0,
 ) -> float:
-    """How long a request's next token takes on a node that does nothing else; infinite if its
-    further ones could not keep their pace there.
+    """How long a request's next token takes on a node that does nothing else, if so many of its
+    tokens are cached there; infinite if its further ones could not keep their pace.
     """
     times = Times(profile, factor * rule.overestimate)
     if times.decode_s(1, request.tokens + LOOKAHEAD_TOKENS) > request.pace_s:
         return inf
-    left, past, total_s = request.tokens, 0, limits.delivery_s_max
+    left, past, total_s = request.tokens - cached, cached, limits.delivery_s_max
     while left > 0:
         tokens = min(left, rule.chunk_tokens_max)
         total_s += times.prefill_s(tokens, past)
@@ -284,7 +290,8 @@ def in_time_alone(
     if instance.profile is None:
         return False
     factor, rule = instance.correction.factor(now_s), instance.node.rule
-    seconds = alone_s(instance.profile, request, rule, limits, factor)
+    cached = cached_tokens(instance, request)
+    seconds = alone_s(instance.profile, request, rule, limits, factor, cached)
     return now_s + seconds <= request.due_s
 
 
@@ -426,6 +433,11 @@ def _fill(
             run_queue.prompts.append(prompt)
     run_queue.batch, run_queue.context_tokens = len(dues_s), context_tokens
     run_queue.sort_dues(now_s)
+
+
+def _prompt_on(instance: InstanceEntry, request: RequestEntry) -> Prompt:
+    """Of a request that is to begin there, where some of it may be computed already."""
+    return _prompt(request, request.tokens - cached_tokens(instance, request))
 
 
 def _prompt(request: RequestEntry, left: int | None = None) -> Prompt:

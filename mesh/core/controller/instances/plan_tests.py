@@ -15,6 +15,7 @@ from mesh.core.controller.instances.node_schedule import (
     decodes_share,
     time_left_s,
 )
+from mesh.core.controller.instances.prefixes import cached_tokens
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -53,7 +54,9 @@ class PlanTests:
             return Verdict.TPOT_EXCEEDED
         ctx, request = self._ctx, self._request
         arrives_s = self.arrives_s(plan)
-        seconds = self._times().prefill_s(request.tokens, 0)
+        place = self._place
+        cached = cached_tokens(place, request) if isinstance(place, InstanceEntry) else 0
+        seconds = self._times().prefill_s(request.tokens - cached, cached)
         most_s = ctx.limits.delivery_s_max + slack_s
         if max(arrives_s, ctx.now_s) + seconds + most_s > request.due_s:
             return Verdict.FIRST_TOKEN_LATE

@@ -113,7 +113,11 @@ def _import(ctx: EventContext, deployment: Deployment, node: NodeEntry) -> NodeE
         begun_s=ctx.now_s,
     )
     node.prefetches.begin(ahead)
-    command = ImportModel(operation_id=ahead.operation_id, source=deployment.model.source)
+    command = ImportModel(
+        operation_id=ahead.operation_id,
+        source=deployment.model.source,
+        weights=deployment.spec.weights,
+    )
     ctx.act(SendCommand(link_id=node.link_id, command=command))
     return node
 

@@ -13,6 +13,7 @@ from math import inf
 
 from mesh.core.controller.instances.loading_lane import lane_ends_s, load_s
 from mesh.core.controller.instances.node_schedule import alone_s, without_time_on
+from mesh.core.controller.instances.prefixes import cached_tokens
 from mesh.core.controller.requests.departures import Departures
 from mesh.core.controller.requests.ending import refuse
 from mesh.core.controller.requests.nearest_place import Lack, lack_of_nearest
@@ -220,12 +221,15 @@ def _quickest_s(ctx: EventContext, entry: DeploymentEntry, request: RequestEntry
     deployment = entry.deployment
     assert deployment is not None
     seen: dict[str, float] = {}
+    cached = max((cached_tokens(i, request) for i in entry.instances.values()), default=0)
     for node in ctx.cell.nodes.values():
         if node.hello.fingerprint in seen or not ctx.takes(node, entry.spec):
             continue
         footprint = node.footprint_of(deployment)
         profile = ctx.cell.expectations.profile(deployment.model, footprint, node.hello)
-        seconds = alone_s(profile, request, node.rule, ctx.limits) if profile.measured else 0.0
+        seconds = 0.0
+        if profile.measured:
+            seconds = alone_s(profile, request, node.rule, ctx.limits, cached=cached)
         seen[node.hello.fingerprint] = seconds
     return min(seen.values(), default=0.0)
 

@@ -18,6 +18,7 @@ from mesh.core.controller.instances.lifecycle import note_idle
 from mesh.core.controller.instances.node_schedule import forecast_on
 from mesh.core.controller.instances.offer import Offer
 from mesh.core.controller.instances.plan_tests import PlanTests
+from mesh.core.controller.instances.prefixes import cached_tokens, preferred
 from mesh.core.controller.instances.replicas import keep_minima
 from mesh.core.controller.requests.cold_starts import TRIES_MAX, find_loads
 from mesh.core.controller.requests.deadlines import LaneEnds, refuse_hopeless
@@ -258,7 +259,11 @@ def _in_order(
         return enumerate(chain((request.waits_for,), others))
     start = ctx.cell.refusals.where_to_resume(entry.spec.name)
     if not start:
-        return enumerate(entry.candidates)
+        first = preferred(entry.candidates, request, ctx.now_s)
+        if first is None:
+            return enumerate(entry.candidates)
+        others = (i for i in entry.candidates if i is not first)
+        return enumerate(chain((first,), others))
     start = min(start, len(entry.candidates))
     return chain(
         islice(enumerate(entry.candidates), start, None), islice(enumerate(entry.candidates), start)
@@ -301,7 +306,8 @@ def _shadow(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) -
         instance, request, now_s=ctx.now_s, limits=ctx.limits, late=request.accepted
     )
     if forecast.verdict is not Verdict.PASSES:
-        ctx.cell.refusals.note_refused(instance, request, forecast.verdict)
+        left = request.tokens - cached_tokens(instance, request)
+        ctx.cell.refusals.note_refused(instance, request, left, forecast.verdict)
         if forecast.in_time_as_predicted(request.due_s, ctx.now_s, instance.node.rule.overestimate):
             request.refusals.note_in_time_as_predicted()
     return forecast.verdict
@@ -315,7 +321,8 @@ def _known_refusal(
     """
     if must_give_way(ctx, instance.node, request):
         return Verdict.DELAYS_RUNNING
-    verdict = ctx.cell.refusals.why_refuses(instance, request)
+    left = request.tokens - cached_tokens(instance, request)
+    verdict = ctx.cell.refusals.why_refuses(instance, request, left)
     if verdict is Verdict.TPOT_EXCEEDED:
         # Counts as one all the same: an event must not go through every full instance of a cell.
         ctx.note_validation()

@@ -15,7 +15,7 @@ from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import DeliverTokens, RefuseRequest, StoreHistory
 from mesh.domain.ids import RequestId
 from mesh.domain.lifecycle import DeploymentState
-from mesh.domain.messages import RequestReturned
+from mesh.domain.messages import PrefixMissed, RequestReturned
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.request import Request, RequestTokens
 from mesh.domain.slo import Slo
@@ -163,6 +163,23 @@ def give_back(ctx: EventContext, returned: RequestReturned) -> None:
         request is not None and request.attempt == returned.attempt and request.instance is not None
     ):
         requeue(ctx, request, RefusalReason.ENGINE_FAILED, returned.message)
+
+
+def miss(ctx: EventContext, missed: PrefixMissed) -> None:
+    """What a request was submitted for was in part gone when it came. Nobody's deadline was looked
+    at with so much left to compute: it is placed anew, here or elsewhere, where it has a token yet
+    to come in time; one that is computed ahead goes on.
+    """
+    request = ctx.cell.requests.get(missed.request_id)
+    moves = request.migration if request is not None else None
+    copy = moves.copy if moves is not None and moves.copy.attempt == missed.attempt else request
+    if copy is None or copy.instance is None or copy.attempt != missed.attempt:
+        return
+    copy.note_prefill_left(copy.tokens - missed.cached_tokens)
+    if not copy.is_copy:
+        copy.note_evicted()
+        message = f"what {copy.instance.instance_id} had cached of it was gone"
+        requeue(ctx, copy, RefusalReason.DELAYS_RUNNING, message)
 
 
 def requeue(ctx: EventContext, request: RequestEntry, reason: RefusalReason, message: str) -> None:

@@ -6,6 +6,7 @@ or has one promised on an instance that loads, and its client is told which dead
 from math import inf
 
 from mesh.core.controller.instances.kv_cache import Room, claim, expect
+from mesh.core.controller.instances.prefixes import cached_tokens
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
 from mesh.core.controller.state.instance import InstanceEntry
@@ -23,7 +24,7 @@ def submit(
     room: Room,
 ) -> None:
     """Submit a queued request to a loaded instance that has this room for it."""
-    _accept(ctx, request)
+    _accept(ctx, request, cached=cached_tokens(instance, request))
     if request.waits_for is not None:
         ctx.note_released(request.waits_for)
         request.waits_for.expect_no_more(request)
@@ -58,6 +59,7 @@ def _send(
         pace_share=request.pace.share,
         slack_s=request.slack_s,
         held=held,
+        cached_tokens=request.tokens - request.prefill_left,
     )
     command = SubmitRequest(instance_id=instance.instance_id, order=order)
     ctx.act(SendCommand(link_id=instance.node.link_id, command=command))
@@ -79,7 +81,12 @@ def wait_for(
     expect(ctx, entry, instance, request, room, needed_s)
 
 
-def _accept(ctx: EventContext, request: RequestEntry, grace_s: float = 0.0) -> None:
+def _accept(
+    ctx: EventContext, request: RequestEntry, grace_s: float = 0.0, cached: int = 0
+) -> None:
     if not request.accepted:
         request.accept(grace_s)
-        ctx.act(TellAccepted(request_id=request.original.request_id, grace_s=grace_s))
+        told = TellAccepted(
+            request_id=request.original.request_id, grace_s=grace_s, cached_tokens=cached
+        )
+        ctx.act(told)

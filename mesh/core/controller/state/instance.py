@@ -19,7 +19,7 @@ from mesh.domain.messages import InstanceReport, LoadInstance
 from mesh.domain.model import Footprint
 from mesh.domain.profile import Profile, Stalls
 from mesh.domain.reasons import DeviceKind
-from mesh.domain.steps import LoadTier
+from mesh.domain.steps import LoadTier, PrefixChange
 
 if TYPE_CHECKING:
     from mesh.core.controller.state.node import NodeEntry
@@ -48,6 +48,9 @@ class InstanceEntry:
     expected: dict[RequestId, RequestEntry] = field(default_factory=dict)
     """Requests to which its load was promised: they wait for it, and then for their place."""
     kv_blocks_used: int = 0
+    kv_blocks_cached: int = 0
+    prefixes: set[int] = field(default_factory=set)
+    """Digests of the keys of its KV blocks, as its node told; see `PrefixChange`."""
     correction: Correction = field(default_factory=Correction)
     """As its node reports it."""
     stalls: Stalls = field(default_factory=Stalls)
@@ -168,7 +171,9 @@ class InstanceEntry:
         """KV blocks that those who are expected will need."""
         return sum(request.required_blocks for request in self.expected.values())
 
-    def add(self, request: RequestEntry, *, blocks: int, now_s: float) -> None:
+    def add(
+        self, request: RequestEntry, *, blocks: int, now_s: float, cached_tokens: int = 0
+    ) -> None:
         """A request is submitted to it, which is expected to need so many KV blocks; see
         `RequestEntry.submitted`. A parked instance is woken.
         """
@@ -176,7 +181,7 @@ class InstanceEntry:
             self.unpark()
         self.ahead = False
         self.node.request_joins(now_s)
-        request.submitted(self, blocks=blocks, now_s=now_s)
+        request.submitted(self, blocks=blocks, now_s=now_s, cached_tokens=cached_tokens)
         self.requests[request.original.request_id] = request
         self.mixed_slos = self.mixed_slos or request.has_own_slo
         self.tokens += request.tokens
@@ -280,9 +285,18 @@ class InstanceEntry:
 
     def note_report(self, said: InstanceReport, now_s: float) -> None:
         """What a heartbeat, or a hello, says of it, but for the size of its KV cache."""
-        self.kv_blocks_used = said.kv_blocks_used
+        self.kv_blocks_used, self.kv_blocks_cached = said.kv_blocks_used, said.kv_blocks_cached
+        if said.prefixes:
+            self.prefixes = set(said.prefixes)
         self.correction.told(said.correction, now_s, planned=said.correction_planned)
         self.stalls = said.stalls
+
+    def note_prefixes(self, change: PrefixChange) -> None:
+        """Blocks with these keys have come to its KV cache and gone."""
+        self.prefixes.update(change.came)
+        self.prefixes.difference_update(change.went)
+        if change.came:
+            self.node.ease()
 
     def note_grow_failed(self, again_s: float) -> None:
         """Its node could not do a grow; the next is not tried before `again_s`."""

@@ -79,7 +79,7 @@ class RefusalMemory:
         self._no_time: dict[InstanceId, tuple[int, int]] = {}
         """The last TPOT_EXCEEDED: `NodeEntry.eased`, and the tokens of the request."""
         self._in_event: dict[InstanceId, tuple[Verdict, int]] = {}
-        """Other verdicts, and the tokens of the request."""
+        """Other verdicts, and the tokens that were left to compute."""
         self._resume_at: dict[DeploymentName, int] = {}
         self._latest_start_s: dict[RequestId, float] = {}
 
@@ -159,9 +159,11 @@ class RefusalMemory:
         """A request of the deployment has ended well, so that another answer is expected."""
         self._starts.pop(name, None)
 
-    def why_refuses(self, instance: "InstanceEntry", request: "RequestEntry") -> Verdict | None:
+    def why_refuses(
+        self, instance: "InstanceEntry", request: "RequestEntry", left: int
+    ) -> Verdict | None:
         """Why an instance refuses a request, if that is known without a validation: it has refused
-        one under the same SLO that was no longer.
+        one under the same SLO that was no longer. `left` of its tokens are not in the cache there.
         """
         if request.has_own_slo:
             return None
@@ -169,18 +171,20 @@ class RefusalMemory:
         if eased == instance.node.eased and request.tokens >= tokens:
             return Verdict.TPOT_EXCEEDED
         verdict, tokens = self._in_event.get(instance.instance_id, (None, 0))
-        return verdict if request.tokens >= tokens else None
+        return verdict if left >= tokens else None
 
     def note_refused(
-        self, instance: "InstanceEntry", request: "RequestEntry", verdict: Verdict
+        self, instance: "InstanceEntry", request: "RequestEntry", left: int, verdict: Verdict
     ) -> None:
-        """A validation has refused to submit the request to the instance."""
+        """A validation has refused to submit the request to the instance, with so many of its
+        tokens left to compute.
+        """
         if request.has_own_slo:
             return
         if verdict is Verdict.TPOT_EXCEEDED:
             self._no_time[instance.instance_id] = (instance.node.eased, request.tokens)
         elif verdict is not Verdict.FIRST_TOKEN_LATE:
-            self._in_event[instance.instance_id] = (verdict, request.tokens)
+            self._in_event[instance.instance_id] = (verdict, left)
 
     def where_to_resume(self, name: DeploymentName) -> int:
         """The place among the deployment's candidates to begin at, this time."""

@@ -106,13 +106,24 @@ class RequestEntry:
         """
         self.waits_for, self.required_blocks = instance, blocks
 
-    def submitted(self, instance: "InstanceEntry", *, blocks: int, now_s: float) -> None:
-        """It goes to an instance, where it is expected to need so many KV blocks."""
+    def digests(self, block_tokens: int) -> tuple[int, ...]:
+        """Of the keys of its prompt's full blocks; none where it shares nothing."""
+        for size, digests in self.original.digests:
+            if size == block_tokens:
+                return digests
+        return ()
+
+    def submitted(
+        self, instance: "InstanceEntry", *, blocks: int, now_s: float, cached_tokens: int = 0
+    ) -> None:
+        """It goes to an instance, where it is expected to need so many KV blocks, and not to have
+        to compute so many of its tokens.
+        """
         self.advance(RequestState.RUNNING)
         self.submissions += 1
         self.attempt = self.submissions
         self.instance, self.required_blocks = instance, blocks
-        self.submitted_s, self.prefill_left = now_s, self.tokens
+        self.submitted_s, self.prefill_left = now_s, self.tokens - cached_tokens
 
     def left(self) -> None:
         """It is not on its instance any more; unless it is over, it waits for another place."""

@@ -3,10 +3,10 @@
 The only package that imports openvino. `engine.OpenVinoEngine` implements the engine port.
 """
 
+from mesh.domain.model import WeightPrecision
 from mesh_nodes.engines.openvino.compilation import KvPrecision
 from mesh_nodes.engines.openvino.engine import OpenVinoEngine
 from mesh_nodes.engines.openvino.footprint import ENGINE_BYTES
 from mesh_nodes.engines.openvino.kv_cache import KvResize
-from mesh_nodes.engines.openvino.weights import WeightPrecision
 
 __all__ = ["ENGINE_BYTES", "KvPrecision", "KvResize", "OpenVinoEngine", "WeightPrecision"]

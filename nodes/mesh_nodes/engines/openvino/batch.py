@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
+from mesh.memory.kv_blocks import KvBlocks
 from mesh_nodes.engines.openvino import paged_attention as names
-from mesh_nodes.engines.openvino.blocks import BlockPool
 from mesh_nodes.engines.openvino.kv_layers import FIRST_BLOCK
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 from mesh_nodes.engines.openvino.sequence import Sequence
@@ -44,7 +44,7 @@ class Plan:
     starved: list[Sequence] = field(default_factory=list)
 
 
-def plan(active: SequenceOf[Sequence], prefill_tokens_max: int, pool: BlockPool) -> Plan:
+def plan(active: SequenceOf[Sequence], prefill_tokens_max: int, pool: KvBlocks) -> Plan:
     """Takes the blocks that the iteration writes. `active` is in the order of submission."""
     result = Plan()
     for sequence in active:
@@ -56,6 +56,7 @@ def plan(active: SequenceOf[Sequence], prefill_tokens_max: int, pool: BlockPool)
             break
         if sequence.decoding or not sequence.computable:
             continue
+        sequence.adopt(pool)
         if sequence.computable > budget:
             _add(result, sequence, _chunk(rows, budget), pool)
             break
@@ -71,7 +72,7 @@ def _chunk(rows: int, budget: int) -> int:
     return fitting if budget >= _CUT_TOKENS_MIN and fitting > budget // 2 else budget
 
 
-def _add(result: Plan, sequence: Sequence, wanted: int, pool: BlockPool) -> int:
+def _add(result: Plan, sequence: Sequence, wanted: int, pool: KvBlocks) -> int:
     tokens = sequence.reserve(wanted, pool)
     if tokens > 0:
         result.work.append(Work(sequence, tokens))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mesh.domain.errors import MeshError
 from mesh.domain.ids import ModelId
+from mesh.domain.model import WeightPrecision, held_id
 from mesh.domain.steps import HeldModel, LoadTier
 from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
@@ -23,8 +24,9 @@ class BlobIndex:
     def __init__(self, compiler: Compiler, blobs: BlobFolder) -> None:
         self._compiler = compiler
         self._blobs = blobs
-        self._keys: dict[Path, dict[int, str]] = {}
-        """By the model's folder and the context limit, as long as the folder is there."""
+        self._keys: dict[tuple[Path, WeightPrecision | None], dict[int, str]] = {}
+        """By the model's folder, how its weights are held, and the context limit, as long as the
+        folder is there."""
 
     def held(
         self, folders: Sequence[Path], awaited: frozenset[str] = frozenset()
@@ -34,28 +36,33 @@ class BlobIndex:
         """
         keys = self._blobs.keys() | awaited
         contexts = sorted({c for c in map(context_of, keys) if c is not None})
-        self._keys = {folder: self._of(folder, contexts) for folder in folders}
+        kinds = [(folder, weights) for folder in folders for weights in (None, *WeightPrecision)]
+        self._keys = {kind: self._of(*kind, contexts) for kind in kinds}
         return tuple(
             HeldModel(
-                model_id=ModelId(folder.name), tier=LoadTier.PREPARED, context_tokens_max=context
+                model_id=held_id(ModelId(folder.name), weights),
+                tier=LoadTier.PREPARED,
+                context_tokens_max=context,
             )
-            for folder in folders
+            for folder, weights in kinds
             for context in contexts
-            if self._keys[folder].get(context) in keys
+            if self._keys[folder, weights].get(context) in keys
         )
 
-    def _of(self, folder: Path, contexts: Sequence[int]) -> dict[int, str]:
+    def _of(
+        self, folder: Path, weights: WeightPrecision | None, contexts: Sequence[int]
+    ) -> dict[int, str]:
         """By context limit; none for a model that is not prepared (yet), or that has no blobs at
         all.
         """
-        known = self._keys.get(folder, {})
+        known = self._keys.get((folder, weights), {})
         missing = [context for context in contexts if context not in known]
-        layout = self._compiler.layout(folder) if missing else None
+        layout = self._compiler.layout(folder, weights) if missing else None
         if layout is None:
             return known
         try:
             architecture = read_architecture(folder)
         except (MeshError, OSError):
             return known
-        new = {c: self._compiler.blob_key(architecture, c, layout) for c in missing}
+        new = {c: self._compiler.blob_key(architecture, c, layout, weights) for c in missing}
         return {**known, **new}

@@ -6,8 +6,8 @@
 import json
 from dataclasses import asdict, dataclass
 
+from mesh.domain.model import WeightPrecision
 from mesh_nodes.engines.openvino.compilation import KvPrecision
-from mesh_nodes.engines.openvino.weights import WeightPrecision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Reads safetensors files of the store without copying: one mapped view per tensor.
 
 Owns the maps, which live as long as a view of them does. `weights` takes tensors from here by their
-Hugging Face names; one file or shards with an index, f16, bf16 and f32.
+Hugging Face names; one file or shards with an index, f16, bf16 and f32; and, of a model that was a
+GGUF file, the 4-bit blocks that the file had in their place.
 """
 
 import json
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mesh.domain.errors import TornModel, UnsupportedModel
+from mesh_loader.gguf_names import BLOCKS_FILE as BLOCKS
 from mesh_nodes.engines.openvino.mapped_file import MappedFile
 
 _ELEMENTS: dict[str, np.dtype[Any]] = {
@@ -20,6 +22,7 @@ _ELEMENTS: dict[str, np.dtype[Any]] = {
     "BF16": np.dtype(np.uint16),
     "F32": np.dtype(np.float32),
 }
+_BLOCKS = {"U8": np.dtype(np.uint8)}
 _HEADER_BYTES_MAX = 100 * 2**20
 """The format's own limit on its header."""
 _LENGTH_BYTES = 8
@@ -74,9 +77,16 @@ class Checkpoint:
         self._tensors: dict[str, StoredTensor] = {}
         self.maps: list[MappedFile] = []
         for path in _files(model_path):
-            mapped, tensors = _read(path)
+            mapped, tensors = _read(path, _ELEMENTS)
             self.maps.append(mapped)
             self._tensors.update(tensors)
+        self._blocks: dict[str, tuple[str, StoredTensor]] = {}
+        if (model_path / BLOCKS).exists():
+            mapped, blocks = _read(model_path / BLOCKS, _BLOCKS)
+            self.maps.append(mapped)
+            for name, tensor in blocks.items():
+                of, _, kind = name.partition(":")
+                self._blocks[of] = kind, tensor
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
         """The named tensor. Raises TornModel when it is missing or of another shape."""
@@ -86,6 +96,13 @@ class Checkpoint:
         if stored.data.shape != shape:
             raise TornModel(f"tensor {name} is {stored.data.shape}, config.json asks for {shape}")
         return stored
+
+    def blocks(self, name: str) -> tuple[str, npt.NDArray[np.uint8]] | None:
+        """The type, as llama.cpp names it, and the blocks of a tensor that had 4 bits in its file:
+        [rows, bytes of a row].
+        """
+        found = self._blocks.get(name)
+        return None if found is None else (found[0], found[1].data.view(np.uint8))
 
 
 def _files(model_path: Path) -> list[Path]:
@@ -99,7 +116,9 @@ def _files(model_path: Path) -> list[Path]:
     return [model_path / Path(name).name for name in names]
 
 
-def _read(path: Path) -> tuple[MappedFile, dict[str, StoredTensor]]:
+def _read(
+    path: Path, elements: dict[str, np.dtype[Any]]
+) -> tuple[MappedFile, dict[str, StoredTensor]]:
     try:
         mapped = MappedFile(path)
         header_bytes = int.from_bytes(mapped.bytes_at(0, _LENGTH_BYTES), "little")
@@ -108,18 +127,26 @@ def _read(path: Path) -> tuple[MappedFile, dict[str, StoredTensor]]:
         header = json.loads(mapped.bytes_at(_LENGTH_BYTES, header_bytes))
         header.pop("__metadata__", None)
         begin = _LENGTH_BYTES + header_bytes
-        return mapped, {name: _tensor(mapped, begin, name, header[name]) for name in header}
+        return mapped, {
+            name: _tensor(mapped, begin, name, header[name], elements) for name in header
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise TornModel(f"{path} cannot be read: {error}") from error
 
 
-def _tensor(mapped: MappedFile, begin: int, name: str, entry: dict[str, Any]) -> StoredTensor:
+def _tensor(
+    mapped: MappedFile,
+    begin: int,
+    name: str,
+    entry: dict[str, Any],
+    elements: dict[str, np.dtype[Any]],
+) -> StoredTensor:
     element, shape = str(entry["dtype"]), tuple(entry["shape"])
-    if element not in _ELEMENTS:
+    if element not in elements:
         raise UnsupportedModel(
-            f"tensor {name} is {element}", hint=f"supported: {', '.join(_ELEMENTS)}"
+            f"tensor {name} is {element}", hint=f"supported: {', '.join(elements)}"
         )
-    dtype = _ELEMENTS[element]
+    dtype = elements[element]
     first, last = entry["data_offsets"]
     size_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if last - first != size_bytes or begin + last > mapped.size_bytes:

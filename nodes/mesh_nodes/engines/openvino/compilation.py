@@ -20,10 +20,10 @@ import numpy as np
 import openvino as ov
 import openvino.opset13 as ops
 
-from mesh.domain.errors import EngineError, ModelError, OutOfMemory, TornModel
-from mesh.domain.model import ModelFormat, ModelInfo
+from mesh.domain.errors import EngineError, ModelError, OutOfMemory, TornModel, UnsupportedModel
+from mesh.domain.model import ModelFormat, ModelInfo, WeightPrecision
 from mesh.runtime.engine import Progress
-from mesh_loader.digests import WEIGHTS_SUFFIX, Verifier, Verify, require_originals
+from mesh_loader.digests import WEIGHTS_SUFFIXES, Verifier, Verify, require_originals
 from mesh_loader.prepared_key import openvino_key
 from mesh_nodes.engines.file_guard import FileGuard
 from mesh_nodes.engines.openvino.allocator import return_memory
@@ -35,6 +35,7 @@ from mesh_nodes.engines.openvino.compiled_import import (
     enable_import,
     import_compiled,
 )
+from mesh_nodes.engines.openvino.four_bits import GROUP
 from mesh_nodes.engines.openvino.graph import build_graph
 from mesh_nodes.engines.openvino.ir import read_ir
 from mesh_nodes.engines.openvino.mapped_file import MappedFile, Pages, pages_released
@@ -48,13 +49,15 @@ from mesh_nodes.engines.openvino.prepared import (
 from mesh_nodes.engines.openvino.preparer import PHASE, prepare_beside
 from mesh_nodes.engines.openvino.shape_blob import BoundBlob
 from mesh_nodes.engines.openvino.shape_key import cpu_fields, shape_key
-from mesh_nodes.engines.openvino.weights import (
-    Array,
-    WeightPrecision,
-    graph_weights,
-)
+from mesh_nodes.engines.openvino.weights import Array, graph_weights
 
 _PROBE_SIZE = 64
+_ACTIVATION_GROUP = 64
+"""Activations that share a scale, on CPUs with VNNI. Against OpenVINO's default of 32, decoding
+takes 5 % and prefill 12 % less time; the divergence from f16 weights' tokens (KL, SmolLM2-135M) is
+0.0071 nats instead of 0.0055, and would be 0.0126 with 192. Where fewer weights share a scale than
+activations do, it takes three times as long.
+"""
 
 WaitForBlob = Callable[[str, Callable[[], None]], bool]
 
@@ -125,7 +128,8 @@ class Compiler:
         verify: Verify = Verify.FIRST,
         wait_for_blob: WaitForBlob = lambda key, on_wait: False,
     ) -> None:
-        """Without `blobs` every model is compiled. `verify`: when files are checked before use.
+        """`weights`: of models that do not say how theirs are held. Without `blobs` every model is
+        compiled. `verify`: when files are checked before use.
         `wait_for_blob`, given the key of one that is not there, waits for it, if it is being made
         and worth that, and says whether to look again; it calls `on_wait` before.
         """
@@ -133,18 +137,13 @@ class Compiler:
         self._blobs = blobs
         self._wait_for_blob = wait_for_blob
         self._verifier = Verifier(verify)
-        self._precision = weights
-        self._prepared_key = openvino_key(weights.value)
+        self._weights = weights
         self._properties = {
             "INFERENCE_NUM_THREADS": threads,
             "PERFORMANCE_HINT": "LATENCY",
             # bf16, the default where the CPU has it, is no faster than f32 with i8 weights (their
             # activations are quantised on the fly), and with f16 weights it changes tokens.
             "INFERENCE_PRECISION_HINT": "f32",
-            # Activations share a scale by 64, on CPUs with VNNI. Against OpenVINO's default of 32,
-            # decoding takes 5 % and prefill 12 % less time; the divergence from f16 weights' tokens
-            # (KL, SmolLM2-135M) is 0.0071 instead of 0.0055 nats, and would be 0.0126 with 192.
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 64,
             "KV_CACHE_PRECISION": kv.value,
             # Every process pins its threads to the same first cores: two engines of one thread on
             # two cores ran at half speed. Alone, pinning gained nothing.
@@ -156,8 +155,9 @@ class Compiler:
             "requirements": self._start_plugin(),
         }
         enable_import(self._core)
-        self._in_use = WeakValueDictionary[tuple[Path, int], CompiledGraph]()
-        """By the model's folder and the context limit. It is the instances that keep them."""
+        self._in_use = WeakValueDictionary[tuple[Path, int, WeightPrecision], CompiledGraph]()
+        """By the model's folder, the context limit, and how its weights are held. It is the
+        instances that keep them."""
         self._bringing_up = threading.Lock()
         """A load that was to share a model whose last instance went meanwhile waits for others."""
 
@@ -183,17 +183,25 @@ class Compiler:
         """
         progress(PHASE, 0.0)
         if model.format is ModelFormat.SAFETENSORS:
-            self._verifier.check(model_path, without=WEIGHTS_SUFFIX)
+            self._verifier.check(model_path, without=WEIGHTS_SUFFIXES)
             read_architecture(model_path)
+        elif model.weights is not None:
+            raise UnsupportedModel(
+                f"{model_path.name} is an OpenVINO IR, whose weights are what they were exported "
+                f"as and cannot be held as {model.weights}",
+                hint="leave spec.weights out, or deploy the model that it was exported from",
+            )
         if not self.is_prepared(model, model_path):
             self._check_originals(model_path)
-            prepare_beside(model_path, self._prepared_key, self._precision, progress)
+            precision = self._precision(model)
+            prepare_beside(model_path, openvino_key(precision), precision, progress)
         progress(PHASE, 1.0)
 
     def is_prepared(self, model: ModelInfo, model_path: Path) -> bool:
         """Whether `prepare` has nothing to write."""
-        quantises = model.format is ModelFormat.SAFETENSORS and self._precision.quantised
-        return not quantises or read_layout(model_path, self._prepared_key) is not None
+        precision = self._precision(model)
+        quantises = model.format is ModelFormat.SAFETENSORS and precision.quantised
+        return not quantises or self.layout(model_path, precision) is not None
 
     def compile(
         self, model: ModelInfo, model_path: Path, context_tokens_max: int, progress: Progress
@@ -206,7 +214,7 @@ class Compiler:
         """
         progress("read weights", 0.0)
         start_s = time.perf_counter()
-        place = model_path, context_tokens_max
+        place = model_path, context_tokens_max, self._precision(model)
         graph = self._in_use.get(place)
         how = "shared with another instance"
         if graph is None:
@@ -218,9 +226,16 @@ class Compiler:
         log.info("%s for a context of %d: %s, %.2f s", model.model_id, place[1], how, elapsed_s)
         return graph
 
-    def in_use(self, model_path: Path, context_tokens_max: int) -> bool:
+    def in_use(self, model: ModelInfo, model_path: Path, context_tokens_max: int) -> bool:
         """Whether an instance runs this model now, for a further one to share."""
-        return (model_path, context_tokens_max) in self._in_use
+        return (model_path, context_tokens_max, self._precision(model)) in self._in_use
+
+    def _precision(self, model: ModelInfo) -> WeightPrecision:
+        return model.weights or self._weights
+
+    def _properties_of(self, precision: WeightPrecision) -> dict[str, object]:
+        group = GROUP if precision.four_bits else _ACTIVATION_GROUP
+        return {**self._properties, "DYNAMIC_QUANTIZATION_GROUP_SIZE": group}
 
     def _bring_up(
         self, model: ModelInfo, model_path: Path, context_tokens_max: int, progress: Progress
@@ -229,78 +244,98 @@ class Compiler:
             self._verifier.check(model_path)
             progress("compile", 0.2)
             guard = FileGuard(model_path / "openvino_model.bin")
-            compiled = self._compile(read_ir(self._core, model_path), self._properties)
+            properties = self._properties_of(WeightPrecision.I8)
+            compiled = self._compile(read_ir(self._core, model_path), properties)
             return CompiledGraph(compiled, {}, (), guards=(guard,))
-        layout = self.layout(model_path)
+        precision, key = self._precision(model), None
+        layout, properties = self.layout(model_path, precision), self._properties_of(precision)
         if layout is None:
             self._check_originals(model_path)
         else:
-            self._check_prepared(model_path)
+            self._check_prepared(model_path, precision)
         architecture = read_architecture(model_path)
-        key = self.blob_key(architecture, context_tokens_max, layout) if layout else None
-        if layout is not None and key is not None:
-            imported = self._import(key, layout, progress)
+        if layout is not None:
+            key = self.blob_key(architecture, context_tokens_max, layout, precision)
+            imported = self._import(key, layout, properties, progress)
             if imported is not None:
                 return imported
         progress("compile", 0.2)
-        graph = self._build(architecture, model_path, context_tokens_max, self._properties)
-        return replace(graph, blob_key=key)
+        maps, weights = self._read_weights(architecture, model_path, precision)
+        compiled = self.compile_graph(architecture, weights, context_tokens_max, properties)
+        return CompiledGraph(compiled, weights, maps, blob_key=key)
 
     def _check_originals(self, model_path: Path) -> None:
         """Raises TornModel for the first file that is damaged, or was removed to save space."""
         require_originals(model_path)
         self._verifier.check(model_path)
 
-    def _check_prepared(self, model_path: Path) -> None:
+    def _check_prepared(self, model_path: Path, precision: WeightPrecision) -> None:
         """Raises TornModel. Prepared weights that are damaged go, if they can be derived anew: the
         next load does so.
         """
-        self._verifier.check(model_path, without=WEIGHTS_SUFFIX)
+        self._verifier.check(model_path, without=WEIGHTS_SUFFIXES)
+        key = openvino_key(precision)
         try:
-            self._verifier.check(prepared_path(model_path, self._prepared_key))
+            self._verifier.check(prepared_path(model_path, key))
         except TornModel as error:
             try:
                 require_originals(model_path)
             except TornModel as gone:
                 what = f"{error.message}; {gone.message}"
                 raise TornModel(what, hint=gone.hint) from error
-            drop_prepared(model_path, self._prepared_key)
+            drop_prepared(model_path, key)
             raise TornModel(error.message, hint="load it again: it is derived anew") from error
 
     def export(
         self, architecture: Architecture, model_path: Path, context_tokens_max: int, folder: Path
     ) -> tuple[CompiledGraph, Path]:
-        """Compile, and have OpenVINO write what it compiled into this empty folder: its cache does
-        so without a second copy in memory, which `export_model` makes. Raises as `compile` does.
+        """Compile, with weights as of a model that does not say how they are held, and have
+        OpenVINO write what it compiled into this empty folder: its cache does so without a second
+        copy in memory, which `export_model` makes. Raises as `compile` does.
         """
         with engine_errors(f"{model_path.name} cannot be exported"):
-            properties = {**self._properties, **PLAIN_GRAPH, "CACHE_DIR": str(folder)}
-            graph = self._build(architecture, model_path, context_tokens_max, properties)
+            properties = self._properties_of(self._weights) | PLAIN_GRAPH
+            properties["CACHE_DIR"] = str(folder)
+            maps, weights = self._read_weights(architecture, model_path, self._weights)
+            compiled = self.compile_graph(architecture, weights, context_tokens_max, properties)
         (path,) = folder.glob("*.blob")
-        return graph, path
+        return CompiledGraph(compiled, weights, maps), path
 
-    def import_bound(self, key: str, bound: BoundBlob) -> CompiledGraph:
-        """Raises RuntimeError when OpenVINO refuses it."""
+    def import_bound(
+        self, key: str, bound: BoundBlob, properties: Mapping[str, object] | None = None
+    ) -> CompiledGraph:
+        """`properties`: those that it was compiled with, unless it says nothing of its weights.
+        Raises RuntimeError when OpenVINO refuses it.
+        """
         tensor = ov.Tensor(bound.content, shared_memory=True)
-        model = import_compiled(self._core, tensor, self._properties)
+        model = import_compiled(
+            self._core, tensor, properties or self._properties_of(self._weights)
+        )
         return CompiledGraph(model, {}, (bound,), blob_key=key, imported=True)
 
-    def layout(self, model_path: Path) -> Layout | None:
+    def layout(self, model_path: Path, weights: WeightPrecision | None = None) -> Layout | None:
         """Of the model's prepared weights, None where there are none: then there is no blob."""
-        if not self._precision.quantised:
-            return None
-        return read_layout(model_path, self._prepared_key)
+        weights = weights or self._weights
+        return read_layout(model_path, openvino_key(weights)) if weights.quantised else None
 
-    def blob_key(self, architecture: Architecture, context_tokens_max: int, layout: Layout) -> str:
+    def blob_key(
+        self,
+        architecture: Architecture,
+        context_tokens_max: int,
+        layout: Layout,
+        weights: WeightPrecision | None = None,
+    ) -> str:
         return shape_key(
             architecture=architecture,
             context_tokens_max=context_tokens_max,
             layout=layout,
-            properties=self._properties,
+            properties=self._properties_of(weights or self._weights),
             platform=self._platform,
         )
 
-    def _import(self, key: str, layout: Layout, progress: Progress) -> CompiledGraph | None:
+    def _import(
+        self, key: str, layout: Layout, properties: Mapping[str, object], progress: Progress
+    ) -> CompiledGraph | None:
         """None where there is no blob, or OpenVINO refuses the one that there is."""
         if self._blobs is None:
             return None
@@ -312,21 +347,10 @@ class Compiler:
             return None
         progress("import compiled", 0.2)
         try:
-            return replace(self.import_bound(key, bound), awaited=awaited)
+            return replace(self.import_bound(key, bound, properties), awaited=awaited)
         except RuntimeError as error:
             self._blobs.drop(key, str(error).strip())
             return None
-
-    def _build(
-        self,
-        architecture: Architecture,
-        model_path: Path,
-        context_tokens_max: int,
-        properties: Mapping[str, object],
-    ) -> CompiledGraph:
-        maps, weights = self._weights(architecture, model_path)
-        model = self.compile_graph(architecture, weights, context_tokens_max, properties)
-        return CompiledGraph(model, weights, maps)
 
     def compile_graph(
         self,
@@ -337,21 +361,21 @@ class Compiler:
     ) -> ov.CompiledModel:
         """Of weights that are there. Raises RuntimeError as OpenVINO does."""
         graph = build_graph(architecture, weights, context_tokens_max)
-        return self._compile(graph, properties or self._properties)
+        return self._compile(graph, properties or self._properties_of(self._weights))
 
     def _compile(self, graph: ov.Model, properties: Mapping[str, object]) -> ov.CompiledModel:
         return self._core.compile_model(graph, "CPU", properties)
 
-    def _weights(
-        self, architecture: Architecture, model_path: Path
+    def _read_weights(
+        self, architecture: Architecture, model_path: Path, precision: WeightPrecision
     ) -> tuple[list[MappedFile], Mapping[str, Array]]:
         """The prepared weights where there are any, else derived anew."""
-        key = self._prepared_key
-        prepared = read_prepared(model_path, key) if self._precision.quantised else None
+        key = openvino_key(precision)
+        prepared = read_prepared(model_path, key) if precision.quantised else None
         if prepared is not None:
             return [prepared[0]], prepared[1]
         checkpoint = Checkpoint(model_path)
-        return checkpoint.maps, dict(graph_weights(architecture, checkpoint, self._precision))
+        return checkpoint.maps, dict(graph_weights(architecture, checkpoint, precision))
 
 
 @contextmanager

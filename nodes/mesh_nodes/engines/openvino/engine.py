@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import openvino as ov
@@ -17,10 +17,11 @@ import psutil
 
 from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, RequestId
-from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.model import Footprint, ModelInfo, WeightPrecision
 from mesh.domain.profile import IterationShape
-from mesh.domain.steps import HeldModel, LoadTier, repeated
+from mesh.domain.steps import HeldModel, LoadTier, PrefixChange, repeated
 from mesh.domain.units import format_bytes
+from mesh.memory.cache_room import CacheRoom
 from mesh.runtime.engine import (
     Ended,
     EngineCapabilities,
@@ -49,7 +50,6 @@ from mesh_nodes.engines.openvino.footprint import BATCH_MAX
 from mesh_nodes.engines.openvino.instance import Instance
 from mesh_nodes.engines.openvino.kv_cache import KvResize
 from mesh_nodes.engines.openvino.least_load import least_load_s
-from mesh_nodes.engines.openvino.weights import WeightPrecision
 
 BUSY_LOAD_FACTOR = 1.5
 """Of imports beside the decodes of up to 19 instances on two cores, in the mean, against one alone;
@@ -85,6 +85,7 @@ class OpenVinoEngine:
         footprints_path: Path | None = None,
     ) -> None:
         """`threads`: cores to compute on, those that the process may use unless given.
+        `weights`: how those are held of models that do not say it.
         `kv_resize`: how KV caches grow and shrink; tokens do not depend on it.
         `available_bytes` is asked before each load, which is refused when it is too little.
         `blobs_path`: the folder of what lets a shape's second load do without a compile; without
@@ -118,6 +119,7 @@ class OpenVinoEngine:
         self._instances: dict[InstanceId, Instance] = {}
         self._lock = threading.Lock()
         """Guards the table alone, never an instance."""
+        self._room = CacheRoom(lock=threading.RLock())
         self._loads_begun = self._loads_ended = 0
 
     @property
@@ -128,6 +130,7 @@ class OpenVinoEngine:
             version=version,
             resize_kv=True,
             computes_ahead=True,
+            caches_prefixes=True,
             shares_weights=True,
             busy_load_factor=BUSY_LOAD_FACTOR,
             loads_in_process=True,
@@ -158,14 +161,16 @@ class OpenVinoEngine:
         return self._compiler.is_prepared(model, model_path)
 
     def tier_of(self, order: LoadOrder) -> LoadTier:
-        shares = self._compiler.in_use(order.model_path, order.context_tokens_max)
+        shares = self._compiler.in_use(order.model, order.model_path, order.context_tokens_max)
         return LoadTier.HOST if shares else LoadTier.DISK
 
     def load(self, order: LoadOrder, progress: Progress) -> LoadedInstance:
         start_s = time.perf_counter()
         self._check(order)
-        shares = self._compiler.in_use(order.model_path, order.context_tokens_max)
+        shares = self._compiler.in_use(order.model, order.model_path, order.context_tokens_max)
         self._loads_begun += 1
+        booked_bytes = self.footprint(order.model).instance_bytes(order.kv_blocks)
+        self._room.begin_load(order.instance_id, booked_bytes)
         try:
             instance, graph = self._bring_up(order, progress)
         except BaseException as error:
@@ -173,6 +178,7 @@ class OpenVinoEngine:
             return_memory()
             raise
         finally:
+            self._room.end_load(order.instance_id)
             self._loads_ended += 1
         with self._lock:
             self._instances[order.instance_id] = instance
@@ -206,8 +212,8 @@ class OpenVinoEngine:
         if not shared and moment == self._moment() and self._loads_begun == self._loads_ended:
             self._books.note(model, freed_bytes, reached)
 
-    def submit(self, instance_id: InstanceId, request: EngineRequest) -> None:
-        self._instance(instance_id).submit(request)
+    def submit(self, instance_id: InstanceId, request: EngineRequest) -> int:
+        return self._instance(instance_id).submit(request)
 
     def abort(self, instance_id: InstanceId, request_id: RequestId) -> None:
         instance = self._instances.get(instance_id)
@@ -226,6 +232,15 @@ class OpenVinoEngine:
         start_s = time.perf_counter()
         blocks = self._instance(instance_id).resize_kv(kv_blocks)
         return ResizedKv(kv_blocks=blocks, elapsed_s=time.perf_counter() - start_s)
+
+    def tell_prefixes(self) -> Mapping[InstanceId, PrefixChange]:
+        with self._lock:
+            instances = list(self._instances.values())
+        told = ((instance.instance_id, instance.tell_prefixes()) for instance in instances)
+        return {instance_id: change for instance_id, change in told if change is not None}
+
+    def bound_memory(self, memory_bytes: int) -> None:
+        self._room.bound(memory_bytes)
 
     def memory(self) -> tuple[InstanceMemory, ...]:
         with self._lock:
@@ -279,6 +294,7 @@ class OpenVinoEngine:
                 order,
                 graph,
                 weights_bytes=self.footprint(order.model).weights_bytes,
+                room=self._room,
                 kv_resize=self._kv_resize,
             )
         return instance, graph
@@ -293,7 +309,7 @@ class OpenVinoEngine:
             model_path=str(order.model_path),
             context_tokens_max=order.context_tokens_max,
             threads=self._threads,
-            weights=self._weights,
+            weights=order.model.weights or self._weights,
             kv=self._kv,
         )
         self._blob_maker.ask(wish, self.footprint(order.model).weights_bytes, compile_s)

@@ -8,6 +8,7 @@ model's prepared file, and for the rest in the head. What mesh knows of the form
 
 import struct
 import xml.etree.ElementTree as ET
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,8 +118,11 @@ def _sorted(
     missing = set(layout.tensors) - {constant.get("name") for constant in weights}
     for constant in unnamed:
         values = export.values(constant)
-        # A bias loses its name where it is fused into its matrix product.
-        names = [n for n in missing if np.array_equal(values, _stored(n, stored, layout))]
+        # A bias loses its name where it is fused into its matrix product, and the second of two
+        # constants over one weight to the first: an embedding of 4 bits that is the head, too.
+        names = _equal(values, missing, stored, layout) or _equal(
+            values, layout.tensors, stored, layout
+        )
         if len(names) != 1:
             raise EngineError(f"{len(values)} bytes compiled are {len(names)} of the weights")
         constant.set("name", names[0])
@@ -127,6 +131,10 @@ def _sorted(
     if missing:
         raise EngineError(f"the compiled graph has no {min(missing)}")
     return weights, others
+
+
+def _equal(values: Bytes, names: Iterable[str], stored: Bytes, layout: Layout) -> list[str]:
+    return [n for n in names if np.array_equal(values, _stored(n, stored, layout))]
 
 
 def _stored(name: str, stored: Bytes, layout: Layout) -> Bytes:

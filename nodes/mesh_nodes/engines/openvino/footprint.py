@@ -8,13 +8,16 @@ was 0 to 35 % less than estimated, never more. What the first load leaves behind
 
 from dataclasses import dataclass, field
 
-from mesh.domain.model import Footprint, ModelFormat, ModelInfo
+from mesh.domain.model import Footprint, ModelFormat, ModelInfo, WeightPrecision
 from mesh_nodes.engines.openvino.compilation import KvPrecision
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
-from mesh_nodes.engines.openvino.weights import WeightPrecision
 
 _I8_BYTES = 1
 """Per parameter: the plugin's repacked matrices; what it was given stays in the page cache."""
+_I4_BYTES = 0.625
+"""The same with an f32 scale for 32 of them."""
+_FILE_BYTES = 0.75
+"""With an offset, too. A file has less than 4 bits of none, and may have more of some."""
 _F16_BYTES = 9
 """Per parameter: computing in f32, the plugin holds f32 weights twice, beside f16 of the fused."""
 _IR_OVERHEAD = 1.25
@@ -67,8 +70,10 @@ class Reached:
 
 
 def estimate(model: ModelInfo, *, weights: WeightPrecision, kv: KvPrecision) -> Footprint:
-    """Weights with graph and activations, and the KV bytes of one block."""
-    weights_bytes = model.parameters * _parameter_bytes(model, weights)
+    """Weights with graph and activations, and the KV bytes of one block. `weights`: of a model that
+    does not say how its are held.
+    """
+    weights_bytes = _matrices_bytes(model, model.weights or weights)
     kv_block_bytes = model.kv_bytes_per_token(_KV_ELEMENT_BYTES[kv]) * BLOCK_TOKENS
     if kv is KvPrecision.U8:
         scales = model.layers * model.kv_heads * (model.head_size + BLOCK_TOKENS)
@@ -114,12 +119,19 @@ def _beyond_scratch_bytes(model: ModelInfo) -> int:
     return max(passing_bytes - SCRATCH_BYTES, 0)
 
 
-def _parameter_bytes(model: ModelInfo, weights: WeightPrecision) -> float:
+def _matrices_bytes(model: ModelInfo, weights: WeightPrecision) -> float:
     if model.format is ModelFormat.SAFETENSORS:
-        return _I8_BYTES if weights.quantised else _F16_BYTES
+        if not weights.quantised:
+            return _F16_BYTES * model.parameters
+        # The embedding and the head.
+        eight_bits = min(2 * model.vocabulary_tokens * model.hidden_size, model.parameters)
+        if not weights.four_bits:
+            eight_bits = model.parameters
+        four_bits_bytes = _I4_BYTES if weights is WeightPrecision.I4 else _FILE_BYTES
+        return _I8_BYTES * eight_bits + four_bits_bytes * (model.parameters - eight_bits)
     # An IR brings its own precision: what is not compressed below f16 is computed from f32.
     stored_bytes = model.disk_bytes / model.parameters
-    return _F16_BYTES if stored_bytes >= 2 else _IR_OVERHEAD * stored_bytes
+    return model.parameters * (_F16_BYTES if stored_bytes >= 2 else _IR_OVERHEAD * stored_bytes)
 
 
 def _intermediate_size(model: ModelInfo) -> int:

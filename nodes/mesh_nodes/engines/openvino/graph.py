@@ -13,6 +13,7 @@ import openvino.opset13 as ops
 from openvino import Node, Type
 
 from mesh_nodes.engines.openvino.architecture import Architecture
+from mesh_nodes.engines.openvino.four_bits import GROUP
 from mesh_nodes.engines.openvino.paged_attention import (
     INPUT_IDS,
     POSITION_IDS,
@@ -42,6 +43,8 @@ class _Builder:
     ) -> None:
         self._a = architecture
         self._weights = weights
+        self._constants = dict[str, Node]()
+        self._matrices = dict[str, Node]()
         self._attention = AttentionInputs()
         self._input_ids = parameter(INPUT_IDS, [-1], Type.i64)
         self._position_ids = parameter(POSITION_IDS, [-1], Type.i64)
@@ -51,17 +54,34 @@ class _Builder:
         self._sine = self._rows_at_positions(SINE, sine)
 
     def model(self) -> ov.Model:
-        embedding = self._matrix("embedding")
-        x = ops.unsqueeze(_gather(embedding, self._input_ids), _shape(1))
+        x = ops.unsqueeze(self._embedded(), _shape(1))
         for layer in range(self._a.layers):
             x = ops.add(x, self._attend(layer, x))
             x = ops.add(x, self._mlp(layer, x))
         x = self._norm(_gather(x, self._sampled), "norm", rank=3)
-        head = embedding if self._a.tied_embeddings else self._matrix("head")
-        logits = ops.matmul(x, head, False, True)
+        logits = self._linear(x, "embedding" if self._a.tied_embeddings else "head")
         logits.output(0).get_tensor().set_names({"logits"})
         inputs = [self._input_ids, self._position_ids, self._sampled, *self._attention.parameters]
         return ov.Model([ops.result(logits)], inputs, f"{self._a.kind}_paged")
+
+    def _embedded(self) -> Node:
+        """[tokens, width]. Of 4 bits only these rows are unpacked, two weights from a byte."""
+        nibbles = self._weights["embedding"]
+        if nibbles.dtype != np.uint8:
+            return _gather(self._matrix("embedding"), self._input_ids)
+        rows = self._rows_of_tokens("embedding")
+        upper = ops.floor(ops.multiply(rows, _number(1 / 16)))
+        lower = ops.subtract(rows, ops.multiply(upper, _number(16)))
+        pairs = [ops.unsqueeze(_signed(half), _shape(3)) for half in (lower, upper)]
+        groups = ops.reshape(ops.concat(pairs, 3), _shape(-1, nibbles.shape[1], GROUP), False)
+        embedded = ops.multiply(groups, self._rows_of_tokens("embedding.scale"))
+        if "embedding.offset" in self._weights:
+            offset = ops.unsqueeze(self._rows_of_tokens("embedding.offset"), _shape(2))
+            embedded = ops.add(embedded, offset)
+        return ops.reshape(embedded, _shape(-1, self._a.hidden_size), False)
+
+    def _rows_of_tokens(self, name: str) -> Node:
+        return ops.convert(_gather(self._constant(name), self._input_ids), "f32")
 
     def _attend(self, layer: int, x: Node) -> Node:
         a, prefix = self._a, f"layers.{layer}"
@@ -106,22 +126,54 @@ class _Builder:
 
     def _linear(self, x: Node, name: str) -> Node:
         y = ops.matmul(x, self._matrix(name), False, True)
+        offset = self._weights.get(f"{name}.offset")
+        if offset is not None:
+            y = ops.add(y, self._of_offsets(x, f"{name}.offset", offset))
         bias = self._weights.get(f"{name}.bias")
         if bias is None:
             return y
         return ops.add(y, _named(f"{name}.bias", ops.constant(bias.reshape(1, 1, -1))))
 
+    def _of_offsets(self, x: Node, name: str, offset: Array) -> Node:
+        """What a weight of a group adds to all of it: its share in the sum of the group's inputs.
+        The plugin multiplies by 4 bits and whole zero points only as quickly as it does in i8.
+        """
+        groups = ops.reshape(x, _shape(0, 0, offset.shape[1], GROUP), True)
+        sums = ops.reduce_sum(groups, _shape(3), False)
+        return ops.matmul(sums, self._constant(name), False, True)
+
     def _matrix(self, name: str) -> Node:
         """f32 [rows, columns], decompressed in the graph from what is stored."""
         values = self._weights[name]
-        stored = _named(name, ops.constant(values, shared_memory=True))
+        if values.dtype == np.uint8:
+            return self._matrix_of_four_bits(name, values)
+        if name not in self._matrices:
+            self._matrices[name] = self._decompressed(name, values)
+        return self._matrices[name]
+
+    def _decompressed(self, name: str, values: Array) -> Node:
+        stored = self._constant(name)
         if values.dtype == np.float32:
             return stored
         matrix = ops.convert(stored, "f32")
-        scale = self._weights.get(f"{name}.scale")
-        if scale is None:
+        if f"{name}.scale" not in self._weights:
             return matrix
-        return ops.multiply(matrix, _named(f"{name}.scale", ops.constant(scale)))
+        return ops.multiply(matrix, self._constant(f"{name}.scale"))
+
+    def _constant(self, name: str) -> Node:
+        """One for all that compute with it."""
+        if name not in self._constants:
+            constant = ops.constant(self._weights[name], shared_memory=True)
+            self._constants[name] = _named(name, constant)
+        return self._constants[name]
+
+    def _matrix_of_four_bits(self, name: str, nibbles: Array) -> Node:
+        """Spelled as the plugin fuses it. `nibbles` and what is beside it: see `FourBits`."""
+        rows, groups, half = nibbles.shape
+        tensor = ov.Tensor(nibbles, ov.Shape([rows, groups, 2 * half]), Type.i4)
+        stored = _named(name, ov.op.Constant(tensor))
+        matrix = ops.multiply(ops.convert(stored, "f32"), self._constant(f"{name}.scale"))
+        return ops.reshape(matrix, _shape(rows, groups * 2 * half), False)
 
     def _rows_at_positions(self, name: str, table: Array) -> Node:
         rows = _gather(_named(name, ops.constant(table)), self._position_ids)
@@ -136,6 +188,16 @@ def _named(name: str, constant: Node) -> Node:
 
 def _gather(x: Node, indices: Node) -> Node:
     return ops.gather(x, indices, _scalar(0))
+
+
+def _number(value: float) -> Node:
+    return ops.constant(np.array(value, np.float32))
+
+
+def _signed(nibble: Node) -> Node:
+    """f32 of 0 to 15 as the 4-bit numbers of -8 to 7 that they stand for."""
+    negative = ops.floor(ops.multiply(nibble, _number(1 / 8)))
+    return ops.subtract(nibble, ops.multiply(negative, _number(16)))
 
 
 def _scalar(value: int) -> Node:

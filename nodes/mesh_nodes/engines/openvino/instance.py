@@ -10,15 +10,19 @@ from itertools import islice
 
 import numpy as np
 
+from mesh.domain.errors import OutOfMemory
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint
 from mesh.domain.profile import IterationShape
 from mesh.domain.request import RequestTokens, SamplingParams, TokenLogprobs
+from mesh.domain.steps import PrefixChange
+from mesh.memory.cache_room import CacheRoom
+from mesh.memory.kv_blocks import KvBlocks
 from mesh.runtime.engine import EngineRequest, InstanceMemory, LoadOrder, StepResult
 from mesh.runtime.measurable import check_measurable
 from mesh_nodes.engines.grammars import constraint_of
 from mesh_nodes.engines.openvino.batch import BatchInputs, Plan, Work, plan
-from mesh_nodes.engines.openvino.blocks import BlockPool
+from mesh_nodes.engines.openvino.blocks import BlockPlaces
 from mesh_nodes.engines.openvino.compilation import CompiledGraph, engine_errors
 from mesh_nodes.engines.openvino.footprint import LASTING_TOKENS, Reached
 from mesh_nodes.engines.openvino.kv_cache import KvResize, bind_kv_cache
@@ -41,9 +45,11 @@ class Instance:
         graph: CompiledGraph,
         *,
         weights_bytes: int,
+        room: CacheRoom,
         kv_resize: KvResize = KvResize.ELASTIC,
     ) -> None:
-        """Reserve the KV cache and run one token, which makes the first real step quick.
+        """Reserve the KV cache and run one token, which makes the first real step quick. `room`
+        bounds what stays cached in all instances.
 
         Raises OutOfMemory or EngineError.
         """
@@ -56,6 +62,7 @@ class Instance:
         self.model = order.model
         self.reached = Reached()
         self._graph = graph
+        self._room = room
         self._request = graph.model.create_infer_request()
         self._inputs = BatchInputs(graph.model, self._request)
         blocks_useful = order.batch_max * -(-order.context_tokens_max // BLOCK_TOKENS)
@@ -67,8 +74,14 @@ class Instance:
             blocks=order.kv_blocks,
             range_blocks=self._range_blocks,
         )
-        self._pool = BlockPool(
-            order.kv_blocks, range_blocks=self._range_blocks, choose=self._cache.claim
+        self._places = BlockPlaces(self._cache, blocks=order.kv_blocks, total=self._range_blocks)
+        self._pool = KvBlocks(
+            order.kv_blocks,
+            self._places,
+            room,
+            block_bytes=self._cache.block_bytes,
+            weights_bytes=weights_bytes,
+            overflows=not self._cache.dense,
         )
         self._sequences: dict[RequestId, Sequence] = {}
         """In the order of submission; the first `batch_max` take part in a step."""
@@ -87,14 +100,18 @@ class Instance:
         """As of the last call that changed it, whole, from whatever thread; but pages that go back
         by and by are counted as of now.
         """
-        return replace(self._books, kv_held_bytes=self._cache.held_bytes)
+        return replace(
+            self._books,
+            kv_blocks_cached=self._pool.cached,
+            kv_held_bytes=self._cache.held_bytes,
+        )
 
     def shares_with(self, other: "Instance") -> bool:
         """Whether both run what was compiled once."""
         return self._graph is other._graph
 
-    def submit(self, request: EngineRequest) -> None:
-        """Raises EngineError when the request can never run here."""
+    def submit(self, request: EngineRequest) -> int:
+        """See the engine port. Raises EngineError when the request can never run here."""
         known = self._sequences.get(request.request_id)
         check_runnable(
             self.instance_id,
@@ -105,15 +122,18 @@ class Instance:
         )
         if known is not None:
             known.go_on(request)
-        else:
-            self._sequences[request.request_id] = self._sequence(request)
+            return known.computed
+        self._sequences[request.request_id] = sequence = self._sequence(request)
+        found_tokens = sequence.found_tokens(self._pool)
+        sequence.adopt(self._pool)
+        return found_tokens
 
     def abort(self, request_id: RequestId) -> None:
         sequence = self._sequences.pop(request_id, None)
         if sequence is not None:
             sequence.release(self._pool)
             if not self._sequences:
-                self._cache.rest()
+                self._cache.rest(self._places.taken())
             self._books = self._count()
 
     def step(self, prefill_tokens_max: int) -> StepResult:
@@ -142,7 +162,12 @@ class Instance:
             starved=tuple(sequence.request_id for sequence in planned.starved),
             kv_blocks_used=self._pool.used,
             elapsed_s=time.perf_counter() - start_s,
+            prefixes=self._pool.tell(),
         )
+
+    def tell_prefixes(self) -> PrefixChange | None:
+        """See the engine port."""
+        return self._pool.tell()
 
     def measure(self, shape: IterationShape) -> float:
         """Seconds of one iteration; see the engine port. It is one of made-up sequences alone, in
@@ -173,15 +198,23 @@ class Instance:
         batch could use more.
         """
         blocks = min(max(kv_blocks, self._pool.used, 1), self._range_blocks)
-        in_use = self._pool.taken()
-        places = self._pool.places_below(blocks) if self._cache.dense else in_use
-        self._cache.resize(blocks, in_use, places)
-        if not np.array_equal(in_use, places):
-            renumbered = np.zeros(self._range_blocks, np.int32)
-            renumbered[in_use] = places
-            for sequence in self._sequences.values():
-                sequence.move(renumbered)
-        self._pool.resize(blocks, places)
+        with self._room.lock:
+            before = self._pool.blocks
+            self._pool.resize(blocks)
+            in_use = self._places.taken()
+            places = self._places.places_below(blocks) if self._cache.dense else in_use
+            try:
+                self._cache.resize(blocks, in_use, places)
+            except OutOfMemory:
+                self._pool.resize(before)
+                raise
+            if not np.array_equal(in_use, places):
+                renumbered = np.arange(self._range_blocks, dtype=np.int32)
+                renumbered[in_use] = places
+                for sequence in self._sequences.values():
+                    sequence.move(renumbered)
+                self._pool.move(dict(zip(in_use.tolist(), places.tolist(), strict=True)))
+            self._places.resize(blocks, places)
         self._books = self._count()
         return blocks
 
@@ -189,6 +222,7 @@ class Instance:
         """Drop all requests and give the KV cache's pages back."""
         self._sequences.clear()
         self._cache.close()
+        self._pool.close()
 
     def _count(self) -> InstanceMemory:
         return InstanceMemory(
@@ -197,6 +231,7 @@ class Instance:
             kv_blocks=self._pool.blocks,
             kv_blocks_used=self._pool.used,
             kv_block_bytes=self._cache.block_bytes,
+            kv_blocks_cached=self._pool.cached,
             kv_held_bytes=self._cache.held_bytes,
         )
 
@@ -218,7 +253,7 @@ class Instance:
             self._graph.release_activations()
             self.reached.note_release()
         for work in planned.work:
-            work.sequence.computed += work.tokens
+            work.sequence.advance(work.tokens, self._pool)
         return tuple(
             self._advance(work, token_id, logprobs)
             for work, (token_id, logprobs) in zip(yielding, chosen, strict=True)
@@ -228,7 +263,7 @@ class Instance:
         self, work: Work, token_id: int, logprobs: tuple[TokenLogprobs, ...]
     ) -> RequestTokens:
         sequence = work.sequence
-        sequence.decoding = True
+        first, sequence.decoding = not sequence.decoding, True
         index, finish = sequence.append(token_id)
         if finish is not None:
             self.abort(sequence.request_id)
@@ -239,6 +274,7 @@ class Instance:
             token_ids=(token_id,),
             finish=finish,
             logprobs=logprobs,
+            cached_tokens=sequence.adopted_tokens if first else 0,
         )
 
     def _sequence(self, request: EngineRequest) -> Sequence:

@@ -56,8 +56,14 @@ class KvCache(Protocol):
         """
         ...
 
-    def rest(self) -> None:
-        """No request is left: memory is wanted for none of the blocks, for now."""
+    def trim(self, kept: Blocks, keep: int) -> None:
+        """No more blocks than `keep` are to take memory, but for those to be `kept`. May be called
+        from any thread.
+        """
+        ...
+
+    def rest(self, kept: Blocks) -> None:
+        """No request is left: memory is wanted for none of the other blocks, for now."""
         ...
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
-from mesh_nodes.engines.openvino.blocks import Blocks, lowest
+from mesh_nodes.engines.openvino.blocks import Blocks
 from mesh_nodes.engines.openvino.kv_layers import (
     FIRST_BLOCK,
     LayerCache,
@@ -45,7 +45,7 @@ class CopyingKvCache:
 
     def claim(self, free: Blocks, count: int) -> Blocks:
         """The lowest, which are below the size in force: so are all that are in use."""
-        return lowest(free, count)
+        return free[:count]
 
     def back(self, blocks: Blocks) -> None:
         back_blocks([array for _, array in self._memory], blocks[~self._backed[blocks]])
@@ -67,7 +67,10 @@ class CopyingKvCache:
         self._blocks = blocks
         self._backed = np.zeros(blocks, np.bool_)
 
-    def rest(self) -> None:
+    def trim(self, kept: Blocks, keep: int) -> None:
+        """It keeps its size."""
+
+    def rest(self, kept: Blocks) -> None:
         """It keeps its size."""
 
     def close(self) -> None:

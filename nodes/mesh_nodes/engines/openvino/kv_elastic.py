@@ -87,10 +87,13 @@ class ElasticKvCache:
             for old, new in pairs:
                 for array in self._arrays:
                     array[new] = array[old]
-        self._held.trim(places, keep=blocks)
+        self.trim(places, keep=blocks)
 
-    def rest(self) -> None:
-        self._held.trim(np.zeros(0, np.int64), keep=0, after_s=_REST_S)
+    def trim(self, kept: Blocks, keep: int) -> None:
+        self._held.trim(kept, keep=max(keep, kept.size))
+
+    def rest(self, kept: Blocks) -> None:
+        self._held.trim(kept, keep=kept.size, after_s=_REST_S)
 
     def close(self) -> None:
         self._held.close()

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 from mesh.domain.errors import MeshError, ModelError
+from mesh.domain.model import WeightPrecision
 from mesh.runtime.engine import Progress
 from mesh_loader.bounded_child import run_bounded
 from mesh_loader.protocol import parse_line
 from mesh_nodes.engines.openvino.prepared import WRITING_S_MAX
-from mesh_nodes.engines.openvino.weights import WeightPrecision
 
 PHASE = "quantise weights"
 _CHILD = "mesh_nodes.engines.openvino.preparing"

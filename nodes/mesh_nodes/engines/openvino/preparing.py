@@ -10,18 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mesh.domain.errors import MeshError
+from mesh.domain.model import WeightPrecision
 from mesh_loader.bounded_child import end_first
 from mesh_loader.protocol import Reporter, error_line, write_line
 from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.checkpoint import Checkpoint
 from mesh_nodes.engines.openvino.prepared import write_prepared
 from mesh_nodes.engines.openvino.preparer import PHASE
-from mesh_nodes.engines.openvino.weights import (
-    Array,
-    WeightPrecision,
-    graph_weights,
-    weight_arrays,
-)
+from mesh_nodes.engines.openvino.weights import Array, graph_weights, weight_plan
 
 NICE = 10
 """As an import's: a load may wait for it, a token may not."""
@@ -41,12 +37,14 @@ def main() -> int:
 
 def _weights(model_path: Path, precision: WeightPrecision) -> Iterator[tuple[str, Array]]:
     architecture = read_architecture(model_path)
-    reporter, total = Reporter(), weight_arrays(architecture, precision)
+    reporter, done = Reporter(), 0
+    planned = {weight.name for weight in weight_plan(architecture)}
     threads = len(os.sched_getaffinity(0))
     weights = graph_weights(architecture, Checkpoint(model_path), precision, threads)
-    for done, item in enumerate(weights):
-        reporter.report(PHASE, done / total)
-        yield item
+    for name, array in weights:
+        reporter.report(PHASE, done / len(planned))
+        done += name in planned
+        yield name, array
 
 
 if __name__ == "__main__":

@@ -9,9 +9,11 @@ import numpy.typing as npt
 
 from mesh.domain.ids import RequestId
 from mesh.domain.request import SamplingParams
+from mesh.memory.cache_room import CacheRoom
+from mesh.memory.kv_blocks import KvBlocks
 from mesh.runtime.engine import EngineRequest
 from mesh_nodes.engines.openvino.batch import BatchInputs, plan
-from mesh_nodes.engines.openvino.blocks import BlockPool
+from mesh_nodes.engines.openvino.blocks import BlockPlaces
 from mesh_nodes.engines.openvino.compilation import CompiledGraph
 from mesh_nodes.engines.openvino.kv_cache import KvResize, bind_kv_cache
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
@@ -44,7 +46,7 @@ def probe_logits(
     blocks = -(-(prompt_tokens + _DECODES + 1) // BLOCK_TOKENS)
     how = KvResize.ELASTIC
     cache = bind_kv_cache(how, graph.model, request, blocks=blocks, range_blocks=blocks)
-    pool = BlockPool(blocks, choose=cache.claim)
+    pool = KvBlocks(blocks, BlockPlaces(cache, blocks=blocks, total=blocks), CacheRoom())
     found, finished = [], False
     try:
         while not finished:

@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mesh.domain.reasons import FinishReason
+from mesh.memory.kv_blocks import KvBlocks
+from mesh.memory.prefix_walk import PrefixWalk
 from mesh.runtime.engine import EngineRequest
 from mesh_nodes.engines.grammars import Constraint
-from mesh_nodes.engines.openvino.blocks import BlockPool
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 from mesh_nodes.engines.sampling import Draw, past_of, seed_of
 
@@ -45,6 +46,8 @@ class Sequence:
         """Past its prefill: one token an iteration."""
         self._table = np.zeros(-(-self._tokens.size // BLOCK_TOKENS), np.int32)
         self._blocks = 0
+        salt = request.cache_salt
+        self._walk = None if salt is None else PrefixWalk(salt, BLOCK_TOKENS)
         self._seed = seed_of(request)
         self.held = request.held
         """It computes all its tokens but the newest, and yields none."""
@@ -60,6 +63,15 @@ class Sequence:
     def computable(self) -> int:
         """Of them, those that it may compute now."""
         return self.left - self.held
+
+    @property
+    def adopted_tokens(self) -> int:
+        """Computed by others."""
+        return 0 if self._walk is None else self._walk.adopted_tokens
+
+    @property
+    def _so_far(self) -> npt.NDArray[np.int64]:
+        return self._tokens[: self.length]
 
     def go_on(self, request: EngineRequest) -> None:
         """A held one has the tokens of the request, and goes on unless that holds it, too."""
@@ -80,7 +92,25 @@ class Sequence:
         """The blocks that hold the first `context_tokens` tokens."""
         return self._table[: -(-context_tokens // BLOCK_TOKENS)]
 
-    def reserve(self, count: int, pool: BlockPool) -> int:
+    def found_tokens(self, pool: KvBlocks) -> int:
+        """Tokens that it would not have to compute if it began now."""
+        return 0 if self._walk is None else self._walk.found_tokens(self._so_far, pool)
+
+    def adopt(self, pool: KvBlocks) -> None:
+        """Before it computes: take the blocks that hold its next tokens already."""
+        if self._walk is None or self.computed != self._blocks * BLOCK_TOKENS:
+            return
+        adopted = self._walk.adopt(self._so_far, self.computed, self._table, pool)
+        self._blocks += adopted // BLOCK_TOKENS
+        self.computed += adopted
+
+    def advance(self, count: int, pool: KvBlocks) -> None:
+        """It has computed so many more tokens; others may have the blocks that are full."""
+        self.computed += count
+        if self._walk is not None:
+            self._walk.name(self._so_far, self.computed, self._table, pool)
+
+    def reserve(self, count: int, pool: KvBlocks) -> int:
         """Take blocks for the next `count` tokens, or for as many as there are blocks for; returns
         for how many.
         """
@@ -95,9 +125,9 @@ class Sequence:
         """All blocks that it holds."""
         return [int(block) for block in self._table[: self._blocks]]
 
-    def release(self, pool: BlockPool) -> None:
-        """Give all blocks back."""
-        pool.give_back(self.blocks())
+    def release(self, pool: KvBlocks) -> None:
+        """Let all blocks go."""
+        pool.let_go(self.blocks())
         self._blocks = 0
 
     def move(self, renumbered: npt.NDArray[np.int32]) -> None:

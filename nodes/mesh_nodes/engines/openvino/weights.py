@@ -7,32 +7,29 @@ needs memory for one tensor. `prepared` writes them to disk; `graph` turns them 
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from mesh.domain.model import WeightPrecision
 from mesh_nodes.engines.openvino.architecture import Architecture
 from mesh_nodes.engines.openvino.checkpoint import Checkpoint, StoredTensor
+from mesh_nodes.engines.openvino.four_bits import (
+    EXACT,
+    GROUP,
+    FourBits,
+    from_blocks,
+    quantise_groups,
+    stacked,
+)
 
 _Element = TypeVar("_Element", bound=np.generic)
 Array = npt.NDArray[np.generic]
+_EIGHT_BITS = ("embedding", "head")
+"""In I4, too."""
 _QUANTISED_ELEMENTS = 1 << 18
 """At once: so many of f32 stay in a core's cache from one pass over them to the next."""
-
-
-class WeightPrecision(StrEnum):
-    """How matrices are held. Norms and biases are f32 in both."""
-
-    I8 = "i8"
-    """Symmetric, one f32 scale per output channel: serving."""
-    F16 = "f16"
-    """As most models are published: exactness."""
-
-    @property
-    def quantised(self) -> bool:
-        return self is WeightPrecision.I8
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,23 +92,15 @@ def _layer_plan(a: Architecture, layer: int) -> list[Matrix | Vector]:
     return plan
 
 
-def weight_arrays(architecture: Architecture, precision: WeightPrecision) -> int:
-    """How many arrays `graph_weights` yields."""
-    matrix_arrays = 2 if precision.quantised else 1
-    return sum(
-        matrix_arrays + weight.bias if isinstance(weight, Matrix) else 1
-        for weight in weight_plan(architecture)
-    )
-
-
 def graph_weights(
     architecture: Architecture,
     checkpoint: Checkpoint,
     precision: WeightPrecision,
     threads: int = 1,
 ) -> Iterator[tuple[str, Array]]:
-    """Name and array of every weight: `X` and, as the case may be, `X.scale` [rows, 1], `X.bias`.
-    Matrices are quantised on so many threads.
+    """Name and array of every weight in the plan: `X` and, as the case may be, `X.scale` [rows, 1],
+    `X.bias`; of 4 bits what `FourBits` says, as `X`, `X.scale` and `X.offset`. Matrices are
+    quantised on so many threads.
 
     Raises TornModel when a tensor is missing or of a wrong shape.
     """
@@ -124,8 +113,14 @@ def graph_weights(
                 checkpoint.tensor(f"{source}.weight", (rows, weight.columns))
                 for source, rows in weight.sources
             ]
+            four_bits = _four_bits(weight, checkpoint, parts, precision, pool)
             if precision is WeightPrecision.F16:
                 yield weight.name, _stack([part.as_f16() for part in parts])
+            elif four_bits is not None:
+                yield weight.name, four_bits.nibbles
+                yield f"{weight.name}.scale", four_bits.scale
+                if four_bits.offset is not None:
+                    yield f"{weight.name}.offset", four_bits.offset
             else:
                 values, scales = _quantised(parts, pool, threads)
                 yield weight.name, values
@@ -133,6 +128,43 @@ def graph_weights(
             if weight.bias:
                 biases = [checkpoint.tensor(f"{of}.bias", (rows,)) for of, rows in weight.sources]
                 yield f"{weight.name}.bias", _stack([bias.as_f32() for bias in biases])
+
+
+def _four_bits(
+    weight: Matrix,
+    checkpoint: Checkpoint,
+    parts: list[StoredTensor],
+    precision: WeightPrecision,
+    pool: Executor,
+) -> FourBits | None:
+    """None where the matrix is not held so: the embedding, whose rows are looked up, and the head,
+    to which tokens are most sensitive, in I4; what is not of 4 bits in its file, in FILE.
+    """
+    if precision is WeightPrecision.I4 and weight.name not in _EIGHT_BITS:
+        if weight.columns % GROUP:
+            return None
+        jobs = [
+            pool.submit(_quantise_groups, part, slice(first, first + _rows_at_once(weight.columns)))
+            for part in parts
+            for first in range(0, len(part.data), _rows_at_once(weight.columns))
+        ]
+        return stacked([job.result() for job in jobs])
+    if precision is WeightPrecision.FILE:
+        found = [checkpoint.blocks(f"{source}.weight") for source, _ in weight.sources]
+        blocks = [each for each in found if each is not None and each[0] in EXACT]
+        if len(blocks) == len(found):
+            return stacked([from_blocks(kind, data) for kind, data in blocks])
+    return None
+
+
+def _rows_at_once(columns: int) -> int:
+    return max(1, _QUANTISED_ELEMENTS // columns)
+
+
+def _quantise_groups(tensor: StoredTensor, rows: slice) -> FourBits:
+    weights = np.empty(tensor.data[rows].shape, np.float32)
+    tensor.read_f32(rows, weights)
+    return quantise_groups(weights)
 
 
 def _quantised(
@@ -162,7 +194,7 @@ def _quantise(
 ) -> None:
     """These rows of the tensor; a row of zeros has scale 1."""
     columns = values.shape[1]
-    at_once = max(1, _QUANTISED_ELEMENTS // columns)
+    at_once = _rows_at_once(columns)
     room = np.empty((min(at_once, len(values)), columns), np.float32)
     for begin in range(0, len(values), at_once):
         part = slice(begin, min(begin + at_once, len(values)))

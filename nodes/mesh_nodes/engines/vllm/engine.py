@@ -8,7 +8,7 @@ the table. Before: the node's agent. After: `remote`; `sleeping`, where instance
 import sys
 import threading
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +17,7 @@ from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
-from mesh.domain.steps import HeldModel, LoadTier
+from mesh.domain.steps import HeldModel, LoadTier, PrefixChange
 from mesh.domain.units import format_bytes
 from mesh.runtime.engine import (
     Ended,
@@ -181,7 +181,7 @@ class VllmEngine:
         """What a load would wake, the one asleep the longest first."""
         return self._sleepers.listed()
 
-    def submit(self, instance_id: InstanceId, request: EngineRequest) -> None:
+    def submit(self, instance_id: InstanceId, request: EngineRequest) -> int:
         """Taken, too, by an instance whose process is gone: the next step says so, which ends the
         instance, where a refusal would only send the request elsewhere and the next one here.
         """
@@ -191,6 +191,7 @@ class VllmEngine:
         except EngineError:
             if remote.alive:
                 raise
+        return 0
 
     def abort(self, instance_id: InstanceId, request_id: RequestId) -> None:
         remote = self._instances.get(instance_id)
@@ -211,6 +212,12 @@ class VllmEngine:
         start_s = time.perf_counter()
         blocks = cast(int, self._instance(instance_id).call(Verb.RESIZE, kv_blocks))
         return ResizedKv(kv_blocks=blocks, elapsed_s=time.perf_counter() - start_s)
+
+    def bound_memory(self, memory_bytes: int) -> None:
+        """Its caches are within the sizes in force."""
+
+    def tell_prefixes(self) -> Mapping[InstanceId, PrefixChange]:
+        return {}
 
     def memory(self) -> tuple[InstanceMemory, ...]:
         with self._lock:

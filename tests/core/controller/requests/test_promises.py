@@ -80,6 +80,10 @@ class Overtaking:
         """Those that a loaded instance had no time for before this event, and how often each had
         been overtaken.
         """
+        self._promised: set[RequestId] = set()
+        """Those that waited for a load that they were promised before this event: nobody takes the
+        time that they were promised with it.
+        """
         self.placed: set[RequestId] = set()
         self.cell = VirtualCell(plan, recorders=[self])
 
@@ -89,11 +93,14 @@ class Overtaking:
         new = [c.order.request.request_id for c in commands(actions, SubmitRequest)]
         self.placed.update(new)
         for placed in new:
-            self._check(placed, now_s)
+            if placed not in self._promised:
+                self._check(placed, now_s)
         if not self._arrivals_s:
             return
         for request in self.cell.core.cell.requests.values():
             assert request.overtaken <= LIMITS.overtaken_max
+        requests = self.cell.core.cell.requests
+        self._promised = {r for r, request in requests.items() if request.waits_for is not None}
         self._waiting = {
             request.original.request_id: request.overtaken
             for entry in self.cell.core.cell.deployments.values()

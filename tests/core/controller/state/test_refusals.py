@@ -136,35 +136,35 @@ def test_no_time_holds_for_longer_requests_until_the_node_is_eased() -> None:
     known = Entries()
     short, long = known.a_request("short", tokens=2), known.a_request("long", tokens=9)
     middle, refusals = known.a_request("middle", tokens=5), known.cell.refusals
-    refusals.note_refused(known.instance, middle, EXCEEDED)
-    said = [refusals.why_refuses(known.instance, r) for r in (short, middle, long)]
+    refusals.note_refused(known.instance, middle, middle.tokens, EXCEEDED)
+    said = [refusals.why_refuses(known.instance, r, r.tokens) for r in (short, middle, long)]
     assert said == [None, EXCEEDED, EXCEEDED]
     refusals.event_begins()
-    assert refusals.why_refuses(known.instance, long) is EXCEEDED
+    assert refusals.why_refuses(known.instance, long, long.tokens) is EXCEEDED
     known.node.ease()
-    assert refusals.why_refuses(known.instance, long) is None
+    assert refusals.why_refuses(known.instance, long, long.tokens) is None
 
 
 def test_other_refusals_hold_in_their_event_alone() -> None:
     known = Entries()
     entry, refusals = known.a_request(), known.cell.refusals
-    refusals.note_refused(known.instance, entry, LATE)
-    assert refusals.why_refuses(known.instance, entry) is None
-    refusals.note_refused(known.instance, entry, DELAYS)
-    assert refusals.why_refuses(known.instance, entry) is DELAYS
+    refusals.note_refused(known.instance, entry, entry.tokens, LATE)
+    assert refusals.why_refuses(known.instance, entry, entry.tokens) is None
+    refusals.note_refused(known.instance, entry, entry.tokens, DELAYS)
+    assert refusals.why_refuses(known.instance, entry, entry.tokens) is DELAYS
     refusals.event_begins()
-    assert refusals.why_refuses(known.instance, entry) is None
+    assert refusals.why_refuses(known.instance, entry, entry.tokens) is None
 
 
 def test_an_instance_that_comes_back_under_its_name_has_refused_nothing() -> None:
     known = Entries()
     entry = known.a_request()
-    known.cell.refusals.note_refused(known.instance, entry, EXCEEDED)
+    known.cell.refusals.note_refused(known.instance, entry, entry.tokens, EXCEEDED)
     known.cell.remove_instance(known.instance)
     again = known.an_instance("a1", known.a_node("n1", 2))
     while again.node.eased < known.node.eased - 1:
         again.node.ease()
-    assert known.cell.refusals.why_refuses(again, entry) is None
+    assert known.cell.refusals.why_refuses(again, entry, entry.tokens) is None
 
 
 def test_an_event_goes_on_once_where_validations_ran_out() -> None:

@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mesh.memory.kv_blocks import KvBlocks
 from mesh_nodes.engines.openvino.batch import plan
-from mesh_nodes.engines.openvino.blocks import BlockPool
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 from mesh_nodes.engines.openvino.sequence import Sequence
 from mesh_nodes.engines.openvino.shapes import padded
+from tests.nodes.engines.openvino.pools import pool_of
 from tests.nodes.engines.serving import request
 
 
@@ -17,7 +18,7 @@ def waiting(name: str, tokens: int) -> Sequence:
     return Sequence(item, context_tokens_max=4096, vocabulary_tokens=97)
 
 
-def decoding(name: str, pool: BlockPool) -> Sequence:
+def decoding(name: str, pool: KvBlocks) -> Sequence:
     sequence = waiting(name, 31)
     sequence.reserve(31, pool)
     sequence.computed, sequence.decoding = 31, True
@@ -35,7 +36,7 @@ def decoding(name: str, pool: BlockPool) -> Sequence:
 def test_any_plan_keeps_its_promises(
     decodes: int, prompts: list[int], budget: int, blocks: int
 ) -> None:
-    pool = BlockPool(blocks)
+    pool = pool_of(blocks)
     running = [decoding(f"d{n}", pool) for n in range(decodes)]
     new = [waiting(f"p{n}", tokens) for n, tokens in enumerate(prompts)]
     planned = plan([*running, *new], budget, pool)
@@ -55,7 +56,7 @@ def test_any_plan_keeps_its_promises(
 @pytest.mark.parametrize(("budget", "tokens"), [(256, 251), (512, 507), (120, 120), (16, 16)])
 def test_a_long_chunk_is_cut_so_that_nothing_needs_padding(budget: int, tokens: int) -> None:
     """5 decodes and a chunk of 251 make 256; short chunks are given the whole budget."""
-    pool = BlockPool(100)
+    pool = pool_of(100)
     running = [decoding(f"d{n}", pool) for n in range(5)]
     planned = plan([*running, waiting("p", 2000), waiting("q", 50)], budget, pool)
     assert [work.tokens for work in planned.work[5:]] == [tokens]
@@ -65,7 +66,7 @@ def test_a_long_chunk_is_cut_so_that_nothing_needs_padding(budget: int, tokens: 
 
 def test_a_chunk_is_not_cut_to_next_to_nothing() -> None:
     """Sizes lie 256 apart above 4096: a cut may leave no more than half of the chunk."""
-    pool = BlockPool(1000)
+    pool = pool_of(1000)
     prompts = [waiting(f"p{n}", 100) for n in range(41)]
     planned = plan([*prompts, waiting("long", 2000)], 4100 + 150, pool)
     assert planned.work[-1].tokens == 150

@@ -17,6 +17,7 @@ import pytest
 
 from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId
+from mesh.domain.model import stored_id
 from mesh.domain.request import SamplingParams
 from mesh.domain.steps import LoadTier
 from mesh_nodes.engines.openvino import (
@@ -54,15 +55,21 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def compiler(
-    blobs: Path | None = None, *, kv: KvPrecision = KvPrecision.F16, threads: int = 1
+    blobs: Path | None = None,
+    *,
+    kv: KvPrecision = KvPrecision.F16,
+    threads: int = 1,
+    weights: WeightPrecision = WeightPrecision.I8,
 ) -> Compiler:
     folder = None if blobs is None else BlobFolder(blobs)
-    return Compiler(threads=threads, weights=WeightPrecision.I8, kv=kv, blobs=folder)
+    return Compiler(threads=threads, weights=weights, kv=kv, blobs=folder)
 
 
-def prepared(folder: Path, **shape: Any) -> TinyModel:
+def prepared(
+    folder: Path, weights: WeightPrecision = WeightPrecision.I8, **shape: Any
+) -> TinyModel:
     model = write_tiny(folder, **shape)
-    compiler().prepare(model.info, model.path, lambda *_: None)
+    compiler(weights=weights).prepare(model.info, model.path, lambda *_: None)
     return model
 
 
@@ -76,8 +83,13 @@ def logits(graph: CompiledGraph) -> Any:
     return probe_logits(graph, vocabulary_tokens=VOCABULARY, context_tokens_max=CONTEXT_TOKENS_MAX)
 
 
-def wish(model: TinyModel, folder: Path, kv: KvPrecision = KvPrecision.F16) -> BlobWish:
-    by = compiler(kv=kv)
+def wish(
+    model: TinyModel,
+    folder: Path,
+    kv: KvPrecision = KvPrecision.F16,
+    weights: WeightPrecision = WeightPrecision.I8,
+) -> BlobWish:
+    by = compiler(kv=kv, weights=weights)
     layout = by.layout(model.path)
     assert layout is not None
     return BlobWish(
@@ -86,7 +98,7 @@ def wish(model: TinyModel, folder: Path, kv: KvPrecision = KvPrecision.F16) -> B
         model_path=str(model.path),
         context_tokens_max=CONTEXT_TOKENS_MAX,
         threads=1,
-        weights=WeightPrecision.I8,
+        weights=weights,
         kv=kv,
     )
 
@@ -153,8 +165,9 @@ def test_the_second_load_of_a_shape_is_an_import_with_the_same_tokens(
     first = tokens()
     assert "compile" in phases
     assert engine.blobs_made(60.0)
-    (held,) = engine.prepared([model.path])
+    held, as_is = engine.prepared([model.path])
     assert (held.model_id, held.tier) == (model.path.name, LoadTier.PREPARED)
+    assert as_is.model_id == f"{model.path.name}+i8", "the same, for who says so"
     assert held.context_tokens_max == CONTEXT_TOKENS_MAX
     assert [path.suffix for path in (tmp_path / "blobs").iterdir()] == [".blob"]
     assert tokens() == first
@@ -166,7 +179,8 @@ def test_the_second_load_of_a_shape_is_an_import_with_the_same_tokens(
     unprepared = write_tiny(tmp_path / "unprepared", seed=3)
     same_shape = prepared(tmp_path / "same-shape", seed=4)
     told = engine.prepared([same_shape.path, model.path, unprepared.path])
-    assert [each.model_id for each in told] == ["same-shape", model.path.name]
+    found = list(dict.fromkeys(stored_id(each.model_id) for each in told))
+    assert found == ["same-shape", model.path.name]
     assert tokens() == first
     assert "import compiled" in phases
     assert tiers == [LoadTier.DISK, LoadTier.PREPARED, LoadTier.PREPARED]
@@ -195,7 +209,7 @@ def test_loads_of_a_shape_whose_blob_is_being_made_wait_for_it(
     def look() -> None:
         """As the node's thread that looks at the models at hand does."""
         until(lambda: bool(engine.prepared(stored)))
-        told.append({held.model_id for held in engine.prepared(stored)})
+        told.append({stored_id(held.model_id) for held in engine.prepared(stored)})
 
     waiting = threading.Thread(target=look)
     tiers = [load(engine, model.info, model.path).tier]

@@ -1,28 +1,33 @@
-"""The block pool gives no block twice, gives low ones first, and shrinks without losing one."""
+"""Numbers of blocks: none is given twice, low ones come first, and a shrink loses none."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh_nodes.engines.openvino.blocks import BlockPool
+from mesh_nodes.engines.openvino.blocks import BlockPlaces
+from tests.nodes.engines.openvino.pools import NoPages, pool_of
 
-RANGE_BLOCKS = 40
+TOTAL = 40
 ACTIONS = st.lists(
     st.tuples(st.sampled_from(["take", "give", "resize"]), st.integers(0, 40)), max_size=60
 )
 
 
-@given(blocks=st.integers(1, 40), actions=ACTIONS)
-def test_holders_keep_their_blocks_through_any_history(
-    blocks: int, actions: list[tuple[str, int]]
-) -> None:
+def places_of(taken: int, total: int = 8) -> BlockPlaces:
+    places = BlockPlaces(NoPages(), blocks=total, total=total)
+    places.claim(taken)
+    return places
+
+
+@given(actions=ACTIONS)
+def test_holders_keep_their_blocks_through_any_history(actions: list[tuple[str, int]]) -> None:
     """Each holder's contents follow the moves: after any history all of them are still there."""
-    pool, held = BlockPool(blocks, range_blocks=RANGE_BLOCKS), dict[int, int]()
+    places, held = places_of(0, TOTAL), dict[int, int]()
     contents: dict[int, int] = {}
     for holder, (action, number) in enumerate(actions):
-        if action == "take" and number <= pool.free:
-            free = sorted(set(range(RANGE_BLOCKS)) - set(contents))
-            taken = pool.take(number)
+        if action == "take" and number <= TOTAL - len(contents):
+            free = sorted(set(range(TOTAL)) - set(contents))
+            taken = places.claim(number)
             assert taken == free[:number], "the lowest free blocks, and only free ones"
             contents |= dict.fromkeys(taken, holder)
             if number:
@@ -30,57 +35,35 @@ def test_holders_keep_their_blocks_through_any_history(
         elif action == "give" and held:
             holder_out = sorted(held)[number % len(held)]
             given_back = [block for block, owner in contents.items() if owner == holder_out]
-            pool.give_back(given_back)
+            places.release(given_back)
             assert len(given_back) == held.pop(holder_out)
             contents = {b: owner for b, owner in contents.items() if owner != holder_out}
-        elif action == "resize" and number >= max(pool.used, 1):
-            old, places = pool.taken(), pool.places_below(number)
-            pool.resize(number, places)
-            moves = dict(zip(old.tolist(), places.tolist(), strict=True))
+        elif action == "resize" and number >= max(len(contents), 1):
+            old, below = places.taken(), places.places_below(number)
+            places.resize(number, below)
+            moves = dict(zip(old.tolist(), below.tolist(), strict=True))
             contents = {moves[block]: owner for block, owner in contents.items()}
-        assert pool.used == len(contents) == sum(held.values())
-        assert pool.used + pool.free == pool.blocks
-        assert sorted(contents) == pool.taken().tolist()
-        assert all(0 <= block < pool.blocks for block in contents)
+            assert all(block < number for block in contents)
+        assert sorted(contents) == places.taken().tolist()
 
 
 def test_only_blocks_in_the_tail_move_and_into_the_lowest_holes() -> None:
-    pool = BlockPool(8)
-    pool.take(8)
-    pool.give_back([1, 2, 4, 6])
-    assert pool.taken().tolist() == [0, 3, 5, 7]
-    places = pool.places_below(5)
-    assert places.tolist() == [0, 3, 1, 2]
-    pool.resize(5, places)
-    assert (pool.blocks, pool.used, pool.take(1)) == (5, 4, [4])
-
-
-def test_blocks_may_stay_where_they_are_and_bound_what_is_taken_by_number_alone() -> None:
-    pool = BlockPool(8)
-    pool.take(8)
-    pool.give_back([0, 1, 2, 3, 4, 5])
-    pool.resize(3, pool.taken())
-    assert (pool.free, pool.taken().tolist()) == (1, [6, 7])
-    assert pool.take(1) == [0]
-
-
-def test_the_owner_of_the_memory_chooses_among_the_free_blocks() -> None:
-    pool = BlockPool(4, range_blocks=8, choose=lambda free, count: free[-count:])
-    assert pool.take(3) == [5, 6, 7]
-    assert pool.take(1) == [4]
+    places = places_of(8)
+    places.release([1, 2, 4, 6])
+    assert places.taken().tolist() == [0, 3, 5, 7]
+    below = places.places_below(5)
+    assert below.tolist() == [0, 3, 1, 2]
+    places.resize(5, below)
+    assert places.claim(1) == [4]
 
 
 def test_misuse_is_an_error() -> None:
-    pool = BlockPool(2)
+    pool = pool_of(2)
     taken = pool.take(2)
     with pytest.raises(ValueError, match="1 KV blocks wanted, 0 free"):
         pool.take(1)
-    with pytest.raises(ValueError, match="2 KV blocks are taken"):
-        pool.resize(1, pool.taken())
-    with pytest.raises(ValueError, match="2 KV blocks are taken"):
-        pool.places_below(1)
-    with pytest.raises(ValueError, match="the range has 2"):
-        pool.resize(3, pool.taken())
-    pool.give_back(taken[:1])
+    with pytest.raises(ValueError, match="2 KV blocks are used"):
+        pool.resize(1)
+    pool.let_go(taken[:1])
     with pytest.raises(ValueError, match="given back twice"):
-        pool.give_back(taken[:1])
+        pool.let_go(taken[:1])

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from mesh.domain.ids import RequestId
+from mesh.domain.model import WeightPrecision
 from mesh.domain.request import SamplingParams
 from mesh.runtime.engine import EngineRequest
 from mesh_nodes.engines.openvino.batch import BatchInputs, Work
-from mesh_nodes.engines.openvino.blocks import BlockPool
 from mesh_nodes.engines.openvino.compilation import Compiler, KvPrecision
 from mesh_nodes.engines.openvino.kv_elastic import ElasticKvCache
 from mesh_nodes.engines.openvino.sequence import Sequence
-from mesh_nodes.engines.openvino.weights import WeightPrecision
+from tests.nodes.engines.openvino.pools import pool_of
 from tests.nodes.engines.openvino.tiny import (
     CONTEXT_TOKENS_MAX,
     VOCABULARY,
@@ -43,7 +43,7 @@ def computed_logits(
     request = graph.model.create_infer_request()
     blocks = -(-len(tokens) // 32)
     cache = ElasticKvCache(graph.model, request, range_blocks=blocks)
-    inputs, pool = BatchInputs(graph.model, request), BlockPool(blocks, choose=cache.claim)
+    inputs, pool = BatchInputs(graph.model, request), pool_of(blocks, cache)
     sequence = Sequence(
         EngineRequest(
             request_id=RequestId("r"),

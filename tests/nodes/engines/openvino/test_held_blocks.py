@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mesh_nodes.engines.openvino.blocks import BlockPool, Blocks
+from mesh.memory.cache_room import CacheRoom
+from mesh.memory.kv_blocks import KvBlocks
+from mesh_nodes.engines.openvino.blocks import BlockPlaces, Blocks
 from mesh_nodes.engines.openvino.held_blocks import HeldBlocks
+from tests.nodes.engines.openvino.pools import NoPages
 from tests.support.waiting import until
 
 BLOCKS = 64
@@ -166,6 +169,13 @@ def test_shared_pages_go_with_the_last_block_on_them(
     assert pages.given == [expected]
 
 
+class Claimed(NoPages):
+    """Chosen as the cache does, which is told of trims by the test."""
+
+    def __init__(self, held: HeldBlocks) -> None:
+        self.claim = held.claim  # type: ignore[method-assign]
+
+
 HISTORY = st.lists(
     st.tuples(st.sampled_from(["take", "give", "shrink", "rest"]), st.integers(0, 40)), max_size=50
 )
@@ -178,7 +188,8 @@ def test_no_history_takes_pages_from_a_block_in_use(
 ) -> None:
     """With the pool that decides what is in use; and no more is held than may be taken."""
     pages = Pages(shared_blocks)
-    pool = BlockPool(40, range_blocks=BLOCKS, choose=pages.held.claim)
+    places = BlockPlaces(Claimed(pages.held), blocks=40, total=BLOCKS)
+    pool = KvBlocks(40, places, CacheRoom())
     in_use: dict[int, int] = {}
     for serial, (action, number) in enumerate(history):
         if action == "take" and number <= pool.free:
@@ -186,18 +197,18 @@ def test_no_history_takes_pages_from_a_block_in_use(
             pages.contents |= written
         elif action == "give":
             freed = sorted(in_use)[::2][:number]
-            pool.give_back(freed)
+            pool.let_go(freed)
             in_use = {block: value for block, value in in_use.items() if block not in freed}
         elif action == "shrink" and number >= max(pool.used, 1):
-            pool.resize(number, pool.taken())
-            pages.held.trim(pool.taken(), keep=number)
+            pool.resize(number)
+            pages.held.trim(places.taken(), keep=number)
         elif action == "rest":
-            pages.held.trim(pool.taken(), keep=0)
+            pages.held.trim(places.taken(), keep=0)
         assert pages.held.count >= pool.used
         assert {block: pages.contents.get(block) for block in in_use} == in_use
-    pages.held.trim(pool.taken(), keep=pool.blocks)
+    pages.held.trim(places.taken(), keep=pool.blocks)
     until(lambda: pages.held.count <= pool.blocks)
-    pages.held.trim(pool.taken(), keep=0)
+    pages.held.trim(places.taken(), keep=0)
     until(lambda: pages.held.count == pool.used)
     assert {block: pages.contents.get(block) for block in in_use} == in_use
     pages.held.close()

@@ -6,19 +6,22 @@ import numpy as np
 import pytest
 
 from mesh.domain.errors import OutOfMemory
+from mesh.domain.model import WeightPrecision
+from mesh.memory.cache_room import CacheRoom
+from mesh.memory.kv_blocks import KvBlocks
 from mesh_nodes.engines.openvino import kv_elastic
-from mesh_nodes.engines.openvino.blocks import BlockPool
+from mesh_nodes.engines.openvino.blocks import BlockPlaces
 from mesh_nodes.engines.openvino.compilation import CompiledGraph, Compiler, KvPrecision
 from mesh_nodes.engines.openvino.kv_cache import KvResize, bind_kv_cache
 from mesh_nodes.engines.openvino.kv_copying import CopyingKvCache
 from mesh_nodes.engines.openvino.kv_elastic import ElasticKvCache
 from mesh_nodes.engines.openvino.kv_layers import FIRST_BLOCK
-from mesh_nodes.engines.openvino.weights import WeightPrecision
 from tests.nodes.engines.openvino.residency import resident_bytes
 from tests.nodes.engines.openvino.tiny import CONTEXT_TOKENS_MAX, TinyModel
 from tests.support.waiting import until
 
 RANGE_BLOCKS = 4096
+NONE = np.zeros(0, np.int64)
 NAMES = ("key_cache.0", "value_cache.0", "key_cache.1", "value_cache.1")
 
 
@@ -30,14 +33,16 @@ class Bound:
         self.cache = bind_kv_cache(
             how, graph.model, self.request, blocks=blocks, range_blocks=RANGE_BLOCKS
         )
-        self.pool = BlockPool(blocks, range_blocks=RANGE_BLOCKS, choose=self.cache.claim)
+        self.places = BlockPlaces(self.cache, blocks=blocks, total=RANGE_BLOCKS)
+        self.pool = KvBlocks(blocks, self.places, CacheRoom())
 
     def resize(self, blocks: int) -> dict[int, int]:
         """As an instance does it; returns where the blocks in use have gone."""
-        in_use = self.pool.taken()
-        places = self.pool.places_below(blocks) if self.cache.dense else in_use
+        self.pool.resize(blocks)
+        in_use = self.places.taken()
+        places = self.places.places_below(blocks) if self.cache.dense else in_use
         self.cache.resize(blocks, in_use, places)
-        self.pool.resize(blocks, places)
+        self.places.resize(blocks, places)
         return dict(zip(in_use.tolist(), places.tolist(), strict=True))
 
     def blocks(self, name: str) -> np.ndarray:
@@ -102,10 +107,10 @@ def test_blocks_in_use_keep_their_contents_through_any_resizes(
         bound.write(taken, serial)
         contents |= dict.fromkeys(taken, serial)
         gone = [block for block in contents if rng.random() < 0.4]
-        bound.pool.give_back(gone)
+        bound.pool.let_go(gone)
         contents = {block: n for block, n in contents.items() if block not in gone}
         if not contents:
-            bound.cache.rest()
+            bound.cache.rest(NONE)
         places = bound.resize(max(int(rng.integers(1, 60)), bound.pool.used))
         contents = {places[block]: n for block, n in contents.items()}
         assert [bound.numbers(block) for block in contents] == [{n} for n in contents.values()]
@@ -129,7 +134,7 @@ def test_memory_is_what_the_books_say(bind: Bind, how: KvResize, kv: KvPrecision
     bound.write(taken, 1)
     assert bound.cache.held_bytes == whole_bytes
     assert 0.95 * whole_bytes < taken_bytes() < 1.05 * whole_bytes
-    bound.pool.give_back(taken[::2])
+    bound.pool.let_go(taken[::2])
     bound.resize(RANGE_BLOCKS // 2)
     until(lambda: bound.cache.held_bytes == whole_bytes // 2)
     assert 0.45 * whole_bytes < taken_bytes() < 0.55 * whole_bytes
@@ -142,8 +147,8 @@ def test_memory_of_a_cache_at_rest_goes_and_what_comes_anew_is_zeros(bind: Bind)
     bound = bind(blocks=64)
     taken = bound.pool.take(64)
     bound.write(taken, 1)
-    bound.pool.give_back(taken)
-    bound.cache.rest()
+    bound.pool.let_go(taken)
+    bound.cache.rest(NONE)
     assert bound.cache.held_bytes == 64 * bound.cache.block_bytes, "a request may come yet"
     until(lambda: bound.cache.held_bytes == 0)
     assert not any(bound.blocks(name).any() for name in NAMES)
@@ -151,7 +156,7 @@ def test_memory_of_a_cache_at_rest_goes_and_what_comes_anew_is_zeros(bind: Bind)
 
 def test_no_token_moves_where_blocks_cover_whole_pages(bind: Bind) -> None:
     bound = bind(blocks=100)
-    bound.pool.give_back(bound.pool.take(100)[:99])
+    bound.pool.let_go(bound.pool.take(100)[:99])
     assert bound.resize(1) == {99: 99}
     until(lambda: bound.cache.held_bytes == bound.cache.block_bytes)
     assert bound.pool.free == 0
@@ -161,7 +166,7 @@ def test_where_they_do_not_the_tail_moves_and_all_its_pages_go(bind: Bind) -> No
     bound = bind(kv=KvPrecision.F16, blocks=100)
     taken = bound.pool.take(100)
     bound.write(taken, 3)
-    bound.pool.give_back(taken[:99])
+    bound.pool.let_go(taken[:99])
     assert bound.resize(1) == {99: 0}
     assert bound.numbers(0) == {3.0}
 
@@ -191,7 +196,7 @@ def test_a_block_is_backed_once_and_again_after_its_memory_went(bind: Bind, how:
     bound.write(taken, 3)
     bound.cache.back(np.array(taken))
     assert bound.numbers(5) == {3.0}, "there is memory under it already"
-    bound.pool.give_back(taken[2:])
+    bound.pool.let_go(taken[2:])
     bound.resize(2)
     until(lambda: bound.cache.held_bytes == 2 * bound.cache.block_bytes)
     bound.resize(8)
@@ -222,6 +227,6 @@ def test_a_copy_that_finds_no_memory_changes_nothing(bind: Bind) -> None:
     taken = bound.pool.take(8)
     bound.write(taken, 2)
     with pytest.raises(OutOfMemory):
-        bound.cache.resize(2**50, bound.pool.taken(), bound.pool.taken())
+        bound.cache.resize(2**50, bound.places.taken(), bound.places.taken())
     assert bound.numbers(7) == {2.0}
     assert bound.cache.held_bytes == 8 * bound.cache.block_bytes

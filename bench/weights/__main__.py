@@ -1,0 +1,144 @@
+"""Weights held as i8, as i4 and, of the demo model, as its file's own 4 bits, beside each other.
+
+Times are medians of rounds in turn, A B A B …, each contender in a process of its own. Quality is
+that of the demo model: perplexity of a text that ships with the benchmark, over that of f16, and
+how often the likeliest next token is f16's. The last line is one JSON object; `i4_decode_ratio` is
+the time of a token in i4 over that in i8, of a model of 1.2 billion parameters at batch 1.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+
+from bench.demo_model import stored_model
+from bench.engine.workload import THREADS
+from bench.peer import Peer
+from bench.printing import errors_told, last_line, show_status, show_table
+from bench.weights.quality import Foretold, foretold
+from bench.weights.speed import LLAMA_1B, SHAPES, model_of_zeros, timed
+from mesh.domain.model import WeightPrecision
+from mesh_loader.store import StoredModel
+
+ROUNDS = 5
+REPEATS = 7
+"""Of an iteration in a round: the shortest counts."""
+I8, I4, F16, FILE = (
+    WeightPrecision.I8,
+    WeightPrecision.I4,
+    WeightPrecision.F16,
+    WeightPrecision.FILE,
+)
+MIB = 2**20
+
+Seconds = dict[WeightPrecision, dict[str, float]]
+
+
+def measured(
+    stored: StoredModel, kinds: tuple[WeightPrecision, ...], rounds: int
+) -> tuple[Seconds, dict[WeightPrecision, float]]:
+    """Seconds by shape of iteration, and bytes. Raises Unavailable."""
+    with ExitStack() as stack:
+        peers = {}
+        for kind in kinds:
+            peers[kind] = stack.enter_context(Peer(kind, timed, stored, kind, THREADS))
+            peers[kind].wait_ready()
+        times: dict[WeightPrecision, dict[str, list[float]]]
+        times = {kind: {name: [] for name in SHAPES} for kind in kinds}
+        for number in range(rounds + 1):  # all kernels are there after the first
+            for name in SHAPES:
+                for kind, peer in peers.items():
+                    show_status(f"round {number}: {kind}, {name}")
+                    taken_s = min(peer.ask(name) for _ in range(REPEATS))
+                    times[kind][name] += [taken_s] if number else []
+        taken_bytes = {kind: peer.ask() for kind, peer in peers.items()}
+    medians = {k: {name: median(s) for name, s in by.items()} for k, by in times.items()}
+    return medians, taken_bytes
+
+
+def shown(title: str, seconds: Seconds, taken_bytes: dict[WeightPrecision, float]) -> None:
+    rows = []
+    for kind, by_name in seconds.items():
+        cells = [f"{1e3 * s:.1f} ({s / seconds[I8][n]:.2f})" for n, s in by_name.items()]
+        rows.append((kind.value, f"{taken_bytes[kind] / MIB:.0f}", *cells))
+    show_table(("weights", "MiB", *(f"{name} ms" for name in SHAPES)), rows, title=title)
+
+
+def foretelling(stored: StoredModel) -> dict[WeightPrecision, Foretold]:
+    found = {}
+    for kind in (F16, I8, I4, FILE):
+        show_status(f"quality: {kind}")
+        with Peer(kind, _answering, stored, kind, THREADS) as peer:
+            peer.wait_ready()
+            found[kind] = peer.ask()
+    return found
+
+
+def _answering(
+    stored: StoredModel, kind: WeightPrecision, threads: int
+) -> Callable[[object], Foretold]:
+    return lambda _: foretold(stored, kind, threads)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--no-large", dest="large", action="store_false", help="but the demo model")
+    options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error("--rounds must be 1 or more")
+    with errors_told():
+        stored = stored_model()
+        quality = foretelling(stored)
+        small = measured(stored, (I8, I4, FILE), options.rounds)
+        large = None
+        if options.large:
+            with tempfile.TemporaryDirectory() as folder:
+                large = measured(model_of_zeros(Path(folder), LLAMA_1B), (I8, I4), options.rounds)
+    shown(f"{stored.info.parameters / 1e6:.0f} M parameters, {THREADS} threads", *small)
+    if large is not None:
+        shown(f"1.2 billion parameters, {THREADS} threads", *large)
+    exact = quality[F16]
+    show_table(
+        ("weights", "perplexity", "over f16's", "f16's next token"),
+        [
+            (
+                kind.value,
+                f"{one.perplexity:.3f}",
+                f"{one.perplexity / exact.perplexity:.4f}",
+                f"{100 * one.agreement(exact):.1f} %",
+            )
+            for kind, one in quality.items()
+        ],
+    )
+    last_line(
+        {
+            "i4_decode_ratio": None
+            if large is None
+            else round(large[0][I4]["decode 1"] / large[0][I8]["decode 1"], 3),
+            "perplexity_ratio": {
+                k: round(one.perplexity / exact.perplexity, 4) for k, one in quality.items()
+            },
+            "next_token_agreement": {
+                k: round(one.agreement(exact), 4) for k, one in quality.items()
+            },
+            "small_ms": _in_ms(small[0]),
+            "large_ms": None if large is None else _in_ms(large[0]),
+            "small_mib": _in_mib(small[1]),
+            "large_mib": None if large is None else _in_mib(large[1]),
+        }
+    )
+
+
+def _in_ms(seconds: Seconds) -> dict[str, dict[str, float]]:
+    return {k: {name: round(1e3 * s, 2) for name, s in by.items()} for k, by in seconds.items()}
+
+
+def _in_mib(taken_bytes: dict[WeightPrecision, float]) -> dict[str, int]:
+    return {k: round(b / MIB) for k, b in taken_bytes.items()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Where the beginning of a request is computed already, by what nodes have told of their KV caches.
+
+Validation takes the prefill that is left; among the places that would do, a request goes where the
+longest part of it is, unless that place is the busier by more than this saves (as llm-d and Dynamo
+route). What nodes told may be out of date: a node says so when a request misses what it was
+submitted with. Before: `node_schedule`, `requests.queueing`. After: nothing.
+"""
+
+from collections.abc import Iterable
+
+from mesh.compute.times import Times
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.node import NodeEntry
+from mesh.core.controller.state.request import RequestEntry
+
+
+def cached_tokens(instance: InstanceEntry, request: RequestEntry) -> int:
+    """Of the request's tokens, those that the instance need not compute, as far as its prompt goes:
+    what it was answered may be there, too. At least one is left.
+    """
+    if not instance.prefixes:
+        return 0
+    size, found = instance.footprint.block_tokens, 0
+    for digest in request.digests(size):
+        if digest not in instance.prefixes:
+            break
+        found += size
+    return found if found < request.tokens else found - size
+
+
+def preferred(
+    candidates: Iterable[InstanceEntry], request: RequestEntry, now_s: float
+) -> InstanceEntry | None:
+    """The candidate to try before the policy's first: where more of the request is computed than
+    what lies before it there takes longer. None: the policy's order is as good.
+    """
+    open_to = [instance for instance in candidates if instance.takes_now and not instance.is_full]
+    if len(open_to) < 2 or not any(instance.prefixes for instance in open_to):
+        return None
+    gains_s = [_gain_s(instance, request, now_s) for instance in open_to]
+    best_s = max(gains_s)
+    return open_to[gains_s.index(best_s)] if best_s > gains_s[0] else None
+
+
+def _gain_s(instance: InstanceEntry, request: RequestEntry, now_s: float) -> float:
+    """Seconds of prefill that it saves there, less those that lie before it."""
+    if instance.profile is None:
+        return 0.0
+    saved = cached_tokens(instance, request)
+    saved_s = Times(instance.profile).prefill_s(saved, 0) if saved else 0.0
+    return saved_s - _prefill_ahead_s(instance.node)
+
+
+def _prefill_ahead_s(node: NodeEntry) -> float:
+    return sum(
+        Times(instance.profile).prefill_s(r.prefill_left, r.tokens - r.prefill_left)
+        for instance in node.instances.values()
+        if instance.profile is not None
+        for r in instance.requests.values()
+        if r.prefill_left
+    )

@@ -1,0 +1,48 @@
+"""What the node core knows of cached KV blocks: the keys that are there, and what requests found.
+
+The engine owns the blocks and says what came and went; the controller is told so that it can place
+requests where their beginnings are. Before: iterations, heartbeats, submissions. After: reports.
+"""
+
+from mesh.core.node.context import NodeEventContext
+from mesh.core.node.state import LocalInstance, LocalNode
+from mesh.domain.actions import AskPrefixes
+from mesh.domain.messages import PrefixesChanged, PrefixMissed
+from mesh.domain.node_events import PrefixesTold, SubmitFinished
+from mesh.domain.steps import PrefixChange
+
+
+def submitted(ctx: NodeEventContext, instance: LocalInstance, done: SubmitFinished) -> None:
+    """The engine has the request, and has found so much of it. Of what the controller counted on
+    some may have gone while it was on its way.
+    """
+    request = instance.requests.get(done.request_id)
+    if request is None or request.order.attempt != done.attempt:
+        return
+    request.note_prefill_left(request.tokens - request.held - done.cached_tokens)
+    instance.request_changed()
+    if done.cached_tokens < request.order.cached_tokens:
+        missed = PrefixMissed(
+            request_id=done.request_id, attempt=done.attempt, cached_tokens=done.cached_tokens
+        )
+        ctx.report(missed)
+
+
+def changed(ctx: NodeEventContext, instance: LocalInstance, change: PrefixChange | None) -> None:
+    """Blocks have come to an instance and gone; None: none has."""
+    if change is not None:
+        instance.cache.note_change(change)
+        ctx.report(PrefixesChanged(instance_id=instance.instance_id, change=change))
+
+
+def ask(ctx: NodeEventContext, node: LocalNode) -> None:
+    """What has come and gone beside iterations: by aborts, resizes, and loads of others."""
+    if any(instance.cache.in_use for instance in node.instances.values()):
+        ctx.engine(AskPrefixes())
+
+
+def told(ctx: NodeEventContext, node: LocalNode, event: PrefixesTold) -> None:
+    for instance_id, change in event.changes:
+        instance = node.instances.get(instance_id)
+        if instance is not None:
+            changed(ctx, instance, change)

@@ -1,0 +1,140 @@
+"""Tools of OpenAI's protocol: what a client offers, which of it an answer has to call.
+
+Before: `bodies`, of which these are members. After: `asking`, with what the chat template is given
+and the grammar that an answer keeps to.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from mesh.domain.errors import InvalidInput
+from mesh.domain.invocation import ChatPrompt, Invocation
+from mesh.text.tool_calls import ToolFormat, calls_grammar, turn_of_calls
+
+TOOLS_MAX = 128
+NAME = r"^[a-zA-Z0-9_-]{1,64}$"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Function(_Strict):
+    name: str = Field(pattern=NAME)
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(
+        default=None, description="A JSON schema of an object; absent: it has no arguments."
+    )
+    strict: bool | None = Field(
+        default=None, description="Calls that are required keep to the schema all the same."
+    )
+
+
+class Tool(_Strict):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(_Strict):
+    name: str
+
+
+class NamedTool(_Strict):
+    type: Literal["function"]
+    function: FunctionName
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+class CalledFunction(_Strict):
+    name: str
+    arguments: str
+
+
+class ToolCall(_Strict):
+    """Of an assistant's message that a client sends back."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = Field(default=None, description="Ignored: of a streamed answer.")
+
+
+Tools = Annotated[list[Tool], Field(max_length=TOOLS_MAX)]
+
+
+def check_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> None:
+    """Raises InvalidInput for names that come twice, or that nobody has."""
+    names = [tool.function.name for tool in tools or ()]
+    twice = next((name for n, name in enumerate(names) if name in names[:n]), None)
+    if twice is not None:
+        raise InvalidInput(f"two tools are called {twice!r}", field="tools")
+    if not names and choice not in (None, "none", "auto"):
+        raise InvalidInput("tool_choice wants a call, and there are no tools", field="tool_choice")
+    if isinstance(choice, NamedTool) and choice.function.name not in names:
+        raise InvalidInput(
+            f"tool_choice names {choice.function.name!r}, which is none of the tools",
+            hint=f"they are {', '.join(names)}",
+            field="tool_choice",
+        )
+
+
+def offers_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> bool:
+    return bool(tools) and choice != "none"
+
+
+def with_tools(
+    asked: Invocation,
+    tools: Sequence[Tool],
+    choice: ToolChoice | None,
+    form: ToolFormat | None,
+    *,
+    several: bool,
+) -> Invocation:
+    """A chat whose template is given the tools, and its answer's grammar where it has to call one.
+    Raises InvalidInput where the model's template knows of no tools.
+    """
+    if form is None:
+        raise InvalidInput(
+            f"the chat template of {asked.deployment!r} calls no tools, or in unknown words",
+            hint="send tool_choice: none, or no tools",
+            field="tools",
+        )
+    assert isinstance(asked.prompt, ChatPrompt)
+    offered = [tool.model_dump(exclude_none=True) for tool in tools]
+    prompt = replace(asked.prompt, tools=json.dumps(offered, ensure_ascii=False))
+    if choice in (None, "auto"):
+        return replace(asked, prompt=prompt)
+    if asked.grammar is not None:
+        raise InvalidInput(
+            "an answer can keep to one grammar alone: that of a call that is required is one",
+            field="tool_choice",
+        )
+    named = choice.function.name if isinstance(choice, NamedTool) else None
+    schemas = {
+        tool.function.name: tool.function.parameters or {"type": "object", "properties": {}}
+        for tool in tools
+        if named in (None, tool.function.name)
+    }
+    grammar = calls_grammar(form, schemas, several=several and named is None)
+    return replace(asked, prompt=prompt, grammar=grammar)
+
+
+def calls_of(calls: Sequence[ToolCall], field: str) -> str:
+    """As templates take them. Raises InvalidInput for arguments that are no JSON object."""
+    read = []
+    for n, call in enumerate(calls):
+        try:
+            arguments = json.loads(call.function.arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            place = f"{field}[{n}].function.arguments"
+            raise InvalidInput(f"{place} is no JSON object", field=place)
+        read.append((call.id, call.function.name, arguments))
+    return turn_of_calls(read)

@@ -1,0 +1,50 @@
+"""Names of full KV blocks: a hash over what a block holds and all that came before it.
+
+Two blocks with the same key hold the same keys and values, since those follow from the tokens up to
+there. The salt keeps callers apart that are to learn nothing of each other. Before: engines, which
+name what they have computed, and the controller, which looks for a prompt's blocks on nodes.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
+
+KEY_BYTES = 16
+"""Collisions would hand one caller another's tokens: 2^64 blocks for an even chance of one."""
+DIGEST_BYTES = 8
+"""Of a key, as nodes report it: a collision only misleads a forecast."""
+
+
+def root_key(salt: str) -> bytes:
+    """The parent of first blocks, of all prompts with this salt."""
+    return blake2b(salt.encode(), digest_size=KEY_BYTES).digest()
+
+
+def next_key(parent: bytes, token_ids: Iterable[int]) -> bytes:
+    """Of the block with these tokens that follows the parent's."""
+    return blake2b(parent + array("q", token_ids).tobytes(), digest_size=KEY_BYTES).digest()
+
+
+def keys_of(token_ids: Sequence[int], block_tokens: int, salt: str) -> Iterator[bytes]:
+    """Of all full blocks, in their order."""
+    key = root_key(salt)
+    for end in range(block_tokens, len(token_ids) + 1, block_tokens):
+        key = next_key(key, token_ids[end - block_tokens : end])
+        yield key
+
+
+def digests_of(
+    token_ids: Sequence[int], sizes: Iterable[int], salt: str | None
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Of the keys of all full blocks, for each size of blocks; none without a salt."""
+    if salt is None:
+        return ()
+    return tuple(
+        (size, tuple([digest_of(key) for key in keys_of(token_ids, size, salt)]))
+        for size in sorted(set(sizes))
+    )
+
+
+def digest_of(key: bytes) -> int:
+    """As nodes report it, 64 bits."""
+    return int.from_bytes(key[:DIGEST_BYTES], "little")

@@ -1,0 +1,103 @@
+"""How much of a node's memory cached KV blocks may take: what nobody has been promised.
+
+Instances are booked with their weights and the KV size in force, loads from their beginning. What
+is left of the node's memory holds cached blocks beyond the sizes in force; as soon as it is less
+than they take, the oldest of all instances go. So they cost nobody anything: nothing waits for
+them, nothing is refused for them. Before: `kv_blocks`; loads. After: nothing.
+"""
+
+from collections.abc import Hashable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Protocol
+
+
+class CachingBlocks(Protocol):
+    """See `kv_blocks.KvBlocks`."""
+
+    blocks: int
+    block_bytes: int
+    weights_bytes: int
+
+    @property
+    def extra(self) -> int: ...
+    @property
+    def excess(self) -> int: ...
+    @property
+    def oldest(self) -> int: ...
+    def forget_oldest(self) -> int: ...
+    def forgotten(self, blocks: list[int]) -> None: ...
+
+
+class CacheRoom:
+    """Of one engine. `lock` guards it and all blocks in it where several threads come."""
+
+    def __init__(
+        self, memory_bytes: int = 0, lock: AbstractContextManager[object] | None = None
+    ) -> None:
+        self.lock = lock or nullcontext()
+        self._memory_bytes = memory_bytes
+        """For all instances together. Nothing is cached beyond sizes in force where it is 0."""
+        self._members: list[CachingBlocks] = []
+        self._loading: dict[Hashable, int] = {}
+        self._ticks: Iterator[int] = count()
+
+    def tick(self) -> int:
+        return next(self._ticks)
+
+    def enter(self, blocks: CachingBlocks) -> None:
+        with self.lock:
+            self._members.append(blocks)
+
+    def leave(self, blocks: CachingBlocks) -> None:
+        self._members.remove(blocks)
+
+    def bound(self, memory_bytes: int) -> None:
+        """So much is there for all instances from now on."""
+        with self.lock:
+            self._memory_bytes = memory_bytes
+            self._fit_all()
+
+    def begin_load(self, instance: Hashable, instance_bytes: int) -> None:
+        """It takes so much from now on, until it enters with its blocks and `end_load`."""
+        with self.lock:
+            self._loading[instance] = instance_bytes
+            self._fit_all()
+
+    def end_load(self, instance: Hashable) -> None:
+        with self.lock:
+            self._loading.pop(instance, None)
+
+    def fit(self, blocks: CachingBlocks) -> None:
+        """They are more, or fewer may be: the oldest cached ones go as far as they must."""
+        excess = blocks.excess
+        if excess:
+            blocks.forgotten([blocks.forget_oldest() for _ in range(excess)])
+        self._fit_all()
+
+    def _fit_all(self) -> None:
+        extra = {n: m.extra for n, m in enumerate(self._members) if m.extra}
+        if not extra:
+            return
+        members = self._members
+        over_bytes = sum(members[n].block_bytes * blocks for n, blocks in extra.items())
+        over_bytes -= max(self._spare_bytes(), 0)
+        if over_bytes <= 0:
+            return
+        oldest = [(members[n].oldest, n) for n in extra]
+        heapify(oldest)
+        gone: dict[int, list[int]] = {}
+        while over_bytes > 0:
+            _, n = heappop(oldest)
+            gone.setdefault(n, []).append(members[n].forget_oldest())
+            over_bytes -= members[n].block_bytes
+            extra[n] -= 1
+            if extra[n]:
+                heappush(oldest, (members[n].oldest, n))
+        for n, blocks in gone.items():
+            members[n].forgotten(blocks)
+
+    def _spare_bytes(self) -> int:
+        booked_bytes = sum(m.weights_bytes + m.blocks * m.block_bytes for m in self._members)
+        return self._memory_bytes - booked_bytes - sum(self._loading.values())

@@ -1,0 +1,40 @@
+"""What prompts of the simulator are made of: pieces, which others may begin with, too.
+
+A piece is an id and a number of tokens; the same id stands for the same tokens, whoever sends them.
+Before: workloads, which give arrivals their content. After: `cluster`, which makes prompts of it.
+"""
+
+import random
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mesh.sim.cluster import Arrival
+
+Piece = tuple[int, int]
+"""Its id, at least 0, and its tokens."""
+STRIDE = 1 << 24
+"""Between the first token ids of two pieces: longer ones there are none."""
+LEAST_SHARE, MOST_SHARE = 0.3, 1.0
+"""Of a prompt, that its beginning is."""
+
+
+def tokens_of(content: Iterable[Piece], size: int, own: int) -> tuple[int, ...]:
+    """So many token ids: of the pieces, and what they leave of a piece that is the `own` one's."""
+    made: list[int] = []
+    for piece, tokens in content:
+        made.extend(range(piece * STRIDE, piece * STRIDE + tokens))
+    left = max(size - len(made), 0)
+    made.extend(range(-own * STRIDE, -own * STRIDE + left))
+    return tuple(made[:size])
+
+
+def with_beginnings(
+    arrivals: "Iterable[Arrival]", beginnings: int, seed: int
+) -> "Iterator[Arrival]":
+    """Each begins with a part of one of so many texts, as callers of one system prompt do."""
+    rng = random.Random(seed)
+    for arrival in arrivals:
+        share = rng.uniform(LEAST_SHARE, MOST_SHARE)
+        piece = rng.randrange(beginnings), int(arrival.input_tokens * share)
+        yield arrival._replace(content=(piece,))

@@ -1,0 +1,261 @@
+"""Calls of tools in an answer: in which words a model makes them, and how they are read.
+
+A model's chat template says which words it was trained on. They are read while the answer comes, so
+that a client has the name at once and the arguments piece by piece; what looks like a call and is
+none is text. Before: the answer's text, in pieces. After: whoever writes it in a protocol.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from mesh.domain.grammar import Grammar, GrammarKind
+
+CALLS_MAX = 16
+"""Of one answer that has to make some."""
+_BLANKS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""As models have seen calls: small ones else go on with blanks for ever."""
+
+
+class ToolFormat(StrEnum):
+    """How a model calls a tool."""
+
+    HERMES = "hermes"
+    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, amid text: Hermes, Qwen."""
+    LLAMA3 = "llama3"
+    """`{"name": …, "parameters": {…}}` as the whole answer, after `<|python_tag|>` or not."""
+
+
+def format_of(chat_template: str | None) -> ToolFormat | None:
+    """None: the template is given no tools, or in words that are not known here."""
+    if chat_template is None or "tools" not in chat_template:
+        return None
+    if "<tool_call>" in chat_template:
+        return ToolFormat.HERMES
+    if "python_tag" in chat_template or '"parameters"' in chat_template:
+        return ToolFormat.LLAMA3
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegun:
+    """A call; its arguments follow."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """More of the arguments of a call: a piece of JSON."""
+
+    index: int
+    text: str
+
+
+Said = Text | CallBegun | Arguments
+
+_OPEN, _CLOSE, _PYTHON = "<tool_call>", "</tool_call>", "<|python_tag|>"
+_HEAD = re.compile(
+    r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*'
+    r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
+"""Of a call with its name first, up to its arguments."""
+
+
+class _Braces:
+    """Finds the end of a JSON object."""
+
+    def __init__(self) -> None:
+        self._depth, self._quoted, self._escaped = 0, False, False
+
+    def end_in(self, text: str) -> int | None:
+        """How much of this further text belongs to the object; None: all of it, and more."""
+        for at, char in enumerate(text):
+            if self._escaped:
+                self._escaped = False
+            elif self._quoted:
+                self._escaped, self._quoted = char == "\\", char != '"'
+            elif char == '"':
+                self._quoted = True
+            elif char == "{":
+                self._depth += 1
+            elif char == "}":
+                self._depth -= 1
+                if not self._depth:
+                    return at + 1
+        return None
+
+
+class ToolReader:
+    """One answer. Text is held back only while it may be the beginning of a call."""
+
+    def __init__(self, form: ToolFormat) -> None:
+        self._form = form
+        self.calls = 0
+        self._text = ""
+        """Not told yet."""
+        self._amid = form is ToolFormat.LLAMA3
+        """Where a call may be, or is; else amid text."""
+        self._braces: _Braces | None = None
+        """Of the arguments that are being read."""
+        self._done = False
+        """The call is read, and its end awaited."""
+
+    def push(self, text: str) -> list[Said]:
+        """What is known by a further piece of the answer."""
+        self._text += text
+        return list(self._read(last=False))
+
+    def finish(self) -> list[Said]:
+        """What is left at the answer's end."""
+        said = list(self._read(last=True))
+        if self._text and not self._done and self._braces is None:
+            torn = self._whole_call(self._text, closed=False) if self._amid else None
+            said += self._plain(self._text) if torn is None else torn
+        self._text = ""
+        return said
+
+    def _read(self, *, last: bool) -> Iterator[Said]:
+        before = None
+        while before != (before := (self._text, self._amid, self._braces, self._done)):
+            if self._braces is not None:
+                yield from self._arguments(self._braces)
+            elif self._done:
+                self._leave()
+            elif self._amid:
+                yield from self._call()
+            else:
+                yield from self._until_call(last=last)
+
+    def _until_call(self, *, last: bool) -> Iterator[Said]:
+        if self._form is ToolFormat.LLAMA3:
+            yield from self._plain(self._take(len(self._text)))
+            return
+        at = self._text.find(_OPEN)
+        if at >= 0:
+            yield from self._plain(self._take(at).rstrip())
+            self._take(len(_OPEN))
+            self._amid = True
+        elif not last:
+            yield from self._plain(self._take(len(self._text) - _held(self._text)))
+
+    def _call(self) -> Iterator[Said]:
+        if self._form is ToolFormat.LLAMA3:
+            begun = self._text.lstrip().removeprefix(_PYTHON).lstrip()
+            if begun and not begun.startswith("{") and not _PYTHON.startswith(begun):
+                self._amid = False
+                return
+            head = _HEAD.match(begun)
+            if head:
+                self._text = begun
+        else:
+            head = _HEAD.match(self._text)
+        if head:
+            yield self._begin(json.loads(head[1]))
+            self._take(head.end())
+            self._braces = _Braces()
+        elif self._form is ToolFormat.HERMES and _CLOSE in self._text:
+            yield from self._whole_call(self._take(self._text.index(_CLOSE)))
+            self._take(len(_CLOSE))
+            self._amid = False
+
+    def _arguments(self, braces: _Braces) -> Iterator[Said]:
+        end = braces.end_in(self._text)
+        piece = self._take(len(self._text) if end is None else end)
+        if piece:
+            yield Arguments(self.calls - 1, piece)
+        if end is not None:
+            self._braces, self._done = None, True
+
+    def _leave(self) -> None:
+        """Past what ends a call."""
+        if self._form is ToolFormat.LLAMA3:
+            rest = self._text.lstrip("}; \n\t,")
+            if rest.startswith("{"):
+                self._text, self._done = rest, False
+            elif rest:
+                self._text = ""
+        elif _CLOSE in self._text:
+            self._take(self._text.index(_CLOSE) + len(_CLOSE))
+            self._done = self._amid = False
+
+    def _whole_call(self, text: str, *, closed: bool = True) -> list[Said]:
+        """Of one whose parts come in another order, or of none."""
+        try:
+            said = json.loads(text.strip().removeprefix(_PYTHON))
+            arguments = said.get("arguments", said.get("parameters", {}))
+            name = said["name"]
+        except (ValueError, AttributeError, KeyError, RecursionError):
+            name = arguments = None
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            if self._form is ToolFormat.HERMES:
+                text = f"{_OPEN}{text}{_CLOSE * closed}"
+            return self._plain(text)
+        begun = self._begin(name)
+        return [begun, Arguments(begun.index, json.dumps(arguments, ensure_ascii=False))]
+
+    def _begin(self, name: str) -> CallBegun:
+        self.calls += 1
+        return CallBegun(self.calls - 1, name)
+
+    def _plain(self, text: str) -> list[Said]:
+        """Blanks between calls are nobody's words."""
+        return [Text(text)] if text and not (self.calls and text.isspace()) else []
+
+    def _take(self, count: int) -> str:
+        taken, self._text = self._text[:count], self._text[count:]
+        return taken
+
+
+def _held(text: str) -> int:
+    """Characters at the end that may be the beginning of a call, blanks before it included."""
+    held = next((n for n in range(len(_OPEN) - 1, 0, -1) if text.endswith(_OPEN[:n])), 0)
+    kept = text[: len(text) - held]
+    return held + len(kept) - len(kept.rstrip())
+
+
+def calls_grammar(form: ToolFormat, schemas: Mapping[str, Any], *, several: bool) -> Grammar:
+    """Of an answer that calls one of these tools, by their names with the schemas of their
+    arguments, or `several` of them.
+    """
+    key = "arguments" if form is ToolFormat.HERMES else "parameters"
+    one_of = [_call_schema(key, name, schema) for name, schema in schemas.items()]
+    schema = {**(one_of[0] if len(one_of) == 1 else {"anyOf": one_of}), "x-guidance": _BLANKS}
+    call = f"%json {json.dumps(schema, ensure_ascii=False)}"
+    if form is ToolFormat.HERMES:
+        times = f'call ("\\n" call){{0,{CALLS_MAX - 1}}}' if several else "call"
+        rules = ["start: " + times, f'call: "{_OPEN}\\n" said "\\n{_CLOSE}"', f"said: {call}"]
+    else:
+        rules = [f"start: {call}"]
+    return Grammar(kind=GrammarKind.LARK, text="\n".join(rules))
+
+
+def _call_schema(key: str, name: str, schema: Any) -> dict[str, Any]:
+    if "properties" in schema:
+        # Arguments that a tool does not name are of no use to it.
+        schema = {"additionalProperties": False, **schema}
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, key: schema},
+        "required": ["name", key],
+        "additionalProperties": False,
+    }
+
+
+def turn_of_calls(calls: Sequence[tuple[str, str, Mapping[str, Any]]]) -> str:
+    """Calls that were made, by id, name and arguments, as templates take them: JSON."""
+    return json.dumps(
+        [
+            {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for id_, name, arguments in calls
+        ]
+    )

@@ -1,0 +1,154 @@
+"""Contract: what was computed is not computed again, no token changes, and it costs nobody."""
+
+import random
+
+import pytest
+
+from tests.contract.conftest import LoadInstance
+from tests.contract.driving import Driver, greedy
+
+SALT = "tenant"
+SYSTEM = tuple(range(5, 90))
+
+
+@pytest.fixture
+def caching(driver: Driver) -> Driver:
+    if not driver.engine.capabilities.caches_prefixes:
+        pytest.skip("this engine caches no prefixes")
+    return driver
+
+
+def answered(driver: Driver, name: str, prompt: tuple[int, ...], salt: str | None = SALT) -> Driver:
+    driver.submit(name, prompt, salt=salt)
+    driver.finish()
+    return driver
+
+
+def whole_blocks(driver: Driver, tokens: int) -> int:
+    return tokens // driver.block_tokens * driver.block_tokens
+
+
+def test_a_second_turn_computes_only_what_is_new(caching: Driver) -> None:
+    alone = caching.run("alone", SYSTEM)
+    history = (*SYSTEM, *alone, 7, 8, 9)
+    expected = caching.run("alone-2", history)
+    first = caching.submit("turn-1", SYSTEM, salt=SALT)
+    caching.finish()
+    assert (first.tokens, first.found, first.adopted) == (alone, 0, 0)
+    second = caching.submit("turn-2", history, salt=SALT)
+    # The answer's last token was never computed.
+    kept = whole_blocks(caching, len(SYSTEM) + len(alone) - 1)
+    result = caching.step(256)
+    assert result.prefill_tokens == len(history) - kept
+    assert result.prefill_past_tokens == kept
+    caching.finish()
+    assert (second.tokens, second.found, second.adopted) == (expected, kept, kept)
+
+
+def test_a_prompt_that_is_all_there_computes_its_last_token_all_the_same(caching: Driver) -> None:
+    prompt = SYSTEM[: 2 * caching.block_tokens]
+    alone = caching.run("alone", prompt)
+    answered(caching, "first", prompt)
+    again = caching.submit("again", prompt, salt=SALT)
+    assert again.found == len(prompt) - caching.block_tokens
+    caching.finish()
+    assert again.tokens == alone
+
+
+def test_nothing_crosses_salts_and_without_one_nothing_is_kept(caching: Driver) -> None:
+    answered(caching, "none", SYSTEM, salt=None)
+    assert caching.books.kv_blocks_cached == 0
+    answered(caching, "mine", SYSTEM)
+    assert caching.books.kv_blocks_cached > 0
+    for salt in ("other", "", None):
+        stranger = caching.submit(f"by-{salt}", SYSTEM, salt=salt)
+        caching.finish()
+        assert (stranger.found, stranger.adopted) == (0, 0)
+
+
+def test_those_who_run_at_once_share_what_one_of_them_has_computed(caching: Driver) -> None:
+    alone = caching.run("alone", SYSTEM)
+    caching.submit("first", SYSTEM, greedy(40), salt=SALT)
+    caching.step(256)
+    used = caching.books.kv_blocks_used
+    second = caching.submit("second", SYSTEM, salt=SALT)
+    caching.step(256)
+    assert second.adopted == whole_blocks(caching, len(SYSTEM))
+    assert caching.books.kv_blocks_used <= used + 2, "the block that is not full, and one more"
+    caching.finish()
+    assert second.tokens == alone
+
+
+def test_what_was_aborted_or_goes_on_elsewhere_finds_its_own_blocks(caching: Driver) -> None:
+    alone = caching.run("alone", SYSTEM, greedy(30))
+    first = caching.submit("first", SYSTEM, greedy(30), salt=SALT)
+    while len(first.tokens) < 20:
+        caching.step(256)
+    so_far = tuple(first.tokens)
+    caching.abort("first")
+    again = caching.submit("again", SYSTEM, greedy(30), output=so_far, salt=SALT)
+    assert again.found == whole_blocks(caching, len(SYSTEM) + len(so_far) - 1)
+    caching.finish()
+    assert [*so_far, *again.tokens] == alone
+
+
+def test_a_cached_block_is_never_a_reason_to_wait(load: LoadInstance) -> None:
+    driver = load(kv_blocks=10)
+    if not driver.engine.capabilities.caches_prefixes:
+        pytest.skip("this engine caches no prefixes")
+    for n in range(6):
+        answered(driver, f"r{n}", tuple(range(n, n + 70)))
+    assert driver.books.kv_blocks_used == 0
+    assert driver.books.kv_blocks_cached <= 10
+    prompt = [9] * (driver.block_tokens * 9)
+    limited = [n for n in prompt if len(prompt) < driver.order.context_tokens_max - 12]
+    for n in range(3):
+        driver.run(f"all-{n}", limited or prompt[: driver.order.context_tokens_max - 13])
+
+
+def test_cached_blocks_outlive_a_shrink_while_nobody_wants_the_memory(caching: Driver) -> None:
+    answered(caching, "first", SYSTEM)
+    cached = caching.books.kv_blocks_cached
+    assert cached >= 2
+    books = caching.books
+    caching.engine.bound_memory(books.weights_bytes + (1 + cached) * books.kv_block_bytes)
+    caching.resize(1)
+    overflows = caching.books.kv_blocks_cached > 1
+    if overflows:
+        assert caching.books.kv_blocks_cached == cached
+        caching.engine.bound_memory(books.weights_bytes + 2 * books.kv_block_bytes)
+        assert caching.books.kv_blocks_cached == 2, "one in force, one that nobody wants"
+    caching.engine.bound_memory(0)
+    assert caching.books.kv_blocks_cached <= 1
+    caching.resize(64)
+    caching.run("later", SYSTEM)
+
+
+def test_conversations_have_the_same_tokens_through_shrinks_and_evictions(
+    load: LoadInstance,
+) -> None:
+    """Joins, aborts, shrinks to the last block; each turn is the history of its conversation."""
+    driver = load(kv_blocks=40)
+    if not driver.engine.capabilities.caches_prefixes:
+        pytest.skip("this engine caches no prefixes")
+    driver.engine.bound_memory(driver.books.weights_bytes + 60 * driver.books.kv_block_bytes)
+    rng = random.Random(11)
+    histories: dict[int, tuple[int, ...]] = dict.fromkeys(range(4), SYSTEM)
+    adopted = 0
+    for turn in range(12):
+        asked = {n: (*h, *rng.choices(range(5, 90), k=9)) for n, h in histories.items()}
+        asked = {n: prompt for n, prompt in asked.items() if len(prompt) < 230}
+        expected = {n: driver.run(f"alone-{turn}-{n}", p) for n, p in asked.items()}
+        running = {n: driver.submit(f"t{turn}-{n}", p, salt=SALT) for n, p in asked.items()}
+        for _ in range(300):
+            if not driver.running:
+                break
+            driver.resize(rng.randrange(driver.books.kv_blocks_used + 2, 45))
+            driver.step(rng.choice([16, 48, 256]))
+        assert not driver.running
+        assert {n: r.tokens for n, r in running.items()} == expected
+        adopted += sum(r.adopted for r in running.values())
+        histories |= {n: (*p, *expected[n]) for n, p in asked.items()}
+        driver.resize(rng.choice([1, 5, 40]))
+        driver.resize(40)
+    assert adopted > 500

@@ -1,0 +1,146 @@
+"""Where a request's beginning is computed already: counted on, preferred, and missed."""
+
+from dataclasses import replace
+
+from mesh.core.controller.instances.node_schedule import forecast_on
+from mesh.core.controller.instances.prefixes import cached_tokens, preferred
+from mesh.core.controller.state.instance import InstanceEntry
+from mesh.core.controller.state.request import RequestEntry
+from mesh.domain.actions import ControllerAction, RefuseRequest, TellAccepted
+from mesh.domain.events import InvokeRequested
+from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.limits import CellLimits
+from mesh.domain.messages import (
+    AbortRequest,
+    PrefixesChanged,
+    PrefixMissed,
+    SubmitRequest,
+)
+from mesh.domain.reasons import RefusalReason
+from mesh.domain.request import Request
+from mesh.domain.slo import Slo
+from mesh.domain.steps import PrefixChange
+from mesh.memory.block_keys import digests_of
+from tests.core.admission import SLOW, instance, node
+from tests.core.cells import FOOTPRINT, CellUnderTest, commands, deployment, only, request
+from tests.core.controller.state.entries import Entries, submit
+
+SIZE = FOOTPRINT.block_tokens
+PROMPT = tuple(range(10 * SIZE))
+
+
+def digests() -> tuple[int, ...]:
+    ((_, found),) = digests_of(PROMPT, [SIZE], "")
+    return found
+
+
+def salted(known: Entries, name: str = "r1", salt: str | None = "") -> RequestEntry:
+    entry = known.a_request(name, tokens=len(PROMPT))
+    entry.original = replace(entry.original, digests=digests_of(PROMPT, [SIZE], salt))
+    return entry
+
+
+def knows(instance: InstanceEntry, count: int) -> None:
+    instance.note_prefixes(PrefixChange(came=digests()[:count]))
+
+
+def test_the_longest_beginning_counts_and_one_token_is_left() -> None:
+    known = Entries()
+    asked = salted(known)
+    assert cached_tokens(known.instance, asked) == 0
+    knows(known.instance, 4)
+    assert cached_tokens(known.instance, asked) == 4 * SIZE
+    known.instance.note_prefixes(PrefixChange(went=digests()[1:2]))
+    assert cached_tokens(known.instance, asked) == SIZE, "what comes after a gap is of no use"
+    knows(known.instance, 10)
+    assert cached_tokens(known.instance, asked) == 9 * SIZE
+
+
+def test_other_salts_and_none_find_nothing() -> None:
+    known = Entries()
+    knows(known.instance, 10)
+    assert cached_tokens(known.instance, salted(known, "r2", "other")) == 0
+    assert cached_tokens(known.instance, salted(known, "r3", None)) == 0
+
+
+def test_validation_takes_the_prefill_that_is_left() -> None:
+    known = Entries()
+    asked = salted(known)
+    asked.due_s = 5.0
+
+    def first_token_s() -> float:
+        limits = CellLimits()
+        return forecast_on(known.instance, asked, now_s=0.0, limits=limits, late=True).first_token_s
+
+    submit(known.instance, known.a_request("other"), now_s=0.0)
+    whole_s = first_token_s()
+    knows(known.instance, 9)
+    assert first_token_s() < whole_s
+
+
+def test_a_place_with_more_of_it_is_preferred_unless_it_is_the_busier_by_more() -> None:
+    known = Entries()
+    other = known.an_instance("a2", known.a_node("n2", 2))
+    asked, both = salted(known), [known.instance, other]
+    assert preferred(both, asked, 0.0) is None
+    knows(other, 2)
+    assert preferred(both, asked, 0.0) is other
+    submit(other, known.a_request("long", tokens=500))
+    assert preferred(both, asked, 0.0) is None, "500 tokens before it, for 2 blocks less"
+    knows(known.instance, 1)
+    assert preferred(both, asked, 0.0) is None, "the policy's first is the best"
+
+
+def asking() -> Request:
+    return replace(request("again", prompt=PROMPT), digests=digests_of(PROMPT, [SIZE], ""))
+
+
+class KnowingCell(CellUnderTest):
+    """A node comes with an instance, and says which of the prompt's blocks it has."""
+
+    def __init__(self, known: int) -> None:
+        super().__init__(deployment("chat", slo=Slo(ttft_s=5.0)), profiles=(SLOW,))
+        self.held = replace(instance("chat", "chat"), prefixes=digests()[:known])
+        self.link, _ = self.join(node("n1", self.held))
+
+    def ask(self) -> list[ControllerAction]:
+        return self.invoke(
+            replace(request("again", prompt=PROMPT), digests=digests_of(PROMPT, [SIZE], ""))
+        )
+
+    def miss(self, attempt: int, tokens: int) -> list[ControllerAction]:
+        missed = PrefixMissed(request_id=RequestId("again"), attempt=attempt, cached_tokens=tokens)
+        return self.report(self.link, missed)
+
+
+def test_a_node_is_told_what_was_counted_on_and_a_client_too() -> None:
+    cell = KnowingCell(5)
+    asked = cell.ask()
+    assert only(asked, TellAccepted).cached_tokens == 5 * SIZE
+    (sent,) = commands(asked, SubmitRequest)
+    assert sent.order.cached_tokens == 5 * SIZE
+    assert cell.core.cell.requests[RequestId("again")].prefill_left == 5 * SIZE
+
+
+def test_with_its_beginning_a_prompt_is_taken_that_would_be_late_without() -> None:
+    hopeless = KnowingCell(0)
+    first = asking()
+    late = Slo(ttft_s=0.004 * 7 * SIZE, ttft_tokens_per_s=1e9)
+    refused = hopeless.tell(InvokeRequested(request=first, slo=late))
+    assert only(refused, RefuseRequest).reason is RefusalReason.FIRST_TOKEN_LATE
+    taken = KnowingCell(6).tell(InvokeRequested(request=first, slo=late))
+    assert commands(taken, SubmitRequest)
+
+
+def test_who_misses_what_it_was_promised_for_is_placed_anew() -> None:
+    cell = KnowingCell(5)
+    cell.ask()
+    gone = PrefixChange(went=digests()[1:5])
+    cell.report(cell.link, PrefixesChanged(instance_id=InstanceId("chat"), change=gone))
+    again = cell.miss(1, SIZE)
+    assert commands(again, AbortRequest)
+    (sent,) = commands(again, SubmitRequest)
+    assert (sent.order.attempt, sent.order.cached_tokens) == (2, SIZE)
+    assert not commands(cell.miss(1, 0), SubmitRequest), "what an earlier attempt met is over"
+    entry = cell.core.cell.requests[RequestId("again")]
+    assert (entry.evictions, entry.failures) == (1, 1)

@@ -1,0 +1,97 @@
+"""The node core and cached prefixes: what a request finds, what the controller is told of."""
+
+from dataclasses import replace
+
+from mesh.core.node import local_cache
+from mesh.domain.actions import AskPrefixes, NodeAction, StartStep, SubmitToEngine
+from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.messages import PrefixesChanged, PrefixMissed, SubmitRequest
+from mesh.domain.node_events import HeartbeatDue, PrefixesTold, StepFinished, SubmitFinished
+from mesh.domain.request import RequestOrder
+from mesh.domain.slo import Slo
+from mesh.domain.steps import PrefixChange, StepResult
+from tests.core.cells import of_kind, only, request
+from tests.core.nodes import NodeUnderTest, reports
+
+I1 = InstanceId("i1")
+CHANGE = PrefixChange(came=(7, 8), went=(3,))
+
+
+def submitted(node: NodeUnderTest, cached: int = 0, salt: str | None = "") -> list[NodeAction]:
+    order = RequestOrder(
+        request=replace(request("a", prompt=range(100)), cache_salt=salt),
+        attempt=1,
+        slo=Slo(),
+        age_s=0.0,
+        due_in_s=1.0,
+        cached_tokens=cached,
+    )
+    return node.command(SubmitRequest(instance_id=I1, order=order))
+
+
+def found(node: NodeUnderTest, tokens: int) -> list[NodeAction]:
+    done = SubmitFinished(request_id=RequestId("a"), attempt=1, cached_tokens=tokens)
+    return node.tell(done)
+
+
+def loaded() -> NodeUnderTest:
+    node = NodeUnderTest()
+    node.load()
+    return node
+
+
+def test_a_turn_is_given_for_what_is_left_of_a_prompt() -> None:
+    node = loaded()
+    asked = submitted(node, cached=64)
+    assert only(asked, SubmitToEngine).request.cache_salt == ""
+    assert only(asked, StartStep).prefill_tokens_max >= 36
+    (local,) = node.core._node.instances[I1].requests.values()
+    assert local.prefill_left == 36
+    assert not reports(found(node, 64))
+    assert local.prefill_left == 36
+    assert not reports(found(node, 96)), "more than was counted on is nobody's trouble"
+    assert local.prefill_left == 4
+
+
+def test_what_is_gone_when_a_request_comes_is_told() -> None:
+    node = loaded()
+    submitted(node, cached=64)
+    missed = only(reports(found(node, 32)), PrefixMissed)
+    assert missed == PrefixMissed(request_id=RequestId("a"), attempt=1, cached_tokens=32)
+    (local,) = node.core._node.instances[I1].requests.values()
+    assert local.prefill_left == 68
+
+
+def test_changes_are_told_as_they_come_and_all_of_it_to_a_new_controller() -> None:
+    node = loaded()
+    beat = HeartbeatDue(rss_bytes=1, engine_bytes=1, kv_blocks_cached=((I1, 5),))
+    assert not of_kind(node.tell(beat), AskPrefixes), "nothing that it does is shared"
+    submitted(node)
+    result = StepResult(
+        outputs=(),
+        prefill_tokens=1,
+        prefill_past_tokens=0,
+        decode_batch=0,
+        context_tokens=0,
+        prefill_left=((RequestId("a"), 99),),
+        starved=(),
+        kv_blocks_used=1,
+        elapsed_s=0.01,
+        prefixes=PrefixChange(came=(3, 4)),
+    )
+    told = reports(node.tell(StepFinished(instance_id=I1, result=result)))
+    assert only(told, PrefixesChanged).change.came == (3, 4)
+    assert of_kind(node.tell(beat), AskPrefixes)
+    told = reports(node.tell(PrefixesTold(changes=((I1, CHANGE), (InstanceId("gone"), CHANGE)))))
+    assert only(told, PrefixesChanged) == PrefixesChanged(instance_id=I1, change=CHANGE)
+    (whole,) = node.core.instances()
+    assert (sorted(whole.prefixes), whole.kv_blocks_cached) == ([4, 7, 8], 5)
+    assert node.heartbeat().instances[0].prefixes == (), "that would be much, every second"
+
+
+def test_of_more_digests_than_are_kept_the_newest_are_known() -> None:
+    node = loaded()
+    most = local_cache.DIGESTS_MAX
+    node.tell(PrefixesTold(changes=((I1, PrefixChange(came=tuple(range(most + 2)))),)))
+    (whole,) = node.core.instances()
+    assert whole.prefixes == tuple(range(2, most + 2))

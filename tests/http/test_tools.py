@@ -1,0 +1,136 @@
+"""Tools over HTTP: what a template is given, how calls are told, and calls that are required."""
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mesh.domain.grammar import GrammarKind
+from mesh.domain.messages import SubmitRequest
+from mesh.http.answers import ChatChunk, ChatCompletion
+from tests.controller.live import ASSETS, SPEC, FakeNode
+from tests.http.edge import HELLO, Edge, events
+from tests.http.test_answers import held_to
+
+TEMPLATE = (
+    "{% if tools %}<tool_call> {% for t in tools %}{{ t.function.name }}{% endfor %}{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.id }}{{ c.function.arguments.city }}{% endfor %}"
+    "{{ m.tool_call_id or '' }}{% endfor %}<assistant>"
+)
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
+
+
+async def calling(http: Edge, says: str) -> FakeNode:
+    """A deployment whose model knows tools as Qwen does, and answers so."""
+    node = await http.cell.node()
+    node.text, node.says = replace(ASSETS, chat_template=TEMPLATE), says
+    assert await asyncio.to_thread(http.cell.client.deploy, SPEC) == "deployed"
+    return node
+
+
+def orders(node: FakeNode) -> list[Any]:
+    return [c.order.request for c in node.commands if isinstance(c, SubmitRequest)]
+
+
+async def test_a_call_is_told_whole(http: Edge) -> None:
+    node = await calling(http, f"I look.\n{CALL}")
+    response = await http.chat(tools=[TOOL], max_tokens=100)
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    held_to(ChatCompletion, answer)
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "I look."
+    (call,) = choice["message"]["tool_calls"]
+    assert call["id"].startswith("call_")
+    assert call["type"] == "function"
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Bern"}'}
+    (order,) = orders(node)
+    assert len(order.prompt_tokens) == len("<tool_call> weather<user>hi<assistant>")
+    assert order.sampling.grammar is None
+
+
+async def test_a_call_is_streamed_name_first_and_its_arguments_in_pieces(http: Edge) -> None:
+    await calling(http, f"{CALL}\n{CALL}")
+    response = await http.chat(tools=[TOOL], max_tokens=200, stream=True)
+    *chunks, done = events(response)
+    assert done == "[DONE]"
+    for chunk in chunks:
+        held_to(ChatChunk, chunk)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    told = [one for delta in deltas for one in delta.get("tool_calls", [])]
+    begun = [one for one in told if "id" in one]
+    assert [(one["index"], one["function"]["name"]) for one in begun] == [
+        (0, "weather"),
+        (1, "weather"),
+    ]
+    assert len({one["id"] for one in begun}) == 2
+    for index in (0, 1):
+        pieces = [one["function"]["arguments"] for one in told if one["index"] == index]
+        assert len(pieces) > 3
+        assert json.loads("".join(pieces)) == {"city": "Bern"}
+    assert "".join(delta.get("content") or "" for delta in deltas) == ""
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_words_without_a_call_are_an_answer_like_others(http: Edge, stream: bool) -> None:
+    await calling(http, "a < b, <tool_cal")
+    response = await http.chat(tools=[TOOL], max_tokens=100, stream=stream)
+    if stream:
+        *chunks, _ = events(response)
+        said = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks)
+        finish = chunks[-1]["choices"][0]["finish_reason"]
+    else:
+        (choice,) = response.json()["choices"]
+        said, finish = choice["message"]["content"], choice["finish_reason"]
+    assert (said, finish) == ("a < b, <tool_cal", "stop")
+
+
+async def test_calls_and_their_results_go_back_to_the_template(http: Edge) -> None:
+    node = await calling(http, "It rains.")
+    called = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "weather", "arguments": '{"city": "Bern"}'},
+    }
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": None, "tool_calls": [called]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
+    ]
+    await http.chat(messages=messages, tools=[TOOL], tool_choice="none", max_tokens=20)
+    (order,) = orders(node)
+    rendered = "<user>hi<assistant>call_1Bern<tool>raincall_1<assistant>"
+    assert len(order.prompt_tokens) == len(rendered), "and no tools, since none is to be called"
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
+async def test_a_call_that_is_required_is_kept_to_by_a_grammar(http: Edge, choice: object) -> None:
+    node = await calling(http, CALL)
+    response = await http.chat(tools=[TOOL], tool_choice=choice, max_tokens=100)
+    assert response.json()["choices"][0]["finish_reason"] == "tool_calls"
+    (order,) = orders(node)
+    assert order.sampling.grammar.kind is GrammarKind.LARK
+    assert '"const": "weather"' in order.sampling.grammar.text
+
+
+async def test_a_schema_that_cannot_be_kept_to_is_named(http: Edge) -> None:
+    await calling(http, CALL)
+    wrong = {"type": "function", "function": {"name": "f", "parameters": {"type": "odd"}}}
+    response = await http.chat(tools=[wrong], tool_choice="required", max_tokens=100)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "tools"

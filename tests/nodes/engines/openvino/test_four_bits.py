@@ -1,0 +1,107 @@
+"""What a GGUF file has in 4 bits is computed as it is; what is made of others' weights is close."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+from safetensors.numpy import save_file
+
+from mesh_loader.store import ModelStore
+from mesh_nodes.engines.openvino import KvPrecision, WeightPrecision, compilation
+from mesh_nodes.engines.openvino.four_bits import EXACT, GROUP, from_blocks, quantise_groups
+from mesh_nodes.engines.openvino.probe import probe_logits
+from tests.loader.tiny_gguf import byte_tokenizer, random_tensors, write_tiny_gguf
+from tests.nodes.engines.openvino.test_blobs import compiled, compiler, make, wish
+from tests.nodes.engines.openvino.test_graph import CHUNKS, computed_logits
+from tests.nodes.engines.openvino.tiny import CONTEXT_TOKENS_MAX, TinyModel, reference_logits
+
+ROWS, COLUMNS = 24, 512
+VOCABULARY = len(byte_tokenizer().tokens)
+
+
+def gguf_model(
+    folder: Path, kind: str = "Q4_1", *, tied: bool = False, seed: int = 0
+) -> tuple[TinyModel, dict[str, npt.NDArray[np.float32]]]:
+    """Imported; and its tensors before they were quantised."""
+    folder.mkdir(exist_ok=True)
+    drawn = random_tensors("llama", VOCABULARY, tied=tied, seed=seed)
+    tensors = {n: t * np.float32(0.15 if t.ndim == 2 else 1) for n, t in drawn.items()}
+    quantisation = GGMLQuantizationType[kind]
+    write_tiny_gguf(folder / "m.gguf", tensors=tensors, quantization=quantisation)
+    stored = ModelStore(folder / "store").import_model(f"file://{folder}/m.gguf")
+    return TinyModel(stored.path, stored.info), tensors
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_blocks_mean_what_llama_cpp_means_by_them(kind: str) -> None:
+    """Every nibble and every 6-bit scale, within f32's rounding of the sum of two products."""
+    draw = np.random.default_rng(0)
+    elements, size_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    blocks = draw.integers(0, 256, (ROWS, COLUMNS // elements, size_bytes)).astype(np.uint8)
+    factors = draw.standard_normal((*blocks.shape[:2], 1 if kind == "Q4_0" else 2))
+    packed = factors.astype(np.float16).view(np.uint8)
+    blocks[:, :, : packed.shape[2]] = packed
+    rows = blocks.reshape(ROWS, -1)
+    expected = dequantize(rows, GGMLQuantizationType[kind])
+    found = from_blocks(kind, rows).values()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
+
+
+def test_groups_lose_less_than_by_rounding_to_their_largest_weight() -> None:
+    weights = np.random.default_rng(0).standard_normal((ROWS, COLUMNS)).astype(np.float32)
+    weights[0, :GROUP] = 0
+    values = quantise_groups(weights).values()
+    assert not values[0, :GROUP].any()
+    grouped = weights.reshape(ROWS, -1, GROUP)
+    scale = np.abs(grouped).max(axis=2, keepdims=True) / 7
+    rounded = np.rint(grouped / np.where(scale == 0, 1, scale)) * scale
+    assert np.square(values - weights).sum() < 0.85 * np.square(rounded - grouped).sum()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+def test_logits_are_those_of_the_files_own_values(
+    tmp_path: Path, kind: str, tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In f32 and within its rounding: no second quantisation."""
+    model, tensors = gguf_model(tmp_path, kind, tied=tied)
+    quantisation = GGMLQuantizationType[kind]
+    exact = {
+        name: dequantize(quantize(tensor, quantisation), quantisation)
+        if tensor.ndim == 2
+        else tensor
+        for name, tensor in tensors.items()
+    }
+    (tmp_path / "exact").mkdir()
+    shutil.copy(model.path / "config.json", tmp_path / "exact")
+    save_file(exact, tmp_path / "exact" / "model.safetensors")
+    tokens = np.random.default_rng(1).integers(0, VOCABULARY, sum(CHUNKS)).tolist()
+    expected = reference_logits(tmp_path / "exact", tokens)
+    monkeypatch.setattr(compilation, "GROUP", 0)  # activations in f32
+    logits = computed_logits(model, tokens, WeightPrecision.FILE, KvPrecision.F32)
+    for place, row in logits.items():
+        np.testing.assert_allclose(row, expected[place], atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("weights", [WeightPrecision.FILE, WeightPrecision.I4])
+def test_a_model_of_four_bits_is_imported_from_a_blob_of_its_shape(
+    tmp_path: Path, weights: WeightPrecision, tied: bool
+) -> None:
+    """The weights of one, the blob of another; what is imported computes what is compiled."""
+    first, second = (gguf_model(tmp_path / str(n), tied=tied, seed=n)[0] for n in (0, 1))
+    for model in (first, second):
+        compiler(weights=weights).prepare(model.info, model.path, lambda *_: None)
+    make(wish(first, tmp_path / "blobs", weights=weights))
+    imported = compiled(compiler(tmp_path / "blobs", weights=weights), second)
+    expected = compiled(compiler(weights=weights), second)
+    assert (imported.imported, expected.imported) == (True, False)
+    found, wanted = (
+        probe_logits(graph, vocabulary_tokens=VOCABULARY, context_tokens_max=CONTEXT_TOKENS_MAX)
+        for graph in (imported, expected)
+    )
+    assert np.array_equal(found, wanted)

@@ -1,0 +1,105 @@
+"""Calls of tools are read while they come, however the answer is cut."""
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mesh.text.grammars import check_grammar
+from mesh.text.tool_calls import (
+    Arguments,
+    CallBegun,
+    Text,
+    ToolFormat,
+    ToolReader,
+    calls_grammar,
+    format_of,
+)
+
+HERMES, LLAMA3 = ToolFormat.HERMES, ToolFormat.LLAMA3
+WEATHER = '{"name": "weather", "arguments": {"city": "a \\"}\\" {b", "days": [1, {"x": {}}]}}'
+CALLED = ("weather", {"city": 'a "}" {b', "days": [1, {"x": {}}]})
+ANSWERS = [
+    (HERMES, "just words", ["just words"], []),
+    (HERMES, f"<tool_call>\n{WEATHER}\n</tool_call>", [], [CALLED]),
+    (HERMES, f"I look. \n<tool_call>{WEATHER}</tool_call>\n", ["I look."], [CALLED]),
+    (
+        HERMES,
+        f"<tool_call>{WEATHER}</tool_call>\n<tool_call>{WEATHER}</tool_call>",
+        [],
+        [CALLED, CALLED],
+    ),
+    (HERMES, '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', [], [("f", {"a": 1})]),
+    (HERMES, '<tool_call>{"name": "f", "arguments": "no"}</tool_call>', None, []),
+    (HERMES, "<tool_call>no JSON</tool_call> and on", None, []),
+    (HERMES, "a < b, <tool_cal", ["a < b, <tool_cal"], []),
+    (HERMES, "<tool_call>torn", ["<tool_call>torn"], []),
+    (LLAMA3, WEATHER.replace("arguments", "parameters"), [], [CALLED]),
+    (LLAMA3, f"<|python_tag|>{WEATHER}", [], [CALLED]),
+    (LLAMA3, f"{WEATHER}; {WEATHER}", [], [CALLED, CALLED]),
+    (LLAMA3, '{"parameters": {}, "name": "f"}', [], [("f", {})]),
+    (LLAMA3, '{"answer": 42}', ['{"answer": 42}'], []),
+    (LLAMA3, "words {}", ["words {}"], []),
+]
+
+
+@pytest.mark.parametrize(("form", "answer", "words", "called"), ANSWERS)
+@given(cuts=st.sets(st.integers(1, 120)))
+def test_however_it_is_cut_an_answer_says_the_same(
+    form: ToolFormat,
+    answer: str,
+    words: list[str] | None,
+    called: list[tuple[str, object]],
+    cuts: set[int],
+) -> None:
+    reader, said = ToolReader(form), []
+    places = [0, *sorted(cut for cut in cuts if cut < len(answer)), len(answer)]
+    for begin, end in pairwise(places):
+        said += reader.push(answer[begin:end])
+    said += reader.finish()
+    text = "".join(one.text for one in said if isinstance(one, Text))
+    names = [one.name for one in said if isinstance(one, CallBegun)]
+    pieces = [""] * len(names)
+    for one in said:
+        if isinstance(one, Arguments):
+            pieces[one.index] += one.text
+    assert [(name, json.loads(each)) for name, each in zip(names, pieces, strict=True)] == called
+    assert reader.calls == len(called)
+    assert text == (answer if words is None else "".join(words))
+
+
+def test_arguments_are_told_as_they_come() -> None:
+    reader = ToolReader(HERMES)
+    assert reader.push('<tool_call>\n{"name": "f", "argu') == []
+    assert reader.push('ments": {"a"') == [CallBegun(0, "f"), Arguments(0, '{"a"')]
+    assert reader.push(": 1") == [Arguments(0, ": 1")]
+    assert reader.push("}}\n</tool_call>") == [Arguments(0, "}")]
+    assert reader.finish() == []
+
+
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [
+        ("{% if tools %}<tools>…</tools> <tool_call>{% endif %}", HERMES),
+        ("{% if tools %}<|python_tag|>{% endif %}", LLAMA3),
+        ("{{ tools }} some other way", None),
+        ("{{ messages }}", None),
+        (None, None),
+    ],
+)
+def test_the_template_tells_how_tools_are_called(
+    template: str | None, form: ToolFormat | None
+) -> None:
+    assert format_of(template) is form
+
+
+@pytest.mark.parametrize("form", list(ToolFormat))
+def test_a_call_that_is_required_has_a_grammar(form: ToolFormat) -> None:
+    schemas = {
+        "f": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+        "g": {"type": "object", "properties": {}},
+    }
+    check_grammar(calls_grammar(form, schemas, several=True))
+    check_grammar(calls_grammar(form, {"f": schemas["f"]}, several=False))
