@@ -40,6 +40,7 @@ def local_cell(
     nodes: Sequence[NodePlan] = plan_nodes(["cpu"]),
     threads: int | None = None,
     http: str | None = None,
+    join_ms: float = 0.0,
     keys: bool = False,
     policy: str | None = None,
     memory_bytes: int | None = None,
@@ -53,8 +54,8 @@ def local_cell(
     folder of their own, and their models in `store`, or in the usual one. A node computes on
     `threads` cores in `memory_bytes`, its part of the machine unless given, of which
     `prefetch_bytes` are for what nobody has called yet. The controller decides by `policy`, or by
-    its default, serves `http` where that is given, and wants `keys`: see `keys_shown`. They write
-    their decisions to `journal` and into the folder `node_journals`.
+    its default, serves `http` where that is given, joins tokens of `join_ms`, and wants `keys`: see
+    `keys_shown`. They write their decisions to `journal` and into the folder `node_journals`.
 
     Once they serve, a signal to stop raises KeyboardInterrupt. Raises MeshError when a part of it
     does not start.
@@ -70,6 +71,7 @@ def local_cell(
             nodes=tuple(nodes),
             threads=threads,
             http=http,
+            join_ms=join_ms,
             keys=keys,
             policy=policy,
             memory_bytes=memory_bytes,

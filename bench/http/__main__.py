@@ -59,11 +59,11 @@ def measure(ask: Ask, controller: psutil.Process) -> Round:
     )
 
 
-def compared(rounds: int) -> tuple[list[Round], list[Round]]:
+def compared(rounds: int, join_ms: float) -> tuple[list[Round], list[Round]]:
     """gRPC's rounds and HTTP's, in turn; who begins changes, and the first round warms up."""
     spec = DeploymentSpec(name=NAME, source=SOURCE, context_tokens_max=CONTEXT_TOKENS, slo=SLO)
     threads = max(1, len(os.sched_getaffinity(0)) - 1)
-    with local_cell(threads=threads, http="127.0.0.1:0") as cell:
+    with local_cell(threads=threads, http="127.0.0.1:0", join_ms=join_ms) as cell:
         deployed(cell.address, [spec])
         wait_calm(cell)
         controller = psutil.Process(cell.children[0].process.pid)
@@ -81,8 +81,8 @@ def compared(rounds: int) -> tuple[list[Round], list[Round]]:
     return found[0][1:], found[1][1:]
 
 
-def report(rounds: int) -> None:
-    grpc, http = compared(rounds)
+def report(rounds: int, join_ms: float) -> None:
+    grpc, http = compared(rounds, join_ms)
     rows = []
     figures: dict[str, float] = {}
     for label, key in (
@@ -116,10 +116,11 @@ def report(rounds: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--join-ms", type=float, default=0.0, help="as of mesh controller")
     options = parser.parse_args()
     with errors_told():
         stored_model()
-        report(options.rounds)
+        report(options.rounds, options.join_ms)
 
 
 if __name__ == "__main__":

@@ -24,12 +24,12 @@ ROUNDS = 10
 HEADINGS = ("", "engine on", "bare engine", "cell", "added", "limit")
 
 
-def measure(rounds: int, threads: int) -> tuple[list[Answer], list[Answer]]:
+def measure(rounds: int, threads: int, join_ms: float) -> tuple[list[Answer], list[Answer]]:
     """Answers of the bare engine and of the cell, round by round; one warm-up round first."""
     spec = DeploymentSpec(name=NAME, source=SOURCE, context_tokens_max=CONTEXT_TOKENS, slo=SLO)
     with (
         Peer("the bare engine", bare.contender, threads) as plain,
-        local_cell(threads=threads) as local,
+        local_cell(threads=threads, join_ms=join_ms) as local,
     ):
         plain.wait_ready()
         deployed(local.address, [spec])
@@ -45,12 +45,12 @@ def compare(key: str, bares: list[Answer], cells: list[Answer]) -> tuple[float, 
     return median(alone), median(whole), median(w - a for w, a in zip(whole, alone, strict=True))
 
 
-def report(rounds: int) -> None:
+def report(rounds: int, join_ms: float) -> None:
     cores = len(os.sched_getaffinity(0))
     rows = []
     figures: dict[str, float] = {}
     for threads, suffix in ((max(1, cores - 1), ""), (cores, "_all_cores")):
-        bares, cells = measure(rounds, threads)
+        bares, cells = measure(rounds, threads, join_ms)
         for label, key, limit in (
             ("first token, one request", "ttft", 3.0),
             ("each token, batch of 8", "token", 0.5),
@@ -70,10 +70,11 @@ def report(rounds: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--join-ms", type=float, default=0.0, help="as of mesh controller")
     options = parser.parse_args()
     with errors_told():
         stored_model()
-        report(options.rounds)
+        report(options.rounds, options.join_ms)
 
 
 if __name__ == "__main__":

@@ -64,6 +64,7 @@ class LocalCell:
         if self._plan.http is not None:
             self._http = free_address(self._plan.http, "--http")
         home = ["--home", str(self._plan.home)]
+        join = ["--join-ms", str(self._plan.join_ms)] if self._plan.join_ms else []
         policy = ["--policy", self._plan.policy] if self._plan.policy else []
         journal = ["--journal", str(self._plan.journal)] if self._plan.journal else []
         http = ["--http", self._http] if self._http else []
@@ -73,7 +74,7 @@ class LocalCell:
         self._keep(
             "the controller",
             "mesh.controller",
-            ["--listen", self._listen, *http, *tls, *home, *policy, *journal],
+            ["--listen", self._listen, *http, *tls, *home, *join, *policy, *journal],
         )
         for node in self._plan.nodes:
             self._keep(

@@ -41,6 +41,8 @@ class CellPlan:
     policy: str | None = None
     http: str | None = None
     """Where HTTP is served, if it is."""
+    join_ms: float = 0.0
+    """As of the controller."""
     keys: bool = False
     """Whether each call needs one, on the loopback, too; an operator's is in the environment, which
     the nodes show as well.

@@ -61,6 +61,17 @@ def http_option(command: Command) -> Command:
     )(command)
 
 
+def join_option(command: Command) -> Command:
+    """`--join-ms MS`, given to the command as `join_ms`."""
+    return click.option(
+        "--join-ms",
+        metavar="MS",
+        type=click.FloatRange(min=0, max=1000),
+        default=0.0,
+        help="An answer's tokens that come within so long go out together, none after it is due.",
+    )(command)
+
+
 def output_option(forms: Sequence[Format], help_text: str) -> Callable[[Command], Command]:
     """`-o` with these forms, the first of them the default; given to the command as `form`."""
     return click.option(

@@ -78,6 +78,8 @@ class GatewayLimits:
     """Open at one time, those that are still being tokenised included."""
     told_max: int = 1024
     """Messages that may wait for one client to read; then it is cancelled as too slow."""
+    join_s: float = 0.0
+    """Tokens after the first that come within so long of others go out together with them."""
 
 
 class Call:
@@ -266,6 +268,7 @@ class Gateway:
             own_slo=own_slo(asked, deployment.spec.slo),
             arrived_s=arrived_s,
             told_max=self._limits.told_max,
+            join_s=self._limits.join_s,
             caller=caller(),
         )
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from platformdirs import user_data_dir
 
+from mesh.controller.gateway import GatewayLimits
 from mesh.controller.server import ControllerConfig, serve
 from mesh.domain.errors import InvalidInput, MeshError
 from mesh.domain.limits import TURN_S_MAX, CellLimits
@@ -28,6 +29,8 @@ HTTP_OFF = "off"
 COLLECTORS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 TURN_S_LARGEST = 1.0
 """Of --turn: nobody is looked at before a turn ends."""
+JOIN_MS_LARGEST = 1000.0
+"""Of --join-ms: a reader sees the text jump long before."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             journal=options.journal,
             policy=options.policy,
             limits=CellLimits(turn_s_max=_turn_s(options.turn)),
+            gateway=GatewayLimits(join_s=_join_s(options.join_ms)),
             keys=_wants_keys(options),
             tls=None if options.tls is None else _tls(options.tls),
             traces=wants_traces(os.environ),
@@ -108,6 +112,20 @@ def _turn_s(text: str) -> float:
     return turn_s
 
 
+def _join_s(text: str) -> float:
+    """Raises InvalidInput for what is none."""
+    try:
+        join_ms = float(text)
+    except ValueError:
+        join_ms = math.nan
+    if not 0.0 <= join_ms <= JOIN_MS_LARGEST:
+        raise InvalidInput(
+            f"--join-ms: {text!r} is no number of milliseconds from 0 to {JOIN_MS_LARGEST:g}",
+            hint="20 joins the tokens of an answer that come within 20 ms of each other",
+        )
+    return join_ms / 1e3
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m mesh.controller", description="Run the controller of a cell."
@@ -119,6 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--journal", type=Path, metavar="FILE")
     parser.add_argument("--policy", default=DEFAULT_POLICY, metavar="NAME|FILE.py")
     parser.add_argument("--turn", default=str(TURN_S_MAX), metavar="SECONDS")
+    parser.add_argument("--join-ms", default="0", metavar="MS")
     parser.add_argument("--tls", type=Path, metavar="DIR")
     parser.add_argument("--keys", action="store_true")
     parser.add_argument("--open", action="store_true")

@@ -1,9 +1,11 @@
 """One client that waits for the tokens of its request: what it is told next, and how it went.
 
 The core's answers come in by `tell`, on the hot path; the call's handler takes out all that has
-come and writes it. A client that lags gets several iterations' tokens as one event.
+come and writes it. A client that lags gets several iterations' tokens as one event, and so does
+each where tokens are joined on purpose: a write costs more than a token.
 """
 
+import asyncio
 from collections.abc import Iterator, Sequence
 
 from mesh.domain.access import ANYONE, Caller
@@ -16,11 +18,15 @@ from mesh.domain.slo import Slo
 from mesh.domain.views import RequestPhase, RequestSnapshot
 from mesh.wire.mailbox import Mailbox
 
+JOIN_MARGIN_S = 0.005
+"""Before a token is due it goes on its way, whatever it could be joined with."""
 Told = TellAccepted | TellWaiting | DeliverTokens | RefuseRequest
 
 
 class ClientStream:
-    """`arrived_s` is when the call came in; all times are of the controller's clock."""
+    """`arrived_s` is when the call came in; all times are of the controller's clock. Tokens after
+    the first that come within `join_s` of others wait for the end of it, but none until it is due.
+    """
 
     def __init__(
         self,
@@ -30,6 +36,7 @@ class ClientStream:
         own_slo: Slo | None = None,
         arrived_s: float,
         told_max: int,
+        join_s: float = 0.0,
         caller: Caller = ANYONE,
     ) -> None:
         self.request = request
@@ -53,13 +60,22 @@ class ClientStream:
         self._has_place = False
         self._told: Mailbox[Told] = Mailbox(told_max)
         self._refusal: Refused | None = None
+        self._join_s = join_s
+        self._held: list[DeliverTokens] = []
+        """Not in the mailbox yet."""
+        self._held_until: asyncio.TimerHandle | None = None
+        self._put_s = arrived_s
+        """When its client was last given anything."""
 
     def tell(self, told: Told, now_s: float) -> bool:
         """Whether there was room for it."""
+        joins_s = 0.0
         match told:
             case DeliverTokens():
                 outputs = told.outputs
                 if outputs.token_ids:
+                    if self._join_s and self._first_s is not None and outputs.finish is None:
+                        joins_s = self._joins_s(now_s)
                     self._last_s = now_s
                     if self._first_s is None:
                         self._first_s = now_s
@@ -70,7 +86,36 @@ class ClientStream:
                 self._has_place = True
             case RefuseRequest():
                 self.ended = True
+        if joins_s > 0.0 and isinstance(told, DeliverTokens):
+            return self._join(told, now_s, joins_s)
+        self._put_held()
+        self._put_s = now_s
         return self._told.put(told)
+
+    def _joins_s(self, now_s: float) -> float:
+        """How long the token that has come now may wait for others."""
+        if self._held:
+            return self._join_s  # the first of them has set the timer
+        limit_s = self._slo.ttft_limit_s(len(self.request.prompt_tokens)) + self._grace_s
+        due_s = self._arrived_s + limit_s + self._output_tokens * self._slo.tpot_s
+        return min(self._put_s + self._join_s, due_s - JOIN_MARGIN_S) - now_s
+
+    def _join(self, told: DeliverTokens, told_s: float, joins_s: float) -> bool:
+        if self._told.room <= len(self._held):
+            return False
+        self._held.append(told)
+        if self._held_until is None:
+            self._held_until = asyncio.get_running_loop().call_later(joins_s, self._put_held)
+            self._put_s = told_s + joins_s
+        return True
+
+    def _put_held(self) -> None:
+        if self._held_until is not None:
+            self._held_until.cancel()
+            self._held_until = None
+        for told in self._held:
+            self._told.put(told)
+        self._held.clear()
 
     @property
     def tokens(self) -> int:

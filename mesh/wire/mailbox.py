@@ -27,6 +27,11 @@ class Mailbox(Generic[T]):
         self._wake()
         return True
 
+    @property
+    def room(self) -> int:
+        """How many items may still be put."""
+        return 0 if self._closed else self._items_max - len(self._items)
+
     def close(self) -> None:
         """Nothing more will come; what is in it can still be taken."""
         self._closed = True

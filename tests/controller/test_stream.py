@@ -1,5 +1,6 @@
 """What one client is told, in which order, of what the core says of its request."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -39,8 +40,46 @@ async def test_log_probabilities_stay_with_their_tokens_when_a_client_lags() -> 
     assert events[0].logprobs == tuple(told)
 
 
-def stream() -> ClientStream:
-    return ClientStream(request=request(R1), slo=SLO, arrived_s=10.0, told_max=8)
+def stream(join_s: float = 0.0) -> ClientStream:
+    return ClientStream(request=request(R1), slo=SLO, arrived_s=10.0, told_max=8, join_s=join_s)
+
+
+async def test_tokens_that_come_within_the_time_go_out_together_and_the_last_takes_all() -> None:
+    client = stream(join_s=0.05)
+    assert client.tell(LATE, 10.0)
+    assert client.tell(tokens(0, 1), 10.5)
+    assert len(await client.events()) == 2, "the first token waits for nobody"
+    assert client.tell(tokens(1, 1), 10.51)
+    assert client.tell(tokens(2, 1), 10.52)
+    begun_s = asyncio.get_running_loop().time()
+    assert await client.events() == [Tokens(first_index=1, token_ids=(97,) * 2, text="")]
+    assert 0.03 < asyncio.get_running_loop().time() - begun_s < 0.5
+    assert client.tell(tokens(3, 1), 10.551)
+    assert client.tell(tokens(4, 1, FinishReason.LENGTH), 10.552)
+    events = await asyncio.wait_for(client.events(), 0.02)
+    assert [type(event) for event in events] == [Tokens, Finished]
+    assert events[0] == Tokens(first_index=3, token_ids=(97,) * 2, text="")
+
+
+async def test_a_token_that_is_due_or_comes_alone_is_joined_with_none() -> None:
+    client = stream(join_s=0.2)
+    for one in (LATE, tokens(0, 1)):
+        assert client.tell(one, 10.5)
+    await client.events()
+    assert client.tell(tokens(1, 1), 10.75), "later than the time after the one before"
+    assert len(await asyncio.wait_for(client.events(), 0.02)) == 1
+    # Due 2.0 + 1.2 + 2 * 0.25 s after its arrival.
+    assert client.tell(tokens(2, 1), 13.69)
+    assert len(await asyncio.wait_for(client.events(), 0.02)) == 1
+    assert client.tell(tokens(3, 1), 13.7)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(client.events(), 0.02)
+
+
+async def test_who_reads_nothing_is_told_of_it_while_tokens_are_joined() -> None:
+    client = stream(join_s=1.0)
+    assert client.tell(tokens(0, 1), 10.5)
+    assert [client.tell(tokens(n, 1), 10.5) for n in range(1, 9)] == [True] * 7 + [False]
 
 
 async def said(of: ClientStream, *told: Told) -> list[InvocationEvent]:

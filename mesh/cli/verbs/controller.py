@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from mesh.cli.options import DEFAULT_ADDRESS, home_option, http_option, policy_option
+from mesh.cli.options import DEFAULT_ADDRESS, home_option, http_option, join_option, policy_option
 from mesh.controller.main import main as run_controller
 from mesh.wire.credentials import TLS_VARIABLE
 
@@ -25,6 +25,7 @@ from mesh.wire.credentials import TLS_VARIABLE
     type=click.FloatRange(min=0, max=1),
     help="Decodes of an instance that take no longer together are one turn; default: each is one.",
 )
+@join_option
 @click.option("--tls", metavar="DIR", envvar=TLS_VARIABLE, help="As of `mesh tls init DIR`.")
 @click.option("--keys", is_flag=True, help="Each call needs a key, on the loopback, too.")
 @click.option("--open", "open_", is_flag=True, help="None does, off the loopback either.")
@@ -37,6 +38,7 @@ def controller(
     http: str,
     policy: str | None,
     turn: float | None,
+    join_ms: float,
     tls: str | None,
     keys: bool,
     open_: bool,
@@ -47,7 +49,7 @@ def controller(
     arguments = ["--listen", listen, "--http", http, "--home", str(home)]
     optional = (
         *(("--policy", policy), ("--turn", turn)),
-        *(("--journal", journal), ("--tls", tls)),
+        *(("--join-ms", join_ms), ("--journal", journal), ("--tls", tls)),
     )
     for option, value in optional:
         if value is not None:

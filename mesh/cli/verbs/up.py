@@ -11,7 +11,14 @@ import click
 from mesh.cli import output
 from mesh.cli.cell import LocalCell
 from mesh.cli.cell_plan import CellPlan, plan_nodes
-from mesh.cli.options import DEFAULT_ADDRESS, HTTP_OFF, home_option, http_option, policy_option
+from mesh.cli.options import (
+    DEFAULT_ADDRESS,
+    HTTP_OFF,
+    home_option,
+    http_option,
+    join_option,
+    policy_option,
+)
 from mesh.cli.restarts import RestartLimits
 from mesh.cli.stopping import Stopping
 from mesh.domain.units import parse_bytes
@@ -52,6 +59,7 @@ WATCH_S = 0.2
     help="Certificates of the controller, nodes and clients, as of `mesh tls init DIR`.",
 )
 @http_option
+@join_option
 @policy_option
 @home_option
 def up(
@@ -64,6 +72,7 @@ def up(
     open_: bool,
     tls: Path | None,
     http: str,
+    join_ms: float,
     policy: str | None,
     home: Path,
 ) -> None:
@@ -79,6 +88,7 @@ def up(
         prefetch_bytes=None if prefetch_memory is None else parse_bytes(prefetch_memory),
         threads=threads,
         policy=policy,
+        join_ms=join_ms,
         keys=keys,
         open=open_,
         tls=tls,
