@@ -65,14 +65,15 @@ class Bench:
             sent = calls(scene, rate=rate, seconds=seconds, seed=self._options.seed)
             show_status(f"{scene.name}, {rate:g} calls/s: {len(sent)} calls to mesh")
             until_s = seconds + PATIENCE_S
-            answers, run = measured(
+            answers, run, errors = measured(
                 scene, deployed, self._store, sent, until_s, memory_bytes=node_bytes
             )
-            ours.append(_measured(rate, seconds, sent, answers, spans_of(run.observed)))
+            one = _measured(rate, seconds, sent, answers, spans_of(run.observed))
+            ours.append(replace(one, load_errors=errors))
             runs.append(run)
             if scene.gain:
                 show_status(f"{scene.name}, {rate:g} calls/s: {len(sent)} calls without")
-                answers, run = measured(
+                answers, run, _ = measured(
                     *(scene, plain, self._store, sent, until_s),
                     memory_bytes=node_bytes,
                     prefetch_bytes=0 if scene.weights is None else None,

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 
 from bench.cells import LOADED_S_MAX, local_cell, measured_profile, wait_calm
+from bench.fleet.loads import load_errors
 from bench.fleet.workload import CONTEXT_TOKENS, Scene
 from bench.own_models import own_source
 from mesh.cli.waiting import Goal, wait_for
@@ -31,6 +32,7 @@ from mesh.sim.cluster import SETTLE_S
 from mesh.wire.client import MeshClient
 
 PROFILED = DeploymentName("profiled")
+CONTROLLERS = "controller.journal"
 
 Told = Callable[[str], None]
 
@@ -72,9 +74,9 @@ def measured(
     *,
     memory_bytes: int | None,
     prefetch_bytes: int | None = None,
-) -> tuple[list[Answer], LiveRun]:
+) -> tuple[list[Answer], LiveRun, tuple[float, ...]]:
     """Offer a fresh cell these calls. All of the run is for calibrating. `memory_bytes` and
-    `prefetch_bytes`: of the node, its default unless given.
+    `prefetch_bytes`: of the node, its default unless given. Last: see `load_errors`.
 
     Raises MeshError when a part of the cell ends.
     """
@@ -86,6 +88,7 @@ def measured(
             local_cell(
                 home=home,
                 store=store,
+                journal=journals / CONTROLLERS,
                 node_journals=journals,
                 memory_bytes=memory_bytes,
                 prefetch_bytes=prefetch_bytes,
@@ -109,9 +112,10 @@ def measured(
             answers=answers,
             calibrated_s=max(a.sent_s + a.ended_s for a in answers) - answers[0].sent_s,
         )
+        errors = tuple(load_errors(journals / CONTROLLERS))
     began_s = run.observed.first_s
     lead_s = 0.0 if began_s is None else max(run.start_s - began_s - SETTLE_S, 0.0)
-    return answers, replace(run, lead_s=lead_s)
+    return answers, replace(run, lead_s=lead_s), errors
 
 
 def simulated_met_shares(runs: Sequence[LiveRun]) -> list[float]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from bench.fleet.seconds import Kind
 from bench.fleet.workload import Scene
@@ -35,6 +36,8 @@ class Measured:
     loading_s: float
     """With a load under way, whatever was computed beside it."""
     simulated_met_share: float | None = None
+    load_errors: tuple[float, ...] = ()
+    """Of each load, by what share of what it took it was expected otherwise; of mesh's alone."""
 
     @property
     def met(self) -> int:
@@ -144,6 +147,7 @@ def figures(played: Sequence[Played]) -> dict[str, object]:
             f"{mark}seconds_by_kind": [_rounded(one.seconds) for one in ours],
             f"{mark}loads": [one.loads for one in ours],
             f"{mark}loading_s": [round(one.loading_s, 1) for one in ours],
+            f"{mark}load_estimate_error": _mean_error(ours),
             f"{mark}client_lag_s_p99": [rounded(one.judged.lag_s_p99) for one in ours],
         }
         name = each.scene.peer
@@ -157,6 +161,12 @@ def figures(played: Sequence[Played]) -> dict[str, object]:
             f"{name}_loading_s": [round(one.loading_s, 1) for one in peer],
         }
     return found
+
+
+def _mean_error(ours: Sequence[Measured]) -> float | None:
+    """Over the loads at all rates."""
+    errors = [error for one in ours for error in one.load_errors]
+    return round(fmean(errors), 3) if errors else None
 
 
 def _ratio(ours: Measured, peer: Measured) -> float | None:

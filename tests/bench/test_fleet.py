@@ -11,12 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.fleet.loads import errors_of
 from bench.fleet.report import Measured, Played, figures
 from bench.fleet.seconds import Kind, Span, seconds_by_kind, spans_of
 from bench.fleet.swapper import Swapper
 from bench.fleet.workload import OUTPUT_TOKENS, SCENES, calls
 from mesh.domain.actions import NodeAction, StartLoad, StartMeasure, StartStep, StartUnload
+from mesh.domain.events import NodeReported
 from mesh.domain.ids import DeploymentName, InstanceId
+from mesh.domain.messages import InstanceLoaded, LoadInstance
 from mesh.domain.model import Footprint
 from mesh.domain.node_events import (
     HeartbeatDue,
@@ -34,7 +37,7 @@ from mesh.evaluation.judging import judge
 from mesh.evaluation.load_client import Answer, Call
 from mesh.runtime.journal import Decision
 from mesh.v1 import inference_pb2 as pb
-from tests.core.cells import MODEL
+from tests.core.cells import FOOTPRINT, MODEL, CellUnderTest, commands, deployment
 
 FLEET, RESIDENT, LOCALITY = SCENES
 MIB = 2**20
@@ -335,3 +338,21 @@ def test_figures_of_models_loaded_ahead_are_beside_those_of_mesh_without() -> No
     assert found["locality_without_met_share"] == [0.5]
     assert found["locality_gain"] == [2.0]
     assert LOCALITY.names()[0] == "locality-01"
+
+
+@pytest.mark.parametrize("took_share", [0.5, 1.0, 4.0])
+def test_a_load_that_takes_otherwise_than_expected_is_an_error_of_its_share(
+    took_share: float,
+) -> None:
+    cell, decisions = CellUnderTest(deployment()), list[Decision]()
+    link, _ = cell.join()
+    load = commands(cell.invoke(), LoadInstance)[0]
+    expected_s = cell.core.cell.instances[load.instance_id].load_s
+    cell.now_s += took_share * expected_s
+    loaded = InstanceLoaded(
+        instance_id=load.instance_id, footprint=FOOTPRINT, kv_blocks=load.kv_blocks, elapsed_s=0.1
+    )
+    event = NodeReported(link_id=link, report=loaded)
+    decisions.append(Decision(now_s=cell.now_s, event=event, actions=()))
+    assert list(errors_of(cell.core, decisions)) == [pytest.approx(abs(1 - 1 / took_share))]
+    assert cell.core.cell.instances[load.instance_id].is_loaded
