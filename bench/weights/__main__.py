@@ -8,7 +8,6 @@ the time of a token in i4 over that in i8, of a model of 1.2 billion parameters 
 
 import argparse
 import tempfile
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -17,7 +16,7 @@ from bench.demo_model import stored_model
 from bench.engine.workload import THREADS
 from bench.peer import Peer
 from bench.printing import errors_told, last_line, show_status, show_table
-from bench.weights.quality import Foretold, foretold
+from bench.weights.quality import Foretold, foretelling_peer
 from bench.weights.speed import LLAMA_1B, SHAPES, model_of_zeros, timed
 from mesh.domain.model import WeightPrecision
 from mesh_loader.store import StoredModel
@@ -70,16 +69,10 @@ def foretelling(stored: StoredModel) -> dict[WeightPrecision, Foretold]:
     found = {}
     for kind in (F16, I8, I4, FILE):
         show_status(f"quality: {kind}")
-        with Peer(kind, _answering, stored, kind, THREADS) as peer:
+        with Peer(kind, foretelling_peer, stored, kind, THREADS) as peer:
             peer.wait_ready()
             found[kind] = peer.ask()
     return found
-
-
-def _answering(
-    stored: StoredModel, kind: WeightPrecision, threads: int
-) -> Callable[[object], Foretold]:
-    return lambda _: foretold(stored, kind, threads)
 
 
 def main() -> None:

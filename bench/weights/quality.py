@@ -5,6 +5,7 @@ computed side by side as a node computes requests, one token an iteration, each 
 token next. Before: a model in the store. After: `__main__`, which compares.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +48,13 @@ class Foretold:
     def agreement(self, other: "Foretold") -> float:
         """The share of tokens at which both have the same likeliest."""
         return float(np.mean(np.equal(self.choices, other.choices)))
+
+
+def foretelling_peer(
+    stored: StoredModel, weights: WeightPrecision, threads: int
+) -> Callable[[object], Foretold]:
+    """What a process of its own answers, whatever it is asked."""
+    return lambda _: foretold(stored, weights, threads)
 
 
 def foretold(stored: StoredModel, weights: WeightPrecision, threads: int) -> Foretold:

@@ -25,7 +25,8 @@ Told = TellAccepted | TellWaiting | DeliverTokens | RefuseRequest
 
 class ClientStream:
     """`arrived_s` is when the call came in; all times are of the controller's clock. Tokens after
-    the first that come within `join_s` of others wait for the end of it, but none until it is due.
+    the first that come within `join_s` of those given before wait for the next, for as long at
+    most, but none until it is due.
     """
 
     def __init__(
@@ -69,13 +70,13 @@ class ClientStream:
 
     def tell(self, told: Told, now_s: float) -> bool:
         """Whether there was room for it."""
-        joins_s = 0.0
+        held = False
         match told:
             case DeliverTokens():
                 outputs = told.outputs
                 if outputs.token_ids:
                     if self._join_s and self._first_s is not None and outputs.finish is None:
-                        joins_s = self._joins_s(now_s)
+                        held = self._hold(told, now_s)
                     self._last_s = now_s
                     if self._first_s is None:
                         self._first_s = now_s
@@ -86,27 +87,27 @@ class ClientStream:
                 self._has_place = True
             case RefuseRequest():
                 self.ended = True
-        if joins_s > 0.0 and isinstance(told, DeliverTokens):
-            return self._join(told, now_s, joins_s)
+        if held:
+            return True
         self._put_held()
         self._put_s = now_s
         return self._told.put(told)
 
-    def _joins_s(self, now_s: float) -> float:
-        """How long the token that has come now may wait for others."""
-        if self._held:
-            return self._join_s  # the first of them has set the timer
-        limit_s = self._slo.ttft_limit_s(len(self.request.prompt_tokens)) + self._grace_s
-        due_s = self._arrived_s + limit_s + self._output_tokens * self._slo.tpot_s
-        return min(self._put_s + self._join_s, due_s - JOIN_MARGIN_S) - now_s
-
-    def _join(self, told: DeliverTokens, told_s: float, joins_s: float) -> bool:
-        if self._told.room <= len(self._held):
+    def _hold(self, told: DeliverTokens, now_s: float) -> bool:
+        """Whether these tokens wait for the next: those that come soon after others were given, if
+        none is due soon. The next tokens take them along, so that the answers of a batch go out at
+        once; the timer is for tokens that nothing follows.
+        """
+        if not now_s < self._put_s + self._join_s or self._told.room <= len(self._held):
             return False
-        self._held.append(told)
         if self._held_until is None:
-            self._held_until = asyncio.get_running_loop().call_later(joins_s, self._put_held)
-            self._put_s = told_s + joins_s
+            limit_s = self._slo.ttft_limit_s(len(self.request.prompt_tokens)) + self._grace_s
+            due_s = self._arrived_s + limit_s + self._output_tokens * self._slo.tpot_s
+            held_s = min(self._join_s, due_s - JOIN_MARGIN_S - now_s)
+            if held_s <= 0.0:
+                return False
+            self._held_until = asyncio.get_running_loop().call_later(held_s, self._put_held)
+        self._held.append(told)
         return True
 
     def _put_held(self) -> None:
