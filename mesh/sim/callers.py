@@ -64,9 +64,9 @@ class Callers:
         deployment: Deployment,
         output_tokens: int | None = None,
         slo: Slo | None = None,
-    ) -> None:
+    ) -> tuple[int, ...]:
         """A caller begins to wait for an answer that ends by itself after so many tokens; None: it
-        has all that it may have. `slo`: its own.
+        has all that it may have. `slo`: its own. Returns the answer.
         """
         # It ends with the context at the latest; a prompt that fills that has no answer.
         prompt_tokens, sampling = request.prompt_tokens, request.sampling
@@ -79,6 +79,7 @@ class Callers:
         self._waiting[request.request_id] = _Waiting(
             request, deployment, slo or deployment.spec.slo, self._clock.now_s(), answer
         )
+        return answer
 
     def cancel(self, request_id: RequestId) -> None:
         """A caller goes; it must not be told anything any more."""

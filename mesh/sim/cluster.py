@@ -26,10 +26,11 @@ from mesh.runtime.host import Recorder
 from mesh.runtime.journal import ControllerStart
 from mesh.sim.callers import Callers, MemoryRegistry
 from mesh.sim.clock import HeapClock
-from mesh.sim.content import Piece, tokens_of
+from mesh.sim.content import Piece, Said, tokens_of
 from mesh.sim.controller import VirtualController
 from mesh.sim.links import VirtualLinks
 from mesh.sim.node import NodePlan, VirtualNode
+from mesh_workloads.trace import Turn
 
 SETTLE_S = 1.0
 """Before the first arrival: every node has joined by then."""
@@ -50,6 +51,8 @@ class Arrival(NamedTuple):
     """Its own, in place of its deployment's."""
     content: tuple[Piece, ...] = ()
     """What its prompt begins with; the rest is its own. Without any it shares nothing."""
+    turn: Turn | None = None
+    """In place of `content`, where it is of a conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +121,9 @@ class VirtualCell:
             started=started,
         )
         self._deployments = {made.spec.name: made for made in plan.deployments}
+        self._functions = {name: number for number, name in enumerate(self._deployments)}
         self._prompts: dict[int, tuple[int, ...]] = {}
+        self._said = Said()
         self.controller.start()
         self.nodes = [
             VirtualNode(made, clock=self.clock, links=self.links, lengths=self.callers.lengths)
@@ -202,8 +207,12 @@ class VirtualCell:
         size, content = arrival.input_tokens, arrival.content
         deployment = self._deployments[DeploymentName(arrival.deployment)]
         prompt_tokens, salt = self._prompts.setdefault(size, (TOKEN_ID,) * size), None
-        if content:
+        if arrival.turn is not None:
+            function = self._functions[deployment.spec.name]
+            prompt_tokens = self._said.prompt(arrival.turn, function, size, self._arrived)
+        elif content:
             prompt_tokens = tokens_of(content, size, self._arrived)
+        if content or arrival.turn is not None:
             salt = "" if deployment.spec.prefix_cache else None
         block_sizes = (footprint.block_tokens for _, footprint in deployment.footprints)
         request = Request(
@@ -220,7 +229,9 @@ class VirtualCell:
                 seed=self._arrived,
             ),
         )
-        self.callers.call(request, deployment, arrival.output_tokens, arrival.slo)
+        answer = self.callers.call(request, deployment, arrival.output_tokens, arrival.slo)
+        if arrival.turn is not None:
+            self._said.answer(arrival.turn, prompt_tokens, answer)
         if self.controller.alive:
             self.controller.tell(InvokeRequested(request=request, slo=arrival.slo))
         else:

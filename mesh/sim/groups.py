@@ -72,6 +72,7 @@ class DeploymentGroup:
     slo: Slo = field(default_factory=Slo)
     scaling: Scaling = field(default_factory=Scaling)
     devices: tuple[DeviceKind, ...] = (DeviceKind.CPU, DeviceKind.GPU)
+    prefix_cache: bool = True
 
 
 def names_of(group: NodeGroup | DeploymentGroup) -> list[str]:
@@ -143,6 +144,7 @@ def deployments_of(group: DeploymentGroup, costs: CellCosts) -> Iterator[Deploym
             slo=group.slo,
             scaling=group.scaling,
             devices=group.devices,
+            prefix_cache=group.prefix_cache,
         )
         check_spec(spec)
         most = known.info.context_tokens_max

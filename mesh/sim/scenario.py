@@ -42,6 +42,7 @@ from mesh.sim.workload import (
     from_file,
     generated,
 )
+from mesh_workloads.conversations import Conversations, generate
 from mesh_workloads.sampling import functions_of
 from mesh_workloads.trace import Trace
 
@@ -157,29 +158,38 @@ def trace_of(scenario: Scenario) -> Trace | None:
             return None
         case TraceFile() as file:
             return from_file(file, scenario.seed)
+        case Conversations() as talk:
+            functions = min(len(_deployment_names(scenario)), talk.users)
+            return generate(replace(talk, functions=functions), scenario.seed)
         case work:
             return generated(work, len(_deployment_names(scenario)), scenario.seed)
 
 
 def arrivals(scenario: Scenario, trace: Trace | None = None) -> Iterator[Arrival]:
     """The same ones for the same seed. `trace` is `trace_of` the scenario, where it is at hand."""
+    trace = trace or trace_of(scenario)
     made = _arrivals(scenario, trace)
     if not scenario.beginnings:
         return made
+    if trace is not None and any(arrival.blocks or arrival.turn for arrival in trace.arrivals):
+        raise InvalidInput(
+            f"trace {trace.name} tells itself what its prompts begin with",
+            hint="leave beginnings out of the scenario",
+        )
     return with_beginnings(made, scenario.beginnings, scenario.seed)
 
 
 def _arrivals(scenario: Scenario, trace: Trace | None) -> Iterator[Arrival]:
+    """`trace` is the scenario's, where it has one."""
     work, names = scenario.workload, _deployment_names(scenario)
     if isinstance(work, Poisson):
         return drawn(work, names, scenario.seed)
-    found = trace or trace_of(scenario)
-    assert found is not None, "only Poisson arrivals have no trace"
+    assert trace is not None, "only Poisson arrivals have no trace"
     functions, contexts = None, None
     if isinstance(work, TraceFile):
         functions = functions_of(work.functions) if work.functions is not None else None
         contexts = _contexts(scenario) if work.clip_tokens else None
-    return arrivals_of(found, names, functions=functions, contexts=contexts)
+    return arrivals_of(trace, names, functions=functions, contexts=contexts)
 
 
 def fitted(scenario: Scenario, trace: Trace) -> Scenario:

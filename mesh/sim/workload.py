@@ -1,7 +1,7 @@
-"""Workloads of a scenario: Poisson arrivals, the serverless generator, or a trace from a file.
+"""Workloads of a scenario: Poisson arrivals, the serverless generator, conversations, or a file.
 
-The last two are traces of `mesh_workloads`; `arrivals_of` hands a trace's arrivals to deployments,
-one after the other, without a copy of it. Before: `scenario`, whose [workload] is one of the kinds.
+The last three are traces of `mesh_workloads`; `arrivals_of` hands their arrivals to deployments,
+one after the other, without a copy. Before: `scenario`, whose [workload] is one of the kinds.
 After: `cluster`, which invokes what arrives.
 """
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from mesh.domain.errors import InvalidInput
 from mesh.sim.cluster import Arrival
 from mesh_workloads.asked import Asked
+from mesh_workloads.conversations import Conversations
 from mesh_workloads.formats import plain_csv
 from mesh_workloads.generating import LLM_MESH, Workload, generate
 from mesh_workloads.lengths import Lengths
@@ -102,11 +103,12 @@ class TraceFile:
         )
 
 
-WorkloadKind = Poisson | Serverless | TraceFile
+WorkloadKind = Poisson | Serverless | TraceFile | Conversations
 KINDS: Mapping[str, type[WorkloadKind]] = {
     "poisson": Poisson,
     "serverless": Serverless,
     "trace": TraceFile,
+    "conversations": Conversations,
 }
 
 
@@ -203,4 +205,6 @@ def _arrivals(
         if contexts is not None:
             input_tokens, output_tokens = fitted(input_tokens, output_tokens, contexts[name])
         content = tuple([(block, BLOCK_TOKENS) for block in arrival.blocks])
-        yield Arrival(arrival.t_s, name, input_tokens, output_tokens, content=content)
+        yield Arrival(
+            *(arrival.t_s, name, input_tokens, output_tokens), content=content, turn=arrival.turn
+        )

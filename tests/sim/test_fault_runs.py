@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from mesh.domain.actions import DeliverTokens
+from mesh.domain.events import InvokeRequested
+from mesh.runtime.host import Recorder
 from mesh.runtime.journal import ControllerStart
 from mesh.sim.checking import FaultyRun
 from mesh.sim.faults import FaultKind
@@ -23,7 +26,9 @@ SEEDS = int(os.environ.get("MESH_FAULT_SEEDS") or (20 if "CI" in os.environ else
 FIRST = int(os.environ.get("MESH_FAULT_SEED") or 0)
 MANY = 20
 """Runs in which every kind of fault has happened."""
-SCENARIO = Path(__file__).parents[2] / "workloads" / "faults.toml"
+WORKLOADS = Path(__file__).parents[2] / "workloads"
+SCENARIO = WORKLOADS / "faults.toml"
+TALKING = WORKLOADS / "fault_conversations.toml"
 
 
 class Journalled:
@@ -50,8 +55,36 @@ def test_a_seed_decides_the_same_each_time_faults_included() -> None:
     assert len(hashes) == 1
 
 
-def _with(journal: Journalled, start: ControllerStart) -> tuple[Journalled, ...]:
-    return (journal,)
+def _with(recorder: Recorder, start: ControllerStart) -> tuple[Recorder, ...]:
+    return (recorder,)
+
+
+@pytest.mark.timeout(3600)
+def test_conversations_find_in_caches_what_faults_leave_of_them() -> None:
+    read, found, computed = read_scenario(TALKING), 0, 0
+    for seed in range(FIRST, FIRST + max(SEEDS // 4, 1)):
+        scenario = replace(read, seed=seed)
+        made = plan(scenario)
+        hits = Hits()
+        run = FaultyRun(made, faults(scenario, made), check=True, started=partial(_with, hits))
+        outcomes = run.run(arrivals(scenario))
+        assert len(outcomes) == sum(1 for _ in arrivals(scenario)), f"seed {seed}"
+        found, computed = found + hits.cached, computed + hits.prompts
+    assert 0.1 < found / computed < 1.0, "of prompt tokens"
+
+
+class Hits:
+    """What answers begin with, of which so much was cached."""
+
+    def __init__(self) -> None:
+        self.cached = self.prompts = 0
+
+    def record(self, now_s: float, event: object, actions: Sequence[object]) -> None:
+        for action in actions:
+            if isinstance(action, DeliverTokens) and action.outputs.first_index == 0:
+                self.cached += action.outputs.cached_tokens
+        if isinstance(event, InvokeRequested):
+            self.prompts += len(event.request.prompt_tokens)
 
 
 @pytest.mark.timeout(7200)

@@ -138,7 +138,7 @@ def test_files_that_do_not_number_their_functions_are_sampled(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("workload", "named"),
     [
-        ('kind = "best"', "poisson, serverless, trace"),
+        ('kind = "best"', "poisson, serverless, trace, conversations"),
         ('kind = "serverless"\nrequests_per_s = 2', "requests_per_s"),
         ('kind = "serverless"\nrates = { exponent = 1, sigma = 1 }', "rates"),
         ('kind = "serverless"\nrates = { exponent = 11 }', "exponent is 11"),

@@ -23,6 +23,17 @@ TOKENS_MAX = CONTEXT_TOKENS_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """Of a conversation: its prompt is all that was said before, and a question."""
+
+    conversation: int
+    left: int
+    """Turns after this one."""
+    system_tokens: int
+    """With so many, the same in all conversations of its function, the first prompt begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
     """A request as it arrives at `t_s`. Its answer has exactly `output_tokens`."""
 
@@ -34,6 +45,8 @@ class Arrival:
     """What its prompt is made of, BLOCK_TOKENS each but for the last: the same number stands for
     the same tokens after the same beginning. Empty where the source does not tell.
     """
+    turn: Turn | None = None
+    """In place of `blocks`, where it is of a conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
