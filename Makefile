@@ -24,7 +24,7 @@ PIP := pip install --quiet --disable-pip-version-check
 NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 
 .PHONY: help demo load test test-clients test-prometheus test-vllm quick check lint types imports proto format faults faults-store fuzz soak clean
-.PHONY: bench-admission bench-beside-load bench-chat bench-cold-start bench-engine bench-fidelity bench-fleet bench-http bench-import
+.PHONY: bench-admission bench-beside-load bench-chat bench-cold-start bench-conversations bench-engine bench-fidelity bench-fleet bench-http bench-import
 .PHONY: bench-kv-resize bench-late-starts bench-load bench-load-client bench-metrics bench-mixed
 .PHONY: bench-overcommit bench-overhead bench-paper bench-prefixes bench-profile bench-replay
 .PHONY: bench-replay-agreement bench-rollout bench-sampling bench-sim bench-slo bench-structured bench-vllm-step bench-vllm-switch bench-weights
@@ -194,6 +194,9 @@ bench-overhead: $(VENV)/.installed-dev ## what controller, gRPC and node agent a
 	@$(HOME_HERE) $(BIN)/python -m bench.overhead
 
 # ARGS=FILE, of Mooncake's conversation_trace.jsonl for instance.
+bench-conversations: $(VENV)/.installed-dev ## calls a second of conversations in time, with the prefix cache and without; ARGS="--quick"
+	@$(HOME_HERE) $(BIN)/python -m bench.conversations $(ARGS)
+
 bench-prefixes: $(VENV)/.installed-dev ## what share of a trace's prompt tokens a prefix cache hits, by its size
 	@$(BIN)/python -m bench.prefixes $(ARGS)
 

@@ -46,6 +46,8 @@ MALFORMED = "malformed"
 
 Invoke = Callable[..., Any]
 """A call's bytes as they come; the stubs of grpc know no such call."""
+Events = list[tuple[float, InvocationEvent]]
+"""Each with when it came."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,12 +204,7 @@ class _Client:
         gc.collect()
         gc.freeze()
         async with dial(self._address) as channel:
-            call: Invoke = channel.unary_stream(
-                "/mesh.v1.Inference/Invoke",
-                request_serializer=bytes,
-                response_deserializer=bytes,
-            )
-            invoke = partial(call, metadata=credentials().metadata)
+            invoke = invoke_of(channel)
             start_s = time.monotonic() + LEAD_S
             started(start_s)
             sending = asyncio.ensure_future(self._send(invoke, coming, start_s))
@@ -265,7 +262,7 @@ class _Client:
         call = next(coming, None)
         if call is None:
             return False
-        self._prepared.append((self._numbers, call, _request(call).SerializeToString()))
+        self._prepared.append((self._numbers, call, request_of(call).SerializeToString()))
         self._numbers += 1
         return True
 
@@ -273,7 +270,7 @@ class _Client:
         self, number: int, call: Call, start_s: float, invoke: Invoke, stream: Any, sent_s: float
     ) -> None:
         """To its end, and those of its retries; an end is told even if it is cancelled."""
-        answer = await self._answer(stream, sent_s, sent_s - start_s - call.at_s)
+        answer, _ = await heard(stream, sent_s, sent_s - start_s - call.at_s)
         self._ended(number, call, answer)
         for _ in range(self._retries_max):
             if not answer.retry_after_s:
@@ -281,48 +278,59 @@ class _Client:
             due_s = sent_s + answer.ended_s + answer.retry_after_s
             await asyncio.sleep(due_s - time.monotonic())
             sent_s, call = time.monotonic(), replace(call, at_s=due_s - start_s)
-            answer = await self._answer(invoke(), sent_s, sent_s - due_s)
+            answer, _ = await heard(invoke(), sent_s, sent_s - due_s)
             self._ended(number, call, answer)
 
-    async def _answer(self, stream: Any, sent_s: float, lag_s: float) -> Answer:
-        came: list[tuple[float, bytes]] = []
-        note = came.append
-        refused = failed = ""
-        retry_after_s = 0.0
-        try:
-            async for raw in stream:
-                note((time.monotonic(), raw))
-        except grpc.aio.AioRpcError as error:
-            raised = error_of(cast(EndedCall, error))
-            if isinstance(raised, Refused):
-                refused, retry_after_s = str(raised.reason), raised.retry_after_s
-            else:
-                failed = error.code().name.lower()
-        except asyncio.CancelledError:
-            failed = STOPPED
-        ended_s = time.monotonic()
-        events: list[tuple[float, InvocationEvent]] = []
-        try:
-            for at_s, raw in came:
-                events.append((at_s, event_from_wire(pb.InvokeResponse.FromString(raw))))
-        except (DecodeError, InvalidInput):
-            failed = failed or MALFORMED
-        return answer_of(
-            events,
-            sent_s=sent_s,
-            ended_s=ended_s,
-            lag_s=lag_s,
-            refused=refused,
-            retry_after_s=retry_after_s,
-            failed=failed,
-        )
+
+def invoke_of(channel: grpc.aio.Channel) -> Invoke:
+    """With the credentials that are shown."""
+    call: Invoke = channel.unary_stream(
+        "/mesh.v1.Inference/Invoke", request_serializer=bytes, response_deserializer=bytes
+    )
+    return partial(call, metadata=credentials().metadata)
+
+
+async def heard(stream: Any, sent_s: float, lag_s: float = 0.0) -> tuple[Answer, Events]:
+    """A call of `invoke_of`, to its end."""
+    came: list[tuple[float, bytes]] = []
+    note = came.append
+    refused = failed = ""
+    retry_after_s = 0.0
+    try:
+        async for raw in stream:
+            note((time.monotonic(), raw))
+    except grpc.aio.AioRpcError as error:
+        raised = error_of(cast(EndedCall, error))
+        if isinstance(raised, Refused):
+            refused, retry_after_s = str(raised.reason), raised.retry_after_s
+        else:
+            failed = error.code().name.lower()
+    except asyncio.CancelledError:
+        failed = STOPPED
+    ended_s = time.monotonic()
+    events: Events = []
+    try:
+        for at_s, raw in came:
+            events.append((at_s, event_from_wire(pb.InvokeResponse.FromString(raw))))
+    except (DecodeError, InvalidInput):
+        failed = failed or MALFORMED
+    answer = answer_of(
+        events,
+        sent_s=sent_s,
+        ended_s=ended_s,
+        lag_s=lag_s,
+        refused=refused,
+        retry_after_s=retry_after_s,
+        failed=failed,
+    )
+    return answer, events
 
 
 def _nothing(why: str) -> Answer:
     return Answer(ended_s=0.0, tokens_s=(), sent_s=time.monotonic(), failed=why)
 
 
-def _request(call: Call) -> pb.InvokeRequest:
+def request_of(call: Call) -> pb.InvokeRequest:
     return pb.InvokeRequest(
         deployment=call.deployment,
         tokens=pb.TokenIds(ids=call.prompt_tokens),
