@@ -38,7 +38,9 @@ Seconds = dict[str, dict[int, list[list[float]]]]
 """To first tokens: by contender, conversations at once, turn."""
 
 
-def played(turns: dict[str, Turn], rounds: int, park_s: float) -> Seconds:
+def played(turns: dict[str, Turn], rounds: int, park_s: float) -> tuple[Seconds, list[str]]:
+    """And who goes on with answers that are made up."""
+    made_up: dict[str, None] = {}
     found: Seconds = {
         name: {count: [[] for _ in range(TURNS)] for count in CONVERSATIONS} for name in turns
     }
@@ -53,8 +55,10 @@ def played(turns: dict[str, Turn], rounds: int, park_s: float) -> Seconds:
                     answers = turn([one.ask() for one in made])
                     for one, (first_s, answer) in zip(made, answers, strict=True):
                         one.hear(first_s, answer)
+                        if one.made_up:
+                            made_up[name] = None
                     found[name][count][at] += [one.first_token_s[-1] for one in made]
-    return found
+    return found, list(made_up)
 
 
 def spec(name: DeploymentName, *, prefix_cache: bool) -> DeploymentSpec:
@@ -72,6 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--park", type=float, default=0.0, metavar="SECONDS")
+    parser.add_argument("--quick", action="store_true", help="one round")
     parser.add_argument("--no-peers", dest="peers", action="store_false", help="mesh alone")
     options = parser.parse_args()
     if options.rounds < 1 or options.park < 0:
@@ -95,11 +100,12 @@ def main() -> None:
         for name, turn in turns.items():
             show_status(f"{name}: a first call, which is not counted")
             turn([[5] * 40])
-        found = played(turns, options.rounds, options.park)
-    report(found, missing)
+        rounds = 1 if options.quick else options.rounds
+        found, made_up = played(turns, rounds, options.park)
+    report(found, missing, made_up)
 
 
-def report(found: Seconds, missing: list[str]) -> None:
+def report(found: Seconds, missing: list[str], made_up: list[str]) -> None:
     medians = {
         name: {count: [median(turn) for turn in by[count]] for count in CONVERSATIONS}
         for name, by in found.items()
@@ -127,6 +133,7 @@ def report(found: Seconds, missing: list[str]) -> None:
                 round(on / off, 3) for on, off in zip(last["mesh"], last["mesh, off"], strict=True)
             ],
             "missing": missing,
+            "made_up_answers": made_up,
         }
     )
 

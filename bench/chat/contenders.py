@@ -16,7 +16,7 @@ from mesh.domain.invocation import Invocation, TokenPrompt, Tokens
 from mesh.wire.client import MeshClient
 
 Answer = tuple[float, list[int]]
-"""Seconds to the first token, and all of them."""
+"""Seconds to the first token, and the ids of all where they are told."""
 Turn = Callable[[Sequence[list[int]]], list[Answer]]
 """The next turn of every conversation, at once."""
 GENAI_CACHE_GB = 1
@@ -85,9 +85,7 @@ def genai_turn(models: Models) -> Turn:
 
 
 def llama_turn(models: Models) -> Turn:
-    """llama.cpp's server without its HTTP. Where it tells no token ids, a conversation goes on with
-    made-up ones, and what it has cached of an answer is lost: 32 tokens a turn.
-    """
+    """llama.cpp's server without its HTTP."""
     import xllamacpp
 
     slots = max(CONVERSATIONS)
@@ -124,6 +122,6 @@ def llama_turn(models: Models) -> Turn:
             "timings_per_token": True,
         }
         server.handle_completions(asked, came)
-        return first_s, made or [prompt[-1]] * OUTPUT_TOKENS
+        return first_s, made
 
     return lambda prompts: list(threads.map(answer, prompts))

@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass, field
 
 from bench.engine.workload import THREADS as THREADS
+from mesh.domain.errors import EngineError
 
 SYSTEM_TOKENS = 420
 """About 400 words."""
@@ -29,6 +30,8 @@ class Conversation:
     rng: random.Random
     first_token_s: list[float] = field(default_factory=list)
     """Of each turn."""
+    made_up: bool = False
+    """An answer's ids were not told, and it goes on with others: what is cached of that is lost."""
 
     def ask(self) -> list[int]:
         """The next prompt: the whole history with the next question."""
@@ -36,7 +39,13 @@ class Conversation:
         return list(self.history)
 
     def hear(self, first_token_s: float, answer: list[int]) -> None:
+        """Raises EngineError for an answer without a token."""
+        if not first_token_s > 0.0:
+            raise EngineError(f"turn {len(self.first_token_s) + 1} was answered without a token")
         self.first_token_s.append(first_token_s)
+        if len(answer) != OUTPUT_TOKENS:
+            self.made_up = True
+            answer = self.rng.choices(TOKEN_IDS, k=OUTPUT_TOKENS)
         self.history += answer
 
 
