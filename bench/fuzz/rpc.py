@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from bench.fuzz.findings import CALL_S_MAX, Findings
 from bench.fuzz.messages import raw_messages
-from mesh.v1 import control_pb2, inference_pb2, node_link_pb2
+from mesh.v1 import control_pb2, inference_pb2, node_link_pb2, open_inference_pb2
 from mesh.wire.errors import EndedCall, is_told
 
 ANSWERS_MAX = 4096
@@ -25,6 +25,7 @@ _ENDLESS = frozenset({"Watch", "Connect"})
 """They go on until their caller leaves."""
 _LISTENED_S = 0.2
 _NAMED = frozenset({"Invoke", "GetDeployment", "GetProfiles", "GetTokenizer", "GetUsage", "Load"})
+_NAMED |= {"ModelReady", "ModelMetadata", "ModelInfer", "ModelStreamInfer"}
 """What may be asked of the deployment that the others are not to take away."""
 _FAULTS = frozenset({grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL})
 
@@ -32,7 +33,7 @@ _FAULTS = frozenset({grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL})
 def methods() -> list[MethodDescriptor]:
     return [
         method
-        for file in (control_pb2, inference_pb2, node_link_pb2)
+        for file in (control_pb2, inference_pb2, node_link_pb2, open_inference_pb2)
         for service in file.DESCRIPTOR.services_by_name.values()
         for method in service.methods
     ]
