@@ -35,6 +35,8 @@ from mesh.wire.tensors import TEXT
 
 STREAM_REQUESTS_MAX = 64
 """Of one stream that are under way; the next is read when one of them has ended."""
+STREAM_ANSWERS_MAX = 64
+"""Of one stream that wait to be written."""
 _Tensor = pb.ModelMetadataResponse.TensorMetadata
 
 
@@ -104,32 +106,41 @@ class OpenInference(GRPCInferenceServiceServicer):
     async def ModelStreamInfer(  # type: ignore[override]  # noqa: N802
         self, request_iterator: AsyncIterator[pb.ModelInferRequest | Malformed], context: Any
     ) -> None:
-        room, writing = asyncio.Semaphore(STREAM_REQUESTS_MAX), asyncio.Lock()
+        room = asyncio.Semaphore(STREAM_REQUESTS_MAX)
+        told: asyncio.Queue[pb.ModelStreamInferResponse | None] = asyncio.Queue(STREAM_ANSWERS_MAX)
 
-        async def write(response: pb.ModelStreamInferResponse) -> None:
-            async with writing:
-                await context.write(response)
+        async def write() -> None:
+            """In a task of its own: gRPC takes no message while one that was broken off is under
+            way, as it would be where a request is cancelled.
+            """
+            while (message := await told.get()) is not None:
+                await context.write(message)
 
         async def answer(request: pb.ModelInferRequest | Malformed) -> None:
-            id_ = ""
+            asked_id = ""
             try:
                 if isinstance(request, Malformed):
                     raise InvalidInput(request.message)
-                id_ = request.id
+                asked_id = request.id
                 async with self._answering(inference_from_wire(request), context) as (_, answers):
                     async for one in answers:
-                        await write(pb.ModelStreamInferResponse(infer_response=one))
+                        await told.put(pb.ModelStreamInferResponse(infer_response=one))
             except MeshError as error:
                 async with asyncio.timeout(ABORT_S_MAX):
-                    await write(_failed(id_, error))
+                    await told.put(_failed(asked_id, error))
             finally:
                 room.release()
 
+        # Else gRPC could not end a call whose first message is not taken.
+        await context.send_initial_metadata(())
         try:
-            async with asyncio.TaskGroup() as answering:
-                async for request in request_iterator:
-                    await room.acquire()
-                    answering.create_task(answer(request))
+            async with asyncio.TaskGroup() as call:
+                call.create_task(write())
+                async with asyncio.TaskGroup() as answering:
+                    async for request in request_iterator:
+                        await room.acquire()
+                        answering.create_task(answer(request))
+                await told.put(None)
         except ExceptionGroup as errors:
             if errors.subgroup(TimeoutError) is None:
                 raise
