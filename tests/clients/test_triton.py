@@ -1,24 +1,21 @@
 """Triton's own client for Python: whole and streamed, by callbacks and asyncio, and its errors."""
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.clients.conftest import KSERVE_DOC, Served, run, run_text
+from tests.clients.conftest import KSERVE_DOC, ROOT, Served, run, run_text
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("tritonclient") is None, reason="make test-clients has it"
-)
+PYTHON = ROOT / ".venv-clients-triton" / "bin" / "python"
+pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="make test-clients has it")
 CALLS = Path(__file__).with_name("triton_calls.py")
 WHOLE = {"id": "7", "text": "aaaa", "final": True}
 
 
 async def told(served: Served, call: str) -> Any:
-    return await run([sys.executable, str(CALLS), served.cell.address, call])
+    return await run([str(PYTHON), str(CALLS), served.cell.address, call])
 
 
 async def test_what_there_is(served: Served) -> None:
@@ -64,4 +61,4 @@ async def test_the_documented_clients_print_the_answer(served: Served) -> None:
     assert len(scripts) == 2
     for script in scripts:
         ours = script.replace("chat-small", "chat").replace("127.0.0.1:7070", served.cell.address)
-        assert (await run_text([sys.executable, "-c", ours])).split() == ["a" * 24]
+        assert (await run_text([str(PYTHON), "-c", ours])).split() == ["a" * 24]
