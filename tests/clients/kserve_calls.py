@@ -6,6 +6,7 @@
 import asyncio
 import json
 import sys
+from typing import Any
 
 import numpy as np
 from kserve import InferenceGRPCClient, InferInput, InferRequest
@@ -19,7 +20,7 @@ def asked(*, raw: bool, model: str = "chat") -> InferRequest:
 
 
 async def main(address: str) -> None:
-    found = {}
+    found: dict[str, Any] = {}
     async with InferenceGRPCClient(address, retries=0) as client:
         found["server"] = [await client.is_server_live(), await client.is_server_ready()]
         found["models"] = [await client.is_model_ready(name) for name in ("chat", "chta")]

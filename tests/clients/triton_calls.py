@@ -73,16 +73,18 @@ def streamed(client: Any) -> Any:
     client.start_stream(callback=lambda result, error: came.put((result, error)))
     for one in (asked(stream=True), asked(), asked(model="chta")):
         client.async_stream_infer(enable_empty_final_response=True, **one)
-    pieces, errors, finals = [], [], 0
-    while finals < 2 or not errors:
+    pieces: list[Any] = []
+    failed: list[str] = []
+    finals = 0
+    while finals < 2 or not failed:
         result, error = came.get()
         if error is not None:
-            errors.append(error.message())
+            failed.append(error.message())
             continue
         pieces.append(told(result))
         finals += pieces[-1]["final"]
     client.stop_stream()
-    return {"pieces": pieces, "errors": errors}
+    return {"pieces": pieces, "errors": failed}
 
 
 def errors(client: Any) -> Any:

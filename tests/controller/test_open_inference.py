@@ -71,10 +71,15 @@ def told(answer: pb.ModelInferResponse) -> dict[str, Any]:
     return {name: getattr(one, str(one.WhichOneof("parameter_choice"))) for name, one in found}
 
 
+def trailing(error: grpc.aio.AioRpcError) -> dict[str, Any]:
+    found: Any = error.trailing_metadata() or ()
+    return dict(found)
+
+
 async def status_of(call: Any) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
-    assert "mesh-error" in dict(caught.value.trailing_metadata() or ())
+    assert "mesh-error" in trailing(caught.value)
     return caught.value.code(), str(caught.value.details())
 
 
@@ -318,7 +323,7 @@ async def test_pieces_come_as_they_are_computed_and_the_last_says_so(
         assert (text_of(piece), piece.id) == ("a", "7")
         assert told(piece) == {"request_id": "r1-1", "triton_final_response": False}
     await node.answer(order, 2, 2, last=True)
-    pieces = []
+    pieces: list[pb.ModelInferResponse] = []
     while not pieces or not told(pieces[-1])["triton_final_response"]:
         pieces.append((await stream.read()).infer_response)
     assert "".join(map(text_of, pieces)) == "aa"
@@ -358,7 +363,7 @@ async def test_a_refusal_is_a_status_or_a_message_with_its_reason(tmp_path: Path
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await stub.ModelInfer(request_of())
             assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            metadata = dict(refused.value.trailing_metadata() or ())
+            metadata = trailing(refused.value)
             second = request_of()
             second.id = "8"
             await stream.write(second)
