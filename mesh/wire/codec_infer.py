@@ -27,7 +27,7 @@ _IGNORED = frozenset({"binary_data_output", "triton_enable_empty_final_response"
 """Parameters that change nothing: an answer's last message is always told as that."""
 _TENSOR_IGNORED = frozenset({"binary_data", "binary_data_size"})
 _FLAGS = ("BOOL",)
-_INTEGERS = ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")
+_INTEGERS = ("INT8", "INT16", "INT32", "UINT8", "UINT16", "UINT32", "UINT64", "INT64")
 _NUMBERS = ("FP32", "FP64")
 
 
@@ -99,6 +99,7 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     EXCLUDED: _FLAGS,
     **{name: datatypes for name, (_, datatypes) in _FIELDS.items()},
 }
+"""The datatypes that each may have; a model's metadata tells the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
