@@ -79,6 +79,22 @@ $(VENV)/.installed-load: pyproject.toml
 	.venv-clients-$*/bin/python -m $(PIP) -e '.[test]' -r tests/clients/$*.txt 2> >(grep -v WARNING >&2)
 	touch $@
 
+# Without mesh: they want older versions of what it uses. KServe's takes 450 MB.
+.venv-clients-kserve/.installed .venv-clients-triton/.installed: .venv-clients-%/.installed: tests/clients/%.txt
+	test -x .venv-clients-$*/bin/python || $(PYTHON) -m venv .venv-clients-$*
+	echo "setting up .venv-clients-$* …" >&2
+	.venv-clients-$*/bin/python -m $(PIP) -r tests/clients/$*.txt 2> >(grep -v WARNING >&2)
+	touch $@
+
+# Where there is no npm, the tests of its clients are skipped.
+.venv-clients-npm/.installed: tests/clients/package.json tests/clients/package-lock.json
+	command -v npm > /dev/null || { echo "no npm here: its clients are left out" >&2; exit 0; }
+	echo "setting up .venv-clients-npm …" >&2
+	mkdir -p .venv-clients-npm
+	cp $^ .venv-clients-npm/
+	npm ci --prefix .venv-clients-npm --ignore-scripts --no-audit --no-fund --loglevel error >&2
+	touch $@
+
 demo: $(VENV)/.installed-demo ## two deployments of a real model answer several prompts at once
 	@$(HOME_HERE) $(BIN)/mesh demo
 
@@ -91,8 +107,8 @@ test: $(VENV)/.installed-dev ## the tests
 quick: $(VENV)/.installed-dev lint types imports ## in under a minute: style, types, the decisions and what they are made of
 	@$(PYTEST) $(QUICK_TESTS)
 
-test-clients: .venv-clients-openai/.installed .venv-clients-litellm/.installed ## OpenAI's protocol, by clients that others wrote
-	@.venv-clients-openai/bin/python -m pytest tests/clients/test_openai.py
+test-clients: $(patsubst %,.venv-clients-%/.installed,kserve litellm npm openai triton) ## OpenAI's protocol and KServe's, by clients that others wrote
+	@.venv-clients-openai/bin/python -m pytest $(patsubst %,tests/clients/test_%.py,openai npm triton kserve)
 	.venv-clients-litellm/bin/python -m pytest -W ignore -p no:unraisableexception tests/clients/test_litellm.py
 
 # Debian's package, unpacked here: nothing is installed, no service started.
@@ -264,4 +280,4 @@ soak: $(VENV)/.installed-dev ## ten minutes of invocations and cancellations; no
 	@$(HOME_HERE) $(BIN)/python -m bench.soak
 
 clean:
-	rm -rf $(VENV) .venv-clients-openai .venv-clients-litellm .venv-bench .venv-bench-load .venv-fuzz .venv-vllm .prometheus .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-clients-* .venv-bench .venv-bench-load .venv-fuzz .venv-vllm .prometheus .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from bench.fuzz.findings import CALL_S_MAX, Findings
 from bench.fuzz.messages import raw_messages
-from mesh.v1 import control_pb2, inference_pb2, node_link_pb2
+from mesh.v1 import control_pb2, inference_pb2, node_link_pb2, open_inference_pb2
+from mesh.wire.codec_infer import INPUTS
 from mesh.wire.errors import EndedCall, is_told
 
 ANSWERS_MAX = 4096
@@ -25,14 +26,18 @@ _ENDLESS = frozenset({"Watch", "Connect"})
 """They go on until their caller leaves."""
 _LISTENED_S = 0.2
 _NAMED = frozenset({"Invoke", "GetDeployment", "GetProfiles", "GetTokenizer", "GetUsage", "Load"})
+_NAMED |= {"ModelReady", "ModelMetadata"}
 """What may be asked of the deployment that the others are not to take away."""
+_TENSORS = frozenset({"ModelInfer", "ModelStreamInfer"})
+"""The same, whose strings are names of tensors and datatypes, too."""
+_WORDS = (*INPUTS, "BYTES", "BOOL", "INT32", "FP32")
 _FAULTS = frozenset({grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL})
 
 
 def methods() -> list[MethodDescriptor]:
     return [
         method
-        for file in (control_pb2, inference_pb2, node_link_pb2)
+        for file in (control_pb2, inference_pb2, node_link_pb2, open_inference_pb2)
         for service in file.DESCRIPTOR.services_by_name.values()
         for method in service.methods
     ]
@@ -44,7 +49,7 @@ def fuzz_grpc(address: str, names: Sequence[str], *, cases: int, seeded: int) ->
         lambda method: st.booleans().flatmap(
             lambda damaged: st.tuples(
                 st.just(method),
-                raw_messages(method.input_type, names if method.name in _NAMED else (), damaged),
+                raw_messages(method.input_type, _names_in(method, names), damaged),
             )
         )
     )
@@ -64,6 +69,12 @@ def fuzz_grpc(address: str, names: Sequence[str], *, cases: int, seeded: int) ->
 
         ask()
     return findings
+
+
+def _names_in(method: MethodDescriptor, names: Sequence[str]) -> Sequence[str]:
+    if method.name in _TENSORS:
+        return (*names, *_WORDS)
+    return names if method.name in _NAMED else ()
 
 
 def _ask(channel: grpc.Channel, method: MethodDescriptor, raw: bytes, findings: Findings) -> None:

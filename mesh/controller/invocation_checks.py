@@ -21,6 +21,8 @@ LOGPROBS_MAX = 20
 PENALTY_MAX = 2.0
 """Presence and frequency, as with OpenAI."""
 SEED_MAX = (1 << 63) - 1
+TOP_K_MAX = (1 << 32) - 1
+"""As much as a node can be told; no vocabulary is larger."""
 
 _DEFAULTS = SamplingParams()
 
@@ -73,8 +75,8 @@ def _check_prompt(asked: Invocation) -> None:
 def _check_limits(asked: Invocation) -> None:
     if asked.max_tokens is not None and asked.max_tokens < 1:
         raise _wrong("max_tokens", asked.max_tokens, "1 or more")
-    if asked.top_k is not None and asked.top_k < 0:
-        raise _wrong("top_k", asked.top_k, "0 (no limit) or more")
+    if asked.top_k is not None and not 0 <= asked.top_k <= TOP_K_MAX:
+        raise _wrong("top_k", asked.top_k, f"from 0 (no limit) to {TOP_K_MAX}")
     if asked.logprobs is not None and not 0 <= asked.logprobs <= LOGPROBS_MAX:
         raise _wrong("logprobs", asked.logprobs, f"from 0 to {LOGPROBS_MAX}")
     for name in ("slo_ttft_s", "slo_tpot_s"):

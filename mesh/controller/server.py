@@ -30,6 +30,7 @@ from mesh.controller.keys import KeyBook
 from mesh.controller.lookup import find_deployment
 from mesh.controller.metrics import CellMetrics, Meter
 from mesh.controller.node_link import NodeLinks
+from mesh.controller.open_inference import OpenInference
 from mesh.controller.operations import Operations
 from mesh.controller.registry import SqliteRegistry
 from mesh.controller.tenants import TenantMeter
@@ -53,7 +54,12 @@ from mesh.runtime.journal import ControllerStart, open_journal
 from mesh.runtime.policies import policy_of
 from mesh.runtime.starting import controller_core
 from mesh.text.tokenizer import TextCodec
-from mesh.v1 import control_pb2_grpc, inference_pb2_grpc, node_link_pb2_grpc
+from mesh.v1 import (
+    control_pb2_grpc,
+    inference_pb2_grpc,
+    node_link_pb2_grpc,
+    open_inference_pb2_grpc,
+)
 from mesh.wire.access import Gate
 from mesh.wire.channel import bind, server_options
 from mesh.wire.credentials import Tls
@@ -65,7 +71,12 @@ if TYPE_CHECKING:
 
 DRAIN_S_MAX = 2.0
 """From the wish to stop to the end of the last call. Well below the grace that `mesh up` gives."""
-SERVICES = ("mesh.v1.Inference", "mesh.v1.Control", "mesh.v1.NodeLink")
+SERVICES = (
+    "mesh.v1.Inference",
+    "mesh.v1.Control",
+    "mesh.v1.NodeLink",
+    "inference.GRPCInferenceService",
+)
 
 logger = logging.getLogger(__name__)
 
@@ -289,6 +300,9 @@ class Controller:
     async def start(self, server: grpc.aio.Server, http: "HttpServer | None") -> None:
         """Serve everything on servers that are bound but have not started."""
         inference_pb2_grpc.add_InferenceServicer_to_server(Inference(self._gateway), server)
+        open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(
+            OpenInference(self._gateway), server
+        )
         control_pb2_grpc.add_ControlServicer_to_server(self._control, server)
         node_link_pb2_grpc.add_NodeLinkServicer_to_server(self._links, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

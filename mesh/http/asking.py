@@ -21,6 +21,7 @@ from mesh.http.bodies import Body, ChatBody, CompletionBody, Message
 from mesh.http.tools import calls_of, check_tools
 from mesh.text.grammars import ANY_OBJECT, choice_grammar, json_grammar
 from mesh.text.tool_calls import ToolFormat
+from mesh.wire.own_slo import own_limits_s
 
 PROMPTS_MAX = 16
 """Of one call."""
@@ -40,7 +41,6 @@ NOT_BUILT: Mapping[str, tuple[object, ...]] = {
     "web_search_options": (),
 }
 """Members that are refused, unless they ask for nothing: null, or one of these values."""
-SLO_HEADERS = ("x-slo-ttft-ms", "x-slo-tpot-ms")
 _OPENAI = SamplingDefaults(temperature=1.0, top_p=1.0)
 
 
@@ -81,7 +81,7 @@ def with_slo(
     asked: tuple[Invocation, ...], header: Callable[[bytes], bytes | None]
 ) -> tuple[Invocation, ...]:
     """Those of a call that brings its own limits. Raises InvalidInput."""
-    ttft_s, tpot_s = (_seconds(name, header(name.encode())) for name in SLO_HEADERS)
+    ttft_s, tpot_s = own_limits_s(lambda name: header(name.encode()))
     if ttft_s is None and tpot_s is None:
         return asked
     return tuple(replace(one, slo_ttft_s=ttft_s, slo_tpot_s=tpot_s) for one in asked)
@@ -91,18 +91,6 @@ def with_tools(asked: Invocation, body: ChatBody, form: ToolFormat | None) -> In
     """One of a call that offers tools, to a model that calls them so. Raises InvalidInput."""
     several = body.parallel_tool_calls is not False
     return tools.with_tools(asked, body.tools or (), body.tool_choice, form, several=several)
-
-
-def _seconds(name: str, value: bytes | None) -> float | None:
-    """Of a header in milliseconds; whether such a limit can be is checked for everyone alike."""
-    if value is None:
-        return None
-    try:
-        return float(value) / 1000.0
-    except ValueError:
-        raise InvalidInput(
-            f"the header {name} is no number of milliseconds", hint="such as 500", field=name
-        ) from None
 
 
 def grammar_member(body: Body) -> str:

@@ -7,10 +7,10 @@ from pydantic.json_schema import models_json_schema
 
 from mesh import __version__
 from mesh.http.answers import ChatChunk, ChatCompletion, Completion, ErrorBody
-from mesh.http.asking import SLO_HEADERS
 from mesh.http.bodies import ChatBody, CompletionBody
 from mesh.http.exchange import GRACE_HEADER
 from mesh.http.models import ModelCard, ModelList
+from mesh.wire.own_slo import SLO_HEADERS
 
 _REFUSED = {
     "400": "The request is wrong, or its prompt is too long.",

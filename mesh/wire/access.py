@@ -27,8 +27,21 @@ _CONTROL = {
     ),
     _OPERATORS: ("Drain", "ListNodes", "GetStatus", "Watch"),
 }
-RPCS: Mapping[str, frozenset[Role]] = {
+_OPEN_INFERENCE: Mapping[str, frozenset[Role] | None] = {
+    "ServerLive": None,
+    "ServerReady": None,
+    "ModelReady": _USERS,
+    "ServerMetadata": _USERS,
+    "ModelMetadata": _USERS,
+    "ModelInfer": _USERS,
+    "ModelStreamInfer": _USERS,
+}
+RPCS: Mapping[str, frozenset[Role] | None] = {
     "/mesh.v1.Inference/Invoke": _USERS,
+    **{
+        f"/inference.GRPCInferenceService/{method}": roles
+        for method, roles in _OPEN_INFERENCE.items()
+    },
     NODE_LINK: _NODES,
     **{
         f"/mesh.v1.Control/{method}": roles

@@ -21,7 +21,7 @@ from mesh.wire.malformed import Malformed, lenient
 
 logger = logging.getLogger(__name__)
 
-_OURS = "/mesh.v1."
+_OURS = ("/mesh.v1.", "/inference.")
 _COMMON_NAME = "x509_common_name"
 """Of what the caller showed, in gRPC's context."""
 ABORT_S_MAX = 1.0
@@ -32,7 +32,9 @@ Handler = Callable[[Any, Any], Awaitable[Any]]
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Wraps the handlers of mesh.v1; health and reflection are left as they are."""
+    """Wraps the handlers of mesh.v1 and of the Open Inference Protocol; health and reflection are
+    left as they are.
+    """
 
     def __init__(self, gate: Gate | None = None) -> None:
         self._gate = gate or Gate()
@@ -64,9 +66,11 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         )
 
 
-def admitted(handler: Handler, method: str, gate: Gate, roles: frozenset[Role]) -> Handler:
-    """The handler, for those who have a key of these roles, and the certificate for it."""
-    if not gate.looks:
+def admitted(handler: Handler, method: str, gate: Gate, roles: frozenset[Role] | None) -> Handler:
+    """The handler, for those who have a key of these roles, and the certificate for it; None: for
+    anyone.
+    """
+    if roles is None or not gate.looks:
         return handler
 
     async def call(request: Any, context: Any) -> Any:

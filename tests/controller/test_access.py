@@ -32,7 +32,8 @@ from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.invocation import Accepted, Finished, TextPrompt
 from mesh.domain.reasons import RefusalReason
 from mesh.http.app import application
-from mesh.v1 import control_pb2, inference_pb2, node_link_pb2
+from mesh.v1 import control_pb2, inference_pb2, node_link_pb2, open_inference_pb2
+from mesh.v1.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from mesh.wire.access import ROUTES, RPCS
 from mesh.wire.channel import dial
 from mesh.wire.client import MeshClient
@@ -43,6 +44,7 @@ FILES: tuple[FileDescriptor, ...] = (
     control_pb2.DESCRIPTOR,
     inference_pb2.DESCRIPTOR,
     node_link_pb2.DESCRIPTOR,
+    open_inference_pb2.DESCRIPTOR,
 )
 METHODS = sorted(
     f"/{service.full_name}/{method.name}"
@@ -136,12 +138,14 @@ async def test_every_call_is_closed_to_whoever_may_not_make_it(
     denied = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
     async with dial(live.address) as channel:
         for method in METHODS:
+            roles = RPCS[method]
             for name in CLOSED:
-                key = getattr(keys, name, name)
-                assert await code_of(channel, method, key) is grpc.StatusCode.UNAUTHENTICATED
+                code = await code_of(channel, method, getattr(keys, name, name))
+                unknown = code is grpc.StatusCode.UNAUTHENTICATED
+                assert unknown == (roles is not None), (method, name)
             for role, key in ((Role.NODE, keys.node), (Role.TENANT, keys.b)):
                 code = await code_of(channel, method, key)
-                if role in RPCS[method]:
+                if roles is None or role in roles:
                     assert code not in denied, method
                 else:
                     assert code is grpc.StatusCode.PERMISSION_DENIED, method
@@ -203,6 +207,9 @@ async def test_nothing_of_another_tenant_is_seen_called_cancelled_or_deleted(
     assert await _models(live, keys.b) == []
     assert await _models(live, keys.a) == ["chat"]
 
+    assert await _inferred(live, keys.b) == (False, grpc.StatusCode.NOT_FOUND)
+    assert await _inferred(live, keys.a) == (True, grpc.StatusCode.OK)
+
     live.nodes[0].held = True
     events = a.invoke(asking())
     accepted = await live.ask(next, events)
@@ -218,6 +225,20 @@ async def test_nothing_of_another_tenant_is_seen_called_cancelled_or_deleted(
     assert await live.ask(admin.deploy, changed) == "revision 2 serves"
     assert (await live.ask(a.get, SPEC.name)).spec.tenant == "a", "it stays whose it was"
     assert await live.ask(a.delete, SPEC.name) == "deleted"
+
+
+async def _inferred(live: LiveCell, key: str) -> tuple[bool, grpc.StatusCode]:
+    """By the Open Inference Protocol: whether the model is ready, and how a call of it ends."""
+    metadata = Credentials(key=key).metadata
+    named = open_inference_pb2.ModelReadyRequest(name="chat")
+    asked = open_inference_pb2.ModelInferRequest(model_name="chat")
+    held = open_inference_pb2.InferTensorContents(bytes_contents=[b"hi"])
+    asked.inputs.add(name="text_input", datatype="BYTES", shape=[1], contents=held)
+    async with dial(live.address) as channel:
+        stub: Any = GRPCInferenceServiceStub(channel)
+        ready = (await stub.ModelReady(named, metadata=metadata)).ready
+        call = stub.ModelInfer(asked, metadata=metadata)
+        return ready, await call.code()
 
 
 async def _models(live: LiveCell, key: str) -> list[str]:

@@ -218,7 +218,7 @@ async def test_watch_tells_the_past_and_then_what_happens(cell: LiveCell) -> Non
 async def test_health_and_reflection_answer(cell: LiveCell) -> None:
     async with dial(cell.address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        for service in ("", "mesh.v1.Inference"):
+        for service in ("", "mesh.v1.Inference", "inference.GRPCInferenceService"):
             answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
@@ -226,7 +226,8 @@ async def test_health_and_reflection_answer(cell: LiveCell) -> None:
         with grpc.insecure_channel(cell.address) as channel:
             return list(ProtoReflectionDescriptorDatabase(channel).get_services())
 
-    assert {"mesh.v1.Inference", "mesh.v1.Control"} <= set(await cell.ask(services))
+    ours = {"mesh.v1.Inference", "mesh.v1.Control", "inference.GRPCInferenceService"}
+    assert ours <= set(await cell.ask(services))
 
 
 async def test_a_deployment_outlives_the_controller(tmp_path: Path) -> None:

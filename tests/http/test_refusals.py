@@ -311,6 +311,7 @@ BAD: Sequence[tuple[bytes | dict[str, Any], str, str | None]] = [
     ({**GOOD, "temperature": "1"}, "valid number", "temperature"),
     ({**GOOD, "temperature": -1}, "temperature is -1", "temperature"),
     ({**GOOD, "top_p": 0}, "top_p is 0", "top_p"),
+    ({**GOOD, "top_k": 1 << 32}, "top_k is 4294967296", "top_k"),
     ({**GOOD, "max_tokens": 0}, "max_tokens is 0", "max_tokens"),
     ({**GOOD, "max_tokens": True}, "valid integer", "max_tokens"),
     ({**GOOD, "seed": 1 << 70}, "seed is", "seed"),

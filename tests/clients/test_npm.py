@@ -1,0 +1,69 @@
+"""Clients from npm: OpenAI's own for JavaScript, the AI SDK, and `buf curl`, which knows no proto
+file and asks for reflection.
+"""
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients.conftest import KSERVE_DOC, ROOT, Served, run, run_text
+from tests.http.test_docs import members
+
+FOLDER = ROOT / ".venv-clients-npm"
+pytestmark = pytest.mark.skipif(
+    not (FOLDER / "node_modules").exists() or shutil.which("node") is None,
+    reason="make test-clients has it, where there are node and npm",
+)
+BUF = str(FOLDER / "node_modules" / ".bin" / "buf")
+
+
+async def called(served: Served, script: str) -> Any:
+    """Read from standard input, so that what it imports is looked for in the folder."""
+    source = Path(__file__).with_name(script).read_text(encoding="utf-8")
+    node = ["node", "--input-type=module", "-", served.url]
+    return await run(node, script=source, cwd=FOLDER)
+
+
+async def test_openais_own_client(served: Served) -> None:
+    assert await called(served, "openai_calls.mjs") == {
+        "models": ["chat"],
+        "whole": ["aaa", 3, "r1-1"],
+        "streamed": "aaa",
+        "helper": "aaa",
+        "completion": "aa",
+        "errors": [
+            ["NotFoundError", 404, "model_not_found", None],
+            ["BadRequestError", 400, "invalid_request", "n"],
+        ],
+    }
+
+
+async def test_the_ai_sdk(served: Served) -> None:
+    assert await called(served, "ai_calls.mjs") == {
+        "whole": ["aaa", "length", 3],
+        "streamed": "aaa",
+        "ended": ["length", 3],
+        "missing": [True, 404, "there is no deployment 'chta'", False],
+    }
+
+
+async def test_buf_finds_the_service_by_reflection(served: Served) -> None:
+    url = f"http://{served.cell.address}"
+    listed = await run_text(
+        [BUF, "curl", "--protocol", "grpc", "--http2-prior-knowledge", "--list-methods", url]
+    )
+    assert "inference.GRPCInferenceService/ModelInfer" in listed.split()
+
+
+async def test_the_documented_commands_answer_what_is_shown(served: Served) -> None:
+    shown = re.findall(r"^\$ (buf curl .*?)\n(?={)(.*?)(?=^\$|^```)", KSERVE_DOC, re.M | re.S)
+    assert len(shown) == 2
+    for command, output in shown:
+        ours = command.replace("chat-small", "chat").replace("127.0.0.1:7070", served.cell.address)
+        told = await run_text(["bash", "-c", ours.replace("buf", shlex.quote(BUF), 1)])
+        assert members(json.loads(told)) == members(json.loads(output)), command
