@@ -1,4 +1,4 @@
-"""CUDA's calls for virtual memory, on one device: addresses, memory, and the one put under the other.
+"""CUDA's calls for virtual memory, on one device: addresses, memory, and this put under those.
 
 `cuda.bindings` comes with torch's builds for CUDA and is imported when a driver is opened, not
 before: it is nothing to a node without a GPU. What the driver refuses is an EngineError with the

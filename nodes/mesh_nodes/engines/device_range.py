@@ -42,7 +42,7 @@ class DeviceRange:
         self.address = driver.reserve(self._size_bytes)
         self._wanted: frozenset[int] = frozenset()
         self._mapped: dict[int, Any] = {}
-        """The handle under each chunk: those that are wanted, and those that could not be unmapped."""
+        """The handle under each chunk that is wanted, or could not be unmapped."""
         self._spare: list[Any] = []
 
     @property

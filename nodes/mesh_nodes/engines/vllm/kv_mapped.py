@@ -45,7 +45,7 @@ class MappedKv:
         return self._range.held_bytes
 
     def allocate(self, size_bytes: int) -> torch.Tensor:
-        """Raises EngineError when the addresses cannot be had, OutOfMemory without a first chunk."""
+        """Raises EngineError, OutOfMemory when addresses or a first chunk cannot be had."""
         self._range = DeviceRange(self._driver, size_bytes)
         # torch asks whose memory the first byte is.
         self._range.hold([0])
