@@ -99,4 +99,4 @@ def measure(sitting: Sitting) -> None:
 
 
 if __name__ == "__main__":
-    main("checkpoint", measure)
+    main("checkpoint", lambda sitting: sitting.part("checkpoint", measure))

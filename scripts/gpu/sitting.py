@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -51,6 +52,7 @@ class Sitting:
         self._rows: list[tuple[str, str, str]] = []
         self._figures: dict[str, object] = {"script": script, "dry": dry}
         self._library: Any = None
+        self.broken = False
 
     @property
     def left_s(self) -> float:
@@ -103,6 +105,20 @@ class Sitting:
             taken.append(time.perf_counter() - start_s)
         return median(taken)
 
+    def captured(self, work: Callable[[], object]) -> Callable[[], object]:
+        """A CUDA graph of it; without CUDA, itself."""
+        if self.dry:
+            return work
+        aside = torch.cuda.Stream()
+        with torch.cuda.stream(aside):
+            work()
+        self.wait()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        replay: Callable[[], object] = graph.replay
+        return replay
+
     def note(self, key: str, value: object, unit: str = "") -> None:
         told = f"{value:.4g}" if isinstance(value, float) else str(value)
         self._rows.append((key, told, unit))
@@ -127,6 +143,16 @@ class Sitting:
             return True
         return False
 
+    def part(self, key: str, measure: Callable[["Sitting"], None]) -> None:
+        """What breaks in one leaves the others to be measured."""
+        try:
+            measure(self)
+        except Exception as error:
+            traceback.print_exc()
+            words = " ".join(str(error).split()) or "no further words"
+            self.skip(key, f"broke: {type(error).__name__}: {words}")
+            self.broken = True
+
     def end(self) -> None:
         """The table, and the JSON line."""
         name = "a CPU that stands in" if self.dry else torch.cuda.get_device_name(0)
@@ -139,9 +165,7 @@ class Sitting:
 
 
 def main(script: str, measure: Callable[[Sitting], None]) -> None:
-    """`python -m scripts.gpu.SCRIPT [--dry]`, from the root of the clone. Where something breaks,
-    what was measured until then is printed all the same.
-    """
+    """`python -m scripts.gpu.SCRIPT [--dry]`, at the root of the clone. Code 1 if a part broke."""
     parser = argparse.ArgumentParser(prog=f"scripts.gpu.{script}")
     parser.add_argument("--dry", action="store_true", help="on a CPU, CUDA stood in for")
     parser.add_argument("--seconds", type=float, default=SECONDS_MAX, help="at most, about")
@@ -151,10 +175,6 @@ def main(script: str, measure: Callable[[Sitting], None]) -> None:
     if not arguments.dry and not torch.cuda.is_available():
         sys.exit("error: torch sees no GPU\nhint: --dry runs on a CPU")
     sitting = Sitting(script, dry=arguments.dry, seconds=arguments.seconds)
-    try:
-        measure(sitting)
-    except Exception as error:
-        sitting.skip("broke", f"{type(error).__name__}: {error}")
-        raise
-    finally:
-        sitting.end()
+    measure(sitting)
+    sitting.end()
+    sys.exit(int(sitting.broken))

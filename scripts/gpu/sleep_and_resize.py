@@ -10,6 +10,7 @@ NVML is asked before and after: what it counts beside the books is the process's
 from scripts.gpu.sitting import CACHES_GB, LAYERS, Sitting, main  # isort: skip  before all of mesh
 
 import gc
+from functools import partial
 
 import torch
 
@@ -83,13 +84,13 @@ def resize_by_copy(sitting: Sitting, size_gb: int) -> None:
 
 
 def measure(sitting: Sitting) -> None:
-    context(sitting)
-    sleep_and_wake(sitting)
+    sitting.part("context", context)
+    sitting.part("sleep", sleep_and_wake)
     for size_gb in CACHES_GB:
         gc.collect()
         if not sitting.dry:
             torch.cuda.empty_cache()
-        resize_by_copy(sitting, size_gb)
+        sitting.part(f"copy_{size_gb}gb", partial(resize_by_copy, size_gb=size_gb))
 
 
 if __name__ == "__main__":

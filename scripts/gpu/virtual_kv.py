@@ -12,7 +12,7 @@ from scripts.gpu.sitting import CACHES_GB, LAYERS, Sitting, main  # isort: skip 
 
 import multiprocessing
 import time
-from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from statistics import median
 from typing import Any
@@ -181,7 +181,7 @@ def replay_after_remap(sitting: Sitting) -> None:
     def work() -> None:
         out.copy_(cache.layers[0][1] + cache.layers[-1][last])
 
-    replay = _captured(sitting, work)
+    replay = sitting.captured(work)
     right = []
     for value in (1.0, 2.0, 3.0):
         cache.layers[0][1] = 0.5
@@ -197,28 +197,15 @@ def replay_after_remap(sitting: Sitting) -> None:
     cache.resize(0)
 
 
-def _captured(sitting: Sitting, work: Callable[[], None]) -> Callable[[], None]:
-    """A CUDA graph of it; without CUDA, itself."""
-    if sitting.dry:
-        return work
-    work()
-    sitting.wait()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    replay: Callable[[], None] = graph.replay
-    return replay
-
-
 def measure(sitting: Sitting) -> None:
-    forked(sitting)
+    sitting.part("forked", forked)
     torch.ones(1, device=sitting.device)
-    calls(sitting)
+    sitting.part("calls", calls)
     for size_gb in CACHES_GB:
-        one_size(sitting, size_gb)
+        sitting.part(f"map_{size_gb}gb", partial(one_size, size_gb=size_gb))
     if sitting.fits("beside_grow_ms", 2 * sitting.gb):
-        beside_kernels(sitting)
-        replay_after_remap(sitting)
+        sitting.part("beside", beside_kernels)
+        sitting.part("graph", replay_after_remap)
 
 
 if __name__ == "__main__":
