@@ -15,10 +15,14 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
 
 import torch
 
@@ -83,6 +87,39 @@ def vllm_decode(sitting: Sitting) -> None:
         told = json.loads(done.stdout.splitlines()[-1])
         sitting.note(f"vllm_{way}_ms", told["step_ms"], f"ms, {shape.name}, batch {BATCH}")
         sitting.note(f"vllm_{way}_start_s", told["start_s"], "s until it could compute")
+
+
+def stepping(sitting: Sitting) -> None:
+    """mesh's own engine over a tiny model: a load, what asking from another process adds to an
+    iteration, whatever the model, and a resize.
+    """
+    missing = [name for name in ("vllm", "mesh.v1", "hypothesis") if find_spec(name) is None]
+    if missing:
+        sitting.skip("agent_ms", f"{', '.join(missing)} cannot be imported")
+        return
+    from mesh.domain.request import SamplingParams
+    from mesh_nodes.engines.vllm import VllmEngine
+    from tests.contract.engine_contract import write_tiny_model
+    from tests.nodes.engines.serving import INSTANCE, load, request
+
+    wish, agent_s = SamplingParams(max_tokens=STEPS), []
+    engine = VllmEngine(gpu_index=None if sitting.dry else 0)
+    with tempfile.TemporaryDirectory() as folder, closing(engine):
+        path = Path(folder, "model")
+        engine.await_ready()
+        loaded = load(engine, write_tiny_model(path, head_size=32), path)
+        for number in range(BATCH):
+            engine.submit(INSTANCE, request(str(number), [1 + number] * 32, wish))
+        for _ in range(STEPS):
+            start_s = time.perf_counter()
+            result = engine.step(INSTANCE, CONTEXT_TOKENS)
+            agent_s.append(time.perf_counter() - start_s - result.elapsed_s)
+        grown = engine.resize_kv(INSTANCE, 1024)
+        held_mib = engine.memory()[0].kv_held_bytes / 2**20
+    sitting.note("engine_load_s", loaded.elapsed_s, "s, mesh's engine, a tiny model")
+    sitting.note("agent_ms", 1e3 * median(agent_s), "ms of an iteration outside its process")
+    sitting.note("engine_grow_ms", 1e3 * grown.elapsed_s, "ms, 64 to 1,024 KV blocks")
+    sitting.note("engine_held_mib", held_mib, "MiB of KV cache then")
 
 
 def torch_decode(sitting: Sitting) -> None:
@@ -200,6 +237,7 @@ def measure(sitting: Sitting) -> None:
         # The next ones are other processes' work.
         torch.cuda.empty_cache()
     sitting.part("vllm_step", vllm_decode)
+    sitting.part("agent", stepping)
     sitting.part("contract", contract)
 
 

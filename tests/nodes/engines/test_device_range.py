@@ -2,6 +2,7 @@
 
 import ctypes
 import random
+from collections import Counter
 
 import pytest
 
@@ -144,11 +145,15 @@ def test_a_device_that_is_full_refuses_and_keeps_what_it_had() -> None:
 
 
 def test_access_is_set_once_for_neighbours() -> None:
-    asked: list[str] = []
-    device = StandInDriver(8, fails=lambda function: bool(asked.append(function)))
-    made(device).hold([0, 1, 2, 5])
-    assert asked.count("cuMemSetAccess") == 2
-    assert asked.count("cuMemMap") == 4
+    asked = Counter[str]()
+
+    def fails(function: str) -> bool:
+        asked[function] += 1
+        return False
+
+    made(StandInDriver(8, fails=fails)).hold([0, 1, 2, 5])
+    assert asked["cuMemSetAccess"] == 2
+    assert asked["cuMemMap"] == 4
 
 
 def test_what_cannot_be_given_back_is_told_when_it_is_closed() -> None:
