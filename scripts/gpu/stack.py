@@ -74,7 +74,7 @@ TINY = Shape(
     hidden=64,
     heads=4,
     kv_heads=2,
-    head_size=16,
+    head_size=32,
     inner=128,
     vocabulary=512,
 )

@@ -37,7 +37,7 @@ class Cache:
         self.blocks = size_bytes // block_bytes
         self.larger = self.blocks + self.blocks // 4
         self.grown_gb = (self.larger - self.blocks) * block_bytes / sitting.gb
-        self.kv = MappedKv(driver, self.blocks, sitting.device, sitting.free_bytes)
+        self.kv = MappedKv(driver, block_bytes, self.blocks, sitting.device, sitting.free_bytes)
         reserved = 2 * self.blocks + 1
         buffer = self.kv.allocate(reserved * block_bytes).view(torch.bfloat16)
         self.layers = self.kv.bind(
@@ -135,7 +135,7 @@ def one_size(sitting: Sitting, size_gb: int) -> None:
     cache = Cache(sitting, sitting.driver(), size_bytes)
     cache.layers[0][1] = 1.5
     grow_s = sitting.timed_s(lambda: cache.resize(cache.larger))
-    off = free - sitting.free_bytes() - cache.kv.held_bytes
+    off = free - sitting.free_bytes() - cache.kv.device_bytes
     shrink_s = sitting.timed_s(lambda: cache.resize(cache.blocks))
     kept = bool((cache.layers[0][1] == 1.5).all())
     for way, seconds in (("grow", grow_s), ("shrink", shrink_s)):

@@ -20,7 +20,9 @@ CHUNK_BYTES = 1 << 16
 
 def _mapped(elastic: bool, block_bytes: int, blocks: int) -> KvMemory:
     device = StandInDriver(DEVICE_CHUNKS, CHUNK_BYTES)
-    return MappedKv(CudaDriver(device, 0), blocks, torch.device("cpu"), lambda: device.free_bytes)
+    return MappedKv(
+        CudaDriver(device, 0), block_bytes, blocks, torch.device("cpu"), lambda: device.free_bytes
+    )
 
 
 if __name__ == "__main__":

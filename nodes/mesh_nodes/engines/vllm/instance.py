@@ -43,7 +43,7 @@ def kv_memory(elastic: bool, block_bytes: int, blocks: int) -> KvMemory:
     driver = open_driver(device().index or 0) if elastic else None
     if driver is None:
         return CopyingKv(block_bytes, blocks, device(), free_bytes)
-    return MappedKv(driver, blocks, device(), free_bytes)
+    return MappedKv(driver, block_bytes, blocks, device(), free_bytes)
 
 
 class Instance:

@@ -16,6 +16,7 @@ import torch
 from mesh.domain.errors import OutOfMemory
 from mesh.domain.units import format_bytes
 from mesh_nodes.engines.device_range import DeviceRange, Driver
+from mesh_nodes.engines.vllm.footprint import KV_ROUNDING_CHUNKS
 from mesh_nodes.engines.vllm.kv_memory import Moves, Replace, check_layout
 
 _MOVES_AT_ONCE = 64
@@ -28,10 +29,16 @@ class MappedKv:
     dense = True
 
     def __init__(
-        self, driver: Driver, blocks: int, device: torch.device, free_bytes: Callable[[], int]
+        self,
+        driver: Driver,
+        block_bytes: int,
+        blocks: int,
+        device: torch.device,
+        free_bytes: Callable[[], int],
     ) -> None:
-        """`free_bytes`: of the device."""
+        """`block_bytes`: of one block in all layers together. `free_bytes`: of the device."""
         self._driver = driver
+        self._block_bytes = block_bytes
         self._blocks = blocks
         self._device = device
         self._free_bytes = free_bytes
@@ -41,8 +48,17 @@ class MappedKv:
         """Where each layer begins in the range, the bytes of its blocks, its tensor."""
 
     @property
-    def held_bytes(self) -> int:
+    def device_bytes(self) -> int:
+        """Of the device's memory, with what chunks hold beyond the size in force and spare ones."""
         return self._range.held_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Without what a footprint counts for chunks and vLLM's own block."""
+        size_bytes = self._blocks * self._block_bytes
+        counted_bytes = len(self._layers) * KV_ROUNDING_CHUNKS * self._range.chunk_bytes
+        beyond_bytes = self.device_bytes - size_bytes - self._block_bytes - counted_bytes
+        return size_bytes + max(beyond_bytes, 0)
 
     def allocate(self, size_bytes: int) -> torch.Tensor:
         """Raises EngineError, OutOfMemory when addresses or a first chunk cannot be had."""
