@@ -50,7 +50,7 @@ def contract(sitting: Sitting) -> None:
         sitting.skip("contract", f"{', '.join(missing)} cannot be imported")
         return
     only = ["--collect-only"] if sitting.dry else []
-    suite = [sys.executable, "-m", "pytest", "-q", *only, "-k", "vllm", "tests/contract"]
+    suite = [sys.executable, "-m", "pytest", *only, "-k", "vllm", "tests/contract"]
     limit_s = min(CONTRACT_S_MAX, sitting.left_s)
     try:
         done = subprocess.run(
