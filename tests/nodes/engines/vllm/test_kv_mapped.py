@@ -1,6 +1,7 @@
 """A cache in virtual memory grows and shrinks where it is; what is in use keeps its tokens."""
 
 import random
+from contextlib import closing
 from functools import partial
 from operator import eq
 
@@ -9,7 +10,12 @@ import torch
 
 from mesh.domain.errors import EngineError, OutOfMemory
 from mesh_nodes.engines.cuda_driver import CudaDriver
+from mesh_nodes.engines.vllm import VllmEngine
+from mesh_nodes.engines.vllm.environment import ENVIRONMENT
 from mesh_nodes.engines.vllm.kv_mapped import MappedKv, _Memory
+from mesh_nodes.engines.vllm.spawner import Spawner
+from tests.contract.engine_contract import StoredModel
+from tests.nodes.engines.serving import INSTANCE, load, request, run
 from tests.support.cuda_driver import StandInDriver
 
 LAYERS, BLOCKS, HEADS, TOKENS, WIDTH = 3, 200, 2, 16, 24
@@ -179,3 +185,21 @@ def test_memory_that_is_not_given_back_is_held() -> None:
 def test_torch_is_told_of_the_memory_as_of_an_array_on_a_gpu() -> None:
     told = _Memory(1 << 40, 3 << 21).__cuda_array_interface__
     assert told == {"shape": (3 << 21,), "typestr": "|i1", "data": (1 << 40, False), "version": 3}
+
+
+def test_an_instance_goes_on_after_a_grow_that_the_driver_refused(model: StoredModel) -> None:
+    """In the blocks that it had, whatever their number: there is no memory under others."""
+    environment = {**ENVIRONMENT, "OMP_NUM_THREADS": "1", "STAND_IN_CHUNKS_ALLOWED": "100"}
+    spawner = Spawner(environment, "tests.support.mapped_nursery")
+    with closing(spawner), closing(VllmEngine(spawner=spawner)) as engine:
+        load(engine, model.info, model.path)
+        prompts = [[1 + number] * 200 for number in range(8)]
+        wanted = run(engine, *(request(f"before {n}", p) for n, p in enumerate(prompts))).tokens
+        held_bytes = engine.memory()[0].kv_held_bytes
+        with pytest.raises(EngineError, match="cuMemSetAccess: CUDA_ERROR_UNKNOWN"):
+            engine.resize_kv(INSTANCE, 2000)
+        assert engine.memory()[0].kv_held_bytes == held_bytes
+        for turn in range(3):
+            got = run(engine, *(request(f"{turn} {n}", p) for n, p in enumerate(prompts))).tokens
+            assert list(got.values()) == list(wanted.values())
+        assert engine.resize_kv(INSTANCE, 80).kv_blocks == 80
