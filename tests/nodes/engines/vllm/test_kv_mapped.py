@@ -10,9 +10,10 @@ import torch
 
 from mesh.domain.errors import EngineError, OutOfMemory
 from mesh_nodes.engines.cuda_driver import CudaDriver
-from mesh_nodes.engines.vllm import VllmEngine
+from mesh_nodes.engines.vllm import VllmEngine, instance
 from mesh_nodes.engines.vllm.environment import ENVIRONMENT
 from mesh_nodes.engines.vllm.kv_mapped import MappedKv, _Memory
+from mesh_nodes.engines.vllm.kv_memory import CopyingKv, ElasticKv
 from mesh_nodes.engines.vllm.spawner import Spawner
 from tests.contract.engine_contract import StoredModel
 from tests.nodes.engines.serving import INSTANCE, load, request, run
@@ -180,6 +181,18 @@ def test_memory_that_is_not_given_back_is_held() -> None:
     device.fails = lambda function: False
     kv.resize(10, [], [], nothing_else)
     assert kv.held_bytes == 10 * LAYERS * LAYER_BLOCK_BYTES
+
+
+def test_it_is_taken_on_gpus_whose_driver_can_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = CudaDriver(StandInDriver(100), 0)
+    monkeypatch.setattr(instance, "device", lambda: torch.device("cuda:0"))
+    monkeypatch.setattr(instance, "open_driver", lambda index: driver)
+    assert isinstance(instance.kv_memory(True, LAYER_BLOCK_BYTES, 4), MappedKv)
+    assert isinstance(instance.kv_memory(False, LAYER_BLOCK_BYTES, 4), CopyingKv)
+    monkeypatch.setattr(instance, "open_driver", lambda index: None)
+    assert isinstance(instance.kv_memory(True, LAYER_BLOCK_BYTES, 4), CopyingKv)
+    monkeypatch.undo()
+    assert isinstance(instance.kv_memory(True, LAYER_BLOCK_BYTES, 4), ElasticKv)
 
 
 def test_torch_is_told_of_the_memory_as_of_an_array_on_a_gpu() -> None:
