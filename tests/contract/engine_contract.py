@@ -152,6 +152,25 @@ def _vllm() -> Engine:
     return VllmEngine(spawner=vllm_spawner())
 
 
+@cache
+def mapped_spawner() -> "Spawner":
+    """KV caches of its engine processes lie in virtual memory, of a driver that stands in."""
+    from mesh_nodes.engines.vllm.environment import ENVIRONMENT
+    from mesh_nodes.engines.vllm.spawner import Spawner
+
+    environment = {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}
+    spawner = Spawner(environment, "tests.support.mapped_nursery")
+    atexit.register(spawner.close)
+    return spawner
+
+
+def _vllm_mapped() -> Engine:
+    """As on GPUs: instances sleep, too."""
+    from mesh_nodes.engines.vllm import VllmEngine
+
+    return VllmEngine(spawner=mapped_spawner(), asleep_max=2)
+
+
 def _vllm_copying() -> Engine:
     """As on GPUs: instances sleep, too."""
     from mesh_nodes.engines.vllm import VllmEngine
@@ -184,6 +203,14 @@ ENGINES = (
     EngineUnderTest(
         name="vllm",
         make=_vllm,
+        write_model=partial(write_tiny_model, head_size=32),
+        needs="vllm",
+        optional=True,
+        walks=20,
+    ),
+    EngineUnderTest(
+        name="vllm-mapped",
+        make=_vllm_mapped,
         write_model=partial(write_tiny_model, head_size=32),
         needs="vllm",
         optional=True,

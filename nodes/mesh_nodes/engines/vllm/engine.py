@@ -80,7 +80,7 @@ class VllmEngine:
         self._release = release or installed_release()
         on_cpu = self._release.computes_on_cpu
         self._dtype = dtype or ("float32" if on_cpu else "auto")
-        self._elastic = on_cpu and elastic
+        self._elastic = elastic
         self._block_tokens = _CPU_BLOCK_TOKENS if on_cpu else _GPU_BLOCK_TOKENS
         self._available_bytes = available_bytes
         self._verifier = Verifier(verify)
@@ -280,9 +280,13 @@ class VllmEngine:
         return ProcessOptions(
             dtype=self._dtype,
             block_tokens=self._block_tokens,
-            elastic=self._elastic and covers_pages(model, self.footprint(model)),
+            elastic=self._elastic and self._can_be_elastic(model),
             movable=self._sleepers.count_max > 0,
         )
+
+    def _can_be_elastic(self, model: ModelInfo) -> bool:
+        """On GPUs chunks are shared by blocks, and by layers where they meet."""
+        return not self._release.computes_on_cpu or covers_pages(model, self.footprint(model))
 
     def _process_ended(self, remote: Remote) -> None:
         """Tell of it, unless it was unloaded; a call may have found out, too."""

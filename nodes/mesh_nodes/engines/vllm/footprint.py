@@ -19,6 +19,9 @@ _CPU_HEAD_FACTOR = 1.65
 """The output head once more, packed, with its logits; tied or not."""
 GPU_PROCESS_BYTES = 640 * 2**20
 """On the device: the CUDA context, kernels, workspaces; held by an instance that sleeps, too."""
+KV_ROUNDING_CHUNKS = 3
+"""Per layer: its cache begins and ends amid chunks, and one is kept for the next grow."""
+_GPU_KV_CHUNK_BYTES = 2 * 2**20
 _GPU_ACTIVATION_TOKENS = 2048
 _GPU_ACTIVATIONS_PER_HIDDEN = 10
 """Per token: activations that live at once, the gate and up product foremost."""
@@ -43,4 +46,5 @@ def _cpu_bytes(model: ModelInfo, element_bytes: int) -> int:
 def _gpu_bytes(model: ModelInfo, element_bytes: int) -> int:
     tokens = min(_GPU_ACTIVATION_TOKENS, model.context_tokens_max)
     activations = tokens * _GPU_ACTIVATIONS_PER_HIDDEN * model.hidden_size
-    return GPU_PROCESS_BYTES + (model.parameters + activations) * element_bytes
+    fixed_bytes = GPU_PROCESS_BYTES + model.layers * KV_ROUNDING_CHUNKS * _GPU_KV_CHUNK_BYTES
+    return fixed_bytes + (model.parameters + activations) * element_bytes

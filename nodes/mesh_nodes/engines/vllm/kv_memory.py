@@ -1,12 +1,12 @@
-"""The memory under an instance's KV blocks, and the two ways of giving some of it back.
+"""The memory under an instance's KV blocks, and two of the ways of giving some of it back.
 
 On a CPU the caches lie in a reserved range of addresses: pages come under blocks as they are
-written, and a shrink gives those of free blocks back without moving a token. Elsewhere another size
-is another tensor, and what is in use is copied. Before: `instance`, between two iterations. After:
-the system.
+written, and a shrink gives those of free blocks back without moving a token. Where neither that nor
+`kv_mapped` can be had, another size is another tensor, and what is in use is copied. Before:
+`instance`, between two iterations. After: the system.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 
 from mesh.domain.errors import OutOfMemory
 from mesh.domain.units import format_bytes
+from mesh_nodes.engines.device_range import runs
 from mesh_nodes.engines.page_range import PageRange
 
 Moves = Sequence[tuple[int, int]]
@@ -84,7 +85,7 @@ class CopyingKv:
         return torch.empty(size_bytes, dtype=torch.int8, device="meta")
 
     def bind(self, layers: list[torch.Tensor]) -> list[torch.Tensor]:
-        _check_layout(layers)
+        check_layout(layers)
         self._tensors = [self._zeros(layer, self._blocks) for layer in layers]
         return list(self._tensors)
 
@@ -154,7 +155,7 @@ class ElasticKv:
         return self._buffer
 
     def bind(self, layers: list[torch.Tensor]) -> list[torch.Tensor]:
-        _check_layout(layers)
+        check_layout(layers)
         for tensor in layers:
             begin = tensor.data_ptr() - self._buffer.data_ptr()
             self._layers.append((begin, tensor.nbytes // tensor.shape[0], tensor))
@@ -186,22 +187,8 @@ class ElasticKv:
         self._held.difference_update(free)
 
 
-def _check_layout(layers: list[torch.Tensor]) -> None:
+def check_layout(layers: list[torch.Tensor]) -> None:
     """Raises RuntimeError where the blocks of a layer do not lie one after the other."""
     for tensor in layers:
         if tensor.stride(0) * tensor.itemsize != tensor.nbytes // tensor.shape[0]:
             raise RuntimeError(f"KV blocks lie apart: {tensor.stride()} of {tensor.shape}")
-
-
-def runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    """Neighbours as one: (first, last + 1) of each run of ascending numbers."""
-    first = previous = None
-    for number in numbers:
-        if first is None or previous is None:
-            first = number
-        elif number != previous + 1:
-            yield first, previous + 1
-            first = number
-        previous = number
-    if first is not None and previous is not None:
-        yield first, previous + 1

@@ -45,8 +45,9 @@ def start_spawner(threads: int | None = None, gpu_index: int | None = None) -> "
 class Spawner:
     """May be called from any thread."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        """`environment` comes on top of this process's own."""
+    def __init__(self, environment: Mapping[str, str], module: str = _MODULE) -> None:
+        """`environment` comes on top of this process's own; `module` is the nursery's."""
+        self._module = module
         self._environment = {**os.environ, **environment}
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -104,7 +105,7 @@ class Spawner:
         with theirs:
             # A session of its own: Ctrl-C in the agent's terminal is for the agent to handle.
             self._process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", _MODULE, str(theirs.fileno())],
+                [sys.executable, "-W", "ignore", "-m", self._module, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,

@@ -17,6 +17,8 @@ collect_ignore = (
         "test_drawing.py",
         "test_ends.py",
         "test_exactness.py",
+        "test_gpu_scripts.py",
+        "test_kv_mapped.py",
         "test_kv_memory.py",
         "test_sleeping.py",
         "test_weights.py",

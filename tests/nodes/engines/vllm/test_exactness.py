@@ -5,16 +5,17 @@ import pytest
 from mesh.domain.steps import LoadTier
 from mesh_loader.store import StoredModel
 from mesh_nodes.engines.vllm import VllmEngine
-from tests.contract.engine_contract import vllm_spawner
+from tests.contract.engine_contract import mapped_spawner, vllm_spawner
 from tests.nodes.engines.golden import check_golden
 from tests.nodes.engines.serving import INSTANCE, load, request
 
 
-@pytest.mark.parametrize("elastic", [True, False], ids=["elastic", "copying"])
-def test_tokens_equal_transformers(smollm2_model: StoredModel, elastic: bool) -> None:
-    engine = VllmEngine(spawner=vllm_spawner(), elastic=elastic)
+@pytest.mark.parametrize("kv", ["elastic", "copying", "mapped"])
+def test_tokens_equal_transformers(smollm2_model: StoredModel, kv: str) -> None:
+    spawner = mapped_spawner() if kv == "mapped" else vllm_spawner()
+    engine = VllmEngine(spawner=spawner, elastic=kv != "copying")
     load(engine, smollm2_model.info, smollm2_model.path, context_tokens_max=512)
-    check_golden(engine, seed=1 + elastic)
+    check_golden(engine, seed=len(kv))
     engine.close()
 
 

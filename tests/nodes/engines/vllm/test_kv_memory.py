@@ -5,7 +5,7 @@ import torch
 
 from mesh.domain.errors import OutOfMemory
 from mesh_nodes.engines.page_range import PAGE_BYTES
-from mesh_nodes.engines.vllm.kv_memory import CopyingKv, ElasticKv, runs
+from mesh_nodes.engines.vllm.kv_memory import CopyingKv, ElasticKv
 from tests.nodes.engines.openvino.residency import resident_bytes
 
 LAYERS, BLOCKS, HEADS, TOKENS, WIDTH = 2, 2048, 2, 32, 64
@@ -39,12 +39,6 @@ def test_a_layout_whose_blocks_lie_apart_is_refused() -> None:
 
 def nothing_else(old: torch.Tensor, new: torch.Tensor) -> None:
     raise AssertionError("an elastic cache keeps its tensors")
-
-
-def test_runs_are_neighbours_as_one() -> None:
-    assert list(runs([])) == []
-    assert list(runs([3])) == [(3, 4)]
-    assert list(runs([1, 2, 3, 5, 8, 9])) == [(1, 4), (5, 6), (8, 10)]
 
 
 def test_a_shrink_gives_back_the_pages_of_free_blocks_and_of_no_other() -> None:

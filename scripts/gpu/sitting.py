@@ -1,0 +1,180 @@
+"""What the four scripts share: the device, real or stood in for, their time, and what they print.
+
+With `--dry` all of it runs on a CPU: torch computes there, a gigabyte is a megabyte, and CUDA's
+driver is the tests' stand-in. Modules of mesh are taken as they are from the clone, without what
+mesh itself needs: torch with numpy will do. Each measurement is a row of the table and a key of the
+JSON object that is the last line; what could not be measured says why in both.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "nodes")]
+_ENGINE = "mesh_nodes.engines.vllm"
+if find_spec("vllm") is None:
+    # The package without its __init__, which wants all that a node needs.
+    bare = ModuleType(_ENGINE)
+    bare.__path__ = [str(ROOT / "nodes" / _ENGINE.replace(".", "/"))]
+    sys.modules[_ENGINE] = bare
+
+import torch  # noqa: E402
+
+from mesh_nodes.engines.cuda_driver import CudaDriver  # noqa: E402
+
+SECONDS_MAX = 480.0
+LAYERS = 32
+"""Of the caches."""
+CACHES_GB = (1, 10, 40)
+_DRY_DEVICE_GB = 80
+
+
+class Sitting:
+    """One script's run. Shapes are given for a GPU of 80 GB and scaled by `gb`."""
+
+    def __init__(self, script: str, *, dry: bool, seconds: float = SECONDS_MAX) -> None:
+        self.dry = dry
+        self.gb = 1 << 20 if dry else 10**9
+        self.layer_block_bytes = 256 if dry else 1 << 16
+        """Of a block of 16 tokens, in one of the LAYERS of an 8B model in 16 bits."""
+        self.device = torch.device("cpu" if dry else "cuda:0")
+        self._end_s = time.monotonic() + seconds
+        self._rows: list[tuple[str, str, str]] = []
+        self._figures: dict[str, object] = {"script": script, "dry": dry}
+        self._library: Any = None
+        self.broken = False
+
+    @property
+    def left_s(self) -> float:
+        return self._end_s - time.monotonic()
+
+    @property
+    def library(self) -> Any:
+        """`cuda.bindings.driver`, or what stands in for it."""
+        if self._library is None and self.dry:
+            from tests.support.cuda_driver import StandInDriver
+
+            self._library = StandInDriver(_DRY_DEVICE_GB * self.gb >> 14, 1 << 14)
+        elif self._library is None:
+            from cuda.bindings import driver
+
+            self._library = driver
+        return self._library
+
+    def driver(self) -> CudaDriver:
+        return CudaDriver(self.library, 0)
+
+    def free_bytes(self) -> int:
+        """Of the device's memory, as its driver says."""
+        if self.dry:
+            return int(self.library.free_bytes)
+        return int(torch.cuda.mem_get_info()[0])
+
+    def used_bytes(self) -> int:
+        """Of the device's memory, by whomever, as NVML says."""
+        if self.dry:
+            return _DRY_DEVICE_GB * self.gb - self.free_bytes()
+        from mesh_nodes.gpus import Gpus
+
+        gpus = Gpus()
+        return gpus.used_bytes(gpus.gpu(0))
+
+    def wait(self) -> None:
+        """Until the device has done all that it was given."""
+        if not self.dry:
+            torch.cuda.synchronize()
+
+    def timed_s(self, work: Callable[[], object], repeats: int = 1) -> float:
+        """Seconds from an idle device to an idle device; the median."""
+        taken = []
+        for _ in range(repeats):
+            self.wait()
+            start_s = time.perf_counter()
+            work()
+            self.wait()
+            taken.append(time.perf_counter() - start_s)
+        return median(taken)
+
+    def captured(self, work: Callable[[], object]) -> Callable[[], object]:
+        """A CUDA graph of it; without CUDA, itself."""
+        if self.dry:
+            return work
+        aside = torch.cuda.Stream()
+        with torch.cuda.stream(aside):
+            work()
+        self.wait()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        replay: Callable[[], object] = graph.replay
+        return replay
+
+    def note(self, key: str, value: object, unit: str = "") -> None:
+        told = f"{value:.4g}" if isinstance(value, float) else str(value)
+        self._rows.append((key, told, unit))
+        self._figures[key] = round(value, 6) if isinstance(value, float) else value
+
+    def keep(self, key: str, value: object) -> None:
+        """For programs alone."""
+        self._figures[key] = value
+
+    def skip(self, key: str, why: str) -> None:
+        self._rows.append((key, "-", why))
+        self._figures[key] = {"skipped": why}
+
+    def fits(self, key: str, wanted_bytes: int, seconds: float = 30.0) -> bool:
+        """Whether there are memory and time for it. If not, that is noted."""
+        if self.left_s < seconds:
+            self.skip(key, f"{self.left_s:.0f} s are left")
+        elif wanted_bytes > self.free_bytes():
+            free = self.free_bytes() / self.gb
+            self.skip(key, f"wants {wanted_bytes / self.gb:.1f} GB, {free:.1f} are free")
+        else:
+            return True
+        return False
+
+    def part(self, key: str, measure: Callable[["Sitting"], None]) -> None:
+        """What breaks in one leaves the others to be measured."""
+        try:
+            measure(self)
+        except Exception as error:
+            traceback.print_exc()
+            words = " ".join(str(error).split()) or "no further words"
+            self.skip(key, f"broke: {type(error).__name__}: {words}")
+            self.broken = True
+
+    def end(self) -> None:
+        """The table, and the JSON line."""
+        name = "a CPU that stands in" if self.dry else torch.cuda.get_device_name(0)
+        self._figures |= {"device": name, "torch": torch.__version__}
+        print(f"{self._figures['script']} on {name}, torch {torch.__version__}")
+        widths = [max(len(row[i]) for row in self._rows) for i in range(2)]
+        for key, told, unit in self._rows:
+            print(f"{key:{widths[0]}}  {told:>{widths[1]}}  {unit}".rstrip())
+        print(json.dumps(self._figures))
+
+
+def main(script: str, measure: Callable[[Sitting], None]) -> None:
+    """`python -m scripts.gpu.SCRIPT [--dry]`, at the root of the clone. Code 1 if a part broke."""
+    parser = argparse.ArgumentParser(prog=f"scripts.gpu.{script}")
+    parser.add_argument("--dry", action="store_true", help="on a CPU, CUDA stood in for")
+    parser.add_argument("--seconds", type=float, default=SECONDS_MAX, help="at most, about")
+    arguments = parser.parse_args()
+    # Else the question alone would keep processes that are forked from here off the device.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    if not arguments.dry and not torch.cuda.is_available():
+        sys.exit("error: torch sees no GPU\nhint: --dry runs on a CPU")
+    sitting = Sitting(script, dry=arguments.dry, seconds=arguments.seconds)
+    measure(sitting)
+    sitting.end()
+    sys.exit(int(sitting.broken))

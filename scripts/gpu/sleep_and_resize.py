@@ -1,0 +1,97 @@
+"""What a CUDA context takes, how long weights sleep and wake, and what a resize by copy costs.
+
+The ways are the engine's own: `weights.Weights` moves 16 GB of made-up weights to the host's memory
+and back, `kv_memory.CopyingKv` makes caches of 1, 10 and 40 GB a quarter larger and small again.
+NVML is asked before and after: what it counts beside the books is the process's own.
+
+    python -m scripts.gpu.sleep_and_resize [--dry]
+"""
+
+from scripts.gpu.sitting import CACHES_GB, LAYERS, Sitting, main  # isort: skip  before all of mesh
+
+import gc
+from functools import partial
+
+import torch
+
+from mesh_nodes.engines.vllm.kv_memory import CopyingKv
+from mesh_nodes.engines.vllm.weights import Weights
+
+WEIGHTS_GB, TENSORS = 16, 64
+
+
+def context(sitting: Sitting) -> None:
+    before = sitting.used_bytes()
+    seconds = sitting.timed_s(lambda: torch.ones(64, 64, device=sitting.device).sum().item())
+    taken = sitting.used_bytes() - before
+    own = 0 if sitting.dry else torch.cuda.memory_reserved()
+    sitting.note("context_s", seconds, "s, with the first kernel")
+    sitting.note("context_mib", (taken - own) / 2**20, "MiB beside torch's own, by NVML")
+
+
+def sleep_and_wake(sitting: Sitting) -> None:
+    size_bytes = WEIGHTS_GB * sitting.gb
+    if not sitting.fits("sleep_s", size_bytes, seconds=120):
+        return
+    parts = [
+        torch.nn.Parameter(
+            torch.randn(size_bytes // TENSORS // 2, device=sitting.device).to(torch.bfloat16),
+            requires_grad=False,
+        )
+        for _ in range(TENSORS)
+    ]
+    weights = Weights(torch.nn.ParameterList(parts), sitting.device)
+    sums = [float(part.float().sum()) for part in parts]
+    used = sitting.used_bytes()
+    gb = weights.device_bytes / sitting.gb
+    first_s = sitting.timed_s(weights.to_host)
+    freed = used - sitting.used_bytes()
+    wake_s = sitting.timed_s(weights.to_device)
+    same = sums == [float(part.float().sum()) for part in parts]
+    again_s = sitting.timed_s(weights.to_host)
+    for key, seconds in (("first_sleep", first_s), ("wake", wake_s), ("sleep_again", again_s)):
+        sitting.note(f"{key}_s", seconds, f"s, {gb:.1f} GB")
+    sitting.note("wake_gb_per_s", gb / wake_s, "GB/s")
+    sitting.note("sleep_freed_share", freed / size_bytes, "of the weights' bytes, by NVML")
+    sitting.note("weights_same", same)
+
+
+def resize_by_copy(sitting: Sitting, size_gb: int) -> None:
+    key, block_bytes = f"copy_{size_gb}gb", LAYERS * sitting.layer_block_bytes
+    blocks = size_gb * sitting.gb // block_bytes
+    larger = blocks + blocks // 4
+    # The larger one, and one layer twice.
+    if not sitting.fits(f"{key}_grow_ms", larger * block_bytes * (LAYERS + 1) // LAYERS):
+        return
+    before = sitting.used_bytes()
+    kv = CopyingKv(block_bytes, blocks, sitting.device, sitting.free_bytes)
+    buffer = kv.allocate(2 * larger * block_bytes).view(torch.bfloat16)
+    layers = kv.bind(list(buffer.view(LAYERS, 2 * larger, sitting.layer_block_bytes // 2)))
+    layers[-1][1] = 1.5
+
+    def replace(old: torch.Tensor, new: torch.Tensor) -> None:
+        layers[:] = [new if layer is old else layer for layer in layers]
+
+    used = range(1, blocks + 1)
+    kv.check_room(larger)
+    grow_s = sitting.timed_s(lambda: kv.resize(larger, used, [], replace))
+    off = sitting.used_bytes() - before - kv.held_bytes
+    shrink_s = sitting.timed_s(lambda: kv.resize(blocks, used, [], replace))
+    sitting.note(f"{key}_grow_ms", 1e3 * grow_s, "ms, by a quarter")
+    sitting.note(f"{key}_shrink_ms", 1e3 * shrink_s, "ms, back")
+    sitting.note(f"{key}_off_books_mib", off / 2**20, "MiB more by NVML than in the books")
+    sitting.note(f"{key}_kept", bool((layers[-1][1] == 1.5).all()))
+
+
+def measure(sitting: Sitting) -> None:
+    sitting.part("context", context)
+    sitting.part("sleep", sleep_and_wake)
+    for size_gb in CACHES_GB:
+        gc.collect()
+        if not sitting.dry:
+            torch.cuda.empty_cache()
+        sitting.part(f"copy_{size_gb}gb", partial(resize_by_copy, size_gb=size_gb))
+
+
+if __name__ == "__main__":
+    main("sleep_and_resize", measure)

@@ -1,0 +1,212 @@
+"""KV caches in CUDA's virtual memory: what a resize costs, beside kernels, under graphs, forked.
+
+The way is the engine's own, `kv_mapped.MappedKv`, over the driver itself. First a forked process
+does it all in small, as an engine process of the nursery's would; then each call of the driver is
+timed, caches of 1, 10 and 40 GB grow by a quarter and shrink again, one grows while kernels read
+it, and a CUDA graph that was captured before a remap is replayed after it.
+
+    python -m scripts.gpu.virtual_kv [--dry]
+"""
+
+from scripts.gpu.sitting import CACHES_GB, LAYERS, Sitting, main  # isort: skip  before all of mesh
+
+import multiprocessing
+import time
+from functools import partial
+from multiprocessing.connection import Connection
+from statistics import median
+from typing import Any
+
+import torch
+
+from mesh_nodes.engines.device_range import Driver
+from mesh_nodes.engines.vllm.kv_mapped import MappedKv
+
+CHUNKS = 256
+"""For the times of single calls."""
+PASSES = 50
+"""Over a cache of 1 GB, while it grows."""
+FORKED_S_MAX = 60.0
+
+
+class Cache:
+    """A cache of so many bytes, with addresses for twice as many."""
+
+    def __init__(self, sitting: Sitting, driver: Driver, size_bytes: int) -> None:
+        block_bytes = LAYERS * sitting.layer_block_bytes
+        self.blocks = size_bytes // block_bytes
+        self.larger = self.blocks + self.blocks // 4
+        self.grown_gb = (self.larger - self.blocks) * block_bytes / sitting.gb
+        self.kv = MappedKv(driver, block_bytes, self.blocks, sitting.device, sitting.free_bytes)
+        reserved = 2 * self.blocks + 1
+        buffer = self.kv.allocate(reserved * block_bytes).view(torch.bfloat16)
+        self.layers = self.kv.bind(
+            list(buffer.view(LAYERS, reserved, sitting.layer_block_bytes // 2))
+        )
+
+    def resize(self, blocks: int) -> None:
+        self.kv.check_room(blocks)
+        self.kv.resize(blocks, range(1, min(blocks, self.blocks) + 1), [], _nothing)
+
+    def passed(self) -> torch.Tensor:
+        """What a kernel makes of all that is in use."""
+        return sum(layer[1 : self.blocks + 1].sum(dtype=torch.float32) for layer in self.layers)
+
+
+def _nothing(old: torch.Tensor, new: torch.Tensor) -> None:
+    raise AssertionError("tensors stay")
+
+
+class Timed:
+    """A driver whose calls are timed: seconds of each, by its name."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self.taken_s: dict[str, list[float]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._driver, name)
+        if not callable(found):
+            return found
+
+        def call(*arguments: Any) -> Any:
+            start_s = time.perf_counter()
+            answer = found(*arguments)
+            self.taken_s.setdefault(name, []).append(time.perf_counter() - start_s)
+            return answer
+
+        return call
+
+
+def _small(end: Connection, dry: bool) -> None:
+    """In a process of its own: whether tokens survive a grow and a shrink."""
+    try:
+        sitting = Sitting("forked", dry=dry)
+        cache = Cache(sitting, sitting.driver(), sitting.gb)
+        cache.layers[-1][cache.blocks] = 1.5
+        cache.resize(cache.larger)
+        cache.layers[0][cache.larger] = 2.5
+        kept = bool((cache.layers[-1][cache.blocks] == 1.5).all())
+        cache.resize(cache.blocks)
+        end.send("ok" if kept else "tokens are lost")
+    except Exception as error:
+        end.send(f"{type(error).__name__}: {error}")
+
+
+def forked(sitting: Sitting) -> None:
+    """Before this process has a context: no fork of it could have one then."""
+    ours, theirs = multiprocessing.Pipe()
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=_small, args=(theirs, sitting.dry), daemon=True)
+    start_s = time.perf_counter()
+    process.start()
+    theirs.close()
+    answer = "it ended" if not ours.poll(FORKED_S_MAX) else ours.recv()
+    sitting.note("forked", answer)
+    sitting.note("forked_s", time.perf_counter() - start_s, "s, context and all")
+    process.kill()
+    process.join()
+
+
+def calls(sitting: Sitting) -> None:
+    """Each chunk by itself, and access for all at once."""
+    timed = Timed(sitting.driver())
+    size = timed.chunk_bytes
+    sitting.note("chunk_mib", size / 2**20, "MiB")
+    address = timed.reserve(2 * CHUNKS * size)
+    handles = [timed.create(size) for _ in range(CHUNKS)]
+    for number, handle in enumerate(handles):
+        timed.map(address + number * size, size, handle)
+    timed.allow(address, CHUNKS * size)
+    sitting.note("allow_run_us", 1e6 * timed.taken_s["allow"][-1], f"us for {CHUNKS} chunks")
+    for number, handle in enumerate(handles):
+        timed.unmap(address + number * size, size)
+        timed.release(handle)
+    timed.free(address, 2 * CHUNKS * size)
+    for name in ("create", "map", "unmap", "release"):
+        sitting.note(f"{name}_us", 1e6 * median(timed.taken_s[name]), "us a chunk")
+
+
+def one_size(sitting: Sitting, size_gb: int) -> None:
+    key, size_bytes = f"map_{size_gb}gb", size_gb * sitting.gb
+    if not sitting.fits(f"{key}_grow_ms", size_bytes * 3 // 2):
+        return
+    free = sitting.free_bytes()
+    cache = Cache(sitting, sitting.driver(), size_bytes)
+    cache.layers[0][1] = 1.5
+    grow_s = sitting.timed_s(lambda: cache.resize(cache.larger))
+    off = free - sitting.free_bytes() - cache.kv.device_bytes
+    shrink_s = sitting.timed_s(lambda: cache.resize(cache.blocks))
+    kept = bool((cache.layers[0][1] == 1.5).all())
+    for way, seconds in (("grow", grow_s), ("shrink", shrink_s)):
+        sitting.note(f"{key}_{way}_ms", 1e3 * seconds, f"ms, {cache.grown_gb:.2f} GB")
+        sitting.note(f"{key}_{way}_ms_per_gb", 1e3 * seconds / cache.grown_gb, "ms/GB")
+    sitting.note(f"{key}_off_books_mib", off / 2**20, "MiB more by the driver than in the books")
+    sitting.note(f"{key}_kept", kept)
+    cache.resize(0)
+    sitting.note(f"{key}_left_mib", (free - sitting.free_bytes()) / 2**20, "MiB after its end")
+
+
+def beside_kernels(sitting: Sitting) -> None:
+    cache = Cache(sitting, sitting.driver(), sitting.gb)
+    for number, layer in enumerate(cache.layers):
+        layer[1 : cache.blocks + 1] = number
+    told = float(cache.passed())
+    results: list[torch.Tensor] = []
+
+    def passes() -> None:
+        results[:] = [cache.passed() for _ in range(PASSES)]
+
+    alone_s = sitting.timed_s(passes, 3)
+    grown_s: list[float] = []
+
+    def passes_and_grow() -> None:
+        passes()
+        start_s = time.perf_counter()
+        cache.resize(cache.larger)
+        grown_s.append(time.perf_counter() - start_s)
+
+    beside_s = sitting.timed_s(passes_and_grow)
+    same = all(float(result) == told for result in results)
+    sitting.note("beside_grow_ms", 1e3 * grown_s[0], f"ms, {cache.grown_gb:.2f} GB, kernels run")
+    sitting.note("beside_kernels_ratio", beside_s / alone_s, "time of the kernels, over that alone")
+    sitting.note("beside_same", same)
+    cache.resize(0)
+
+
+def replay_after_remap(sitting: Sitting) -> None:
+    cache = Cache(sitting, sitting.driver(), sitting.gb)
+    last, out = cache.blocks, torch.zeros_like(cache.layers[0][1])
+
+    def work() -> None:
+        out.copy_(cache.layers[0][1] + cache.layers[-1][last])
+
+    replay = sitting.captured(work)
+    right = []
+    for value in (1.0, 2.0, 3.0):
+        cache.layers[0][1] = 0.5
+        cache.layers[-1][last] = value
+        replay()
+        sitting.wait()
+        right.append(bool((out == value + 0.5).all()))
+        # Whatever lies under that block next time, it is other memory.
+        cache.resize(max(last // 2, 1))
+        cache.resize(cache.larger)
+    sitting.note("graph_replays_right", all(right))
+    sitting.note("graph_replay_us", 1e6 * sitting.timed_s(replay, 20), "us")
+    cache.resize(0)
+
+
+def measure(sitting: Sitting) -> None:
+    sitting.part("forked", forked)
+    torch.ones(1, device=sitting.device)
+    sitting.part("calls", calls)
+    for size_gb in CACHES_GB:
+        sitting.part(f"map_{size_gb}gb", partial(one_size, size_gb=size_gb))
+    if sitting.fits("beside_grow_ms", 2 * sitting.gb):
+        sitting.part("beside", beside_kernels)
+        sitting.part("graph", replay_after_remap)
+
+
+if __name__ == "__main__":
+    main("virtual_kv", measure)

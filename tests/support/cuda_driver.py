@@ -1,0 +1,169 @@
+"""A driver library like CUDA's, as far as virtual memory goes, over memory of this process.
+
+Addresses are reserved without access, memory is a part of one anonymous file, and mapping maps it:
+what reads or writes where there is none, or where it was not allowed, ends the process. Fresh
+memory holds what was last written there. Each call answers with a code, and does nothing where it
+is not success; misuse, which the real one might let pass, is an AssertionError.
+"""
+
+import ctypes
+import mmap
+import os
+from collections.abc import Callable
+from enum import IntEnum
+from types import SimpleNamespace
+from typing import Any
+
+_MAP_FIXED, _MAP_SHARED, _MAP_NORESERVE = 0x10, 0x01, 0x4000
+_NONE, _READ_WRITE = 0, mmap.PROT_READ | mmap.PROT_WRITE
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+
+
+class Code(IntEnum):
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_UNKNOWN = 999
+
+
+def _names(**names: int) -> Any:
+    return SimpleNamespace(**names)
+
+
+class StandInDriver:
+    """A device of so many chunks. `fails` is asked by the call's name before each one."""
+
+    CUresult = Code
+    CUdevice_attribute = _names(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED=102)
+    CUmemAllocationType = _names(CU_MEM_ALLOCATION_TYPE_PINNED=1)
+    CUmemLocationType = _names(CU_MEM_LOCATION_TYPE_DEVICE=1)
+    CUmemAccess_flags = _names(CU_MEM_ACCESS_FLAGS_PROT_READWRITE=3)
+    CUmemAllocationGranularity_flags = _names(CU_MEM_ALLOC_GRANULARITY_MINIMUM=0)
+
+    def __init__(
+        self,
+        chunks: int,
+        chunk_bytes: int = 4 * mmap.PAGESIZE,
+        fails: Callable[[str], bool] = lambda function: False,
+        manages: bool = True,
+    ) -> None:
+        self.chunk_bytes = chunk_bytes
+        self.fails = fails
+        self._manages = manages
+        self._file = os.memfd_create("device")
+        os.ftruncate(self._file, chunks * chunk_bytes)
+        self._free = list(range(chunks))
+        self.handles: set[int] = set()
+        """Memory that is somebody's."""
+        self.mapped: dict[int, int] = {}
+        """The handle under each address."""
+        self.allowed: set[int] = set()
+        """Addresses that may be used."""
+        self.reserved: dict[int, int] = {}
+        """Bytes of each range, by its address."""
+
+    def CUmemAllocationProp(self) -> Any:  # noqa: N802
+        return SimpleNamespace(location=SimpleNamespace())
+
+    def CUmemAccessDesc(self) -> Any:  # noqa: N802
+        return SimpleNamespace(location=SimpleNamespace())
+
+    @property
+    def free_bytes(self) -> int:
+        return len(self._free) * self.chunk_bytes
+
+    def cuInit(self, flags: int) -> tuple[Code]:  # noqa: N802
+        return (self._code("cuInit"),)
+
+    def cuDeviceGetAttribute(self, attribute: int, device: int) -> tuple[Code, int]:  # noqa: N802
+        return self._code("cuDeviceGetAttribute"), int(self._manages)
+
+    def cuMemGetAllocationGranularity(self, kind: Any, which: int) -> tuple[Code, int]:  # noqa: N802
+        assert kind.location.type == 1
+        return self._code("cuMemGetAllocationGranularity"), self.chunk_bytes
+
+    def cuMemAddressReserve(  # noqa: N802
+        self, size: int, alignment: int, address: int, flags: int
+    ) -> tuple[Code, int]:
+        assert size % self.chunk_bytes == 0
+        if code := self._code("cuMemAddressReserve"):
+            return code, 0
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        # As the device's addresses are, a multiple of the granularity.
+        begin = _libc.mmap(None, size + self.chunk_bytes, _NONE, flags, -1, 0)
+        begin = -(-begin // self.chunk_bytes) * self.chunk_bytes
+        self.reserved[begin] = size
+        return code, begin
+
+    def cuMemAddressFree(self, address: int, size: int) -> tuple[Code]:  # noqa: N802
+        assert self.reserved[address] == size
+        assert not any(address <= at < address + size for at in self.mapped), "memory is left"
+        if code := self._code("cuMemAddressFree"):
+            return (code,)
+        del self.reserved[address]
+        assert _libc.munmap(address, size) == 0
+        return (code,)
+
+    def cuMemCreate(self, size: int, kind: Any, flags: int) -> tuple[Code, int]:  # noqa: N802
+        assert size == self.chunk_bytes
+        if self._code("cuMemCreate") or not self._free:
+            return Code.CUDA_ERROR_OUT_OF_MEMORY, -1
+        handle = self._free.pop()
+        self.handles.add(handle)
+        return Code.CUDA_SUCCESS, handle
+
+    def cuMemRelease(self, handle: int) -> tuple[Code]:  # noqa: N802
+        assert handle in self.handles, "released twice"
+        assert handle not in self.mapped.values(), "released while it is mapped"
+        if code := self._code("cuMemRelease"):
+            return (code,)
+        self.handles.remove(handle)
+        self._free.append(handle)
+        return (code,)
+
+    def cuMemMap(  # noqa: N802
+        self, address: int, size: int, offset: int, handle: int, flags: int
+    ) -> tuple[Code]:
+        assert address % self.chunk_bytes == 0
+        assert size == self.chunk_bytes
+        assert any(at <= address < at + length for at, length in self.reserved.items())
+        assert address not in self.mapped, "memory is there already"
+        assert handle in self.handles.difference(self.mapped.values()), "it is mapped elsewhere"
+        if code := self._code("cuMemMap"):
+            return (code,)
+        self._put(address, _MAP_SHARED, self._file, handle * size)
+        self.mapped[address] = handle
+        return (code,)
+
+    def cuMemSetAccess(  # noqa: N802
+        self, address: int, size: int, access: list[Any], count: int
+    ) -> tuple[Code]:
+        chunks = range(address, address + size, self.chunk_bytes)
+        assert self.mapped.keys() >= set(chunks), "not all of it is mapped"
+        assert access[0].flags == 3
+        assert count == len(access) == 1
+        if code := self._code("cuMemSetAccess"):
+            return (code,)
+        assert _libc.mprotect(address, size, _READ_WRITE) == 0
+        self.allowed.update(chunks)
+        return (code,)
+
+    def cuMemUnmap(self, address: int, size: int) -> tuple[Code]:  # noqa: N802
+        assert size == self.chunk_bytes
+        assert address in self.mapped, "unmapped twice"
+        if code := self._code("cuMemUnmap"):
+            return (code,)
+        del self.mapped[address]
+        self.allowed.discard(address)
+        self._put(address, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0)
+        return (code,)
+
+    def _put(self, address: int, flags: int, file: int, begin: int) -> None:
+        found = _libc.mmap(address, self.chunk_bytes, _NONE, flags | _MAP_FIXED, file, begin)
+        assert found == address, os.strerror(ctypes.get_errno())
+
+    def _code(self, function: str) -> Code:
+        return Code.CUDA_ERROR_UNKNOWN if self.fails(function) else Code.CUDA_SUCCESS

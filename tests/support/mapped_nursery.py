@@ -1,0 +1,34 @@
+"""A nursery whose engine processes have their KV caches in virtual memory, on a CPU.
+
+`python -m tests.support.mapped_nursery FD` is the nursery but for that: where engine processes
+would find CUDA's driver they find one that stands in for it, with 64 KiB a chunk. It refuses access
+while more chunks are mapped than `STAND_IN_CHUNKS_ALLOWED` says.
+"""
+
+import os
+import sys
+
+import torch
+
+from mesh_nodes.engines.cuda_driver import CudaDriver
+from mesh_nodes.engines.vllm import instance, nursery
+from mesh_nodes.engines.vllm.kv_mapped import MappedKv
+from mesh_nodes.engines.vllm.kv_memory import KvMemory
+from tests.support.cuda_driver import StandInDriver
+
+DEVICE_CHUNKS = 1 << 15
+CHUNK_BYTES = 1 << 16
+
+
+def _mapped(elastic: bool, block_bytes: int, blocks: int) -> KvMemory:
+    allowed = int(os.environ.get("STAND_IN_CHUNKS_ALLOWED", DEVICE_CHUNKS))
+    device = StandInDriver(DEVICE_CHUNKS, CHUNK_BYTES)
+    device.fails = lambda asked: asked == "cuMemSetAccess" and len(device.mapped) > allowed
+    return MappedKv(
+        CudaDriver(device, 0), block_bytes, blocks, torch.device("cpu"), lambda: device.free_bytes
+    )
+
+
+if __name__ == "__main__":
+    instance.kv_memory = _mapped
+    nursery.main(int(sys.argv[1]))
