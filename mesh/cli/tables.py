@@ -121,13 +121,20 @@ def deployment_fields(deployment: DeploymentSnapshot) -> list[tuple[str, str]]:
         ("cold_start", str(spec.slo.cold_start)),
         ("replicas", f"{spec.scaling.replicas_min} to {spec.scaling.replicas_max}"),
         ("keep_alive_s", seconds(spec.scaling.keep_alive_s)),
-        ("prefix_cache", "on" if spec.prefix_cache else "off"),
+        ("prefix_cache", _prefix_cache(deployment)),
         ("running", str(deployment.running)),
         ("queued", str(deployment.queued)),
         ("served", str(deployment.served)),
         ("refused", str(deployment.refused)),
     ]
     return pairs if model is None else pairs + model_fields(model)
+
+
+def _prefix_cache(deployment: DeploymentSnapshot) -> str:
+    if not deployment.spec.prefix_cache:
+        return "off"
+    cached, prompts = deployment.cached_tokens, deployment.prompt_tokens
+    return f"on, had {cached / prompts:.0%} of {prompts} prompt tokens" if prompts else "on"
 
 
 def model_fields(model: ModelInfo) -> list[tuple[str, str]]:

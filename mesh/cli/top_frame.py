@@ -47,15 +47,20 @@ def parts(node: NodeSnapshot) -> tuple[Part, ...]:
     weights_bytes = sum(instance.weights_bytes for instance in loaded)
     kv_bytes = sum(instance.kv_bytes for instance in loaded)
     used_bytes = min(sum(instance.kv_used_bytes for instance in loaded), kv_bytes)
+    cached_bytes = sum(instance.kv_cached_bytes for instance in loaded)
+    # Within sizes in force first; beyond them in what nobody has been promised.
+    within_bytes = min(cached_bytes, kv_bytes - used_bytes)
     booked_bytes = max(node.promised_bytes, node.tracked_bytes, weights_bytes + kv_bytes)
     free = max(node.memory_bytes - node.base_bytes - booked_bytes, 0)
+    beyond_bytes = min(cached_bytes - within_bytes, free)
     return (
         Part("B", "blue", "base", node.base_bytes),
         Part("W", "magenta", "weights", weights_bytes),
-        Part("K", "green", "KV used", used_bytes),
-        Part("k", "yellow", "KV unused", kv_bytes - used_bytes),
+        Part("K", "green", "KV", used_bytes),
+        Part("c", "cyan", "cached", within_bytes + beyond_bytes),
+        Part("k", "yellow", "idle", kv_bytes - used_bytes - within_bytes),
         Part(">", "red", "in flight", booked_bytes - weights_bytes - kv_bytes),
-        Part(".", "dim", "free", free),
+        Part(".", "dim", "free", free - beyond_bytes),
     )
 
 

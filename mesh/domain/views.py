@@ -69,6 +69,11 @@ class InstanceSnapshot:
     along.
     """
 
+    @property
+    def kv_cached_bytes(self) -> int:
+        """Within `kv_bytes` and beyond."""
+        return self.kv_blocks_cached * self.kv_bytes // max(self.kv_blocks, 1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevisionView:
@@ -108,6 +113,10 @@ class DeploymentSnapshot:
     """That serves."""
     revisions: tuple[RevisionView, ...] = ()
     """By number, that which serves among them; empty where there never was another."""
+    prompt_tokens: int = 0
+    """Of the requests that have had a first token."""
+    cached_tokens: int = 0
+    """Of those, what was found in the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

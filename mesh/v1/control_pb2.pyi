@@ -368,6 +368,8 @@ class Deployment(_message.Message):
     SHARE_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     REVISIONS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     state: _builtins.str
     context_tokens_max: _builtins.int
     queued: _builtins.int
@@ -379,6 +381,9 @@ class Deployment(_message.Message):
     share: _builtins.float
     revision: _builtins.int
     """The number of the revision that serves; all that are kept, if there has been another."""
+    prompt_tokens: _builtins.int
+    """Of requests that have had a first token; and what of it was found in the prefix cache."""
+    cached_tokens: _builtins.int
     @_builtins.property
     def spec(self) -> _model_pb2.DeploymentSpec: ...
     @_builtins.property
@@ -408,10 +413,12 @@ class Deployment(_message.Message):
         share: _builtins.float = ...,
         revision: _builtins.int = ...,
         revisions: _abc.Iterable[Global___Revision] | None = ...,
+        prompt_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_tokens_max", b"context_tokens_max", "footprints", b"footprints", "instances", b"instances", "model", b"model", "phase", b"phase", "queued", b"queued", "refused", b"refused", "revision", b"revision", "revisions", b"revisions", "running", b"running", "served", b"served", "share", b"share", "spec", b"spec", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "context_tokens_max", b"context_tokens_max", "footprints", b"footprints", "instances", b"instances", "model", b"model", "phase", b"phase", "prompt_tokens", b"prompt_tokens", "queued", b"queued", "refused", b"refused", "revision", b"revision", "revisions", b"revisions", "running", b"running", "served", b"served", "share", b"share", "spec", b"spec", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

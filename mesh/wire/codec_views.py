@@ -147,6 +147,8 @@ def deployment_to_wire(deployment: DeploymentSnapshot) -> pb.Deployment:
         share=deployment.share,
         revision=deployment.revision,
         revisions=map(_revision_to_wire, deployment.revisions),
+        prompt_tokens=deployment.prompt_tokens,
+        cached_tokens=deployment.cached_tokens,
     )
 
 
@@ -167,6 +169,8 @@ def deployment_from_wire(message: pb.Deployment) -> DeploymentSnapshot:
         share=message.share,
         revision=message.revision,
         revisions=tuple(map(_revision_from_wire, message.revisions)),
+        prompt_tokens=message.prompt_tokens,
+        cached_tokens=message.cached_tokens,
     )
 
 

@@ -119,6 +119,18 @@ def test_models(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("prompt_tokens", "cached_tokens", "says"), [(0, 0, "on"), (400, 300, "on, had 75% of 400")]
+)
+def test_what_the_prefix_cache_had_of_prompts(
+    prompt_tokens: int, cached_tokens: int, says: str
+) -> None:
+    asked = replace(CHAT_SMALL, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
+    assert dict(tables.deployment_fields(asked))["prefix_cache"].startswith(says)
+    off = replace(asked, spec=replace(asked.spec, prefix_cache=False))
+    assert dict(tables.deployment_fields(off))["prefix_cache"] == "off"
+
+
 def test_one_deployment_in_full(capsys: pytest.CaptureFixture[str]) -> None:
     output.fields(tables.deployment_fields(CHAT_SMALL))
     assert capsys.readouterr().out == (

@@ -29,8 +29,22 @@ def test_the_parts_of_a_node_add_up_to_its_limit() -> None:
     assert sum(found.values()) == NODE.memory_bytes
     assert found["base"] == NODE.base_bytes
     assert found["weights"] == READY.weights_bytes + PARKED.weights_bytes
-    assert found["KV used"] == READY.kv_used_bytes
-    assert found["KV unused"] == READY.kv_bytes + PARKED.kv_bytes - READY.kv_used_bytes
+    assert found["KV"] == READY.kv_used_bytes
+    assert found["idle"] == READY.kv_bytes + PARKED.kv_bytes - READY.kv_used_bytes
+
+
+def test_what_is_cached_lies_in_the_size_in_force_and_beyond_it_in_what_is_free() -> None:
+    """A parked instance has one block in force."""
+    block_bytes = READY.kv_bytes // READY.kv_blocks
+    some = replace(READY, kv_blocks_cached=10)
+    found = sizes(replace(NODE, instances=(some,)))
+    assert found["cached"] == 10 * block_bytes
+    assert found["idle"] == READY.kv_bytes - READY.kv_used_bytes - 10 * block_bytes
+    parked = replace(PARKED, kv_blocks=1, kv_bytes=block_bytes, kv_used_bytes=0)
+    without = sizes(replace(NODE, instances=(parked,)))
+    found = sizes(replace(NODE, instances=(replace(parked, kv_blocks_cached=10),)))
+    assert (found["cached"], found["idle"]) == (10 * block_bytes, 0)
+    assert found["free"] == without["free"] - 9 * block_bytes
 
 
 def test_a_load_is_in_flight_until_it_is_done() -> None:
@@ -70,7 +84,7 @@ def test_a_whole_picture_fits_into_100_columns() -> None:
         "\n"
         "cpu0  ready  cpu, 2 cores, openvino, silent 0.4 s\n"
         f"  {'B' * 2}{'W' * 5}K{'k' * 6}>{'.' * 57}\n"
-        "  B base 153  W weights 324  K KV used 12.0  k KV unused 349  > in flight 27.9"
+        "  B base 153  W weights 324  K KV 12.0  c cached 0.0  k idle 349  > in flight 27.9"
         "  . free 3231 MiB\n"
         "  limit 4096, promised 713, tracked 522, to promise 3231 MiB; RSS 858 MiB, "
         "unaccounted -1.9 MiB\n"

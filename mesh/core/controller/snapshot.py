@@ -64,6 +64,8 @@ def _deployment(cell: Cell, entry: DeploymentEntry, now_s: float) -> DeploymentS
         share=0.0 if deployment else entry.share,
         revision=deployment.revision if deployment else 1,
         revisions=_revisions(rollout, entry) if rollout is not None else (),
+        prompt_tokens=sum(e.prompt_tokens for e in answering),
+        cached_tokens=sum(e.cached_tokens for e in answering),
     )
 
 

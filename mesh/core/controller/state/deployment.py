@@ -39,6 +39,10 @@ class DeploymentEntry:
     history_stored_s: float = 0.0
     served: int = 0
     refused: int = 0
+    prompt_tokens: int = 0
+    """Of requests that have had a first token."""
+    cached_tokens: int = 0
+    """Of those."""
     phase: str = ""
     """While it is imported: what its node is at, and the share that is done."""
     share: float = 0.0
@@ -123,6 +127,7 @@ class DeploymentEntry:
         """An earlier revision has gone: what it has served counts on."""
         self.served += old.served
         self.refused += old.refused
+        self.note_prompt(old.prompt_tokens, old.cached_tokens)
 
     def enqueue(self, request: RequestEntry, now_s: float) -> None:
         """By arrival: one that has run before goes ahead of those that came later. The queue may
@@ -182,6 +187,11 @@ class DeploymentEntry:
         self.served += 1
         self.history = self.history.after(output_tokens)
         self.forgive_loads()
+
+    def note_prompt(self, tokens: int, cached_tokens: int) -> None:
+        """A request has its first token; so many of its prompt were in the cache."""
+        self.prompt_tokens += tokens
+        self.cached_tokens += min(cached_tokens, tokens)
 
     def note_history_stored(self, now_s: float) -> None:
         self.history_stored_s = now_s

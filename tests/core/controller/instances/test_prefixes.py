@@ -15,9 +15,10 @@ from mesh.domain.messages import (
     PrefixesChanged,
     PrefixMissed,
     SubmitRequest,
+    TokensReport,
 )
 from mesh.domain.reasons import RefusalReason
-from mesh.domain.request import Request
+from mesh.domain.request import Request, RequestTokens
 from mesh.domain.slo import Slo
 from mesh.domain.steps import PrefixChange
 from mesh.memory.block_keys import digests_of
@@ -120,6 +121,24 @@ def test_a_node_is_told_what_was_counted_on_and_a_client_too() -> None:
     (sent,) = commands(asked, SubmitRequest)
     assert sent.order.cached_tokens == 5 * SIZE
     assert cell.core.cell.requests[RequestId("again")].prefill_left == 5 * SIZE
+
+
+def test_a_deployment_counts_what_its_cache_had_of_prompts_once_for_each_first_token() -> None:
+    cell = KnowingCell(5)
+    (sent,) = commands(cell.ask(), SubmitRequest)
+    for first, cached in ((0, 5 * SIZE), (1, 0)):
+        outputs = RequestTokens(
+            request_id=RequestId("again"),
+            attempt=sent.order.attempt,
+            first_index=first,
+            token_ids=(7,),
+            cached_tokens=cached,
+        )
+        instance_id = sent.instance_id
+        cell.report(cell.link, TokensReport(instance_id=instance_id, outputs=(outputs,)))
+    (seen,) = cell.core.snapshot(cell.now_s).deployments
+    prompt = len(cell.core.cell.requests[RequestId("again")].original.prompt_tokens)
+    assert (seen.prompt_tokens, seen.cached_tokens) == (prompt, 5 * SIZE)
 
 
 def test_with_its_beginning_a_prompt_is_taken_that_would_be_late_without() -> None:
