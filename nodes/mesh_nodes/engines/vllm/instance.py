@@ -220,10 +220,7 @@ class Instance:
 
     def _trim(self) -> None:
         """Blocks that came into use may be others than those that memory is held for."""
-        if (
-            not self._kv.dense
-            and self._kv.held_bytes > self._kv_blocks * self._footprint.kv_block_bytes
-        ):
+        if self._kv.held_bytes > self._kv_blocks * self._footprint.kv_block_bytes:
             self._resize(self._kv_blocks)
 
     def _resize(self, blocks: int) -> None:
