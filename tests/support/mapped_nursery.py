@@ -7,12 +7,12 @@ while more chunks are mapped than `STAND_IN_CHUNKS_ALLOWED` says.
 
 import os
 import sys
+from collections.abc import Callable
 
 import torch
 
 from mesh_nodes.engines.cuda_driver import CudaDriver
-from mesh_nodes.engines.vllm import instance, nursery
-from mesh_nodes.engines.vllm.kv_mapped import MappedKv
+from mesh_nodes.engines.vllm import kv_mapped, nursery
 from mesh_nodes.engines.vllm.kv_memory import KvMemory
 from tests.support.cuda_driver import StandInDriver
 
@@ -20,15 +20,22 @@ DEVICE_CHUNKS = 1 << 15
 CHUNK_BYTES = 1 << 16
 
 
-def _mapped(elastic: bool, block_bytes: int, blocks: int) -> KvMemory:
+def _mapped(
+    elastic: bool,
+    block_bytes: int,
+    blocks: int,
+    device: torch.device,
+    free_bytes: Callable[[], int],
+) -> KvMemory:
     allowed = int(os.environ.get("STAND_IN_CHUNKS_ALLOWED", DEVICE_CHUNKS))
-    device = StandInDriver(DEVICE_CHUNKS, CHUNK_BYTES)
-    device.fails = lambda asked: asked == "cuMemSetAccess" and len(device.mapped) > allowed
-    return MappedKv(
-        CudaDriver(device, 0), block_bytes, blocks, torch.device("cpu"), lambda: device.free_bytes
+    driver = StandInDriver(DEVICE_CHUNKS, CHUNK_BYTES)
+    driver.fails = lambda asked: asked == "cuMemSetAccess" and len(driver.mapped) > allowed
+    return kv_mapped.MappedKv(
+        CudaDriver(driver, 0), block_bytes, blocks, device, lambda: driver.free_bytes
     )
 
 
 if __name__ == "__main__":
-    instance.kv_memory = _mapped
+    # Before the nursery imports what takes it from there.
+    kv_mapped.kv_memory = _mapped
     nursery.main(int(sys.argv[1]))

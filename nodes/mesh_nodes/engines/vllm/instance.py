@@ -16,13 +16,11 @@ from mesh.domain.profile import IterationShape
 from mesh.domain.request import RequestTokens
 from mesh.domain.steps import EngineRequest, InstanceMemory, LoadOrder, StepResult
 from mesh.runtime.measurable import check_measurable
-from mesh_nodes.engines.cuda_driver import open_driver
 from mesh_nodes.engines.refusals import check_runnable
 from mesh_nodes.engines.vllm.device import device, free_bytes, total_bytes
 from mesh_nodes.engines.vllm.drawing import draw_order
 from mesh_nodes.engines.vllm.internals import Core, keep_weights_in_tensors
-from mesh_nodes.engines.vllm.kv_mapped import MappedKv
-from mesh_nodes.engines.vllm.kv_memory import CopyingKv, ElasticKv, KvMemory
+from mesh_nodes.engines.vllm.kv_mapped import kv_memory
 from mesh_nodes.engines.vllm.loader import read_ahead
 from mesh_nodes.engines.vllm.messages import ProcessOptions
 from mesh_nodes.engines.vllm.turn import Plan, Sequence, plan, sequence_of
@@ -34,16 +32,6 @@ _RANGE_BLOCKS_MIN = 4096
 """Blocks of address space reserved even for small instances: addresses cost nothing."""
 _TOKEN_ID = 0
 """Of made-up prompts."""
-
-
-def kv_memory(elastic: bool, block_bytes: int, blocks: int) -> KvMemory:
-    """Without copies, if so asked and where that can be had."""
-    if elastic and device().type == "cpu":
-        return ElasticKv(block_bytes)
-    driver = open_driver(device().index or 0) if elastic else None
-    if driver is None:
-        return CopyingKv(block_bytes, blocks, device(), free_bytes)
-    return MappedKv(driver, block_bytes, blocks, device(), free_bytes)
 
 
 class Instance:
@@ -60,7 +48,7 @@ class Instance:
         self._kv_blocks = order.kv_blocks
         self._prefill_tokens_max = min(order.context_tokens_max, ITERATION_TOKENS_MAX)
         block_bytes = footprint.kv_block_bytes
-        self._kv = kv_memory(options.elastic, block_bytes, order.kv_blocks)
+        self._kv = kv_memory(options.elastic, block_bytes, order.kv_blocks, device(), free_bytes)
         if options.movable:
             keep_weights_in_tensors()
         self._core = Core(
@@ -232,10 +220,7 @@ class Instance:
 
     def _trim(self) -> None:
         """Blocks that came into use may be others than those that memory is held for."""
-        if (
-            not self._kv.dense
-            and self._kv.held_bytes > self._kv_blocks * self._footprint.kv_block_bytes
-        ):
+        if self._kv.held_bytes > self._kv_blocks * self._footprint.kv_block_bytes:
             self._resize(self._kv_blocks)
 
     def _resize(self, blocks: int) -> None:

@@ -15,12 +15,20 @@ import torch
 
 from mesh.domain.errors import OutOfMemory
 from mesh.domain.units import format_bytes
+from mesh_nodes.engines.cuda_driver import open_driver
 from mesh_nodes.engines.device_range import DeviceRange, Driver
 from mesh_nodes.engines.vllm.footprint import KV_ROUNDING_CHUNKS
-from mesh_nodes.engines.vllm.kv_memory import Moves, Replace, check_layout
+from mesh_nodes.engines.vllm.kv_memory import (
+    CopyingKv,
+    ElasticKv,
+    KvMemory,
+    Moves,
+    Replace,
+    check_layout,
+)
 
-_MOVES_AT_ONCE = 64
-"""Blocks of one layer that are there twice while they move: a few MB."""
+_MOVES_AT_ONCE = 256
+"""Blocks of one layer that are there twice while they move: 16 MiB of an 8B model."""
 
 
 class MappedKv:
@@ -96,9 +104,10 @@ class MappedKv:
         changed; what a shrink cannot give back is tried again by the next resize.
         """
         for first in range(0, len(moves), _MOVES_AT_ONCE):
-            old, new = zip(*moves[first : first + _MOVES_AT_ONCE], strict=True)
+            some = moves[first : first + _MOVES_AT_ONCE]
+            old, new = torch.tensor(some, device=self._device).unbind(1)
             for _, _, tensor in self._layers:
-                tensor[list(new)] = tensor[list(old)]
+                tensor[new] = tensor[old]
         if blocks < self._blocks and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self._hold(blocks)
@@ -142,3 +151,21 @@ def _tensor_at(address: int, size_bytes: int, device: torch.device) -> torch.Ten
         return torch.as_tensor(_Memory(address, size_bytes), device=device)
     memory = (ctypes.c_byte * size_bytes).from_address(address)
     return torch.frombuffer(memory, dtype=torch.int8)
+
+
+def kv_memory(
+    elastic: bool,
+    block_bytes: int,
+    blocks: int,
+    device: torch.device,
+    free_bytes: Callable[[], int],
+) -> KvMemory:
+    """What lies under an instance's blocks: what need not be copied, if so asked and where it can
+    be had.
+    """
+    if elastic and device.type == "cpu":
+        return ElasticKv(block_bytes)
+    driver = open_driver(device.index or 0) if elastic else None
+    if driver is None:
+        return CopyingKv(block_bytes, blocks, device, free_bytes)
+    return MappedKv(driver, block_bytes, blocks, device, free_bytes)

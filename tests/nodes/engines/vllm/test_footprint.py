@@ -41,3 +41,11 @@ def test_on_a_gpu_the_weights_count_once_in_16_bits() -> None:
     )
     assert large.weights_bytes - small.weights_bytes == 2 * SMOL.parameters
     assert small.kv_block_bytes == 16 * SMOL.kv_bytes_per_token(2)
+
+
+def test_on_a_gpu_each_layer_counts_with_what_chunks_hold_beyond_its_blocks() -> None:
+    lower, higher = (
+        estimate(replace(SMOL, layers=n), dtype="auto", block_tokens=16, on_cpu=False)
+        for n in (10, 30)
+    )
+    assert higher.weights_bytes - lower.weights_bytes == 20 * 6 * MIB

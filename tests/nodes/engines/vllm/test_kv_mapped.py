@@ -10,9 +10,9 @@ import torch
 
 from mesh.domain.errors import EngineError, OutOfMemory
 from mesh_nodes.engines.cuda_driver import CudaDriver
-from mesh_nodes.engines.vllm import VllmEngine, instance
+from mesh_nodes.engines.vllm import VllmEngine, kv_mapped
 from mesh_nodes.engines.vllm.environment import ENVIRONMENT
-from mesh_nodes.engines.vllm.kv_mapped import MappedKv, _Memory
+from mesh_nodes.engines.vllm.kv_mapped import MappedKv, _Memory, kv_memory
 from mesh_nodes.engines.vllm.kv_memory import CopyingKv, ElasticKv
 from mesh_nodes.engines.vllm.spawner import Spawner
 from tests.contract.engine_contract import StoredModel
@@ -184,15 +184,17 @@ def test_memory_that_is_not_given_back_is_held() -> None:
 
 
 def test_it_is_taken_on_gpus_whose_driver_can_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kind(elastic: bool, device: str) -> type:
+        return type(kv_memory(elastic, LAYER_BLOCK_BYTES, 4, torch.device(device), lambda: 0))
+
     driver = CudaDriver(StandInDriver(100), 0)
-    monkeypatch.setattr(instance, "device", lambda: torch.device("cuda:0"))
-    monkeypatch.setattr(instance, "open_driver", lambda index: driver)
-    assert isinstance(instance.kv_memory(True, LAYER_BLOCK_BYTES, 4), MappedKv)
-    assert isinstance(instance.kv_memory(False, LAYER_BLOCK_BYTES, 4), CopyingKv)
-    monkeypatch.setattr(instance, "open_driver", lambda index: None)
-    assert isinstance(instance.kv_memory(True, LAYER_BLOCK_BYTES, 4), CopyingKv)
-    monkeypatch.undo()
-    assert isinstance(instance.kv_memory(True, LAYER_BLOCK_BYTES, 4), ElasticKv)
+    monkeypatch.setattr(kv_mapped, "open_driver", lambda index: driver)
+    assert kind(True, "cuda:0") is MappedKv
+    assert kind(False, "cuda:0") is CopyingKv
+    assert kind(True, "cpu") is ElasticKv
+    assert kind(False, "cpu") is CopyingKv
+    monkeypatch.setattr(kv_mapped, "open_driver", lambda index: None)
+    assert kind(True, "cuda:0") is CopyingKv
 
 
 def test_torch_is_told_of_the_memory_as_of_an_array_on_a_gpu() -> None:
