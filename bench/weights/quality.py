@@ -20,7 +20,7 @@ from mesh.runtime.engine import EngineRequest
 from mesh_loader.store import StoredModel
 from mesh_nodes.engines.openvino.batch import BatchInputs, Work
 from mesh_nodes.engines.openvino.blocks import BlockPlaces
-from mesh_nodes.engines.openvino.compilation import Compiler, KvPrecision
+from mesh_nodes.engines.openvino.compilation import Compiler
 from mesh_nodes.engines.openvino.kv_cache import KvResize, bind_kv_cache
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 from mesh_nodes.engines.openvino.sequence import Sequence
@@ -51,7 +51,7 @@ class Foretold:
 
 def foretold(stored: StoredModel, weights: WeightPrecision, threads: int) -> Foretold:
     """Raises what a load raises."""
-    compiler = Compiler(threads=threads, weights=weights, kv=KvPrecision.F16)
+    compiler = Compiler(threads=threads, weights=weights)
     compiler.prepare(stored.info, stored.path, lambda phase, share: None)
     graph = compiler.compile(stored.info, stored.path, WINDOW_TOKENS + 1, lambda phase, share: None)
     request = graph.model.create_infer_request()

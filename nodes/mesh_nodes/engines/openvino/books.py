@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mesh.domain.model import Footprint, ModelInfo, WeightPrecision
+from mesh.domain.model import Footprint, KvPrecision, ModelInfo, WeightPrecision
 from mesh.domain.units import format_bytes
 from mesh.memory.footprints import Seen, booked_bytes
-from mesh_nodes.engines.openvino.compilation import KvPrecision
 from mesh_nodes.engines.openvino.footprint import Reached, estimate, unmet_bytes
 from mesh_nodes.kept_json import keep_json
 

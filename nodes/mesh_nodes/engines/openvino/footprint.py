@@ -8,8 +8,7 @@ was 0 to 35 % less than estimated, never more. What the first load leaves behind
 
 from dataclasses import dataclass, field
 
-from mesh.domain.model import Footprint, ModelFormat, ModelInfo, WeightPrecision
-from mesh_nodes.engines.openvino.compilation import KvPrecision
+from mesh.domain.model import Footprint, KvPrecision, ModelFormat, ModelInfo, WeightPrecision
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 
 _I8_BYTES = 1
@@ -46,7 +45,7 @@ _ACTIVATION_BYTES_PER_HIDDEN = 20
 """Per token: f32 activations that live at once, the fused gate and up product foremost."""
 _U8_SCALE_BYTES = 8
 """An f32 scale and zero point: u8 keys have them per channel of a block, values per token."""
-_KV_ELEMENT_BYTES = {KvPrecision.F32: 4, KvPrecision.F16: 2, KvPrecision.U8: 1}
+_KV_ELEMENT_BYTES = {KvPrecision.F32: 4, KvPrecision.F16: 2, KvPrecision.BF16: 2, KvPrecision.U8: 1}
 
 
 @dataclass(slots=True, kw_only=True)
