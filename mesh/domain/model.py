@@ -6,6 +6,7 @@ from enum import StrEnum
 from mesh.domain.ids import ModelId
 
 _HELD_AS = "+"
+_COMPUTED_IN = "+in-"
 
 
 class ModelFormat(StrEnum):
@@ -59,12 +60,14 @@ class KvPrecision(StrEnum):
     U8 = "u8"
 
 
-def held_id(
-    stored: ModelId, weights: WeightPrecision | None, precision: ComputePrecision | None = None
-) -> ModelId:
-    """Of a stored model whose weights are held, and which is computed, in these precisions."""
-    said = [word for word in (weights, precision and f"in-{precision}") if word]
-    return ModelId(_HELD_AS.join((stored, *said)))
+def held_id(stored: ModelId, weights: WeightPrecision | None) -> ModelId:
+    """Of a stored model whose weights are held in this precision."""
+    return stored if weights is None else ModelId(f"{stored}{_HELD_AS}{weights}")
+
+
+def imported_id(model_id: ModelId) -> ModelId:
+    """Under which nodes import it, whatever it is computed in."""
+    return ModelId(model_id.partition(_COMPUTED_IN)[0])
 
 
 def stored_id(model_id: ModelId) -> ModelId:
@@ -95,14 +98,18 @@ class ModelInfo:
     precision: ComputePrecision | None = None
     """That it is computed in; None: each node's own."""
 
-    def held_as(
-        self, weights: WeightPrecision | None, precision: ComputePrecision | None = None
-    ) -> "ModelInfo":
+    def held_as(self, weights: WeightPrecision | None) -> "ModelInfo":
         """The stored model, for deployments that want it so: a model of its own to all but the
         store, since it takes other memory and time.
         """
-        model_id = held_id(self.model_id, weights, precision)
-        return replace(self, weights=weights, precision=precision, model_id=model_id)
+        return replace(self, weights=weights, model_id=held_id(self.model_id, weights))
+
+    def computed_in(self, precision: ComputePrecision | None) -> "ModelInfo":
+        """The imported model, for deployments that want it so: again one of its own."""
+        if precision is None:
+            return self
+        model_id = ModelId(f"{self.model_id}{_COMPUTED_IN}{precision}")
+        return replace(self, precision=precision, model_id=model_id)
 
     @property
     def shape(self) -> str:

@@ -65,7 +65,7 @@ def _cores() -> int:
 
 def release() -> str:
     """OpenVINO's, which decides how long iterations take as much as the processor does."""
-    return ov.get_version().split("-")[0]
+    return str(ov.get_version()).split("-")[0]
 
 
 def _resident_bytes() -> int:

@@ -1,4 +1,4 @@
-"""In which precisions this node computes: as it was told, as it has found before, or as it finds now.
+"""In which precisions this node computes: as it was told, as it found before, or as it finds now.
 
 Owns one small file for each kind of node under the node's home, by its fingerprint. A torn or
 missing file is as good as none: the trial is made again. Before: `choosing`, at the node's start.

@@ -17,7 +17,7 @@ import pytest
 
 from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId
-from mesh.domain.model import stored_id
+from mesh.domain.model import ComputePrecision, stored_id
 from mesh.domain.request import SamplingParams
 from mesh.domain.steps import LoadTier
 from mesh_nodes.engines.openvino import (
@@ -100,6 +100,7 @@ def wish(
         context_tokens_max=CONTEXT_TOKENS_MAX,
         threads=1,
         weights=weights,
+        compute=ComputePrecision.F32,
         kv=kv,
     )
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mesh.domain.errors import OutOfMemory
-from mesh.domain.model import KvPrecision, WeightPrecision
+from mesh.domain.model import ComputePrecision, KvPrecision, WeightPrecision
 from mesh.memory.cache_room import CacheRoom
 from mesh.memory.kv_blocks import KvBlocks
 from mesh_nodes.engines.openvino import kv_elastic
@@ -64,10 +64,14 @@ class Bound:
 
 @pytest.fixture(scope="module")
 def graphs(tiny: TinyModel) -> dict[KvPrecision, CompiledGraph]:
-    """Blocks of f32 cover whole pages, those of f16 do not."""
+    """Blocks of f32 cover whole pages, those of f16 do not. The plugin asks for bf16 where it
+    computes in that, and where the CPU cannot, for f16.
+    """
     made = {}
-    for kv in (KvPrecision.F32, KvPrecision.F16):
-        compiler = Compiler(threads=1, weights=WeightPrecision.F16, precisions=Precisions(kv=kv))
+    for kv in (KvPrecision.F32, KvPrecision.F16, KvPrecision.BF16):
+        compute = ComputePrecision.BF16 if kv is KvPrecision.BF16 else ComputePrecision.F32
+        precisions = Precisions(compute=compute, kv=kv)
+        compiler = Compiler(threads=1, weights=WeightPrecision.F16, precisions=precisions)
         made[kv] = compiler.compile(tiny.info, tiny.path, CONTEXT_TOKENS_MAX, lambda *_: None)
     return made
 
@@ -91,7 +95,9 @@ def bind(graphs: dict[KvPrecision, CompiledGraph]) -> Iterator[Bind]:
 
 
 every_way = pytest.mark.parametrize("how", list(KvResize))
-every_precision = pytest.mark.parametrize("kv", [KvPrecision.F32, KvPrecision.F16])
+every_precision = pytest.mark.parametrize(
+    "kv", [KvPrecision.F32, KvPrecision.F16, KvPrecision.BF16]
+)
 
 
 @every_way
