@@ -13,8 +13,9 @@ from typing import Any
 
 import openvino as ov
 
-from mesh.domain.errors import InvalidInput, MeshError
+from mesh.domain.errors import InvalidInput, MeshError, Unavailable
 from mesh_loader.bounded_child import run_bounded
+from mesh_loader.locks import held
 from mesh_loader.store import ModelStore
 from mesh_nodes.engines.openvino.architecture import Architecture, Rope, read_architecture
 from mesh_nodes.engines.openvino.compilation import capable
@@ -71,7 +72,7 @@ def chosen(wish: TrialWish, kept: Path) -> Precisions:
         )
     if len(possible) == 1:
         return possible[0]
-    timed = _read(kept, wish) or _tried(wish, kept)
+    timed = _read(kept, wish) or _found(wish, kept)
     return choose(timed) if timed else possible[0]
 
 
@@ -96,6 +97,19 @@ def shape_of_store(store: ModelStore) -> Architecture:
     except (MeshError, OSError):
         log.debug("the store has no model to try precisions with", exc_info=True)
     return USUAL
+
+
+def _found(wish: TrialWish, kept: Path) -> tuple[Timed, ...]:
+    """By this node, or by another of the same kind that starts meanwhile: two that measured at once
+    would measure each other."""
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        lock = kept.with_suffix(".lock")
+        with held(lock, wait_s=TRIAL_S_MAX, on_wait=lambda: None):
+            return _read(kept, wish) or _tried(wish, kept)
+    except (OSError, Unavailable) as error:
+        log.warning("precisions are not compared: %s", error)
+        return ()
 
 
 def _tried(wish: TrialWish, kept: Path) -> tuple[Timed, ...]:

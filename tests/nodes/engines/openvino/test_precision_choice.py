@@ -59,6 +59,7 @@ def test_the_second_start_takes_what_the_first_has_found(
     assert chosen(WISH, kept) == QUICKER
     assert chosen(WISH, kept) == QUICKER
     assert trials == [WISH]
+    assert [each.name for each in kept.parent.iterdir() if each.suffix == ".json"] == ["kind.json"]
     kept.write_text("{")
     assert chosen(WISH, kept) == QUICKER
     assert len(trials) == 2, "a torn file is as good as none"
