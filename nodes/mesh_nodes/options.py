@@ -170,12 +170,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     add("--prefetch-memory", metavar="SIZE", help="of it, for models loaded before any call")
     add("--threads", type=int, metavar="N", help="to compute with (default: the usable cores)")
-    for option, kind, what in (
-        ("--precision", ComputePrecision, "what openvino multiplies in"),
-        ("--kv", KvPrecision, "elements of its KV caches"),
-    ):
-        values = [AUTO, *(each.value for each in kind)]
-        add(option, choices=values, default=AUTO, help=f"{what} (default: by the clock)")
+    _add_precisions(add)
     add(
         "--asleep",
         type=int,
@@ -206,6 +201,15 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     _add_credentials(add, environ)
     add("--parent-pid", type=int, metavar="PID", help="end when this parent process ends")
     return parser
+
+
+def _add_precisions(add: Callable[..., object]) -> None:
+    for option, kind, what in (
+        ("--precision", ComputePrecision, "what openvino multiplies in"),
+        ("--kv", KvPrecision, "elements of its KV caches"),
+    ):
+        values = [AUTO, *(each.value for each in kind)]
+        add(option, choices=values, default=AUTO, help=f"{what} (default: by the clock)")
 
 
 def _add_credentials(add: Callable[..., object], environ: Mapping[str, str]) -> None:
