@@ -31,7 +31,7 @@ from mesh_nodes.engines.openvino.trial_wish import TrialWish, heard, told
 from mesh_nodes.kept_json import keep_json
 
 TRIAL_S_MAX = 60.0
-"""It takes 4 to 10 s on two cores."""
+"""It takes 2 to 12 s on two cores."""
 _CHILD = "mesh_nodes.engines.openvino.precision_trial"
 USUAL = Architecture(
     kind="llama",

@@ -13,7 +13,7 @@ from mesh.domain.model import ComputePrecision, KvPrecision
 ERROR_RATIO_MAX = 1.25
 """A candidate's error over that of what is known to serve, f32 with activations rounded to 8 bits.
 """
-GAIN_MIN = 0.05
+GAIN_MIN = 0.1
 """By which a candidate has to be quicker than what is known to serve."""
 LOSS_MAX = 0.05
 """By which it may be slower in one of the iterations that are timed."""

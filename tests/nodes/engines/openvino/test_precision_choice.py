@@ -14,7 +14,7 @@ from mesh_nodes.engines.openvino import precision_choice, precision_trial
 from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.compilation import capable
 from mesh_nodes.engines.openvino.precision_choice import USUAL, chosen, shape_of_store, tried
-from mesh_nodes.engines.openvino.precision_trial import SHAPES, cut, error_of
+from mesh_nodes.engines.openvino.precision_trial import SHAPES, agree, cut, error_of
 from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions, Timed, candidates
 from mesh_nodes.engines.openvino.trial_wish import TrialWish, heard, told
 from tests.nodes.engines.openvino.tiny import HIDDEN, TinyModel
@@ -109,6 +109,12 @@ def test_a_trial_computes_a_few_layers(tiny: TinyModel) -> None:
     assert small.layers == precision_trial.LAYERS_MAX
     assert small.hidden_size == HIDDEN
     assert 1 <= usual.layers <= precision_trial.LAYERS_MAX
+
+
+def test_a_shape_is_timed_until_its_two_shortest_times_agree() -> None:
+    assert not agree([1.0, 1.0]), "of three at least"
+    assert not agree([1.0, 2.0, 1.1])
+    assert agree([1.0, 2.0, 1.1, 1.04])
 
 
 def test_an_error_counts_as_far_as_both_computed_the_same() -> None:
