@@ -73,7 +73,9 @@ def chosen(wish: TrialWish, kept: Path) -> Precisions:
     if len(possible) == 1:
         return possible[0]
     timed = _read(kept, wish) or _found(wish, kept)
-    return choose(timed) if timed else possible[0]
+    best = choose(timed) if timed else possible[0]
+    log.info("the node computes in %s", best)
+    return best
 
 
 def tried(wish: TrialWish) -> tuple[Timed, ...]:
