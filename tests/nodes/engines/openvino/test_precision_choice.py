@@ -1,6 +1,7 @@
 """The choice is made once for each kind of node, by a real trial, and what is asked for holds."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,18 @@ from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.compilation import capable
 from mesh_nodes.engines.openvino.precision_choice import USUAL, chosen, shape_of_store, tried
 from mesh_nodes.engines.openvino.precision_trial import SHAPES, agree, cut, error_of
-from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions, Timed, candidates
+from mesh_nodes.engines.openvino.precisions import (
+    PLAIN,
+    Precisions,
+    Timed,
+    candidates,
+    choose,
+)
+from mesh_nodes.engines.openvino.shape_key import cpu_fields
 from mesh_nodes.engines.openvino.trial_wish import TrialWish, heard, told
 from tests.nodes.engines.openvino.tiny import HIDDEN, TinyModel
 
+CPU_FLAGS = cpu_fields().get("flags", "").split()
 WISH = TrialWish(architecture=USUAL, threads=1)
 QUICKER = Precisions(kv=KvPrecision.U8)
 FOUND = (
@@ -123,3 +132,12 @@ def test_an_error_counts_as_far_as_both_computed_the_same() -> None:
     off[1] = [2.1, 1.1]
     assert error_of(exact, exact) == 0.0
     assert 0.5 < error_of(off, exact) < 2.0, "the third followed another token"
+
+
+@pytest.mark.skipif("amx_bf16" not in CPU_FLAGS, reason="bf16 by AVX-512 is made of AMX's machine")
+def test_without_amx_bf16_is_tried_and_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same processor, kept from AMX: it takes twice as long as f32."""
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+    found = tried(TrialWish(architecture=replace(USUAL, hidden_size=512), threads=1))
+    assert any(each.precisions.compute is ComputePrecision.BF16 for each in found if each.seconds)
+    assert choose(found).compute is ComputePrecision.F32
