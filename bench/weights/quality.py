@@ -23,6 +23,7 @@ from mesh_nodes.engines.openvino.blocks import BlockPlaces
 from mesh_nodes.engines.openvino.compilation import Compiler
 from mesh_nodes.engines.openvino.kv_cache import KvResize, bind_kv_cache
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
+from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
 from mesh_nodes.engines.openvino.sequence import Sequence
 
 TEXT = Path(__file__).with_name("text.txt")
@@ -49,9 +50,11 @@ class Foretold:
         return float(np.mean(np.equal(self.choices, other.choices)))
 
 
-def foretold(stored: StoredModel, weights: WeightPrecision, threads: int) -> Foretold:
+def foretold(
+    stored: StoredModel, weights: WeightPrecision, threads: int, precisions: Precisions = PLAIN
+) -> Foretold:
     """Raises what a load raises."""
-    compiler = Compiler(threads=threads, weights=weights)
+    compiler = Compiler(threads=threads, weights=weights, precisions=precisions)
     compiler.prepare(stored.info, stored.path, lambda phase, share: None)
     graph = compiler.compile(stored.info, stored.path, WINDOW_TOKENS + 1, lambda phase, share: None)
     request = graph.model.create_infer_request()
