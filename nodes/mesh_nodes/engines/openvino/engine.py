@@ -109,7 +109,10 @@ class OpenVinoEngine:
         beside = "" if precision is ComputePrecision.F32 else f"-{precision}"
         books = f"openvino-{self.capabilities.version}-{weights}-{kept_kv}{beside}.json"
         self._books = FootprintBooks(
-            weights=weights, kv=kept_kv, path=footprints_path and footprints_path / books
+            weights=weights,
+            kv=kept_kv,
+            compute=precision,
+            path=footprints_path and footprints_path / books,
         )
         self._kv_resize = kv_resize
         self._available_bytes = available_bytes
