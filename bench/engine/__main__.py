@@ -1,21 +1,25 @@
 """Measures mesh's engine, OpenVINO GenAI and llama.cpp in turn, A B C A B C …, on the same prompts.
 
 Each runs in a process of its own and is idle while another is measured. The last line is one JSON
-object: `ratio_to_best` (mesh over the better peer) and `tokens_per_s`, by requests at once.
+object: `ratio_to_best` (mesh over the better peer) and `tokens_per_s`, by requests at once, and the
+`precisions` that mesh chose, with what each candidate took.
 """
 
 import argparse
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 
 from bench.engine.contenders import ENTRIES, timed
 from bench.engine.models import Models, prepared_models
 from bench.engine.report import Rates, print_report
+from bench.engine.trial import Trial, print_trial
 from bench.engine.workload import CONCURRENCIES, OUTPUT_TOKENS, prompts
 from bench.peer import Peer
 from bench.printing import errors_told
 from mesh.cli import output
+from mesh_nodes.engines.openvino.architecture import read_architecture
 
 ROUNDS = 5
 
@@ -86,11 +90,15 @@ def main() -> int:
     with errors_told():
         output.message("prepare the model for each engine")
         models = prepared_models()
+        output.message("compare precisions")
+        trial = Trial.of(read_architecture(models.stored.path))
+        models = replace(models, precisions=trial.chosen)
         bench = measure(models, options.rounds)
     if missing:
         print(f"error: not installed, so not measured: {', '.join(missing)}", file=sys.stderr)
         print("hint: make bench-engine, or pip install -e '.[bench]'", file=sys.stderr)
-    print_report(bench.rates, bench.idle_share, missing)
+    print_trial(trial)
+    print_report(bench.rates, bench.idle_share, missing, trial.figures())
     return 1 if missing else 0
 
 

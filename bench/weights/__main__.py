@@ -18,8 +18,9 @@ from bench.peer import Peer
 from bench.printing import errors_told, last_line, show_status, show_table
 from bench.weights.quality import Foretold, foretelling_peer
 from bench.weights.speed import LLAMA_1B, SHAPES, model_of_zeros, timed
-from mesh.domain.model import WeightPrecision
+from mesh.domain.model import ComputePrecision, KvPrecision, WeightPrecision
 from mesh_loader.store import StoredModel
+from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
 
 ROUNDS = 5
 REPEATS = 7
@@ -30,6 +31,14 @@ I8, I4, F16, FILE = (
     WeightPrecision.F16,
     WeightPrecision.FILE,
 )
+PRECISIONS = tuple(
+    Precisions(compute=compute, kv=kv)
+    for compute, kv in (
+        (ComputePrecision.F32, KvPrecision.U8),
+        (ComputePrecision.BF16, KvPrecision.BF16),
+    )
+)
+"""Beside the plain ones, in f32 where the CPU has no bf16."""
 MIB = 2**20
 
 Seconds = dict[WeightPrecision, dict[str, float]]
@@ -65,13 +74,16 @@ def shown(title: str, seconds: Seconds, taken_bytes: dict[WeightPrecision, float
     show_table(("weights", "MiB", *(f"{name} ms" for name in SHAPES)), rows, title=title)
 
 
-def foretelling(stored: StoredModel) -> dict[WeightPrecision, Foretold]:
+def foretelling(stored: StoredModel) -> dict[str, Foretold]:
+    """By weights, and of i8 by precision, too."""
+    kinds = {str(kind): (kind, PLAIN) for kind in (F16, I8, I4, FILE)}
+    kinds |= {f"i8, {each}": (I8, each) for each in PRECISIONS}
     found = {}
-    for kind in (F16, I8, I4, FILE):
-        show_status(f"quality: {kind}")
-        with Peer(kind, foretelling_peer, stored, kind, THREADS) as peer:
+    for name, (kind, precisions) in kinds.items():
+        show_status(f"quality: {name}")
+        with Peer(name, foretelling_peer, stored, kind, precisions) as peer:
             peer.wait_ready()
-            found[kind] = peer.ask()
+            found[name] = peer.ask()
     return found
 
 
@@ -93,12 +105,12 @@ def main() -> None:
     shown(f"{stored.info.parameters / 1e6:.0f} M parameters, {THREADS} threads", *small)
     if large is not None:
         shown(f"1.2 billion parameters, {THREADS} threads", *large)
-    exact = quality[F16]
+    exact = quality[str(F16)]
     show_table(
         ("weights", "perplexity", "over f16's", "f16's next token"),
         [
             (
-                kind.value,
+                kind,
                 f"{one.perplexity:.3f}",
                 f"{one.perplexity / exact.perplexity:.4f}",
                 f"{100 * one.agreement(exact):.1f} %",

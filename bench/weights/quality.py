@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
+from bench.engine.workload import THREADS
 from mesh.domain.ids import RequestId
 from mesh.domain.model import WeightPrecision
 from mesh.domain.request import SamplingParams
@@ -21,9 +22,10 @@ from mesh.runtime.engine import EngineRequest
 from mesh_loader.store import StoredModel
 from mesh_nodes.engines.openvino.batch import BatchInputs, Work
 from mesh_nodes.engines.openvino.blocks import BlockPlaces
-from mesh_nodes.engines.openvino.compilation import Compiler, KvPrecision
+from mesh_nodes.engines.openvino.compilation import Compiler
 from mesh_nodes.engines.openvino.kv_cache import KvResize, bind_kv_cache
 from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
+from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
 from mesh_nodes.engines.openvino.sequence import Sequence
 
 TEXT = Path(__file__).with_name("text.txt")
@@ -51,15 +53,17 @@ class Foretold:
 
 
 def foretelling_peer(
-    stored: StoredModel, weights: WeightPrecision, threads: int
+    stored: StoredModel, weights: WeightPrecision, precisions: Precisions
 ) -> Callable[[object], Foretold]:
     """What a process of its own answers, whatever it is asked."""
-    return lambda _: foretold(stored, weights, threads)
+    return lambda _: foretold(stored, weights, THREADS, precisions)
 
 
-def foretold(stored: StoredModel, weights: WeightPrecision, threads: int) -> Foretold:
+def foretold(
+    stored: StoredModel, weights: WeightPrecision, threads: int, precisions: Precisions = PLAIN
+) -> Foretold:
     """Raises what a load raises."""
-    compiler = Compiler(threads=threads, weights=weights, kv=KvPrecision.F16)
+    compiler = Compiler(threads=threads, weights=weights, precisions=precisions)
     compiler.prepare(stored.info, stored.path, lambda phase, share: None)
     graph = compiler.compile(stored.info, stored.path, WINDOW_TOKENS + 1, lambda phase, share: None)
     request = graph.model.create_infer_request()

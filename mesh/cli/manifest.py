@@ -28,7 +28,7 @@ from mesh.domain.checks import (
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import DeploymentName
-from mesh.domain.model import WeightPrecision
+from mesh.domain.model import ComputePrecision, WeightPrecision
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import ColdStart, Slo
 
@@ -80,6 +80,7 @@ class _Spec(_Part):
     devices: Annotated[list[Literal["cpu", "gpu"]], Field(min_length=1)] = ["cpu", "gpu"]
     tensor_parallel: Annotated[int, Field(ge=1, le=TENSOR_PARALLEL_MAX)] = 1
     weights: Annotated[WeightPrecision, Field(strict=False)] | None = None
+    precision: Annotated[ComputePrecision, Field(strict=False)] | None = None
     prefix_cache: bool = True
 
     @field_validator("devices")
@@ -152,6 +153,7 @@ def _spec(document: Document, origin: str) -> DeploymentSpec:
         devices=tuple(DeviceKind(device) for device in spec.devices),
         tensor_parallel=spec.tensor_parallel,
         weights=spec.weights,
+        precision=spec.precision,
         prefix_cache=spec.prefix_cache,
     )
     # The schema's bounds are the domain's, so that this passes; the controller checks it again.

@@ -5,7 +5,9 @@ that it took. Shapes are visited in rounds, each once a round, so that a noisy s
 a shape's times and not all; the first round is not counted, since engines build their kernels when
 they first see a shape. Of the others those count that are near the shortest: what else the machine
 does only ever lengthens an iteration, on a shared one by half for seconds, and is the correction's
-matter, not the profile's.
+matter, not the profile's. A moment in which most shapes took longer than they ever did counts for
+none: else one that met a neighbour each time would keep it. A shape is repeated until it has times
+enough that do count.
 
 An iteration of other sizes than the one before it takes longer (4 ms with OpenVINO on a CPU, whose
 kernels are then set up anew). Decodes mostly follow their like and are timed so: the second of two.
@@ -23,6 +25,10 @@ from mesh.domain.profile import Grid, IterationShape
 
 REPEATS_MIN, REPEATS_MAX = 3, 9
 """Counted times of a shape; always an odd number."""
+REPEATS_DISTURBED_MAX = 25
+"""Of a shape that has met others at work most of the time."""
+MOMENT_VISITS = 6
+"""Before a visit to a shape and after it, by which is told whether the machine was slow then."""
 ENOUGH_S = 0.3
 """In total, of a shape that was measured REPEATS_MIN times."""
 AGREEMENT = 0.15
@@ -43,6 +49,8 @@ class _Cell:
     """It was the last to be computed."""
     skipped: bool = False
     times_s: list[float] = field(default_factory=list)
+    calm_s: list[float] = field(default_factory=list)
+    """Those of them that were taken while nothing else slowed the machine, as it looks by now."""
 
     @property
     def wanted(self) -> bool:
@@ -52,9 +60,11 @@ class _Cell:
         repeats = len(self.times_s)
         if repeats < REPEATS_MIN or repeats % 2 == 0:
             return True
-        if repeats >= REPEATS_MAX:
+        if repeats >= REPEATS_DISTURBED_MAX:
             return False
-        near = len(_near(self.times_s, min(self.times_s)))
+        near = len(_near(self.calm_s, min(self.times_s)))
+        if repeats >= REPEATS_MAX:
+            return len(self.calm_s) < REPEATS_MIN
         return near < REPEATS_MIN or sum(self.times_s) < ENOUGH_S
 
     @property
@@ -76,7 +86,9 @@ class _Cell:
         """None if it could not be measured. A shape that was skipped after some rounds counts with
         the times that it has.
         """
-        return undisturbed_s(self.times_s) if len(self.times_s) >= REPEATS_MIN else None
+        if len(self.times_s) < REPEATS_MIN:
+            return None
+        return undisturbed_s(self.calm_s if len(self.calm_s) >= REPEATS_MIN else self.times_s)
 
 
 class Survey:
@@ -85,6 +97,7 @@ class Survey:
     __slots__ = (
         "_axes",
         "_decode",
+        "_log",
         "_next",
         "_prefill",
         "_round",
@@ -110,6 +123,8 @@ class Survey:
             for i, j, shape in self._axes.decode_shapes()
         ]
         self._round = [*self._prefill, *self._decode]
+        self._log: list[tuple[_Cell, float]] = []
+        """Counted times in their order."""
         self._next = 0
         self._visits = 0
         self._share = 0.0
@@ -129,6 +144,7 @@ class Survey:
             return
         if cell.warm:
             cell.times_s.append(elapsed_s)
+            self._log.append((cell, elapsed_s))
         cell.warm, cell.primed = True, False
         self._advance()
 
@@ -170,8 +186,21 @@ class Survey:
         self._visits += 1
         self._next += 1
         if self._next == len(self._round):
-            self._round = [cell for cell in self._round if cell.wanted]
+            self._tell_calm()
+            self._round = [cell for cell in (*self._prefill, *self._decode) if cell.wanted]
             self._next = 0
+
+    def _tell_calm(self) -> None:
+        """Which times were taken in calm moments: most of the shapes around then took hardly longer
+        than they ever did. A shape that has met a neighbour each time is found out by the others.
+        """
+        slowed = [elapsed_s / min(cell.times_s) for cell, elapsed_s in self._log]
+        for cell in (*self._prefill, *self._decode):
+            cell.calm_s = []
+        for at, (cell, elapsed_s) in enumerate(self._log):
+            around = slowed[max(at - MOMENT_VISITS, 0) : at + MOMENT_VISITS + 1]
+            if median(around) <= 1.0 + AGREEMENT:
+                cell.calm_s.append(elapsed_s)
 
 
 def undisturbed_s(times_s: Sequence[float]) -> float:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from mesh.domain.ids import DeploymentName
-from mesh.domain.model import Footprint, ModelInfo, WeightPrecision
+from mesh.domain.model import ComputePrecision, Footprint, ModelInfo, WeightPrecision
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import Slo
 
@@ -32,6 +32,8 @@ class DeploymentSpec:
     """Devices that an instance spans, each with a part of every layer."""
     weights: WeightPrecision | None = None
     """As nodes for CPUs hold them; None: as each does by default."""
+    precision: ComputePrecision | None = None
+    """That nodes for CPUs compute it in, where they can; None: each in its own."""
     prefix_cache: bool = True
     """Whether its requests share what they compute of a common beginning."""
     tenant: str = ""

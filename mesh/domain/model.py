@@ -6,6 +6,7 @@ from enum import StrEnum
 from mesh.domain.ids import ModelId
 
 _HELD_AS = "+"
+_COMPUTED_IN = "+in-"
 
 
 class ModelFormat(StrEnum):
@@ -39,9 +40,34 @@ class WeightPrecision(StrEnum):
         return self in (WeightPrecision.I4, WeightPrecision.FILE)
 
 
+class ComputePrecision(StrEnum):
+    """What an engine for CPUs multiplies in."""
+
+    F32 = "f32"
+    """With quantised weights, activations are quantised on the fly and multiplied as integers."""
+    BF16 = "bf16"
+    """What AMX is quick at."""
+    F16 = "f16"
+
+
+class KvPrecision(StrEnum):
+    """Elements of a CPU node's KV cache. u8 halves it and changes tokens; f16 keeps them."""
+
+    F32 = "f32"
+    F16 = "f16"
+    BF16 = "bf16"
+    """What the plugin has in place of f16 where it computes in bf16."""
+    U8 = "u8"
+
+
 def held_id(stored: ModelId, weights: WeightPrecision | None) -> ModelId:
     """Of a stored model whose weights are held in this precision."""
     return stored if weights is None else ModelId(f"{stored}{_HELD_AS}{weights}")
+
+
+def imported_id(model_id: ModelId) -> ModelId:
+    """Under which nodes import it, whatever it is computed in."""
+    return ModelId(model_id.partition(_COMPUTED_IN)[0])
 
 
 def stored_id(model_id: ModelId) -> ModelId:
@@ -69,12 +95,21 @@ class ModelInfo:
     stop_token_ids: tuple[int, ...]
     weights: WeightPrecision | None = None
     """None: as nodes hold those of which nothing is said."""
+    precision: ComputePrecision | None = None
+    """That it is computed in; None: each node's own."""
 
     def held_as(self, weights: WeightPrecision | None) -> "ModelInfo":
         """The stored model, for deployments that want it so: a model of its own to all but the
         store, since it takes other memory and time.
         """
         return replace(self, weights=weights, model_id=held_id(self.model_id, weights))
+
+    def computed_in(self, precision: ComputePrecision | None) -> "ModelInfo":
+        """The imported model, for deployments that want it so: again one of its own."""
+        if precision is None:
+            return self
+        model_id = ModelId(f"{self.model_id}{_COMPUTED_IN}{precision}")
+        return replace(self, precision=precision, model_id=model_id)
 
     @property
     def shape(self) -> str:
@@ -83,8 +118,8 @@ class ModelInfo:
             return self.model_id
         heads = f"{self.attention_heads}x{self.kv_heads}x{self.head_size}"
         rows = f"{self.layers}x{self.hidden_size}-{self.vocabulary_tokens}"
-        weights = f"-{self.weights}" if self.weights else ""
-        return f"{self.architecture}-{self.parameters}-{rows}-{heads}{weights}"
+        held = "".join(f"-{word}" for word in (self.weights, self.precision) if word)
+        return f"{self.architecture}-{self.parameters}-{rows}-{heads}{held}"
 
     def kv_bytes_per_token(self, element_bytes: int = 2) -> int:
         """KV cache bytes of one token over all layers: keys and values (C of LLM-Mesh eq. 2)."""

@@ -21,6 +21,9 @@ class EngineCapabilities:
     version: str
     resize_kv: bool
     """A shrink gives memory back. Without it, one only bounds the blocks in use."""
+    variant: str = ""
+    """What decides how long its iterations take, where that is not as the version has it by itself.
+    """
     shares_weights: bool = False
     """A load of a model that an instance with the same context limit runs takes its weights."""
     busy_load_factor: float = 1.0

@@ -37,6 +37,7 @@ class ModelInfo(_message.Message):
     DISK_BYTES_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     source: _builtins.str
     format: _builtins.str
@@ -52,6 +53,8 @@ class ModelInfo(_message.Message):
     disk_bytes: _builtins.int
     weights: _builtins.str
     """i8, i4, f16 or file; empty: as nodes hold those of which nothing is said."""
+    precision: _builtins.str
+    """f32, bf16 or f16; empty: as each node computes by itself."""
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -72,10 +75,11 @@ class ModelInfo(_message.Message):
         disk_bytes: _builtins.int = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         weights: _builtins.str = ...,
+        precision: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "attention_heads", b"attention_heads", "context_tokens_max", b"context_tokens_max", "disk_bytes", b"disk_bytes", "format", b"format", "head_size", b"head_size", "hidden_size", b"hidden_size", "kv_heads", b"kv_heads", "layers", b"layers", "model_id", b"model_id", "parameters", b"parameters", "source", b"source", "stop_token_ids", b"stop_token_ids", "vocabulary_tokens", b"vocabulary_tokens", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "attention_heads", b"attention_heads", "context_tokens_max", b"context_tokens_max", "disk_bytes", b"disk_bytes", "format", b"format", "head_size", b"head_size", "hidden_size", b"hidden_size", "kv_heads", b"kv_heads", "layers", b"layers", "model_id", b"model_id", "parameters", b"parameters", "precision", b"precision", "source", b"source", "stop_token_ids", b"stop_token_ids", "vocabulary_tokens", b"vocabulary_tokens", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -264,6 +268,7 @@ class DeploymentSpec(_message.Message):
     TENSOR_PARALLEL_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
     PREFIX_CACHE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     source: _builtins.str
@@ -274,6 +279,8 @@ class DeploymentSpec(_message.Message):
     """Whose it is. What a client says of it is not believed."""
     weights: _builtins.str
     """As nodes for CPUs are to hold them: i8, i4, f16 or file; empty: as each does by default."""
+    precision: _builtins.str
+    """That nodes for CPUs are to compute in: f32, bf16 or f16; empty: each in its own."""
     prefix_cache: _builtins.bool
     """Absent: its requests share what they compute of a common beginning."""
     @_builtins.property
@@ -294,11 +301,12 @@ class DeploymentSpec(_message.Message):
         tensor_parallel: _builtins.int = ...,
         tenant: _builtins.str = ...,
         weights: _builtins.str = ...,
+        precision: _builtins.str = ...,
         prefix_cache: _builtins.bool | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max", "_prefix_cache", b"_prefix_cache", "context_tokens_max", b"context_tokens_max", "prefix_cache", b"prefix_cache", "scaling", b"scaling", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max", "_prefix_cache", b"_prefix_cache", "context_tokens_max", b"context_tokens_max", "devices", b"devices", "name", b"name", "prefix_cache", b"prefix_cache", "scaling", b"scaling", "slo", b"slo", "source", b"source", "tenant", b"tenant", "tensor_parallel", b"tensor_parallel", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max", "_prefix_cache", b"_prefix_cache", "context_tokens_max", b"context_tokens_max", "devices", b"devices", "name", b"name", "precision", b"precision", "prefix_cache", b"prefix_cache", "scaling", b"scaling", "slo", b"slo", "source", b"source", "tenant", b"tenant", "tensor_parallel", b"tensor_parallel", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__context_tokens_max: _TypeAlias = _typing.Literal["context_tokens_max"]  # noqa: Y015
     _WhichOneofArgType__context_tokens_max: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max"]  # noqa: Y015

@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 from mesh.domain.checks import check_slo
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.ids import DeploymentName, ModelId
-from mesh.domain.model import Footprint, ModelFormat, ModelInfo, WeightPrecision
+from mesh.domain.model import ComputePrecision, Footprint, ModelFormat, ModelInfo, WeightPrecision
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import ColdStart, Slo
 from mesh.domain.text import SamplingDefaults, TextAssets
@@ -34,6 +34,7 @@ def model_to_wire(model: ModelInfo) -> pb.ModelInfo:
         disk_bytes=model.disk_bytes,
         stop_token_ids=model.stop_token_ids,
         weights=model.weights or "",
+        precision=model.precision or "",
     )
 
 
@@ -54,12 +55,17 @@ def model_from_wire(message: pb.ModelInfo) -> ModelInfo:
         disk_bytes=message.disk_bytes,
         stop_token_ids=tuple(message.stop_token_ids),
         weights=weights_from_wire(message.weights, message),
+        precision=_precision_from_wire(message.precision, message),
     )
 
 
 def weights_from_wire(text: str, message: Message) -> WeightPrecision | None:
     """Those who say nothing of weights leave it to nodes."""
     return member(WeightPrecision, text, message, "weights") if text else None
+
+
+def _precision_from_wire(text: str, message: Message) -> ComputePrecision | None:
+    return member(ComputePrecision, text, message, "precision") if text else None
 
 
 def footprint_to_wire(footprint: Footprint) -> pb.Footprint:
@@ -150,6 +156,7 @@ def spec_to_wire(spec: DeploymentSpec) -> pb.DeploymentSpec:
         devices=spec.devices,
         tensor_parallel=spec.tensor_parallel,
         weights=spec.weights or "",
+        precision=spec.precision or "",
         tenant=spec.tenant,
         prefix_cache=None if spec.prefix_cache else False,
     )
@@ -172,6 +179,7 @@ def spec_from_wire(message: pb.DeploymentSpec) -> DeploymentSpec:
         devices=tuple(member(DeviceKind, d, message, "devices") for d in message.devices),
         tensor_parallel=message.tensor_parallel or 1,
         weights=weights_from_wire(message.weights, message),
+        precision=_precision_from_wire(message.precision, message),
         tenant=message.tenant,
         prefix_cache=message.prefix_cache or not message.HasField("prefix_cache"),
     )

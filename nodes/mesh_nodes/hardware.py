@@ -91,7 +91,7 @@ def fingerprint(
         " ".join((hardware.cpu, hardware.cpu_family)),
         f"{threads} threads" if device is DeviceKind.CPU else "",
         "+".join(hardware.isa),
-        f"{engine.name} {engine.version}",
+        f"{engine.name} {engine.version} {engine.variant}",
     )
     return "/".join(filter(None, map(_slug, parts)))
 

@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import platformdirs
 
 from mesh.domain.checks import check_name
 from mesh.domain.errors import InvalidInput
 from mesh.domain.ids import NodeId
+from mesh.domain.model import ComputePrecision, KvPrecision
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.units import format_bytes, parse_bytes
 from mesh.wire.channel import parse_address
@@ -31,6 +32,7 @@ PREFETCH_PART = 4
 ASLEEP = 2
 """On a GPU, unless told otherwise."""
 ASLEEP_MAX = 64
+AUTO = "auto"
 
 
 class EngineName(StrEnum):
@@ -64,6 +66,9 @@ class NodeOptions:
     """Of it, the most for what is loaded before anybody calls for it."""
     threads: int
     """That one iteration computes with."""
+    precision: ComputePrecision | None
+    """None: the quickest by the clock; so is `kv`."""
+    kv: KvPrecision | None
     asleep_max: int
     """Unloaded instances that stay with their weights in the host's memory; 0 on a CPU."""
     asleep_bytes_max: int
@@ -106,6 +111,8 @@ def read_options(
         memory_bytes=memory_bytes,
         prefetch_bytes=_prefetch_bytes(given.prefetch_memory, memory_bytes),
         threads=_threads(given.threads, hardware),
+        precision=_of_openvino(ComputePrecision, "--precision", given.precision, engine),
+        kv=_of_openvino(KvPrecision, "--kv", given.kv, engine),
         asleep_max=_asleep(given.asleep, device),
         asleep_bytes_max=_asleep_bytes(given.asleep_memory, device, machine),
         verify=Verify(given.verify),
@@ -163,6 +170,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     add("--prefetch-memory", metavar="SIZE", help="of it, for models loaded before any call")
     add("--threads", type=int, metavar="N", help="to compute with (default: the usable cores)")
+    _add_precisions(add)
     add(
         "--asleep",
         type=int,
@@ -193,6 +201,15 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     _add_credentials(add, environ)
     add("--parent-pid", type=int, metavar="PID", help="end when this parent process ends")
     return parser
+
+
+def _add_precisions(add: Callable[..., object]) -> None:
+    for option, kind, what in (
+        ("--precision", ComputePrecision, "what openvino multiplies in"),
+        ("--kv", KvPrecision, "elements of its KV caches"),
+    ):
+        values = [AUTO, *(each.value for each in kind)]
+        add(option, choices=values, default=AUTO, help=f"{what} (default: by the clock)")
 
 
 def _add_credentials(add: Callable[..., object], environ: Mapping[str, str]) -> None:
@@ -247,6 +264,20 @@ def _threads(number: int | None, hardware: Hardware) -> int:
     if not 1 <= number <= THREADS_MAX:
         raise InvalidInput(f"--threads {number} is not from 1 to {THREADS_MAX}")
     return number
+
+
+_Kind = TypeVar("_Kind", bound=StrEnum)
+
+
+def _of_openvino(kind: type[_Kind], option: str, text: str, engine: EngineName) -> _Kind | None:
+    if text == AUTO:
+        return None
+    if engine is not EngineName.OPENVINO:
+        raise InvalidInput(
+            f"{option} {text}: {engine} computes in what the model's files say",
+            hint=f"leave it out, or start a node with --engine {EngineName.OPENVINO}",
+        )
+    return kind(text)
 
 
 def _asleep(number: int | None, device: DeviceKind) -> int:

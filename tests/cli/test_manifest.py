@@ -13,7 +13,7 @@ from mesh.cli.verbs.demo import CHAT_FAST, CHAT_SMALL
 from mesh.cli.yaml_documents import MANIFEST_BYTES_MAX
 from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.errors import InvalidInput
-from mesh.domain.model import WeightPrecision
+from mesh.domain.model import ComputePrecision, WeightPrecision
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import ColdStart, Slo
 
@@ -30,6 +30,7 @@ spec:
   devices: [gpu]
   tensor_parallel: 4
   weights: i4
+  precision: bf16
 """
 
 
@@ -57,6 +58,7 @@ def test_every_field_reaches_the_spec() -> None:
         devices=(DeviceKind.GPU,),
         tensor_parallel=4,
         weights=WeightPrecision.I4,
+        precision=ComputePrecision.BF16,
     )
     assert spec.name == "chat-small"
 
@@ -102,6 +104,7 @@ def test_anchors_and_aliases_may_be_used() -> None:
         (HEAD + "  devices: []\n", "spec.devices: is empty", "list cpu"),
         (HEAD + "  devices: cpu\n", "'cpu' is not a list", "list cpu"),
         (HEAD + "  tensor_parallel: 0\n", "m.yaml:6: spec.tensor_parallel: 0 is below 1", "spans"),
+        (HEAD + "  precision: f8\n", "m.yaml:6: spec.precision: 'f8'", "f32, bf16 or f16"),
         (HEAD + "  weights: i2\n", "m.yaml:6: spec.weights: 'i2'", "i8, i4, f16"),
         (HEAD + "  tensor_parallel: 9\n", "spec.tensor_parallel: 9 is above 8", "spans"),
         (HEAD + "  tensor_parallel: two\n", "'two' is not a whole number", "spans"),

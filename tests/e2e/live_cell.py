@@ -29,6 +29,8 @@ WAIT_S_MAX = 20.0
 """For any single condition. Processes start in about a second on an idle machine."""
 POLL_S = 0.02
 LOG_TAIL_BYTES = 3000
+PRECISIONS = ("--precision", "f32", "--kv", "f16")
+"""Of nodes with OpenVINO, for they would take seconds to compare them at each first start."""
 ROOT = Path(__file__).parents[2]
 
 T = TypeVar("T")
@@ -155,7 +157,8 @@ class LiveCell:
         waits until the cell has it, for WAIT_S_MAX unless given.
         """
         arguments = self._node_arguments(name, self._store_home)
-        process = self._start(f"node-{name}", module, *arguments, *options)
+        settled = () if "vllm" in options else PRECISIONS
+        process = self._start(f"node-{name}", module, *arguments, *settled, *options)
         self.wait_for(f"node {name} to join", lambda: self.node(name), join_s_max)
         return process
 

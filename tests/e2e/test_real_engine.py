@@ -14,6 +14,7 @@ from mesh.domain.reasons import FinishReason
 from mesh.domain.steps import LoadTier
 from mesh.domain.views import InstanceSnapshot, LoadTimesView, PrefetchView
 from mesh.evaluation.replaying import replay_journal
+from mesh_nodes.engines.openvino.precision_choice import TRIAL_S_MAX
 from tests.e2e.live_cell import LiveCell
 from tests.support.tiny_model import write_tiny_llama
 
@@ -32,11 +33,12 @@ def uneven_model(folder: Path) -> Path:
 
 
 def test_a_real_node_serves_and_both_journals_replay_to_the_same_decisions(
-    cell: LiveCell, tiny_model: Path
+    cell: LiveCell, tiny_model: Path, store_home: Path
 ) -> None:
     cell.journals = True
     controller = cell.start_controller()
-    node = cell.start_real_node("cpu0")
+    by_the_clock = ("--precision", "auto", "--kv", "auto")
+    node = cell.start_real_node("cpu0", *by_the_clock, join_s_max=TRIAL_S_MAX)
     cell.deploy("chat", tiny_model, keep_alive_s=0.2)
     answers = [cell.invoke("chat", f"question {n}", max_tokens=24) for n in range(CLIENTS)]
     for answer in answers:
@@ -51,6 +53,9 @@ def test_a_real_node_serves_and_both_journals_replay_to_the_same_decisions(
     assert node.terminate() == 0
     cell.wait_for("the node to be gone", lambda: not cell.client.nodes())
     assert controller.terminate() == 0
+
+    (kept,) = (store_home / "precisions").glob("cpu_*.json")
+    assert "seconds" in kept.read_text(), "what it found of precisions is there for its next start"
 
     of_node = replay_journal(node.journal)
     assert (of_node.core, of_node.other) == ("node", None)

@@ -29,10 +29,10 @@ REMOVE = (
     "[s.remove(m.info.model_id) for m in s.models()]"
 )
 PREPARE = (
-    "from mesh_nodes.engines.openvino.compilation import Compiler, KvPrecision; "
+    "from mesh_nodes.engines.openvino.compilation import Compiler; "
     "from mesh_nodes.engines.openvino.weights import WeightPrecision; "
     "from mesh_loader.store import ModelStore as S; "
-    "c = Compiler(threads=1, weights=WeightPrecision.I8, kv=KvPrecision.F16); "
+    "c = Compiler(threads=1, weights=WeightPrecision.I8); "
     "[c.prepare(m.info, m.path, lambda *_: None) for m in S(Path(sys.argv[1])).models()]"
 )
 

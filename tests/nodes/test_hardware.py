@@ -79,6 +79,13 @@ def test_a_fingerprint_names_what_decides_how_long_an_iteration_takes(tmp_path: 
     )
 
 
+def test_other_precisions_than_the_version_s_own_are_in_the_fingerprint() -> None:
+    hardware = Hardware(cpu="a CPU", cores=1, memory_bytes=1, isa=())
+    engine = replace(ENGINE, variant="bf16, KV u8")
+    printed = fingerprint(hardware, device=DeviceKind.CPU, threads=4, engine=engine)
+    assert printed == "cpu/a-cpu/4-threads/openvino-2026.4.0-bf16-kv-u8"
+
+
 def test_equal_nodes_have_one_fingerprint_and_others_another(tmp_path: Path) -> None:
     """Memory and the cores that lie idle make no difference, threads and instruction sets do."""
     hardware = probe(_proc(tmp_path))

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from mesh.domain.errors import InvalidInput
+from mesh.domain.model import ComputePrecision, KvPrecision
 from mesh.domain.reasons import DeviceKind
 from mesh_nodes.gpus import Gpus
 from mesh_nodes.hardware import Hardware, default_node_id
@@ -51,6 +52,14 @@ def test_everything_can_be_given() -> None:
     assert (options.join, options.name, options.device) == ("[::1]:7070", "cpu-7", DeviceKind.GPU)
     assert (options.memory_bytes, options.threads) == (4 << 30, 3)
     assert (options.journal, options.parent_pid) == (Path("j.jsonl"), 77)
+
+
+def test_precisions_are_found_by_the_clock_unless_they_are_given() -> None:
+    assert (_read().precision, _read("--precision", "auto").kv) == (None, None)
+    options = _read("--precision", "bf16", "--kv", "u8")
+    assert (options.precision, options.kv) == (ComputePrecision.BF16, KvPrecision.U8)
+    with pytest.raises(InvalidInput, match="--kv u8: vllm computes in what"):
+        _read("--engine", "vllm", "--kv", "u8")
 
 
 @pytest.mark.parametrize(

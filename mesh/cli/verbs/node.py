@@ -5,10 +5,12 @@ from pathlib import Path
 import click
 
 from mesh.cli.options import DEFAULT_ADDRESS, home_option
+from mesh.domain.model import ComputePrecision, KvPrecision
 from mesh.domain.reasons import DeviceKind
 from mesh.wire.credentials import TLS_VARIABLE
 from mesh_loader.digests import Verify
 from mesh_nodes.main import main as run_node
+from mesh_nodes.options import AUTO
 
 
 @click.command()
@@ -38,6 +40,20 @@ from mesh_nodes.main import main as run_node
     help="Of that, for models loaded before they are called, 0 for none; default: a quarter.",
 )
 @click.option("--threads", type=int, help="Threads to compute with; default: the usable cores.")
+@click.option(
+    "--precision",
+    type=click.Choice([AUTO, *(each.value for each in ComputePrecision)]),
+    default=AUTO,
+    show_default=True,
+    help="What openvino multiplies in; auto: by the clock.",
+)
+@click.option(
+    "--kv",
+    type=click.Choice([AUTO, *(each.value for each in KvPrecision)]),
+    default=AUTO,
+    show_default=True,
+    help="Elements of openvino's KV caches; auto: by the clock.",
+)
 @click.option("--asleep", type=int, metavar="N", help="Unloaded models kept in host memory (GPU).")
 @click.option("--asleep-memory", metavar="SIZE", help="Host memory for them; default: half.")
 @click.option(
@@ -63,6 +79,8 @@ def node(
     memory: str | None,
     prefetch_memory: str | None,
     threads: int | None,
+    precision: str,
+    kv: str,
     asleep: int | None,
     asleep_memory: str | None,
     verify: str,
@@ -74,7 +92,7 @@ def node(
 ) -> None:
     """Run a node agent in the foreground: this machine computes for a cell."""
     arguments = ["--join", join, "--device", device, "--home", str(home)]
-    arguments += ["--verify", verify]
+    arguments += ["--verify", verify, "--precision", precision, "--kv", kv]
     optional = (
         *(("--name", name), ("--gpu", gpu), ("--engine", engine), ("--memory", memory)),
         *(("--threads", threads), ("--asleep", asleep), ("--asleep-memory", asleep_memory)),

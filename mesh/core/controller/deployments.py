@@ -84,7 +84,7 @@ def import_done(ctx: EventContext, report: ImportDone) -> None:
     engine = operation.node.hello.engine
     deployment = Deployment(
         spec=entry.spec,
-        model=report.model,
+        model=report.model.computed_in(entry.spec.precision),
         context_tokens_max=wanted,
         footprints=((engine, report.footprint),),
     )

@@ -12,17 +12,21 @@ import psutil
 
 from mesh.compute.load_times import PRIORS
 from mesh.domain.errors import Unavailable
-from mesh.domain.steps import HeldModel, LoadTier
+from mesh.domain.steps import EngineCapabilities, HeldModel, LoadTier
 from mesh.runtime.engine import Engine
+from mesh_loader.store import ModelStore
 from mesh_nodes.gpus import Gpu, Gpus
+from mesh_nodes.hardware import fingerprint
 from mesh_nodes.options import EngineName, NodeOptions
 from mesh_nodes.text_engine import TextEngine
 
 _AHEAD = 1
 """Processes that wait on a GPU for a load."""
-_BLOBS = Path("store", "compiled")
+_STORE = Path("store")
+_BLOBS = _STORE / "compiled"
 """In the node's state folder, beside its models."""
 _FOOTPRINTS = Path("footprints")
+_PRECISIONS = Path("precisions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +52,40 @@ def own_resident_bytes() -> int:
 
 
 def build_engine(options: NodeOptions) -> BuiltEngine:
-    """Raises Unavailable when the engine is not installed, or is not one that mesh works with."""
+    """Raises Unavailable when the engine is not installed, or is not one that mesh works with;
+    InvalidInput for precisions that the CPU has not.
+    """
     if options.engine is EngineName.VLLM:
         return _vllm(options)
     try:
-        from mesh_nodes.engines.openvino import ENGINE_BYTES, OpenVinoEngine
+        from mesh_nodes.engines.openvino import (
+            ENGINE_BYTES,
+            OpenVinoEngine,
+            TrialWish,
+            chosen,
+            release,
+            shape_of_store,
+        )
     except ModuleNotFoundError as error:
         raise Unavailable(
             f"the engine of CPU nodes is not installed: there is no module {error.name!r}",
             hint="pip install 'mesh-serve[cpu]'",
         ) from error
+    plain = EngineCapabilities(name=options.engine, version=release(), resize_kv=True)
+    kind = fingerprint(
+        options.hardware, device=options.device, threads=options.threads, engine=plain
+    )
+    wish = TrialWish(
+        architecture=shape_of_store(ModelStore(options.home / _STORE)),
+        threads=options.threads,
+        compute=options.precision,
+        kv=options.kv,
+    )
+    precisions = chosen(wish, options.home / _PRECISIONS / f"{kind.replace('/', '_')}.json")
     engine = OpenVinoEngine(
         threads=options.threads,
+        precision=precisions.compute,
+        kv=precisions.kv,
         blobs_path=options.home / _BLOBS,
         footprints_path=options.home / _FOOTPRINTS,
         verify=options.verify,

@@ -39,6 +39,7 @@ from mesh.domain.messages import (
     LoadInstance,
     UnloadInstance,
 )
+from mesh.domain.model import ComputePrecision, imported_id
 from mesh.domain.reasons import FinishReason, RefusalReason
 from mesh.domain.text import TextAssets
 from tests.core.cells import (
@@ -79,6 +80,17 @@ def test_a_deployment_is_acknowledged_only_after_it_is_durable() -> None:
     assert cell.core.deployment(CHAT) is None
     assert only(cell.tell(DeploymentStored(operation_id=OP)), ReplyDone).operation_id == OP
     assert cell.core.deployment(CHAT) is not None
+
+
+def test_a_precision_that_is_asked_for_makes_another_model_of_the_imported_one() -> None:
+    cell = CellUnderTest()
+    link, _ = cell.join()
+    spec = replace(deployment().spec, precision=ComputePrecision.BF16)
+    cell.tell(DeployRequested(operation_id=OP, spec=spec))
+    model = only(cell.report(link, DONE), StoreDeployment).deployment.model
+    assert model.precision is ComputePrecision.BF16
+    assert model.model_id != MODEL.model_id == imported_id(model.model_id)
+    assert model.shape != MODEL.shape
 
 
 def test_a_failed_import_frees_the_name() -> None:

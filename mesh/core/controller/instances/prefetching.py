@@ -25,6 +25,7 @@ from mesh.domain.deployment import Deployment
 from mesh.domain.ids import InstanceId, OperationId
 from mesh.domain.lifecycle import DeploymentState, InstanceState, NodeState
 from mesh.domain.messages import CancelImport, ImportDone, ImportFailed, ImportModel
+from mesh.domain.model import imported_id
 from mesh.domain.steps import LoadTier
 from mesh.policy.room import enough
 
@@ -175,7 +176,7 @@ def import_ended(ctx: EventContext, node: NodeEntry, said: ImportDone | ImportFa
     ahead = node.prefetches.importing
     if ahead is None or ahead.operation_id != said.operation_id:
         return
-    stored = isinstance(said, ImportDone) and said.model.model_id == ahead.model_id
+    stored = isinstance(said, ImportDone) and said.model.model_id == imported_id(ahead.model_id)
     node.prefetches.end(stored=stored)
     if stored:
         node.note_stored(ahead.model_id)

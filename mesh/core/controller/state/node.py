@@ -16,7 +16,7 @@ from mesh.domain.deployment import Deployment, DeploymentSpec
 from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId
 from mesh.domain.lifecycle import NODE, InstanceState, NodeState, advance
 from mesh.domain.messages import Heartbeat, NodeHello
-from mesh.domain.model import Footprint, ModelInfo
+from mesh.domain.model import Footprint, ModelInfo, imported_id
 from mesh.domain.node_rule import NodeRule
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.steps import HeldModel, LoadTier
@@ -123,11 +123,14 @@ class NodeEntry:
             return LoadTier.HOST
         if self.held is None:
             return LoadTier.DISK
+        model_id = deployment.model.model_id
         tiers = [
             held.tier
-            for held in self.held.get(deployment.model.model_id, ())
+            for held in self.held.get(model_id, ())
             if held.context_tokens_max in (0, deployment.context_tokens_max)
         ]
+        plain = self.held.get(imported_id(model_id), ())
+        tiers += [held.tier for held in plain if held.tier is LoadTier.DISK]
         return max(tiers, key=lambda tier: tier.nearness, default=LoadTier.REMOTE)
 
     def asleep(self) -> tuple[ModelId, ...]:

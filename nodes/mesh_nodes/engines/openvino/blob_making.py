@@ -30,7 +30,7 @@ def make_blob(wish: BlobWish, scratch: Path) -> None:
     other MeshErrors, OSError, RuntimeError or ValueError.
     """
     folder, model_path = BlobFolder(Path(wish.folder)), Path(wish.model_path)
-    compiler = Compiler(threads=wish.threads, weights=wish.weights, kv=wish.kv)
+    compiler = Compiler(threads=wish.threads, weights=wish.weights, precisions=wish.precisions)
     architecture, layout = read_architecture(model_path), compiler.layout(model_path)
     if layout is None:
         raise EngineError(f"{model_path.name} has no prepared weights")

@@ -6,8 +6,8 @@
 import json
 from dataclasses import asdict, dataclass
 
-from mesh.domain.model import WeightPrecision
-from mesh_nodes.engines.openvino.compilation import KvPrecision
+from mesh.domain.model import ComputePrecision, KvPrecision, WeightPrecision
+from mesh_nodes.engines.openvino.precisions import Precisions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,12 @@ class BlobWish:
     context_tokens_max: int
     threads: int
     weights: WeightPrecision
+    compute: ComputePrecision
     kv: KvPrecision
+
+    @property
+    def precisions(self) -> Precisions:
+        return Precisions(compute=self.compute, kv=self.kv)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -29,5 +34,6 @@ class BlobWish:
     def from_json(cls, text: str) -> "BlobWish":
         fields = json.loads(text)
         fields["weights"] = WeightPrecision(fields["weights"])
+        fields["compute"] = ComputePrecision(fields["compute"])
         fields["kv"] = KvPrecision(fields["kv"])
         return cls(**fields)

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mesh.domain.model import Footprint, ModelInfo, WeightPrecision
+from mesh.domain.model import ComputePrecision, Footprint, KvPrecision, ModelInfo, WeightPrecision
 from mesh.domain.units import format_bytes
 from mesh.memory.footprints import Seen, booked_bytes
-from mesh_nodes.engines.openvino.compilation import KvPrecision
 from mesh_nodes.engines.openvino.footprint import Reached, estimate, unmet_bytes
 from mesh_nodes.kept_json import keep_json
 
@@ -29,8 +28,16 @@ log = logging.getLogger(__name__)
 class FootprintBooks:
     """`note` is for one thread at a time, `footprint` for any."""
 
-    def __init__(self, *, weights: WeightPrecision, kv: KvPrecision, path: Path | None) -> None:
+    def __init__(
+        self,
+        *,
+        weights: WeightPrecision,
+        kv: KvPrecision,
+        compute: ComputePrecision = ComputePrecision.F32,
+        path: Path | None,
+    ) -> None:
         """Without a path nothing outlives the engine."""
+        self._compute = compute
         self._weights = weights
         self._kv = kv
         self._path = path
@@ -38,7 +45,7 @@ class FootprintBooks:
 
     def footprint(self, model: ModelInfo) -> Footprint:
         """What an instance of the model is booked at from now on."""
-        first = estimate(model, weights=self._weights, kv=self._kv)
+        first = estimate(model, weights=self._weights, kv=self._kv, compute=self._compute)
         booked = booked_bytes(first.weights_bytes, self._seen.get(model.shape))
         return Footprint(
             weights_bytes=booked,

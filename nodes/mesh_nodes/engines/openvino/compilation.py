@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -21,7 +20,7 @@ import openvino as ov
 import openvino.opset13 as ops
 
 from mesh.domain.errors import EngineError, ModelError, OutOfMemory, TornModel, UnsupportedModel
-from mesh.domain.model import ModelFormat, ModelInfo, WeightPrecision
+from mesh.domain.model import ComputePrecision, ModelFormat, ModelInfo, WeightPrecision
 from mesh.runtime.engine import Progress
 from mesh_loader.digests import WEIGHTS_SUFFIXES, Verifier, Verify, require_originals
 from mesh_loader.prepared_key import openvino_key
@@ -39,6 +38,7 @@ from mesh_nodes.engines.openvino.four_bits import GROUP
 from mesh_nodes.engines.openvino.graph import build_graph
 from mesh_nodes.engines.openvino.ir import read_ir
 from mesh_nodes.engines.openvino.mapped_file import MappedFile, Pages, pages_released
+from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
 from mesh_nodes.engines.openvino.prepared import (
     Layout,
     drop_prepared,
@@ -52,24 +52,20 @@ from mesh_nodes.engines.openvino.shape_key import cpu_fields, shape_key
 from mesh_nodes.engines.openvino.weights import Array, graph_weights
 
 _PROBE_SIZE = 64
-_ACTIVATION_GROUP = 64
+ACTIVATION_GROUP = 64
 """Activations that share a scale, on CPUs with VNNI. Against OpenVINO's default of 32, decoding
 takes 5 % and prefill 12 % less time; the divergence from f16 weights' tokens (KL, SmolLM2-135M) is
 0.0071 nats instead of 0.0055, and would be 0.0126 with 192. Where fewer weights share a scale than
 activations do, it takes three times as long.
 """
 
+_Place = tuple[Path, int, WeightPrecision, ComputePrecision | None]
+"""A model's folder, the context limit, how its weights are held, and what it asks to be computed
+in."""
+
 WaitForBlob = Callable[[str, Callable[[], None]], bool]
 
 log = logging.getLogger(__name__)
-
-
-class KvPrecision(StrEnum):
-    """Elements of the KV cache. u8 halves it and changes tokens; f16 keeps them."""
-
-    F32 = "f32"
-    F16 = "f16"
-    U8 = "u8"
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
@@ -123,13 +119,13 @@ class Compiler:
         *,
         threads: int,
         weights: WeightPrecision,
-        kv: KvPrecision,
+        precisions: Precisions = PLAIN,
         blobs: BlobFolder | None = None,
         verify: Verify = Verify.FIRST,
         wait_for_blob: WaitForBlob = lambda key, on_wait: False,
     ) -> None:
-        """`weights`: of models that do not say how theirs are held. Without `blobs` every model is
-        compiled. `verify`: when files are checked before use.
+        """`weights`, `precisions`: of models that do not say how theirs are held and computed.
+        Without `blobs` every model is compiled. `verify`: when files are checked before use.
         `wait_for_blob`, given the key of one that is not there, waits for it, if it is being made
         and worth that, and says whether to look again; it calls `on_wait` before.
         """
@@ -138,13 +134,11 @@ class Compiler:
         self._wait_for_blob = wait_for_blob
         self._verifier = Verifier(verify)
         self._weights = weights
+        self._precisions = precisions
+        self._capable = capable(self._core)
         self._properties = {
             "INFERENCE_NUM_THREADS": threads,
             "PERFORMANCE_HINT": "LATENCY",
-            # bf16, the default where the CPU has it, is no faster than f32 with i8 weights (their
-            # activations are quantised on the fly), and with f16 weights it changes tokens.
-            "INFERENCE_PRECISION_HINT": "f32",
-            "KV_CACHE_PRECISION": kv.value,
             # Every process pins its threads to the same first cores: two engines of one thread on
             # two cores ran at half speed. Alone, pinning gained nothing.
             "ENABLE_CPU_PINNING": False,
@@ -155,9 +149,8 @@ class Compiler:
             "requirements": self._start_plugin(),
         }
         enable_import(self._core)
-        self._in_use = WeakValueDictionary[tuple[Path, int, WeightPrecision], CompiledGraph]()
-        """By the model's folder, the context limit, and how its weights are held. It is the
-        instances that keep them."""
+        self._in_use = WeakValueDictionary[_Place, CompiledGraph]()
+        """It is the instances that keep them."""
         self._bringing_up = threading.Lock()
         """A load that was to share a model whose last instance went meanwhile waits for others."""
 
@@ -170,7 +163,8 @@ class Compiler:
             rows = ops.parameter([-1, _PROBE_SIZE], np.float32)
             weights = ops.constant(np.zeros((_PROBE_SIZE, _PROBE_SIZE), np.float32))
             graph = ov.Model([ops.matmul(rows, weights, False, True)], [rows], "probe")
-            compiled = self._core.compile_model(graph, "CPU", self._properties)
+            properties = self._properties_of(self._weights)
+            compiled = self._core.compile_model(graph, "CPU", properties)
             compiled.create_infer_request().infer({0: np.zeros((1, _PROBE_SIZE), np.float32)})
             return str(compiled.get_property("RUNTIME_REQUIREMENTS"))
 
@@ -214,7 +208,7 @@ class Compiler:
         """
         progress("read weights", 0.0)
         start_s = time.perf_counter()
-        place = model_path, context_tokens_max, self._precision(model)
+        place = self._place(model, model_path, context_tokens_max)
         graph = self._in_use.get(place)
         how = "shared with another instance"
         if graph is None:
@@ -228,14 +222,25 @@ class Compiler:
 
     def in_use(self, model: ModelInfo, model_path: Path, context_tokens_max: int) -> bool:
         """Whether an instance runs this model now, for a further one to share."""
-        return (model_path, context_tokens_max, self._precision(model)) in self._in_use
+        return self._place(model, model_path, context_tokens_max) in self._in_use
+
+    def _place(self, model: ModelInfo, model_path: Path, context_tokens_max: int) -> _Place:
+        return model_path, context_tokens_max, self._precision(model), model.precision
 
     def _precision(self, model: ModelInfo) -> WeightPrecision:
         return model.weights or self._weights
 
-    def _properties_of(self, precision: WeightPrecision) -> dict[str, object]:
-        group = GROUP if precision.four_bits else _ACTIVATION_GROUP
-        return {**self._properties, "DYNAMIC_QUANTIZATION_GROUP_SIZE": group}
+    def _properties_of(
+        self, weights: WeightPrecision, compute: ComputePrecision | None = None
+    ) -> dict[str, object]:
+        """`compute`: what the model asks for. What the CPU lacks is computed in f32."""
+        wanted = compute or self._precisions.compute
+        compute = wanted if wanted in self._capable else ComputePrecision.F32
+        return {
+            **self._properties,
+            **properties_of(Precisions(compute=compute, kv=self._precisions.kv).supported),
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": GROUP if weights.four_bits else ACTIVATION_GROUP,
+        }
 
     def _bring_up(
         self, model: ModelInfo, model_path: Path, context_tokens_max: int, progress: Progress
@@ -244,18 +249,21 @@ class Compiler:
             self._verifier.check(model_path)
             progress("compile", 0.2)
             guard = FileGuard(model_path / "openvino_model.bin")
-            properties = self._properties_of(WeightPrecision.I8)
+            properties = self._properties_of(WeightPrecision.I8, model.precision)
             compiled = self._compile(read_ir(self._core, model_path), properties)
             return CompiledGraph(compiled, {}, (), guards=(guard,))
         precision, key = self._precision(model), None
-        layout, properties = self.layout(model_path, precision), self._properties_of(precision)
+        layout = self.layout(model_path, precision)
+        properties = self._properties_of(precision, model.precision)
         if layout is None:
             self._check_originals(model_path)
         else:
             self._check_prepared(model_path, precision)
         architecture = read_architecture(model_path)
         if layout is not None:
-            key = self.blob_key(architecture, context_tokens_max, layout, precision)
+            key = self.blob_key(
+                architecture, context_tokens_max, layout, precision, model.precision
+            )
             imported = self._import(key, layout, properties, progress)
             if imported is not None:
                 return imported
@@ -324,12 +332,13 @@ class Compiler:
         context_tokens_max: int,
         layout: Layout,
         weights: WeightPrecision | None = None,
+        compute: ComputePrecision | None = None,
     ) -> str:
         return shape_key(
             architecture=architecture,
             context_tokens_max=context_tokens_max,
             layout=layout,
-            properties=self._properties_of(weights or self._weights),
+            properties=self._properties_of(weights or self._weights, compute),
             platform=self._platform,
         )
 
@@ -376,6 +385,21 @@ class Compiler:
             return [prepared[0]], prepared[1]
         checkpoint = Checkpoint(model_path)
         return checkpoint.maps, dict(graph_weights(architecture, checkpoint, precision))
+
+
+def capable(core: ov.Core) -> frozenset[ComputePrecision]:
+    """What the CPU multiplies in without first turning it into something else."""
+    said = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    words = {"FP32": ComputePrecision.F32, "BF16": ComputePrecision.BF16}
+    words["FP16"] = ComputePrecision.F16
+    return frozenset({ComputePrecision.F32, *(words[word] for word in said if word in words)})
+
+
+def properties_of(precisions: Precisions) -> dict[str, object]:
+    return {
+        "INFERENCE_PRECISION_HINT": precisions.compute.value,
+        "KV_CACHE_PRECISION": precisions.kv.value,
+    }
 
 
 @contextmanager

@@ -17,7 +17,13 @@ import psutil
 
 from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, RequestId
-from mesh.domain.model import Footprint, ModelInfo, WeightPrecision
+from mesh.domain.model import (
+    ComputePrecision,
+    Footprint,
+    KvPrecision,
+    ModelInfo,
+    WeightPrecision,
+)
 from mesh.domain.profile import IterationShape
 from mesh.domain.steps import HeldModel, LoadTier, PrefixChange, repeated
 from mesh.domain.units import format_bytes
@@ -40,16 +46,12 @@ from mesh_nodes.engines.openvino.blob_index import BlobIndex
 from mesh_nodes.engines.openvino.blob_maker import BlobMaker
 from mesh_nodes.engines.openvino.blob_wish import BlobWish
 from mesh_nodes.engines.openvino.books import FootprintBooks
-from mesh_nodes.engines.openvino.compilation import (
-    CompiledGraph,
-    Compiler,
-    KvPrecision,
-    engine_errors,
-)
+from mesh_nodes.engines.openvino.compilation import CompiledGraph, Compiler, engine_errors
 from mesh_nodes.engines.openvino.footprint import BATCH_MAX
 from mesh_nodes.engines.openvino.instance import Instance
 from mesh_nodes.engines.openvino.kv_cache import KvResize
 from mesh_nodes.engines.openvino.least_load import least_load_s
+from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
 
 BUSY_LOAD_FACTOR = 1.5
 """Of imports beside the decodes of up to 19 instances on two cores, in the mean, against one alone;
@@ -59,6 +61,11 @@ until a load has shown it."""
 def _cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def release() -> str:
+    """OpenVINO's, which decides how long iterations take as much as the processor does."""
+    return str(ov.get_version()).split("-")[0]
 
 
 def _resident_bytes() -> int:
@@ -77,7 +84,8 @@ class OpenVinoEngine:
         *,
         threads: int | None = None,
         weights: WeightPrecision = WeightPrecision.I8,
-        kv: KvPrecision = KvPrecision.F16,
+        precision: ComputePrecision = PLAIN.compute,
+        kv: KvPrecision = PLAIN.kv,
         kv_resize: KvResize = KvResize.ELASTIC,
         available_bytes: Callable[[], int] = _available_bytes,
         blobs_path: Path | None = None,
@@ -85,7 +93,8 @@ class OpenVinoEngine:
         footprints_path: Path | None = None,
     ) -> None:
         """`threads`: cores to compute on, those that the process may use unless given.
-        `weights`: how those are held of models that do not say it.
+        `weights`, `precision`: how those are held, and what is computed in, of models that do not
+        say it.
         `kv_resize`: how KV caches grow and shrink; tokens do not depend on it.
         `available_bytes` is asked before each load, which is refused when it is too little.
         `blobs_path`: the folder of what lets a shape's second load do without a compile; without
@@ -95,10 +104,15 @@ class OpenVinoEngine:
         learns it anew.
         """
         self._weights = weights
-        self._kv = kv
-        books = f"{self.capabilities.version}-{weights}-{kv}.json"
+        self._precisions = Precisions(compute=precision, kv=kv)
+        kept_kv = self._precisions.supported.kv
+        beside = "" if precision is ComputePrecision.F32 else f"-{precision}"
+        books = f"openvino-{self.capabilities.version}-{weights}-{kept_kv}{beside}.json"
         self._books = FootprintBooks(
-            weights=weights, kv=kv, path=footprints_path and footprints_path / f"openvino-{books}"
+            weights=weights,
+            kv=kept_kv,
+            compute=precision,
+            path=footprints_path and footprints_path / books,
         )
         self._kv_resize = kv_resize
         self._available_bytes = available_bytes
@@ -109,7 +123,7 @@ class OpenVinoEngine:
         self._compiler = Compiler(
             threads=self._threads,
             weights=weights,
-            kv=kv,
+            precisions=self._precisions,
             blobs=blobs,
             verify=verify,
             wait_for_blob=self._blob_maker.wait_for,
@@ -124,10 +138,10 @@ class OpenVinoEngine:
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        version = ov.get_version().split("-")[0]
         return EngineCapabilities(
             name="openvino",
-            version=version,
+            version=release(),
+            variant="" if self._precisions == PLAIN else str(self._precisions),
             resize_kv=True,
             computes_ahead=True,
             caches_prefixes=True,
@@ -310,7 +324,8 @@ class OpenVinoEngine:
             context_tokens_max=order.context_tokens_max,
             threads=self._threads,
             weights=order.model.weights or self._weights,
-            kv=self._kv,
+            compute=order.model.precision or self._precisions.compute,
+            kv=self._precisions.kv,
         )
         self._blob_maker.ask(wish, self.footprint(order.model).weights_bytes, compile_s)
 

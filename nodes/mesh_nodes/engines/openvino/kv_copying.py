@@ -80,7 +80,7 @@ class CopyingKvCache:
         self._blocks = 0
 
     def _bind(self, layer: LayerCache, array: npt.NDArray[Any]) -> None:
-        self._request.set_tensor(layer.port, ov.Tensor(array, shared_memory=True))
+        self._request.set_tensor(layer.port, layer.tensor(array))
 
 
 def _allocate(layer: LayerCache, blocks: int) -> tuple[PageRange, npt.NDArray[Any]]:

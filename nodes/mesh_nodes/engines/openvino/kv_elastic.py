@@ -48,7 +48,7 @@ class ElasticKvCache:
             for layer, begin in zip(layers, begins, strict=True)
         ]
         for layer, array in zip(layers, self._arrays, strict=True):
-            request.set_tensor(layer.port, ov.Tensor(array, shared_memory=True))
+            request.set_tensor(layer.port, layer.tensor(array))
         self.block_bytes = sum(layer.block_bytes for layer in layers)
         self.dense = any(layer.block_bytes % PAGE_BYTES for layer in layers)
         self._backed = np.zeros(range_blocks, np.bool_)

@@ -19,8 +19,9 @@ from mesh_nodes.engines.page_range import PAGE_BYTES
 
 FIRST_BLOCK = 1
 _BACKING_BYTE = 0x11
-"""Repeated, a small normal number in f16 and f32, and so a harmless scale of u8 blocks."""
-_ELEMENTS = {"f16": np.float16, "f32": np.float32, "u8": np.uint8, "i8": np.int8}
+"""Repeated, a small normal number in f16, bf16 and f32, and so a harmless scale of u8 blocks."""
+_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+"""By bytes. numpy knows not all of the plugin's elements, and nobody computes with them here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,10 @@ class LayerCache:
         """Of a cache of so many blocks, the scratch block besides."""
         return (FIRST_BLOCK + blocks, *self.block_shape)
 
+    def tensor(self, array: npt.NDArray[Any]) -> ov.Tensor:
+        """Over the array's memory, which has to be kept."""
+        return ov.Tensor(array, ov.Shape(array.shape), self.port.element_type)
+
     def size_bytes(self, blocks: int) -> int:
         """What such a cache takes, in whole pages."""
         return -(-(FIRST_BLOCK + blocks) * self.block_bytes // PAGE_BYTES) * PAGE_BYTES
@@ -50,7 +55,7 @@ def layer_caches(compiled: ov.CompiledModel) -> list[LayerCache]:
     return [
         LayerCache(
             port,
-            np.dtype(_ELEMENTS[port.element_type.get_type_name()]),
+            np.dtype(_WORDS[port.element_type.size]),
             tuple(dimension.get_length() for dimension in list(port.partial_shape)[1:]),
         )
         for port in compiled.inputs

@@ -11,6 +11,7 @@ from mesh.core.controller.state.operation import OperationEntry
 from mesh.domain.ids import ModelId, OperationId
 from mesh.domain.lifecycle import InstanceState, NodeState, RequestState
 from mesh.domain.messages import Heartbeat
+from mesh.domain.model import ComputePrecision
 from mesh.domain.reasons import OperationKind
 from mesh.domain.steps import HeldModel, LoadTier
 from tests.core.cells import MODEL, deployment, hello
@@ -236,6 +237,18 @@ def test_a_model_comes_from_the_nearest_tier_that_its_node_has_told_of() -> None
     assert tier(for_it, stored) is LoadTier.PREPARED
     other = replace(stored, model_id=ModelId("other"))
     assert tier(other) is LoadTier.REMOTE
+
+
+def test_what_a_model_is_computed_in_changes_nothing_of_what_the_store_has() -> None:
+    """But a compiled graph is for the precision that it was compiled in."""
+    node, wanted = Entries().node, deployment(A)
+    wanted = replace(wanted, model=MODEL.computed_in(ComputePrecision.BF16))
+    stored = HeldModel(model_id=MODEL.model_id, tier=LoadTier.DISK)
+    for_it = replace(stored, tier=LoadTier.PREPARED, context_tokens_max=512)
+    node.note_heartbeat(Heartbeat(rss_bytes=1, models=(stored, for_it)))
+    assert node.tier_of(wanted) is LoadTier.DISK
+    node.note_heartbeat(Heartbeat(rss_bytes=1, models=()))
+    assert node.tier_of(wanted) is LoadTier.REMOTE
 
 
 def test_a_node_says_what_it_has_when_it_joins() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from mesh.domain.model import ComputePrecision
 from mesh_nodes.engines.openvino import KvPrecision, WeightPrecision, blob_folder, blob_maker
 from mesh_nodes.engines.openvino.architecture import parse_architecture
 from mesh_nodes.engines.openvino.blob_folder import BlobFolder
@@ -139,6 +140,7 @@ def wish(tmp_path: Path, key: str = "key") -> BlobWish:
         context_tokens_max=256,
         threads=1,
         weights=WeightPrecision.I8,
+        compute=ComputePrecision.F32,
         kv=KvPrecision.F16,
     )
 

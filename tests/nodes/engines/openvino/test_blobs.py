@@ -17,7 +17,7 @@ import pytest
 
 from mesh.domain.errors import EngineError
 from mesh.domain.ids import InstanceId
-from mesh.domain.model import stored_id
+from mesh.domain.model import ComputePrecision, stored_id
 from mesh.domain.request import SamplingParams
 from mesh.domain.steps import LoadTier
 from mesh_nodes.engines.openvino import (
@@ -33,6 +33,7 @@ from mesh_nodes.engines.openvino.blob_folder import BlobFolder
 from mesh_nodes.engines.openvino.blob_making import make_blob
 from mesh_nodes.engines.openvino.blob_wish import BlobWish
 from mesh_nodes.engines.openvino.compilation import CompiledGraph, Compiler
+from mesh_nodes.engines.openvino.precisions import Precisions
 from mesh_nodes.engines.openvino.probe import probe_logits
 from mesh_nodes.engines.openvino.shape_blob import ShapeBlob
 from tests.nodes.engines.openvino.tiny import CONTEXT_TOKENS_MAX, VOCABULARY, TinyModel, write_tiny
@@ -62,7 +63,7 @@ def compiler(
     weights: WeightPrecision = WeightPrecision.I8,
 ) -> Compiler:
     folder = None if blobs is None else BlobFolder(blobs)
-    return Compiler(threads=threads, weights=weights, kv=kv, blobs=folder)
+    return Compiler(threads=threads, weights=weights, precisions=Precisions(kv=kv), blobs=folder)
 
 
 def prepared(
@@ -99,6 +100,7 @@ def wish(
         context_tokens_max=CONTEXT_TOKENS_MAX,
         threads=1,
         weights=weights,
+        compute=ComputePrecision.F32,
         kv=kv,
     )
 

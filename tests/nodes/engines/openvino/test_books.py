@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mesh.domain.ids import InstanceId
-from mesh.domain.model import ModelInfo
+from mesh.domain.model import ComputePrecision, ModelInfo
 from mesh.memory.footprints import SEEN_MIN
 from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine, WeightPrecision
 from mesh_nodes.engines.openvino.books import SIZES_MIN, FootprintBooks
@@ -119,3 +119,18 @@ def test_an_unload_beside_a_load_says_nothing(
 
     load(engine, tiny.info, tiny.path, instance_id=B, progress=unload_meanwhile)
     assert (gone, noted) == ([A], [])
+
+
+def test_in_f16_weights_of_8_bits_are_held_as_f16(tiny: TinyModel) -> None:
+    """And in bf16 as they are."""
+    kv = KvPrecision.F16
+    plain, bf16, f16 = (
+        estimate(tiny.info.computed_in(compute), weights=WeightPrecision.I8, kv=kv).weights_bytes
+        for compute in ComputePrecision
+    )
+    assert plain == bf16
+    assert f16 - plain == 4 * tiny.info.parameters
+    books = FootprintBooks(
+        weights=WeightPrecision.I8, kv=kv, compute=ComputePrecision.F16, path=None
+    )
+    assert books.footprint(tiny.info).weights_bytes == f16

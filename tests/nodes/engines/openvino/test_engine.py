@@ -6,15 +6,19 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+import openvino as ov
 import pytest
 
 from mesh.domain.errors import EngineError, OutOfMemory, TornModel, UnsupportedModel
 from mesh.domain.ids import InstanceId, RequestId
+from mesh.domain.model import ComputePrecision
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import SamplingParams
 from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine, WeightPrecision
+from mesh_nodes.engines.openvino.compilation import Compiler, capable
 from mesh_nodes.lanes import LOADING_NICE
 from tests.nodes.engines.openvino.tiny import (
+    CONTEXT_TOKENS_MAX,
     TinyModel,
     reference_logits,
     write_tiny,
@@ -214,13 +218,33 @@ def test_two_instances_keep_apart(loaded: OpenVinoEngine, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kv", list(KvPrecision))
-def test_the_footprint_names_the_size_of_a_block(tiny: TinyModel, kv: KvPrecision) -> None:
-    engine = OpenVinoEngine(threads=1, kv=kv)
+@pytest.mark.parametrize("precision", list(ComputePrecision))
+def test_the_footprint_names_the_size_of_a_block(
+    tiny: TinyModel, kv: KvPrecision, precision: ComputePrecision
+) -> None:
+    """Whatever the plugin makes of what it cannot pair."""
+    engine = OpenVinoEngine(threads=1, precision=precision, kv=kv)
     before = engine.footprint(tiny.info)
     after = load(engine, tiny.info, tiny.path).footprint
     assert after == before
     assert run(engine, request("r", PROMPT, greedy())).finished
     engine.close()
+
+
+def test_a_model_may_be_computed_in_another_precision_than_its_node_s(tiny: TinyModel) -> None:
+    """Beside itself as the node has it, of which it shares nothing."""
+    can = ComputePrecision.BF16 in capable(ov.Core())
+    compiler = Compiler(threads=1, weights=WeightPrecision.I8)
+    plain, other = (
+        compiler.compile(model, tiny.path, CONTEXT_TOKENS_MAX, lambda *_: None)
+        for model in (tiny.info, tiny.info.computed_in(ComputePrecision.BF16))
+    )
+    hints = [
+        graph.model.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+        for graph in (plain, other)
+    ]
+    assert hints == ["f32", "bf16" if can else "f32"]
+    assert plain is not other
 
 
 def test_i8_weights_serve_with_and_without_prepared_files(tmp_path: Path) -> None:

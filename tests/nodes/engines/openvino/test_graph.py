@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from mesh.domain.ids import RequestId
-from mesh.domain.model import WeightPrecision
+from mesh.domain.model import KvPrecision, WeightPrecision
 from mesh.domain.request import SamplingParams
 from mesh.runtime.engine import EngineRequest
 from mesh_nodes.engines.openvino.batch import BatchInputs, Work
-from mesh_nodes.engines.openvino.compilation import Compiler, KvPrecision
+from mesh_nodes.engines.openvino.compilation import Compiler
 from mesh_nodes.engines.openvino.kv_elastic import ElasticKvCache
+from mesh_nodes.engines.openvino.precisions import Precisions
 from mesh_nodes.engines.openvino.sequence import Sequence
 from tests.nodes.engines.openvino.pools import pool_of
 from tests.nodes.engines.openvino.tiny import (
@@ -38,7 +39,7 @@ def computed_logits(
     model: TinyModel, tokens: list[int], weights: WeightPrecision, kv: KvPrecision
 ) -> dict[int, Any]:
     """Logits after the last token of each chunk, by that token's place."""
-    compiler = Compiler(threads=1, weights=weights, kv=kv)
+    compiler = Compiler(threads=1, weights=weights, precisions=Precisions(kv=kv))
     graph = compiler.compile(model.info, model.path, CONTEXT_TOKENS_MAX, lambda *_: None)
     request = graph.model.create_infer_request()
     blocks = -(-len(tokens) // 32)

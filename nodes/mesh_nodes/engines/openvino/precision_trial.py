@@ -1,0 +1,228 @@
+"""Times precisions on this machine, on a few layers of a model's shape, and how far logits go off.
+
+The weights are random, the prompt is fixed, and the candidates are timed in turn, so that what else
+the machine does meets all of them. `precision_choice` starts it as
+`python -m mesh_nodes.engines.openvino.precision_trial TRIAL`: neither its memory nor its crash is
+the node's. Its last line is JSON; what goes wrong is that line, with exit code 1.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter
+
+import numpy as np
+import numpy.typing as npt
+import openvino as ov
+
+from mesh.domain.errors import MeshError
+from mesh.domain.model import ComputePrecision, KvPrecision
+from mesh.domain.profile import IterationShape
+from mesh.memory.cache_room import CacheRoom
+from mesh.memory.kv_blocks import KvBlocks
+from mesh_loader.bounded_child import end_first
+from mesh_nodes.engines.openvino.architecture import Architecture
+from mesh_nodes.engines.openvino.batch import BatchInputs, plan
+from mesh_nodes.engines.openvino.blocks import BlockPlaces
+from mesh_nodes.engines.openvino.compilation import (
+    ACTIVATION_GROUP,
+    CompiledGraph,
+    capable,
+    properties_of,
+)
+from mesh_nodes.engines.openvino.graph import build_graph
+from mesh_nodes.engines.openvino.kv_cache import KvResize, bind_kv_cache
+from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
+from mesh_nodes.engines.openvino.precisions import (
+    Precisions,
+    Timed,
+    candidates,
+    known_of,
+    passes,
+)
+from mesh_nodes.engines.openvino.probe import probe_logits
+from mesh_nodes.engines.openvino.synthetic import sequences_of
+from mesh_nodes.engines.openvino.trial_wish import TrialWish, told
+from mesh_nodes.engines.openvino.weights import Array, Matrix, weight_plan
+
+WEIGHTS_BYTES = 64 << 20
+"""So many layers are computed, but one at least and four at most: more than caches keep."""
+LAYERS_MAX = 4
+VOCABULARY_TOKENS = 1024
+"""The head, the same in all, would only take time."""
+CONTEXT_TOKENS = 2048
+SHAPES = (
+    IterationShape(decode_batch=1, decode_context_tokens=512),
+    IterationShape(decode_batch=8, decode_context_tokens=512),
+    IterationShape(prefill_tokens=128),
+    IterationShape(prefill_tokens=128, prefill_past_tokens=1024),
+)
+"""Each counts as much as another."""
+ROUNDS_MIN, ROUNDS_MAX = 3, 12
+"""The shortest counts; the first, which builds kernels, is one more."""
+AGREE = 1.05
+"""By so much the second shortest may exceed it, else there is another round."""
+_BLOCKS = 8 * 512 // BLOCK_TOKENS + 8
+_EXACT = Precisions(compute=ComputePrecision.F32, kv=KvPrecision.F32)
+
+
+class _Runner:
+    """A compiled graph with a KV cache of its own."""
+
+    def __init__(self, graph: CompiledGraph) -> None:
+        self._seconds: list[float] = []
+        self._request = graph.model.create_infer_request()
+        self._inputs = BatchInputs(graph.model, self._request)
+        self._cache = bind_kv_cache(
+            KvResize.ELASTIC, graph.model, self._request, blocks=_BLOCKS, range_blocks=_BLOCKS
+        )
+        places = BlockPlaces(self._cache, blocks=_BLOCKS, total=_BLOCKS)
+        self._pool = KvBlocks(_BLOCKS, places, CacheRoom())
+
+    @property
+    def agrees(self) -> bool:
+        return agree(self._seconds)
+
+    def run(self, shape: IterationShape) -> None:
+        active = sequences_of(shape, VOCABULARY_TOKENS)
+        for sequence in active:
+            sequence.reserve(sequence.left, self._pool)
+            self._cache.back(np.array(sequence.blocks(), np.int64))
+        self._inputs.bind(plan(active, shape.prefill_tokens, self._pool).work)
+        start_s = perf_counter()
+        self._request.infer(share_outputs=True)
+        self._seconds.append(perf_counter() - start_s)
+        for sequence in active:
+            sequence.release(self._pool)
+
+    def begin(self, shape: IterationShape) -> None:
+        """With kernels for it in place."""
+        self.run(shape)
+        self._seconds = []
+
+    def shortest_s(self) -> float:
+        return min(self._seconds)
+
+    def close(self) -> None:
+        self._cache.close()
+
+
+def tried(wish: TrialWish) -> tuple[Timed, ...]:
+    """Each candidate but those that compute as one does that is too far off, which is not timed
+    itself, either; what is known to serve comes first. Raises RuntimeError or OutOfMemory."""
+    core, architecture = ov.Core(), cut(wish.architecture)
+    weights = _weights(architecture)
+
+    def compiled(precisions: Precisions, group: int) -> CompiledGraph:
+        properties = {
+            "INFERENCE_NUM_THREADS": wish.threads,
+            "PERFORMANCE_HINT": "LATENCY",
+            "ENABLE_CPU_PINNING": False,
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": group,
+            **properties_of(precisions),
+        }
+        graph = build_graph(architecture, weights, CONTEXT_TOKENS)
+        return CompiledGraph(core.compile_model(graph, "CPU", properties), weights, ())
+
+    exact = _logits(compiled(_EXACT, 0))
+    graphs = dict[Precisions, CompiledGraph]()
+    found, good = list[Timed](), list[Timed]()
+    for precisions in candidates(capable(core), wish.compute, wish.kv):
+        if any(precisions.compute is each.precisions.compute for each in found if each not in good):
+            continue
+        graph = graphs[precisions] = compiled(precisions, ACTIVATION_GROUP)
+        found.append(Timed(precisions=precisions, error=_error(graph, exact)))
+        if passes(found[-1].error, known_of(found).error):
+            good.append(found[-1])
+    seconds = dict(zip(good, _seconds([graphs[each.precisions] for each in good]), strict=True))
+    return tuple(replace(each, seconds=seconds.get(each, ())) for each in found)
+
+
+def _seconds(graphs: Sequence[CompiledGraph]) -> list[tuple[float, ...]]:
+    """Of each graph and shape the shortest. They take turns."""
+    made = [_Runner(graph) for graph in graphs]
+    found = []
+    for shape in SHAPES:
+        for each in made:
+            each.begin(shape)
+        for _ in range(ROUNDS_MAX):
+            for each in made:
+                each.run(shape)
+            if all(each.agrees for each in made):
+                break
+        found.append([each.shortest_s() for each in made])
+    for each in made:
+        each.close()
+    return list(zip(*found, strict=True))
+
+
+def agree(seconds: Sequence[float]) -> bool:
+    """Whether another round would hardly tell of a shorter time."""
+    shortest = sorted(seconds)[:2]
+    return len(seconds) >= ROUNDS_MIN and shortest[1] <= AGREE * shortest[0]
+
+
+def cut(architecture: Architecture) -> Architecture:
+    """A few layers of it."""
+    a = replace(architecture, vocabulary_tokens=VOCABULARY_TOKENS, tied_embeddings=True)
+    one = sum(each.size for each in _weights(replace(a, layers=1)).values())
+    layers = min(max(WEIGHTS_BYTES // one, 1), LAYERS_MAX)
+    return replace(a, layers=layers)
+
+
+def error_of(found: npt.NDArray[np.float32], exact: npt.NDArray[np.float32]) -> float:
+    """Of logits [iterations, vocabulary], as far as both were given the same tokens: root mean
+    square, over the spread of the exact ones.
+    """
+    same = found.argmax(axis=1) == exact.argmax(axis=1)
+    rows = len(same) if same.all() else int(same.argmin()) + 1
+    off = found[:rows] - exact[:rows]
+    return float(np.sqrt(np.mean(off**2)) / exact[:rows].std())
+
+
+def _error(graph: CompiledGraph, exact: npt.NDArray[np.float32]) -> float:
+    """Not a number where the plugin cannot compute what it has compiled."""
+    try:
+        return error_of(_logits(graph), exact)
+    except RuntimeError:
+        return float("nan")
+
+
+def _logits(graph: CompiledGraph) -> npt.NDArray[np.float32]:
+    return probe_logits(
+        graph, vocabulary_tokens=VOCABULARY_TOKENS, context_tokens_max=CONTEXT_TOKENS
+    )
+
+
+def _weights(architecture: Architecture) -> Mapping[str, Array]:
+    """Random, of 8 bits, as `graph_weights` names them; each matrix keeps the spread of what it
+    multiplies, but queries and keys are twice as large: attention that looks at everything alike
+    would hide what a cache has lost.
+    """
+    draw = np.random.default_rng(0)
+    weights: dict[str, Array] = {}
+    for each in weight_plan(architecture):
+        if not isinstance(each, Matrix):
+            weights[each.name] = np.ones(each.size, np.float32)
+            continue
+        rows = sum(count for _, count in each.sources)
+        weights[each.name] = draw.integers(-127, 128, (rows, each.columns), np.int8)
+        scale = (2.0 if each.name.endswith("qkv") else 1.0) / (73.0 * each.columns**0.5)
+        weights[f"{each.name}.scale"] = np.full((rows, 1), scale, np.float32)
+        if each.bias:
+            weights[f"{each.name}.bias"] = np.zeros(rows, np.float32)
+    return weights
+
+
+def main() -> int:
+    end_first()
+    try:
+        sys.stdout.write(f"{told(tried(TrialWish.from_json(sys.argv[1])))}\n")
+    except (MeshError, OSError, RuntimeError, ValueError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""A trial of precisions as it goes to the process that makes it, and what comes back.
+
+Before: `precision_choice`, after: `precision_trial`, and the other way round.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mesh.domain.model import ComputePrecision, KvPrecision
+from mesh_nodes.engines.openvino.architecture import Architecture, Rope
+from mesh_nodes.engines.openvino.precisions import Precisions, Timed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialWish:
+    """Of which model a few layers are tried, and what is settled already."""
+
+    architecture: Architecture
+    threads: int
+    compute: ComputePrecision | None = None
+    kv: KvPrecision | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "TrialWish":
+        fields = json.loads(text)
+        shape = fields["architecture"]
+        return cls(
+            architecture=Architecture(**{**shape, "rope": Rope(**shape["rope"])}),
+            threads=fields["threads"],
+            compute=fields["compute"] and ComputePrecision(fields["compute"]),
+            kv=fields["kv"] and KvPrecision(fields["kv"]),
+        )
+
+
+def told(timed: Sequence[Timed]) -> str:
+    """As one line of JSON."""
+    return json.dumps([asdict(each) for each in timed])
+
+
+def heard(content: Any) -> tuple[Timed, ...]:
+    """What `told` was given, of its JSON. Raises KeyError, TypeError or ValueError, also where
+    nothing was timed."""
+    timed = tuple(_timed(**each) for each in content)
+    if not any(each.seconds for each in timed):
+        raise ValueError("no precision was timed")
+    return timed
+
+
+def _timed(precisions: dict[str, str], error: float, seconds: list[float]) -> Timed:
+    compute, kv = ComputePrecision(precisions["compute"]), KvPrecision(precisions["kv"])
+    if not all(each > 0.0 for each in seconds):
+        raise ValueError(f"{compute}, KV {kv} took {seconds} s")
+    return Timed(
+        precisions=Precisions(compute=compute, kv=kv), error=float(error), seconds=tuple(seconds)
+    )

@@ -1,0 +1,143 @@
+"""The choice is made once for each kind of node, by a real trial, and what is asked for holds."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+import pytest
+
+from mesh.domain.errors import InvalidInput
+from mesh.domain.model import ComputePrecision, KvPrecision
+from mesh_loader.store import ModelStore
+from mesh_nodes.engines.openvino import precision_choice, precision_trial
+from mesh_nodes.engines.openvino.architecture import read_architecture
+from mesh_nodes.engines.openvino.compilation import capable
+from mesh_nodes.engines.openvino.precision_choice import USUAL, chosen, shape_of_store, tried
+from mesh_nodes.engines.openvino.precision_trial import SHAPES, agree, cut, error_of
+from mesh_nodes.engines.openvino.precisions import (
+    PLAIN,
+    Precisions,
+    Timed,
+    candidates,
+    choose,
+)
+from mesh_nodes.engines.openvino.shape_key import cpu_fields
+from mesh_nodes.engines.openvino.trial_wish import TrialWish, heard, told
+from tests.nodes.engines.openvino.tiny import HIDDEN, TinyModel
+
+CPU_FLAGS = cpu_fields().get("flags", "").split()
+WISH = TrialWish(architecture=USUAL, threads=1)
+QUICKER = Precisions(kv=KvPrecision.U8)
+FOUND = (
+    Timed(precisions=PLAIN, error=0.01, seconds=(1.0, 1.0)),
+    Timed(precisions=QUICKER, error=0.01, seconds=(0.5, 0.5)),
+    Timed(precisions=Precisions(compute=ComputePrecision.F16), error=float("nan")),
+)
+
+
+@pytest.fixture
+def trials(monkeypatch: pytest.MonkeyPatch) -> list[TrialWish]:
+    made: list[TrialWish] = []
+
+    def found(wish: TrialWish) -> tuple[Timed, ...]:
+        made.append(wish)
+        return FOUND
+
+    monkeypatch.setattr(precision_choice, "tried", found)
+    return made
+
+
+def test_a_real_trial_times_what_passes_and_takes_no_more_than_the_plugin_can(
+    tiny: TinyModel,
+) -> None:
+    wish = TrialWish(architecture=read_architecture(tiny.path), threads=1)
+    found = tried(wish)
+    assert found[0].precisions == PLAIN
+    assert found[0].error > 0.0, "activations of 8 bits"
+    assert all(len(each.seconds) == len(SHAPES) for each in found if each.seconds)
+    asked = {each.compute for each in candidates(capable(ov.Core()))}
+    assert {each.precisions.compute for each in found} == asked
+
+
+def test_the_second_start_takes_what_the_first_has_found(
+    tmp_path: Path, trials: list[TrialWish]
+) -> None:
+    kept = tmp_path / "precisions" / "kind.json"
+    assert chosen(WISH, kept) == QUICKER
+    assert chosen(WISH, kept) == QUICKER
+    assert trials == [WISH]
+    assert [each.name for each in kept.parent.iterdir() if each.suffix == ".json"] == ["kind.json"]
+    kept.write_text("{")
+    assert chosen(WISH, kept) == QUICKER
+    assert len(trials) == 2, "a torn file is as good as none"
+    kept.write_text(json.dumps({"any-any": [{"precisions": {}}]}))
+    assert chosen(WISH, kept) == QUICKER
+    assert len(trials) == 3
+
+
+def test_what_is_settled_is_not_tried(tmp_path: Path, trials: list[TrialWish]) -> None:
+    both = TrialWish(
+        architecture=USUAL, threads=1, compute=ComputePrecision.F32, kv=KvPrecision.F32
+    )
+    assert chosen(both, tmp_path / "k").kv is KvPrecision.F32
+    assert trials == []
+
+
+def test_a_trial_that_fails_leaves_what_is_known_to_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(precision_choice, "_CHILD", "mesh_nodes.no_such_module")
+    assert chosen(WISH, tmp_path / "k") == PLAIN
+    assert "No module named" in caplog.text
+    assert not (tmp_path / "k").exists(), "the next start tries again"
+
+
+def test_what_the_cpu_cannot_do_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision_choice, "capable", lambda core: frozenset({ComputePrecision.F32}))
+    wanted = TrialWish(architecture=USUAL, threads=1, compute=ComputePrecision.BF16)
+    with pytest.raises(InvalidInput, match=r"--precision bf16 with --kv auto .* it can f32"):
+        chosen(wanted, tmp_path / "k")
+
+
+def test_a_store_without_models_is_tried_with_a_usual_shape(tmp_path: Path) -> None:
+    assert shape_of_store(ModelStore(tmp_path)) == USUAL
+
+
+def test_a_wish_and_what_was_found_come_through_the_process_s_ends_whole() -> None:
+    wish = TrialWish(architecture=USUAL, threads=3, kv=KvPrecision.BF16)
+    assert TrialWish.from_json(wish.to_json()) == wish
+    assert heard(json.loads(told(FOUND)))[:2] == FOUND[:2]
+    with pytest.raises(ValueError, match="no precision was timed"):
+        heard(json.loads(told(FOUND[2:])))
+
+
+def test_a_trial_computes_a_few_layers(tiny: TinyModel) -> None:
+    small, usual = cut(read_architecture(tiny.path)), cut(USUAL)
+    assert small.layers == precision_trial.LAYERS_MAX
+    assert small.hidden_size == HIDDEN
+    assert 1 <= usual.layers <= precision_trial.LAYERS_MAX
+
+
+def test_a_shape_is_timed_until_its_two_shortest_times_agree() -> None:
+    assert not agree([1.0, 1.0]), "of three at least"
+    assert not agree([1.0, 2.0, 1.1])
+    assert agree([1.0, 2.0, 1.1, 1.04])
+
+
+def test_an_error_counts_as_far_as_both_computed_the_same() -> None:
+    exact = np.array([[0.0, 2.0], [0.0, 2.0], [0.0, 2.0]], np.float32)
+    off = exact + np.array([[0.1], [0.1], [9.0]], np.float32)
+    off[1] = [2.1, 1.1]
+    assert error_of(exact, exact) == 0.0
+    assert 0.5 < error_of(off, exact) < 2.0, "the third followed another token"
+
+
+@pytest.mark.skipif("amx_bf16" not in CPU_FLAGS, reason="bf16 by AVX-512 is made of AMX's machine")
+def test_without_amx_bf16_is_tried_and_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same processor, kept from AMX: it takes twice as long as f32."""
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+    found = tried(TrialWish(architecture=replace(USUAL, hidden_size=512), threads=1))
+    assert any(each.precisions.compute is ComputePrecision.BF16 for each in found if each.seconds)
+    assert choose(found).compute is ComputePrecision.F32
