@@ -120,6 +120,7 @@ class VllmEngine:
             version=self._release.version,
             resize_kv=True,
             unloads_beside=True,
+            caches_prefixes=True,
             batch_max=MAX_NUM_SEQS,
         )
 
@@ -187,7 +188,7 @@ class VllmEngine:
         """
         remote = self._instance(instance_id)
         try:
-            remote.call(Verb.SUBMIT, request)
+            return cast(int, remote.call(Verb.SUBMIT, request))
         except EngineError:
             if remote.alive:
                 raise
@@ -217,7 +218,13 @@ class VllmEngine:
         """Its caches are within the sizes in force."""
 
     def tell_prefixes(self) -> Mapping[InstanceId, PrefixChange]:
-        return {}
+        with self._lock:
+            remotes = [(i, remote) for i, remote in self._instances.items() if remote.alive]
+        told = {}
+        for instance_id, remote in remotes:
+            with suppress(EngineError):
+                told[instance_id] = cast(PrefixChange | None, remote.call(Verb.TELL))
+        return {instance_id: change for instance_id, change in told.items() if change is not None}
 
     def memory(self) -> tuple[InstanceMemory, ...]:
         with self._lock:
