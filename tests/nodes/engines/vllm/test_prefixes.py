@@ -61,6 +61,6 @@ def test_every_answer_is_as_without_a_cache_and_told_keys_are_of_what_was_comput
         assert told <= possible
         assert len(told) <= driver.books.kv_blocks_cached <= 40
     assert adopted > 500
-    for prompt, tokens in answers.items():
-        assert driver.run(f"alone-{len(driver.ended)}", prompt, greedy(20)) == tokens
+    for prompt, answer in answers.items():
+        assert driver.run(f"alone-{len(driver.ended)}", prompt, greedy(20)) == answer
     engine.close()
