@@ -46,6 +46,8 @@ class Instance:
         """In the order of submission; the first `batch_max` take part in a step."""
         self._range_blocks = self._blocks_reserved()
         self._kv_blocks = order.kv_blocks
+        self._extra_blocks = 0
+        """May be kept cached beyond those in force."""
         self._prefill_tokens_max = min(order.context_tokens_max, ITERATION_TOKENS_MAX)
         block_bytes = footprint.kv_block_bytes
         self._kv: KvMemory = (
@@ -169,12 +171,17 @@ class Instance:
             for key in work:
                 self._core.drop(key)
 
-    def resize_kv(self, kv_blocks: int) -> int:
-        """Never above the range, which nothing of a full batch could exceed."""
+    def resize_kv(self, kv_blocks: int, extra_blocks: int) -> int:
+        """Never above the range, which nothing of a full batch could exceed. `extra_blocks`: may
+        stay cached beyond that.
+        """
         blocks = min(max(kv_blocks, self._core.pool.used, 1), self._range_blocks)
-        self._resize(blocks)
-        self._kv_blocks = blocks
+        self._resize(blocks, extra_blocks)
         return blocks
+
+    def keep_beyond(self, extra_blocks: int) -> None:
+        """So many may be cached beyond those in force from now on."""
+        self._resize(self._kv_blocks, extra_blocks)
 
     def sleep(self) -> None:
         """Drop all requests, give the KV cache back, and hold the weights in the host's memory.
@@ -185,7 +192,6 @@ class Instance:
             self.abort(request_id)
         if self._core.pool.used:
             raise EngineError(f"{self._core.pool.used} KV blocks are still in use")
-        self._kv_blocks = 0
         self._resize(0)
         # What wakes is another instance, of which nobody has been told anything.
         self._core.pool.forget_told()
@@ -203,7 +209,6 @@ class Instance:
         self._order = order
         self.weights.to_device()
         self._resize(order.kv_blocks)
-        self._kv_blocks = order.kv_blocks
 
     def _adopt(self, sequence: Sequence, blocks_free: int) -> int:
         """Before it computes anything it takes what others have computed of its tokens; the blocks
@@ -247,14 +252,20 @@ class Instance:
 
     def _trim(self) -> None:
         """Blocks that came into use may be others than those that memory is held for."""
-        if self._kv.held_bytes > self._kv_blocks * self._footprint.kv_block_bytes:
-            self._kv.resize(self._kv_blocks, self._core.pool.kept(), [], self._core.replace_kv)
+        most = self._kv_blocks + self._extra_blocks
+        if self._kv.held_bytes > most * self._footprint.kv_block_bytes:
+            self._kv.resize(most, self._core.pool.kept(), [], self._core.replace_kv)
 
-    def _resize(self, blocks: int) -> None:
-        """Raises OutOfMemory, and nothing has changed."""
-        self._kv.check_room(blocks)
-        moves = self._core.bound(blocks, dense=self._kv.dense)
-        self._kv.resize(blocks, self._core.pool.kept(), moves, self._core.replace_kv)
+    def _resize(self, blocks: int, extra_blocks: int = 0) -> None:
+        """Where another size is a copy, nothing is kept beyond it. Raises OutOfMemory, and nothing
+        has changed.
+        """
+        extra_blocks = 0 if self._kv.dense else extra_blocks
+        most = blocks + extra_blocks
+        self._kv.check_room(most)
+        moves = self._core.bound(most, dense=self._kv.dense)
+        self._kv.resize(most, self._core.pool.kept(), moves, self._core.replace_kv)
+        self._kv_blocks, self._extra_blocks = blocks, extra_blocks
 
     def _made_up(self, shape: IterationShape) -> dict[str, int]:
         """Requests that make an iteration of this shape, and the tokens that each computes in it.

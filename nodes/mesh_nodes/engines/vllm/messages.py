@@ -20,6 +20,7 @@ class Verb(StrEnum):
     STEP = "step"
     MEASURE = "measure"
     RESIZE = "resize"
+    KEEP = "keep"
     TELL = "tell"
     RESERVE = "reserve"
     SLEEP = "sleep"

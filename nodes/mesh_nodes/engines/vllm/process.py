@@ -76,6 +76,7 @@ class _Server:
             Verb.STEP: partial(self._turn, instance),
             Verb.MEASURE: instance.measure,
             Verb.RESIZE: instance.resize_kv,
+            Verb.KEEP: instance.keep_beyond,
             Verb.TELL: instance.tell_prefixes,
             Verb.RESERVE: instance.weights.reserve,
             Verb.SLEEP: instance.sleep,
