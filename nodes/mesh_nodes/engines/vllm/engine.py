@@ -92,6 +92,7 @@ class VllmEngine:
         self._beds: dict[InstanceId, Bed] = {}
         self._cached: dict[InstanceId, CachedBlocks] = {}
         self._room = CacheRoom(lock=threading.RLock())
+        self._bound_bytes = 0
         self._loading: dict[InstanceId, Remote | None] = {}
         self._sleepers = Sleepers(
             count_max=asleep_max,
@@ -230,7 +231,10 @@ class VllmEngine:
         return ResizedKv(kv_blocks=blocks, elapsed_s=time.perf_counter() - start_s)
 
     def bound_memory(self, memory_bytes: int) -> None:
-        self._room.bound(memory_bytes)
+        """Does not wait for iterations to end unless there is something new."""
+        if memory_bytes != self._bound_bytes:
+            self._bound_bytes = memory_bytes
+            self._room.bound(memory_bytes)
 
     def tell_prefixes(self) -> Mapping[InstanceId, PrefixChange]:
         with self._lock:

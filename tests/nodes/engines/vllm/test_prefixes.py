@@ -8,7 +8,7 @@ from mesh.domain.ids import InstanceId
 from mesh.domain.steps import PrefixChange
 from mesh.memory.block_keys import digests_of
 from mesh_nodes.engines.vllm import VllmEngine
-from tests.contract.driving import Driver, Running, greedy
+from tests.contract.driving import Driver, Running, greedy, no_progress
 from tests.contract.engine_contract import StoredModel, vllm_spawner
 
 SALTS = ("one", "two", None)
@@ -63,4 +63,28 @@ def test_every_answer_is_as_without_a_cache_and_told_keys_are_of_what_was_comput
     assert adopted > 500
     for prompt, answer in answers.items():
         assert driver.run(f"alone-{len(driver.ended)}", prompt, greedy(20)) == answer
+    engine.close()
+
+
+def test_what_is_cached_gives_way_to_whoever_wants_the_memory(model: StoredModel) -> None:
+    """A survey takes blocks in force alone. Who was used the longest ago is asked first."""
+    engine = VllmEngine(spawner=vllm_spawner())
+    one, two = (Driver(engine, model.order(InstanceId(n), kv_blocks=8)) for n in ("one", "two"))
+    books = one.books
+    block = books.kv_block_bytes
+    engine.bound_memory(2 * books.weights_bytes + (2 * 8 + 10) * block)
+    for driver in (one, two):
+        driver.submit("r", tuple(range(5, 90)) * 2, greedy(4), salt="tenant")
+        driver.finish()
+        assert driver.books.kv_blocks_cached == 5
+        driver.measure(prefill_tokens=200)
+        driver.resize(1)
+    assert [d.books.kv_blocks_cached for d in (one, two)] == [5, 5]
+    order = model.order(InstanceId("three"), kv_blocks=4)
+    engine.bound_memory(3 * books.weights_bytes + (2 + 4 + 4) * block)
+    assert [d.books.kv_blocks_cached for d in (one, two)] == [5, 5]
+    engine.load(order, no_progress)
+    assert [d.books.kv_blocks_cached for d in (one, two)] == [1, 5]
+    engine.bound_memory(0)
+    assert [d.books.kv_blocks_cached for d in (one, two)] == [1, 1]
     engine.close()
