@@ -1,10 +1,10 @@
-"""vLLM's own block pool, within the size in force and by mesh's names of what blocks hold.
+"""vLLM's own block pool, within a bound and by mesh's names of what blocks hold.
 
 vLLM keeps the full blocks of requests that have ended and finds them by their hashes; here those
 are the keys of `mesh.memory.block_keys`, so that what is told of them is what a controller looks
-for. Used and cached blocks together are never more than the size in force: what is wanted beyond
-that is taken from the blocks that were let go the longest ago. Private parts of vLLM are touched
-here as in `internals`, which comes before. After: vLLM.
+for. Used and cached blocks together are never more than the bound: what is wanted beyond that is
+taken from the blocks that were let go the longest ago. Private parts of vLLM are touched here as
+in `internals`, which comes before. After: vLLM.
 """
 
 from collections.abc import Callable, Iterable
