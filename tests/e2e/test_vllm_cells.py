@@ -96,6 +96,26 @@ def test_an_idle_instance_whose_process_is_killed_is_missed_at_once(
     (_,) = engine_processes(node)
 
 
+def test_a_second_turn_computes_only_what_is_new_and_the_cell_counts_on_it(
+    cell: LiveCell, vllm_model: Path
+) -> None:
+    """The controller has been told what is there by the time the instance is idle."""
+    cell.start_controller()
+    cell.start_real_node("n1", *VLLM, join_s_max=JOIN_S_MAX)
+    cell.deploy("chat", vllm_model, replicas_min=1, slo=PATIENT)
+    system = "You answer in as few words as there can be. " * 3
+    first = cell.invoke("chat", system, max_tokens=8).finished()
+    assert (first.cached_prompt_tokens, first.output_tokens) == (0, 8)
+
+    def cached() -> int:
+        found = cell.node("n1")
+        return sum(i.kv_blocks_cached for i in found.instances) if found is not None else 0
+
+    blocks = cell.wait_for("cached blocks in the node's report", cached)
+    second = cell.invoke("chat", system + "And now?", max_tokens=8).finished()
+    assert second.cached_prompt_tokens == blocks * 32 >= 96
+
+
 def test_both_engines_serve_one_deployment_and_a_request_moves_between_them(
     cell: LiveCell, vllm_model: Path
 ) -> None:

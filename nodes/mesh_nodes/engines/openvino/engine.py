@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import openvino as ov
@@ -237,7 +238,9 @@ class OpenVinoEngine:
     def step(
         self, instance_id: InstanceId, prefill_tokens_max: int, iterations: int = 1
     ) -> StepResult:
-        return repeated(self._instance(instance_id).step, prefill_tokens_max, iterations)
+        instance = self._instance(instance_id)
+        result = repeated(instance.step, prefill_tokens_max, iterations)
+        return replace(result, prefixes=instance.tell_prefixes())
 
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
         return self._instance(instance_id).measure(shape)

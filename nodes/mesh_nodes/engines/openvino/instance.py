@@ -137,7 +137,7 @@ class Instance:
             self._books = self._count()
 
     def step(self, prefill_tokens_max: int) -> StepResult:
-        """One iteration; see the engine port."""
+        """One iteration; see the engine port. What it did to prefixes is told when asked."""
         start_s = time.perf_counter()
         active = list(islice(self._sequences.values(), self._batch_max))
         planned = plan(active, prefill_tokens_max, self._pool)
@@ -162,7 +162,6 @@ class Instance:
             starved=tuple(sequence.request_id for sequence in planned.starved),
             kv_blocks_used=self._pool.used,
             elapsed_s=time.perf_counter() - start_s,
-            prefixes=self._pool.tell(),
         )
 
     def tell_prefixes(self) -> PrefixChange | None:

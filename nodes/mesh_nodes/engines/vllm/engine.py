@@ -19,6 +19,7 @@ from mesh.domain.model import Footprint, ModelInfo
 from mesh.domain.profile import IterationShape
 from mesh.domain.steps import HeldModel, LoadTier, PrefixChange
 from mesh.domain.units import format_bytes
+from mesh.memory.cache_room import CacheRoom
 from mesh.runtime.engine import (
     Ended,
     EngineCapabilities,
@@ -33,6 +34,7 @@ from mesh.runtime.engine import (
 from mesh_loader.digests import Verifier, Verify, require_originals
 from mesh_nodes.engines.vllm import host
 from mesh_nodes.engines.vllm.ahead import Ahead
+from mesh_nodes.engines.vllm.cached import CachedBlocks
 from mesh_nodes.engines.vllm.checks import check_format, check_order, covers_pages
 from mesh_nodes.engines.vllm.footprint import estimate
 from mesh_nodes.engines.vllm.messages import ProcessOptions, Verb
@@ -88,6 +90,9 @@ class VllmEngine:
         """Guards the tables alone, never a call."""
         self._instances: dict[InstanceId, Remote] = {}
         self._beds: dict[InstanceId, Bed] = {}
+        self._cached: dict[InstanceId, CachedBlocks] = {}
+        self._room = CacheRoom(lock=threading.RLock())
+        self._bound_bytes = 0
         self._loading: dict[InstanceId, Remote | None] = {}
         self._sleepers = Sleepers(
             count_max=asleep_max,
@@ -120,6 +125,7 @@ class VllmEngine:
             version=self._release.version,
             resize_kv=True,
             unloads_beside=True,
+            caches_prefixes=True,
             batch_max=MAX_NUM_SEQS,
         )
 
@@ -156,15 +162,18 @@ class VllmEngine:
             if order.instance_id in self._instances or order.instance_id in self._loading:
                 raise EngineError(f"instance {order.instance_id} is already loaded")
             self._loading[order.instance_id] = None
+        footprint = self.footprint(order.model)
+        self._room.begin_load(order.instance_id, footprint.instance_bytes(order.kv_blocks))
         try:
             tier = self._bring_up(order, progress)
         finally:
+            self._room.end_load(order.instance_id)
             with self._lock:
                 del self._loading[order.instance_id]
         self._ahead.fill()
         progress("loaded", 1.0)
         return LoadedInstance(
-            footprint=self.footprint(order.model),
+            footprint=footprint,
             kv_blocks=order.kv_blocks,
             elapsed_s=time.perf_counter() - start_s,
             tier=tier,
@@ -174,6 +183,9 @@ class VllmEngine:
         with self._lock:
             remote = self._instances.pop(instance_id, None)
             bed = self._beds.pop(instance_id, None)
+            cached = self._cached.pop(instance_id, None)
+        if cached is not None:
+            cached.leave()
         if remote is not None and (bed is None or not self._sleepers.sleep(bed)):
             remote.end()
 
@@ -186,8 +198,10 @@ class VllmEngine:
         instance, where a refusal would only send the request elsewhere and the next one here.
         """
         remote = self._instance(instance_id)
+        self._cached[instance_id].note_use()
+        self._cached[instance_id].make_room()
         try:
-            remote.call(Verb.SUBMIT, request)
+            return cast(int, remote.call(Verb.SUBMIT, request))
         except EngineError:
             if remote.alive:
                 raise
@@ -206,18 +220,30 @@ class VllmEngine:
         return cast(StepResult, remote.call(Verb.STEP, prefill_tokens_max, iterations))
 
     def measure(self, instance_id: InstanceId, shape: IterationShape) -> float:
-        return cast(float, self._instance(instance_id).call(Verb.MEASURE, shape))
+        remote = self._instance(instance_id)
+        self._cached[instance_id].make_room()
+        return cast(float, remote.call(Verb.MEASURE, shape))
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
         start_s = time.perf_counter()
-        blocks = cast(int, self._instance(instance_id).call(Verb.RESIZE, kv_blocks))
+        self._instance(instance_id)
+        blocks = self._cached[instance_id].resize(kv_blocks)
         return ResizedKv(kv_blocks=blocks, elapsed_s=time.perf_counter() - start_s)
 
     def bound_memory(self, memory_bytes: int) -> None:
-        """Its caches are within the sizes in force."""
+        """Does not wait for iterations to end unless there is something new."""
+        if memory_bytes != self._bound_bytes:
+            self._bound_bytes = memory_bytes
+            self._room.bound(memory_bytes)
 
     def tell_prefixes(self) -> Mapping[InstanceId, PrefixChange]:
-        return {}
+        with self._lock:
+            remotes = [(i, remote) for i, remote in self._instances.items() if remote.alive]
+        told = {}
+        for instance_id, remote in remotes:
+            with suppress(EngineError):
+                told[instance_id] = cast(PrefixChange | None, remote.call(Verb.TELL))
+        return {instance_id: change for instance_id, change in told.items() if change is not None}
 
     def memory(self) -> tuple[InstanceMemory, ...]:
         with self._lock:
@@ -244,6 +270,14 @@ class VllmEngine:
         bed = woken or self._start(order, kind, progress)
         try:
             self._put(self._beds, order.instance_id, bed)
+            cached = CachedBlocks(
+                bed.remote,
+                self._room,
+                self.footprint(order.model),
+                order.kv_blocks,
+                overflows=kind.options.elastic,
+            )
+            self._put(self._cached, order.instance_id, cached)
             self._put(self._instances, order.instance_id, bed.remote)
             if woken is None:
                 self._watch.add(bed.remote)
@@ -294,7 +328,10 @@ class VllmEngine:
             self._told(remote.instance_id, remote.why_gone())
 
     def _put(
-        self, table: MutableMapping[InstanceId, Any], instance_id: InstanceId, entry: Remote | Bed
+        self,
+        table: MutableMapping[InstanceId, Any],
+        instance_id: InstanceId,
+        entry: Remote | Bed | CachedBlocks,
     ) -> None:
         """Where `close` finds it. Raises EngineError when that has been called meanwhile."""
         with self._lock:

@@ -14,7 +14,7 @@ from mesh.domain.ids import RequestId
 from mesh.domain.model import Footprint
 from mesh.domain.profile import IterationShape
 from mesh.domain.request import RequestTokens
-from mesh.domain.steps import EngineRequest, InstanceMemory, LoadOrder, StepResult
+from mesh.domain.steps import EngineRequest, InstanceMemory, LoadOrder, PrefixChange, StepResult
 from mesh.runtime.measurable import check_measurable
 from mesh_nodes.engines.refusals import check_runnable
 from mesh_nodes.engines.vllm.device import device, free_bytes, total_bytes
@@ -46,6 +46,8 @@ class Instance:
         """In the order of submission; the first `batch_max` take part in a step."""
         self._range_blocks = self._blocks_reserved()
         self._kv_blocks = order.kv_blocks
+        self._extra_blocks = 0
+        """May be kept cached beyond those in force."""
         self._prefill_tokens_max = min(order.context_tokens_max, ITERATION_TOKENS_MAX)
         block_bytes = footprint.kv_block_bytes
         self._kv = kv_memory(options.elastic, block_bytes, order.kv_blocks, device(), free_bytes)
@@ -64,8 +66,7 @@ class Instance:
             kv_source=self._kv,
         )
         self.weights = Weights(self._core.model, device())
-        if self._kv.dense:
-            self._core.bound(order.kv_blocks)
+        self._core.bound(order.kv_blocks, dense=self._kv.dense)
         self._warm()
 
     def memory(self) -> InstanceMemory:
@@ -73,12 +74,13 @@ class Instance:
             instance_id=self._order.instance_id,
             weights_bytes=self._footprint.weights_bytes,
             kv_blocks=self._kv_blocks,
-            kv_blocks_used=self._core.blocks_used,
+            kv_blocks_used=self._core.pool.used,
             kv_block_bytes=self._footprint.kv_block_bytes,
+            kv_blocks_cached=self._core.pool.cached,
             kv_held_bytes=self._kv.held_bytes,
         )
 
-    def submit(self, request: EngineRequest) -> None:
+    def submit(self, request: EngineRequest) -> int:
         """Raises EngineError when the request can never run here."""
         check_runnable(
             self._order.instance_id,
@@ -95,8 +97,13 @@ class Instance:
             told=None if draw is None else draw.told,
         )
         given = [*request.prompt_tokens, *request.output_tokens]
-        self._core.add(sequence.key, given, draw)
+        self._core.add(sequence.key, given, draw, salt=request.cache_salt)
         self._sequences[request.request_id] = sequence
+        if request.cache_salt is None:
+            return 0
+        found_tokens = self._core.pool.found_tokens(sequence.key)
+        self._adopt(sequence, self._kv_blocks - self._core.pool.used)
+        return found_tokens
 
     def abort(self, request_id: RequestId) -> None:
         sequence = self._sequences.pop(request_id, None)
@@ -108,8 +115,9 @@ class Instance:
         planned = plan(
             islice(self._sequences.values(), self._order.batch_max),
             prefill_tokens_max=min(prefill_tokens_max, self._prefill_tokens_max),
-            blocks_free=self._kv_blocks - self._core.blocks_used,
+            blocks_free=self._kv_blocks - self._core.pool.used,
             block_tokens=self._footprint.block_tokens,
+            adopt=self._adopt,
         )
         decodes = [work.sequence for work in planned.work if work.sequence.decoding]
         context_tokens = sum(sequence.length for sequence in decodes)
@@ -129,9 +137,13 @@ class Instance:
                 if not sequence.decoding
             ),
             starved=tuple(planned.starved),
-            kv_blocks_used=self._core.blocks_used,
+            kv_blocks_used=self._core.pool.used,
             elapsed_s=time.perf_counter() - start_s,
         )
+
+    def tell_prefixes(self) -> PrefixChange | None:
+        """What has come to the cache and gone from it since it was told last."""
+        return self._core.pool.tell()
 
     def measure(self, shape: IterationShape) -> float:
         """Seconds of one iteration of made-up requests alone, in blocks that are free."""
@@ -141,7 +153,7 @@ class Instance:
             context_tokens_max=self._order.context_tokens_max,
             batch_max=self._order.batch_max,
             block_tokens=self._footprint.block_tokens,
-            blocks_free=self._kv_blocks - self._core.blocks_used,
+            blocks_free=self._kv_blocks - self._core.pool.used,
         )
         work = self._made_up(shape)
         try:
@@ -155,12 +167,17 @@ class Instance:
             for key in work:
                 self._core.drop(key)
 
-    def resize_kv(self, kv_blocks: int) -> int:
-        """Never above the range, which nothing of a full batch could exceed."""
-        blocks = min(max(kv_blocks, self._core.blocks_used, 1), self._range_blocks)
-        self._resize(blocks)
-        self._kv_blocks = blocks
+    def resize_kv(self, kv_blocks: int, extra_blocks: int) -> int:
+        """Never above the range, which nothing of a full batch could exceed. `extra_blocks`: may
+        stay cached beyond that.
+        """
+        blocks = min(max(kv_blocks, self._core.pool.used, 1), self._range_blocks)
+        self._resize(blocks, extra_blocks)
         return blocks
+
+    def keep_beyond(self, extra_blocks: int) -> None:
+        """So many may be cached beyond those in force from now on."""
+        self._resize(self._kv_blocks, extra_blocks)
 
     def sleep(self) -> None:
         """Drop all requests, give the KV cache back, and hold the weights in the host's memory.
@@ -169,10 +186,11 @@ class Instance:
         """
         for request_id in list(self._sequences):
             self.abort(request_id)
-        if self._core.blocks_used:
-            raise EngineError(f"{self._core.blocks_used} KV blocks are still in use")
-        self._kv_blocks = 0
+        if self._core.pool.used:
+            raise EngineError(f"{self._core.pool.used} KV blocks are still in use")
         self._resize(0)
+        # What wakes is another instance, of which nobody has been told anything.
+        self._core.pool.forget_told()
         self.weights.to_host()
         if self.weights.device_bytes:
             raise EngineError(f"{self.weights.device_bytes} bytes are still on the device")
@@ -187,7 +205,16 @@ class Instance:
         self._order = order
         self.weights.to_device()
         self._resize(order.kv_blocks)
-        self._kv_blocks = order.kv_blocks
+
+    def _adopt(self, sequence: Sequence, blocks_free: int) -> int:
+        """Before it computes anything it takes what others have computed of its tokens; the blocks
+        that are used with that and were not.
+        """
+        if sequence.request.cache_salt is None or sequence.computed > sequence.adopted:
+            return 0
+        used = self._core.pool.used
+        sequence.adopted = sequence.computed = self._core.pool.adopt(sequence.key, blocks_free)
+        return self._core.pool.used - used
 
     def _run(self, planned: Plan) -> tuple[RequestTokens, ...]:
         """Compute the plan, advance its sequences, let go of those that finish."""
@@ -205,7 +232,7 @@ class Instance:
 
     def _advance(self, sequence: Sequence, token_id: int) -> RequestTokens:
         request = sequence.request
-        index = sequence.length - len(request.prompt_tokens)
+        first, index = not sequence.decoding, sequence.length - len(request.prompt_tokens)
         finish = sequence.append(token_id)
         if finish is not None:
             self.abort(request.request_id)
@@ -216,25 +243,30 @@ class Instance:
             token_ids=(token_id,),
             finish=finish,
             logprobs=tuple(sequence.told),
+            cached_tokens=sequence.adopted if first else 0,
         )
 
     def _trim(self) -> None:
         """Blocks that came into use may be others than those that memory is held for."""
-        if self._kv.held_bytes > self._kv_blocks * self._footprint.kv_block_bytes:
-            self._resize(self._kv_blocks)
+        most = self._kv_blocks + self._extra_blocks
+        if self._kv.held_bytes > most * self._footprint.kv_block_bytes:
+            self._kv.resize(most, self._core.pool.kept(), [], self._core.replace_kv)
 
-    def _resize(self, blocks: int) -> None:
-        """Raises OutOfMemory, EngineError, and nothing has changed."""
-        self._kv.check_room(blocks)
-        moves = self._core.bound(blocks) if self._kv.dense else []
-        in_use = self._core.blocks_in_use()
+    def _resize(self, blocks: int, extra_blocks: int = 0) -> None:
+        """Where blocks in force have low numbers, nothing is kept beyond them. Raises OutOfMemory,
+        EngineError, and nothing has changed.
+        """
+        extra_blocks = 0 if self._kv.dense else extra_blocks
+        most = blocks + extra_blocks
+        self._kv.check_room(most)
+        moves = self._core.bound(most, dense=self._kv.dense)
         try:
-            self._kv.resize(blocks, in_use, moves, self._core.replace_kv)
+            self._kv.resize(most, self._core.pool.kept(), moves, self._core.replace_kv)
         except EngineError:
-            if self._kv.dense:
-                # It was to grow: nobody has taken any of the blocks that it did not get.
-                self._core.bound(self._kv_blocks)
+            # It was to grow: nobody has taken any of the blocks that it did not get.
+            self._core.bound(self._kv_blocks + self._extra_blocks, dense=self._kv.dense)
             raise
+        self._kv_blocks, self._extra_blocks = blocks, extra_blocks
 
     def _made_up(self, shape: IterationShape) -> dict[str, int]:
         """Requests that make an iteration of this shape, and the tokens that each computes in it.

@@ -1,9 +1,10 @@
-"""Every private part of vLLM that mesh touches: its engine core, its scheduler, its KV tensors.
+"""Every private part of vLLM that mesh touches: its engine core, its scheduler, its KV tensors; and
+its block pool, which `kv_pool` has.
 
 `Core` is one engine in this process, without tokenizer, detokeniser or a scheduling policy of its
 own: `TurnScheduler` hands on the plan that it is given. Written for the releases that `releases`
-names; each of the calls below is the one that a new release has to be checked for. Before:
-`instance`. After: vLLM.
+names; each of the calls in both is one that a new release has to be checked for. Before:
+`instance`. After: `kv_pool`, vLLM.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,12 +24,11 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.worker import gpu_model_runner
 
 from mesh_nodes.engines.vllm.drawing import EXTRA, DrawOrder, MeshDraw
+from mesh_nodes.engines.vllm.kv_pool import NULL_BLOCKS, KvPool, hasher
 from mesh_nodes.engines.vllm.loader import FORMAT
 
 _TOKENS_PAST_CONTEXT = 1
 """vLLM keeps the token that a full context yields, too."""
-_NULL_BLOCKS = 1
-"""Block 0 is vLLM's own and never a request's."""
 
 
 def register_kernels() -> None:
@@ -63,15 +63,20 @@ class TurnScheduler(Scheduler):  # type: ignore[misc]
         self.renumbered: set[str] = set()
         """Requests whose blocks have other numbers than the model runner knows."""
 
+    def reserve(self, work: Mapping[str, int]) -> list[int]:
+        """Take the blocks that this iteration would take; which they are."""
+        for key, tokens in work.items():
+            self._allocate(self.requests[key], tokens)
+        manager = self.kv_cache_manager
+        return [block for key in work for block in manager.get_block_ids(key)[0]]
+
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         self.kv_cache_manager.new_step_starts()
         begun, going, moved, blocks = [], [], [], {}
         self.taken = []
         for key, tokens in self.work.items():
             request = self.requests[key]
-            taken = self.kv_cache_manager.allocate_slots(request, tokens)
-            if taken is None:
-                raise RuntimeError(f"no KV blocks for {tokens} tokens, against the plan")
+            taken = self._allocate(request, tokens)
             self.taken += taken.get_block_ids()[0]
             blocks[key] = taken
             if request.status == RequestStatus.WAITING:
@@ -102,6 +107,14 @@ class TurnScheduler(Scheduler):  # type: ignore[misc]
         self.prev_step_scheduled_req_ids = set(work)
         self._update_after_schedule(output)
         return output
+
+    def _allocate(self, request: Request, tokens: int) -> Any:
+        """Blocks of requests without a salt are never found again."""
+        alone = request.cache_salt is None
+        taken = self.kv_cache_manager.allocate_slots(request, tokens, delay_cache_blocks=alone)
+        if taken is None:
+            raise RuntimeError(f"no KV blocks for {tokens} tokens, against the plan")
+        return taken
 
 
 class _Zeros(TorchFunctionMode):  # type: ignore[misc]
@@ -172,30 +185,42 @@ class Core:
             max_num_seqs=batch_max,
             max_num_batched_tokens=iteration_tokens_max,
             block_size=block_tokens,
-            num_gpu_blocks_override=kv_blocks + _NULL_BLOCKS,
+            num_gpu_blocks_override=kv_blocks + NULL_BLOCKS,
             kv_cache_memory_bytes=kv_bytes,
             # Refused above what is free; the KV cache's size is given.
             gpu_memory_utilization=0.01,
-            enable_prefix_caching=False,
+            enable_prefix_caching=True,
             async_scheduling=False,
             disable_log_stats=True,
             use_tqdm_on_load=False,
             seed=0,
+            # From 1 on kernels are tuned anew at each load.
+            optimization_level=0,
             scheduler_cls=TurnScheduler,
             logits_processors=[MeshDraw],
         ).create_engine_config()
         with _kv_from(kv_source):
             self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
         self._scheduler: TurnScheduler = self._core.scheduler
-        self._withheld: list[Any] = []
-        """Free blocks with numbers above the bound."""
+        self._block_tokens = block_tokens
+        self.pool = KvPool(self._scheduler)
 
     @property
     def model(self) -> torch.nn.Module:
         return self._runner().model
 
-    def add(self, key: str, tokens: list[int], draw: DrawOrder | None, computed: int = 0) -> None:
-        """A request whose first `computed` tokens count as being in the cache."""
+    def add(
+        self,
+        key: str,
+        tokens: list[int],
+        draw: DrawOrder | None,
+        *,
+        salt: str | None = None,
+        computed: int = 0,
+    ) -> None:
+        """A request whose first `computed` tokens count as being in the cache. What it computes is
+        found by others with its salt; without one, by nobody.
+        """
         params = SamplingParams(
             temperature=0.0,
             max_tokens=self._tokens_max,
@@ -203,7 +228,8 @@ class Core:
             detokenize=False,
             extra_args=None if draw is None else {EXTRA: draw},
         )
-        request = Request(key, tokens, params, None)
+        name = hasher(salt, self._block_tokens)
+        request = Request(key, tokens, params, None, cache_salt=salt, block_hasher=name)
         self._core.add_request(request)
         request.num_computed_tokens = computed
 
@@ -224,51 +250,17 @@ class Core:
 
     def reserve(self, work: Mapping[str, int]) -> list[int]:
         """Take the blocks that this iteration would take; which they are."""
-        manager, requests = self._scheduler.kv_cache_manager, self._scheduler.requests
-        for key, tokens in work.items():
-            if manager.allocate_slots(requests[key], tokens) is None:
-                raise RuntimeError(f"no KV blocks for {tokens} tokens, against the plan")
-        return [block for key in work for block in manager.get_block_ids(key)[0]]
+        return self._scheduler.reserve(work)
 
     @property
     def taken(self) -> list[int]:
         """The blocks that the last iteration took."""
         return self._scheduler.taken
 
-    def blocks_in_use(self) -> list[int]:
-        manager = self._scheduler.kv_cache_manager
-        return [
-            block for key in self._scheduler.requests for block in manager.get_block_ids(key)[0]
-        ]
-
-    @property
-    def blocks_used(self) -> int:
-        pool = self._scheduler.kv_cache_manager.block_pool
-        unused = pool.get_num_free_blocks() + len(self._withheld)
-        return int(pool.num_gpu_blocks - _NULL_BLOCKS - unused)
-
-    def bound(self, blocks: int) -> list[tuple[int, int]]:
-        """Use only blocks 1 to `blocks` from now on; which of those in use have another number
-        then, (from, to). There must not be more in use than that.
-        """
-        queue = self._scheduler.kv_cache_manager.block_pool.free_block_queue
-        for block in self._withheld:
-            queue.append(block)
-        low = [block for block in queue.get_all_free_blocks() if block.block_id <= blocks]
-        moves, left = [], []
-        for key, held in self._block_lists():
-            for place, block in enumerate(held):
-                if block.block_id > blocks:
-                    instead = low.pop()
-                    queue.remove(instead)
-                    instead.ref_cnt, block.ref_cnt, held[place] = block.ref_cnt, 0, instead
-                    moves.append((block.block_id, instead.block_id))
-                    left.append(block)
-                    self._scheduler.renumbered.add(key)
-        high = [block for block in queue.get_all_free_blocks() if block.block_id > blocks]
-        for block in high:
-            queue.remove(block)
-        self._withheld = high + left
+    def bound(self, blocks: int, *, dense: bool) -> list[tuple[int, int]]:
+        """See `KvPool`."""
+        moves = self.pool.bound(blocks, dense=dense)
+        self._scheduler.renumbered |= self.pool.renumbered(moves)
         return moves
 
     def replace_kv(self, old: torch.Tensor, new: torch.Tensor) -> None:
@@ -278,11 +270,6 @@ class Core:
             if getattr(layer, "kv_cache", None) is old:
                 layer.kv_cache = new
         runner.kv_caches[:] = [new if tensor is old else tensor for tensor in runner.kv_caches]
-
-    def _block_lists(self) -> list[tuple[str, list[Any]]]:
-        """vLLM's own list of the blocks of each request."""
-        (manager,) = self._scheduler.kv_cache_manager.coordinator.single_type_managers
-        return list(manager.req_to_blocks.items())
 
     def _runner(self) -> Any:
         return self._core.model_executor.driver_worker.worker.model_runner

@@ -21,6 +21,8 @@ Moves = Sequence[tuple[int, int]]
 """Blocks of which the tokens go elsewhere: (from, to)."""
 Replace = Callable[[torch.Tensor, torch.Tensor], None]
 """Have attention read and write the second instead of the first, which nobody may keep."""
+_COPIED_AT_ONCE = 64
+"""Blocks of one layer that are there three times while it is copied: a few MB."""
 
 
 class KvMemory(Protocol):
@@ -96,9 +98,15 @@ class CopyingKv:
         pass
 
     def check_room(self, blocks: int) -> None:
-        """One layer is there twice for a while."""
-        layer_bytes = max(self._blocks, blocks) * self._block_bytes // len(self._tensors)
-        wanted_bytes = (blocks - self._blocks) * self._block_bytes + layer_bytes
+        """One layer is there twice for a while, and some of its blocks three times: the most with
+        the first one of a shrink, with the last one of a grow.
+        """
+        layers = len(self._tensors)
+        grown_blocks = max(blocks - self._blocks, 0) * (layers - 1)
+        copied_blocks = min(blocks, self._blocks, _COPIED_AT_ONCE)
+        # vLLM's own block is in each layer, too.
+        wanted_blocks = blocks + 1 + grown_blocks + copied_blocks
+        wanted_bytes = wanted_blocks * self._block_bytes // layers
         if blocks != self._blocks and wanted_bytes > self._free_bytes():
             raise OutOfMemory(
                 f"a KV cache of {blocks} blocks wants {format_bytes(wanted_bytes)} more, "
@@ -113,7 +121,9 @@ class CopyingKv:
         sources = [came_from.get(block, block) for block in kept]
         for number, old in enumerate(self._tensors):
             new = self._zeros(old, blocks)
-            new[kept] = old[sources]
+            for first in range(0, len(kept), _COPIED_AT_ONCE):
+                some = slice(first, first + _COPIED_AT_ONCE)
+                new[kept[some]] = old[sources[some]]
             self._tensors[number] = new
             replace(old, new)
             # Its memory goes at once, whoever still has the object.

@@ -20,6 +20,8 @@ class Verb(StrEnum):
     STEP = "step"
     MEASURE = "measure"
     RESIZE = "resize"
+    KEEP = "keep"
+    TELL = "tell"
     RESERVE = "reserve"
     SLEEP = "sleep"
     WAKE = "wake"

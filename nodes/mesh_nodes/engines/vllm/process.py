@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
@@ -75,6 +76,8 @@ class _Server:
             Verb.STEP: partial(self._turn, instance),
             Verb.MEASURE: instance.measure,
             Verb.RESIZE: instance.resize_kv,
+            Verb.KEEP: instance.keep_beyond,
+            Verb.TELL: instance.tell_prefixes,
             Verb.RESERVE: instance.weights.reserve,
             Verb.SLEEP: instance.sleep,
             Verb.WAKE: instance.wake,
@@ -94,7 +97,8 @@ class _Server:
                 self._connection.send(Progressed("compute", 0.0))
             return instance.step(tokens_max)
 
-        return repeated(step, prefill_tokens_max, iterations)
+        result = repeated(step, prefill_tokens_max, iterations)
+        return replace(result, prefixes=instance.tell_prefixes())
 
     def _load(self, *arguments: Any) -> int:
         """What a sleep would take of the host's memory."""

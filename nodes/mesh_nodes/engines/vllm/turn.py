@@ -6,7 +6,7 @@ scheduler would take them away and compute them again later, at times of its cho
 `instance`, which holds the sequences. After: `internals`, which has vLLM compute the plan.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from mesh.domain.ids import RequestId
@@ -27,6 +27,8 @@ class Sequence:
     told: list[TokenLogprobs]
     """Of the token that came last, where it was asked for."""
     computed: int = 0
+    adopted: int = 0
+    """Of those, the tokens that others have computed."""
     decoding: bool = False
     """Past its prefill: one token an iteration."""
 
@@ -77,9 +79,17 @@ class Plan:
 
 
 def plan(
-    active: Iterable[Sequence], *, prefill_tokens_max: int, blocks_free: int, block_tokens: int
+    active: Iterable[Sequence],
+    *,
+    prefill_tokens_max: int,
+    blocks_free: int,
+    block_tokens: int,
+    adopt: Callable[[Sequence, int], int],
 ) -> Plan:
-    """`active` is in the order of submission; `blocks_free` may still be taken."""
+    """`active` is in the order of submission; `blocks_free` may still be taken. `adopt` has one
+    that has computed nothing yet take what others have of it, within so many blocks that are free,
+    and says how many it took.
+    """
     sequences = list(active)
     result = Plan()
     for sequence in sequences:
@@ -90,6 +100,7 @@ def plan(
         if budget <= 0:
             break
         if not sequence.decoding:
+            blocks_free -= adopt(sequence, blocks_free)
             wanted = min(budget, sequence.left)
             blocks_free -= _give(result, sequence, wanted, blocks_free, block_tokens)
             if result.work and result.work[-1].sequence is sequence:

@@ -25,6 +25,7 @@ collect_ignore = (
         "test_turns.py",
         "test_watch.py",
         "test_loader.py",
+        "test_prefixes.py",
     ]
 )
 

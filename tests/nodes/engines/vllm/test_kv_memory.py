@@ -109,6 +109,27 @@ def test_copying_makes_tensors_of_the_size_in_force_and_keeps_what_is_in_use() -
     assert not now[0][4].any()
 
 
+@pytest.mark.parametrize(("before", "after"), [(300, 200), (300, 20), (300, 299), (20, 300)])
+def test_copying_counts_what_it_takes_at_the_most(before: int, after: int) -> None:
+    """The tensors that live at once, as torch has them, and not a byte more is asked for."""
+    kept = list(range(1, min(before, after) + 1))
+    most, layer_block = 0, LAYER_BLOCK_BYTES
+    now = [before + 1] * LAYERS
+
+    def replace(old: torch.Tensor, new: torch.Tensor) -> None:
+        nonlocal most
+        copied = min(len(kept), 64)
+        most = max(most, sum(now) + new.shape[0] + copied)
+        now[now.index(old.shape[0])] = new.shape[0]
+
+    kv, _ = copying(before)
+    kv.resize(after, kept, [], replace)
+    extra_bytes = (most - LAYERS * (before + 1)) * layer_block
+    copying(before, free_bytes=extra_bytes)[0].check_room(after)
+    with pytest.raises(OutOfMemory, match=f"a KV cache of {after} blocks"):
+        copying(before, free_bytes=extra_bytes - 1)[0].check_room(after)
+
+
 def test_copying_refuses_what_the_device_has_no_room_for() -> None:
     kv, _ = copying(8, free_bytes=4 * BLOCK_BYTES)
     kv.check_room(8)

@@ -90,6 +90,31 @@ def test_tokens_are_the_same_after_every_wake(
     assert tokens == tokens[:1] * 4
 
 
+@pytest.mark.parametrize("elastic", [True, False], ids=["elastic", "copying"])
+def test_what_was_cached_is_gone_after_a_sleep_and_nobody_is_told_otherwise(
+    make: Make, model: StoredModel, elastic: bool
+) -> None:
+    engine = make(elastic=elastic)
+    tokens = []
+    for name in (ONE, TWO):
+        driver = Driver(engine, model.order(name, kv_blocks=16))
+        assert driver.loaded.tier is (LoadTier.DISK if name == ONE else LoadTier.HOST)
+        assert not engine.tell_prefixes()
+        running = driver.submit("r", PROMPT * 3, greedy(4), salt="tenant")
+        told = driver.step(256).prefixes
+        driver.finish()
+        assert (running.found, running.adopted) == (0, 0)
+        cached = driver.books.kv_blocks_cached
+        assert told is not None
+        assert (len(told.came), told.went) == (cached, ())
+        assert cached > 1
+        tokens.append(running.tokens)
+        # Something that has not been told when it falls asleep.
+        engine.resize_kv(name, 1)
+        engine.unload(name)
+    assert tokens[0] == tokens[1]
+
+
 def test_a_sleep_takes_the_weights_off_the_device(engine: VllmEngine, model: StoredModel) -> None:
     """As many bytes as the parameters have, and those of the rotary embedding."""
     engine.load(model.order(ONE, kv_blocks=16), no_progress)

@@ -25,8 +25,19 @@ def sequence(name: str, prompt: int, *, computed: int = 0, decoding: bool = Fals
     return made
 
 
-def planned(*active: Sequence, budget: int = 100, free: int = 100) -> Plan:
-    return plan(active, prefill_tokens_max=budget, blocks_free=free, block_tokens=BLOCK)
+def planned(*active: Sequence, budget: int = 100, free: int = 100, shared: int = 0) -> Plan:
+    """`shared`: tokens of whoever has computed nothing yet that others have, in as many blocks."""
+
+    def adopt(sequence: Sequence, blocks_free: int) -> int:
+        if sequence.computed:
+            return 0
+        blocks = min(shared // BLOCK, blocks_free)
+        sequence.adopted = sequence.computed = blocks * BLOCK
+        return blocks
+
+    return plan(
+        active, prefill_tokens_max=budget, blocks_free=free, block_tokens=BLOCK, adopt=adopt
+    )
 
 
 def tokens(result: Plan) -> dict[str, int]:
@@ -64,6 +75,14 @@ def test_a_starved_prompt_leaves_the_budget_to_one_that_fits_in_its_own_block() 
 
 def test_without_a_budget_no_prompt_is_planned_nor_starved() -> None:
     assert planned(sequence("p", 3), budget=0, free=0) == Plan()
+
+
+def test_what_others_have_computed_costs_blocks_and_no_budget() -> None:
+    first, second = sequence("a", 10), sequence("b", 10)
+    result = planned(first, second, budget=4, free=5, shared=2 * BLOCK)
+    assert tokens(result) == {"a": 2}
+    assert (first.adopted, first.left) == (2 * BLOCK, 2)
+    assert result.starved == ["b"], "its two blocks are had, and there is no third"
 
 
 def test_a_stop_token_ends_before_a_limit_does() -> None:

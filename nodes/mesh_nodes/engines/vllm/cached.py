@@ -1,0 +1,81 @@
+"""What one engine process keeps cached beyond its size in force, in the agent's books.
+
+Implements what `mesh.memory.cache_room` bounds: the room shares what nobody has been promised among
+all instances of the node. Who was used the longest ago gives way first, its process within one
+call. Before: `engine`, at resizes, loads and bounds. After: `remote`.
+"""
+
+from contextlib import suppress
+from typing import cast
+
+from mesh.domain.errors import EngineError
+from mesh.domain.model import Footprint
+from mesh.memory.cache_room import CacheRoom
+from mesh_nodes.engines.vllm.messages import Verb
+from mesh_nodes.engines.vllm.remote import Remote
+
+
+class CachedBlocks:
+    """Of one loaded instance. All under the room's lock, but for `note_use`."""
+
+    excess = 0
+    """The process sees to that by itself."""
+
+    def __init__(
+        self, remote: Remote, room: CacheRoom, footprint: Footprint, kv_blocks: int, overflows: bool
+    ) -> None:
+        """`overflows`: its process can keep blocks beyond the size in force."""
+        self.blocks = kv_blocks
+        self.block_bytes = footprint.kv_block_bytes
+        self.weights_bytes = footprint.weights_bytes
+        self.extra = 0
+        """Its process may keep so many cached ones beyond the size in force."""
+        self.oldest = room.tick()
+        """When it was last used, on the room's clock."""
+        self._remote = remote
+        self._room = room
+        self._overflows = overflows
+        room.enter(self)
+
+    def note_use(self) -> None:
+        self.oldest = self._room.tick()
+
+    def make_room(self) -> None:
+        """Blocks are about to be used: what is cached stays beside them as far as there is room."""
+        with self._room.lock:
+            before = self.extra
+            self._keep_all(self.blocks)
+            if self.extra != before:
+                self.forgotten([])
+
+    def resize(self, kv_blocks: int) -> int:
+        """So many are in force; what is cached stays beside them as far as there is room. Returns
+        how many are in force then. Raises what the process refuses with.
+        """
+        with self._room.lock:
+            self._keep_all(kv_blocks)
+            try:
+                return cast(int, self._remote.call(Verb.RESIZE, kv_blocks, self.extra))
+            finally:
+                books = self._remote.books
+                self.blocks = kv_blocks if books is None else books.kv_blocks
+
+    def leave(self) -> None:
+        with self._room.lock:
+            self._room.leave(self)
+
+    def forget_oldest(self) -> int:
+        """Which one is the process's to say, by `forgotten`."""
+        self.extra -= 1
+        return 0
+
+    def forgotten(self, blocks: list[int]) -> None:
+        """A process that is gone has forgotten all."""
+        with suppress(EngineError):
+            self._remote.call(Verb.KEEP, self.extra)
+
+    def _keep_all(self, kv_blocks: int) -> None:
+        books = self._remote.books
+        self.blocks = kv_blocks
+        self.extra = books.kv_blocks_cached if books is not None and self._overflows else 0
+        self._room.fit(self)
