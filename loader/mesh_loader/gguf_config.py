@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mesh.domain.errors import UnsupportedModel
-from mesh_loader.architectures import NATIVE_ARCHITECTURES
+from mesh_loader.architectures import GGUF_ARCHITECTURES
 from mesh_loader.gguf_file import GgufFile, corrupt
 from mesh_loader.gguf_tensors import read_small
 
@@ -29,10 +29,10 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     """
     name = file.path.name
     architecture = file.text("general.architecture")
-    if architecture not in NATIVE_ARCHITECTURES:
+    if architecture not in GGUF_ARCHITECTURES:
         raise UnsupportedModel(
             f"{name}: architecture {architecture} is not supported in GGUF",
-            hint=f"mesh imports {', '.join(NATIVE_ARCHITECTURES)} from GGUF",
+            hint=f"mesh imports {', '.join(GGUF_ARCHITECTURES)} from GGUF",
         )
     if file.integer("split.count", 1) > 1:
         raise UnsupportedModel(
