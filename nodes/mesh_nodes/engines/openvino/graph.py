@@ -156,8 +156,10 @@ class _Builder:
         tiled = ops.tile(tokens, _shape(experts.count, 1))
         tiled = ops.reshape(tiled, _shape(experts.count, -1, self._a.hidden_size), False)
         gate = self._experts_matmul(tiled, f"{prefix}.experts.gate")
+        # Not ops.swish, whose second input the plugin does not look for.
+        gate = ops.multiply(gate, ops.sigmoid(gate))
         up = self._experts_matmul(tiled, f"{prefix}.experts.up")
-        down = self._experts_matmul(self._gated(gate, up), f"{prefix}.experts.down")
+        down = self._experts_matmul(ops.multiply(gate, up), f"{prefix}.experts.down")
         each = ops.reshape(down, _shape(experts.count, -1, 1, self._a.hidden_size), False)
         shares = self._shares(tokens, f"{prefix}.router", experts)
         mixed = ops.reduce_sum(ops.multiply(each, shares), _shape(0), False)

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from mesh.domain.errors import UnsupportedModel
 from mesh.domain.request import SamplingParams
 from mesh_loader.store import ModelStore, StoredModel
-from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine, WeightPrecision
+from mesh_nodes.engines.openvino import OpenVinoEngine
 from tests.nodes.engines.openvino.families import families, write_family
 from tests.nodes.engines.serving import INSTANCE, load, request, run
 
