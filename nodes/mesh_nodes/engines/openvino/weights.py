@@ -43,7 +43,7 @@ class Matrix:
     columns: int
     bias: bool = False
     routes: bool = False
-    """It chooses experts, which rounding would change: held in f16 whatever the precision."""
+    """It chooses experts, which rounding would change: held in f32 whatever the precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,9 @@ def graph_weights(
                 checkpoint.tensor(f"{source}.weight", (rows, weight.columns))
                 for source, rows in weight.sources
             ]
-            if precision is WeightPrecision.F16 or weight.routes:
+            if weight.routes:
+                yield weight.name, _stack([part.as_f32() for part in parts])
+            elif precision is WeightPrecision.F16:
                 yield weight.name, _stack([part.as_f16() for part in parts])
             elif four_bits := _four_bits(weight, checkpoint, parts, precision, pool):
                 yield weight.name, four_bits.nibbles

@@ -22,8 +22,16 @@ def families() -> dict[str, Any]:
     return found
 
 
-def write_family(folder: Path, config: dict[str, Any], shapes: dict[str, list[int]]) -> Path:
-    """A Hugging Face folder with a byte tokenizer, whose weights are drawn anew; returns it."""
+def write_family(
+    folder: Path,
+    config: dict[str, Any],
+    shapes: dict[str, list[int]],
+    *,
+    layers_gain: float = 1.0,
+) -> Path:
+    """A Hugging Face folder with a byte tokenizer, whose weights are drawn anew; returns it.
+    Layers add so much of what they would to each other as `layers_gain` says.
+    """
     write_tiny_llama(folder)
     (folder / "config.json").write_text(json.dumps(config))
     rng = np.random.default_rng(0)
@@ -33,6 +41,8 @@ def write_family(folder: Path, config: dict[str, Any], shapes: dict[str, list[in
         drawn = rng.standard_normal(shapes[name])
         if name.endswith("norm.weight"):
             drawn = (1.5 if gemma else 1.0) + 0.2 * drawn
+            if "layers" in name:
+                drawn = (drawn + gemma) * layers_gain - gemma
         elif name.endswith("embed_tokens.weight"):
             drawn *= 0.2 if gemma else 1.0
         else:
