@@ -26,8 +26,8 @@ CLOSEST_MIN = 0.003
 """Between a token's logit and the next one's: beyond what another order of sums makes of it."""
 SIZES: dict[str, Any] = {
     "vocab_size": 258,
-    "hidden_size": 64,
-    "intermediate_size": 96,
+    "hidden_size": 128,
+    "intermediate_size": 160,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -45,12 +45,12 @@ ROPES = {
 }
 LONGROPE = {
     "rope_type": "longrope",
-    "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5],
-    "long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 16.0],
+    "short_factor": [1.0 + 0.2 * pair for pair in range(12)],
+    "long_factor": [1.5 + 2.0 * pair for pair in range(12)],
     "rope_theta": 10000.0,
     "original_max_position_embeddings": 256,
 }
-MIXTURE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+MIXTURE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 FAMILIES = {
     "mistral": transformers.MistralConfig(**SIZES, **WINDOW),
     "phi3": transformers.Phi3Config(**SIZES, **WINDOW, partial_rotary_factor=0.75),
@@ -64,6 +64,7 @@ FAMILIES = {
         **SIZES, **GEMMA, layer_types=LAYERS, rope_parameters=ROPES
     ),
     "gemma2": transformers.Gemma2Config(**SIZES, **GEMMA, attn_logit_softcapping=None),
+    "gemma2-capped": transformers.Gemma2Config(**SIZES, **GEMMA, attn_logit_softcapping=4.0),
     "qwen3-moe": transformers.Qwen3MoeConfig(
         **SIZES, **MIXTURE, head_dim=32, norm_topk_prob=True, mlp_only_layers=[1]
     ),

@@ -13,7 +13,11 @@ from mesh.domain.errors import TornModel, UnsupportedModel
 
 GEMMAS = ("gemma2", "gemma3_text")
 MIXTURES = ("qwen2_moe", "qwen3_moe")
-GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+GGUF_ARCHITECTURES = {
+    **{name: name for name in ("llama", "qwen2", "qwen3", "phi3")},
+    "gemma3": "gemma3_text",
+}
+"""By llama.cpp's names."""
 NATIVE_ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "phi3", *GEMMAS, *MIXTURES)
 LAYERS_MAX = 1024
 
@@ -32,6 +36,8 @@ class ExpectedTensor:
     shape: tuple[int, ...]
     rotary_heads: int = 0
     """Heads of a query or key projection, 0 for any other tensor: llama.cpp reorders their rows."""
+    gguf_offset: float = 0.0
+    """What llama.cpp has added to its values: Gemma's norms multiply by one more than is stored."""
 
     @property
     def elements(self) -> int:
@@ -155,7 +161,10 @@ def expected_tensors(shape: Shape) -> Iterator[ExpectedTensor]:
     for layer in range(shape.layers):
         yield from _layer_tensors(shape, layer)
     yield ExpectedTensor(
-        name="model.norm.weight", gguf_name="output_norm.weight", shape=(shape.hidden,)
+        name="model.norm.weight",
+        gguf_name="output_norm.weight",
+        shape=(shape.hidden,),
+        gguf_offset=_norm_offset(shape),
     )
     if not shape.tied:
         yield ExpectedTensor(
@@ -169,6 +178,7 @@ def _layer_tensors(shape: Shape, layer: int) -> Iterator[ExpectedTensor]:
             name=f"model.layers.{layer}.{name}.weight",
             gguf_name=f"blk.{layer}.{gguf_name}.weight",
             shape=(size,),
+            gguf_offset=_norm_offset(shape),
         )
     mixture = layer in shape.mixtures
     mlp = _experts(shape) if mixture else _mlp(shape, "mlp", shape.intermediate)
@@ -186,6 +196,10 @@ def _layer_tensors(shape: Shape, layer: int) -> Iterator[ExpectedTensor]:
                 shape=(outputs,),
                 rotary_heads=rotary_heads,
             )
+
+
+def _norm_offset(shape: Shape) -> float:
+    return 1.0 if shape.architecture in GEMMAS else 0.0
 
 
 def _norms(shape: Shape) -> list[tuple[str, str, int]]:

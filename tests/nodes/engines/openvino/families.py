@@ -44,7 +44,7 @@ def write_family(
             if "layers" in name:
                 drawn = (drawn + gemma) * layers_gain - gemma
         elif name.endswith("embed_tokens.weight"):
-            drawn *= 0.2 if gemma else 1.0
+            drawn *= 0.08 if gemma else 1.0
         else:
             drawn *= 1.5 * shapes[name][-1] ** -0.5
         tensors[name] = drawn.astype(np.float16)

@@ -24,6 +24,9 @@ from tests.nodes.engines.openvino.families import families, write_family
 from tests.nodes.engines.serving import INSTANCE, load, request, run
 
 CONTEXT_TOKENS = 256
+CAPPED = "gemma2-capped"
+"""Which OpenVINO does not compute."""
+COMPUTED = [name for name in families() if name != CAPPED]
 
 
 def imported(tmp_path: Path, family: dict[str, Any], **changes: object) -> StoredModel:
@@ -31,7 +34,7 @@ def imported(tmp_path: Path, family: dict[str, Any], **changes: object) -> Store
     return ModelStore(tmp_path / "store").import_model(f"file://{folder}")
 
 
-@pytest.mark.parametrize("name", list(families()))
+@pytest.mark.parametrize("name", COMPUTED)
 def test_tokens_equal_transformers(engine: OpenVinoEngine, tmp_path: Path, name: str) -> None:
     """In chunks that cut blocks and windows, all three prompts beside each other."""
     family = families()[name]
@@ -94,7 +97,7 @@ def test_of_experts_those_chosen_alone_are_computed(
 @pytest.mark.parametrize(
     ("weights", "share_max"), [(WeightPrecision.I8, 0.05), (WeightPrecision.I4, 0.25)]
 )
-@pytest.mark.parametrize("name", list(families()))
+@pytest.mark.parametrize("name", COMPUTED)
 def test_rounded_weights_stay_close(
     tmp_path: Path, name: str, weights: WeightPrecision, share_max: float
 ) -> None:
@@ -120,7 +123,7 @@ def test_rounded_weights_stay_close(
 @pytest.mark.parametrize(
     ("name", "changes", "said"),
     [
-        ("gemma2", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0: OpenVINO's"),
+        (CAPPED, {}, "attn_logit_softcapping 4.0: OpenVINO's"),
         ("phi3", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling 'yarn'"),
     ],
 )
