@@ -28,7 +28,7 @@ def inverse_frequencies(rope: Rope, head_size: int) -> npt.NDArray[np.float64]:
         kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
         return base * (kept + (1.0 - kept) / rope.factor)
     if rope.scaling == "longrope":
-        return base / np.array(rope.short_factors)
+        return base / np.array(rope.short_factors, np.float64)
     return base
 
 
