@@ -11,7 +11,14 @@ from typing import Any
 
 from mesh.domain.errors import TornModel, UnsupportedModel
 
-NATIVE_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+GEMMAS = ("gemma2", "gemma3_text")
+MIXTURES = ("qwen2_moe", "qwen3_moe")
+GGUF_ARCHITECTURES = {
+    **{name: name for name in ("llama", "qwen2", "qwen3", "phi3")},
+    "gemma3": "gemma3_text",
+}
+"""By llama.cpp's names."""
+NATIVE_ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "phi3", *GEMMAS, *MIXTURES)
 LAYERS_MAX = 1024
 
 ARCHITECTURE_HINT = (
@@ -29,6 +36,8 @@ class ExpectedTensor:
     shape: tuple[int, ...]
     rotary_heads: int = 0
     """Heads of a query or key projection, 0 for any other tensor: llama.cpp reorders their rows."""
+    gguf_offset: float = 0.0
+    """What llama.cpp has added to its values: Gemma's norms multiply by one more than is stored."""
 
     @property
     def elements(self) -> int:
@@ -52,6 +61,11 @@ class Shape:
     vocabulary: int
     tied: bool
     attention_bias: bool
+    experts: int = 0
+    expert_intermediate: int = 0
+    shared_intermediate: int = 0
+    mixtures: tuple[int, ...] = ()
+    """Layers with experts."""
 
 
 def shape_of(config: Mapping[str, Any], name: str) -> Shape:
@@ -69,20 +83,41 @@ def shape_of(config: Mapping[str, Any], name: str) -> Shape:
         size_in(config, "hidden_size", name),
         size_in(config, "num_attention_heads", name),
     )
+    layers = size_in(config, "num_hidden_layers", name)
+    if layers > LAYERS_MAX:
+        raise TornModel(f"{name}: {layers} layers, more than {LAYERS_MAX}")
+    mixture, gemma = architecture in MIXTURES, architecture in GEMMAS
     shape = Shape(
         architecture=architecture,
-        layers=size_in(config, "num_hidden_layers", name),
+        layers=layers,
         hidden=hidden,
         intermediate=size_in(config, "intermediate_size", name),
         heads=heads,
         kv_heads=size_in(config, "num_key_value_heads", name, heads),
         head_size=size_in(config, "head_dim", name, hidden // heads),
         vocabulary=size_in(config, "vocab_size", name),
-        tied=bool(config.get("tie_word_embeddings", False)),
-        attention_bias=architecture == "qwen2" or bool(config.get("attention_bias", False)),
+        tied=bool(config.get("tie_word_embeddings", gemma)),
+        attention_bias=architecture == "qwen2"
+        or bool(config.get("qkv_bias", True) if architecture == "qwen2_moe" else False)
+        or bool(config.get("attention_bias", False)),
+        experts=size_in(config, "num_experts", name, config.get("num_local_experts"))
+        if mixture
+        else 0,
+        expert_intermediate=size_in(config, "moe_intermediate_size", name) if mixture else 0,
+        shared_intermediate=size_in(config, "shared_expert_intermediate_size", name)
+        if architecture == "qwen2_moe"
+        else 0,
+        mixtures=sparse_layers(config, layers, name) if mixture else (),
     )
     _refuse_unusual(config, shape, name)
     return shape
+
+
+def sparse_layers(config: Mapping[str, Any], layers: int, name: str) -> tuple[int, ...]:
+    """The layers of a mixture that have experts, as transformers chooses them."""
+    step = size_in(config, "decoder_sparse_step", name, 1)
+    dense = config.get("mlp_only_layers") or ()
+    return tuple(n for n in range(layers) if n not in dense and (n + 1) % step == 0)
 
 
 def size_in(config: Mapping[str, Any], key: str, name: str, default: int | None = None) -> int:
@@ -95,16 +130,18 @@ def size_in(config: Mapping[str, Any], key: str, name: str, default: int | None 
 
 
 def _refuse_unusual(config: Mapping[str, Any], shape: Shape, name: str) -> None:
-    if shape.layers > LAYERS_MAX:
-        raise TornModel(f"{name}: {shape.layers} layers, more than {LAYERS_MAX}")
     if shape.heads % shape.kv_heads:
         raise TornModel(f"{name}: {shape.heads} heads do not divide into {shape.kv_heads} KV heads")
+    gemma = shape.architecture in GEMMAS
+    activation = "hidden_activation" if config.get("hidden_activation") else "hidden_act"
+    activations = ("gelu_pytorch_tanh",) if gemma else ("silu", "swish")
     unusual = {
+        "use_bidirectional_attention": config.get("use_bidirectional_attention") is True,
         "mlp_bias": config.get("mlp_bias") is True,
-        "use_sliding_window": config.get("use_sliding_window") is True,
         "quantization_config": config.get("quantization_config") is not None,
-        "hidden_act": config.get("hidden_act", "silu") not in ("silu", "swish"),
-        "partial_rotary_factor": config.get("partial_rotary_factor", 1.0) != 1.0,
+        activation: config.get(activation, activations[0]) not in activations,
+        "partial_rotary_factor": config.get("partial_rotary_factor", 1.0) != 1.0
+        and shape.architecture != "phi3",
     }
     for key, found in unusual.items():
         if found:
@@ -124,7 +161,10 @@ def expected_tensors(shape: Shape) -> Iterator[ExpectedTensor]:
     for layer in range(shape.layers):
         yield from _layer_tensors(shape, layer)
     yield ExpectedTensor(
-        name="model.norm.weight", gguf_name="output_norm.weight", shape=(shape.hidden,)
+        name="model.norm.weight",
+        gguf_name="output_norm.weight",
+        shape=(shape.hidden,),
+        gguf_offset=_norm_offset(shape),
     )
     if not shape.tied:
         yield ExpectedTensor(
@@ -133,41 +173,16 @@ def expected_tensors(shape: Shape) -> Iterator[ExpectedTensor]:
 
 
 def _layer_tensors(shape: Shape, layer: int) -> Iterator[ExpectedTensor]:
-    query_size, kv_size = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
-    # (name, GGUF name, output size, input size, heads where rotary, has a bias)
-    projections = (
-        ("self_attn.q_proj", "attn_q", query_size, shape.hidden, shape.heads, True),
-        ("self_attn.k_proj", "attn_k", kv_size, shape.hidden, shape.kv_heads, True),
-        ("self_attn.v_proj", "attn_v", kv_size, shape.hidden, 0, True),
-        # Qwen2 has biases on q, k and v alone.
-        (
-            "self_attn.o_proj",
-            "attn_output",
-            shape.hidden,
-            query_size,
-            0,
-            shape.architecture != "qwen2",
-        ),
-        ("mlp.gate_proj", "ffn_gate", shape.intermediate, shape.hidden, 0, False),
-        ("mlp.up_proj", "ffn_up", shape.intermediate, shape.hidden, 0, False),
-        ("mlp.down_proj", "ffn_down", shape.hidden, shape.intermediate, 0, False),
-    )
-    norms = [
-        ("input_layernorm", "attn_norm", shape.hidden),
-        ("post_attention_layernorm", "ffn_norm", shape.hidden),
-    ]
-    if shape.architecture == "qwen3":
-        norms += [
-            ("self_attn.q_norm", "attn_q_norm", shape.head_size),
-            ("self_attn.k_norm", "attn_k_norm", shape.head_size),
-        ]
-    for name, gguf_name, size in norms:
+    for name, gguf_name, size in _norms(shape):
         yield ExpectedTensor(
             name=f"model.layers.{layer}.{name}.weight",
             gguf_name=f"blk.{layer}.{gguf_name}.weight",
             shape=(size,),
+            gguf_offset=_norm_offset(shape),
         )
-    for name, gguf_name, outputs, inputs, rotary_heads, biased in projections:
+    mixture = layer in shape.mixtures
+    mlp = _experts(shape) if mixture else _mlp(shape, "mlp", shape.intermediate)
+    for name, gguf_name, outputs, inputs, rotary_heads, biased in (*_attention(shape), *mlp):
         yield ExpectedTensor(
             name=f"model.layers.{layer}.{name}.weight",
             gguf_name=f"blk.{layer}.{gguf_name}.weight",
@@ -181,3 +196,67 @@ def _layer_tensors(shape: Shape, layer: int) -> Iterator[ExpectedTensor]:
                 shape=(outputs,),
                 rotary_heads=rotary_heads,
             )
+
+
+def _norm_offset(shape: Shape) -> float:
+    return 1.0 if shape.architecture in GEMMAS else 0.0
+
+
+def _norms(shape: Shape) -> list[tuple[str, str, int]]:
+    """Name, GGUF name, size."""
+    norms = [("input_layernorm", "attn_norm", shape.hidden)]
+    if shape.architecture in GEMMAS:
+        norms += [
+            ("post_attention_layernorm", "post_attention_norm", shape.hidden),
+            ("pre_feedforward_layernorm", "ffn_norm", shape.hidden),
+            ("post_feedforward_layernorm", "post_ffw_norm", shape.hidden),
+        ]
+    else:
+        norms += [("post_attention_layernorm", "ffn_norm", shape.hidden)]
+    if shape.architecture in ("qwen3", "qwen3_moe", "gemma3_text"):
+        norms += [
+            ("self_attn.q_norm", "attn_q_norm", shape.head_size),
+            ("self_attn.k_norm", "attn_k_norm", shape.head_size),
+        ]
+    return norms
+
+
+_Projection = tuple[str, str, int, int, int, bool]
+"""Name, GGUF name, output size, input size, heads where rotary, whether it may have a bias."""
+
+
+def _attention(shape: Shape) -> tuple[_Projection, ...]:
+    query_size, kv_size = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+    # Qwen2 has biases on q, k and v alone.
+    biased = not shape.architecture.startswith("qwen2")
+    output = ("self_attn.o_proj", "attn_output", shape.hidden, query_size, 0, biased)
+    if shape.architecture == "phi3":
+        rows = query_size + 2 * kv_size
+        return (("self_attn.qkv_proj", "attn_qkv", rows, shape.hidden, 0, True), output)
+    return (
+        ("self_attn.q_proj", "attn_q", query_size, shape.hidden, shape.heads, True),
+        ("self_attn.k_proj", "attn_k", kv_size, shape.hidden, shape.kv_heads, True),
+        ("self_attn.v_proj", "attn_v", kv_size, shape.hidden, 0, True),
+        output,
+    )
+
+
+def _mlp(shape: Shape, name: str, size: int) -> tuple[_Projection, ...]:
+    down = (f"{name}.down_proj", "ffn_down", shape.hidden, size, 0, False)
+    if shape.architecture == "phi3":
+        return ((f"{name}.gate_up_proj", "ffn_up", 2 * size, shape.hidden, 0, False), down)
+    return (
+        (f"{name}.gate_proj", "ffn_gate", size, shape.hidden, 0, False),
+        (f"{name}.up_proj", "ffn_up", size, shape.hidden, 0, False),
+        down,
+    )
+
+
+def _experts(shape: Shape) -> Iterator[_Projection]:
+    """GGUF, which has all experts in one tensor, is not read: its names are left out."""
+    yield ("mlp.gate", "", shape.experts, shape.hidden, 0, False)
+    for number in range(shape.experts):
+        yield from _mlp(shape, f"mlp.experts.{number}", shape.expert_intermediate)
+    if shape.shared_intermediate:
+        yield from _mlp(shape, "mlp.shared_expert", shape.shared_intermediate)
+        yield ("mlp.shared_expert_gate", "", 1, shape.hidden, 0, False)

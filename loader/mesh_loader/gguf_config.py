@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mesh.domain.errors import UnsupportedModel
-from mesh_loader.architectures import NATIVE_ARCHITECTURES
+from mesh_loader.architectures import GGUF_ARCHITECTURES
 from mesh_loader.gguf_file import GgufFile, corrupt
 from mesh_loader.gguf_tensors import read_small
 
@@ -19,6 +19,7 @@ from mesh_loader.gguf_tensors import read_small
 LLAMA3_LOW_FREQ_FACTOR = 1.0
 LLAMA3_HIGH_FREQ_FACTOR = 4.0
 LLAMA3_ORIGINAL_CONTEXT_TOKENS = 8192
+GEMMA3_27B_LAYERS = 62
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
@@ -29,10 +30,10 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     """
     name = file.path.name
     architecture = file.text("general.architecture")
-    if architecture not in NATIVE_ARCHITECTURES:
+    if architecture not in GGUF_ARCHITECTURES:
         raise UnsupportedModel(
             f"{name}: architecture {architecture} is not supported in GGUF",
-            hint=f"mesh imports {', '.join(NATIVE_ARCHITECTURES)} from GGUF",
+            hint=f"mesh imports {', '.join(GGUF_ARCHITECTURES)} from GGUF",
         )
     if file.integer("split.count", 1) > 1:
         raise UnsupportedModel(
@@ -47,7 +48,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         raise corrupt(name, f"{heads} heads over an embedding of {hidden_size}")
     head_size = _head_size(file, architecture, hidden_size // heads)
     return {
-        "model_type": architecture,
+        "model_type": GGUF_ARCHITECTURES[architecture],
         "architectures": [f"{architecture.capitalize()}ForCausalLM"],
         "hidden_act": "silu",
         "hidden_size": hidden_size,
@@ -67,6 +68,27 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "eos_token_id": file.metadata.get("tokenizer.ggml.eos_token_id"),
         "pad_token_id": file.metadata.get("tokenizer.ggml.padding_token_id"),
         "torch_dtype": "float16",
+        **_of_family(file, architecture, heads, hidden_size, head_size),
+    }
+
+
+def _of_family(
+    file: GgufFile, architecture: str, heads: int, hidden_size: int, head_size: int
+) -> dict[str, Any]:
+    """What the metadata of one family alone says, or leaves to llama.cpp's source."""
+    window = file.integer(f"{architecture}.attention.sliding_window", 0) or None
+    if architecture == "phi3":
+        rotary = file.integer("phi3.rope.dimension_count", head_size)
+        return {"sliding_window": window, "partial_rotary_factor": rotary / head_size}
+    if architecture != "gemma3":
+        return {}
+    # Of the 27B, which alone has so many layers, by the head size that its width would have.
+    widest = file.integer("gemma3.block_count") == GEMMA3_27B_LAYERS
+    return {
+        "hidden_act": "gelu_pytorch_tanh",
+        "sliding_window": window,
+        "rope_local_base_freq": file.number("gemma3.rope.freq_base_swa", 10000.0),
+        "query_pre_attn_scalar": hidden_size // heads if widest else head_size,
     }
 
 
@@ -74,7 +96,8 @@ def _head_size(file: GgufFile, architecture: str, default: int) -> int:
     head_size = file.integer(f"{architecture}.attention.key_length", default)
     value_size = file.integer(f"{architecture}.attention.value_length", head_size)
     rotary_size = file.integer(f"{architecture}.rope.dimension_count", head_size)
-    if not head_size == value_size == rotary_size:
+    # Phi-3 rotates a part.
+    if head_size != value_size or (rotary_size != head_size and architecture != "phi3"):
         raise UnsupportedModel(
             f"{file.path.name}: keys of {head_size}, values of {value_size} and a rotary part of "
             f"{rotary_size} elements; mesh needs the three equal"

@@ -80,7 +80,8 @@ def write_weights(
         )
         for want, tensor in matches:
             together = head_rows(shape, want)
-            for piece in _pieces(source.fileno(), file.path.name, tensor, together):
+            offset = want.gguf_offset
+            for piece in _pieces(source.fileno(), file.path.name, tensor, together, offset):
                 target.write((uninterleaved(piece, together) if together > 1 else piece).data)
                 done_elements += piece.size
                 progress("convert weights", done_elements / total_elements)
@@ -127,12 +128,13 @@ def raw_pieces(
 
 
 def _pieces(
-    descriptor: int, file_name: str, tensor: GgufTensor, rows_multiple: int
+    descriptor: int, file_name: str, tensor: GgufTensor, rows_multiple: int, offset: float
 ) -> Iterator[HalfArray]:
-    """The tensor in f16, in pieces [rows, row elements] whose rows are a multiple of the given."""
+    """The tensor less its offset in f16, in pieces [rows, row elements] whose rows are a multiple
+    of the given."""
     for count, data in raw_pieces(descriptor, file_name, tensor, rows_multiple):
         with np.errstate(over="ignore", invalid="ignore"):
-            piece = _dequantized(data, tensor.type).astype(np.float16)
+            piece = (_dequantized(data, tensor.type) - np.float32(offset)).astype(np.float16)
         if not np.isfinite(piece).all():
             raise TornModel(
                 f"{file_name}: tensor {tensor.name} holds values that are not finite in f16",

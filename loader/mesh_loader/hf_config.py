@@ -19,7 +19,8 @@ def normalised(config: Mapping[str, Any], shape: Shape, name: str) -> dict[str, 
 
     Raises UnsupportedModel for a rotary scaling that transformers does not name either.
     """
-    rope = _rope(config, name)
+    rope, local = _rope(config, name)
+    partial = rope.pop("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     kind = rope.get("rope_type", "default")
     theta = rope.pop("rope_theta", config.get("rope_theta", 10000.0))
     if isinstance(theta, bool) or not isinstance(theta, int | float) or theta <= 0:
@@ -27,11 +28,17 @@ def normalised(config: Mapping[str, Any], shape: Shape, name: str) -> dict[str, 
     if kind not in (*ROPE_TYPES, "default"):
         raise UnsupportedModel(f"{name}: rotary scaling {kind!r} is not supported")
     filled = {key: value for key, value in config.items() if key != "rope_parameters"}
+    if shape.experts:
+        filled["num_experts"] = shape.experts
+    if partial != 1.0:
+        filled["partial_rotary_factor"] = partial
+    if local is not None:
+        filled["rope_local_base_freq"] = local
     return {
         **filled,
         "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_size,
-        "hidden_act": config.get("hidden_act", "silu"),
+        "hidden_act": config.get("hidden_activation") or config.get("hidden_act", "silu"),
         "rms_norm_eps": config.get("rms_norm_eps", 1e-6),
         "rope_theta": float(theta),
         "rope_scaling": None if kind == "default" else rope,
@@ -41,11 +48,16 @@ def normalised(config: Mapping[str, Any], shape: Shape, name: str) -> dict[str, 
     }
 
 
-def _rope(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _rope(config: Mapping[str, Any], name: str) -> tuple[dict[str, Any], float | None]:
+    """The rotary scaling, and the base frequency of layers with a window where it is another."""
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    local = config.get("rope_local_base_freq")
+    if isinstance(given, dict) and "full_attention" in given:
+        local = (given.get("sliding_attention") or {}).get("rope_theta", local)
+        given = given["full_attention"]
     if not isinstance(given, dict):
         raise TornModel(f"{name}: the rotary scaling should be an object, it is {given!r}")
     rope = dict(given)
     if "type" in rope:
         rope.setdefault("rope_type", rope.pop("type"))
-    return rope
+    return rope, local

@@ -245,3 +245,13 @@ def _read_or_refuse(raw: bytes) -> None:
         return
     assert said[0].startswith("m.yaml")
     assert said[1]
+
+
+def test_every_family_has_a_manifest_that_can_be_meant() -> None:
+    """All can be deployed in one go; what the table of families links is there."""
+    root = Path(__file__).parents[2]
+    paths = sorted((root / "examples" / "families").glob("*.yaml"))
+    specs = read_manifests([(path.name, read_file(str(path))) for path in paths])
+    assert [spec.name for spec in specs] == [path.stem for path in paths]
+    table = (root / "docs" / "model-store.md").read_text(encoding="utf-8")
+    assert {path.name for path in paths if f"families/{path.name})" not in table} == set()

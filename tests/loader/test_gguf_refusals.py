@@ -98,11 +98,11 @@ def test_a_version_from_the_future_is_unsupported(tmp_path: Path) -> None:
 def test_an_architecture_that_mesh_does_not_run_is_named_with_those_it_does(
     tmp_path: Path,
 ) -> None:
-    write_tiny_gguf(tmp_path / "m.gguf", "gemma3", tensors=random_tensors("llama", VOCABULARY))
+    write_tiny_gguf(tmp_path / "m.gguf", "gptneox", tensors=random_tensors("llama", VOCABULARY))
     error = refusal(tmp_path)
     assert isinstance(error, UnsupportedModel)
-    assert "m.gguf: architecture gemma3 is not supported" in error.message
-    assert "llama, qwen2, qwen3" in error.hint
+    assert "m.gguf: architecture gptneox is not supported" in error.message
+    assert "llama, qwen2, qwen3, phi3, gemma3" in error.hint
 
 
 @pytest.mark.parametrize(

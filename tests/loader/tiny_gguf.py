@@ -68,19 +68,27 @@ def random_tensors(
         shapes["lm_head.weight"] = (vocabulary, HIDDEN)
     for layer in range(LAYERS):
         prefix = f"model.layers.{layer}."
-        for norm in ("input_layernorm", "post_attention_layernorm"):
+        norms = ["input_layernorm", "post_attention_layernorm"]
+        if architecture == "gemma3":
+            norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+        for norm in norms:
             shapes[f"{prefix}{norm}.weight"] = (HIDDEN,)
+        shapes[prefix + "mlp.down_proj.weight"] = (HIDDEN, INTERMEDIATE)
+        shapes[prefix + "self_attn.o_proj.weight"] = (HIDDEN, query_size)
+        if architecture == "phi3":
+            rows = query_size + 2 * kv_size
+            shapes[prefix + "self_attn.qkv_proj.weight"] = (rows, HIDDEN)
+            shapes[prefix + "mlp.gate_up_proj.weight"] = (2 * INTERMEDIATE, HIDDEN)
+            continue
         shapes[prefix + "mlp.gate_proj.weight"] = (INTERMEDIATE, HIDDEN)
         shapes[prefix + "mlp.up_proj.weight"] = (INTERMEDIATE, HIDDEN)
-        shapes[prefix + "mlp.down_proj.weight"] = (HIDDEN, INTERMEDIATE)
         for name, size in (("q", query_size), ("k", kv_size), ("v", kv_size)):
             shapes[f"{prefix}self_attn.{name}_proj.weight"] = (size, HIDDEN)
             if bias or architecture == "qwen2":
                 shapes[f"{prefix}self_attn.{name}_proj.bias"] = (size,)
-        shapes[prefix + "self_attn.o_proj.weight"] = (HIDDEN, query_size)
         if bias:
             shapes[prefix + "self_attn.o_proj.bias"] = (HIDDEN,)
-        if architecture == "qwen3":
+        if architecture in ("qwen3", "gemma3"):
             shapes[prefix + "self_attn.q_norm.weight"] = (HEAD_SIZE,)
             shapes[prefix + "self_attn.k_norm.weight"] = (HEAD_SIZE,)
     draw = np.random.default_rng(seed)
@@ -96,6 +104,11 @@ _NAMES = {
     "lm_head": "output",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
+    "after_attention": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
@@ -108,8 +121,10 @@ _NAMES = {
 }
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, architecture: str = "llama") -> str:
     """llama.cpp's name of a Hugging Face tensor."""
+    if architecture == "gemma3":
+        name = name.replace("post_attention_layernorm", "after_attention")
     stem, _, kind = name.rpartition(".")
     if not stem.startswith("model.layers."):
         return f"{_NAMES[stem]}.{kind}"
@@ -164,10 +179,12 @@ def write_tiny_gguf(
         heads = {"q_proj": HEADS, "k_proj": KV_HEADS}.get(name.split(".")[-2], 0)
         stored = interleaved(array, heads) if heads and architecture == "llama" else array
         if stored.ndim == 1:
-            writer.add_tensor(gguf_name(name), stored)
+            # As its converter does with Gemma's norms.
+            stored = stored + 1 if architecture == "gemma3" else stored
+            writer.add_tensor(gguf_name(name, architecture), stored)
         else:
             packed = gguf.quants.quantize(stored, quantization)
-            writer.add_tensor(gguf_name(name), packed, raw_dtype=quantization)
+            writer.add_tensor(gguf_name(name, architecture), packed, raw_dtype=quantization)
     for name, array in (extra or {}).items():
         writer.add_tensor(name, array)
     writer.write_header_to_file()

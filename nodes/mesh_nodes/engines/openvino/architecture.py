@@ -1,4 +1,4 @@
-"""What of a model's config.json decides its graph: sizes, rotary embedding, biases, norms.
+"""What of a model's config.json decides its graph: sizes, rotary embedding, windows, experts.
 
 `read_architecture` refuses what the graph builder cannot build, before any weight is read. Before
 it comes the store's folder, after it `weights` (which tensors there must be) and `graph`.
@@ -7,13 +7,17 @@ it comes the store's folder, after it `weights` (which tensors there must be) an
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import log, sqrt
 from pathlib import Path
 from typing import Any
 
 from mesh.domain.errors import TornModel, UnsupportedModel
+from mesh_loader.architectures import GEMMAS, MIXTURES, NATIVE_ARCHITECTURES, sparse_layers
 
-SUPPORTED_KINDS = ("llama", "qwen2", "qwen3")
-SUPPORTED_ROPE = ("default", "linear", "llama3")
+SUPPORTED_KINDS = NATIVE_ARCHITECTURES
+SUPPORTED_ROPE = ("default", "linear", "llama3", "longrope")
+SILU, GELU_TANH = "silu", "gelu_tanh"
+_ACTIVATIONS = {"silu": SILU, "swish": SILU, "gelu_pytorch_tanh": GELU_TANH}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +30,32 @@ class Rope:
     low_frequency_factor: float = 1.0
     high_frequency_factor: float = 4.0
     original_context_tokens: int = 8192
-    """The last three are llama3's; `factor` is linear's and llama3's."""
+    """The last three are llama3's; `factor` is linear's, too, and the last longrope's."""
+    short_factors: tuple[float, ...] = ()
+    """longrope's divisors of each frequency, for contexts up to the original."""
+    table_factor: float = 1.0
+    """longrope's, of cosines and sines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture in place of the MLP of some layers."""
+
+    count: int
+    chosen: int
+    """Of a token."""
+    intermediate_size: int
+    """Of each."""
+    normalised: bool
+    """Whether the shares of those chosen sum to one."""
+    shared_intermediate_size: int
+    """Of the one that all tokens take, behind a gate of its own; 0 where there is none."""
+    layers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """A dense decoder: RMS norms, rotary grouped-query attention, a gated SiLU MLP."""
+    """A decoder: RMS norms, rotary grouped-query attention, a gated MLP or a mixture of them."""
 
     kind: str
     layers: int
@@ -48,6 +72,31 @@ class Architecture:
     output_bias: bool
     mlp_bias: bool
     qk_norm: bool
+    fused: bool = False
+    """The checkpoint has queries, keys and values in one matrix, and the MLP's gate and up."""
+    rotary_size: int = 0
+    """Of a head's elements, the first that are rotated; 0: all."""
+    windows: tuple[int, ...] = ()
+    """For each layer the tokens that one attends to, itself included, 0 for all; (): all in all."""
+    local_rope: Rope | None = None
+    """Of the layers with a window, where they have their own."""
+    attention_scale: float = 0.0
+    """0: the root of the head size, inverse."""
+    activation: str = SILU
+    embedding_scale: float = 1.0
+    norm_offset: float = 0.0
+    """Added to every norm's stored weights."""
+    norms_around: bool = False
+    """Of attention and MLP the outputs are normed, too, before they are added."""
+    logit_cap: float = 0.0
+    """Logits x become cap * tanh(x / cap); 0: they stay."""
+    experts: Experts | None = None
+
+    def window(self, layer: int) -> int:
+        return self.windows[layer] if self.windows else 0
+
+    def is_mixture(self, layer: int) -> bool:
+        return self.experts is not None and layer in self.experts.layers
 
 
 def read_architecture(model_path: Path) -> Architecture:
@@ -71,36 +120,89 @@ def parse_architecture(config: Mapping[str, Any]) -> Architecture:
     kind = str(config.get("model_type", "missing"))
     if kind not in SUPPORTED_KINDS:
         raise _unsupported(f"model_type {kind!r}", f"supported: {', '.join(SUPPORTED_KINDS)}")
-    activation = config.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise _unsupported(f"hidden_act {activation!r}", "supported: silu")
-    if config.get("use_sliding_window"):
-        raise _unsupported("use_sliding_window", "supported: full attention in every layer")
+    given = config.get("hidden_activation") or config.get("hidden_act", "silu")
+    if given not in _ACTIVATIONS:
+        raise _unsupported(f"hidden_act {given!r}", f"supported: {', '.join(_ACTIVATIONS)}")
+    if config.get("attn_logit_softcapping"):
+        raise _unsupported(
+            f"attn_logit_softcapping {config['attn_logit_softcapping']!r}: OpenVINO's paged "
+            "attention caps no scores",
+            "deploy it on vLLM nodes",
+        )
+    gemma = kind in GEMMAS
     try:
         heads = int(config["num_attention_heads"])
         hidden_size = int(config["hidden_size"])
+        head_size = int(config.get("head_dim") or hidden_size // heads)
+        layers = int(config["num_hidden_layers"])
         attention_bias = bool(config.get("attention_bias", kind == "qwen2"))
+        qkv_alone = kind in ("qwen2", "qwen2_moe")
         return Architecture(
             kind=kind,
-            layers=int(config["num_hidden_layers"]),
+            layers=layers,
             hidden_size=hidden_size,
             intermediate_size=int(config["intermediate_size"]),
             attention_heads=heads,
             kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_size=int(config.get("head_dim") or hidden_size // heads),
+            head_size=head_size,
             vocabulary_tokens=int(config["vocab_size"]),
             norm_epsilon=float(config["rms_norm_eps"]),
             rope=_parse_rope(config),
-            tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-            qkv_bias=attention_bias or kind == "qwen2",
-            output_bias=attention_bias and kind != "qwen2",
+            tied_embeddings=bool(config.get("tie_word_embeddings", gemma)),
+            qkv_bias=bool(config.get("qkv_bias", True)) if qkv_alone else attention_bias,
+            output_bias=attention_bias and not qkv_alone,
             mlp_bias=bool(config.get("mlp_bias", False)),
-            qk_norm=kind == "qwen3",
+            qk_norm=kind in ("qwen3", "qwen3_moe", "gemma3_text"),
+            fused=kind == "phi3",
+            rotary_size=int(head_size * float(config.get("partial_rotary_factor", 1.0))),
+            windows=_windows(config, kind, layers),
+            local_rope=Rope(theta=float(config.get("rope_local_base_freq", 10000.0)))
+            if kind == "gemma3_text"
+            else None,
+            attention_scale=float(config.get("query_pre_attn_scalar", 256)) ** -0.5
+            if gemma
+            else 0.0,
+            activation=_ACTIVATIONS[given],
+            embedding_scale=hidden_size**0.5 if gemma else 1.0,
+            norm_offset=1.0 if gemma else 0.0,
+            norms_around=gemma,
+            logit_cap=float(config.get("final_logit_softcapping") or 0.0),
+            experts=_experts(config, kind, layers) if kind in MIXTURES else None,
         )
     except KeyError as error:
         raise TornModel(f"config.json has no field {error}") from error
     except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
         raise TornModel(f"config.json has a field of a wrong kind: {error}") from error
+
+
+def _windows(config: Mapping[str, Any], kind: str, layers: int) -> tuple[int, ...]:
+    """By `layer_types`, or as transformers fills them in for the kind where they are left out."""
+    window = int(config.get("sliding_window") or 0)
+    if kind.startswith("qwen") and not config.get("use_sliding_window"):
+        window = 0
+    if not window or kind == "llama":
+        return ()
+    types = config.get("layer_types")
+    if types is not None:
+        return tuple(window if types[n] == "sliding_attention" else 0 for n in range(layers))
+    period = {"gemma2": 2, "gemma3_text": int(config.get("sliding_window_pattern") or 6)}.get(kind)
+    first = int(config.get("max_window_layers", layers)) if kind.startswith("qwen") else 0
+    return tuple(
+        0 if layer < first or (period and (layer + 1) % period == 0) else window
+        for layer in range(layers)
+    )
+
+
+def _experts(config: Mapping[str, Any], kind: str, layers: int) -> Experts:
+    shared = int(config["shared_expert_intermediate_size"]) if kind == "qwen2_moe" else 0
+    return Experts(
+        count=int(config["num_experts"]),
+        chosen=int(config["num_experts_per_tok"]),
+        intermediate_size=int(config["moe_intermediate_size"]),
+        normalised=bool(config.get("norm_topk_prob", False)),
+        shared_intermediate_size=shared,
+        layers=sparse_layers(config, layers, "config.json"),
+    )
 
 
 def _parse_rope(config: Mapping[str, Any]) -> Rope:
@@ -122,7 +224,24 @@ def _parse_rope(config: Mapping[str, Any]) -> Rope:
             high_frequency_factor=float(scaling["high_freq_factor"]),
             original_context_tokens=int(scaling["original_max_position_embeddings"]),
         )
+    if name == "longrope":
+        return _longrope(config, scaling, theta)
     raise _unsupported(f"rope_scaling {name!r}", f"supported: {', '.join(SUPPORTED_ROPE)}")
+
+
+def _longrope(config: Mapping[str, Any], scaling: Mapping[str, Any], theta: float) -> Rope:
+    """Phi-3's (Ding et al. 2024, LongRoPE), as transformers reads it."""
+    original = scaling.get("original_max_position_embeddings")
+    original = int(original or config["original_max_position_embeddings"])
+    stretch = int(config["max_position_embeddings"]) / original
+    computed = sqrt(1 + log(stretch) / log(original)) if stretch > 1 else 1.0
+    return Rope(
+        theta=theta,
+        scaling="longrope",
+        original_context_tokens=original,
+        short_factors=tuple(float(factor) for factor in scaling["short_factor"]),
+        table_factor=float(scaling.get("attention_factor") or computed),
+    )
 
 
 def _unsupported(what: str, hint: str) -> UnsupportedModel:

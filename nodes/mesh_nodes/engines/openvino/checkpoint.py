@@ -29,6 +29,7 @@ _LENGTH_BYTES = 8
 """The header's length comes before it."""
 _F16_BITS = np.int32(-0x80000000 | 0x0FFFE000)
 """Of an f32: its sign, and where the others of an f16 are moved."""
+_F16_MAX = float(np.finfo(np.float16).max)
 _F16_BIAS = np.float32(2.0 ** (127 - 15))
 
 
@@ -38,6 +39,7 @@ class StoredTensor:
 
     data: npt.NDArray[np.generic]
     element: str
+    name: str
 
     def as_f32(self) -> npt.NDArray[np.float32]:
         out = np.empty(self.data.shape, np.float32)
@@ -63,10 +65,18 @@ class StoredTensor:
             np.copyto(out, data)
 
     def as_f16(self) -> npt.NDArray[np.float16]:
-        """Without a copy where the file has f16."""
+        """Without a copy where the file has f16. Raises UnsupportedModel for what is beyond it."""
         if self.element == "F16":
             return self.data.view(np.float16)
-        return self.as_f32().astype(np.float16)
+        values = self.as_f32()
+        largest = float(np.abs(values).max(initial=0.0))
+        if largest > _F16_MAX:
+            raise UnsupportedModel(
+                f"the OpenVINO engine holds tensor {self.name} in f16: its largest value is "
+                f"{largest:.6g}, more than {_F16_MAX:.0f}",
+                hint="deploy it with spec.weights i8 or i4",
+            )
+        return values.astype(np.float16)
 
 
 class Checkpoint:
@@ -154,4 +164,4 @@ def _tensor(
             f"tensor {name} of {size_bytes} bytes is given bytes {first} to {last} "
             f"of {mapped.size_bytes - begin}"
         )
-    return StoredTensor(mapped.array(dtype, shape, begin + first), element)
+    return StoredTensor(mapped.array(dtype, shape, begin + first), element, name)

@@ -260,7 +260,8 @@ class Compiler:
         else:
             self._check_prepared(model_path, precision)
         architecture = read_architecture(model_path)
-        if layout is not None:
+        # OpenVINO exports a mixture's GatherMatmulCompressed, which it then does not import.
+        if layout is not None and architecture.experts is None:
             key = self.blob_key(
                 architecture, context_tokens_max, layout, precision, model.precision
             )

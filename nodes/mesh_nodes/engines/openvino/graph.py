@@ -1,4 +1,4 @@
-"""Builds the OpenVINO model of a dense decoder with paged attention from its weights.
+"""Builds the OpenVINO model of a decoder with paged attention from its weights.
 
 Takes an `Architecture` and the arrays of `weights`; the result goes to `core.compile_model`.
 Weights become constants over the memory of the arrays, without a copy, and keep them alive.
@@ -12,7 +12,7 @@ import openvino as ov
 import openvino.opset13 as ops
 from openvino import Node, Type
 
-from mesh_nodes.engines.openvino.architecture import Architecture
+from mesh_nodes.engines.openvino.architecture import SILU, Architecture, Experts, Rope
 from mesh_nodes.engines.openvino.four_bits import GROUP
 from mesh_nodes.engines.openvino.paged_attention import (
     INPUT_IDS,
@@ -26,7 +26,8 @@ from mesh_nodes.engines.openvino.rope import rope_tables, rotate
 from mesh_nodes.engines.openvino.weights import Array
 
 COSINE, SINE = "cosine", "sine"
-ROPE_TABLES = (COSINE, SINE)
+LOCAL_COSINE, LOCAL_SINE = "local_cosine", "local_sine"
+ROPE_TABLES = (COSINE, SINE, LOCAL_COSINE, LOCAL_SINE)
 """Constants that the shape decides; the model decides those named as `weights` names its arrays."""
 
 
@@ -49,17 +50,34 @@ class _Builder:
         self._input_ids = parameter(INPUT_IDS, [-1], Type.i64)
         self._position_ids = parameter(POSITION_IDS, [-1], Type.i64)
         self._sampled = parameter(SAMPLED_INDICES, [-1], Type.i64)
-        cosine, sine = rope_tables(architecture.rope, architecture.head_size, context_tokens_max)
-        self._cosine = self._rows_at_positions(COSINE, cosine)
-        self._sine = self._rows_at_positions(SINE, sine)
+        self._rotary_size = architecture.rotary_size or architecture.head_size
+        self._rotation = self._rotation_of(architecture.rope, COSINE, SINE, context_tokens_max)
+        self._local_rotation = self._rotation
+        if architecture.local_rope is not None:
+            self._local_rotation = self._rotation_of(
+                architecture.local_rope, LOCAL_COSINE, LOCAL_SINE, context_tokens_max
+            )
 
     def model(self) -> ov.Model:
         x = ops.unsqueeze(self._embedded(), _shape(1))
+        if self._a.embedding_scale != 1.0:
+            x = ops.multiply(x, _number(self._a.embedding_scale))
         for layer in range(self._a.layers):
-            x = ops.add(x, self._attend(layer, x))
-            x = ops.add(x, self._mlp(layer, x))
+            attended, prefix = self._attend(layer, x), f"layers.{layer}"
+            if self._a.norms_around:
+                attended = self._norm(attended, f"{prefix}.attended_norm", rank=3)
+            x = ops.add(x, attended)
+            fed = self._norm(x, f"{prefix}.mlp_norm", rank=3)
+            feed = self._mixture if self._a.is_mixture(layer) else self._mlp
+            fed = feed(prefix, fed)
+            if self._a.norms_around:
+                fed = self._norm(fed, f"{prefix}.fed_norm", rank=3)
+            x = ops.add(x, fed)
         x = self._norm(_gather(x, self._sampled), "norm", rank=3)
         logits = self._linear(x, "embedding" if self._a.tied_embeddings else "head")
+        if self._a.logit_cap:
+            cap = _number(self._a.logit_cap)
+            logits = ops.multiply(ops.tanh(ops.divide(logits, cap)), cap)
         logits.output(0).get_tensor().set_names({"logits"})
         inputs = [self._input_ids, self._position_ids, self._sampled, *self._attention.parameters]
         return ov.Model([ops.result(logits)], inputs, f"{self._a.kind}_paged")
@@ -88,30 +106,88 @@ class _Builder:
         fused = self._linear(self._norm(x, f"{prefix}.input_norm", rank=3), f"{prefix}.qkv")
         widths = [a.attention_heads * a.head_size, a.kv_heads * a.head_size]
         split = ops.variadic_split(fused, _scalar(2), _shape(widths[0], widths[1], widths[1]))
-        q = self._heads(split.output(0), a.attention_heads, f"{prefix}.q_norm")
-        k = self._heads(split.output(1), a.kv_heads, f"{prefix}.k_norm")
+        window = a.window(layer)
+        rotation = self._local_rotation if window else self._rotation
+        q = self._heads(split.output(0), a.attention_heads, f"{prefix}.q_norm", rotation)
+        k = self._heads(split.output(1), a.kv_heads, f"{prefix}.k_norm", rotation)
         v = ops.reshape(split.output(2), _shape(-1, widths[1]), False)
-        shape = AttentionShape(heads=a.attention_heads, kv_heads=a.kv_heads, head_size=a.head_size)
+        shape = AttentionShape(
+            heads=a.attention_heads,
+            kv_heads=a.kv_heads,
+            head_size=a.head_size,
+            scale=a.attention_scale,
+            window_tokens=window,
+        )
         attended = self._attention.attend(layer, q, k, v, shape)
         attended = ops.reshape(attended.output(0), _shape(-1, 1, widths[0]), False)
         return self._linear(attended, f"{prefix}.output")
 
-    def _heads(self, x: Node, heads: int, norm: str) -> Node:
+    def _heads(self, x: Node, heads: int, norm: str, rotation: tuple[Node, Node]) -> Node:
         """Queries or keys of [tokens, 1, heads * size], normed and rotated, as [tokens, …]."""
-        x = ops.reshape(x, _shape(-1, 1, heads, self._a.head_size), False)
+        size, rotated = self._a.head_size, self._rotary_size
+        x = ops.reshape(x, _shape(-1, 1, heads, size), False)
         if self._a.qk_norm:
             x = self._norm(x, norm, rank=4)
         x = ops.transpose(x, _shape(0, 2, 1, 3))
-        x = rotate(x, self._cosine, self._sine, self._a.head_size)
+        if rotated == size:
+            x = rotate(x, *rotation, size)
+        else:
+            split = ops.variadic_split(x, _scalar(3), _shape(rotated, size - rotated))
+            x = ops.concat([rotate(split.output(0), *rotation, rotated), split.output(1)], 3)
         x = ops.transpose(x, _shape(0, 2, 1, 3))
-        return ops.reshape(x, _shape(-1, heads * self._a.head_size), False)
+        return ops.reshape(x, _shape(-1, heads * size), False)
 
-    def _mlp(self, layer: int, x: Node) -> Node:
-        prefix = f"layers.{layer}"
-        fused = self._linear(self._norm(x, f"{prefix}.mlp_norm", rank=3), f"{prefix}.gate_up")
-        split = ops.split(fused, _scalar(2), 2)
-        gated = ops.multiply(ops.swish(split.output(0)), split.output(1))
-        return self._linear(gated, f"{prefix}.down")
+    def _mlp(self, prefix: str, x: Node) -> Node:
+        """Of what is normed."""
+        split = ops.split(self._linear(x, f"{prefix}.gate_up"), _scalar(2), 2)
+        return self._linear(self._gated(split.output(0), split.output(1)), f"{prefix}.down")
+
+    def _gated(self, gate: Node, up: Node) -> Node:
+        silu = self._a.activation == SILU
+        return ops.multiply(ops.swish(gate) if silu else ops.gelu(gate, "tanh"), up)
+
+    def _mixture(self, prefix: str, x: Node) -> Node:
+        """Of what is normed. Spelled as if every expert computed every token, which the plugin
+        recognises (`ConvertTiledMoeBlockToGatherMatmuls`): only those chosen are read.
+        """
+        experts = self._a.experts
+        assert experts is not None
+        tokens = ops.reshape(x, _shape(-1, self._a.hidden_size), False)
+        tiled = ops.tile(tokens, _shape(experts.count, 1))
+        tiled = ops.reshape(tiled, _shape(experts.count, -1, self._a.hidden_size), False)
+        gate = self._experts_matmul(tiled, f"{prefix}.experts.gate")
+        # Not ops.swish, whose second input the plugin does not look for.
+        gate = ops.multiply(gate, ops.sigmoid(gate))
+        up = self._experts_matmul(tiled, f"{prefix}.experts.up")
+        down = self._experts_matmul(ops.multiply(gate, up), f"{prefix}.experts.down")
+        each = ops.reshape(down, _shape(experts.count, -1, 1, self._a.hidden_size), False)
+        shares = self._shares(tokens, f"{prefix}.router", experts)
+        mixed = ops.reduce_sum(ops.multiply(each, shares), _shape(0), False)
+        if experts.shared_intermediate_size:
+            share = ops.sigmoid(self._linear(x, f"{prefix}.shared.router"))
+            mixed = ops.add(mixed, ops.multiply(share, self._mlp(f"{prefix}.shared", x)))
+        return mixed
+
+    def _experts_matmul(self, x: Node, name: str) -> Node:
+        """Of [experts, tokens, columns], by the matrix of each."""
+        assert self._a.experts is not None
+        return ops.matmul(x, self._matrix(name, self._a.experts.count), False, True)
+
+    def _shares(self, tokens: Node, router: str, experts: Experts) -> Node:
+        """What each expert has of each token, 0 where it is not chosen: [experts, tokens, 1, 1]."""
+        odds = ops.softmax(ops.matmul(tokens, self._matrix(router), False, True), 1)
+        chosen = ops.topk(odds, _scalar(experts.chosen), -1, "max", "value", "i64")
+        shares, places = chosen.output(0), chosen.output(1)
+        if experts.normalised:
+            shares = ops.divide(shares, ops.reduce_sum(shares, _shape(-1), True)).output(0)
+        count = _shape(experts.count)
+        token_count = ops.gather(ops.shape_of(places), _shape(0), _scalar(0))
+        zeros = ops.constant(np.zeros(1, np.float32))
+        nothing = ops.broadcast(zeros, ops.concat([token_count, count], 0))
+        of_all = ops.scatter_elements_update(nothing, places, shares, _shape(1))
+        of_all = ops.transpose(of_all, _shape(1, 0))
+        of_all = ops.reshape(of_all, ops.concat([count, token_count, _shape(-1)], 0), True)
+        return ops.unsqueeze(of_all, _shape(-1))
 
     def _norm(self, x: Node, name: str, *, rank: int) -> Node:
         """RMS norm over the last axis, spelled as the CPU plugin fuses it."""
@@ -142,42 +218,55 @@ class _Builder:
         sums = ops.reduce_sum(groups, _shape(3), False)
         return ops.matmul(sums, self._constant(name), False, True)
 
-    def _matrix(self, name: str) -> Node:
-        """f32 [rows, columns], decompressed in the graph from what is stored."""
+    def _matrix(self, name: str, experts: int = 0) -> Node:
+        """f32 [rows, columns], decompressed in the graph from what is stored; of experts
+        [experts, rows of each, columns].
+        """
         values = self._weights[name]
         if values.dtype == np.uint8:
-            return self._matrix_of_four_bits(name, values)
+            return self._matrix_of_four_bits(name, values, experts)
         if name not in self._matrices:
-            self._matrices[name] = self._decompressed(name, values)
+            self._matrices[name] = self._decompressed(name, values, experts)
         return self._matrices[name]
 
-    def _decompressed(self, name: str, values: Array) -> Node:
-        stored = self._constant(name)
+    def _decompressed(self, name: str, values: Array, experts: int) -> Node:
+        stored = self._constant(name, experts)
         if values.dtype == np.float32:
             return stored
         matrix = ops.convert(stored, "f32")
         if f"{name}.scale" not in self._weights:
             return matrix
-        return ops.multiply(matrix, self._constant(f"{name}.scale"))
+        return ops.multiply(matrix, self._constant(f"{name}.scale", experts))
 
-    def _constant(self, name: str) -> Node:
+    def _constant(self, name: str, experts: int = 0) -> Node:
         """One for all that compute with it."""
         if name not in self._constants:
-            constant = ops.constant(self._weights[name], shared_memory=True)
+            values = self._weights[name]
+            if experts:
+                values = values.reshape(experts, -1, *values.shape[1:])
+            constant = ops.constant(values, shared_memory=True)
             self._constants[name] = _named(name, constant)
         return self._constants[name]
 
-    def _matrix_of_four_bits(self, name: str, nibbles: Array) -> Node:
+    def _matrix_of_four_bits(self, name: str, nibbles: Array, experts: int) -> Node:
         """Spelled as the plugin fuses it. `nibbles` and what is beside it: see `FourBits`."""
         rows, groups, half = nibbles.shape
-        tensor = ov.Tensor(nibbles, ov.Shape([rows, groups, 2 * half]), Type.i4)
+        outer = [experts, rows // experts] if experts else [rows]
+        tensor = ov.Tensor(nibbles, ov.Shape([*outer, groups, 2 * half]), Type.i4)
         stored = _named(name, ov.op.Constant(tensor))
-        matrix = ops.multiply(ops.convert(stored, "f32"), self._constant(f"{name}.scale"))
-        return ops.reshape(matrix, _shape(rows, groups * 2 * half), False)
+        scale = self._constant(f"{name}.scale", experts)
+        matrix = ops.multiply(ops.convert(stored, "f32"), scale)
+        return ops.reshape(matrix, _shape(*outer, groups * 2 * half), False)
+
+    def _rotation_of(
+        self, rope: Rope, cosine: str, sine: str, context_tokens_max: int
+    ) -> tuple[Node, Node]:
+        cosines, sines = rope_tables(rope, self._rotary_size, context_tokens_max)
+        return self._rows_at_positions(cosine, cosines), self._rows_at_positions(sine, sines)
 
     def _rows_at_positions(self, name: str, table: Array) -> Node:
         rows = _gather(_named(name, ops.constant(table)), self._position_ids)
-        return ops.reshape(rows, _shape(-1, 1, 1, self._a.head_size), False)
+        return ops.reshape(rows, _shape(-1, 1, 1, self._rotary_size), False)
 
 
 def _named(name: str, constant: Node) -> Node:

@@ -33,6 +33,10 @@ class AttentionShape:
     heads: int
     kv_heads: int
     head_size: int
+    scale: float = 0.0
+    """Of scores; 0: the root of the head size, inverse."""
+    window_tokens: int = 0
+    """That one attends to, itself included; 0: all."""
 
 
 class AttentionInputs:
@@ -67,9 +71,9 @@ class AttentionInputs:
             self._block_indices,
             self._block_indices_begins,
         ]
-        scale = _constant(shape.head_size**-0.5, np.float32)
-        no_window = _constant(0, np.int32)
-        inputs = [q, k, v, *caches, *tables, scale, no_window, _empty(np.float32)]
+        scale = _constant(shape.scale or shape.head_size**-0.5, np.float32)
+        window = _constant(shape.window_tokens, np.int32)
+        inputs = [q, k, v, *caches, *tables, scale, window, _empty(np.float32)]
         inputs += [self._max_context_len, *_unused_inputs()]
         outputs = [node.output(0) for node in inputs]
         return paged_attention(outputs, kv_heads=shape.kv_heads, head_size=shape.head_size)

@@ -8,6 +8,7 @@ After: the engine. `precisions` decides, `precision_trial` measures.
 import json
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +96,25 @@ def shape_of_store(store: ModelStore) -> Architecture:
     """Of the largest stored model, whose iterations are the longest."""
     try:
         for model in sorted(store.models(), key=lambda m: (-m.info.parameters, m.info.model_id)):
-            return read_architecture(model.path)
+            return plain(read_architecture(model.path))
     except (MeshError, OSError):
         log.debug("the store has no model to try precisions with", exc_info=True)
     return USUAL
+
+
+def plain(architecture: Architecture) -> Architecture:
+    """Of the same sizes, all layers alike: of a mixture as wide as what one token takes."""
+    experts, wide = architecture.experts, architecture.intermediate_size
+    if experts is not None:
+        wide = experts.chosen * experts.intermediate_size + experts.shared_intermediate_size
+    return replace(
+        architecture,
+        intermediate_size=wide,
+        rope=Rope(theta=architecture.rope.theta),
+        local_rope=None,
+        windows=(),
+        experts=None,
+    )
 
 
 def _found(wish: TrialWish, kept: Path) -> tuple[Timed, ...]:

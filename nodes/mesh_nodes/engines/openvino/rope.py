@@ -9,6 +9,7 @@ import numpy.typing as npt
 import openvino.opset13 as ops
 from openvino import Node
 
+from mesh.domain.errors import UnsupportedModel
 from mesh_nodes.engines.openvino.architecture import Rope
 
 
@@ -26,16 +27,30 @@ def inverse_frequencies(rope: Rope, head_size: int) -> npt.NDArray[np.float64]:
         low, high = rope.low_frequency_factor, rope.high_frequency_factor
         kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
         return base * (kept + (1.0 - kept) / rope.factor)
+    if rope.scaling == "longrope":
+        return base / np.array(rope.short_factors, np.float64)
     return base
 
 
 def rope_tables(
     rope: Rope, head_size: int, context_tokens_max: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Cosines and sines, each [context_tokens_max, head_size] (the half repeated)."""
+    """Cosines and sines, each [context_tokens_max, head_size] (the half repeated).
+
+    Raises UnsupportedModel for longrope beyond the original context: which of its factors hold
+    changes there with a sequence's length, and what was cached would have to be rotated anew.
+    """
+    if rope.scaling == "longrope" and context_tokens_max > rope.original_context_tokens:
+        raise UnsupportedModel(
+            f"the OpenVINO engine does not run longrope over a context of {context_tokens_max} "
+            f"tokens, more than the {rope.original_context_tokens} that its short factors hold for",
+            hint=f"set spec.context_tokens_max to {rope.original_context_tokens}, "
+            "or deploy it on vLLM nodes",
+        )
     angles = np.outer(np.arange(context_tokens_max), inverse_frequencies(rope, head_size))
     angles = np.concatenate([angles, angles], axis=1)
-    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    cosines, sines = np.cos(angles) * rope.table_factor, np.sin(angles) * rope.table_factor
+    return cosines.astype(np.float32), sines.astype(np.float32)
 
 
 def rotate(x: Node, cosine: Node, sine: Node, head_size: int) -> Node:

@@ -15,7 +15,7 @@ from mesh_nodes.engines.openvino.precisions import Precisions, Timed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialWish:
-    """Of which model a few layers are tried, and what is settled already."""
+    """Of which model a few layers are tried, all alike, and what is settled already."""
 
     architecture: Architecture
     threads: int
@@ -29,8 +29,9 @@ class TrialWish:
     def from_json(cls, text: str) -> "TrialWish":
         fields = json.loads(text)
         shape = fields["architecture"]
+        rope = Rope(**{**shape["rope"], "short_factors": ()})
         return cls(
-            architecture=Architecture(**{**shape, "rope": Rope(**shape["rope"])}),
+            architecture=Architecture(**{**shape, "rope": rope, "windows": ()}),
             threads=fields["threads"],
             compute=fields["compute"] and ComputePrecision(fields["compute"]),
             kv=fields["kv"] and KvPrecision(fields["kv"]),

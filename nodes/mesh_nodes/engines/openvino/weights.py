@@ -25,6 +25,7 @@ from mesh_nodes.engines.openvino.four_bits import (
 )
 
 _Element = TypeVar("_Element", bound=np.generic)
+Sources = tuple[tuple[str, int], ...]
 Array = npt.NDArray[np.generic]
 _EIGHT_BITS = ("embedding", "head")
 """In I4, too."""
@@ -37,10 +38,12 @@ class Matrix:
     """One matrix of the graph: the rows of these tensors of the checkpoint, one below the other."""
 
     name: str
-    sources: tuple[tuple[str, int], ...]
+    sources: Sources
     """Hugging Face name without its suffix, and rows."""
     columns: int
     bias: bool = False
+    routes: bool = False
+    """It chooses experts, which rounding would change: held in f32 whatever the precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,8 @@ class Vector:
     name: str
     source: str
     size: int
+    offset: float = 0.0
+    """Added to what is stored."""
 
 
 def weight_plan(architecture: Architecture) -> tuple[Matrix | Vector, ...]:
@@ -60,7 +65,7 @@ def weight_plan(architecture: Architecture) -> tuple[Matrix | Vector, ...]:
     ]
     for layer in range(a.layers):
         plan += _layer_plan(a, layer)
-    plan.append(Vector("norm", "model.norm.weight", a.hidden_size))
+    plan.append(Vector("norm", "model.norm.weight", a.hidden_size, a.norm_offset))
     if not a.tied_embeddings:
         plan.append(Matrix("head", (("lm_head", a.vocabulary_tokens),), a.hidden_size))
     return tuple(plan)
@@ -68,27 +73,69 @@ def weight_plan(architecture: Architecture) -> tuple[Matrix | Vector, ...]:
 
 def _layer_plan(a: Architecture, layer: int) -> list[Matrix | Vector]:
     ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
-    attention, mlp = f"{theirs}.self_attn", f"{theirs}.mlp"
+    attention = f"{theirs}.self_attn"
     query_rows, kv_rows = a.attention_heads * a.head_size, a.kv_heads * a.head_size
-    qkv = (
+    qkv: Sources = (
         (f"{attention}.q_proj", query_rows),
         (f"{attention}.k_proj", kv_rows),
         (f"{attention}.v_proj", kv_rows),
     )
-    gate_up = ((f"{mlp}.gate_proj", a.intermediate_size), (f"{mlp}.up_proj", a.intermediate_size))
+    if a.fused:
+        qkv = ((f"{attention}.qkv_proj", query_rows + 2 * kv_rows),)
     output = ((f"{attention}.o_proj", a.hidden_size),)
-    down = ((f"{mlp}.down_proj", a.hidden_size),)
+    norms = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+    if a.norms_around:
+        norms |= {
+            "attended_norm": "post_attention_layernorm",
+            "mlp_norm": "pre_feedforward_layernorm",
+            "fed_norm": "post_feedforward_layernorm",
+        }
     plan: list[Matrix | Vector] = [
-        Vector(f"{ours}.input_norm", f"{theirs}.input_layernorm.weight", a.hidden_size),
-        Matrix(f"{ours}.qkv", qkv, a.hidden_size, a.qkv_bias),
-        Matrix(f"{ours}.output", output, query_rows, a.output_bias),
-        Vector(f"{ours}.mlp_norm", f"{theirs}.post_attention_layernorm.weight", a.hidden_size),
-        Matrix(f"{ours}.gate_up", gate_up, a.hidden_size, a.mlp_bias),
-        Matrix(f"{ours}.down", down, a.intermediate_size, a.mlp_bias),
+        Vector(f"{ours}.{name}", f"{theirs}.{source}.weight", a.hidden_size, a.norm_offset)
+        for name, source in norms.items()
     ]
+    plan.append(Matrix(f"{ours}.qkv", qkv, a.hidden_size, a.qkv_bias))
+    plan.append(Matrix(f"{ours}.output", output, query_rows, a.output_bias))
+    if a.is_mixture(layer):
+        plan += _mixture_plan(a, ours, f"{theirs}.mlp")
+    else:
+        plan += _mlp_plan(a, ours, f"{theirs}.mlp", a.intermediate_size)
     if a.qk_norm:
-        plan.append(Vector(f"{ours}.q_norm", f"{attention}.q_norm.weight", a.head_size))
-        plan.append(Vector(f"{ours}.k_norm", f"{attention}.k_norm.weight", a.head_size))
+        plan += [
+            Vector(f"{ours}.{x}_norm", f"{attention}.{x}_norm.weight", a.head_size, a.norm_offset)
+            for x in ("q", "k")
+        ]
+    return plan
+
+
+def _mlp_plan(a: Architecture, ours: str, theirs: str, size: int) -> list[Matrix | Vector]:
+    gate_up: Sources = ((f"{theirs}.gate_proj", size), (f"{theirs}.up_proj", size))
+    if a.fused:
+        gate_up = ((f"{theirs}.gate_up_proj", 2 * size),)
+    down = ((f"{theirs}.down_proj", a.hidden_size),)
+    return [
+        Matrix(f"{ours}.gate_up", gate_up, a.hidden_size, a.mlp_bias),
+        Matrix(f"{ours}.down", down, size, a.mlp_bias),
+    ]
+
+
+def _mixture_plan(a: Architecture, ours: str, theirs: str) -> list[Matrix | Vector]:
+    """The experts' matrices one below the other, as many as there are experts."""
+    assert a.experts is not None
+    size, shared = a.experts.intermediate_size, a.experts.shared_intermediate_size
+    router = ((f"{theirs}.gate", a.experts.count),)
+    plan: list[Matrix | Vector] = [Matrix(f"{ours}.router", router, a.hidden_size, routes=True)]
+    for name, rows, columns in (
+        ("gate", size, a.hidden_size),
+        ("up", size, a.hidden_size),
+        ("down", a.hidden_size, size),
+    ):
+        sources = tuple((f"{theirs}.experts.{n}.{name}_proj", rows) for n in range(a.experts.count))
+        plan.append(Matrix(f"{ours}.experts.{name}", sources, columns))
+    if shared:
+        gate = ((f"{theirs}.shared_expert_gate", 1),)
+        plan.append(Matrix(f"{ours}.shared.router", gate, a.hidden_size, routes=True))
+        plan += _mlp_plan(a, f"{ours}.shared", f"{theirs}.shared_expert", shared)
     return plan
 
 
@@ -107,16 +154,18 @@ def graph_weights(
     with ThreadPoolExecutor(threads, "mesh-quantise") as pool:
         for weight in weight_plan(architecture):
             if isinstance(weight, Vector):
-                yield weight.name, checkpoint.tensor(weight.source, (weight.size,)).as_f32()
+                vector = checkpoint.tensor(weight.source, (weight.size,)).as_f32()
+                yield weight.name, vector + np.float32(weight.offset)
                 continue
             parts = [
                 checkpoint.tensor(f"{source}.weight", (rows, weight.columns))
                 for source, rows in weight.sources
             ]
-            four_bits = _four_bits(weight, checkpoint, parts, precision, pool)
-            if precision is WeightPrecision.F16:
+            if weight.routes:
+                yield weight.name, _stack([part.as_f32() for part in parts])
+            elif precision is WeightPrecision.F16:
                 yield weight.name, _stack([part.as_f16() for part in parts])
-            elif four_bits is not None:
+            elif four_bits := _four_bits(weight, checkpoint, parts, precision, pool):
                 yield weight.name, four_bits.nibbles
                 yield f"{weight.name}.scale", four_bits.scale
                 if four_bits.offset is not None:

@@ -53,13 +53,38 @@ def test_rope_parameters_of_newer_configs_are_understood() -> None:
     assert (rope.theta, rope.scaling, rope.factor) == (5e5, "linear", 2.0)
 
 
+S, F = 128, 0
+QWEN2 = {"model_type": "qwen2", "sliding_window": S, "max_window_layers": 4}
+GEMMA3 = {"model_type": "gemma3_text", "sliding_window": S, "hidden_act": "gelu_pytorch_tanh"}
+LAYER_TYPES = ["full_attention", *["sliding_attention"] * 5]
+
+
+@pytest.mark.parametrize(
+    ("change", "windows"),
+    [
+        ({"sliding_window": S}, ()),  # llama's: no part of the architecture
+        ({"model_type": "mistral", "sliding_window": None}, ()),
+        ({"model_type": "mistral", "sliding_window": S}, (S, S, S, S, S, S)),
+        (QWEN2, ()),
+        (QWEN2 | {"use_sliding_window": True}, (F, F, F, F, S, S)),
+        (GEMMA3, (S, S, S, S, S, F)),
+        (GEMMA3 | {"sliding_window_pattern": 3}, (S, S, F, S, S, F)),
+        (GEMMA3 | {"layer_types": LAYER_TYPES}, (F, S, S, S, S, S)),
+        (GEMMA3 | {"model_type": "gemma2"}, (S, F, S, F, S, F)),
+    ],
+)
+def test_which_layers_have_a_window(change: dict[str, Any], windows: tuple[int, ...]) -> None:
+    config = CONFIG | {"num_hidden_layers": 6} | change
+    assert parse_architecture(config).windows == windows
+
+
 @pytest.mark.parametrize(
     ("change", "named", "supported"),
     [
-        ({"model_type": "gemma3"}, "gemma3", "llama, qwen2, qwen3"),
+        ({"model_type": "gemma3"}, "gemma3", "llama, qwen2, qwen3, mistral, phi3, gemma2"),
         ({"hidden_act": "gelu"}, "gelu", "silu"),
-        ({"use_sliding_window": True}, "use_sliding_window", "full attention"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "yarn", "default, linear, llama3"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0", "vLLM nodes"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "yarn", "default, linear, llama3, longrope"),
     ],
 )
 def test_what_the_graph_does_not_have_is_refused(

@@ -14,7 +14,13 @@ from mesh_loader.store import ModelStore
 from mesh_nodes.engines.openvino import precision_choice, precision_trial
 from mesh_nodes.engines.openvino.architecture import read_architecture
 from mesh_nodes.engines.openvino.compilation import capable
-from mesh_nodes.engines.openvino.precision_choice import USUAL, chosen, shape_of_store, tried
+from mesh_nodes.engines.openvino.precision_choice import (
+    USUAL,
+    chosen,
+    plain,
+    shape_of_store,
+    tried,
+)
 from mesh_nodes.engines.openvino.precision_trial import SHAPES, agree, cut, error_of
 from mesh_nodes.engines.openvino.precisions import (
     PLAIN,
@@ -25,6 +31,7 @@ from mesh_nodes.engines.openvino.precisions import (
 )
 from mesh_nodes.engines.openvino.shape_key import cpu_fields
 from mesh_nodes.engines.openvino.trial_wish import TrialWish, heard, told
+from tests.nodes.engines.openvino.families import families, write_family
 from tests.nodes.engines.openvino.tiny import HIDDEN, TinyModel
 
 CPU_FLAGS = cpu_fields().get("flags", "").split()
@@ -103,6 +110,19 @@ def test_what_the_cpu_cannot_do_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_store_without_models_is_tried_with_a_usual_shape(tmp_path: Path) -> None:
     assert shape_of_store(ModelStore(tmp_path)) == USUAL
+
+
+@pytest.mark.parametrize("name", families())
+def test_of_each_family_a_plain_shape_is_tried(tmp_path: Path, name: str) -> None:
+    """Layers are alike, and the wish comes through whole; what a mixture's tokens take counts."""
+    family = families()[name]
+    architecture = plain(
+        read_architecture(write_family(tmp_path, family["config"], family["shapes"]))
+    )
+    assert architecture.intermediate_size > 0
+    wish = TrialWish(architecture=architecture, threads=1)
+    assert TrialWish.from_json(wish.to_json()) == wish
+    assert cut(architecture).layers >= 1
 
 
 def test_a_wish_and_what_was_found_come_through_the_process_s_ends_whole() -> None:

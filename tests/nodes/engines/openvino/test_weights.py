@@ -189,7 +189,7 @@ def test_the_second_of_two_writers_loses_quietly(tmp_path: Path) -> None:
 def test_every_finite_f16_is_read_exactly() -> None:
     every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     finite = every[np.isfinite(every)]
-    read = StoredTensor(finite, "F16").as_f32()
+    read = StoredTensor(finite, "F16", "every").as_f32()
     np.testing.assert_array_equal(read.view(np.uint32), finite.astype(np.float32).view(np.uint32))
 
 

@@ -17,6 +17,7 @@ collect_ignore = (
         "test_drawing.py",
         "test_ends.py",
         "test_exactness.py",
+        "test_families.py",
         "test_gpu_scripts.py",
         "test_kv_mapped.py",
         "test_kv_memory.py",

@@ -1,0 +1,172 @@
+"""Tiny models of every family compute, imported and loaded, the tokens that transformers computes.
+
+Weights are f16 and the KV cache f32; `scripts/golden_families.py` made the expectation.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from mesh.domain.errors import UnsupportedModel
+from mesh.domain.request import SamplingParams
+from mesh_loader.store import ModelStore, StoredModel
+from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine, WeightPrecision
+from mesh_nodes.engines.openvino.architecture import read_architecture
+from mesh_nodes.engines.openvino.blob_folder import BlobFolder
+from mesh_nodes.engines.openvino.blob_making import make_blob
+from mesh_nodes.engines.openvino.blob_wish import BlobWish
+from mesh_nodes.engines.openvino.compilation import Compiler
+from mesh_nodes.engines.openvino.precisions import PLAIN, Precisions
+from mesh_nodes.engines.openvino.probe import probe_logits
+from tests.nodes.engines.openvino.families import families, write_family
+from tests.nodes.engines.serving import INSTANCE, load, request, run
+
+CONTEXT_TOKENS = 256
+CAPPED = "gemma2-capped"
+"""Which OpenVINO does not compute."""
+COMPUTED = [name for name in families() if name != CAPPED]
+
+
+def imported(tmp_path: Path, family: dict[str, Any], **changes: object) -> StoredModel:
+    folder = write_family(tmp_path / "made", family["config"] | changes, family["shapes"])
+    return ModelStore(tmp_path / "store").import_model(f"file://{folder}")
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_tokens_equal_transformers(engine: OpenVinoEngine, tmp_path: Path, name: str) -> None:
+    """In chunks that cut blocks and windows, all three prompts beside each other."""
+    family = families()[name]
+    stored = imported(tmp_path, family)
+    load(engine, stored.info, stored.path)
+    expected = {f"r{n}": case["output"] for n, case in enumerate(family["cases"])}
+    requests = [
+        request(f"r{n}", case["prompt"], SamplingParams(max_tokens=32, ignore_eos=True))
+        for n, case in enumerate(family["cases"])
+    ]
+    assert run(engine, *requests, prefill_tokens_max=24).tokens == expected
+    engine.unload(INSTANCE)
+
+
+@pytest.mark.parametrize("weights", [WeightPrecision.I8, WeightPrecision.I4])
+@pytest.mark.parametrize("name", ["gemma3", "phi3-longrope"])
+def test_what_was_compiled_is_imported_with_the_same_logits(
+    tmp_path: Path, name: str, weights: WeightPrecision
+) -> None:
+    """`make_blob` compares them, bit by bit."""
+    stored = imported(tmp_path, families()[name])
+    blobs = BlobFolder(tmp_path / "blobs")
+    compiler = Compiler(threads=1, weights=weights, precisions=PLAIN, blobs=blobs)
+    compiler.prepare(stored.info, stored.path, lambda *_: None)
+    layout = compiler.layout(stored.path)
+    assert layout is not None
+    wish = BlobWish(
+        key=compiler.blob_key(read_architecture(stored.path), CONTEXT_TOKENS, layout),
+        folder=str(tmp_path / "blobs"),
+        model_path=str(stored.path),
+        context_tokens_max=CONTEXT_TOKENS,
+        threads=1,
+        weights=weights,
+        compute=PLAIN.compute,
+        kv=PLAIN.kv,
+    )
+    with blobs.scratch() as scratch:
+        make_blob(wish, scratch)
+    assert compiler.compile(stored.info, stored.path, CONTEXT_TOKENS, lambda *_: None).imported
+
+
+@pytest.mark.parametrize("weights", list(WeightPrecision))
+@pytest.mark.parametrize("name", ["qwen2-moe", "qwen3-moe"])
+def test_of_experts_those_chosen_alone_are_computed(
+    tmp_path: Path, name: str, weights: WeightPrecision
+) -> None:
+    """The plugin has recognised each product; no blob is wished for that could not be imported."""
+    stored = imported(tmp_path, families()[name])
+    compiler = Compiler(threads=1, weights=weights, precisions=PLAIN)
+    compiler.prepare(stored.info, stored.path, lambda *_: None)
+    graph = compiler.compile(stored.info, stored.path, CONTEXT_TOKENS, lambda *_: None)
+    experts = read_architecture(stored.path).experts
+    assert experts is not None
+    operations = graph.model.get_runtime_model().get_ops()
+    kinds = [operation.get_rt_info()["layerType"].astype(str) for operation in operations]
+    assert kinds.count("GatherMatmul") == 3 * len(experts.layers)
+    assert "Tile" not in kinds
+    assert graph.blob_key is None
+
+
+@pytest.mark.parametrize(
+    ("weights", "share_max"), [(WeightPrecision.I8, 0.05), (WeightPrecision.I4, 0.25)]
+)
+@pytest.mark.parametrize("name", COMPUTED)
+def test_rounded_weights_stay_close(
+    tmp_path: Path, name: str, weights: WeightPrecision, share_max: float
+) -> None:
+    """Logits differ by a small share of their spread, where layers add little to each other: the
+    drawn ones else make much of any rounding.
+    """
+    family = families()[name]
+    folder = write_family(tmp_path / "made", family["config"], family["shapes"], layers_gain=0.3)
+    stored = ModelStore(tmp_path / "store").import_model(f"file://{folder}")
+    exact, rounded = (
+        probe_logits(
+            Compiler(threads=1, weights=held, precisions=Precisions(kv=KvPrecision.F32)).compile(
+                stored.info, stored.path, CONTEXT_TOKENS, lambda *_: None
+            ),
+            vocabulary_tokens=stored.info.vocabulary_tokens,
+            context_tokens_max=CONTEXT_TOKENS,
+        )[0]
+        for held in (WeightPrecision.F16, weights)
+    )
+    assert np.std(rounded - exact) < share_max * np.std(exact)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        (CAPPED, {}, "attn_logit_softcapping 4.0: OpenVINO's"),
+        ("phi3", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling 'yarn'"),
+    ],
+)
+def test_what_vllm_alone_computes_is_refused_before_any_load(
+    engine: OpenVinoEngine, tmp_path: Path, name: str, changes: dict[str, Any], said: str
+) -> None:
+    """With the engine and the reason; the store takes it, for GPU nodes."""
+    stored = imported(tmp_path, families()[name], **changes)
+    with pytest.raises(UnsupportedModel, match="the OpenVINO engine does not run") as refused:
+        engine.prepare(stored.info, stored.path, lambda *_: None)
+    assert said in refused.value.message
+
+
+def test_longrope_beyond_its_short_factors_is_refused_with_both_numbers(
+    engine: OpenVinoEngine, tmp_path: Path
+) -> None:
+    stored = imported(tmp_path, families()["phi3-longrope"])
+    with pytest.raises(UnsupportedModel, match="512 tokens, more than the 256") as refused:
+        load(engine, stored.info, stored.path, context_tokens_max=512)
+    assert refused.value.hint.startswith("set spec.context_tokens_max to 256")
+
+
+def test_windows_matter_in_these_tokens(engine: OpenVinoEngine, tmp_path: Path) -> None:
+    """Else the comparison could not see them."""
+    family = families()["mistral"]
+    stored = imported(tmp_path, family, sliding_window=None)
+    load(engine, stored.info, stored.path)
+    case = family["cases"][-1]
+    asked = request("r", case["prompt"], SamplingParams(max_tokens=32, ignore_eos=True))
+    assert run(engine, asked).tokens["r"] != case["output"]
+
+
+def test_weights_beyond_f16_are_refused_with_the_largest(
+    engine: OpenVinoEngine, tmp_path: Path
+) -> None:
+    """bf16 and f32 reach further; in i8 such a checkpoint loads."""
+    family = families()["mistral"]
+    folder = write_family(tmp_path / "made", family["config"], family["shapes"])
+    tensors = {n: t.astype(np.float32) for n, t in load_file(folder / "model.safetensors").items()}
+    tensors["model.layers.0.mlp.up_proj.weight"][3, 5] = -70000.0
+    save_file(tensors, folder / "model.safetensors")
+    stored = ModelStore(tmp_path / "store").import_model(f"file://{folder}")
+    with pytest.raises(UnsupportedModel, match=r"up_proj.*70000.*65504"):
+        load(engine, stored.info, stored.path)
