@@ -117,7 +117,7 @@ def test_of_each_family_a_plain_shape_is_tried(tmp_path: Path, name: str) -> Non
     """Layers are alike, and the wish comes through whole; what a mixture's tokens take counts."""
     family = families()[name]
     architecture = plain(
-        read_architecture(write_family(tmp_path, family["config"], family["shapes"]))
+        read_architecture(write_family(tmp_path / "made", family["config"], family["shapes"]))
     )
     assert architecture.intermediate_size > 0
     wish = TrialWish(architecture=architecture, threads=1)
