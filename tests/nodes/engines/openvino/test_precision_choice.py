@@ -31,7 +31,8 @@ from mesh_nodes.engines.openvino.precisions import (
 )
 from mesh_nodes.engines.openvino.shape_key import cpu_fields
 from mesh_nodes.engines.openvino.trial_wish import TrialWish, heard, told
-from tests.nodes.engines.openvino.families import families, write_family
+from tests.nodes.engines.openvino.families import families
+from tests.nodes.engines.openvino.test_families import COMPUTED, imported
 from tests.nodes.engines.openvino.tiny import HIDDEN, TinyModel
 
 CPU_FLAGS = cpu_fields().get("flags", "").split()
@@ -112,13 +113,10 @@ def test_a_store_without_models_is_tried_with_a_usual_shape(tmp_path: Path) -> N
     assert shape_of_store(ModelStore(tmp_path)) == USUAL
 
 
-@pytest.mark.parametrize("name", families())
+@pytest.mark.parametrize("name", COMPUTED)
 def test_of_each_family_a_plain_shape_is_tried(tmp_path: Path, name: str) -> None:
     """Layers are alike, and the wish comes through whole; what a mixture's tokens take counts."""
-    family = families()[name]
-    architecture = plain(
-        read_architecture(write_family(tmp_path / "made", family["config"], family["shapes"]))
-    )
+    architecture = plain(read_architecture(imported(tmp_path, families()[name]).path))
     assert architecture.intermediate_size > 0
     wish = TrialWish(architecture=architecture, threads=1)
     assert TrialWish.from_json(wish.to_json()) == wish
