@@ -21,6 +21,8 @@ STOP_TOKENS = (
     "<|eom_id|>",
     "<|endoftext|>",
     "<|end_of_text|>",
+    "<end_of_turn>",
+    "<|end|>",
 )
 """Tokens that end a turn whatever the config says: chat models often name only one of several."""
 

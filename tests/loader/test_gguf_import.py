@@ -168,6 +168,15 @@ def test_stop_tokens_are_the_end_of_sequence_of_turn_and_the_well_known_names(
     assert imported(tmp_path).info.stop_token_ids == (256, 258, 259)
 
 
+@pytest.mark.parametrize("name", ["<end_of_turn>", "<|end|>"])
+def test_what_ends_a_turn_of_gemma_and_phi_stops_them(tmp_path: Path, name: str) -> None:
+    """By its name alone: 258 is the end of sequence that the metadata gives."""
+    tokenizer = byte_tokenizer()
+    tokenizer.tokens[-1] = name
+    write_tiny_gguf(tmp_path / "m.gguf", tokenizer=tokenizer)
+    assert imported(tmp_path).info.stop_token_ids == (258, 259)
+
+
 def test_the_chat_template_becomes_a_file(tmp_path: Path) -> None:
     template = "{% for m in messages %}{{ m['content'] }} — é\n{% endfor %}"
     write_tiny_gguf(tmp_path / "m.gguf", metadata={"tokenizer.chat_template": template})
