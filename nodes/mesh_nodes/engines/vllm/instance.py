@@ -70,7 +70,7 @@ class Instance:
             kv_source=self._kv,
         )
         self.weights = Weights(self._core.model, device())
-        self._core.bound(order.kv_blocks, dense=self._kv.dense)
+        self._core.bound(order.kv_blocks, dense=True)
         self._warm()
 
     def memory(self) -> InstanceMemory:
@@ -254,7 +254,7 @@ class Instance:
         """Blocks that came into use may be others than those that memory is held for."""
         most = self._kv_blocks + self._extra_blocks
         if self._kv.held_bytes > most * self._footprint.kv_block_bytes:
-            self._kv.resize(most, self._core.pool.kept(), [], self._core.replace_kv)
+            self._kv.resize(most, self._core.pool.usable(), [], self._core.replace_kv)
 
     def _resize(self, blocks: int, extra_blocks: int = 0) -> None:
         """Where another size is a copy, nothing is kept beyond it. Raises OutOfMemory, and nothing
@@ -264,7 +264,8 @@ class Instance:
         most = blocks + extra_blocks
         self._kv.check_room(most)
         moves = self._core.bound(most, dense=self._kv.dense)
-        self._kv.resize(most, self._core.pool.kept(), moves, self._core.replace_kv)
+        kept = self._core.pool.kept() if self._kv.dense else self._core.pool.usable()
+        self._kv.resize(most, kept, moves, self._core.replace_kv)
         self._kv_blocks, self._extra_blocks = blocks, extra_blocks
 
     def _made_up(self, shape: IterationShape) -> dict[str, int]:
