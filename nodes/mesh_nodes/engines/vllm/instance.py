@@ -66,7 +66,7 @@ class Instance:
             kv_source=self._kv,
         )
         self.weights = Weights(self._core.model, device())
-        self._core.bound(order.kv_blocks, dense=self._kv.dense)
+        self._core.bound(order.kv_blocks, dense=True)
         self._warm()
 
     def memory(self) -> InstanceMemory:
@@ -250,7 +250,7 @@ class Instance:
         """Blocks that came into use may be others than those that memory is held for."""
         most = self._kv_blocks + self._extra_blocks
         if self._kv.held_bytes > most * self._footprint.kv_block_bytes:
-            self._kv.resize(most, self._core.pool.kept(), [], self._core.replace_kv)
+            self._kv.resize(most, self._core.pool.usable(), [], self._core.replace_kv)
 
     def _resize(self, blocks: int, extra_blocks: int = 0) -> None:
         """Where blocks in force have low numbers, nothing is kept beyond them. Raises OutOfMemory,
@@ -260,8 +260,9 @@ class Instance:
         most = blocks + extra_blocks
         self._kv.check_room(most)
         moves = self._core.bound(most, dense=self._kv.dense)
+        kept = self._core.pool.kept() if self._kv.dense else self._core.pool.usable()
         try:
-            self._kv.resize(most, self._core.pool.kept(), moves, self._core.replace_kv)
+            self._kv.resize(most, kept, moves, self._core.replace_kv)
         except EngineError:
             # It was to grow: nobody has taken any of the blocks that it did not get.
             self._core.bound(self._kv_blocks + self._extra_blocks, dense=self._kv.dense)

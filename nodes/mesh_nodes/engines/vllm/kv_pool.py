@@ -68,6 +68,11 @@ class KvPool:
         blocks = self._pool.blocks[NULL_BLOCKS:]
         return [b.block_id for b in blocks if b.ref_cnt or b.block_hash is not None]
 
+    def usable(self) -> list[int]:
+        """Blocks that are used, cached, or may be taken."""
+        used = {block.block_id for table in self._tables.req_to_blocks.values() for block in table}
+        return [*used, *(block.block_id for block in self._queue.get_all_free_blocks())]
+
     def tell(self) -> PrefixChange | None:
         """Whose keys have come and gone since it was told last; None if nothing has."""
         return self._digests.tell()
@@ -100,13 +105,16 @@ class KvPool:
     def bound(self, blocks: int, *, dense: bool) -> list[tuple[int, int]]:
         """Use and cache so many blocks at most from now on; there must not be more in use. Cached
         ones go as far as they must, the oldest first. Dense: only blocks 1 to `blocks`; returns
-        which have another number then, (from, to).
+        which have another number then, (from, to). Else it takes as long as it changes blocks.
         """
+        if not dense:
+            self._withhold(blocks - self.used - self._queue.num_free_blocks)
+            return []
         free = [*self._queue.get_all_free_blocks(), *self._withheld]
         cached = [block for block in free if block.block_hash is not None]
         gone = max(self.used + len(cached) - blocks, 0)
         self._pool.evict_blocks({block.block_id for block in cached[:gone]})
-        instead = self._pack(blocks, free) if dense else {}
+        instead = self._pack(blocks, free)
         cached = [instead.get(block.block_id, block) for block in cached[gone:]]
         blank = [b for b in self._pool.blocks[NULL_BLOCKS:] if not (b.ref_cnt or b.block_hash)]
         left = blocks - self.used - len(cached)
@@ -114,6 +122,14 @@ class KvPool:
         self._queue = _Free([*blank[:left], *cached])
         self._pool.free_block_queue = self._queue
         return [(old, new.block_id) for old, new in instead.items()]
+
+    def _withhold(self, more: int) -> None:
+        """Let so many more blocks be used, or fewer, below 0: blank ones go before cached ones."""
+        gone = self._queue.popleft_n(max(-more, 0))
+        self._pool.evict_blocks({block.block_id for block in gone})
+        self._withheld += gone
+        back = [self._withheld.pop() for _ in range(min(more, len(self._withheld)))]
+        self._queue.prepend_n(back)
 
     def renumbered(self, moves: Iterable[tuple[int, int]]) -> set[str]:
         """Requests that hold a block which has moved; they hold it where it is from now on."""
