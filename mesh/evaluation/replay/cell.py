@@ -6,8 +6,8 @@ of the client. Before: `mesh replay`. After: `replay_plan`, which needs the cont
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from mesh.domain.errors import NotFound
 from mesh.domain.ids import ModelId
@@ -32,6 +32,9 @@ class CellCounts:
     served: Mapping[str, int]
     """By deployment."""
     refused: Mapping[str, int]
+    prompt_tokens: Mapping[str, int] = field(default_factory=dict)
+    cached_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Of those."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,13 @@ class CountPair:
     finished: int
     refused: int
     refused_seen: int
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Of those, what the prefix cache had."""
+
+    @property
+    def cached_share(self) -> float | None:
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
 
     @property
     def difference(self) -> int:
@@ -97,6 +107,8 @@ def counts(client: MeshClient) -> CellCounts:
         began_s=time.monotonic() - client.status().uptime_s,
         served={view.spec.name: view.served for view in views},
         refused={view.spec.name: view.refused for view in views},
+        prompt_tokens={view.spec.name: view.prompt_tokens for view in views},
+        cached_tokens={view.spec.name: view.cached_tokens for view in views},
     )
 
 
@@ -106,16 +118,21 @@ def counted(
     results: Sequence[CallResult],
     names: Iterable[str],
 ) -> Counted:
+    def grown(of: Callable[[CellCounts], Mapping[str, int]], name: str) -> int:
+        return of(after).get(name, 0) - of(before).get(name, 0)
+
     finished = Counter(r.call.deployment for r in results if r.finished)
     refused = Counter(r.call.deployment for r in results if r.refused)
     return Counted(
         pairs=tuple(
             CountPair(
                 deployment=name,
-                served=after.served.get(name, 0) - before.served.get(name, 0),
+                served=grown(lambda counts: counts.served, name),
                 finished=finished[name],
-                refused=after.refused.get(name, 0) - before.refused.get(name, 0),
+                refused=grown(lambda counts: counts.refused, name),
                 refused_seen=refused[name],
+                prompt_tokens=grown(lambda counts: counts.prompt_tokens, name),
+                cached_tokens=grown(lambda counts: counts.cached_tokens, name),
             )
             for name in names
         ),

@@ -119,12 +119,16 @@ def controller_counts(report: ReplayReport) -> Table:
     pairs = () if report.counted is None or report.counted.restarted else report.counted.pairs
     return Table(
         title="The controller's own counts",
-        note="What the controller counted while the replay ran, beside what its caller did.",
-        headers=("DEPLOYMENT", "SERVED", "FINISHED", "REFUSED", "REFUSED_SEEN", "DIFFERENCE"),
+        note="What the controller counted while the replay ran, beside what its caller did, and what "
+        "the prefix cache had of the prompts.",
+        headers=(
+            *("DEPLOYMENT", "SERVED", "FINISHED", "REFUSED", "REFUSED_SEEN", "DIFFERENCE"),
+            "CACHED_%",
+        ),
         rows=tuple(
             (
                 *(p.deployment, str(p.served), str(p.finished), str(p.refused)),
-                *(str(p.refused_seen), str(p.difference)),
+                *(str(p.refused_seen), str(p.difference), _percent(p.cached_share)),
             )
             for p in pairs
         ),

@@ -1,5 +1,7 @@
 """The controller's counts beside the client's."""
 
+from dataclasses import replace
+
 from mesh.evaluation.replay.cell import CellCounts, counted
 from tests.evaluation.replay.made import RESULTS
 
@@ -28,3 +30,10 @@ def test_a_controller_that_began_anew_is_noticed() -> None:
 
 def test_nothing_counted_differs_by_nothing() -> None:
     assert counted(BEFORE, BEFORE, (), ["chat"]).difference == 0.0
+
+
+def test_what_the_prefix_cache_had_counts_from_the_replays_start() -> None:
+    before = replace(BEFORE, prompt_tokens={"chat": 100}, cached_tokens={"chat": 90})
+    after = replace(AFTER, prompt_tokens={"chat": 500}, cached_tokens={"chat": 190})
+    chat, code = counted(before, after, RESULTS, ["chat", "code"]).pairs
+    assert (chat.cached_share, code.cached_share) == (0.25, None)

@@ -62,7 +62,7 @@ def test_a_table_has_a_row_for_each_deployment_that_was_called() -> None:
     assert deployments.rows[0][1:5] == ("8", "4", "1", "2")
     assert promises.rows[0] == ("all", "5", "40.0", "40.0", "0", "-", "-")
     assert ("code", "refused", "memory_full", "1") in endings.rows
-    assert counts.rows == (("chat", "3", "3", "1", "0", "1"),)
+    assert counts.rows == (("chat", "3", "3", "1", "0", "1", "-"),)
 
 
 def test_both_sides_stand_beside_each_other() -> None:

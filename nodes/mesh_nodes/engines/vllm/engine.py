@@ -275,7 +275,7 @@ class VllmEngine:
                 self._room,
                 self.footprint(order.model),
                 order.kv_blocks,
-                overflows=kind.options.elastic,
+                overflows=kind.options.elastic and self._release.computes_on_cpu,
             )
             self._put(self._cached, order.instance_id, cached)
             self._put(self._instances, order.instance_id, bed.remote)

@@ -249,7 +249,7 @@ class Instance:
     def _trim(self) -> None:
         """Blocks that came into use may be others than those that memory is held for."""
         most = self._kv_blocks + self._extra_blocks
-        if self._kv.held_bytes > most * self._footprint.kv_block_bytes:
+        if not self._kv.dense and self._kv.held_bytes > most * self._footprint.kv_block_bytes:
             self._kv.resize(most, self._core.pool.usable(), [], self._core.replace_kv)
 
     def _resize(self, blocks: int, extra_blocks: int = 0) -> None:

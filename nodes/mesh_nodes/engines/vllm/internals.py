@@ -190,6 +190,8 @@ class Core:
             # Refused above what is free; the KV cache's size is given.
             gpu_memory_utilization=0.01,
             enable_prefix_caching=True,
+            # Layers with a window keep what the others do: blocks are numbered once for all.
+            disable_hybrid_kv_cache_manager=True,
             async_scheduling=False,
             disable_log_stats=True,
             use_tqdm_on_load=False,
