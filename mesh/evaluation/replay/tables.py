@@ -119,7 +119,7 @@ def controller_counts(report: ReplayReport) -> Table:
     pairs = () if report.counted is None or report.counted.restarted else report.counted.pairs
     return Table(
         title="The controller's own counts",
-        note="What the controller counted while the replay ran, beside what its caller did, and what "
+        note="What the controller counted while the replay ran, beside what its caller did; what "
         "the prefix cache had of the prompts.",
         headers=(
             *("DEPLOYMENT", "SERVED", "FINISHED", "REFUSED", "REFUSED_SEEN", "DIFFERENCE"),
