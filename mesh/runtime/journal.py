@@ -3,7 +3,7 @@
 A line holds the time, the event and the actions. `replay` feeds the events to a fresh core and
 compares what it decides, so that any incident can be looked at again, step by step. The first line
 says what is needed to build that core. Of prompts and answers a journal holds the numbers of their
-tokens alone: nothing else of them is decided by.
+tokens, and of prompts digests of their blocks: nothing else of them is decided by.
 """
 
 import contextlib

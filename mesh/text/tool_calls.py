@@ -159,8 +159,9 @@ class ToolReader:
                 self._text = begun
         else:
             head = _HEAD.match(self._text)
-        if head:
-            yield self._begin(json.loads(head[1]))
+        name = None if head is None else _name(head[1])
+        if head is not None and name is not None:
+            yield self._begin(name)
             self._take(head.end())
             self._braces = _Braces()
         elif self._form is ToolFormat.HERMES and _CLOSE in self._text:
@@ -196,12 +197,15 @@ class ToolReader:
             name = said["name"]
         except (ValueError, AttributeError, KeyError, RecursionError):
             name = arguments = None
-        if not isinstance(name, str) or not isinstance(arguments, dict):
+        if not isinstance(name, str) or not _writable(name) or not isinstance(arguments, dict):
             if self._form is ToolFormat.HERMES:
                 text = f"{_OPEN}{text}{_CLOSE * closed}"
             return self._plain(text)
         begun = self._begin(name)
-        return [begun, Arguments(begun.index, json.dumps(arguments, ensure_ascii=False))]
+        written = json.dumps(arguments, ensure_ascii=False)
+        if not _writable(written):
+            written = json.dumps(arguments)
+        return [begun, Arguments(begun.index, written)]
 
     def _begin(self, name: str) -> CallBegun:
         self.calls += 1
@@ -214,6 +218,24 @@ class ToolReader:
     def _take(self, count: int) -> str:
         taken, self._text = self._text[:count], self._text[count:]
         return taken
+
+
+def _name(quoted: str) -> str | None:
+    """Of a tool; None for what no name is: a torn escape, half a character."""
+    try:
+        name = json.loads(quoted)
+    except ValueError:
+        return None
+    return name if isinstance(name, str) and _writable(name) else None
+
+
+def _writable(text: str) -> bool:
+    """JSON can say half a character, no answer can."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _held(text: str) -> int:

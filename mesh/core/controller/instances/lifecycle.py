@@ -181,6 +181,7 @@ def adopt(ctx: EventContext, node: NodeEntry, report: InstanceReport) -> None:
         loaded_at_s=ctx.now_s,
     )
     instance.note_report(report, ctx.now_s)
+    instance.note_all_prefixes(report.prefixes)
     if owner is not None and instance.profile is not None:
         owner.note_footprint(node.hello.engine, report.footprint)
     ctx.cell.add_instance(instance)

@@ -35,20 +35,18 @@ def preferred(
     what lies before it there takes longer. None: the policy's order is as good.
     """
     open_to = [instance for instance in candidates if instance.takes_now and not instance.is_full]
-    if len(open_to) < 2 or not any(instance.prefixes for instance in open_to):
+    if len(open_to) < 2:
         return None
-    gains_s = [_gain_s(instance, request, now_s) for instance in open_to]
-    best_s = max(gains_s)
-    return open_to[gains_s.index(best_s)] if best_s > gains_s[0] else None
-
-
-def _gain_s(instance: InstanceEntry, request: RequestEntry, now_s: float) -> float:
-    """Seconds of prefill that it saves there, less those that lie before it."""
-    if instance.profile is None:
-        return 0.0
-    saved = cached_tokens(instance, request)
-    saved_s = Times(instance.profile).prefill_s(saved, 0) if saved else 0.0
-    return saved_s - _prefill_ahead_s(instance.node)
+    first, best, best_s = open_to[0], None, 0.0
+    for instance in open_to:
+        saved = cached_tokens(instance, request)
+        if saved and instance.profile is not None:
+            gain_s = Times(instance.profile).prefill_s(saved, 0) - _prefill_ahead_s(instance.node)
+            if best is None or gain_s > best_s:
+                best, best_s = instance, gain_s
+    if best is None or best is first or best_s <= -_prefill_ahead_s(first.node):
+        return None
+    return best
 
 
 def _prefill_ahead_s(node: NodeEntry) -> float:

@@ -178,6 +178,8 @@ def miss(ctx: EventContext, missed: PrefixMissed) -> None:
     if copy is None or copy.instance is None or copy.attempt != missed.attempt:
         return
     copy.note_prefill_left(copy.tokens - missed.cached_tokens)
+    # Its node tells what has gone with its next heartbeat; the request is placed before that.
+    copy.instance.forget_prefix(copy, missed.cached_tokens)
     if not copy.is_copy:
         copy.note_evicted()
         message = f"what {copy.instance.instance_id} had cached of it was gone"

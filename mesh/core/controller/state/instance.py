@@ -284,12 +284,21 @@ class InstanceEntry:
         self.note_progress("", 1.0)
 
     def note_report(self, said: InstanceReport, now_s: float) -> None:
-        """What a heartbeat, or a hello, says of it, but for the size of its KV cache."""
+        """What a heartbeat, or a hello, says of it, but for the size of its KV cache, and what is
+        in that.
+        """
         self.kv_blocks_used, self.kv_blocks_cached = said.kv_blocks_used, said.kv_blocks_cached
-        if said.prefixes:
-            self.prefixes = set(said.prefixes)
         self.correction.told(said.correction, now_s, planned=said.correction_planned)
         self.stalls = said.stalls
+
+    def note_all_prefixes(self, digests: Sequence[int]) -> None:
+        """Of the blocks in its KV cache, as a hello states them."""
+        self.prefixes = set(digests)
+
+    def forget_prefix(self, request: RequestEntry, cached_tokens: int) -> None:
+        """Of the request's blocks those after so many tokens are gone, told so or not."""
+        size = self.footprint.block_tokens
+        self.prefixes.difference_update(request.digests(size)[cached_tokens // size :])
 
     def note_prefixes(self, change: PrefixChange) -> None:
         """Blocks with these keys have come to its KV cache and gone."""

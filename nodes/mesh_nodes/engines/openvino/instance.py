@@ -86,7 +86,12 @@ class Instance:
         self._sequences: dict[RequestId, Sequence] = {}
         """In the order of submission; the first `batch_max` take part in a step."""
         self._books = self._count()
-        self._warm()
+        try:
+            self._warm()
+        except BaseException:
+            # The room would count it on, and spare no memory for others' cached blocks.
+            self.close()
+            raise
 
     @property
     def footprint(self) -> Footprint:

@@ -92,6 +92,15 @@ def test_a_place_with_more_of_it_is_preferred_unless_it_is_the_busier_by_more() 
     assert preferred(both, asked, 0.0) is None, "the policy's first is the best"
 
 
+def test_who_has_nothing_in_any_cache_is_left_to_the_policy() -> None:
+    known = Entries()
+    other = known.an_instance("a2", known.a_node("n2", 2))
+    knows(known.instance, 5)
+    knows(other, 5)
+    submit(known.instance, known.a_request("long", tokens=500))
+    assert preferred([known.instance, other], known.a_request("new"), 0.0) is None
+
+
 def asking() -> Request:
     return replace(request("again", prompt=PROMPT), digests=digests_of(PROMPT, [SIZE], ""))
 
@@ -149,6 +158,15 @@ def test_with_its_beginning_a_prompt_is_taken_that_would_be_late_without() -> No
     assert only(refused, RefuseRequest).reason is RefusalReason.FIRST_TOKEN_LATE
     taken = KnowingCell(6).tell(InvokeRequested(request=first, slo=late))
     assert commands(taken, SubmitRequest)
+
+
+def test_who_misses_is_not_sent_again_for_what_it_missed_though_nobody_told_that_it_went() -> None:
+    cell = KnowingCell(5)
+    cell.ask()
+    (sent,) = commands(cell.miss(1, SIZE), SubmitRequest)
+    assert sent.order.cached_tokens == SIZE
+    (sent,) = commands(cell.miss(2, 0), SubmitRequest)
+    assert sent.order.cached_tokens == 0
 
 
 def test_who_misses_what_it_was_promised_for_is_placed_anew() -> None:

@@ -1,8 +1,10 @@
 """What the engine does, on tiny models whose tokens are known: counts, continuations, failures."""
 
+import gc
 import os
 import random
 import threading
+import weakref
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from mesh.domain.reasons import FinishReason
 from mesh.domain.request import SamplingParams
 from mesh_nodes.engines.openvino import KvPrecision, OpenVinoEngine, WeightPrecision
 from mesh_nodes.engines.openvino.compilation import Compiler, capable
+from mesh_nodes.engines.openvino.instance import Instance
 from mesh_nodes.lanes import LOADING_NICE
 from tests.nodes.engines.openvino.tiny import (
     CONTEXT_TOKENS_MAX,
@@ -290,6 +293,23 @@ def test_a_load_that_fails_late_leaves_nothing_and_the_engine_serves(tiny: TinyM
     assert run(engine, request("r", PROMPT, greedy())).finished
     engine.close()
     assert str(tiny.path) not in Path("/proc/self/maps").read_text()
+
+
+def test_an_instance_that_cannot_warm_up_is_booked_no_more(
+    engine: OpenVinoEngine, tiny: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its blocks are nobody's: else the cached ones of others had to make room for them."""
+    pools: list[weakref.ref[object]] = []
+
+    def warm(instance: Instance) -> None:
+        pools.append(weakref.ref(instance._pool))
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(Instance, "_warm", warm)
+    with pytest.raises((EngineError, RuntimeError), match="no kernel"):
+        load(engine, tiny.info, tiny.path)
+    gc.collect()
+    assert [pool() for pool in pools] == [None]
 
 
 def test_loading_an_instance_twice_is_refused(loaded: OpenVinoEngine, tiny: TinyModel) -> None:
