@@ -1,5 +1,5 @@
 # Everything sets up what it needs in .venv by itself. `make demo` is the main job, `make test` the
-# tests, `make check` all that is checked; CI runs that, the demo and `make test-vllm`.
+# tests, `make check` all that is checked; `.ci/run` says what CI runs.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .ONESHELL:
