@@ -91,9 +91,10 @@ def deliver(ctx: EventContext, outputs: RequestTokens) -> None:
         message = f"token {len(request.output_tokens)} was due, {outputs.first_index} came"
         requeue(ctx, request, RefusalReason.ENGINE_FAILED, message)
         return
-    owner = ctx.cell.deployments.get(request.original.deployment)
-    if owner is not None and not outputs.first_index:
-        owner.note_prompt(len(request.original.prompt_tokens), outputs.cached_tokens)
+    if not outputs.first_index:
+        owner = ctx.cell.deployments.get(request.original.deployment)
+        if owner is not None:
+            owner.note_prompt(len(request.original.prompt_tokens), outputs.cached_tokens)
     instance.note_tokens(request, outputs.token_ids, ctx.now_s)
     if outputs.finish is None:
         if request.tokens >= request.required_blocks * instance.footprint.block_tokens:
@@ -105,6 +106,7 @@ def deliver(ctx: EventContext, outputs: RequestTokens) -> None:
     node_id = instance.node.node_id
     ctx.act(DeliverTokens(outputs=outputs, node_id=node_id))
     if outputs.finish in (FinishReason.STOP, FinishReason.LENGTH):
+        owner = ctx.cell.deployments.get(request.original.deployment)
         ctx.cell.note_served(owner, len(request.output_tokens))
         if owner is not None:
             _store_history(ctx, owner)
