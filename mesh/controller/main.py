@@ -100,30 +100,27 @@ def _wants_keys(options: argparse.Namespace) -> bool:
 
 def _turn_s(text: str) -> float:
     """Raises InvalidInput for what is none."""
-    try:
-        turn_s = float(text)
-    except ValueError:
-        turn_s = math.nan
-    if not 0.0 <= turn_s <= TURN_S_LARGEST:
-        raise InvalidInput(
-            f"--turn: {text!r} is no number of seconds from 0 to {TURN_S_LARGEST:g}",
-            hint="0.02 makes a turn of the decodes that take 20 ms together",
-        )
-    return turn_s
+    hint = "0.02 makes a turn of the decodes that take 20 ms together"
+    return _number("--turn", text, "seconds", TURN_S_LARGEST, hint)
 
 
 def _join_s(text: str) -> float:
     """Raises InvalidInput for what is none."""
+    hint = "20 joins the tokens of an answer that come within 20 ms of each other"
+    return _number("--join-ms", text, "milliseconds", JOIN_MS_LARGEST, hint) / 1e3
+
+
+def _number(option: str, text: str, units: str, most: float, hint: str) -> float:
+    """Raises InvalidInput for what is none from 0 on."""
     try:
-        join_ms = float(text)
+        number = float(text)
     except ValueError:
-        join_ms = math.nan
-    if not 0.0 <= join_ms <= JOIN_MS_LARGEST:
+        number = math.nan
+    if not 0.0 <= number <= most:
         raise InvalidInput(
-            f"--join-ms: {text!r} is no number of milliseconds from 0 to {JOIN_MS_LARGEST:g}",
-            hint="20 joins the tokens of an answer that come within 20 ms of each other",
+            f"{option}: {text!r} is no number of {units} from 0 to {most:g}", hint=hint
         )
-    return join_ms / 1e3
+    return number
 
 
 def _parser() -> argparse.ArgumentParser:
