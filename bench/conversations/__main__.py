@@ -28,7 +28,7 @@ from mesh.domain.outcome import Outcome
 from mesh.domain.slo import Slo
 from mesh.evaluation.fidelity.live import live_run
 from mesh.evaluation.fidelity.planning import simulate
-from mesh.evaluation.fidelity.report import Calibrated, LiveRun, calibrated
+from mesh.evaluation.fidelity.report import Calibrated, calibrated
 from mesh.evaluation.judging import judge
 from mesh.sim.workload import arrivals_of
 from mesh.wire.client import MeshClient
@@ -114,7 +114,7 @@ class Bench:
             answers=[one.answer for one in played],
             calibrated_s=self._seconds,
         )
-        return calibrated(_led(run))
+        return calibrated(replace(run, lead_s=LEAD_S))
 
     def _ready(self, cell: LocalCell) -> None:
         with MeshClient(cell.address) as client:
@@ -153,10 +153,6 @@ class Bench:
         cell.check_alive()
         judged = judge([one.call for one in played], [one.answer for one in played])
         return [each.outcome for each in judged.all]
-
-
-def _led(run: LiveRun) -> LiveRun:
-    return replace(run, lead_s=LEAD_S)
 
 
 def _simulated(made: Calibrated, trace: Trace, name: DeploymentName) -> tuple[Outcome, ...]:
