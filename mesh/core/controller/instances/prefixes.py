@@ -28,25 +28,29 @@ def cached_tokens(instance: InstanceEntry, request: RequestEntry) -> int:
     return found if found < request.tokens else found - size
 
 
-def preferred(
-    candidates: Iterable[InstanceEntry], request: RequestEntry, now_s: float
-) -> InstanceEntry | None:
+def preferred(candidates: Iterable[InstanceEntry], request: RequestEntry) -> InstanceEntry | None:
     """The candidate to try before the policy's first: where more of the request is computed than
     what lies before it there takes longer. None: the policy's order is as good.
     """
-    open_to = [instance for instance in candidates if instance.takes_now and not instance.is_full]
-    if len(open_to) < 2:
+    heads = {digests[0] for _, digests in request.original.digests if digests}
+    if not heads:
         return None
-    first, best, best_s = open_to[0], None, 0.0
-    for instance in open_to:
+    holders = [i for i in candidates if not heads.isdisjoint(i.prefixes) and _is_open(i)]
+    first = next((i for i in candidates if _is_open(i)), None) if holders else None
+    best, best_s = None, 0.0
+    for instance in holders:
         saved = cached_tokens(instance, request)
         if saved and instance.profile is not None:
             gain_s = Times(instance.profile).prefill_s(saved, 0) - _prefill_ahead_s(instance.node)
             if best is None or gain_s > best_s:
                 best, best_s = instance, gain_s
-    if best is None or best is first or best_s <= -_prefill_ahead_s(first.node):
+    if first is None or best is None or best is first or best_s <= -_prefill_ahead_s(first.node):
         return None
     return best
+
+
+def _is_open(instance: InstanceEntry) -> bool:
+    return instance.takes_now and not instance.is_full
 
 
 def _prefill_ahead_s(node: NodeEntry) -> float:

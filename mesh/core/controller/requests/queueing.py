@@ -259,7 +259,7 @@ def _in_order(
         return enumerate(chain((request.waits_for,), others))
     start = ctx.cell.refusals.where_to_resume(entry.spec.name)
     if not start:
-        first = preferred(entry.candidates, request, ctx.now_s)
+        first = preferred(entry.candidates, request)
         if first is None:
             return enumerate(entry.candidates)
         others = (i for i in entry.candidates if i is not first)
