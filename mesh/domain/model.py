@@ -118,8 +118,9 @@ class ModelInfo:
             return self.model_id
         heads = f"{self.attention_heads}x{self.kv_heads}x{self.head_size}"
         rows = f"{self.layers}x{self.hidden_size}-{self.vocabulary_tokens}"
-        held = "".join(f"-{word}" for word in (self.weights, self.precision) if word)
-        return f"{self.architecture}-{self.parameters}-{rows}-{heads}{held}"
+        weights = f"-{self.weights}" if self.weights else ""
+        precision = f"-{self.precision}" if self.precision else ""
+        return f"{self.architecture}-{self.parameters}-{rows}-{heads}{weights}{precision}"
 
     def kv_bytes_per_token(self, element_bytes: int = 2) -> int:
         """KV cache bytes of one token over all layers: keys and values (C of LLM-Mesh eq. 2)."""
