@@ -83,7 +83,7 @@ class NodeCore:
         self._now_s = now_s
         ctx = NodeEventContext(now_s=now_s, node=self._node)
         self._dispatch(ctx, event)
-        self._grant(ctx, primes=not _announces(event))
+        self._grant(ctx, primes=_is_calm(event))
         return ctx.ordered()
 
     def _grant(self, ctx: NodeEventContext, *, primes: bool) -> None:
@@ -273,12 +273,9 @@ def _to_engine(instance: LocalInstance, order: RequestOrder) -> SubmitToEngine:
     )
 
 
-def _announces(event: NodeEvent) -> bool:
-    """Whether the request that a load or a grow was for comes within milliseconds of it: it would
-    wait for a size that is computed for nobody.
+def _is_calm(event: NodeEvent) -> bool:
+    """Whether a request is unlikely within milliseconds, which would wait for a size that is
+    computed for nobody: after a load or a grow comes whom it was for, after an answer the same
+    client's next turn.
     """
-    match event:
-        case LoadFinished() | ResizeFinished() | CommandReceived(command=ResizeKv()):
-            return True
-        case _:
-            return False
+    return isinstance(event, HeartbeatDue | MeasureFinished | MeasureBroke)

@@ -2,9 +2,9 @@
 
 Engines build and keep kernels for each size when they first meet it (OpenVINO on a CPU: 10 to 20 ms
 each), which the first burst on an instance would pay for with its deadlines. So it is done whenever
-nothing else is to be computed, the least sizes first; requests wait for one such iteration at most,
-and those that a load or a grow was for, which come right after it, for none. A size that the KV
-cache does not hold is left until it does.
+nothing else is to be computed, from a heartbeat on, the least sizes first; requests wait for one
+such iteration at most, and those that follow at once on an answer, a load or a grow for none. A
+size that the KV cache does not hold is left until it does.
 """
 
 from collections import deque

@@ -12,8 +12,9 @@ from mesh.domain.node_events import (
     MeasureFinished,
     ResizeFinished,
 )
+from mesh.domain.reasons import FinishReason
 from tests.core.cells import of_kind, only
-from tests.core.nodes import NodeUnderTest
+from tests.core.nodes import NodeUnderTest, token
 
 I1 = InstanceId("i1")
 BEAT = HeartbeatDue(rss_bytes=0)
@@ -52,6 +53,14 @@ def test_who_a_grow_is_for_waits_for_no_size() -> None:
     assert only(node.submit("a", "i1"), StartStep).instance_id == "i1"
     ended = node.tell(ResizeFinished(instance_id=I1, kv_blocks=32, elapsed_s=0.0))
     assert not of_kind(ended, StartMeasure)
+
+
+def test_a_next_turn_that_follows_at_once_waits_for_no_size() -> None:
+    node = priming_node(16)
+    node.load("i1")
+    node.submit("a", "i1")
+    assert not of_kind(node.step("i1", token("a", 0, finish=FinishReason.STOP)), StartMeasure)
+    assert of_kind(node.tell(BEAT), StartMeasure)
 
 
 def test_a_request_goes_before_the_next_size() -> None:
