@@ -39,7 +39,11 @@ ON, OFF = DeploymentName("kept"), DeploymentName("computed")
 SLO = Slo(ttft_s=1.0, tpot_s=0.12)
 CONTEXT_TOKENS = 2048
 SECONDS, QUICK_SECONDS = 90.0, 20.0
-PROBE_USERS = 8
+PROBE_USERS = 40
+"""Enough for batches of all sizes: iterations of one or two take longer in service, over what the
+profile says, than those of many.
+"""
+GUESS_USERS = 8
 LEAD_S = 60.0
 """Virtual seconds before the first call, for loads."""
 
@@ -61,7 +65,7 @@ class Bench:
         made = self._probed()
         simulated = partial(_simulated, made)
         expected = {
-            name: most(self._trial(simulated, name, f"simulated, {name}"), PROBE_USERS)[0]
+            name: most(self._trial(simulated, name, f"simulated, {name}"), GUESS_USERS)[0]
             for name in (ON, OFF)
         }
         found: dict[DeploymentName, Trial | None] = {}
@@ -72,14 +76,14 @@ class Bench:
             self._ready(cell)
             for name in (ON, OFF):
                 expectation = expected[name]
-                guess = PROBE_USERS if expectation is None else expectation.users
+                guess = GUESS_USERS if expectation is None else expectation.users
                 live = self._trial(partial(self._live, cell), name, f"live, {name}")
                 found[name], trials = most(live, guess)
                 rows += [(name, trial) for trial in trials]
         report(rows, found, expected)
 
     def _probed(self) -> Calibrated:
-        """What a first run, of few users, tells of the machine; the model's profile stays in the
+        """What a first run, tells of the machine; the model's profile stays in the
         cell's registry.
         """
         specs = [
