@@ -37,6 +37,7 @@ from mesh.domain.views import CellSnapshot, RequestSnapshot
 from mesh.memory.block_keys import digests_of
 from mesh.runtime.clock import Clock
 from mesh.text.grammars import check_grammar
+from mesh.text.thoughts import Thinking
 from mesh.text.tool_calls import ToolFormat
 from mesh.wire.access import caller
 
@@ -158,6 +159,10 @@ class Gateway:
     async def tool_format(self, deployment: Deployment) -> ToolFormat | None:
         """How its model calls tools; None: it does not, or not in a way that is known."""
         return await self._tokenizers.tool_format(deployment.model.model_id)
+
+    async def thinking(self, deployment: Deployment, template_kwargs: str) -> Thinking | None:
+        """How its model's answers to chats begin; None: with no thought."""
+        return await self._tokenizers.thinking(deployment.model.model_id, template_kwargs)
 
     async def token_bytes(self, deployment: Deployment) -> Callable[[int], bytes]:
         """What each of its model's tokens adds to a text."""

@@ -15,6 +15,7 @@ from mesh.domain.errors import InvalidInput, MeshError, StorageError
 from mesh.domain.ids import ModelId
 from mesh.domain.invocation import ChatPrompt, TextPrompt
 from mesh.domain.text import ChatMessage, SamplingDefaults, TextAssets
+from mesh.text.thoughts import Thinking
 from mesh.text.tool_calls import ToolFormat
 
 CODECS_MAX = 32
@@ -34,6 +35,8 @@ class PromptCodec(Protocol):
     def encode_chat(
         self, messages: Sequence[ChatMessage], template_kwargs: str, tools: str
     ) -> Sequence[int]: ...
+
+    def thinking(self, template_kwargs: str) -> Thinking | None: ...
 
     def token_bytes(self, token_id: int) -> bytes: ...
 
@@ -81,6 +84,10 @@ class Tokenizers:
     async def tool_format(self, model_id: ModelId) -> ToolFormat | None:
         """How the model calls tools; None: it does not, or not in a way that is known."""
         return (await self._codec(model_id)).tool_format
+
+    async def thinking(self, model_id: ModelId, template_kwargs: str) -> Thinking | None:
+        """How its answers to chats begin; None: with no thought."""
+        return (await self._codec(model_id)).thinking(template_kwargs)
 
     async def token_bytes(self, model_id: ModelId) -> Callable[[int], bytes]:
         """What each token of the model adds to a text."""

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -23,7 +23,9 @@ from mesh.http.logprobs import (
     completion_logprobs,
 )
 from mesh.http.refusals import encoded
-from mesh.text.tool_calls import Arguments, CallBegun, Said, Text, ToolFormat, ToolReader
+from mesh.text.answer_reader import NOTHING_ELSE, AnswerReader, Reading, Said
+from mesh.text.thoughts import Thought
+from mesh.text.tool_calls import Arguments, CallBegun, Text
 
 DONE = b"data: [DONE]\n\n"
 FinishText = Literal["stop", "length", "tool_calls"]
@@ -37,12 +39,22 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionTokensDetails(BaseModel):
+    reasoning_tokens: int
+
+
 class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
     """None: not known yet, amid an answer."""
+    completion_tokens_details: CompletionTokensDetails | None = None
+    """Left out: that, or the model does not think aloud."""
+
+    def told(self) -> dict[str, Any]:
+        unknown = {"completion_tokens_details"} if self.completion_tokens_details is None else None
+        return self.model_dump(exclude=unknown)
 
 
 class CompletionChoice(BaseModel):
@@ -75,6 +87,8 @@ class CalledTool(BaseModel):
 class AnswerMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     content: str | None
+    reasoning_content: str | None = None
+    """What the model thought aloud before; absent where it does not."""
     refusal: None = None
     tool_calls: list[CalledTool] | None = None
 
@@ -112,6 +126,7 @@ class ChatCompletion(BaseModel):
 class Delta(BaseModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
     tool_calls: list[ToolDelta] | None = None
 
 
@@ -153,21 +168,18 @@ class UsageTold(Enum):
     """By that, and by every chunk of the answer that it belongs to."""
 
 
-def usage_of(ends: Sequence[Finished]) -> Usage:
-    """Of a call's answers together."""
-    prompt = sum(end.prompt_tokens for end in ends)
-    output = sum(end.output_tokens for end in ends)
+def usage_of(ends: Sequence[Finished], thought_tokens: int | None = None) -> Usage:
+    """Of a call's answers together, of whose tokens so many were thoughts."""
+    told = _usage(sum(end.prompt_tokens for end in ends), sum(end.output_tokens for end in ends))
     cached = sum(end.cached_prompt_tokens for end in ends)
-    return _usage(prompt, output, PromptTokensDetails(cached_tokens=cached))
+    told.prompt_tokens_details = PromptTokensDetails(cached_tokens=cached)
+    if thought_tokens is not None:
+        told.completion_tokens_details = CompletionTokensDetails(reasoning_tokens=thought_tokens)
+    return told
 
 
-def _usage(prompt: int, output: int, details: PromptTokensDetails | None = None) -> Usage:
-    return Usage(
-        prompt_tokens=prompt,
-        completion_tokens=output,
-        total_tokens=prompt + output,
-        prompt_tokens_details=details,
-    )
+def _usage(prompt: int, output: int) -> Usage:
+    return Usage(prompt_tokens=prompt, completion_tokens=output, total_tokens=prompt + output)
 
 
 class Writer:
@@ -186,12 +198,7 @@ class Writer:
         *,
         usage: UsageTold = UsageTold.LAST,
         bytes_of: TokenBytes | None = None,
-        tools: ToolFormat | None = None,
     ) -> None:
-        """`tools`: how the answer may call those that it was given, if any."""
-        self._tools = tools
-        self._readers: dict[int, ToolReader] = {}
-        """By the answer's number."""
         self._bytes_of = bytes_of
         self._told = usage
         self._prompt_tokens: dict[int, int] = {}
@@ -214,49 +221,48 @@ class Writer:
     def piece(self, index: int, tokens: Tokens) -> bytes:
         """A chunk; nothing for tokens of which there is nothing to tell."""
         self._output_tokens[index] = tokens.first_index + len(tokens.token_ids)
-        told = self._logprobs_of(index, tokens)
-        if not tokens.text and told is None and self._told is not UsageTold.EACH:
-            return b""
-        logprobs = b"null" if told is None else told.model_dump_json().encode()
-        deltas = self._deltas(index, tokens.text)
+        deltas, told = self._deltas(index, tokens), self._logprobs_of(index, tokens)
         if not deltas and (told is not None or self._told is UsageTold.EACH):
             deltas = [self._delta(None)]
+        logprobs = b"null" if told is None else told.model_dump_json().encode()
         chunks = [self._chunk(index, delta) for delta in deltas[:-1]]
         chunks += [self._chunk(index, delta, b"null", logprobs) for delta in deltas[-1:]]
         return b"".join(chunks)
 
     def ending(self, index: int, end: Finished) -> bytes:
         left = b"".join([self._chunk(index, delta) for delta in self._last_deltas(index)])
-        finish = _quoted(self._finish(end, self._readers.get(index)))
-        return left + self._chunk(index, self._delta(None), finish)
+        return left + self._chunk(index, self._delta(None), _quoted(self._finish(index, end)))
 
     def usage(self, ends: Sequence[Finished]) -> bytes:
-        return self._last + usage_of(ends).model_dump_json().encode() + b"}\n\n"
+        told = usage_of(ends, self._thought_tokens())
+        return self._last + encoded(told.told()) + b"}\n\n"
 
-    def whole(self, answers: Sequence[Tokens], ends: Sequence[Finished]) -> bytes:
+    def whole(self, answers: Sequence[Sequence[Tokens]], ends: Sequence[Finished]) -> bytes:
         """All tokens and `ends` of the answers, in their order."""
         choices = [
             {
                 "index": n,
-                **choice,
+                **self._choice(n, parts),
                 "logprobs": told and told.model_dump(),
-                "finish_reason": self._finish(end, reader),
+                "finish_reason": self._finish(n, end),
             }
-            for n, (tokens, end) in enumerate(zip(answers, ends, strict=True))
-            for told in [self._logprobs_of(n, tokens)]
-            for choice, reader in [self._choice(tokens.text)]
+            for n, (parts, end) in enumerate(zip(answers, ends, strict=True))
+            for told in [self._logprobs_of(n, _joined(parts))]
         ]
         told = {**self._head, "object": self.whole_object, "choices": choices}
-        return encoded({**told, "usage": usage_of(ends).model_dump()})
+        usage = usage_of(ends, self._thought_tokens())
+        return encoded({**told, "usage": usage.told()})
 
-    def _finish(self, end: Finished, reader: ToolReader | None) -> FinishText:
-        if reader is not None and reader.calls and end.reason is FinishReason.STOP:
-            return "tool_calls"
+    def _finish(self, index: int, end: Finished) -> FinishText:
         return _FINISHES[end.reason]
 
-    def _deltas(self, index: int, text: str) -> list[bytes]:
-        """Of a further piece of an answer's text."""
-        return [self._delta(_quoted(text))]
+    def _thought_tokens(self) -> int | None:
+        """Of all answers; None: the model does not think aloud."""
+        return None
+
+    def _deltas(self, index: int, tokens: Tokens) -> list[bytes]:
+        """Of a further piece of an answer."""
+        return [self._delta(_quoted(tokens.text))] if tokens.text else []
 
     def _last_deltas(self, index: int) -> list[bytes]:
         """What was held back."""
@@ -276,7 +282,7 @@ class Writer:
 
     def _usage_after(self, index: int) -> bytes:
         told = _usage(self._prompt_tokens.get(index, 0), self._output_tokens.get(index, 0))
-        return b',"usage":' + told.model_dump_json().encode() + b"}\n\n"
+        return b',"usage":' + encoded(told.told()) + b"}\n\n"
 
     def _logprobs_of(self, index: int, tokens: Tokens) -> ChatLogprobs | CompletionLogprobs | None:
         if self._bytes_of is None or not tokens.logprobs:
@@ -291,8 +297,8 @@ class Writer:
     def _delta(self, text: bytes | None) -> bytes:
         raise NotImplementedError
 
-    def _choice(self, text: str) -> tuple[dict[str, object], ToolReader | None]:
-        """Of a whole answer, and who has read its calls."""
+    def _choice(self, index: int, parts: Sequence[Tokens]) -> dict[str, object]:
+        """Of a whole answer."""
         raise NotImplementedError
 
 
@@ -306,7 +312,6 @@ class CompletionWriter(Writer):
         *,
         usage: UsageTold = UsageTold.LAST,
         bytes_of: TokenBytes | None = None,
-        tools: ToolFormat | None = None,
     ) -> None:
         super().__init__(id_, model, usage=usage, bytes_of=bytes_of)
         self._chars: dict[int, int] = {}
@@ -320,12 +325,28 @@ class CompletionWriter(Writer):
     def _delta(self, text: bytes | None) -> bytes:
         return b'"text":%b' % (text or b'""')
 
-    def _choice(self, text: str) -> tuple[dict[str, object], ToolReader | None]:
-        return {"text": text}, None
+    def _choice(self, index: int, parts: Sequence[Tokens]) -> dict[str, object]:
+        return {"text": "".join(part.text for part in parts)}
 
 
 class ChatWriter(Writer):
+    """`reading`: what its answers may hold beside words."""
+
     ids, chunk, whole_object = "chatcmpl", "chat.completion.chunk", "chat.completion"
+
+    def __init__(
+        self,
+        id_: str,
+        model: str,
+        *,
+        usage: UsageTold = UsageTold.LAST,
+        bytes_of: TokenBytes | None = None,
+        reading: Reading = NOTHING_ELSE,
+    ) -> None:
+        super().__init__(id_, model, usage=usage, bytes_of=bytes_of)
+        self._reading = reading
+        self._readers: dict[int, AnswerReader] = {}
+        """By the answer's number."""
 
     def _logprobs(self, index: int, tokens: Tokens, bytes_of: TokenBytes) -> ChatLogprobs:
         return chat_logprobs(tokens, bytes_of)
@@ -336,20 +357,38 @@ class ChatWriter(Writer):
     def _delta(self, text: bytes | None) -> bytes:
         return b'"delta":{}' if text is None else b'"delta":{"content":%b}' % text
 
-    def _deltas(self, index: int, text: str) -> list[bytes]:
-        if self._tools is None:
-            return super()._deltas(index, text) if text else []
-        reader = self._readers.setdefault(index, ToolReader(self._tools))
-        return [self._said(one) for one in reader.push(text)]
+    def _deltas(self, index: int, tokens: Tokens) -> list[bytes]:
+        if not self._reading:
+            return super()._deltas(index, tokens)
+        return [self._said(one) for one in self._read(index, tokens)]
 
     def _last_deltas(self, index: int) -> list[bytes]:
         reader = self._readers.get(index)
         return [] if reader is None else [self._said(one) for one in reader.finish()]
 
+    def _read(self, index: int, tokens: Tokens) -> list[Said]:
+        reader = self._readers.get(index)
+        if reader is None:
+            reader = self._readers[index] = AnswerReader(self._reading)
+        return reader.push(tokens.text, len(tokens.token_ids))
+
+    def _finish(self, index: int, end: Finished) -> FinishText:
+        reader = self._readers.get(index)
+        if reader is not None and reader.calls and end.reason is FinishReason.STOP:
+            return "tool_calls"
+        return super()._finish(index, end)
+
+    def _thought_tokens(self) -> int | None:
+        if self._reading.thinking is None:
+            return None
+        return sum(reader.thought_tokens for reader in self._readers.values())
+
     def _said(self, one: Said) -> bytes:
         match one:
             case Text(text=text):
                 return self._delta(_quoted(text))
+            case Thought(text=text):
+                return b'"delta":{"reasoning_content":%b}' % _quoted(text)
             case CallBegun():
                 told = ToolDelta(
                     index=one.index,
@@ -361,23 +400,39 @@ class ChatWriter(Writer):
                 told = ToolDelta(index=one.index, function=FunctionDelta(arguments=one.text))
         return b'"delta":{"tool_calls":[%b]}' % told.model_dump_json(exclude_none=True).encode()
 
-    def _choice(self, text: str) -> tuple[dict[str, object], ToolReader | None]:
-        if self._tools is None:
-            message = AnswerMessage(content=text)
-            return {"message": message.model_dump(exclude={"tool_calls"})}, None
-        reader = ToolReader(self._tools)
-        content, calls = "", list[CalledTool]()
-        for one in (*reader.push(text), *reader.finish()):
+    def _choice(self, index: int, parts: Sequence[Tokens]) -> dict[str, object]:
+        said = [one for part in parts for one in self._read(index, part)]
+        if index in self._readers:
+            said += self._readers[index].finish()
+        content, thought, calls = "", "", list[CalledTool]()
+        for one in said:
             match one:
                 case Text(text=more):
                     content += more
+                case Thought(text=more):
+                    thought += more
                 case CallBegun(name=name):
                     function = CalledFunction(name=name, arguments="")
                     calls.append(CalledTool(id=_call_id(), function=function))
                 case Arguments(text=more):
                     calls[-1].function.arguments += more
-        message = AnswerMessage(content=content or None, tool_calls=calls or None)
-        return {"message": message.model_dump()}, reader
+        message = AnswerMessage(
+            content=content if content or not self._reading else None,
+            reasoning_content=thought or None,
+            tool_calls=calls or None,
+        )
+        unread = set[str]() if self._reading.tools else {"tool_calls"}
+        unread |= set[str]() if self._reading.thinking else {"reasoning_content"}
+        return {"message": message.model_dump(exclude=unread)}
+
+
+def _joined(parts: Sequence[Tokens]) -> Tokens:
+    return Tokens(
+        first_index=0,
+        token_ids=tuple(token for part in parts for token in part.token_ids),
+        text="".join(part.text for part in parts),
+        logprobs=tuple(told for part in parts for told in part.logprobs),
+    )
 
 
 def _call_id() -> str:

@@ -4,19 +4,31 @@ The status waits for the first token, so that a refusal is one. Before: the rout
 gateway is asked, and what it yields is written as a stream or whole.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
+from mesh.domain.deployment import Deployment
 from mesh.domain.errors import InvalidInput
-from mesh.domain.invocation import Accepted, Finished, Tokens, Waiting, check_complete
+from mesh.domain.invocation import (
+    Accepted,
+    ChatPrompt,
+    Finished,
+    Invocation,
+    Tokens,
+    Waiting,
+    check_complete,
+)
 from mesh.http.answers import DONE, UsageTold, Writer
 from mesh.http.asking import grammar_member, invocations, with_defaults, with_slo, with_tools
 from mesh.http.bodies import Body, ChatBody, read
 from mesh.http.exchange import Bodies, Exchange
 from mesh.http.together import Gateway, Numbered, together
 from mesh.http.tools import offers_tools
+from mesh.text.answer_reader import Reading
+from mesh.text.grammars import after_thought
 
 NewWriter = Callable[[str], Writer]
 """Of an answer, by the id of its call."""
@@ -43,14 +55,13 @@ class Generation:
             exchange.context_tokens = deployment.context_tokens_max
             defaults = await self._gateway.sampling_defaults(deployment)
             asked = tuple(with_defaults(one, defaults) for one in asked)
-            form = None
-            if isinstance(body, ChatBody) and offers_tools(body.tools, body.tool_choice):
-                form = await self._gateway.tool_format(deployment)
-                asked = tuple(with_tools(one, body, form) for one in asked)
             bytes_of = None
             if asked[0].logprobs is not None:
                 bytes_of = await self._gateway.token_bytes(deployment)
-            write = partial(self._writer, model=body.model, bytes_of=bytes_of, tools=form)
+            write = partial(self._writer, model=body.model, bytes_of=bytes_of)
+            if isinstance(body, ChatBody):
+                reading, chat = await self._reading(deployment, body, asked[0])
+                write, asked = partial(write, reading=reading), (chat,)
             try:
                 async with (
                     exchange.watched(),
@@ -65,6 +76,20 @@ class Generation:
                 if error.field == "grammar":
                     error.field = grammar_member(body)
                 raise
+
+    async def _reading(
+        self, deployment: Deployment, body: ChatBody, asked: Invocation
+    ) -> tuple[Reading, Invocation]:
+        """What the answer may hold beside words, and the invocation of one that does."""
+        assert isinstance(asked.prompt, ChatPrompt)
+        thinking = await self._gateway.thinking(deployment, asked.prompt.template_kwargs)
+        form = None
+        if offers_tools(body.tools, body.tool_choice):
+            form = await self._gateway.tool_format(deployment)
+            asked = with_tools(asked, body, form)
+        if thinking is not None and asked.grammar is not None:
+            asked = replace(asked, grammar=after_thought(asked.grammar, thinking))
+        return Reading(thinking, form), asked
 
     async def _stream(
         self, write: NewWriter, usage: UsageTold, events: Numbered, exchange: Exchange
@@ -112,8 +137,7 @@ class Generation:
                     check_complete(event)
                     ends[number] = event
         writer = write(exchange.request_id)
-        whole = [_joined(one) for one in parts]
-        await exchange.json(writer.whole(whole, [ends[number] for number in range(answers)]))
+        await exchange.json(writer.whole(parts, [ends[number] for number in range(answers)]))
 
 
 def _usage_told(body: Body) -> UsageTold:
@@ -122,12 +146,3 @@ def _usage_told(body: Body) -> UsageTold:
     if options is None or not options.include_usage:
         return UsageTold.NEVER
     return UsageTold.EACH if options.continuous_usage_stats else UsageTold.LAST
-
-
-def _joined(parts: Sequence[Tokens]) -> Tokens:
-    return Tokens(
-        first_index=0,
-        token_ids=tuple(token for part in parts for token in part.token_ids),
-        text="".join(part.text for part in parts),
-        logprobs=tuple(told for part in parts for told in part.logprobs),
-    )

@@ -12,6 +12,7 @@ from mesh.domain.deployment import Deployment
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.invocation import Finished, Invocation, InvocationEvent
 from mesh.domain.text import SamplingDefaults
+from mesh.text.thoughts import Thinking
 from mesh.text.tool_calls import ToolFormat
 
 EVENTS_MAX = 64
@@ -41,6 +42,8 @@ class Gateway(Protocol):
     async def sampling_defaults(self, deployment: Deployment) -> SamplingDefaults: ...
 
     async def tool_format(self, deployment: Deployment) -> ToolFormat | None: ...
+
+    async def thinking(self, deployment: Deployment, template_kwargs: str) -> Thinking | None: ...
 
     async def token_bytes(self, deployment: Deployment) -> Callable[[int], bytes]: ...
 

@@ -5,12 +5,14 @@ wants. After: an invocation that can be answered, or InvalidInput with what is w
 """
 
 import json
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.grammar import Grammar, GrammarKind
+from mesh.text.thoughts import OPEN, Thinking
 
 GRAMMAR_CHARS_MAX = 1 << 16
 CHOICES_MAX = 1024
@@ -18,6 +20,8 @@ CHECKED_MAX = 1024
 """Grammars of which it is known what is wrong with them, if anything."""
 BLANKS = r"[\x20\x0A\x0D\x09]{0,16}"
 """Between the parts of a JSON value: small models else go on with blanks for ever."""
+_START = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|\b(start)\b')
+"""Of a grammar in Lark's notation: its first rule's name, told from what is quoted."""
 ANY_OBJECT = Grammar(kind=GrammarKind.JSON_SCHEMA, text='{"type":"object"}')
 
 
@@ -38,6 +42,35 @@ def choice_grammar(choices: Sequence[str]) -> Grammar:
         )
     one_of = " | ".join(json.dumps(choice) for choice in choices)
     return Grammar(kind=GrammarKind.LARK, text=f"start: {one_of}")
+
+
+def after_thought(grammar: Grammar, thinking: Thinking) -> Grammar:
+    """Of an answer that keeps to the grammar once it has thought aloud, which is free. Raises
+    InvalidInput.
+    """
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            try:
+                schema = json.loads(grammar.text)
+            except ValueError as error:
+                raise InvalidInput(f"the schema is no JSON: {error}", field="grammar") from error
+            if isinstance(schema, dict):
+                schema.setdefault("x-guidance", {"whitespace_pattern": BLANKS})
+            answer = f"answer_: %json {json.dumps(schema, ensure_ascii=False)}"
+        case GrammarKind.REGEX:
+            slashes = re.sub(r"(?s)\\.|/", lambda m: r"\/" if m[0] == "/" else m[0], grammar.text)
+            answer = f"answer_: /{slashes}/"
+        case GrammarKind.LARK:
+            answer = _START.sub(lambda m: "answer_" if m[1] else m[0], grammar.text)
+    begun = OPEN if thinking is Thinking.MAY else ""
+    thought = "thought_ gap_" if thinking is Thinking.AMID else "(thought_ gap_)?"
+    rules = [
+        f"start: {thought} answer_",
+        rf"thought_[lazy]: /{begun}(?s:.*)<\/think>/",
+        r"gap_: /\s{0,4}/",
+        answer,
+    ]
+    return Grammar(kind=GrammarKind.LARK, text="\n".join(rules))
 
 
 def compiled(grammar: Grammar) -> str:

@@ -26,7 +26,7 @@ class StopMatcher:
             self.stopped = True
             self._held = ""
             return text[: min(found)[1]]
-        held = max(_overlap(text, stop) for stop in self._stops)
+        held = max(overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
 
@@ -36,7 +36,7 @@ class StopMatcher:
         return text
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """How many characters at the end of `text` are the beginning of `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if stop.startswith(text[-length:]):

@@ -6,16 +6,23 @@ built from `TextAssets` alone, so both sides agree. Safe to use from several thr
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 from tokenizers import Tokenizer
 
 from mesh.domain.errors import InvalidInput, TornModel
 from mesh.domain.text import ChatMessage, TextAssets
+from mesh.text import thoughts
 from mesh.text.template import ChatTemplate
+from mesh.text.thoughts import Thinking
 from mesh.text.tool_calls import format_of
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 """A byte that has no token of its own, in vocabularies of SentencePiece."""
+
+
+_KWARGS_MAX = 64
+"""Of templates, of which it is known how answers begin."""
 
 
 def _byte_chars() -> dict[str, int]:
@@ -54,6 +61,9 @@ class TextCodec:
         self._template = ChatTemplate(assets) if assets.chat_template else None
         self.sampling = assets.sampling
         self.tool_format = format_of(assets.chat_template)
+        self._thinks = thoughts.CLOSE in (assets.chat_template or "")
+        self.thinking = lru_cache(maxsize=_KWARGS_MAX)(self._thinking)
+        """How answers begin to chats with these `template_kwargs`; None: with no thought."""
 
     @property
     def vocabulary_tokens(self) -> int:
@@ -90,6 +100,15 @@ class TextCodec:
                 "the model has no chat template", hint="send a plain prompt (`--raw`)"
             )
         return self._template.render(messages, template_kwargs, tools)
+
+    def _thinking(self, template_kwargs: str) -> Thinking | None:
+        if not self._thinks:
+            return None
+        try:
+            prompt = self.render_chat([ChatMessage(role="user", content="?")], template_kwargs)
+        except InvalidInput:
+            return None  # whoever asks with these is told why
+        return thoughts.thinking_after(prompt)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the tokens, special ones left out. Incomplete characters become U+FFFD."""

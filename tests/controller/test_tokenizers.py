@@ -11,6 +11,7 @@ from mesh.domain.errors import InvalidInput, StorageError, TornModel
 from mesh.domain.ids import ModelId
 from mesh.domain.invocation import ChatPrompt, TextPrompt
 from mesh.domain.text import ChatMessage, SamplingDefaults, TextAssets
+from mesh.text.thoughts import Thinking
 from mesh.text.tool_calls import ToolFormat
 
 ONE, TWO, THREE = ModelId("one"), ModelId("two"), ModelId("three")
@@ -35,6 +36,9 @@ class Codec:
         self, messages: Sequence[ChatMessage], template_kwargs: str, tools: str
     ) -> Sequence[int]:
         return self.encode("".join(message.content for message in messages))
+
+    def thinking(self, template_kwargs: str) -> Thinking | None:
+        return None
 
     def token_bytes(self, token_id: int) -> bytes:
         return chr(token_id).encode()

@@ -10,10 +10,13 @@ from mesh.text.grammars import (
     ANY_OBJECT,
     CHOICES_MAX,
     GRAMMAR_CHARS_MAX,
+    after_thought,
     check_grammar,
     choice_grammar,
+    compiled,
     json_grammar,
 )
+from mesh.text.thoughts import Thinking
 
 
 @pytest.mark.parametrize(
@@ -58,3 +61,38 @@ def test_choices_are_some_texts(choices: list[str]) -> None:
 def test_schemas_are_taken_as_data_or_text() -> None:
     schema = {"type": "object", "title": "Straße"}
     assert json_grammar(schema) == json_grammar(json.dumps(schema, ensure_ascii=False))
+
+
+@pytest.mark.parametrize(
+    ("thinking", "answer", "kept"),
+    [
+        (Thinking.AMID, 'so {be} </thin it\n</think>\n\n{"a": 3}', True),
+        (Thinking.AMID, '{"a": 3}', False),
+        (Thinking.AMID, 'x</think>y</think>{"a": 3}', False),
+        (Thinking.MAY, '<think>{</think>{"a": 3}', True),
+        (Thinking.MAY, '{"a": 3}', True),
+        (Thinking.MAY, 'well, </think>{"a": 3}', False),
+    ],
+)
+def test_an_answer_keeps_to_its_grammar_once_it_has_thought(
+    thinking: Thinking, answer: str, kept: bool
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    assert _accepts(after_thought(json_grammar(schema), thinking), answer) is kept
+
+
+def test_any_grammar_may_come_after_a_thought() -> None:
+    path = Grammar(kind=GrammarKind.REGEX, text=r"a/b\/\d+")
+    assert _accepts(after_thought(path, Thinking.AMID), "x</think> a/b/22")
+    words = Grammar(kind=GrammarKind.LARK, text='start: word | word start\nword: "start"')
+    assert _accepts(after_thought(words, Thinking.MAY), "<think>x</think>startstart")
+    assert not _accepts(after_thought(words, Thinking.MAY), "start<think>x</think>start")
+
+
+def _accepts(grammar: Grammar, answer: str) -> bool:
+    from llguidance import LLMatcher, LLTokenizer
+
+    check_grammar(grammar)
+    matcher = LLMatcher(LLTokenizer("byte"), compiled(grammar))
+    tokens = list(answer.encode())
+    return matcher.try_consume_tokens(tokens) == len(tokens) and bool(matcher.is_accepting())

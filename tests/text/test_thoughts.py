@@ -1,0 +1,68 @@
+"""Thoughts are told apart from the answer while both come, however they are cut."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mesh.text.answer_reader import AnswerReader, Reading
+from mesh.text.thoughts import Thinking, Thought, thinking_after
+from mesh.text.tool_calls import Arguments, CallBegun, Text, ToolFormat
+
+AMID, MAY = Thinking.AMID, Thinking.MAY
+ANSWERS = [
+    (AMID, "\nI see. \n</think>\n\nYes.\n", "I see.", "Yes.\n"),
+    (AMID, "never ends </thin", "never ends </thin", ""),
+    (AMID, "</think>yes", "", "yes"),
+    (AMID, "\n\n</think>\n\n", "", ""),
+    (MAY, "<think>\na < b </ c\n</think>\nYes </think>", "a < b </ c", "Yes </think>"),
+    (MAY, "\n<think>\n\n</think>\n\nyes", "", "yes"),
+    (MAY, "at once, <think> or not", "", "at once, <think> or not"),
+    (MAY, "  <thing>", "", "  <thing>"),
+    (MAY, "<thi", "", "<thi"),
+    (MAY, "", "", ""),
+]
+
+
+@pytest.mark.parametrize(("thinking", "said", "thought", "answer"), ANSWERS)
+@given(cuts=st.sets(st.integers(1, 40)))
+def test_a_thought_is_told_apart(
+    thinking: Thinking, said: str, thought: str, answer: str, cuts: set[int]
+) -> None:
+    reader = AnswerReader(Reading(thinking))
+    places = [0, *sorted(cut for cut in cuts if cut < len(said)), len(said)]
+    told = [one for a, b in pairwise(places) for one in reader.push(said[a:b])]
+    told += reader.finish()
+    assert "".join(one.text for one in told if isinstance(one, Thought)) == thought
+    assert "".join(one.text for one in told if isinstance(one, Text)) == answer
+    assert all(getattr(one, "text", "") for one in told), "an empty piece is none"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "thinking"),
+    [
+        ("<assistant><think>\n", AMID),
+        ("<assistant>\n<think>\n\n</think>\n\n", None),
+        ("<think>earlier</think> said<assistant>", MAY),
+    ],
+)
+def test_the_end_of_a_prompt_tells_how_its_answer_begins(
+    prompt: str, thinking: Thinking | None
+) -> None:
+    assert thinking_after(prompt) is thinking
+
+
+def test_tools_are_called_after_the_thought_alone() -> None:
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    reader = AnswerReader(Reading(AMID, ToolFormat.HERMES))
+    said = [*reader.push(f"I could {call} </think> {call}"), *reader.finish()]
+    assert said == [Thought(f"I could {call}"), CallBegun(0, "f"), Arguments(0, "{}")]
+    assert reader.calls == 1
+
+
+def test_tokens_of_a_thought_are_counted() -> None:
+    reader = AnswerReader(Reading(MAY))
+    for piece in ("<think>", "so", " be it", "</think>", "yes"):
+        reader.push(piece, 1)
+    assert reader.thought_tokens == 3
