@@ -94,6 +94,12 @@ class LiveInstance:
             self._instance._sequences[sequence.request_id] = sequence
         self._instance._books = self._instance._count()
 
+    def keep(self) -> None:
+        """What is held now is cached once it is let go."""
+        for sequence in self._instance._sequences.values():
+            for block in sequence.blocks():
+                self._instance._pool.name(block, f"kept-{next(self._numbers)}".encode())
+
     def drop_to(self, blocks: int, draw: random.Random) -> None:
         """End requests at random until no more than so many blocks are held."""
         running = sorted(self._instance._sequences)

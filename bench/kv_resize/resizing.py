@@ -1,8 +1,9 @@
 """Times resizes of one KV cache by the memory that is live in it, and sees where the memory goes.
 
-Three of each size: a grow by a quarter with all blocks live; a shrink back once as many of them,
-scattered, have come free; and a shrink to one block once all have. The time of a resize is that of
-the call, during which nothing can be computed; what goes back after it is watched to its end.
+Four of each size: a grow by a quarter with all blocks live; a shrink back once as many of them,
+scattered, have come free; and two to one block, once all have, and while all are cached. The time
+of a resize is that of the call, during which nothing can be computed; what goes back after it is
+watched to its end.
 """
 
 import random
@@ -15,7 +16,8 @@ from mesh_nodes.engines.openvino.kv_cache import KvResize
 
 SPARE_SHARE = 0.25
 RETURN_S_MAX = 60.0
-GROW, SHRINK, EMPTY = "grow", "shrink", "empty"
+GROW, SHRINK, EMPTY, CACHED = "grow", "shrink", "empty", "empty, all cached"
+OPERATIONS = GROW, SHRINK, EMPTY, CACHED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +25,9 @@ class Resize:
     how: KvResize
     operation: str
     live_gb: float
-    """Before the resize, and after it; nothing is live in EMPTY, which gives so much back."""
+    """Before the resize, and after it; nothing is live in EMPTY and CACHED, which give so much
+    back.
+    """
     stall_s: float
     """That the call takes."""
     returned_s: float
@@ -45,7 +49,12 @@ def resizes(live: LiveInstance, gigabytes: float, draw: random.Random) -> list[R
     shrunk = _resize(live, SHRINK, gigabytes, max(blocks, live.used_blocks))
     live.fill(blocks - live.used_blocks)
     live.drop_to(0, draw)
-    return [grown, shrunk, _resize(live, EMPTY, gigabytes, 1)]
+    emptied = _resize(live, EMPTY, gigabytes, 1)
+    live.resize(blocks)
+    live.fill(blocks)
+    live.keep()
+    live.drop_to(0, draw)
+    return [grown, shrunk, emptied, _resize(live, CACHED, gigabytes, 1)]
 
 
 def _resize(live: LiveInstance, operation: str, gigabytes: float, blocks: int) -> Resize:
