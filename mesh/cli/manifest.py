@@ -31,6 +31,7 @@ from mesh.domain.ids import DeploymentName
 from mesh.domain.model import ComputePrecision, WeightPrecision
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import ColdStart, Slo
+from mesh.domain.text import ToolFormat
 
 NAME_PATTERN = rf"^[a-z0-9]([a-z0-9-]{{0,{NAME_CHARS_MAX - 2}}}[a-z0-9])?$"
 
@@ -82,6 +83,7 @@ class _Spec(_Part):
     weights: Annotated[WeightPrecision, Field(strict=False)] | None = None
     precision: Annotated[ComputePrecision, Field(strict=False)] | None = None
     prefix_cache: bool = True
+    tool_format: Annotated[ToolFormat, Field(strict=False)] | None = None
 
     @field_validator("devices")
     @classmethod
@@ -155,6 +157,7 @@ def _spec(document: Document, origin: str) -> DeploymentSpec:
         weights=spec.weights,
         precision=spec.precision,
         prefix_cache=spec.prefix_cache,
+        tool_format=spec.tool_format,
     )
     # The schema's bounds are the domain's, so that this passes; the controller checks it again.
     check_spec(deployment)

@@ -123,6 +123,7 @@ def deployment_fields(deployment: DeploymentSnapshot) -> list[tuple[str, str]]:
         ("replicas", f"{spec.scaling.replicas_min} to {spec.scaling.replicas_max}"),
         ("keep_alive_s", seconds(spec.scaling.keep_alive_s)),
         ("prefix_cache", _prefix_cache(deployment)),
+        ("tool_format", spec.tool_format or "by the chat template"),
         ("running", str(deployment.running)),
         ("queued", str(deployment.queued)),
         ("served", str(deployment.served)),

@@ -32,13 +32,12 @@ from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.invocation import Invocation, InvocationEvent, TokenPrompt
 from mesh.domain.reasons import RefusalReason
 from mesh.domain.request import Request
-from mesh.domain.text import SamplingDefaults
+from mesh.domain.text import SamplingDefaults, ToolFormat
 from mesh.domain.views import CellSnapshot, RequestSnapshot
 from mesh.memory.block_keys import digests_of
 from mesh.runtime.clock import Clock
 from mesh.text.grammars import check_grammar
 from mesh.text.thoughts import Thinking
-from mesh.text.tool_calls import ToolFormat
 from mesh.wire.access import caller
 
 CHARS_PER_TOKEN_MAX = 256
@@ -156,9 +155,10 @@ class Gateway:
         """What its model's makers recommend, for protocols that go by that."""
         return await self._tokenizers.sampling_defaults(deployment.model.model_id)
 
-    async def tool_format(self, deployment: Deployment) -> ToolFormat | None:
-        """How its model calls tools; None: it does not, or not in a way that is known."""
-        return await self._tokenizers.tool_format(deployment.model.model_id)
+    async def tool_format(self, deployment: Deployment) -> ToolFormat:
+        """How its model calls tools."""
+        said = deployment.spec.tool_format
+        return said or await self._tokenizers.tool_format(deployment.model.model_id)
 
     async def thinking(self, deployment: Deployment, template_kwargs: str) -> Thinking | None:
         """How its model's answers to chats begin; None: with no thought."""

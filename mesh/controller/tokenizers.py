@@ -14,9 +14,8 @@ from typing import Protocol
 from mesh.domain.errors import InvalidInput, MeshError, StorageError
 from mesh.domain.ids import ModelId
 from mesh.domain.invocation import ChatPrompt, TextPrompt
-from mesh.domain.text import ChatMessage, SamplingDefaults, TextAssets
+from mesh.domain.text import ChatMessage, SamplingDefaults, TextAssets, ToolFormat
 from mesh.text.thoughts import Thinking
-from mesh.text.tool_calls import ToolFormat
 
 CODECS_MAX = 32
 """Of 10 to 100 MB each, by the size of the vocabulary."""
@@ -28,7 +27,7 @@ class PromptCodec(Protocol):
     """A model's tokenizer, chat template and recommended sampling, and how it calls tools."""
 
     sampling: SamplingDefaults
-    tool_format: ToolFormat | None
+    tool_format: ToolFormat
 
     def encode(self, text: str) -> Sequence[int]: ...
 
@@ -81,8 +80,8 @@ class Tokenizers:
     async def sampling_defaults(self, model_id: ModelId) -> SamplingDefaults:
         return (await self._codec(model_id)).sampling
 
-    async def tool_format(self, model_id: ModelId) -> ToolFormat | None:
-        """How the model calls tools; None: it does not, or not in a way that is known."""
+    async def tool_format(self, model_id: ModelId) -> ToolFormat:
+        """How the model calls tools, as its chat template tells."""
         return (await self._codec(model_id)).tool_format
 
     async def thinking(self, model_id: ModelId, template_kwargs: str) -> Thinking | None:

@@ -6,6 +6,7 @@ from mesh.domain.ids import DeploymentName
 from mesh.domain.model import ComputePrecision, Footprint, ModelInfo, WeightPrecision
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import Slo
+from mesh.domain.text import ToolFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,8 @@ class DeploymentSpec:
     """That nodes for CPUs compute it in, where they can; None: each in its own."""
     prefix_cache: bool = True
     """Whether its requests share what they compute of a common beginning."""
+    tool_format: ToolFormat | None = None
+    """None: as the model's chat template tells."""
     tenant: str = ""
     """Whose it is; nobody's where it was deployed without a tenant's key."""
 

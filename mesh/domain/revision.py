@@ -75,7 +75,8 @@ def public(spec: DeploymentSpec) -> DeploymentSpec:
 
 def needs_no_instance(old: DeploymentSpec, new: DeploymentSpec) -> bool:
     """Whether the instances of one serve the other as well."""
-    return named(replace(old, slo=new.slo, scaling=new.scaling), new.name) == new
+    same = replace(old, slo=new.slo, scaling=new.scaling, tool_format=new.tool_format)
+    return named(same, new.name) == new
 
 
 def starting(revisions: Revisions) -> Revision | None:

@@ -1,6 +1,18 @@
 """What turns text into tokens and back: the model's own files, plain enough to cross the wire."""
 
 from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ToolFormat(StrEnum):
+    """How a model calls a tool."""
+
+    HERMES = "hermes"
+    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, amid text: Hermes, Qwen."""
+    LLAMA3 = "llama3"
+    """`{"name": …, "parameters": {…}}` as the whole answer, after `<|python_tag|>` or not."""
+    NONE = "none"
+    """It calls none, or in no way that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from mesh.domain.invocation import Accepted, Finished, Tokens
 from mesh.domain.reasons import FinishReason
+from mesh.domain.text import ToolFormat
 from mesh.http.logprobs import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -421,7 +422,7 @@ class ChatWriter(Writer):
             reasoning_content=thought or None,
             tool_calls=calls or None,
         )
-        unread = set[str]() if self._reading.tools else {"tool_calls"}
+        unread = {"tool_calls"} if self._reading.tools is ToolFormat.NONE else set[str]()
         unread |= set[str]() if self._reading.thinking else {"reasoning_content"}
         return {"message": message.model_dump(exclude=unread)}
 

@@ -15,12 +15,11 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.grammar import Grammar, GrammarKind
 from mesh.domain.ids import DeploymentName
 from mesh.domain.invocation import ChatPrompt, Invocation, Prompt, TextPrompt, TokenPrompt
-from mesh.domain.text import ChatMessage, SamplingDefaults
+from mesh.domain.text import ChatMessage, SamplingDefaults, ToolFormat
 from mesh.http import tools
 from mesh.http.bodies import Body, ChatBody, CompletionBody, Message
 from mesh.http.tools import calls_of, check_tools
 from mesh.text.grammars import ANY_OBJECT, choice_grammar, json_grammar
-from mesh.text.tool_calls import ToolFormat
 from mesh.wire.own_slo import own_limits_s
 
 PROMPTS_MAX = 16
@@ -87,7 +86,7 @@ def with_slo(
     return tuple(replace(one, slo_ttft_s=ttft_s, slo_tpot_s=tpot_s) for one in asked)
 
 
-def with_tools(asked: Invocation, body: ChatBody, form: ToolFormat | None) -> Invocation:
+def with_tools(asked: Invocation, body: ChatBody, form: ToolFormat) -> Invocation:
     """One of a call that offers tools, to a model that calls them so. Raises InvalidInput."""
     several = body.parallel_tool_calls is not False
     return tools.with_tools(asked, body.tools or (), body.tool_choice, form, several=several)

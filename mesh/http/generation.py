@@ -21,6 +21,7 @@ from mesh.domain.invocation import (
     Waiting,
     check_complete,
 )
+from mesh.domain.text import ToolFormat
 from mesh.http.answers import DONE, UsageTold, Writer
 from mesh.http.asking import grammar_member, invocations, with_defaults, with_slo, with_tools
 from mesh.http.bodies import Body, ChatBody, read
@@ -83,7 +84,7 @@ class Generation:
         """What the answer may hold beside words, and the invocation of one that does."""
         assert isinstance(asked.prompt, ChatPrompt)
         thinking = await self._gateway.thinking(deployment, asked.prompt.template_kwargs)
-        form = None
+        form = ToolFormat.NONE
         if offers_tools(body.tools, body.tool_choice):
             form = await self._gateway.tool_format(deployment)
             asked = with_tools(asked, body, form)

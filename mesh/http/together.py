@@ -11,9 +11,8 @@ from typing import Protocol
 from mesh.domain.deployment import Deployment
 from mesh.domain.ids import DeploymentName, RequestId
 from mesh.domain.invocation import Finished, Invocation, InvocationEvent
-from mesh.domain.text import SamplingDefaults
+from mesh.domain.text import SamplingDefaults, ToolFormat
 from mesh.text.thoughts import Thinking
-from mesh.text.tool_calls import ToolFormat
 
 EVENTS_MAX = 64
 """Of a call with several invocations, that wait to be written."""
@@ -41,7 +40,7 @@ class Gateway(Protocol):
 
     async def sampling_defaults(self, deployment: Deployment) -> SamplingDefaults: ...
 
-    async def tool_format(self, deployment: Deployment) -> ToolFormat | None: ...
+    async def tool_format(self, deployment: Deployment) -> ToolFormat: ...
 
     async def thinking(self, deployment: Deployment, template_kwargs: str) -> Thinking | None: ...
 

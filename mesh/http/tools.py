@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.invocation import ChatPrompt, Invocation
-from mesh.text.tool_calls import ToolFormat, calls_grammar, turn_of_calls
+from mesh.domain.text import ToolFormat
+from mesh.text.tool_calls import calls_grammar, turn_of_calls
 
 TOOLS_MAX = 128
 NAME = r"^[a-zA-Z0-9_-]{1,64}$"
@@ -92,17 +93,17 @@ def with_tools(
     asked: Invocation,
     tools: Sequence[Tool],
     choice: ToolChoice | None,
-    form: ToolFormat | None,
+    form: ToolFormat,
     *,
     several: bool,
 ) -> Invocation:
     """A chat whose template is given the tools, and its answer's grammar where it has to call one.
     Raises InvalidInput where the model's template knows of no tools.
     """
-    if form is None:
+    if form is ToolFormat.NONE:
         raise InvalidInput(
             f"the chat template of {asked.deployment!r} calls no tools, or in unknown words",
-            hint="send tool_choice: none, or no tools",
+            hint="send tool_choice: none, or say how its model calls them: spec.tool_format",
             field="tools",
         )
     assert isinstance(asked.prompt, ChatPrompt)

@@ -5,9 +5,10 @@ Before: the answer's text, in pieces. After: whoever writes it in a protocol.
 
 from dataclasses import dataclass
 
+from mesh.domain.text import ToolFormat
 from mesh.text import tool_calls
 from mesh.text.thoughts import Thinking, Thought, ThoughtReader
-from mesh.text.tool_calls import Text, ToolFormat, ToolReader
+from mesh.text.tool_calls import Text, ToolReader
 
 Said = Thought | tool_calls.Said
 
@@ -17,11 +18,11 @@ class Reading:
     """What an answer may hold beside words."""
 
     thinking: Thinking | None = None
-    tools: ToolFormat | None = None
+    tools: ToolFormat = ToolFormat.NONE
     """How it calls tools, where it was given some."""
 
     def __bool__(self) -> bool:
-        return self.thinking is not None or self.tools is not None
+        return self.thinking is not None or self.tools is not ToolFormat.NONE
 
 
 NOTHING_ELSE = Reading()
@@ -32,7 +33,9 @@ class AnswerReader:
 
     def __init__(self, reading: Reading) -> None:
         self._thoughts = None if reading.thinking is None else ThoughtReader(reading.thinking)
-        self._calls = None if reading.tools is None else ToolReader(reading.tools)
+        self._calls = None
+        if reading.tools is not ToolFormat.NONE:
+            self._calls = ToolReader(reading.tools)
         self.thought_tokens = 0
         """What the model has thought in, its last token's piece left out."""
 

@@ -9,10 +9,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from mesh.domain.grammar import Grammar, GrammarKind
+from mesh.domain.text import ToolFormat
 
 CALLS_MAX = 16
 """Of one answer that has to make some."""
@@ -20,24 +20,15 @@ _BLANKS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator"
 """As models have seen calls: small ones else go on with blanks for ever."""
 
 
-class ToolFormat(StrEnum):
-    """How a model calls a tool."""
-
-    HERMES = "hermes"
-    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, amid text: Hermes, Qwen."""
-    LLAMA3 = "llama3"
-    """`{"name": …, "parameters": {…}}` as the whole answer, after `<|python_tag|>` or not."""
-
-
-def format_of(chat_template: str | None) -> ToolFormat | None:
-    """None: the template is given no tools, or in words that are not known here."""
+def format_of(chat_template: str | None) -> ToolFormat:
+    """By the words in which the template tells of tools."""
     if chat_template is None or "tools" not in chat_template:
-        return None
+        return ToolFormat.NONE
     if "<tool_call>" in chat_template:
         return ToolFormat.HERMES
     if "python_tag" in chat_template or '"parameters"' in chat_template:
         return ToolFormat.LLAMA3
-    return None
+    return ToolFormat.NONE
 
 
 @dataclass(frozen=True, slots=True)

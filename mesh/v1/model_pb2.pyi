@@ -270,6 +270,7 @@ class DeploymentSpec(_message.Message):
     WEIGHTS_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
     PREFIX_CACHE_FIELD_NUMBER: _builtins.int
+    TOOL_FORMAT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     source: _builtins.str
     context_tokens_max: _builtins.int
@@ -283,6 +284,8 @@ class DeploymentSpec(_message.Message):
     """That nodes for CPUs are to compute in: f32, bf16 or f16; empty: each in its own."""
     prefix_cache: _builtins.bool
     """Absent: its requests share what they compute of a common beginning."""
+    tool_format: _builtins.str
+    """How its model calls tools: hermes, llama3 or none; empty: as its chat template tells."""
     @_builtins.property
     def slo(self) -> Global___Slo: ...
     @_builtins.property
@@ -303,10 +306,11 @@ class DeploymentSpec(_message.Message):
         weights: _builtins.str = ...,
         precision: _builtins.str = ...,
         prefix_cache: _builtins.bool | None = ...,
+        tool_format: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max", "_prefix_cache", b"_prefix_cache", "context_tokens_max", b"context_tokens_max", "prefix_cache", b"prefix_cache", "scaling", b"scaling", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max", "_prefix_cache", b"_prefix_cache", "context_tokens_max", b"context_tokens_max", "devices", b"devices", "name", b"name", "precision", b"precision", "prefix_cache", b"prefix_cache", "scaling", b"scaling", "slo", b"slo", "source", b"source", "tenant", b"tenant", "tensor_parallel", b"tensor_parallel", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max", "_prefix_cache", b"_prefix_cache", "context_tokens_max", b"context_tokens_max", "devices", b"devices", "name", b"name", "precision", b"precision", "prefix_cache", b"prefix_cache", "scaling", b"scaling", "slo", b"slo", "source", b"source", "tenant", b"tenant", "tensor_parallel", b"tensor_parallel", "tool_format", b"tool_format", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__context_tokens_max: _TypeAlias = _typing.Literal["context_tokens_max"]  # noqa: Y015
     _WhichOneofArgType__context_tokens_max: _TypeAlias = _typing.Literal["_context_tokens_max", b"_context_tokens_max"]  # noqa: Y015

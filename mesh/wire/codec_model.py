@@ -12,7 +12,7 @@ from mesh.domain.ids import DeploymentName, ModelId
 from mesh.domain.model import ComputePrecision, Footprint, ModelFormat, ModelInfo, WeightPrecision
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import ColdStart, Slo
-from mesh.domain.text import SamplingDefaults, TextAssets
+from mesh.domain.text import SamplingDefaults, TextAssets, ToolFormat
 from mesh.v1 import model_pb2 as pb
 from mesh.wire.malformed import at_least_one, identifier, member, require
 
@@ -62,6 +62,10 @@ def model_from_wire(message: pb.ModelInfo) -> ModelInfo:
 def weights_from_wire(text: str, message: Message) -> WeightPrecision | None:
     """Those who say nothing of weights leave it to nodes."""
     return member(WeightPrecision, text, message, "weights") if text else None
+
+
+def _tool_format_from_wire(text: str, message: Message) -> ToolFormat | None:
+    return member(ToolFormat, text, message, "tool_format") if text else None
 
 
 def _precision_from_wire(text: str, message: Message) -> ComputePrecision | None:
@@ -159,6 +163,7 @@ def spec_to_wire(spec: DeploymentSpec) -> pb.DeploymentSpec:
         precision=spec.precision or "",
         tenant=spec.tenant,
         prefix_cache=None if spec.prefix_cache else False,
+        tool_format=spec.tool_format or "",
     )
 
 
@@ -182,4 +187,5 @@ def spec_from_wire(message: pb.DeploymentSpec) -> DeploymentSpec:
         precision=_precision_from_wire(message.precision, message),
         tenant=message.tenant,
         prefix_cache=message.prefix_cache or not message.HasField("prefix_cache"),
+        tool_format=_tool_format_from_wire(message.tool_format, message),
     )

@@ -16,6 +16,7 @@ from mesh.domain.errors import InvalidInput
 from mesh.domain.model import ComputePrecision, WeightPrecision
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.slo import ColdStart, Slo
+from mesh.domain.text import ToolFormat
 
 HEAD = "apiVersion: mesh/v1\nkind: Model\nmetadata: {name: a}\nspec:\n  source: pkg://x/y\n"
 FULL = """\
@@ -31,6 +32,7 @@ spec:
   tensor_parallel: 4
   weights: i4
   precision: bf16
+  tool_format: hermes
 """
 
 
@@ -59,6 +61,7 @@ def test_every_field_reaches_the_spec() -> None:
         tensor_parallel=4,
         weights=WeightPrecision.I4,
         precision=ComputePrecision.BF16,
+        tool_format=ToolFormat.HERMES,
     )
     assert spec.name == "chat-small"
 
@@ -104,6 +107,7 @@ def test_anchors_and_aliases_may_be_used() -> None:
         (HEAD + "  devices: []\n", "spec.devices: is empty", "list cpu"),
         (HEAD + "  devices: cpu\n", "'cpu' is not a list", "list cpu"),
         (HEAD + "  tensor_parallel: 0\n", "m.yaml:6: spec.tensor_parallel: 0 is below 1", "spans"),
+        (HEAD + "  tool_format: qwen\n", "m.yaml:6: spec.tool_format: 'qwen'", "hermes, llama3"),
         (HEAD + "  precision: f8\n", "m.yaml:6: spec.precision: 'f8'", "f32, bf16 or f16"),
         (HEAD + "  weights: i2\n", "m.yaml:6: spec.weights: 'i2'", "i8, i4, f16"),
         (HEAD + "  tensor_parallel: 9\n", "spec.tensor_parallel: 9 is above 8", "spans"),

@@ -148,6 +148,7 @@ def test_one_deployment_in_full(capsys: pytest.CaptureFixture[str]) -> None:
         "replicas            1 to 2\n"
         "keep_alive_s        1\n"
         "prefix_cache        on\n"
+        "tool_format         by the chat template\n"
         "running             3\n"
         "queued              1\n"
         "served              1234\n"

@@ -10,9 +10,8 @@ from mesh.controller.tokenizers import INLINE_CHARS_MAX, Tokenizers
 from mesh.domain.errors import InvalidInput, StorageError, TornModel
 from mesh.domain.ids import ModelId
 from mesh.domain.invocation import ChatPrompt, TextPrompt
-from mesh.domain.text import ChatMessage, SamplingDefaults, TextAssets
+from mesh.domain.text import ChatMessage, SamplingDefaults, TextAssets, ToolFormat
 from mesh.text.thoughts import Thinking
-from mesh.text.tool_calls import ToolFormat
 
 ONE, TWO, THREE = ModelId("one"), ModelId("two"), ModelId("three")
 HI = TextPrompt(text="hi")
@@ -26,7 +25,7 @@ class Codec:
     def __init__(self) -> None:
         self.threads = []
         self.sampling = SamplingDefaults()
-        self.tool_format: ToolFormat | None = None
+        self.tool_format = ToolFormat.NONE
 
     def encode(self, text: str) -> Sequence[int]:
         self.threads.append(threading.get_ident())

@@ -9,6 +9,7 @@ import pytest
 
 from mesh.domain.grammar import GrammarKind
 from mesh.domain.messages import SubmitRequest
+from mesh.domain.text import ToolFormat
 from mesh.http.answers import ChatChunk, ChatCompletion
 from tests.controller.live import ASSETS, SPEC, FakeNode
 from tests.http.edge import HELLO, Edge, events
@@ -134,3 +135,21 @@ async def test_a_schema_that_cannot_be_kept_to_is_named(http: Edge) -> None:
     response = await http.chat(tools=[wrong], tool_choice="required", max_tokens=100)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "tools"
+
+
+async def test_a_manifest_says_how_its_model_calls_tools(http: Edge) -> None:
+    """One whose template has other words for it."""
+    node = await http.cell.node()
+    node.text, node.says = (
+        replace(ASSETS, chat_template=TEMPLATE.replace("tool_call", "call")),
+        CALL,
+    )
+    spec = replace(SPEC, tool_format=ToolFormat.HERMES)
+    assert await asyncio.to_thread(http.cell.client.deploy, replace(spec, tool_format=None))
+    assert (await http.chat(tools=[TOOL])).status_code == 400
+    assert await asyncio.to_thread(http.cell.client.deploy, spec)
+    answer = (await http.chat(tools=[TOOL], max_tokens=100)).json()
+    assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "weather"
+    spec = replace(spec, tool_format=ToolFormat.NONE)
+    assert await asyncio.to_thread(http.cell.client.deploy, spec)
+    assert (await http.chat(tools=[TOOL])).status_code == 400

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mesh.domain.text import ToolFormat
 from mesh.text.answer_reader import AnswerReader, Reading
 from mesh.text.thoughts import Thinking, Thought, thinking_after
-from mesh.text.tool_calls import Arguments, CallBegun, Text, ToolFormat
+from mesh.text.tool_calls import Arguments, CallBegun, Text
 
 AMID, MAY = Thinking.AMID, Thinking.MAY
 ANSWERS = [

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mesh.domain.text import ToolFormat
 from mesh.text.grammars import check_grammar
 from mesh.text.tool_calls import (
     Arguments,
     CallBegun,
     Text,
-    ToolFormat,
     ToolReader,
     calls_grammar,
     format_of,
@@ -95,14 +95,12 @@ def test_arguments_are_told_as_they_come() -> None:
     [
         ("{% if tools %}<tools>…</tools> <tool_call>{% endif %}", HERMES),
         ("{% if tools %}<|python_tag|>{% endif %}", LLAMA3),
-        ("{{ tools }} some other way", None),
-        ("{{ messages }}", None),
-        (None, None),
+        ("{{ tools }} some other way", ToolFormat.NONE),
+        ("{{ messages }}", ToolFormat.NONE),
+        (None, ToolFormat.NONE),
     ],
 )
-def test_the_template_tells_how_tools_are_called(
-    template: str | None, form: ToolFormat | None
-) -> None:
+def test_the_template_tells_how_tools_are_called(template: str | None, form: ToolFormat) -> None:
     assert format_of(template) is form
 
 
