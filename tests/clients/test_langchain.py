@@ -3,7 +3,7 @@
 The demo model is given a chat template with tools, which it was not trained on: what it says makes
 little sense, but calls that are required and structured answers keep to their grammars. Cases that
 need more wit than it has may fail, by an assertion of theirs alone: an error of the protocol fails.
-The cases skip images, audio and PDF by themselves.
+By themselves the cases skip images, audio, PDF, Anthropic's messages and a recording to measure by.
 """
 
 import shutil
