@@ -72,11 +72,13 @@ $(VENV)/.installed-load: pyproject.toml
 	$(VLLM_BIN)/python -m $(PIP) --no-warn-conflicts -e '.[cpu,test]' -r .venv-vllm/requirements.txt 2> >(grep -v WARNING >&2)
 	touch $@
 
-# A client an environment: they disagree on the versions of others.
+# A client an environment: they disagree on the versions of others. LangChain's asks a real model.
+.venv-clients-%/.installed: EXTRAS := test
+.venv-clients-langchain/.installed: EXTRAS := cpu,test
 .venv-clients-%/.installed: pyproject.toml tests/clients/%.txt
 	test -x .venv-clients-$*/bin/python || $(PYTHON) -m venv .venv-clients-$*
 	echo "setting up .venv-clients-$* …" >&2
-	.venv-clients-$*/bin/python -m $(PIP) -e '.[test]' -r tests/clients/$*.txt 2> >(grep -v WARNING >&2)
+	.venv-clients-$*/bin/python -m $(PIP) -e '.[$(EXTRAS)]' -r tests/clients/$*.txt 2> >(grep -v WARNING >&2)
 	touch $@
 
 # Without mesh: they want older versions of what it uses. KServe's takes 450 MB.
@@ -107,9 +109,10 @@ test: $(VENV)/.installed-dev ## the tests
 quick: $(VENV)/.installed-dev lint types imports ## in under a minute: style, types, the decisions and what they are made of
 	@$(PYTEST) $(QUICK_TESTS)
 
-test-clients: $(patsubst %,.venv-clients-%/.installed,kserve litellm npm openai triton) ## OpenAI's protocol and KServe's, by clients that others wrote
+test-clients: $(patsubst %,.venv-clients-%/.installed,kserve langchain litellm npm openai triton) ## OpenAI's protocol and KServe's, by clients that others wrote
 	@.venv-clients-openai/bin/python -m pytest $(patsubst %,tests/clients/test_%.py,openai npm triton kserve)
 	.venv-clients-litellm/bin/python -m pytest -W ignore -p no:unraisableexception tests/clients/test_litellm.py
+	.venv-clients-langchain/bin/python -m pytest -W ignore -p no:unraisableexception -rsx -o asyncio_default_test_loop_scope=session tests/clients/test_langchain.py
 
 # Debian's package, unpacked here: nothing is installed, no service started.
 .prometheus/.unpacked:
