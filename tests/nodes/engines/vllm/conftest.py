@@ -22,6 +22,7 @@ collect_ignore = (
         "test_kv_mapped.py",
         "test_kv_memory.py",
         "test_sleeping.py",
+        "test_parts.py",
         "test_weights.py",
         "test_turns.py",
         "test_watch.py",
