@@ -22,7 +22,7 @@ class Library:
     def __init__(self, code: Code, *context: int) -> None:
         self._answer = (code, *context)
 
-    def cuCtxGetCurrent(self) -> tuple[Code | int, ...]:  # noqa: N802
+    def cuCtxGetCurrent(self) -> tuple[object, ...]:  # noqa: N802
         return self._answer
 
 
