@@ -14,6 +14,7 @@ collect_ignore = (
     else [
         "test_ahead.py",
         "test_alike.py",
+        "test_as_is.py",
         "test_drawing.py",
         "test_ends.py",
         "test_exactness.py",

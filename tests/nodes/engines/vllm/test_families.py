@@ -22,8 +22,8 @@ from tests.nodes.engines.serving import INSTANCE, load, request, run
 
 WINDOWS_IN_SOME = "qwen2-window"
 """Of Qwen2's layers: vLLM has none such."""
-CONTEXT_TOKENS = 192
-"""Below longrope's original 256, from which on vLLM takes the long factors for all sequences."""
+CONTEXT_TOKENS = 256
+"""Longrope's original: beyond it vLLM takes the long factors for all sequences."""
 
 
 def imported(tmp_path: Path, family: dict[str, Any]) -> StoredModel:
