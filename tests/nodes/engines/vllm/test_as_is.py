@@ -16,16 +16,16 @@ OUTPUT_TOKENS = 24
 MAKE = """
 import json, sys
 import torch
-from transformers import Olmo2Config, Olmo2ForCausalLM
+from transformers import GraniteConfig, GraniteForCausalLM
 
 folder, prompts, count = json.loads(sys.argv[1])
 torch.manual_seed(7)
-config = Olmo2Config(
+config = GraniteConfig(
     vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
     num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=256,
     pad_token_id=None, bos_token_id=None, eos_token_id=1, initializer_range=0.3,
 )
-model = Olmo2ForCausalLM(config).eval()
+model = GraniteForCausalLM(config).eval()
 model.save_pretrained(folder)
 wish = dict(max_new_tokens=count, min_new_tokens=count, do_sample=False)
 print(json.dumps([
@@ -46,7 +46,7 @@ def test_tokens_equal_transformers(engine: VllmEngine, tmp_path: Path) -> None:
     expected = json.loads(done.stdout.splitlines()[-1])
     store = ModelStore(tmp_path / "store", as_is=served_architectures())
     stored = store.import_model(f"file://{folder}")
-    assert stored.info.architecture == "olmo2"
+    assert stored.info.architecture == "granite"
     load(engine, stored.info, stored.path)
     wish = SamplingParams(max_tokens=OUTPUT_TOKENS, ignore_eos=True)
     requests = [request(f"r{n}", prompt, wish) for n, prompt in enumerate(PROMPTS)]

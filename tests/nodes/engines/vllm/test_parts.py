@@ -34,7 +34,7 @@ told = {
     "MOVE_HASHES": hasattr(BlockPool, "move_block_hashes"),
     "ONE_KV_BUFFER": hasattr(gpu_model_runner, "allocate_kv_cache"),
     "WATERMARKING": importlib.util.find_spec("vllm.v1.watermarking") is not None,
-    "KERNEL_OVERRIDES": hasattr(current_platform, "register_triton_kernel_overrides"),
+    "KERNEL_OVERRIDES": hasattr(type(current_platform), "register_triton_kernel_overrides"),
     "NO_COMMON_PREFIX": "num_common_prefix_blocks" not in wanted,
 }
 device.preload()
