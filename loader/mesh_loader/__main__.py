@@ -31,7 +31,11 @@ def main(arguments: list[str]) -> int:
     os.nice(NICE)
     signal.signal(signal.SIGTERM, _stop)
     try:
-        store = ModelStore(options.store, download_bytes_per_s=options.download_rate)
+        store = ModelStore(
+            options.store,
+            download_bytes_per_s=options.download_rate,
+            as_is=options.as_is.split(",") if options.as_is else (),
+        )
         stored = store.import_model(options.source, Reporter().report)
     except MeshError as error:
         write_line(error_line(error))
@@ -52,6 +56,9 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("--store", type=Path, required=True)
     verb.add_argument(
         "--download-rate", type=float, metavar="BYTES", help="a second, for all imports that say so"
+    )
+    verb.add_argument(
+        "--as-is", metavar="A,B", help="architectures that may be taken without mesh's knowing them"
     )
     verb.add_argument("--parent", type=int, help="end when the process with this id ends")
     return parser

@@ -138,7 +138,6 @@ def _refuse_unusual(config: Mapping[str, Any], shape: Shape, name: str) -> None:
     unusual = {
         "use_bidirectional_attention": config.get("use_bidirectional_attention") is True,
         "mlp_bias": config.get("mlp_bias") is True,
-        "quantization_config": config.get("quantization_config") is not None,
         activation: config.get(activation, activations[0]) not in activations,
         "partial_rotary_factor": config.get("partial_rotary_factor", 1.0) != 1.0
         and shape.architecture != "phi3",
@@ -147,7 +146,7 @@ def _refuse_unusual(config: Mapping[str, Any], shape: Shape, name: str) -> None:
         if found:
             raise UnsupportedModel(
                 f"{name}: {shape.architecture} with {key} = {config.get(key)!r} is not supported",
-                hint="use a variant of the model without it; quantised ones as GGUF",
+                hint="use a variant of the model without it",
             )
 
 

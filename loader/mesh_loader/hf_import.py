@@ -1,11 +1,13 @@
-"""Imports a Hugging Face folder of an architecture that mesh runs itself.
+"""Imports a Hugging Face folder of an architecture that mesh runs itself, or that vLLM does.
 
 Every safetensors file must be whole and hold the tensors that config.json calls for, in a float
-type. The weights are taken as they are, shards included; config.json is brought into one form.
-Other architectures, and folders with pickled weights only, go to convert_import.
+type or as their quantisation has them. The weights are taken as they are, shards included;
+config.json is brought into one form. What only vLLM runs is taken whole, where it is imported for
+vLLM; other architectures, and folders with pickled weights only, go to convert_import.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,20 +15,32 @@ from typing import Any
 from mesh.domain.errors import TornModel, UnsupportedModel
 from mesh.domain.model import ModelFormat
 from mesh.runtime.engine import Progress
-from mesh_loader.architectures import NATIVE_ARCHITECTURES, expected_tensors, shape_of
+from mesh_loader.architectures import (
+    NATIVE_ARCHITECTURES,
+    Shape,
+    expected_tensors,
+    shape_of,
+    size_in,
+)
 from mesh_loader.convert_import import ConvertPlan, plan_convert
 from mesh_loader.hf_config import normalised
 from mesh_loader.model_info import read_json
 from mesh_loader.placement import place
+from mesh_loader.quantisation import MODELOPT_CONFIG, check_parts, check_served, quantisation_of
 from mesh_loader.safetensors_file import StoredTensor, read_whole, write_json, write_synced
 from mesh_loader.tokenizer_file import require_tokenizer
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 WEIGHT_TYPES = ("F16", "BF16", "F32")
+BOOKED_BY = (
+    *("num_hidden_layers", "hidden_size", "num_attention_heads"),
+    *("max_position_embeddings", "vocab_size"),
+)
+"""What a config.json must say of an architecture that mesh does not know."""
 SMALL_FILES = (
     "tokenizer.json", "tokenizer_config.json", "generation_config.json",
-    "special_tokens_map.json", "chat_template.jinja",
+    "special_tokens_map.json", "chat_template.jinja", MODELOPT_CONFIG,
 )  # fmt: skip
 
 
@@ -53,32 +67,75 @@ class HfPlan:
         return self.parameters
 
 
-def plan_hf(path: Path, *, own_files: bool) -> HfPlan | ConvertPlan:
+def plan_hf(path: Path, *, own_files: bool, as_is: Collection[str] = ()) -> HfPlan | ConvertPlan:
     """The plan for a folder with a config.json, after its weights' headers have been checked.
+    `as_is`: architectures, by transformers' classes, that the importing node's engine reads without
+    mesh's knowing them.
 
     Raises TornModel or UnsupportedModel with the name of the file that is to blame.
     """
     name = f"{path.name}/config.json"
     config = read_json(path / "config.json")
     require_tokenizer(path)
+    method = quantisation_of(path, config)
+    check_served(method, path.name)
     weights = _weight_files(path)
-    if config.get("model_type") not in NATIVE_ARCHITECTURES or not weights:
+    native = config.get("model_type") in NATIVE_ARCHITECTURES
+    if not weights or not (native or as_is or method):
         return plan_convert(path, config)
-    shape = shape_of(config, name)
     tensors: dict[str, StoredTensor] = {}
+    try:
+        shape = shape_of(config, name)
+        config = normalised(config, shape, name)
+    except UnsupportedModel:
+        if not as_is:
+            raise
+        _check_as_is(config, as_is, name)
+        shape = None
     for file, _ in weights:
         tensors |= read_whole(file)
-    parameters = 0
-    for want in expected_tensors(shape):
-        _check(tensors.get(want.name), want.name, want.shape, path.name)
-        parameters += want.elements
     return HfPlan(
         path=path,
         own_files=own_files,
-        config=normalised(config, shape, name),
+        config=config,
         weights=(*weights, *_index_file(path)),
-        parameters=parameters,
+        parameters=_parameters(shape, tensors, method, path.name),
     )
+
+
+def _check_as_is(config: Mapping[str, Any], as_is: Collection[str], name: str) -> None:
+    """Raises UnsupportedModel."""
+    given = config.get("architectures")
+    classes = given if isinstance(given, list) else []
+    if not any(one in as_is for one in classes):
+        raise UnsupportedModel(
+            f"{name}: {', '.join(map(str, classes)) or 'no architecture'} is none that the vLLM of "
+            "this node computes text with, nor mesh itself",
+            hint=f"mesh runs {', '.join(NATIVE_ARCHITECTURES)} itself; on OpenVINO nodes others "
+            "can be exported",
+        )
+    for key in BOOKED_BY:
+        try:
+            size_in(config, key, name)
+        except TornModel as error:
+            raise UnsupportedModel(
+                f"{error.message}; without it nobody knows what {classes[0]} takes on vLLM nodes"
+            ) from error
+
+
+def _parameters(
+    shape: Shape | None, tensors: Mapping[str, StoredTensor], method: str, folder: str
+) -> int:
+    """How many the model has, by its shape; for want of one, by its tensors. Raises TornModel,
+    UnsupportedModel for tensors that are not as they should be.
+    """
+    if shape is None:
+        return sum(math.prod(tensor.shape) for tensor in tensors.values())
+    if method:
+        return check_parts(shape, tensors, folder)
+    for want in expected_tensors(shape):
+        _check(tensors.get(want.name), want.name, want.shape, folder)
+    return sum(want.elements for want in expected_tensors(shape))
 
 
 def place_small_files(path: Path, folder: Path) -> None:

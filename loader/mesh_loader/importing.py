@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Collection
 from pathlib import Path
 
 from mesh.domain.errors import Cancelled, MeshError, ModelError, Unavailable
@@ -32,9 +33,10 @@ async def import_in_child(
     *,
     timeout_s: float = IMPORT_TIMEOUT_S,
     download_bytes_per_s: float | None = None,
+    as_is: Collection[str] = (),
 ) -> StoredModel:
     """The model of a source, imported by a child process into the store; see ModelStore for the
-    bound on downloads.
+    bound on downloads and `as_is`.
 
     Raises what ModelStore.import_model raises, Unavailable when `timeout_s` is over, ModelError
     when the child dies, and whatever `progress` raises; in each case no process is left behind.
@@ -42,7 +44,9 @@ async def import_in_child(
     stored = ModelStore(store_root).find(source)
     if stored is not None:
         return stored
-    bound = () if download_bytes_per_s is None else ("--download-rate", str(download_bytes_per_s))
+    bound = [] if download_bytes_per_s is None else ["--download-rate", str(download_bytes_per_s)]
+    if as_is:
+        bound += ["--as-is", ",".join(sorted(as_is))]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "mesh_loader", "import", source,
         "--store", str(store_root), "--parent", str(os.getpid()), *bound,
@@ -81,6 +85,7 @@ def import_until(
     *,
     timeout_s: float = IMPORT_TIMEOUT_S,
     download_bytes_per_s: float | None = None,
+    as_is: Collection[str] = (),
 ) -> StoredModel:
     """`import_in_child` for a thread: blocks, and ends with Cancelled soon after `stop` is set."""
 
@@ -92,6 +97,7 @@ def import_until(
                 progress,
                 timeout_s=timeout_s,
                 download_bytes_per_s=download_bytes_per_s,
+                as_is=as_is,
             )
         )
         while not stop.is_set():

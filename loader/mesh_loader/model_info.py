@@ -14,6 +14,7 @@ from mesh.domain.errors import StorageError, TornModel
 from mesh.domain.ids import ModelId
 from mesh.domain.model import ModelFormat, ModelInfo, WeightPrecision
 from mesh_loader.architectures import size_in
+from mesh_loader.quantisation import quantisation_of
 
 STOP_TOKENS = (
     "<|im_end|>",
@@ -55,6 +56,7 @@ def info_of_folder(
         parameters=parameters,
         disk_bytes=sum(path.stat().st_size for path in folder.iterdir() if path.is_file()),
         stop_token_ids=stop_token_ids(folder, config),
+        quantisation=quantisation_of(folder, config),
     )
 
 

@@ -4,6 +4,7 @@ A plan has made all refusals that can be made without reading the weights; writi
 part. sources comes before it, the store after it.
 """
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -31,8 +32,9 @@ class Plan(Protocol):
         ...
 
 
-def plan_import(path: Path, *, own_files: bool) -> Plan:
+def plan_import(path: Path, *, own_files: bool, as_is: Collection[str] = ()) -> Plan:
     """The plan for a file or folder; with `own_files` its files may be linked instead of copied.
+    `as_is`: see `plan_hf`.
 
     Raises TornModel or UnsupportedModel, with the name of the file that is to blame.
     """
@@ -47,7 +49,7 @@ def plan_import(path: Path, *, own_files: bool) -> Plan:
     if (path / IR_XML).is_file():
         return plan_ir(path, own_files=own_files)
     if (path / "config.json").is_file():
-        return plan_hf(path, own_files=own_files)
+        return plan_hf(path, own_files=own_files, as_is=as_is)
     ggufs = sorted(file.name for file in path.glob("*.gguf"))
     if ggufs:
         raise UnsupportedModel(

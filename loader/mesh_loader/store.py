@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,9 +58,18 @@ class ModelStore:
     Methods may be called from any thread, and any number of processes may use one folder.
     """
 
-    def __init__(self, root: Path, *, download_bytes_per_s: float | None = None) -> None:
-        """`download_bytes_per_s` bounds all downloads together of those that give it."""
+    def __init__(
+        self,
+        root: Path,
+        *,
+        download_bytes_per_s: float | None = None,
+        as_is: Collection[str] = (),
+    ) -> None:
+        """`download_bytes_per_s` bounds all downloads together of those that give it. `as_is`: what
+        an import may take without mesh's knowing it; see `plan_hf`.
+        """
         self._root = root
+        self._as_is = as_is
         self._downloads = root / "downloads"
         self._rate = DownloadRate(root / "locks" / "download-rate", download_bytes_per_s)
         self._models = root / "models"
@@ -238,7 +247,8 @@ class ModelStore:
         path = fetch(source, downloads, progress, self._rate)
         before = stamps_of(path)
         # Nobody writes to these again; to a user's own, anybody may.
-        plan = plan_import(path, own_files=source.startswith(("hf://", *REMOTE)))
+        own_files = source.startswith(("hf://", *REMOTE))
+        plan = plan_import(path, own_files=own_files, as_is=self._as_is)
         model_id = content_id(files_of(path), progress)
         stored = self.get(model_id)
         if stored is None:

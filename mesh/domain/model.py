@@ -97,6 +97,10 @@ class ModelInfo:
     """None: as nodes hold those of which nothing is said."""
     precision: ComputePrecision | None = None
     """That it is computed in; None: each node's own."""
+    quantisation: str = ""
+    """The method by which its makers quantised its matrices, as its config names it: fp8, awq. Only
+    vLLM nodes compute those, as they are; "": they are plain.
+    """
 
     def held_as(self, weights: WeightPrecision | None) -> "ModelInfo":
         """The stored model, for deployments that want it so: a model of its own to all but the
@@ -118,9 +122,9 @@ class ModelInfo:
             return self.model_id
         heads = f"{self.attention_heads}x{self.kv_heads}x{self.head_size}"
         rows = f"{self.layers}x{self.hidden_size}-{self.vocabulary_tokens}"
-        weights = f"-{self.weights}" if self.weights else ""
-        precision = f"-{self.precision}" if self.precision else ""
-        return f"{self.architecture}-{self.parameters}-{rows}-{heads}{weights}{precision}"
+        words = self.quantisation, self.weights, self.precision
+        held = "".join([f"-{word}" for word in words if word]) if any(words) else ""
+        return f"{self.architecture}-{self.parameters}-{rows}-{heads}{held}"
 
     def kv_bytes_per_token(self, element_bytes: int = 2) -> int:
         """KV cache bytes of one token over all layers: keys and values (C of LLM-Mesh eq. 2)."""

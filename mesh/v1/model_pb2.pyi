@@ -38,6 +38,7 @@ class ModelInfo(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
+    QUANTISATION_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     source: _builtins.str
     format: _builtins.str
@@ -55,6 +56,8 @@ class ModelInfo(_message.Message):
     """i8, i4, f16 or file; empty: as nodes hold those of which nothing is said."""
     precision: _builtins.str
     """f32, bf16 or f16; empty: as each node computes by itself."""
+    quantisation: _builtins.str
+    """fp8, awq, gptq and so on, of the checkpoint itself; empty: its matrices are plain."""
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -76,10 +79,11 @@ class ModelInfo(_message.Message):
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         weights: _builtins.str = ...,
         precision: _builtins.str = ...,
+        quantisation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "attention_heads", b"attention_heads", "context_tokens_max", b"context_tokens_max", "disk_bytes", b"disk_bytes", "format", b"format", "head_size", b"head_size", "hidden_size", b"hidden_size", "kv_heads", b"kv_heads", "layers", b"layers", "model_id", b"model_id", "parameters", b"parameters", "precision", b"precision", "source", b"source", "stop_token_ids", b"stop_token_ids", "vocabulary_tokens", b"vocabulary_tokens", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "attention_heads", b"attention_heads", "context_tokens_max", b"context_tokens_max", "disk_bytes", b"disk_bytes", "format", b"format", "head_size", b"head_size", "hidden_size", b"hidden_size", "kv_heads", b"kv_heads", "layers", b"layers", "model_id", b"model_id", "parameters", b"parameters", "precision", b"precision", "quantisation", b"quantisation", "source", b"source", "stop_token_ids", b"stop_token_ids", "vocabulary_tokens", b"vocabulary_tokens", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -35,6 +35,7 @@ def model_to_wire(model: ModelInfo) -> pb.ModelInfo:
         stop_token_ids=model.stop_token_ids,
         weights=model.weights or "",
         precision=model.precision or "",
+        quantisation=model.quantisation,
     )
 
 
@@ -56,6 +57,7 @@ def model_from_wire(message: pb.ModelInfo) -> ModelInfo:
         stop_token_ids=tuple(message.stop_token_ids),
         weights=weights_from_wire(message.weights, message),
         precision=_precision_from_wire(message.precision, message),
+        quantisation=message.quantisation,
     )
 
 

@@ -11,7 +11,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -70,7 +70,7 @@ class Agent:
     """One node. `identity` is the hello without instances and load times; `resident_bytes` is what
     the node takes of its device's memory now, `nearer` what a
     load would find nearer than in its store, given the folders there.
-    Without `loads` it neither tells nor keeps what loads take.
+    Without `loads` it neither tells nor keeps what loads take. `as_is`: see `ModelStore`.
     """
 
     def __init__(
@@ -85,12 +85,15 @@ class Agent:
         nearer: Callable[[Sequence[Path]], tuple[HeldModel, ...]] = lambda folders: (),
         loads: KeptLoads | None = None,
         download_bytes_per_s: int | None = None,
+        as_is: Collection[str] = (),
         recorders: Sequence[Recorder] = (),
     ) -> None:
         self._engine = engine
         self._identity = identity
         self._store_path = store_path
-        self._import = partial(import_until, store_path, download_bytes_per_s=download_bytes_per_s)
+        self._import = partial(
+            import_until, store_path, download_bytes_per_s=download_bytes_per_s, as_is=as_is
+        )
         self._controller = controller
         self._loads = loads
         self._recorders = recorders

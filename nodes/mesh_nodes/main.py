@@ -92,6 +92,7 @@ def _run(options: NodeOptions, build: Callable[[NodeOptions], BuiltEngine]) -> i
             stack.callback(recorders[0].close)
         built = build(options)
         identity = _identity(options, built)
+        built.base_read()
         agent = Agent(
             engine=built.engine,
             identity=identity,
@@ -102,6 +103,7 @@ def _run(options: NodeOptions, build: Callable[[NodeOptions], BuiltEngine]) -> i
             controller=options.join,
             resident_bytes=built.resident_bytes,
             nearer=built.nearer,
+            as_is=built.as_is,
             recorders=recorders,
         )
         # Modules and engine stay as they are: no collection amid an iteration need look at them.

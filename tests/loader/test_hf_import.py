@@ -191,7 +191,6 @@ def test_a_broken_config_is_torn(store: ModelStore, folder: Path, text: str) -> 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("quantization_config", {"quant_method": "gptq"}),
         ("hidden_act", "gelu"),
         ("mlp_bias", True),
         ("rope_scaling", {"rope_type": "spiral", "factor": 2.0}),

@@ -40,6 +40,10 @@ class BuiltEngine:
     """Of the device's memory, beside that and without any instance: of processes that sleep or
     wait, or what the engine keeps of its first load.
     """
+    base_read: Callable[[], None] = lambda: None
+    """To be called once it has been read what the node takes without instances and `kept_bytes`."""
+    as_is: tuple[str, ...] = ()
+    """Architectures, by transformers' classes, that its models may have without mesh's knowing."""
     least_load_s: Callable[[], float] | None = None
     """Measures what a load takes whatever its bytes, in about half a second. None: it is no engine
     whose loads say anything of later ones.
@@ -100,7 +104,7 @@ def build_engine(options: NodeOptions) -> BuiltEngine:
 
 
 def _vllm(options: NodeOptions) -> BuiltEngine:
-    from mesh_nodes.engines.vllm import VllmEngine, installed_release
+    from mesh_nodes.engines.vllm import VllmEngine, installed_release, served_architectures
 
     release = installed_release()
     if release.computes_on_cpu != (options.gpu is None):
@@ -116,6 +120,7 @@ def _vllm(options: NodeOptions) -> BuiltEngine:
         return BuiltEngine(
             TextEngine(engine),
             lambda: own_resident_bytes() + engine.resident_bytes(),
+            as_is=served_architectures(),
             least_load_s=_usual_load_s,
         )
     return _vllm_on(options.gpu, Gpus(), options)
@@ -123,7 +128,7 @@ def _vllm(options: NodeOptions) -> BuiltEngine:
 
 def _vllm_on(gpu: Gpu, gpus: Gpus, options: NodeOptions) -> BuiltEngine:
     """Others' memory on the device is not this node's."""
-    from mesh_nodes.engines.vllm import GPU_PROCESS_BYTES, VllmEngine
+    from mesh_nodes.engines.vllm import GPU_PROCESS_BYTES, VllmEngine, served_architectures
 
     before_bytes = gpus.used_bytes(gpu)
     engine = VllmEngine(
@@ -141,6 +146,8 @@ def _vllm_on(gpu: Gpu, gpus: Gpus, options: NodeOptions) -> BuiltEngine:
         lambda: max(gpus.used_bytes(gpu) - before_bytes, 0),
         nearer=lambda folders: engine.asleep(),
         kept_bytes=(options.asleep_max + _AHEAD) * GPU_PROCESS_BYTES,
+        base_read=engine.fill_ahead,
+        as_is=served_architectures(),
         least_load_s=_usual_load_s,
     )
 

@@ -2,13 +2,19 @@
 
 `cuda.bindings` comes with torch's builds for CUDA and is imported when a driver is opened, not
 before: it is nothing to a node without a GPU. What the driver refuses is an EngineError with the
-call's name and the driver's own word for it. Before: `device_range`. After: libcuda.
+call's name and the driver's own word for it. Before: `device_range`; `vllm.device`, which asks
+whether anything has begun to use CUDA. After: libcuda.
 """
 
 import logging
+import os
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from mesh.domain.errors import EngineError, OutOfMemory
+
+_UVM = "/dev/nvidia-uvm"
 
 log = logging.getLogger(__name__)
 
@@ -87,3 +93,25 @@ def open_driver(device: int) -> CudaDriver | None:
         # A library that it does not find is a RuntimeError of its own kind.
         log.warning("CUDA's virtual memory cannot be used: %s", error)
         return None
+
+
+def cuda_in_use(library: Any = None, descriptors: Path = Path("/proc/self/fd")) -> str:
+    """By what one sees that this process has initialised CUDA, through whatever library; "" where
+    nothing shows it. Asking initialises nothing. `library`: see `CudaDriver`.
+    """
+    for descriptor in descriptors.iterdir():
+        with suppress(OSError):
+            # NVML opens other devices; this one is opened by the driver's initialisation alone.
+            if os.readlink(descriptor) == _UVM:
+                return f"{_UVM} is open"
+    try:
+        if library is None:
+            from cuda.bindings import driver
+
+            library = driver
+        code, *context = library.cuCtxGetCurrent()
+    except (ImportError, RuntimeError):
+        return ""
+    if code == library.CUresult.CUDA_ERROR_NOT_INITIALIZED:
+        return ""
+    return "it has a context" if context and int(context[0]) else f"its driver says {code.name}"

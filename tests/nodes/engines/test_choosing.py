@@ -25,6 +25,9 @@ class Recorded:
 
     def await_ready(self) -> None: ...
 
+    def fill_ahead(self) -> None:
+        Recorded.given["ahead"] = True
+
     def asleep(self) -> tuple[str, ...]:
         return ASLEEP
 
@@ -55,4 +58,7 @@ def test_a_gpu_node_lets_models_sleep_and_counts_what_their_processes_hold(
     assert given["available_bytes"]() == 7 << 30
     assert built.resident_bytes() == 0, "what others use is not its own"
     assert built.kept_bytes == (asleep_max + 1) * GPU_PROCESS_BYTES
+    assert "ahead" not in given, "what waits ahead is in kept_bytes already"
+    built.base_read()
+    assert "ahead" in given
     assert built.nearer([]) == ASLEEP  # type: ignore[comparison-overlap]

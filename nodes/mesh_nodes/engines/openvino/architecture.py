@@ -13,6 +13,7 @@ from typing import Any
 
 from mesh.domain.errors import TornModel, UnsupportedModel
 from mesh_loader.architectures import GEMMAS, MIXTURES, NATIVE_ARCHITECTURES, sparse_layers
+from mesh_loader.quantisation import quantisation_of
 
 SUPPORTED_KINDS = NATIVE_ARCHITECTURES
 SUPPORTED_ROPE = ("default", "linear", "llama3", "longrope")
@@ -112,6 +113,12 @@ def read_architecture(model_path: Path) -> Architecture:
         raise TornModel(f"{path} cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise TornModel(f"{path} holds no JSON object")
+    method = quantisation_of(model_path, config)
+    if method:
+        raise _unsupported(
+            f"checkpoints quantised by {method!r}",
+            "take the unquantised model or a GGUF file, or deploy it on vLLM nodes",
+        )
     return parse_architecture(config)
 
 
@@ -123,6 +130,8 @@ def parse_architecture(config: Mapping[str, Any]) -> Architecture:
     given = config.get("hidden_activation") or config.get("hidden_act", "silu")
     if given not in _ACTIVATIONS:
         raise _unsupported(f"hidden_act {given!r}", f"supported: {', '.join(_ACTIVATIONS)}")
+    if config.get("use_bidirectional_attention"):
+        raise _unsupported("use_bidirectional_attention", "deploy it on vLLM nodes")
     if config.get("attn_logit_softcapping"):
         raise _unsupported(
             f"attn_logit_softcapping {config['attn_logit_softcapping']!r}: OpenVINO's paged "

@@ -7,7 +7,18 @@ What of vLLM is private and touched all the same stands in `internals` alone.
 
 from mesh_nodes.engines.vllm.engine import VllmEngine
 from mesh_nodes.engines.vllm.footprint import GPU_PROCESS_BYTES
-from mesh_nodes.engines.vllm.releases import VllmRelease, installed_release
+from mesh_nodes.engines.vllm.releases import (
+    VllmRelease,
+    installed_release,
+    served_architectures,
+)
 from mesh_nodes.engines.vllm.spawner import start_spawner
 
-__all__ = ["GPU_PROCESS_BYTES", "VllmEngine", "VllmRelease", "installed_release", "start_spawner"]
+__all__ = [
+    "GPU_PROCESS_BYTES",
+    "VllmEngine",
+    "VllmRelease",
+    "installed_release",
+    "served_architectures",
+    "start_spawner",
+]

@@ -9,9 +9,13 @@ import psutil
 import torch
 from vllm.platforms import current_platform
 
+from mesh_nodes.engines.cuda_driver import cuda_in_use
+from mesh_nodes.engines.vllm.differences import installed_shape
+
 _ON_DEMAND = (
     *("vllm.model_executor.models.llama", "vllm.model_executor.models.qwen2"),
-    *("vllm.model_executor.models.qwen3", "vllm.v1.watermarking", "vllm.plugins.lora_resolvers"),
+    *("vllm.model_executor.models.qwen3", "vllm.plugins.lora_resolvers"),
+    *installed_shape().imported_on_demand(),
 )
 """What vLLM would import in every engine process anew: 0.6 s of a load, with the worker's."""
 
@@ -24,9 +28,11 @@ def preload() -> None:
     worker = "cpu_worker" if current_platform.is_cpu() else "gpu_worker"
     for name in (f"vllm.v1.worker.{worker}", *_ON_DEMAND):
         importlib.import_module(name)
-    if torch.cuda.is_initialized():
+    used = "torch has initialised it" if torch.cuda.is_initialized() else cuda_in_use()
+    if used:
         raise RuntimeError(
-            "CUDA is in use already, by an import: engine processes cannot be forked"
+            f"an import has begun to use CUDA ({used}), which no process forked from here could: "
+            "see which plugins of vLLM are installed"
         )
 
 

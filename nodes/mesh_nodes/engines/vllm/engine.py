@@ -109,6 +109,11 @@ class VllmEngine:
     def await_ready(self) -> None:
         """Wait until vLLM is imported, so that no load need. Raises EngineError when it fails."""
         self._spawner.await_ready()
+
+    def fill_ahead(self) -> None:
+        """See that processes wait for loads, soon. Not before the node has looked what it takes of
+        its device without any.
+        """
         self._ahead.fill()
 
     def resident_bytes(self) -> int:

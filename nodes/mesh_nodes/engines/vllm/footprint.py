@@ -11,6 +11,8 @@ from mesh.domain.model import Footprint, ModelInfo
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "auto": 2}
 """`auto` is the model's own of the two short ones; vLLM takes f16 for models in f32."""
+_SHORT_BYTES = 2
+"""Of an element as most checkpoints have it."""
 _CPU_PROCESS_BYTES = 208 * 2**20
 """An engine process's own memory without a model: what it does not share with the nursery."""
 _CPU_WEIGHTS_FACTOR = 1.6
@@ -37,14 +39,24 @@ def estimate(model: ModelInfo, *, dtype: str, block_tokens: int, on_cpu: bool) -
     )
 
 
+def _weights_bytes(model: ModelInfo, element_bytes: int) -> int:
+    """Quantised ones are kept as the files have them; beside them, in two bytes or more, lie the
+    embedding and the head, which are not quantised, and here have `element_bytes`.
+    """
+    if not model.quantisation:
+        return model.parameters * element_bytes
+    plain = 2 * model.vocabulary_tokens * model.hidden_size
+    return model.disk_bytes + plain * max(element_bytes - _SHORT_BYTES, 0)
+
+
 def _cpu_bytes(model: ModelInfo, element_bytes: int) -> int:
     head = model.vocabulary_tokens * model.hidden_size
-    elements = _CPU_WEIGHTS_FACTOR * model.parameters + _CPU_HEAD_FACTOR * head
-    return _CPU_PROCESS_BYTES + int(elements * element_bytes)
+    weights_bytes = _CPU_WEIGHTS_FACTOR * _weights_bytes(model, element_bytes)
+    return _CPU_PROCESS_BYTES + int(weights_bytes + _CPU_HEAD_FACTOR * head * element_bytes)
 
 
 def _gpu_bytes(model: ModelInfo, element_bytes: int) -> int:
     tokens = min(_GPU_ACTIVATION_TOKENS, model.context_tokens_max)
     activations = tokens * _GPU_ACTIVATIONS_PER_HIDDEN * model.hidden_size
     fixed_bytes = GPU_PROCESS_BYTES + model.layers * KV_ROUNDING_CHUNKS * _GPU_KV_CHUNK_BYTES
-    return fixed_bytes + (model.parameters + activations) * element_bytes
+    return fixed_bytes + _weights_bytes(model, element_bytes) + activations * element_bytes

@@ -2,20 +2,22 @@
 its block pool, which `kv_pool` has.
 
 `Core` is one engine in this process, without tokenizer, detokeniser or a scheduling policy of its
-own: `TurnScheduler` hands on the plan that it is given. Written for the releases that `releases`
-names; each of the calls in both is one that a new release has to be checked for. Before:
-`instance`. After: `kv_pool`, vLLM.
+own: `TurnScheduler` hands on the plan that it is given. Where releases differ, `differences` does
+what the installed one takes; the other private parts are listed in `_TOUCHED`, which is looked at
+before the first load. Before: `instance`. After: `kv_pool`, vLLM.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from vllm import SamplingParams, _custom_ops
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
@@ -23,6 +25,7 @@ from vllm.v1.executor import Executor
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.worker import gpu_model_runner
 
+from mesh_nodes.engines.vllm.differences import KvSource, installed_shape
 from mesh_nodes.engines.vllm.drawing import EXTRA, DrawOrder, MeshDraw
 from mesh_nodes.engines.vllm.kv_pool import NULL_BLOCKS, KvPool, hasher
 from mesh_nodes.engines.vllm.loader import FORMAT
@@ -31,25 +34,36 @@ _TOKENS_PAST_CONTEXT = 1
 """vLLM keeps the token that a full context yields, too."""
 
 
+_TOUCHED: tuple[tuple[type, str], ...] = (
+    (Scheduler, "_make_cached_request_data"),
+    (Scheduler, "_update_after_schedule"),
+    (KVCacheManager, "allocate_slots"),
+    (KVCacheManager, "get_block_ids"),
+    (KVCacheManager, "get_blocks"),
+    (KVCacheManager, "get_computed_blocks"),
+    (KVCacheManager, "new_step_starts"),
+    (BlockPool, "evict_blocks"),
+    (BlockPool, "touch"),
+    (EngineCore, "abort_requests"),
+    (EngineCore, "add_request"),
+    (EngineCore, "step"),
+)
+"""Private parts that all known releases have."""
+_SHAPE = installed_shape()
+
+
+def check_parts() -> None:
+    """Raises RuntimeError, with their names, where an unknown release lacks some of them."""
+    lacking = [f"{owner.__name__}.{name}" for owner, name in _TOUCHED if not hasattr(owner, name)]
+    if lacking:
+        raise RuntimeError(f"this release of vLLM has no {', '.join(lacking)}, which mesh needs")
+
+
 def register_kernels() -> None:
     """Do now what vLLM does in every worker: go through all modules for kernels that others take
     the place of on this platform. What is forked from here has it, and need not do it again.
     """
-    platform = type(current_platform)
-    platform.register_triton_kernel_overrides()
-    platform.register_triton_kernel_overrides = classmethod(lambda cls: None)
-
-
-class KvSource(Protocol):
-    """Where the KV cache's memory comes from."""
-
-    def allocate(self, size_bytes: int) -> torch.Tensor:
-        """The buffer for all blocks, as int8."""
-        ...
-
-    def bind(self, layers: list[torch.Tensor]) -> list[torch.Tensor]:
-        """What to use instead of vLLM's views of it, one for each layer, blocks first."""
-        ...
+    _SHAPE.register_kernels(type(current_platform))
 
 
 class TurnScheduler(Scheduler):  # type: ignore[misc]
@@ -102,7 +116,8 @@ class TurnScheduler(Scheduler):  # type: ignore[misc]
             scheduled_encoder_inputs={},
             finished_req_ids=self.finished_req_ids,
             free_encoder_mm_hashes=[],
-            new_block_ids_to_zero=self._get_new_block_ids_to_zero(),
+            new_block_ids_to_zero=_SHAPE.ids_to_zero(self),
+            **_SHAPE.output_fields(),
         )
         self.prev_step_scheduled_req_ids = set(work)
         self._update_after_schedule(output)
@@ -133,21 +148,19 @@ class _Zeros(TorchFunctionMode):  # type: ignore[misc]
         return function(*arguments, **options)
 
 
-@contextmanager
-def _kv_from(source: KvSource) -> Iterator[None]:
-    """vLLM's own buffer would be written to at once, and be all there from then on."""
-    allocate = gpu_model_runner.allocate_kv_cache
-
-    def allocate_elsewhere(*arguments: Any, **options: Any) -> dict[str, torch.Tensor]:
-        with _Zeros(source.allocate):
-            views: dict[str, torch.Tensor] = allocate(*arguments, **options)
-        return dict(zip(views, source.bind(list(views.values())), strict=True))
-
-    gpu_model_runner.allocate_kv_cache = allocate_elsewhere
-    try:
-        yield
-    finally:
-        gpu_model_runner.allocate_kv_cache = allocate
+def rope_within(context_tokens_max: int, config: Any) -> Any:
+    """vLLM decides by the longest sequence that it is told of, which is one more than the context,
+    which of longrope's factors all sequences take: up to the original context it is to be those
+    for short ones.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    original = getattr(config, "original_max_position_embeddings", None)
+    original = rope.get("original_max_position_embeddings", original) or 0
+    if rope.get("rope_type") == "longrope" and context_tokens_max <= original:
+        config.rope_parameters = {**rope, "long_factor": rope["short_factor"]}
+        if "short_mscale" in rope:
+            config.rope_parameters["long_mscale"] = rope["short_mscale"]
+    return config
 
 
 def keep_weights_in_tensors() -> None:
@@ -182,6 +195,7 @@ class Core:
             dtype=dtype,
             enforce_eager=True,
             max_model_len=self._tokens_max,
+            hf_overrides=partial(rope_within, context_tokens_max),
             max_num_seqs=batch_max,
             max_num_batched_tokens=iteration_tokens_max,
             block_size=block_tokens,
@@ -201,7 +215,7 @@ class Core:
             scheduler_cls=TurnScheduler,
             logits_processors=[MeshDraw],
         ).create_engine_config()
-        with _kv_from(kv_source):
+        with _SHAPE.kv_from(gpu_model_runner, kv_source, _Zeros):
             self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
         self._scheduler: TurnScheduler = self._core.scheduler
         self._block_tokens = block_tokens

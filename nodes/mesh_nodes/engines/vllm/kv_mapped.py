@@ -77,7 +77,7 @@ class MappedKv:
         return self._buffer
 
     def bind(self, layers: list[torch.Tensor]) -> list[torch.Tensor]:
-        check_layout(layers)
+        check_layout(layers, self._block_bytes)
         for tensor in layers:
             begin = tensor.data_ptr() - self._buffer.data_ptr()
             self._layers.append((begin, tensor.nbytes // tensor.shape[0], tensor))

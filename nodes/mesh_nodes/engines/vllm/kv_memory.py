@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from mesh.domain.errors import OutOfMemory
+from mesh.domain.errors import OutOfMemory, UnsupportedModel
 from mesh.domain.units import format_bytes
 from mesh_nodes.engines.device_range import runs
 from mesh_nodes.engines.page_range import PageRange
@@ -87,7 +87,7 @@ class CopyingKv:
         return torch.empty(size_bytes, dtype=torch.int8, device="meta")
 
     def bind(self, layers: list[torch.Tensor]) -> list[torch.Tensor]:
-        check_layout(layers)
+        check_layout(layers, self._block_bytes)
         self._tensors = [self._zeros(layer, self._blocks) for layer in layers]
         return list(self._tensors)
 
@@ -165,7 +165,7 @@ class ElasticKv:
         return self._buffer
 
     def bind(self, layers: list[torch.Tensor]) -> list[torch.Tensor]:
-        check_layout(layers)
+        check_layout(layers, self._block_bytes)
         for tensor in layers:
             begin = tensor.data_ptr() - self._buffer.data_ptr()
             self._layers.append((begin, tensor.nbytes // tensor.shape[0], tensor))
@@ -197,8 +197,17 @@ class ElasticKv:
         self._held.difference_update(free)
 
 
-def check_layout(layers: list[torch.Tensor]) -> None:
-    """Raises RuntimeError where the blocks of a layer do not lie one after the other."""
+def check_layout(layers: list[torch.Tensor], block_bytes: int) -> None:
+    """Raises RuntimeError where the blocks of a layer do not lie one after the other, and
+    UnsupportedModel where all layers' take another size than was booked.
+    """
+    taken_bytes = sum(tensor.nbytes // tensor.shape[0] for tensor in layers)
+    if taken_bytes != block_bytes:
+        raise UnsupportedModel(
+            f"a KV block of this model takes {taken_bytes} bytes in vLLM and {block_bytes} by its "
+            "config.json, by which nodes book",
+            hint="mesh serves decoders that keep keys and values of all heads in every layer",
+        )
     for tensor in layers:
         if tensor.stride(0) * tensor.itemsize != tensor.nbytes // tensor.shape[0]:
             raise RuntimeError(f"KV blocks lie apart: {tensor.stride()} of {tensor.shape}")

@@ -17,7 +17,9 @@ from vllm.v1.request import Request
 from mesh.domain.steps import PrefixChange
 from mesh.memory.block_keys import digest_of, next_key, root_key
 from mesh.memory.cached_digests import CachedDigests
+from mesh_nodes.engines.vllm.differences import installed_shape
 
+_SHAPE = installed_shape()
 NULL_BLOCKS = 1
 """Block 0 is vLLM's own and never a request's."""
 
@@ -150,7 +152,7 @@ class KvPool:
             if old.ref_cnt or old.block_hash is not None:
                 new = low.pop()
                 new.ref_cnt, old.ref_cnt = old.ref_cnt, 0
-                self._pool.move_block_hashes(old, new)
+                _SHAPE.move_hashes(self._pool, old, new)
                 instead[old.block_id] = new
         return instead
 

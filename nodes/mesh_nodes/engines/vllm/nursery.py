@@ -28,10 +28,11 @@ def main(descriptor: int) -> None:
     commands = socket.socket(fileno=descriptor)
     try:
         from mesh_nodes.engines.vllm.device import preload
-        from mesh_nodes.engines.vllm.internals import register_kernels
+        from mesh_nodes.engines.vllm.internals import check_parts, register_kernels
         from mesh_nodes.engines.vllm.process import serve
 
         preload()
+        check_parts()
         register_kernels()
     except Exception as error:
         words = f"{type(error).__name__}: {error}".encode()

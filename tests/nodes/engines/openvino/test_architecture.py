@@ -83,6 +83,7 @@ def test_which_layers_have_a_window(change: dict[str, Any], windows: tuple[int, 
     [
         ({"model_type": "gemma3"}, "gemma3", "llama, qwen2, qwen3, mistral, phi3, gemma2"),
         ({"hidden_act": "gelu"}, "gelu", "silu"),
+        ({"use_bidirectional_attention": True}, "bidirectional", "vLLM nodes"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0", "vLLM nodes"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "yarn", "default, linear, llama3, longrope"),
     ],

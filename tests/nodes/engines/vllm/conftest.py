@@ -14,6 +14,7 @@ collect_ignore = (
     else [
         "test_ahead.py",
         "test_alike.py",
+        "test_as_is.py",
         "test_drawing.py",
         "test_ends.py",
         "test_exactness.py",
@@ -22,6 +23,7 @@ collect_ignore = (
         "test_kv_mapped.py",
         "test_kv_memory.py",
         "test_sleeping.py",
+        "test_parts.py",
         "test_weights.py",
         "test_turns.py",
         "test_watch.py",

@@ -18,6 +18,8 @@ from tests.nodes.engines.vllm.test_ends import PROMPT, alive, engine_processes, 
 def engine() -> Iterator[VllmEngine]:
     engine = VllmEngine(spawner=vllm_spawner(), ahead_max=1, asleep_max=1)
     engine.await_ready()
+    assert engine._ahead.pids() == []
+    engine.fill_ahead()
     wait_until(lambda: len(engine._ahead._waiting) == 1)
     yield engine
     engine.close()
@@ -67,6 +69,7 @@ def test_close_ends_what_waits_and_what_is_coming(model: StoredModel) -> None:
     before = engine_processes()
     engine = VllmEngine(spawner=vllm_spawner(), ahead_max=2)
     engine.await_ready()
+    engine.fill_ahead()
     wait_until(lambda: len(engine_processes() - before) == 2)
     engine.close()
     wait_until(lambda: engine_processes() == before)

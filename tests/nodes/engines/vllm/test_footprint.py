@@ -49,3 +49,18 @@ def test_on_a_gpu_each_layer_counts_with_what_chunks_hold_beyond_its_blocks() ->
         for n in (10, 30)
     )
     assert higher.weights_bytes - lower.weights_bytes == 20 * 6 * MIB
+
+
+def test_what_is_quantised_counts_as_its_files_do() -> None:
+    """And with embedding and head in f32 where that is computed in."""
+    fp8 = replace(SMOL, quantisation="fp8", disk_bytes=150_000_000)
+    plain, quantised = (
+        estimate(model, dtype="auto", block_tokens=16, on_cpu=False).weights_bytes
+        for model in (SMOL, fp8)
+    )
+    assert plain - quantised == 2 * SMOL.parameters - fp8.disk_bytes
+    short, long = (
+        estimate(fp8, dtype=dtype, block_tokens=32, on_cpu=True).weights_bytes
+        for dtype in ("float16", "float32")
+    )
+    assert long - short >= 2 * 2 * SMOL.vocabulary_tokens * SMOL.hidden_size

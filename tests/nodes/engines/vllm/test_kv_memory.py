@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mesh.domain.errors import OutOfMemory
+from mesh.domain.errors import OutOfMemory, UnsupportedModel
 from mesh_nodes.engines.page_range import PAGE_BYTES
 from mesh_nodes.engines.vllm.kv_memory import CopyingKv, ElasticKv
 from tests.nodes.engines.openvino.residency import resident_bytes
@@ -35,6 +35,15 @@ def test_a_layout_whose_blocks_lie_apart_is_refused() -> None:
     mixed = buffer.view(BLOCKS, LAYERS, HEADS, TOKENS, WIDTH)
     with pytest.raises(RuntimeError, match="KV blocks lie apart"):
         kv.bind([mixed[:, layer] for layer in range(LAYERS)])
+
+
+def test_a_model_that_keeps_other_bytes_than_were_booked_is_refused() -> None:
+    """One layer shares another's cache, for one."""
+    kv = ElasticKv(BLOCK_BYTES)
+    buffer = kv.allocate(BLOCKS * LAYER_BLOCK_BYTES).view(torch.float32)
+    wanted = f"takes {LAYER_BLOCK_BYTES} bytes in vLLM and {BLOCK_BYTES} by its config.json"
+    with pytest.raises(UnsupportedModel, match=wanted):
+        kv.bind([buffer.view(BLOCKS, HEADS, TOKENS, WIDTH)])
 
 
 def nothing_else(old: torch.Tensor, new: torch.Tensor) -> None:

@@ -1,0 +1,79 @@
+"""The installed vLLM has the private parts that its release should have, and no use of CUDA yet.
+
+In a process of its own, as vLLM's imports warn of much.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from mesh_nodes.engines.vllm.differences import Part, Shape
+from mesh_nodes.engines.vllm.environment import ENVIRONMENT
+from mesh_nodes.engines.vllm.releases import found_release
+
+LOOK = """
+import importlib.util, json, sys
+from dataclasses import MISSING, fields
+
+from mesh_nodes.engines.vllm import device, internals
+from vllm.platforms import current_platform
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.worker import gpu_model_runner
+
+wanted = {
+    field.name
+    for field in fields(SchedulerOutput)
+    if field.default is field.default_factory is MISSING
+}
+told = {
+    "IDS_TO_ZERO": hasattr(Scheduler, "_get_new_block_ids_to_zero"),
+    "MOVE_HASHES": hasattr(BlockPool, "move_block_hashes"),
+    "ONE_KV_BUFFER": hasattr(gpu_model_runner, "allocate_kv_cache"),
+    "WATERMARKING": importlib.util.find_spec("vllm.v1.watermarking") is not None,
+    "KERNEL_OVERRIDES": hasattr(type(current_platform), "register_triton_kernel_overrides"),
+    "NO_COMMON_PREFIX": "num_common_prefix_blocks" not in wanted,
+}
+device.preload()
+internals.check_parts()
+refused = []
+device.cuda_in_use = lambda: "/dev/nvidia-uvm is open"
+del BlockPool.touch
+for check in (device.preload, internals.check_parts):
+    try:
+        check()
+    except RuntimeError as error:
+        refused.append(str(error))
+print(json.dumps([told, refused]))
+"""
+
+
+@pytest.fixture(scope="module")
+def looked() -> tuple[dict[str, bool], list[str]]:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LOOK],
+        env={"PYTHONPATH": ":".join(sys.path), **ENVIRONMENT},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    told, refused = json.loads(done.stdout.splitlines()[-1])
+    return told, refused
+
+
+def test_the_installed_release_has_what_the_table_says(
+    looked: tuple[dict[str, bool], list[str]],
+) -> None:
+    shape = Shape(found_release().minor)
+    assert looked[0] == {part.name: shape.has(part) for part in Part}
+
+
+def test_a_part_that_is_gone_and_a_use_of_cuda_are_refused_by_name(
+    looked: tuple[dict[str, bool], list[str]],
+) -> None:
+    in_use, gone = looked[1]
+    assert "begun to use CUDA (/dev/nvidia-uvm is open)" in in_use
+    assert "has no BlockPool.touch, which mesh needs" in gone
