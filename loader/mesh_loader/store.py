@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mesh.domain.errors import NotFound, StorageError, TornModel, Unavailable, UnsupportedModel
 from mesh.domain.ids import ModelId
@@ -24,10 +25,12 @@ from mesh_loader.disk import storage_error, writing
 from mesh_loader.download_rate import DownloadRate
 from mesh_loader.model_files import content_id, files_of, stamps_of
 from mesh_loader.model_info import from_json, info_of_folder, read_json, to_json
-from mesh_loader.model_plan import Plan, plan_import
 from mesh_loader.safetensors_file import sync_folder, write_json
 from mesh_loader.source_index import SourceIndex, source_key
 from mesh_loader.sources import REMOTE, check_source, fetch
+
+if TYPE_CHECKING:
+    from mesh_loader.model_plan import Plan
 
 IMPORT_WAIT_S = 3600.0
 """How long an import waits for another one of the same source."""
@@ -244,6 +247,9 @@ class ModelStore:
     def _fetched(
         self, source: str, downloads: Path, staged: Path, progress: Progress
     ) -> StoredModel:
+        # Only here: a node has its imports made by a child, and starts without what makes them.
+        from mesh_loader.model_plan import plan_import
+
         path = fetch(source, downloads, progress, self._rate)
         before = stamps_of(path)
         # Nobody writes to these again; to a user's own, anybody may.
@@ -266,7 +272,7 @@ class ModelStore:
         return stored
 
     def _write(
-        self, plan: Plan, source: str, model_id: ModelId, staged: Path, progress: Progress
+        self, plan: "Plan", source: str, model_id: ModelId, staged: Path, progress: Progress
     ) -> ModelInfo:
         parameters = plan.write(staged, progress)
         info = info_of_folder(

@@ -7,15 +7,18 @@ built from `TextAssets` alone, so both sides agree. Safe to use from several thr
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
 from mesh.domain.errors import InvalidInput, TornModel
 from mesh.domain.text import ChatMessage, TextAssets
 from mesh.text import thoughts
-from mesh.text.template import ChatTemplate
 from mesh.text.thoughts import Thinking
 from mesh.text.tool_calls import format_of
+
+if TYPE_CHECKING:
+    from mesh.text.template import ChatTemplate
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 """A byte that has no token of its own, in vocabularies of SentencePiece."""
@@ -58,7 +61,7 @@ class TextCodec:
         self._byte_level = decoder is not None and b"ByteLevel" in decoder.__getstate__()
         self._bos_id = self._tokenizer.token_to_id(assets.bos_token) if assets.bos_token else None
         self._add_bos = assets.add_bos and self._bos_id is not None
-        self._template = ChatTemplate(assets) if assets.chat_template else None
+        self._template = _template_of(assets)
         self.sampling = assets.sampling
         self.tool_format = format_of(assets.chat_template)
         self._thinks = thoughts.CLOSE in (assets.chat_template or "")
@@ -139,3 +142,11 @@ class TextCodec:
         ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         missing_bos = add_special_tokens and self._add_bos and ids[:1] != [self._bos_id]
         return (self._bos_id, *ids) if missing_bos and self._bos_id is not None else tuple(ids)
+
+
+def _template_of(assets: TextAssets) -> "ChatTemplate | None":
+    if not assets.chat_template:
+        return None
+    from mesh.text.template import ChatTemplate  # Jinja takes 30 ms of CPU, and many want none
+
+    return ChatTemplate(assets)

@@ -20,22 +20,15 @@ from mesh.domain.errors import StorageError
 from mesh.policy.registry import DEFAULT_POLICY, policy
 from tests.cli.running import MESH, mesh
 
-# Bound, and therefore nobody else's, but not listening.
-NOBODY = socket.socket()
-NOBODY.bind(("127.0.0.1", 0))
-ADDRESS = f"127.0.0.1:{NOBODY.getsockname()[1]}"
-
 
 @pytest.fixture(autouse=True, scope="module")
-def nobody_at_the_default_address() -> Iterator[None]:
-    before = os.environ.get("MESH_CONTROLLER")
-    os.environ["MESH_CONTROLLER"] = ADDRESS
-    yield
-    NOBODY.close()
-    if before is None:
-        del os.environ["MESH_CONTROLLER"]
-    else:
-        os.environ["MESH_CONTROLLER"] = before
+def nobody_at() -> Iterator[str]:
+    """The default address: bound, and therefore nobody else's, but not listening."""
+    with socket.socket() as nobody, pytest.MonkeyPatch.context() as patch:
+        nobody.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        patch.setenv("MESH_CONTROLLER", address)
+        yield address
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)
@@ -133,11 +126,11 @@ def test_what_cannot_be_meant_is_two_lines_and_code_2(line: str, error: str, hin
         "deploy -",
     ],
 )
-def test_a_controller_that_is_not_there_is_two_lines_and_code_1(line: str) -> None:
+def test_a_controller_that_is_not_there_is_two_lines_and_code_1(line: str, nobody_at: str) -> None:
     manifest = b"apiVersion: mesh/v1\nkind: Model\nmetadata: {name: a}\nspec: {source: pkg://a/b}"
     ran = mesh(*line.split(), stdin=manifest)
     assert ran.code == 1
-    assert ran.error_lines[0] == f"no controller answers at {ADDRESS}"
+    assert ran.error_lines[0] == f"no controller answers at {nobody_at}"
     assert "mesh up" in ran.error_lines[1]
     assert ran.out == ""
 

@@ -1,5 +1,6 @@
 """Both cores under random events and faults: nothing is lost, doubled, stuck, or promised twice."""
 
+import os
 from dataclasses import replace
 
 from hypothesis import settings
@@ -23,6 +24,8 @@ from tests.core.world.cell import World
 from tests.core.world.checked import CheckedCell
 from tests.support.profiles import PROFILE
 
+EXAMPLES = 30 if "CI" in os.environ else 15
+"""Longer runs, and more: see test_world_seeds."""
 NODES = st.integers(0, 2)
 PROMPTS = st.sampled_from([1, 8, 100, 300, 500, 600])
 ANSWERS = st.sampled_from([1, 8, 40, 120, 400])
@@ -241,10 +244,10 @@ FOR_WANT_OF_TIME = {
     RefusalReason.TPOT_EXCEEDED,
 }
 CellMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=60, deadline=None, report_multiple_bugs=False
+    max_examples=2 * EXAMPLES, stateful_step_count=60, deadline=None, report_multiple_bugs=False
 )
 FirstComeCellMachine.TestCase.settings = settings(
-    max_examples=30, stateful_step_count=60, deadline=None, report_multiple_bugs=False
+    max_examples=EXAMPLES, stateful_step_count=60, deadline=None, report_multiple_bugs=False
 )
 TestCell = CellMachine.TestCase
 TestFirstComeCell = FirstComeCellMachine.TestCase

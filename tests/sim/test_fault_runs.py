@@ -22,7 +22,7 @@ from mesh.sim.checking import FaultyRun
 from mesh.sim.faults import FaultKind
 from mesh.sim.scenario import arrivals, faults, plan, read_scenario
 
-SEEDS = int(os.environ.get("MESH_FAULT_SEEDS") or (20 if "CI" in os.environ else 8))
+SEEDS = int(os.environ.get("MESH_FAULT_SEEDS") or (20 if "CI" in os.environ else 5))
 FIRST = int(os.environ.get("MESH_FAULT_SEED") or 0)
 MANY = 20
 """Runs in which every kind of fault has happened."""
