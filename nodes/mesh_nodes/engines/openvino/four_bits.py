@@ -124,7 +124,8 @@ def quantise_with_offsets(weights: Floats) -> FourBits:
 
 def _dot(one: Floats, other: Floats) -> Floats:
     """Of each group: [rows, groups, 1]."""
-    return np.einsum("rgi,rgi->rg", one, other)[:, :, np.newaxis]
+    products: Floats = np.einsum("rgi,rgi->rg", one, other)
+    return products[:, :, np.newaxis]
 
 
 def _q4_0(blocks: Bytes) -> FourBits:
