@@ -4,7 +4,7 @@ The engine writes and reads the folder of its key; the store's upkeep has to kno
 of this release read, for what an older one derived stands for no original.
 """
 
-OPENVINO_VERSION = 1
+OPENVINO_VERSION = 2
 """Raised when the engine of CPU nodes comes to derive, or to lay out, other weights."""
 
 

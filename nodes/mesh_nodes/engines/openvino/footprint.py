@@ -20,10 +20,9 @@ from mesh_nodes.engines.openvino.paged_attention import BLOCK_TOKENS
 
 _I8_BYTES = 1
 """Per parameter: the plugin's repacked matrices; what it was given stays in the page cache."""
-_I4_BYTES = 0.625
-"""The same with an f32 scale for 32 of them."""
-_FILE_BYTES = 0.75
-"""With an offset, too. A file has less than 4 bits of none, and may have more of some."""
+_FOUR_BITS_BYTES = 0.75
+"""The same with an f32 scale and an offset for 32 of them. A file has less than 4 bits of none, and
+may have more of some."""
 _F16_BYTES = 9
 """Per parameter: computing in f32, the plugin holds f32 weights twice, beside f16 of the fused."""
 _IN_F16_BYTES = 5
@@ -144,8 +143,7 @@ def _matrices_bytes(model: ModelInfo, weights: WeightPrecision) -> float:
         eight_bits = min(2 * model.vocabulary_tokens * model.hidden_size, model.parameters)
         if not weights.four_bits:
             eight_bits = model.parameters
-        four_bits_bytes = _I4_BYTES if weights is WeightPrecision.I4 else _FILE_BYTES
-        return _I8_BYTES * eight_bits + four_bits_bytes * (model.parameters - eight_bits)
+        return _I8_BYTES * eight_bits + _FOUR_BITS_BYTES * (model.parameters - eight_bits)
     # An IR brings its own precision: what is not compressed below f16 is computed from f32.
     stored_bytes = model.disk_bytes / model.parameters
     return model.parameters * (_F16_BYTES if stored_bytes >= 2 else _IR_OVERHEAD * stored_bytes)

@@ -18,6 +18,11 @@ _SIGN = np.uint8(0x88)
 """What makes two unsigned nibbles, 8 above, two signed ones."""
 _SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 1.05, -1.143)
 """Of the scale that puts the largest weight at -8."""
+_STEPS = (15.0, 14.2, 15.5)
+"""Between a group's least and largest weight, as rounded before the line through them is fitted.
+Errors' squares, of SmolLM2-135M's and of normal weights, come to 0.89 times what 15 alone leaves;
+further ones gain 1 %.
+"""
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -87,6 +92,40 @@ def quantise_groups(weights: Floats) -> FourBits:
         np.copyto(best_scale, scale, where=better)
         np.minimum(least, lost, out=least)
     return FourBits(_packed((best + 8).astype(np.uint8)), best_scale)
+
+
+def quantise_with_offsets(weights: Floats) -> FourBits:
+    """[rows, columns], a multiple of 32 columns. A group's scale and offset are those of the least
+    squares for its nibbles, as in `make_qkx2_quants` of llama.cpp; of a few ways to round the best.
+    What lies on a grid of 16 values, as what was dequantised does, is found again.
+    """
+    grouped = weights.reshape(len(weights), -1, GROUP)
+    low = grouped.min(axis=2, keepdims=True)
+    span = grouped.max(axis=2, keepdims=True) - low
+    share = (grouped - low) / np.where(span == 0, 1, span)
+    total = (grouped - low).sum(axis=2, keepdims=True)
+    best, best_scale = np.zeros(grouped.shape, np.uint8), np.zeros_like(low)
+    best_low, most = low.copy(), np.full_like(low, -np.inf)
+    for steps in _STEPS:
+        nibbles = np.clip(np.rint(share * np.float32(steps)), 0, 15)
+        ones, squares = nibbles.sum(axis=2, keepdims=True), _dot(nibbles, nibbles)
+        product = _dot(nibbles, grouped - low)
+        determinant = GROUP * squares - ones * ones
+        scale = (GROUP * product - ones * total) / np.where(determinant == 0, 1, determinant)
+        shift = (total - scale * ones) / GROUP
+        explained = scale * product + shift * total  # the weights' squares less the error's
+        better = explained > most
+        np.copyto(best, nibbles, where=better, casting="unsafe")
+        np.copyto(best_scale, scale, where=better)
+        np.copyto(best_low, low + shift, where=better)
+        np.maximum(most, explained, out=most)
+    return FourBits(_packed(best), best_scale, (best_low + 8 * best_scale)[:, :, 0])
+
+
+def _dot(one: Floats, other: Floats) -> Floats:
+    """Of each group: [rows, groups, 1]."""
+    products: Floats = np.einsum("rgi,rgi->rg", one, other)
+    return products[:, :, np.newaxis]
 
 
 def _q4_0(blocks: Bytes) -> FourBits:

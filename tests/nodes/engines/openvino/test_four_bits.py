@@ -8,11 +8,19 @@ import numpy.typing as npt
 import pytest
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from mesh_loader.store import ModelStore
 from mesh_nodes.engines.openvino import KvPrecision, WeightPrecision, compilation
-from mesh_nodes.engines.openvino.four_bits import EXACT, GROUP, from_blocks, quantise_groups
+from mesh_nodes.engines.openvino.four_bits import (
+    EXACT,
+    GROUP,
+    from_blocks,
+    quantise_groups,
+    quantise_with_offsets,
+)
 from mesh_nodes.engines.openvino.probe import probe_logits
 from tests.loader.tiny_gguf import byte_tokenizer, random_tensors, write_tiny_gguf
 from tests.nodes.engines.openvino.test_blobs import compiled, compiler, make, wish
@@ -60,6 +68,30 @@ def test_groups_lose_less_than_by_rounding_to_their_largest_weight() -> None:
     scale = np.abs(grouped).max(axis=2, keepdims=True) / 7
     rounded = np.rint(grouped / np.where(scale == 0, 1, scale)) * scale
     assert np.square(values - weights).sum() < 0.85 * np.square(rounded - grouped).sum()
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(1e-4, 10), st.floats(-3, 3))
+def test_groups_with_offsets_lose_less_than_by_rounding_between_their_ends(
+    seed: int, spread: float, shift: float
+) -> None:
+    draw = np.random.default_rng(seed)
+    weights = ((draw.standard_t(4, (4, 4 * GROUP)) + shift) * spread).astype(np.float32)
+    weights[0, :GROUP] = spread
+    grouped = weights.reshape(4, -1, GROUP)
+    low, high = grouped.min(axis=2, keepdims=True), grouped.max(axis=2, keepdims=True)
+    step = np.where(high == low, 1, high - low) / 15
+    rounded = np.rint((grouped - low) / step) * step + low
+    error = quantise_with_offsets(weights).values().reshape(grouped.shape) - grouped
+    least = np.square(rounded - grouped).sum(axis=2)
+    assert np.all(np.square(error).sum(axis=2) <= least + 1e-9 * np.square(grouped).sum(axis=2))
+    assert np.square(error).sum() < 0.97 * least.sum()
+
+
+def test_groups_with_offsets_find_a_files_four_bits_again() -> None:
+    weights = np.random.default_rng(0).standard_normal((ROWS, COLUMNS)).astype(np.float32)
+    kind = GGMLQuantizationType.Q4_1
+    values = dequantize(quantize(weights, kind), kind)
+    np.testing.assert_allclose(quantise_with_offsets(values).values(), values, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("tied", [False, True])
