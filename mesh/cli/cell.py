@@ -68,6 +68,8 @@ class LocalCell:
         policy = ["--policy", self._plan.policy] if self._plan.policy else []
         journal = ["--journal", str(self._plan.journal)] if self._plan.journal else []
         http = ["--http", self._http] if self._http else []
+        for host in self._plan.http_hosts:
+            http += ["--http-host-allowed", host]
         tls = ["--tls", str(self._plan.tls)] if self._plan.tls else []
         wanted = (("--open", self._plan.open), ("--keys", self._plan.keys))
         http += [option for option, given in wanted if given]

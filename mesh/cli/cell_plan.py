@@ -41,6 +41,8 @@ class CellPlan:
     policy: str | None = None
     http: str | None = None
     """Where HTTP is served, if it is."""
+    http_hosts: tuple[str, ...] = ()
+    """By which it may be asked, beside this machine's own names."""
     join_ms: float = 0.0
     """As of the controller."""
     keys: bool = False

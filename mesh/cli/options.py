@@ -61,6 +61,17 @@ def http_option(command: Command) -> Command:
     )(command)
 
 
+def http_hosts_option(command: Command) -> Command:
+    """`--http-host-allowed NAME`, given to the command as `http_hosts`."""
+    return click.option(
+        "--http-host-allowed",
+        "http_hosts",
+        metavar="NAME",
+        multiple=True,
+        help="A name by which HTTP may be asked without keys, beside this machine's; repeatable.",
+    )(command)
+
+
 def join_option(command: Command) -> Command:
     """`--join-ms MS`, given to the command as `join_ms`."""
     return click.option(

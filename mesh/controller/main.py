@@ -9,6 +9,7 @@ import gc
 import logging
 import math
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = ControllerConfig(
             listen=options.listen,
             http=None if options.http == HTTP_OFF else options.http,
+            http_hosts_allowed=tuple(map(_host, options.http_host_allowed)),
             home=options.home,
             journal=options.journal,
             policy=options.policy,
@@ -98,6 +100,17 @@ def _wants_keys(options: argparse.Namespace) -> bool:
     return bool(options.keys or (reached and not options.open))
 
 
+def _host(text: str) -> str:
+    """In lower case. Raises InvalidInput for what is no host's name."""
+    name = text.lower()
+    if not re.fullmatch(r"[a-z0-9._-]+", name):
+        raise InvalidInput(
+            f"--http-host-allowed: {text!r} is no host's name",
+            hint="give it as mesh.example, with no scheme and no port",
+        )
+    return name
+
+
 def _turn_s(text: str) -> float:
     """Raises InvalidInput for what is none."""
     hint = "0.02 makes a turn of the decodes that take 20 ms together"
@@ -130,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     home = os.environ.get("MESH_HOME") or user_data_dir("mesh")
     parser.add_argument("--listen", default="127.0.0.1:7070", metavar="HOST:PORT")
     parser.add_argument("--http", default=HTTP_OFF, metavar="HOST:PORT")
+    parser.add_argument("--http-host-allowed", action="append", default=[], metavar="NAME")
     parser.add_argument("--home", type=Path, default=Path(home), metavar="DIR")
     parser.add_argument("--journal", type=Path, metavar="FILE")
     parser.add_argument("--policy", default=DEFAULT_POLICY, metavar="NAME|FILE.py")

@@ -87,6 +87,8 @@ class ControllerConfig:
     """HOST:PORT; port 0 takes a free one."""
     http: str | None = None
     """The same of HTTP, where that is to be served."""
+    http_hosts_allowed: tuple[str, ...] = ()
+    """Names by which it may be asked over the loopback, beside the loopback's; in lower case."""
     home: Path
     """The state folder; the controller's part of it is `controller/`."""
     journal: Path | None = None
@@ -240,6 +242,7 @@ class Controller:
         self, config: ControllerConfig, ending: asyncio.Event, opened: ExitStack, access: _Access
     ) -> None:
         self.failure: Exception | None = None
+        self._http_hosts_allowed = config.http_hosts_allowed
         self._gate = access.gate
         self._ending = ending
         self._stopped = False
@@ -327,6 +330,7 @@ class Controller:
             find=find_deployment,
             metrics=self._metrics.exposition,
             gate=self._gate,
+            hosts_allowed=frozenset(self._http_hosts_allowed),
         )
         http.start(routes)
 

@@ -1,7 +1,8 @@
 """The key of an HTTP request: whose it is, or why it is not answered. Before all routes.
 
 Where no key is wanted, a page that a browser on this machine shows must not reach the cell by a
-name of its own that leads here (DNS rebinding): over the loopback only names of the loopback count.
+name of its own that leads here (DNS rebinding): over the loopback only names of the loopback count,
+and those that the operator allows.
 """
 
 from collections.abc import Callable
@@ -26,8 +27,17 @@ _SHOWN_CHARS = 100
 class Keys:
     """ASGI middleware. What fits no route is an operator's, as is a route of no table."""
 
-    def __init__(self, app: ASGIApp, *, gate: Gate, routes: list[Route], told: Told) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        gate: Gate,
+        routes: list[Route],
+        told: Told,
+        hosts_allowed: frozenset[str],
+    ) -> None:
         self._app = app
+        self._hosts_allowed = hosts_allowed
         self._gate = gate
         self._routes = routes
         self._told = told
@@ -47,7 +57,7 @@ class Keys:
 
     def _check(self, request: Request) -> None:
         if not self._gate.wants_keys:
-            _check_names(request)
+            _check_names(request, self._hosts_allowed)
             return
         roles = self._roles(request.scope)
         if roles is not None:
@@ -60,7 +70,7 @@ class Keys:
         return frozenset({Role.ADMIN})
 
 
-def _check_names(request: Request) -> None:
+def _check_names(request: Request, hosts_allowed: frozenset[str]) -> None:
     """Raises Forbidden."""
     server = request.scope.get("server")
     # A listener on [::] has the addresses of IPv4 within those of IPv6.
@@ -68,10 +78,12 @@ def _check_names(request: Request) -> None:
         return
     for header, is_ours in (("host", _leads_here), ("origin", _is_loopback)):
         given = request.headers.get(header)
-        if given is not None and not is_ours(_host_of(given)):
+        host = "" if given is None else _host_of(given)
+        if given is not None and host not in hosts_allowed and not is_ours(host):
             raise Forbidden(
                 f"the {header} {given[:_SHOWN_CHARS]!r} is no name of this machine's loopback",
-                hint="ask for 127.0.0.1 or localhost, or start the controller with --keys",
+                hint="ask for 127.0.0.1 or localhost, or start the controller with "
+                "--http-host-allowed NAME or --keys",
             )
 
 

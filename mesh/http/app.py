@@ -33,9 +33,10 @@ def application(
     find: Callable[[DeploymentName, CellSnapshot], DeploymentSnapshot],
     metrics: Callable[[], Awaitable[bytes]],
     gate: Gate | None = None,
+    hosts_allowed: frozenset[str] = frozenset(),
 ) -> Starlette:
     """`find` is the lookup of a deployment in a snapshot, and raises NotFound; `metrics` renders
-    them in Prometheus' text format.
+    them in Prometheus' text format; `hosts_allowed`, in lower case: see `access`.
     """
     models = Models(snapshot, find, int(time.time()))
     schema = encoded(document())
@@ -77,7 +78,15 @@ def application(
     ]
     return Starlette(
         routes=routes,
-        middleware=[Middleware(Keys, gate=gate or Gate(), routes=routes, told=_keyless)],
+        middleware=[
+            Middleware(
+                Keys,
+                gate=gate or Gate(),
+                routes=routes,
+                told=_keyless,
+                hosts_allowed=hosts_allowed,
+            )
+        ],
         exception_handlers={HTTPException: _unrouted, MeshError: _refused, Exception: _failed},
     )
 

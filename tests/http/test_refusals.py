@@ -383,6 +383,27 @@ async def test_a_page_of_elsewhere_does_not_reach_a_cell_without_keys(
         assert "no name of this machine's loopback" in error_of(response)["message"]
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "mesh.example"}, 200),
+        ({"Host": "MESH.example:443", "Origin": "https://mesh.example"}, 200),
+        ({"Host": "localhost"}, 200),
+        ({"Host": "evil.mesh.example"}, 403),
+        ({"Host": "mesh.example", "Origin": "https://evil.example"}, 403),
+        ({"Host": ""}, 403),
+    ],
+)
+async def test_a_name_that_the_operator_allows_is_as_the_loopbacks(
+    tmp_path: Path, headers: dict[str, str], status: int
+) -> None:
+    async with edge(tmp_path, http_hosts_allowed=("mesh.example",)) as http:
+        await http.cell.deployed()
+        body = {**GOOD, "max_tokens": 1}
+        response = await http.post("/v1/chat/completions", body, headers=headers)
+        assert response.status_code == status
+
+
 async def test_bodies_are_json_of_bounded_length(http: Edge) -> None:
     await http.cell.deployed()
     large = b'{"model": "' + b"x" * (100 << 20) + b'"}'

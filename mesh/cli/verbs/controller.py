@@ -4,7 +4,14 @@ from pathlib import Path
 
 import click
 
-from mesh.cli.options import DEFAULT_ADDRESS, home_option, http_option, join_option, policy_option
+from mesh.cli.options import (
+    DEFAULT_ADDRESS,
+    home_option,
+    http_hosts_option,
+    http_option,
+    join_option,
+    policy_option,
+)
 from mesh.controller.main import main as run_controller
 from mesh.wire.credentials import TLS_VARIABLE
 
@@ -18,6 +25,7 @@ from mesh.wire.credentials import TLS_VARIABLE
     help="Where clients and nodes reach it.",
 )
 @http_option
+@http_hosts_option
 @policy_option
 @click.option(
     "--turn",
@@ -36,6 +44,7 @@ def controller(
     ctx: click.Context,
     listen: str,
     http: str,
+    http_hosts: tuple[str, ...],
     policy: str | None,
     turn: float | None,
     join_ms: float,
@@ -47,6 +56,8 @@ def controller(
 ) -> None:
     """Run a cell's controller in the foreground: gateway, admission, placement."""
     arguments = ["--listen", listen, "--http", http, "--home", str(home)]
+    for host in http_hosts:
+        arguments += ["--http-host-allowed", host]
     optional = (
         *(("--policy", policy), ("--turn", turn)),
         *(("--join-ms", join_ms), ("--journal", journal), ("--tls", tls)),

@@ -15,6 +15,7 @@ from mesh.cli.options import (
     DEFAULT_ADDRESS,
     HTTP_OFF,
     home_option,
+    http_hosts_option,
     http_option,
     join_option,
     policy_option,
@@ -59,6 +60,7 @@ WATCH_S = 0.2
     help="Certificates of the controller, nodes and clients, as of `mesh tls init DIR`.",
 )
 @http_option
+@http_hosts_option
 @join_option
 @policy_option
 @home_option
@@ -72,6 +74,7 @@ def up(
     open_: bool,
     tls: Path | None,
     http: str,
+    http_hosts: tuple[str, ...],
     join_ms: float,
     policy: str | None,
     home: Path,
@@ -82,6 +85,7 @@ def up(
     plan = CellPlan(
         listen=listen,
         http=None if http == HTTP_OFF else http,
+        http_hosts=http_hosts,
         home=home,
         nodes=plan_nodes(wanted),
         memory_bytes=None if memory is None else parse_bytes(memory),
