@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,7 +124,7 @@ async def serve(
             address = bind(server, config.listen, config.tls)
             http = _bound_http(config, opened)
             controller = Controller(config, ending, opened, access)
-            await controller.start(server, http)
+            await controller.start(server, http, config.http_hosts_allowed)
             at = http.address if http else None
             logger.info("mesh %s serves at %s", __version__, address)
             if at is not None:
@@ -242,7 +242,6 @@ class Controller:
         self, config: ControllerConfig, ending: asyncio.Event, opened: ExitStack, access: _Access
     ) -> None:
         self.failure: Exception | None = None
-        self._http_hosts_allowed = config.http_hosts_allowed
         self._gate = access.gate
         self._ending = ending
         self._stopped = False
@@ -300,7 +299,9 @@ class Controller:
             took_long=took_long,
         )
 
-    async def start(self, server: grpc.aio.Server, http: "HttpServer | None") -> None:
+    async def start(
+        self, server: grpc.aio.Server, http: "HttpServer | None", hosts_allowed: Sequence[str]
+    ) -> None:
         """Serve everything on servers that are bound but have not started."""
         inference_pb2_grpc.add_InferenceServicer_to_server(Inference(self._gateway), server)
         open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(
@@ -316,12 +317,12 @@ class Controller:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         await server.start()
         if http is not None:
-            self._start_http(http)
+            self._start_http(http, hosts_allowed)
         self._post(LeaseCheckDue())
         for deployment in self._registry.deployments():
             self._warm(public_name(deployment.spec.name))
 
-    def _start_http(self, http: "HttpServer") -> None:
+    def _start_http(self, http: "HttpServer", hosts_allowed: Sequence[str]) -> None:
         from mesh.http.app import application
 
         routes = application(
@@ -330,7 +331,7 @@ class Controller:
             find=find_deployment,
             metrics=self._metrics.exposition,
             gate=self._gate,
-            hosts_allowed=frozenset(self._http_hosts_allowed),
+            hosts_allowed=frozenset(hosts_allowed),
         )
         http.start(routes)
 

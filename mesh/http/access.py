@@ -34,10 +34,10 @@ class Keys:
         gate: Gate,
         routes: list[Route],
         told: Told,
-        hosts_allowed: frozenset[str],
+        hosts: frozenset[str],
     ) -> None:
         self._app = app
-        self._hosts_allowed = hosts_allowed
+        self._hosts = hosts
         self._gate = gate
         self._routes = routes
         self._told = told
@@ -57,7 +57,7 @@ class Keys:
 
     def _check(self, request: Request) -> None:
         if not self._gate.wants_keys:
-            _check_names(request, self._hosts_allowed)
+            _check_names(request, self._hosts)
             return
         roles = self._roles(request.scope)
         if roles is not None:

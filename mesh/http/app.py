@@ -79,13 +79,7 @@ def application(
     return Starlette(
         routes=routes,
         middleware=[
-            Middleware(
-                Keys,
-                gate=gate or Gate(),
-                routes=routes,
-                told=_keyless,
-                hosts_allowed=hosts_allowed,
-            )
+            Middleware(Keys, gate=gate or Gate(), routes=routes, told=_keyless, hosts=hosts_allowed)
         ],
         exception_handlers={HTTPException: _unrouted, MeshError: _refused, Exception: _failed},
     )
