@@ -44,7 +44,10 @@ def chars_of(prompt: TextPrompt | ChatPrompt) -> int:
     """How much there is to tokenise."""
     if isinstance(prompt, TextPrompt):
         return len(prompt.text)
-    said = sum(len(m.role) + len(m.content) + len(m.tool_calls) for m in prompt.messages)
+    said = sum(
+        len(m.role) + len(m.content) + len(m.reasoning_content) + len(m.tool_calls)
+        for m in prompt.messages
+    )
     return said + len(prompt.tools)
 
 

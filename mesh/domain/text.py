@@ -49,3 +49,5 @@ class ChatMessage:
     """Calls of tools that an assistant has made: a JSON list, as templates take it."""
     tool_call_id: str = ""
     """Of the call that this is the answer to."""
+    reasoning_content: str = ""
+    """What an assistant has thought aloud before it; templates may leave it out."""

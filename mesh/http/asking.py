@@ -201,4 +201,5 @@ def _message(number: int, message: Message) -> ChatMessage:
         name=message.name or "",
         tool_calls=calls_of(calls, f"messages[{number}].tool_calls") if calls else "",
         tool_call_id=message.tool_call_id or "",
+        reasoning_content=message.reasoning_content or "",
     )

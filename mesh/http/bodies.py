@@ -52,9 +52,7 @@ class Message(_Strict):
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[ToolCall] | None = None
-    reasoning_content: str | None = Field(
-        default=None, description="Ignored: what an assistant thought is not sent to it again."
-    )
+    reasoning_content: str | None = None
     annotations: list[Any] | None = Field(default=None, max_length=0)
     refusal: str | None = None
     function_call: None = None

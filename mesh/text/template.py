@@ -90,6 +90,8 @@ def _turn(message: ChatMessage) -> dict[str, Any]:
         turn["name"] = message.name
     if message.tool_calls:
         turn["tool_calls"] = _listed(message.tool_calls, "tool_calls")
+    if message.reasoning_content:
+        turn["reasoning_content"] = message.reasoning_content
     if message.tool_call_id:
         turn["tool_call_id"] = message.tool_call_id
     return turn

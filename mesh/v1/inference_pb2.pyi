@@ -28,6 +28,7 @@ class ChatMessage(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
+    REASONING_CONTENT_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     content: _builtins.str
     name: _builtins.str
@@ -36,6 +37,8 @@ class ChatMessage(_message.Message):
     """Calls of tools that an assistant has made: a JSON list, as chat templates take it."""
     tool_call_id: _builtins.str
     """Of the call that this is the answer to."""
+    reasoning_content: _builtins.str
+    """What an assistant has thought aloud before it."""
     def __init__(
         self,
         *,
@@ -44,10 +47,11 @@ class ChatMessage(_message.Message):
         name: _builtins.str = ...,
         tool_calls: _builtins.str = ...,
         tool_call_id: _builtins.str = ...,
+        reasoning_content: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "reasoning_content", b"reasoning_content", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

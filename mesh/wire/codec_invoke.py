@@ -66,6 +66,7 @@ def invocation_to_wire(asked: Invocation) -> pb.InvokeRequest:
                     name=m.name,
                     tool_calls=m.tool_calls,
                     tool_call_id=m.tool_call_id,
+                    reasoning_content=m.reasoning_content,
                 )
                 for m in asked.prompt.messages
             )
@@ -104,6 +105,7 @@ def _prompt(message: pb.InvokeRequest) -> Prompt:
                         name=m.name,
                         tool_calls=m.tool_calls,
                         tool_call_id=m.tool_call_id,
+                        reasoning_content=m.reasoning_content,
                     )
                     for m in message.chat.messages
                 ),

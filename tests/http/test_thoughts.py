@@ -102,10 +102,12 @@ async def test_a_grammar_begins_after_the_thought(http: Edge, wanted: dict[str, 
     assert "</think>" in grammar.text.replace("\\", "")
 
 
-async def test_what_an_assistant_thought_may_be_sent_back(http: Edge) -> None:
-    node = await thinking(http, "Yes.")
+async def test_what_an_assistant_thought_is_given_to_the_template(http: Edge) -> None:
+    node = await thinking(
+        http, "Yes.", QWEN.replace("{% endfor", "{{ m.reasoning_content }}{% endfor", 1)
+    )
     said = {"role": "assistant", "content": "Yes.", "reasoning_content": "Well."}
     response = await http.chat(messages=[*HELLO, said, *HELLO], max_tokens=20)
     assert response.status_code == 200, response.text
     (order,) = [c.order.request for c in node.commands if isinstance(c, SubmitRequest)]
-    assert len(order.prompt_tokens) == len("<user>hi<assistant>Yes.<user>hi<assistant>")
+    assert len(order.prompt_tokens) == len("<user>hi<assistant>Yes.Well.<user>hi<assistant>")

@@ -43,7 +43,7 @@ def made(tmp_path: Path) -> CellPlan:
 
 
 def test_costs_are_found_out_and_the_run_comes_out_again(made: CellPlan) -> None:
-    run = live(made, SECRET, arrivals(130, 1.1), calibrated_s=33.0)
+    run = live(made, SECRET, arrivals(130, 1.3), calibrated_s=33.0)
     found = report_on(run, simulations=2)
     for name in SECRET_NAMES:
         assert getattr(found.costs, name) == pytest.approx(getattr(SECRET, name), rel=0.01), name
