@@ -183,6 +183,7 @@ bench-kv-resize: $(VENV)/.installed-dev ## what resizing a KV cache costs, with 
 	@$(HOME_HERE) $(BIN)/python -m bench.kv_resize
 
 bench-late-starts: $(VENV)/.installed-dev ## whether those whom a load makes late are told so, and by how much
+bench-leaving: $(VENV)/.installed-dev ## how soon the places of a thousand clients are free who leave at once
 	@$(HOME_HERE) $(BIN)/python -m bench.late_starts $(ARGS)
 
 bench-http: $(VENV)/.installed-dev ## what OpenAI's protocol costs beside gRPC: first tokens, tokens, the controller's CPU

@@ -128,6 +128,8 @@ class Gateway:
         self._requests = 0
         self._streams: dict[RequestId, ClientStream] = {}
         self._readers: dict[RequestId, asyncio.Task[Any]] = {}
+        self._leaving: list[RequestId] | None = None
+        """In this turn of the loop, after one that the core was told of at once."""
         self.stopping = False
         """No further calls are taken."""
 
@@ -227,6 +229,22 @@ class Gateway:
             late = f"{request_id} was cancelled: {told_max} messages wait to be read, which is"
             self._drop(stream, Cancelled(f"{late} the limit", hint="read the answer as it comes"))
 
+    def _left(self, request_id: RequestId) -> None:
+        """Its client has gone. Those that go after it in the same turn of the loop go together: a
+        place that each frees would be given to the next one that is about to go.
+        """
+        if self._leaving is not None:
+            self._leaving.append(request_id)
+            return
+        self._leaving = []
+        asyncio.get_running_loop().call_soon(self._let_go)
+        self._post(CancelRequested(request_id=request_id))
+
+    def _let_go(self) -> None:
+        left, self._leaving = self._leaving, None
+        if left:
+            self._post(CancelRequested(request_id=left[0], others=tuple(left[1:])))
+
     def _drop(self, stream: ClientStream, why: Cancelled) -> None:
         """Free the request's place, and wake the task that waits for it to be told why."""
         request_id = stream.request.request_id
@@ -235,7 +253,7 @@ class Gateway:
         self._readers[request_id].cancel()
         if not stream.ended:
             stream.ended = True
-            self._post(CancelRequested(request_id=request_id))
+            self._left(request_id)
 
     def _check_open(self) -> None:
         if self.stopping:
@@ -326,7 +344,7 @@ class Gateway:
             self._streams.pop(request_id, None)
             del self._readers[request_id]
             if not stream.ended:
-                self._post(CancelRequested(request_id=request_id))
+                self._left(request_id)
 
 
 def _cache_salt(asked: Invocation, deployment: Deployment) -> str | None:

@@ -161,10 +161,11 @@ class Meter:
                     shares=request.cache_salt is not None,
                     came_s=now_s,
                 )
-            case CancelRequested(request_id=request_id):
-                call = self._calls.pop(request_id, None)
-                if call is not None:
-                    self._ended.labels(call.of.model, FinishReason.CANCELLED.value).inc()
+            case CancelRequested():
+                for request_id in event.request_ids:
+                    call = self._calls.pop(request_id, None)
+                    if call is not None:
+                        self._ended.labels(call.of.model, FinishReason.CANCELLED.value).inc()
             case NodeReported(report=report):
                 self._reported(report)
         for action in actions:

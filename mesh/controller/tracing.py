@@ -182,9 +182,10 @@ class Traces:
             case InvokeRequested(request=request):
                 if trace := self._calls.get(request.request_id):
                     trace.begin("queue", now_s)
-            case CancelRequested(request_id=request_id):
-                if trace := self._calls.get(request_id):
-                    trace.end(now_s, cancelled=True)
+            case CancelRequested():
+                for request_id in event.request_ids:
+                    if trace := self._calls.get(request_id):
+                        trace.end(now_s, cancelled=True)
             case NodeReported(report=InstanceLoaded() as report):
                 self._loaded(now_s, report)
             case NodeReported(report=LoadFailed() | InstanceGone() as report):

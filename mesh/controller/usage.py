@@ -158,7 +158,8 @@ class UsageMeter:
                 key_id=payer.key_id,
             )
         elif isinstance(event, CancelRequested):
-            self._end(event.request_id)
+            for request_id in event.request_ids:
+                self._end(request_id)
         for action in actions:
             if isinstance(action, DeliverTokens):
                 self._deliver(action)

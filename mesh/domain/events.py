@@ -119,6 +119,12 @@ class CancelRequested:
     """The client went away, or its deadline passed."""
 
     request_id: RequestId
+    others: tuple[RequestId, ...] = ()
+    """Whose clients went in the same moment: what waits is placed once all of them have gone."""
+
+    @property
+    def request_ids(self) -> tuple[RequestId, ...]:
+        return (self.request_id, *self.others)
 
 
 # The controller's: nodes.

@@ -129,8 +129,9 @@ class _Seen:
                 self.open[request.request_id] = _Open(request, slo, decision.now_s)
             case DeployRequested(spec=spec):
                 self._slos[spec.name] = spec.slo
-            case CancelRequested(request_id=request_id):
-                self._end(request_id, FinishReason.CANCELLED)
+            case CancelRequested() as cancelled:
+                for request_id in cancelled.request_ids:
+                    self._end(request_id, FinishReason.CANCELLED)
             case _:
                 pass
         for action in decision.actions:

@@ -153,7 +153,8 @@ class ControllerCore:
             case InvokeRequested():
                 serving.invoke(ctx, event.request, event.slo)
             case CancelRequested():
-                serving.cancel(ctx, event.request_id)
+                for request_id in event.request_ids:
+                    serving.cancel(ctx, request_id)
             case PlaceRetryDue():
                 queueing.retry(ctx)
             case KeepAliveExpired():

@@ -153,6 +153,15 @@ def test_a_cancelled_request_makes_room_for_the_one_that_waits() -> None:
     assert commands(actions, SubmitRequest)[0].order.request.request_id == "r2"
 
 
+def test_a_place_is_not_given_to_one_whose_client_goes_in_the_same_moment() -> None:
+    cell, _, _ = serving_cell(batch_max=1)
+    for name in ("r2", "r3"):
+        assert commands(cell.invoke(request(name)), SubmitRequest) == []
+    left = CancelRequested(request_id=RequestId("r1"), others=(RequestId("r2"),))
+    (submitted,) = commands(cell.tell(left), SubmitRequest)
+    assert submitted.order.request.request_id == "r3"
+
+
 def test_unknown_deployments_and_oversized_prompts_are_refused_at_once() -> None:
     cell, _, _ = serving_cell()
     unknown = only(cell.invoke(request("r2", of="nope")), RefuseRequest)

@@ -1,0 +1,1 @@
+"""Clients that leave, a thousand at once: `make bench-leaving`."""

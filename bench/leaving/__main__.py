@@ -1,0 +1,127 @@
+"""A thousand clients leave at once, some amid their answers, most before the first token.
+
+They ask by HTTP, on a connection each, more than a cell can begin to answer, and close without a
+word. The last line is one JSON object: `place_freed_ms_p99` is the time from a close until the
+controller has one request less, the n-th close beside the n-th request that goes.
+"""
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Callable
+
+from bench.cells import deployed, local_cell, wait_calm
+from bench.demo_model import SOURCE, stored_model
+from bench.printing import errors_told, last_line, show_status
+from mesh.domain.deployment import DeploymentSpec, Scaling
+from mesh.domain.errors import Unavailable
+from mesh.domain.ids import DeploymentName
+from mesh.domain.slo import Slo
+from mesh.domain.views import RequestPhase
+from mesh.wire.client import MeshClient
+
+CLIENTS = 1000
+DEPLOYMENTS = 4
+"""A queue of each holds a quarter of the clients."""
+SLO = Slo(ttft_s=600.0, tpot_s=5.0)
+TOKENS = 1000
+OPEN_S_MAX = 60.0
+FREED_S_MAX = 30.0
+LOOK_S = 0.005
+PROMPT_TOKENS = 16
+
+
+async def opened(address: str, number: int) -> asyncio.StreamWriter:
+    host, _, port = address.rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    asked = {
+        "model": f"leaving-{number % DEPLOYMENTS}",
+        "prompt": [1000 + number] * PROMPT_TOKENS,
+        "max_tokens": TOKENS,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    body = json.dumps(asked).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {address}\r\nContent-Length: {len(body)}\r\n"
+    writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+    await writer.drain()
+    return writer
+
+
+async def until(holds: Callable[[], bool], seconds: float, what: str) -> None:
+    """Raises Unavailable."""
+    end_s = time.monotonic() + seconds
+    while not await asyncio.to_thread(holds):
+        if time.monotonic() > end_s:
+            raise Unavailable(f"{what} within {seconds:.0f} s")
+        await asyncio.sleep(LOOK_S)
+
+
+async def left(address: str, client: MeshClient, clients: int) -> tuple[int, list[float]]:
+    """How many were being answered, and how long each place took to be free."""
+    show_status(f"{clients} clients ask")
+    writers = await asyncio.gather(*(opened(address, number) for number in range(clients)))
+    await until(lambda: len(client.requests()) >= clients, OPEN_S_MAX, "not all were open")
+    await until(
+        lambda: RequestPhase.ANSWERING in (one.phase for one in client.requests()),
+        OPEN_S_MAX,
+        "nobody was answered",
+    )
+    answered = sum(one.phase is RequestPhase.ANSWERING for one in client.requests())
+    freed: list[float] = []
+
+    def look() -> bool:
+        gone = clients - len(client.requests())
+        freed.extend([time.monotonic()] * (gone - len(freed)))
+        return gone >= clients
+
+    looking = asyncio.create_task(until(look, FREED_S_MAX, "not all places were freed"))
+    closed = []
+    for writer in writers:
+        writer.transport.abort()
+        closed.append(time.monotonic())
+        await asyncio.sleep(0)
+    await looking
+    return answered, [end_s - begin_s for begin_s, end_s in zip(closed, freed, strict=True)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=CLIENTS)
+    options = parser.parse_args()
+    with errors_told():
+        stored_model()
+        specs = [
+            DeploymentSpec(
+                name=DeploymentName(f"leaving-{number}"),
+                source=SOURCE,
+                context_tokens_max=2048,
+                slo=SLO,
+                scaling=Scaling(replicas_max=1, keep_alive_s=600.0),
+            )
+            for number in range(DEPLOYMENTS)
+        ]
+        with local_cell(http="127.0.0.1:0") as cell, MeshClient(cell.address) as client:
+            deployed(cell.address, specs)
+            wait_calm(cell)
+            assert cell.http_address is not None
+            answered, took_s = asyncio.run(left(cell.http_address, client, options.clients))
+    took_ms = sorted(1e3 * seconds for seconds in took_s)
+    p50, p99 = (took_ms[int(share * (len(took_ms) - 1))] for share in (0.5, 0.99))
+    print(
+        f"{len(took_ms)} clients left at once, {answered} of them amid their answers: places were "
+        f"free after {p50:.0f} ms (p50), {p99:.0f} ms (p99), {took_ms[-1]:.0f} ms (all)"
+    )
+    last_line(
+        {
+            "clients": len(took_ms),
+            "answered": answered,
+            "place_freed_ms_p50": round(p50, 1),
+            "place_freed_ms_p99": round(p99, 1),
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()
