@@ -221,7 +221,7 @@ async def test_many_clients_that_go_at_once_free_all_their_places(cell: LiveCell
     node = await cell.deployed()
     node.held = True
     async with dial(cell.address) as channel:
-        asked = invocation_to_wire(asking())
+        asked = invocation_to_wire(replace(asking(), slo_ttft_s=60.0, slo_tpot_s=10.0))
         calls = [InferenceStub(channel).Invoke(asked) for _ in range(20)]
         for call in calls:
             await call.read()
