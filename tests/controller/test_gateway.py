@@ -217,21 +217,6 @@ async def test_a_client_that_goes_away_frees_its_place(cell: LiveCell) -> None:
     assert (await cell.status()).served == 0
 
 
-async def test_many_clients_that_go_at_once_free_all_their_places(cell: LiveCell) -> None:
-    node = await cell.deployed()
-    node.held = True
-    async with dial(cell.address) as channel:
-        asked = invocation_to_wire(replace(asking(), slo_ttft_s=60.0, slo_tpot_s=10.0))
-        calls = [InferenceStub(channel).Invoke(asked) for _ in range(20)]
-        for call in calls:
-            await call.read()
-        for call in calls:
-            call.cancel()
-    await cell.idle()
-    node.held = False
-    assert isinstance((await answer_of(cell, asking()))[-1], Finished)
-
-
 async def test_a_deadline_frees_the_place_and_is_told_as_one(cell: LiveCell) -> None:
     node = await cell.deployed()
     node.held = True
