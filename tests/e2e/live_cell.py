@@ -252,12 +252,14 @@ class LiveCell:
         replicas_min: int = 0,
         replicas_max: int = 4,
         slo: Slo | None = None,
+        prefix_cache: bool = True,
     ) -> str:
         return self.client.deploy(
             DeploymentSpec(
                 name=DeploymentName(name),
                 source=f"file://{source}",
                 slo=slo or Slo(),
+                prefix_cache=prefix_cache,
                 scaling=Scaling(
                     replicas_min=replicas_min,
                     replicas_max=replicas_max,
