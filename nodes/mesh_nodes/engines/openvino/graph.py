@@ -83,16 +83,11 @@ class _Builder:
         return ov.Model([ops.result(logits)], inputs, f"{self._a.kind}_paged")
 
     def _embedded(self) -> Node:
-        """[tokens, width]. Of groups only these rows are decompressed; of 4 bits two weights come
-        from a byte.
-        """
+        """[tokens, width]. Of 4 bits only these rows are unpacked, two weights from a byte."""
         nibbles = self._weights["embedding"]
-        if nibbles.ndim == 2:
+        if nibbles.dtype != np.uint8:
             return _gather(self._matrix("embedding"), self._input_ids)
         rows = self._rows_of_tokens("embedding")
-        if nibbles.dtype == np.int8:
-            rows = ops.multiply(rows, self._rows_of_tokens("embedding.scale"))
-            return ops.reshape(rows, _shape(-1, self._a.hidden_size), False)
         upper = ops.floor(ops.multiply(rows, _number(1 / 16)))
         lower = ops.subtract(rows, ops.multiply(upper, _number(16)))
         pairs = [ops.unsqueeze(_signed(half), _shape(3)) for half in (lower, upper)]
@@ -241,10 +236,7 @@ class _Builder:
         matrix = ops.convert(stored, "f32")
         if f"{name}.scale" not in self._weights:
             return matrix
-        matrix = ops.multiply(matrix, self._constant(f"{name}.scale", experts))
-        if values.ndim == 3:
-            matrix = ops.reshape(matrix, _shape(len(values), -1), False)
-        return matrix
+        return ops.multiply(matrix, self._constant(f"{name}.scale", experts))
 
     def _constant(self, name: str, experts: int = 0) -> Node:
         """One for all that compute with it."""

@@ -30,9 +30,7 @@ _Element = TypeVar("_Element", bound=np.generic)
 Sources = tuple[tuple[str, int], ...]
 Array = npt.NDArray[np.generic]
 _EIGHT_BITS = ("embedding", "head")
-"""In I4, too. In 8 bits their rounding costs more than that of all other matrices."""
-_EIGHT_BITS_GROUP = 64
-"""Of their weights share a scale: no fewer than activations do (`compilation`)."""
+"""In I4, too."""
 _QUANTISED_ELEMENTS = 1 << 18
 """At once: so many of f32 stay in a core's cache from one pass over them to the next."""
 
@@ -149,9 +147,9 @@ def graph_weights(
     precision: WeightPrecision,
     threads: int = 1,
 ) -> Iterator[tuple[str, Array]]:
-    """Name and array of every weight in the plan: `X` and, as the case may be, `X.bias` and
-    `X.scale`, [rows, 1] or, of 8 bits in groups, [rows, groups, 1]; of 4 bits what `FourBits` says,
-    as `X`, `X.scale` and `X.offset`. Matrices are quantised on so many threads.
+    """Name and array of every weight in the plan: `X` and, as the case may be, `X.scale` [rows, 1],
+    `X.bias`; of 4 bits what `FourBits` says, as `X`, `X.scale` and `X.offset`. Matrices are
+    quantised on so many threads.
 
     Raises TornModel when a tensor is missing or of a wrong shape.
     """
@@ -175,9 +173,7 @@ def graph_weights(
                 if four_bits.offset is not None:
                     yield f"{weight.name}.offset", four_bits.offset
             else:
-                grouped = weight.name in _EIGHT_BITS and weight.columns % _EIGHT_BITS_GROUP == 0
-                group = _EIGHT_BITS_GROUP if grouped else weight.columns
-                values, scales = _quantised(parts, group, pool, threads)
+                values, scales = _quantised(parts, pool, threads)
                 yield weight.name, values
                 yield f"{weight.name}.scale", scales
             if weight.bias:
@@ -228,14 +224,11 @@ def _in_groups(
 
 
 def _quantised(
-    parts: list[StoredTensor], group: int, pool: Executor, threads: int
+    parts: list[StoredTensor], pool: Executor, threads: int
 ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
-    """The parts, one below the other: int8 [rows, groups, group] and scale [rows, groups, 1]; of
-    one group [rows, columns] and [rows, 1].
-    """
-    rows, groups = sum(len(part.data) for part in parts), parts[0].data.shape[1] // group
-    values = np.empty((rows, groups, group), np.int8)
-    scales = np.empty((rows, groups, 1), np.float32)
+    """The parts, one below the other: int8 [rows, columns] and scale [rows, 1]."""
+    rows, columns = sum(len(part.data) for part in parts), parts[0].data.shape[1]
+    values, scales = np.empty((rows, columns), np.int8), np.empty((rows, 1), np.float32)
     share, begin = -(-rows // threads), 0
     jobs: list[Future[None]] = []
     for part in parts:
@@ -246,7 +239,7 @@ def _quantised(
         begin += len(part.data)
     for job in jobs:
         job.result()
-    return (values, scales) if groups > 1 else (values[:, 0], scales[:, 0])
+    return values, scales
 
 
 def _quantise(
@@ -255,17 +248,16 @@ def _quantise(
     values: npt.NDArray[np.int8],
     scales: npt.NDArray[np.float32],
 ) -> None:
-    """These rows of the tensor; a group of zeros has scale 1."""
-    _, groups, group = values.shape
-    at_once = _rows_at_once(groups * group)
-    room = np.empty((min(at_once, len(values)), groups * group), np.float32)
+    """These rows of the tensor; a row of zeros has scale 1."""
+    columns = values.shape[1]
+    at_once = _rows_at_once(columns)
+    room = np.empty((min(at_once, len(values)), columns), np.float32)
     for begin in range(0, len(values), at_once):
         part = slice(begin, min(begin + at_once, len(values)))
-        whole = room[: part.stop - part.start]
-        tensor.read_f32(slice(rows.start + part.start, rows.start + part.stop), whole)
-        weights = whole.reshape(-1, groups, group)
-        largest = np.maximum(weights.max(axis=2), -weights.min(axis=2))
-        scale = (largest / np.float32(127.0))[:, :, np.newaxis]
+        weights = room[: part.stop - part.start]
+        tensor.read_f32(slice(rows.start + part.start, rows.start + part.stop), weights)
+        largest = np.maximum(weights.max(axis=1), -weights.min(axis=1))
+        scale = (largest / np.float32(127.0))[:, np.newaxis]
         scale[scale == 0.0] = 1.0
         np.divide(weights, scale, out=weights)
         np.rint(weights, out=weights)
