@@ -1,4 +1,4 @@
-"""Many deployments on one CPU node, in three scenes, beside llama.cpp as a person would set it up.
+"""Many deployments on one CPU node, in four scenes, beside llama.cpp as a person would set it up.
 
 `fleet`: 40 deployments, memory for 11, called rarely; the peer is a swapper, first come, first
 served, least recently used out. `resident`: 8 deployments that are all loaded; the peer is eight
@@ -7,8 +7,9 @@ over; the peer is mesh with nothing loaded ahead, and `locality_gain` is what is
 without. `--weights i4` plays `fleet` alone, beside mesh with weights as by default in the same
 memory: `i4_gain`. At each rate mesh and its peer get the same calls, one after the other, each call
 at its time whatever became of those before. What is met is counted by the client's clock;
-`sim_difference` is what share mesh met, less what simulations of the same runs say. The last line
-is one JSON object, with lists by rate.
+`sim_difference` is what share mesh met, less what simulations of the same runs say (none of
+`conversations`, whose prompts the simulated calls do not know). The last line is one JSON object,
+with lists by rate.
 """
 
 import argparse
@@ -54,8 +55,9 @@ class Bench:
         show_status(f"{scene.name}: models for {scene.deployments} deployments")
         names = scene.names() if self._store.exists() else [PROFILED, *scene.names()]
         plant_models(self._store, names, scene.weights)
-        deployed = plain = self._deployed(replace(scene, weights=None))
-        if scene.weights is not None:
+        without = scene.without
+        deployed = plain = self._deployed(without)
+        if scene != without:
             deployed = self._deployed(scene)
         node_bytes = memory_bytes(scene, plain)
         rates = self._options.rates or scene.rates
@@ -76,19 +78,20 @@ class Bench:
                 answers, run, _ = measured(
                     *(scene, plain, self._store, sent, until_s),
                     memory_bytes=node_bytes,
-                    prefetch_bytes=0 if scene.weights is None else None,
+                    prefetch_bytes=0 if scene == without else None,
                 )
                 peer.append(_measured(rate, seconds, sent, answers, spans_of(run.observed)))
             elif self._options.peer:
                 peer.append(self._peer(scene, rate, seconds, sent))
-        if self._options.sim:
+        if self._options.sim and not scene.conversations:
             ours = self._simulated(scene, ours, runs)
         return Played(scene=scene, ours=tuple(ours), peer=tuple(peer))
 
     def _deployed(self, scene: Scene) -> Path:
         """The state of a cell with the scene's deployments and their profile."""
         weights = scene.weights or "default"
-        profiled, deployed = (self._folder / f"{n}-{weights}" for n in ("profiled", scene.name))
+        name = scene.name if scene.prefix_cache else f"{scene.name}-without"
+        profiled, deployed = (self._folder / f"{n}-{weights}" for n in ("profiled", name))
         if not profiled.exists():
             profiled.mkdir()
             profiled_home(profiled, self._store, scene.weights, show_status)

@@ -40,7 +40,7 @@ Told = Callable[[str], None]
 def profiled_home(home: Path, store: Path, weights: WeightPrecision | None, told: Told) -> None:
     """A state folder whose registry has a measured profile of the shape, and nothing else."""
     with local_cell(home=home, store=store) as cell, MeshClient(cell.address) as client:
-        client.deploy(_spec(PROFILED, Slo(), Scaling(), weights))
+        client.deploy(_spec(PROFILED, Slo(), Scaling(), weights=weights))
         measured_profile(cell.address, PROFILED, told)
         client.delete(PROFILED)
 
@@ -51,7 +51,13 @@ def deployed_home(profiled: Path, home: Path, store: Path, scene: Scene, told: T
     with local_cell(home=home, store=store) as cell, MeshClient(cell.address) as client:
         for name in scene.names():
             told(f"deploy {name}")
-            client.deploy(_spec(name, scene.slo, scene.scaling, scene.weights))
+            client.deploy(
+                _spec(
+                    *(name, scene.slo, scene.scaling),
+                    weights=scene.weights,
+                    prefix_cache=scene.prefix_cache,
+                )
+            )
     with closing(SqliteRegistry(home / "controller")) as registry:
         (profile,) = registry.profiles()
         for deployment in registry.deployments():
@@ -142,7 +148,12 @@ def simulated_met_shares(runs: Sequence[LiveRun]) -> list[float]:
 
 
 def _spec(
-    name: DeploymentName, slo: Slo, scaling: Scaling, weights: WeightPrecision | None
+    name: DeploymentName,
+    slo: Slo,
+    scaling: Scaling,
+    *,
+    weights: WeightPrecision | None = None,
+    prefix_cache: bool = True,
 ) -> DeploymentSpec:
     return DeploymentSpec(
         name=name,
@@ -151,6 +162,7 @@ def _spec(
         slo=slo,
         scaling=scaling,
         weights=weights,
+        prefix_cache=prefix_cache,
     )
 
 

@@ -4,9 +4,14 @@ sides.
 Popularity falls with 1/rank^0.9, calls come by a Poisson process. Each deployment has a model
 of its own, of the demo model's shape (`own_models`): mesh's instances share no weights, on disk or
 in memory. The peer's servers all map the one file of the demo model.
+
+In conversations a call asks with all that was said before in one of its deployment, all of which
+begin alike. What was answered is made up, since calls do not wait for each other: of a last turn's
+blocks those of its prompt are found again, not its answer's.
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mesh.domain.deployment import Scaling
@@ -21,6 +26,10 @@ CONTEXT_TOKENS = 1024
 PROMPT_TOKENS = (20, 34)
 OUTPUT_TOKENS = (16, 48, 96)
 """One of these each."""
+SYSTEM_TOKENS = 300
+"""A deployment's conversations begin with them."""
+CONVERSATIONS = 2
+"""Of a deployment, at a time."""
 POPULARITY = 0.9
 TOKEN_IDS = range(100, 2000)
 BASE_BYTES = 192 * 2**20
@@ -43,9 +52,17 @@ class Scene:
     peer: str = "lru"
     """The name of its peer's."""
     gain: str = ""
-    """Its peer is mesh with nothing loaded ahead, or with the weights that nodes have by default;
-    the name of what share of calls is met over the peer's."""
+    """Its peer is mesh with nothing loaded ahead, or with deployments as in `without`; the name of
+    what share of calls is met over the peer's."""
     weights: WeightPrecision | None = None
+    conversations: bool = False
+    """Calls are turns of these, and its peer is mesh without the prefix cache."""
+    prefix_cache: bool = True
+
+    @property
+    def without(self) -> "Scene":
+        """As its peer has it, where that is mesh."""
+        return replace(self, weights=None, prefix_cache=not self.conversations)
 
     def with_weights(self, weights: WeightPrecision) -> "Scene":
         """The same in the same memory with weights held so, beside those of the default."""
@@ -99,25 +116,66 @@ SCENES = (
         peer="locality_without",
         gain="locality_gain",
     ),
+    Scene(
+        name="conversations",
+        deployments=40,
+        resident_max=11,
+        slo=Slo(ttft_s=4.0, tpot_s=0.3),
+        scaling=Scaling(),
+        rates=(2.0,),
+        seconds=120.0,
+        mark="conversations_",
+        peer="conversations_without",
+        gain="conversations_gain",
+        conversations=True,
+    ),
 )
+
+
+class _Talk:
+    """What was said in one conversation."""
+
+    def __init__(self, system: Sequence[int]) -> None:
+        self._system = list(system)
+        self._said = list(system)
+
+    def turn(self, question: Sequence[int], answer: Sequence[int]) -> tuple[int, ...]:
+        """Its prompt. Another begins where the context has no room for it and its answer."""
+        if len(self._said) + len(question) + len(answer) > CONTEXT_TOKENS:
+            self._said = list(self._system)
+        prompt = (*self._said, *question)
+        self._said = [*prompt, *answer]
+        return prompt
 
 
 def calls(scene: Scene, *, rate: float, seconds: float, seed: int) -> list[Call]:
     """In order, one at least: `rate` calls a second in the mean."""
     draw, names = random.Random(seed), scene.names()
     weights = [1 / rank**POPULARITY for rank in range(1, len(names) + 1)]
+    talks = _talks(names, seed) if scene.conversations else {}
     found: list[Call] = []
     at_s = min(draw.expovariate(rate), seconds)
     while at_s < seconds or not found:
         (name,) = draw.choices(names, weights)
+        prompt = tuple(draw.choices(TOKEN_IDS, k=draw.randint(*PROMPT_TOKENS)))
+        output_tokens = draw.choice(OUTPUT_TOKENS)
+        if name in talks:
+            answer = draw.choices(TOKEN_IDS, k=output_tokens)
+            prompt = draw.choice(talks[name]).turn(prompt, answer)
         found.append(
             Call(
                 at_s=at_s,
                 deployment=name,
                 slo=scene.slo,
-                prompt_tokens=tuple(draw.choices(TOKEN_IDS, k=draw.randint(*PROMPT_TOKENS))),
-                output_tokens=draw.choice(OUTPUT_TOKENS),
+                prompt_tokens=prompt,
+                output_tokens=output_tokens,
             )
         )
         at_s += draw.expovariate(rate)
     return found
+
+
+def _talks(names: Sequence[DeploymentName], seed: int) -> dict[DeploymentName, list[_Talk]]:
+    draw = random.Random(f"conversations of {seed}")
+    systems = {name: draw.choices(TOKEN_IDS, k=SYSTEM_TOKENS) for name in names}
+    return {name: [_Talk(said) for _ in range(CONVERSATIONS)] for name, said in systems.items()}

@@ -15,7 +15,13 @@ from bench.fleet.loads import errors_of
 from bench.fleet.report import Measured, Played, figures
 from bench.fleet.seconds import Kind, Span, seconds_by_kind, spans_of
 from bench.fleet.swapper import Swapper
-from bench.fleet.workload import OUTPUT_TOKENS, SCENES, calls
+from bench.fleet.workload import (
+    CONTEXT_TOKENS,
+    OUTPUT_TOKENS,
+    SCENES,
+    SYSTEM_TOKENS,
+    calls,
+)
 from mesh.domain.actions import NodeAction, StartLoad, StartMeasure, StartStep, StartUnload
 from mesh.domain.events import NodeReported
 from mesh.domain.ids import DeploymentName, InstanceId
@@ -39,7 +45,7 @@ from mesh.runtime.journal import Decision
 from mesh.v1 import inference_pb2 as pb
 from tests.core.cells import FOOTPRINT, MODEL, CellUnderTest, commands, deployment
 
-FLEET, RESIDENT, LOCALITY = SCENES
+FLEET, RESIDENT, LOCALITY, CONVERSATIONS = SCENES
 MIB = 2**20
 
 
@@ -65,6 +71,20 @@ def test_the_same_seed_draws_the_same_calls_and_a_short_run_has_one() -> None:
         FLEET, rate=1.0, seconds=9.0, seed=4
     )
     assert calls(FLEET, rate=0.001, seconds=1.0, seed=5)
+
+
+def test_a_turn_asks_with_all_that_was_said_and_the_peer_lacks_the_cache_alone() -> None:
+    sent = calls(CONVERSATIONS, rate=2.0, seconds=300.0, seed=6)
+    assert sent == calls(CONVERSATIONS, rate=2.0, seconds=300.0, seed=6)
+    first = [call for call in sent if call.deployment == CONVERSATIONS.names()[0]]
+    system = first[0].prompt_tokens[:SYSTEM_TOKENS]
+    assert all(call.prompt_tokens[:SYSTEM_TOKENS] == system for call in first)
+    prompts = [call.prompt_tokens for call in first]
+    later = [p for p in prompts if any(p != q and p[: len(q)] == q for q in prompts)]
+    assert len(later) > len(prompts) / 2
+    assert all(len(c.prompt_tokens) + c.output_tokens <= CONTEXT_TOKENS for c in sent)
+    assert CONVERSATIONS.without == replace(CONVERSATIONS, prefix_cache=False)
+    assert LOCALITY.without == LOCALITY
 
 
 @pytest.mark.parametrize("base_bytes", [90 * MIB, 190 * MIB])
