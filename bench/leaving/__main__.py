@@ -2,7 +2,7 @@
 
 They ask by HTTP, on a connection each, more than a cell can begin to answer, and close without a
 word. The last line is one JSON object: `place_freed_ms_p99` is the time from a close until the
-controller has one request less, the n-th close beside the n-th request that goes.
+controller's books have one request less, the n-th close beside the n-th request that goes.
 """
 
 import argparse
@@ -72,7 +72,8 @@ async def left(address: str, client: MeshClient, clients: int) -> tuple[int, lis
     freed: list[float] = []
 
     def look() -> bool:
-        gone = clients - len(client.requests())
+        cell = client.status()
+        gone = clients - cell.queued - cell.running
         freed.extend([time.monotonic()] * (gone - len(freed)))
         return gone >= clients
 

@@ -12,6 +12,7 @@ from mesh.cli import children
 from mesh.cli.cell_plan import CellPlan, NodePlan, free_address
 from mesh.cli.children import Child
 from mesh.cli.kept_child import KeptChild
+from mesh.cli.options import AUTO
 from mesh.cli.restarts import NO_RESTARTS, RestartLimits
 from mesh.domain.errors import Forbidden, MeshError, Unauthenticated, Unavailable
 from mesh.domain.lifecycle import NodeState
@@ -108,13 +109,18 @@ class LocalCell:
                 # A node that is told nothing lets models sleep in half of the host's memory.
                 share_bytes = hardware.probe().memory_bytes // 2 // len(nodes)
                 arguments += ["--asleep-memory", str(share_bytes)]
-        if len(nodes) > 1 and (memory_bytes is None or threads is None):
+        if node.numa is not None:
+            arguments += ["--numa", str(node.numa)]
+        elif len(nodes) > 1 and (memory_bytes is None or threads is None):
             machine = hardware.probe()
             if node.device is DeviceKind.CPU:
                 memory_bytes = memory_bytes or machine.budget_bytes // len(alike)
             threads = threads or max(1, machine.cores // len(nodes))
         if node.engine is not None:
             arguments += ["--engine", node.engine]
+        elif node.device is DeviceKind.CPU:
+            for option, value in (("--precision", self._plan.precision), ("--kv", self._plan.kv)):
+                arguments += [] if value == AUTO else [option, value]
         if memory_bytes is not None:
             arguments += ["--memory", str(memory_bytes)]
         if self._plan.prefetch_bytes is not None:

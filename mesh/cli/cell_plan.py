@@ -5,9 +5,10 @@
 
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mesh.cli.options import AUTO
 from mesh.domain.checks import check_name
 from mesh.domain.errors import InvalidInput, Unavailable
 from mesh.domain.reasons import DeviceKind
@@ -24,6 +25,8 @@ class NodePlan:
     device: DeviceKind
     engine: str | None = None
     memory_bytes: int | None = None
+    numa: int | None = None
+    """The NUMA node whose CPUs and memory it has for itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,9 @@ class CellPlan:
     memory_bytes: int | None = None
     prefetch_bytes: int | None = None
     threads: int | None = None
+    precision: str = AUTO
+    """As of nodes that compute by openvino; so is `kv`."""
+    kv: str = AUTO
     policy: str | None = None
     http: str | None = None
     """Where HTTP is served, if it is."""
@@ -61,6 +67,32 @@ class CellPlan:
     def node_journal(self, name: str) -> Path | None:
         """Where the node of this name writes its decisions."""
         return None if self.node_journals is None else self.node_journals / f"{name}.journal"
+
+
+def on_numa_nodes(nodes: Sequence[NodePlan], numbers: Sequence[int]) -> tuple[NodePlan, ...]:
+    """In place of the one CPU node one on each of these NUMA nodes, named after it: `cpu0`, `cpu1`,
+    …, or as it is with the number behind.
+
+    Raises InvalidInput where more CPU nodes are wanted, or there is no NUMA node.
+    """
+    if not numbers:
+        raise InvalidInput(
+            "--numa: the kernel tells of no NUMA node that this process may compute on",
+            hint="leave it out: one node takes the whole machine",
+        )
+    found: list[NodePlan] = []
+    for node in nodes:
+        if node.device is not DeviceKind.CPU:
+            found.append(node)
+            continue
+        if any(plan.numa is not None for plan in found):
+            raise InvalidInput(
+                "--numa starts a CPU node on each NUMA node, and more are wanted",
+                hint="write --node cpu once, or leave --numa out",
+            )
+        label = node.name.rstrip("0123456789") or node.name
+        found += [replace(node, name=f"{label}{n}", numa=n) for n in numbers]
+    return tuple(found)
 
 
 def plan_nodes(wanted: Sequence[str]) -> tuple[NodePlan, ...]:

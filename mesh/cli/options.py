@@ -13,6 +13,7 @@ import platformdirs
 
 from mesh.cli.output import Format
 from mesh.domain.errors import InvalidInput
+from mesh.domain.model import ComputePrecision, KvPrecision
 from mesh.wire.channel import parse_address
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -20,6 +21,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 DEFAULT_ADDRESS = "127.0.0.1:7070"
 DEFAULT_HTTP = "127.0.0.1:8070"
 HTTP_OFF = "off"
+AUTO = "auto"
 POLICY_HELP = "How requests are placed and take turns: llm-mesh (the default) or fcfs."
 
 
@@ -48,6 +50,28 @@ def format_option(command: Command) -> Command:
 def policy_option(command: Command) -> Command:
     """`--policy`, given to the command as `policy`: None for the controller's default."""
     return click.option("--policy", metavar="NAME|FILE.py", help=POLICY_HELP)(command)
+
+
+def precision_option(command: Command) -> Command:
+    """`--precision`, given to the command as `precision`: AUTO, or a ComputePrecision."""
+    return click.option(
+        "--precision",
+        type=click.Choice([AUTO, *(each.value for each in ComputePrecision)]),
+        default=AUTO,
+        show_default=True,
+        help="What openvino multiplies in; auto: by the clock.",
+    )(command)
+
+
+def kv_option(command: Command) -> Command:
+    """`--kv`, given to the command as `kv`: AUTO, or a KvPrecision."""
+    return click.option(
+        "--kv",
+        type=click.Choice([AUTO, *(each.value for each in KvPrecision)]),
+        default=AUTO,
+        show_default=True,
+        help="Elements of openvino's KV caches; auto: by the clock.",
+    )(command)
 
 
 def http_option(command: Command) -> Command:

@@ -1,7 +1,8 @@
 """What this machine gives the node agent: cores, memory, instruction sets, a name.
 
 Counts what the process may use, not what the machine has: the affinity mask, the quota and memory
-limits of its control groups. The composition root builds the node's hello from it.
+limits of its control groups; cores, not their threads (`topology`). The composition root builds the
+node's hello from it.
 """
 
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 from mesh.domain.ids import NodeId
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.steps import EngineCapabilities
-from mesh_nodes import cgroup
+from mesh_nodes import cgroup, topology
 
 MEMORY_SHARE = 0.7
 """Of the usable memory, the default limit of a node's process: weights, KV caches and the process
@@ -39,7 +40,7 @@ class Hardware:
     cpu: str
     """Model name as the kernel gives it; of a GPU, as its driver does."""
     cores: int
-    """Logical CPUs that the process may keep busy."""
+    """That the process may keep busy, however many threads each of them has."""
     memory_bytes: int
     """What the process may use before it is killed or the machine swaps; of a GPU, all it has."""
     isa: tuple[str, ...]
@@ -59,17 +60,29 @@ class Hardware:
         return int(self.memory_bytes * self.memory_share)
 
 
-def probe(proc: Path = Path("/proc")) -> Hardware:
-    """Look at this machine. What /proc does not tell is left out, never guessed."""
+def probe(
+    proc: Path = Path("/proc"), sys: Path = topology.SYS, *, numa: int | None = None
+) -> Hardware:
+    """Look at this machine, or at one of its NUMA nodes, which has its part of what control groups
+    allow. What the kernel does not tell is left out, never guessed.
+
+    Raises InvalidInput where there is no such NUMA node.
+    """
     limits = cgroup.limits(proc / "self")
     processors = _read(proc / "cpuinfo")
-    cores = len(os.sched_getaffinity(0))
+    cpus = topology.usable_cpus()
+    memory_bytes = _memory_total_bytes(_read(proc / "meminfo"))
+    cpus_share = memory_share = 1.0
+    if numa is not None:
+        near = topology.numa_node(numa, cpus, sys)
+        cpus_share, memory_share = len(near.cpus) / len(cpus), near.memory_bytes / memory_bytes
+        cpus, memory_bytes = near.cpus, near.memory_bytes
+    cores = topology.cores(cpus, sys)
     if limits.cpus is not None:
         # More threads than the quota would all be throttled at once, amid an iteration.
-        cores = max(1, min(cores, int(limits.cpus)))
-    memory_bytes = _memory_total_bytes(_read(proc / "meminfo"))
+        cores = max(1, min(cores, int(limits.cpus * cpus_share)))
     if limits.memory_bytes is not None:
-        memory_bytes = min(memory_bytes, limits.memory_bytes)
+        memory_bytes = min(memory_bytes, int(limits.memory_bytes * memory_share))
     flags = set(_field(processors, "flags").split())
     return Hardware(
         cpu=_field(processors, "model name") or "unknown CPU",

@@ -36,6 +36,7 @@ from mesh_nodes.load_probe import measured_rate
 from mesh_nodes.load_trial import tried_rates
 from mesh_nodes.options import NodeOptions, read_options
 from mesh_nodes.protect import die_with_parent
+from mesh_nodes.topology import bind, numa_node, usable_cpus
 
 DONE, FAILED, USAGE = 0, 1, 2
 
@@ -56,6 +57,8 @@ def main(arguments: Sequence[str] | None = None, engine_of: EngineOf | None = No
         )
         if options.parent_pid is not None:
             die_with_parent(options.parent_pid)
+        if options.numa is not None:
+            bind(numa_node(options.numa, usable_cpus()))  # before engines start their threads
         _show(options)
         return _run(options, build_engine if engine_of is None else _built_by(engine_of))
     except KeyboardInterrupt:

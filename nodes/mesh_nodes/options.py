@@ -23,7 +23,7 @@ from mesh.wire.credentials import TLS_VARIABLE
 from mesh_loader.digests import Verify
 from mesh_loader.download_rate import parse_rate
 from mesh_nodes.gpus import Gpu, Gpus, hardware_of
-from mesh_nodes.hardware import Hardware, default_node_id
+from mesh_nodes.hardware import Hardware, default_node_id, probe
 
 DEFAULT_ADDRESS = "127.0.0.1:7070"
 THREADS_MAX = 1024
@@ -66,6 +66,8 @@ class NodeOptions:
     """Of it, the most for what is loaded before anybody calls for it."""
     threads: int
     """That one iteration computes with."""
+    numa: int | None
+    """The NUMA node that all of it is near to, if to any."""
     precision: ComputePrecision | None
     """None: the quickest by the clock; so is `kv`."""
     kv: KvPrecision | None
@@ -89,16 +91,22 @@ def read_options(
     environ: Mapping[str, str],
     machine: Hardware,
     gpus: Callable[[], Gpus] = Gpus,
+    near: Callable[[int], Hardware] = lambda number: probe(numa=number),
 ) -> NodeOptions:
-    """Raises InvalidInput, which names the option; Unavailable for a GPU that cannot be asked;
+    """`near`: what a NUMA node of the machine has.
+
+    Raises InvalidInput, which names the option; Unavailable for a GPU that cannot be asked;
     SystemExit(0) after --help.
     """
     given = _parser(environ).parse_args(arguments)
     device = DeviceKind(given.device)
     engine = _engine(given.engine, device)
     gpu = gpus().gpu(given.gpu) if device is DeviceKind.GPU else None
+    if given.numa is not None:
+        machine = near(given.numa)
     hardware = machine if gpu is None else hardware_of(gpu, machine)
-    name = given.name or default_node_id(device=device, index=given.gpu)
+    index = given.gpu if gpu is not None else given.numa or 0
+    name = given.name or default_node_id(device=device, index=index)
     check_name(name, "--name")
     memory_bytes = _memory_bytes(given.memory, hardware)
     return NodeOptions(
@@ -111,6 +119,7 @@ def read_options(
         memory_bytes=memory_bytes,
         prefetch_bytes=_prefetch_bytes(given.prefetch_memory, memory_bytes),
         threads=_threads(given.threads, hardware),
+        numa=given.numa,
         precision=_of_openvino(ComputePrecision, "--precision", given.precision, engine),
         kv=_of_openvino(KvPrecision, "--kv", given.kv, engine),
         asleep_max=_asleep(given.asleep, device),
@@ -170,6 +179,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     add("--prefetch-memory", metavar="SIZE", help="of it, for models loaded before any call")
     add("--threads", type=int, metavar="N", help="to compute with (default: the usable cores)")
+    add("--numa", type=int, metavar="N", help="take CPUs and memory of this NUMA node alone")
     _add_precisions(add)
     add(
         "--asleep",

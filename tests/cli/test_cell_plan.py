@@ -7,7 +7,14 @@ import pytest
 
 from mesh.cli import children
 from mesh.cli.cell import LocalCell
-from mesh.cli.cell_plan import NODES_MAX, CellPlan, NodePlan, free_address, plan_nodes
+from mesh.cli.cell_plan import (
+    NODES_MAX,
+    CellPlan,
+    NodePlan,
+    free_address,
+    on_numa_nodes,
+    plan_nodes,
+)
 from mesh.cli.children import Child
 from mesh.domain.errors import InvalidInput, Unavailable
 from mesh.domain.reasons import DeviceKind
@@ -89,6 +96,28 @@ def test_a_lone_node_takes_what_the_agent_takes_by_itself(started: dict[str, lis
             *("--join", f"127.0.0.1:{port}", "--name", "cpu0", "--device", "cpu", "--home", "/h"),
         ],
     }
+
+
+def test_a_node_on_each_numa_node_takes_what_is_near(started: dict[str, list[str]]) -> None:
+    nodes = on_numa_nodes(plan_nodes(["gpu", "cpu"]), [0, 2])
+    assert [node.name for node in nodes] == ["gpu0", "cpu0", "cpu2"]
+    LocalCell(
+        CellPlan(listen="127.0.0.1:0", home=Path("/h"), nodes=nodes, precision="bf16", kv="u8")
+    ).start()
+    assert started["node cpu2"][-8:-2] == ["--numa", "2", "--precision", "bf16", "--kv", "u8"]
+    assert not {"--memory", "--threads"} & set(started["node cpu2"])
+    assert not {"--numa", "--precision", "--kv"} & set(started["node gpu0"])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "numbers", "said"),
+    [(["cpu", "cpu=b"], [0, 1], "more are wanted"), (["cpu"], [], "tells of no NUMA node")],
+)
+def test_numa_nodes_that_cannot_be_meant_are_refused(
+    wanted: list[str], numbers: list[int], said: str
+) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        on_numa_nodes(plan_nodes(wanted), numbers)
 
 
 def test_several_nodes_share_the_machine_evenly(started: dict[str, list[str]]) -> None:

@@ -14,6 +14,7 @@ import pytest
 import requests
 
 from mesh.cli.restarts import RestartLimits
+from mesh_nodes import topology
 from tests.cli.running import mesh, mesh_process
 from tests.support.tiny_model import write_tiny_llama
 from tests.support.waiting import until
@@ -108,6 +109,31 @@ def test_up_serves_and_ctrl_c_stops_all_of_it(up: Up) -> None:
     assert up.process.wait(timeout=GONE_S_MAX) == 0
     assert up.children() == []
     assert up.err.read_text() == "stopping\n"
+
+
+def test_a_node_is_bound_to_its_numa_node_and_told_its_precisions(tmp_path: Path) -> None:
+    there = topology.numa_nodes(topology.usable_cpus())
+    if not there:
+        pytest.skip("this kernel tells of no NUMA node")
+    home, err = tmp_path / "home", tmp_path / "err"
+    arguments = ["up", "--listen", "127.0.0.1:0", "--http", "off", "--home", str(home)]
+    arguments += ["--numa", "--precision", "f32", "--kv", "f16"]
+    with mesh_process(*arguments, environ=os.environ, err=err) as process:
+        lines = list(_lines_until_ready(process, err))
+        nodes = {
+            int(words[words.index("--numa") + 1]): child
+            for child in mentioning(home)
+            if "mesh_nodes" in (words := child.cmdline())
+        }
+        assert [f"cpu{node.number}" for node in there] == [
+            line.split()[1] for line in lines if line.startswith("node")
+        ]
+        for node in there:
+            child = nodes[node.number]
+            assert set(child.cpu_affinity()) == node.cpus
+            assert child.cmdline()[-6:-2] == ["--precision", "f32", "--kv", "f16"]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=GONE_S_MAX) == 0
 
 
 def test_certificates_and_keys_are_for_all_parts(tmp_path: Path) -> None:

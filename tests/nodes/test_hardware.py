@@ -1,6 +1,5 @@
 """What the hardware probe makes of /proc, and of this very machine."""
 
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 from mesh.domain.reasons import DeviceKind
 from mesh.domain.steps import EngineCapabilities
 from mesh_nodes.hardware import Hardware, default_node_id, fingerprint, probe
+from mesh_nodes.topology import cores, usable_cpus
 
 CPUINFO = """\
 processor\t: 0
@@ -20,9 +20,9 @@ flags\t\t: fpu avx2 avx512f avx512_bf16 avx512_vnni amx_tile amx_int8 amx_bf16
 """
 
 
-def _proc(root: Path, *, quota: str = "max", memory_max: str = "max") -> Path:
+def proc_of(root: Path, *, quota: str = "max", memory_max: str = "max") -> Path:
     group = root / "cgroup"
-    group.mkdir()
+    group.mkdir(parents=True)
     (group / "cpu.max").write_text(f"{quota} 100000\n")
     (group / "memory.max").write_text(f"{memory_max}\n")
     proc = root / "proc"
@@ -35,27 +35,27 @@ def _proc(root: Path, *, quota: str = "max", memory_max: str = "max") -> Path:
 
 
 def test_names_the_cpu_and_its_instruction_sets(tmp_path: Path) -> None:
-    hardware = probe(_proc(tmp_path))
+    hardware = probe(proc_of(tmp_path))
     assert hardware.cpu == "Intel(R) Xeon(R) Platinum 8488C"
     assert hardware.isa == ("avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
     assert hardware.text.endswith("8488C, avx2 avx512 avx512_vnni avx512_bf16 amx_int8 amx_bf16")
 
 
 def test_without_a_limit_the_machine_and_the_affinity_mask_count(tmp_path: Path) -> None:
-    hardware = probe(_proc(tmp_path))
-    assert hardware.cores == len(os.sched_getaffinity(0))
+    hardware = probe(proc_of(tmp_path))
+    assert hardware.cores == cores(usable_cpus())
     assert hardware.memory_bytes == 16 << 30
     assert hardware.budget_bytes == int(0.7 * (16 << 30))
 
 
 def test_a_containers_limits_count_where_they_are_tighter(tmp_path: Path) -> None:
-    hardware = probe(_proc(tmp_path, quota="100000", memory_max=str(4 << 30)))
+    hardware = probe(proc_of(tmp_path, quota="100000", memory_max=str(4 << 30)))
     assert hardware.cores == 1
     assert hardware.memory_bytes == 4 << 30
 
 
 def test_a_quota_below_one_cpu_still_leaves_one_core(tmp_path: Path) -> None:
-    assert probe(_proc(tmp_path, quota="50000")).cores == 1
+    assert probe(proc_of(tmp_path, quota="50000")).cores == 1
 
 
 def test_this_machine_can_be_probed() -> None:
@@ -73,7 +73,7 @@ def printed(hardware: Hardware, threads: int = 4) -> str:
 
 
 def test_a_fingerprint_names_what_decides_how_long_an_iteration_takes(tmp_path: Path) -> None:
-    assert printed(probe(_proc(tmp_path))) == (
+    assert printed(probe(proc_of(tmp_path))) == (
         "cpu/intel-xeon-platinum-8488c-6-143/4-threads/"
         "avx2+avx512+avx512_vnni+avx512_bf16+amx_int8+amx_bf16/openvino-2026.4.0"
     )
@@ -88,7 +88,7 @@ def test_other_precisions_than_the_version_s_own_are_in_the_fingerprint() -> Non
 
 def test_equal_nodes_have_one_fingerprint_and_others_another(tmp_path: Path) -> None:
     """Memory and the cores that lie idle make no difference, threads and instruction sets do."""
-    hardware = probe(_proc(tmp_path))
+    hardware = probe(proc_of(tmp_path))
     smaller = replace(hardware, memory_bytes=1 << 30, cores=99)
     assert printed(smaller) == printed(hardware)
     others = [

@@ -1,5 +1,6 @@
 """The node agent's arguments: defaults, environment, and what is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,23 @@ def test_everything_can_be_given() -> None:
     assert (options.join, options.name, options.device) == ("[::1]:7070", "cpu-7", DeviceKind.GPU)
     assert (options.memory_bytes, options.threads) == (4 << 30, 3)
     assert (options.journal, options.parent_pid) == (Path("j.jsonl"), 77)
+
+
+def test_a_numa_nodes_cores_and_memory_are_a_nodes_defaults_and_its_name_tells_it() -> None:
+    half = replace(MACHINE, cores=MACHINE.cores // 2, memory_bytes=MACHINE.memory_bytes // 2)
+    asked: list[int] = []
+
+    def near(number: int) -> Hardware:
+        asked.append(number)
+        return half
+
+    assert _read().numa is None
+    options = read_options(["--numa", "1"], {}, MACHINE, near=near)
+    assert (options.numa, asked) == (1, [1])
+    assert options.name.endswith("-cpu1")
+    assert (options.threads, options.memory_bytes) == (half.cores, half.budget_bytes)
+    options = read_options(["--numa", "1", "--threads", "1", "--name", "n"], {}, MACHINE, near=near)
+    assert (options.name, options.threads) == ("n", 1)
 
 
 def test_precisions_are_found_by_the_clock_unless_they_are_given() -> None:

@@ -4,13 +4,11 @@ from pathlib import Path
 
 import click
 
-from mesh.cli.options import DEFAULT_ADDRESS, home_option
-from mesh.domain.model import ComputePrecision, KvPrecision
+from mesh.cli.options import DEFAULT_ADDRESS, home_option, kv_option, precision_option
 from mesh.domain.reasons import DeviceKind
 from mesh.wire.credentials import TLS_VARIABLE
 from mesh_loader.digests import Verify
 from mesh_nodes.main import main as run_node
-from mesh_nodes.options import AUTO
 
 
 @click.command()
@@ -40,20 +38,9 @@ from mesh_nodes.options import AUTO
     help="Of that, for models loaded before they are called, 0 for none; default: a quarter.",
 )
 @click.option("--threads", type=int, help="Threads to compute with; default: the usable cores.")
-@click.option(
-    "--precision",
-    type=click.Choice([AUTO, *(each.value for each in ComputePrecision)]),
-    default=AUTO,
-    show_default=True,
-    help="What openvino multiplies in; auto: by the clock.",
-)
-@click.option(
-    "--kv",
-    type=click.Choice([AUTO, *(each.value for each in KvPrecision)]),
-    default=AUTO,
-    show_default=True,
-    help="Elements of openvino's KV caches; auto: by the clock.",
-)
+@click.option("--numa", type=int, metavar="N", help="CPUs and memory of this NUMA node alone.")
+@precision_option
+@kv_option
 @click.option("--asleep", type=int, metavar="N", help="Unloaded models kept in host memory (GPU).")
 @click.option("--asleep-memory", metavar="SIZE", help="Host memory for them; default: half.")
 @click.option(
@@ -79,6 +66,7 @@ def node(
     memory: str | None,
     prefetch_memory: str | None,
     threads: int | None,
+    numa: int | None,
     precision: str,
     kv: str,
     asleep: int | None,
@@ -98,7 +86,7 @@ def node(
         *(("--threads", threads), ("--asleep", asleep), ("--asleep-memory", asleep_memory)),
         *(("--prefetch-memory", prefetch_memory), ("--download-rate", download_rate)),
         *(("--journal", journal), ("--key-file", key_file)),
-        ("--tls", tls),
+        *(("--tls", tls), ("--numa", numa)),
     )
     for option, value in optional:
         if value is not None:

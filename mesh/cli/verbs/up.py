@@ -10,7 +10,7 @@ import click
 
 from mesh.cli import output
 from mesh.cli.cell import LocalCell
-from mesh.cli.cell_plan import CellPlan, plan_nodes
+from mesh.cli.cell_plan import CellPlan, on_numa_nodes, plan_nodes
 from mesh.cli.options import (
     DEFAULT_ADDRESS,
     HTTP_OFF,
@@ -18,13 +18,16 @@ from mesh.cli.options import (
     http_hosts_option,
     http_option,
     join_option,
+    kv_option,
     policy_option,
+    precision_option,
 )
 from mesh.cli.restarts import RestartLimits
 from mesh.cli.stopping import Stopping
 from mesh.domain.units import parse_bytes
 from mesh.wire.certificates import Part, read_tls
 from mesh.wire.credentials import TLS_VARIABLE, credentials, show
+from mesh_nodes import topology
 
 WATCH_S = 0.2
 """How often the children are looked after."""
@@ -43,6 +46,9 @@ WATCH_S = 0.2
 @click.option("--memory", metavar="SIZE", help="Limit of each node's process, such as 4GiB.")
 @click.option("--prefetch-memory", metavar="SIZE", help="As of `mesh node`, of each node.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads that each node computes with.")
+@click.option("--numa", is_flag=True, help="A CPU node on each NUMA node, near its memory.")
+@precision_option
+@kv_option
 @click.option(
     "--listen",
     metavar="HOST:PORT",
@@ -69,6 +75,9 @@ def up(
     memory: str | None,
     prefetch_memory: str | None,
     threads: int | None,
+    numa: bool,
+    precision: str,
+    kv: str,
     listen: str,
     keys: bool,
     open_: bool,
@@ -82,15 +91,21 @@ def up(
     """Start a cell on this machine: a controller and its nodes. Ctrl-C stops all of it."""
     if tls is not None:
         show(replace(credentials(), tls=read_tls(tls, Part.CLIENT)))
+    nodes = plan_nodes(wanted)
+    if numa:
+        there = topology.numa_nodes(topology.usable_cpus())
+        nodes = on_numa_nodes(nodes, [node.number for node in there])
     plan = CellPlan(
         listen=listen,
         http=None if http == HTTP_OFF else http,
         http_hosts=http_hosts,
         home=home,
-        nodes=plan_nodes(wanted),
+        nodes=nodes,
         memory_bytes=None if memory is None else parse_bytes(memory),
         prefetch_bytes=None if prefetch_memory is None else parse_bytes(prefetch_memory),
         threads=threads,
+        precision=precision,
+        kv=kv,
         policy=policy,
         join_ms=join_ms,
         keys=keys,
