@@ -128,8 +128,8 @@ class Gateway:
         self._requests = 0
         self._streams: dict[RequestId, ClientStream] = {}
         self._readers: dict[RequestId, asyncio.Task[Any]] = {}
-        self._leaving: list[RequestId] | None = None
-        """In this turn of the loop, after one that the core was told of at once."""
+        self._leaving: list[RequestId] = []
+        """Requests whose clients have gone in this turn of the loop."""
         self.stopping = False
         """No further calls are taken."""
 
@@ -230,20 +230,16 @@ class Gateway:
             self._drop(stream, Cancelled(f"{late} the limit", hint="read the answer as it comes"))
 
     def _left(self, request_id: RequestId) -> None:
-        """Its client has gone. Those that go after it in the same turn of the loop go together: a
-        place that each frees would be given to the next one that is about to go.
+        """Its client has gone. Those of one turn of the loop go together: a place that each frees
+        would be given to the next one that is about to go.
         """
-        if self._leaving is not None:
-            self._leaving.append(request_id)
-            return
-        self._leaving = []
-        asyncio.get_running_loop().call_soon(self._let_go)
-        self._post(CancelRequested(request_id=request_id))
+        if not self._leaving:
+            asyncio.get_running_loop().call_soon(self._let_go)
+        self._leaving.append(request_id)
 
     def _let_go(self) -> None:
-        left, self._leaving = self._leaving, None
-        if left:
-            self._post(CancelRequested(request_id=left[0], others=tuple(left[1:])))
+        left, self._leaving = self._leaving, []
+        self._post(CancelRequested(request_id=left[0], others=tuple(left[1:])))
 
     def _drop(self, stream: ClientStream, why: Cancelled) -> None:
         """Free the request's place, and wake the task that waits for it to be told why."""

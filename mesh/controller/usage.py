@@ -188,21 +188,18 @@ class UsageMeter:
             return
         hour_unix_s = int(self._unix_s()) // HOUR_S * HOUR_S
         served = usage.output_tokens > 0 or not refused
-        none = Usage(
+        used = Usage(
             hour_unix_s=hour_unix_s,
             deployment=usage.deployment,
+            requests=int(served),
+            prompt_tokens=usage.prompt_tokens if usage.output_tokens else 0,
+            output_tokens=usage.output_tokens,
+            refused=int(refused and not served),
             tenant=usage.tenant,
             key_id=usage.key_id,
         )
-        before = self._unwritten.get(none.place, none)
-        self._unwritten[none.place] = before.plus(
-            replace(
-                usage,
-                requests=int(served),
-                prompt_tokens=usage.prompt_tokens if usage.output_tokens else 0,
-                refused=int(refused and not served),
-            )
-        )
+        before = self._unwritten.get(used.place)
+        self._unwritten[used.place] = used if before is None else before.plus(used)
 
     def _write(self) -> None:
         now_unix_s = self._unix_s()
