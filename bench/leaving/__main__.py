@@ -1,8 +1,9 @@
 """A thousand clients leave at once, some amid their answers, most before the first token.
 
-They ask by HTTP, on a connection each, more than a cell can begin to answer, and close without a
-word. The last line is one JSON object: `place_freed_ms_p99` is the time from a close until the
-controller's books have one request less, the n-th close beside the n-th request that goes.
+They ask by HTTP, on a connection each, more than a cell can begin to answer, half of them for a
+call of a tool, and close without a word. The last line is one JSON object: `place_freed_ms_p99` is
+the time from a close until the controller's books have one request less, the n-th close beside the
+n-th request that goes.
 """
 
 import argparse
@@ -18,32 +19,49 @@ from mesh.domain.deployment import DeploymentSpec, Scaling
 from mesh.domain.errors import Unavailable
 from mesh.domain.ids import DeploymentName
 from mesh.domain.slo import Slo
-from mesh.domain.views import RequestPhase
+from mesh.domain.text import ToolFormat
+from mesh.domain.views import RequestPhase, RequestSnapshot
 from mesh.wire.client import MeshClient
 
 CLIENTS = 1000
 DEPLOYMENTS = 4
 """A queue of each holds a quarter of the clients."""
-SLO = Slo(ttft_s=600.0, tpot_s=5.0)
+SLO = Slo(ttft_s=600.0, tpot_s=600.0)
+"""Nobody is refused, and no decode goes before the first tokens of others."""
 TOKENS = 1000
 OPEN_S_MAX = 60.0
 FREED_S_MAX = 30.0
 LOOK_S = 0.005
 PROMPT_TOKENS = 16
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "take_note",
+        "parameters": {
+            "type": "object",
+            "properties": {"note": {"type": "string", "minLength": 4000}},
+            "required": ["note"],
+            "additionalProperties": False,
+        },
+    },
+}
+"""Whoever calls it is amid the call until its last token."""
 
 
 async def opened(address: str, number: int) -> asyncio.StreamWriter:
     host, _, port = address.rpartition(":")
     _, writer = await asyncio.open_connection(host, int(port))
-    asked = {
-        "model": f"leaving-{number % DEPLOYMENTS}",
-        "prompt": [1000 + number] * PROMPT_TOKENS,
-        "max_tokens": TOKENS,
-        "ignore_eos": True,
-        "stream": True,
-    }
+    model = number % DEPLOYMENTS
+    asked = {"model": f"leaving-{model}", "max_tokens": TOKENS, "stream": True}
+    if model < DEPLOYMENTS // 2:
+        path = "completions"
+        asked |= {"prompt": [1000 + number] * PROMPT_TOKENS, "ignore_eos": True}
+    else:
+        path = "chat/completions"
+        asked |= {"messages": [{"role": "user", "content": f"What is the note {number}?"}]}
+        asked |= {"tools": [TOOL], "tool_choice": "required"}
     body = json.dumps(asked).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: {address}\r\nContent-Length: {len(body)}\r\n"
+    head = f"POST /v1/{path} HTTP/1.1\r\nHost: {address}\r\nContent-Length: {len(body)}\r\n"
     writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
     await writer.drain()
     return writer
@@ -63,12 +81,14 @@ async def left(address: str, client: MeshClient, clients: int) -> tuple[int, lis
     show_status(f"{clients} clients ask")
     writers = await asyncio.gather(*(opened(address, number) for number in range(clients)))
     await until(lambda: len(client.requests()) >= clients, OPEN_S_MAX, "not all were open")
-    await until(
-        lambda: RequestPhase.ANSWERING in (one.phase for one in client.requests()),
-        OPEN_S_MAX,
-        "nobody was answered",
-    )
-    answered = sum(one.phase is RequestPhase.ANSWERING for one in client.requests())
+    answering: list[RequestSnapshot] = []
+
+    def each_answers() -> bool:
+        answering[:] = [r for r in client.requests() if r.phase is RequestPhase.ANSWERING]
+        return len({one.deployment for one in answering}) == DEPLOYMENTS
+
+    await until(each_answers, OPEN_S_MAX, "a deployment answers nobody")
+    answered = len(answering)
     freed: list[float] = []
 
     def look() -> bool:
@@ -100,6 +120,7 @@ def main() -> None:
                 context_tokens_max=2048,
                 slo=SLO,
                 scaling=Scaling(replicas_max=1, keep_alive_s=600.0),
+                tool_format=ToolFormat.HERMES,
             )
             for number in range(DEPLOYMENTS)
         ]
