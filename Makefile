@@ -130,7 +130,7 @@ test-prometheus: $(VENV)/.installed-dev .prometheus/.unpacked ## a real Promethe
 	@PATH="$$PWD/.prometheus/usr/bin:$$PATH" $(BIN)/python -m pytest tests/test_prometheus.py
 
 test-vllm: .venv-vllm/.installed ## the vLLM engine, against real vLLM on the CPU
-	@$(HOME_HERE) $(VLLM_BIN)/python -m pytest --timeout 300 -k vllm tests/contract tests/nodes/engines/vllm tests/e2e 2> >(grep -vE "$(NANOBIND)" >&2)
+	@$(HOME_HERE) $(VLLM_BIN)/python -m pytest --timeout 300 -k vllm tests/contract tests/nodes/engines/vllm tests/e2e tests/clients/test_vllm_bench.py 2> >(grep -vE "$(NANOBIND)" >&2)
 
 check: $(VENV)/.installed-dev lint proto types imports test ## everything that CI checks
 
