@@ -85,9 +85,11 @@ class RemoveDeployment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreProfile:
-    """Write durably, over an earlier one of its model and fingerprint."""
+    """Write durably, over an earlier one of its model and fingerprint. Without an operation nobody
+    waits for it.
+    """
 
-    operation_id: OperationId
+    operation_id: OperationId | None
     profile: Profile
 
 

@@ -345,6 +345,14 @@ class ProfileDone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileRefined:
+    """Iterations of an instance have told where its measured profile was off."""
+
+    instance_id: InstanceId
+    profile: Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileFailed:
     """`error` is the class name in mesh.domain.errors."""
 
@@ -372,5 +380,6 @@ NodeReport = (
     | ComputedAhead
     | ProfileProgress
     | ProfileDone
+    | ProfileRefined
     | ProfileFailed
 )

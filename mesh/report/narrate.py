@@ -40,6 +40,7 @@ from mesh.domain.messages import (
     ProfileDone,
     ProfileFailed,
     ProfileInstance,
+    ProfileRefined,
     RequestReturned,
     SubmitRequest,
     UnloadInstance,
@@ -136,6 +137,9 @@ def _reported(report: NodeReport) -> Iterator[CellLine]:
             profile = report.profile
             text = f"measured model {profile.model_id} in {profile.measured_s:.0f} s"
             yield _line("deployment", report.operation_id, f"{text}, on {profile.hardware}")
+        case ProfileRefined():
+            text = f"iterations refined the profile of model {report.profile.model_id}"
+            yield _line("instance", report.instance_id, text)
         case ProfileFailed():
             yield _line("deployment", report.operation_id, f"measuring failed: {report.message}")
 

@@ -148,9 +148,7 @@ class ControllerPerformer:
             case RemoveDeployment():
                 self._write(action.operation_id, lambda: self._registry.remove(action.name))
             case StoreProfile():
-                self._write(
-                    action.operation_id, lambda: self._registry.store_profile(action.profile)
-                )
+                self._write_profile(action)
             case StoreHistory():
                 self._write_history(action)
             case ReplyProgress() | ReplyDone() | ReplyError():
@@ -162,6 +160,16 @@ class ControllerPerformer:
                 log.log(level, "policy %s, %s: %s (%s)", policy, call, message, kind)
             case _:
                 assert_never(action)
+
+    def _write_profile(self, action: StoreProfile) -> None:
+        if action.operation_id is not None:
+            self._write(action.operation_id, lambda: self._registry.store_profile(action.profile))
+            return
+        try:
+            self._registry.store_profile(action.profile)
+        except StorageError as error:
+            name = action.profile.model_id
+            log.warning("the refined profile of %s is not kept: %s", name, error.message)
 
     def _write_revisions(self, action: StoreRevisions) -> None:
         """Nobody waits for it: it is decided again after the next start."""

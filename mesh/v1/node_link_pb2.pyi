@@ -472,6 +472,7 @@ class NodeReport(_message.Message):
     COMPUTED_AHEAD_FIELD_NUMBER: _builtins.int
     PREFIXES_CHANGED_FIELD_NUMBER: _builtins.int
     PREFIX_MISSED_FIELD_NUMBER: _builtins.int
+    PROFILE_REFINED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___NodeHello: ...
     @_builtins.property
@@ -508,6 +509,8 @@ class NodeReport(_message.Message):
     def prefixes_changed(self) -> Global___PrefixesChanged: ...
     @_builtins.property
     def prefix_missed(self) -> Global___PrefixMissed: ...
+    @_builtins.property
+    def profile_refined(self) -> Global___ProfileRefined: ...
     def __init__(
         self,
         *,
@@ -529,12 +532,13 @@ class NodeReport(_message.Message):
         computed_ahead: Global___ComputedAhead | None = ...,
         prefixes_changed: Global___PrefixesChanged | None = ...,
         prefix_missed: Global___PrefixMissed | None = ...,
+        profile_refined: Global___ProfileRefined | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["computed_ahead", b"computed_ahead", "heartbeat", b"heartbeat", "hello", b"hello", "import_done", b"import_done", "import_failed", b"import_failed", "import_progress", b"import_progress", "instance_gone", b"instance_gone", "instance_loaded", b"instance_loaded", "kv_resized", b"kv_resized", "load_failed", b"load_failed", "load_progress", b"load_progress", "prefix_missed", b"prefix_missed", "prefixes_changed", b"prefixes_changed", "profile_done", b"profile_done", "profile_failed", b"profile_failed", "profile_progress", b"profile_progress", "report", b"report", "request_returned", b"request_returned", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["computed_ahead", b"computed_ahead", "heartbeat", b"heartbeat", "hello", b"hello", "import_done", b"import_done", "import_failed", b"import_failed", "import_progress", b"import_progress", "instance_gone", b"instance_gone", "instance_loaded", b"instance_loaded", "kv_resized", b"kv_resized", "load_failed", b"load_failed", "load_progress", b"load_progress", "prefix_missed", b"prefix_missed", "prefixes_changed", b"prefixes_changed", "profile_done", b"profile_done", "profile_failed", b"profile_failed", "profile_progress", b"profile_progress", "profile_refined", b"profile_refined", "report", b"report", "request_returned", b"request_returned", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_ahead", b"computed_ahead", "heartbeat", b"heartbeat", "hello", b"hello", "import_done", b"import_done", "import_failed", b"import_failed", "import_progress", b"import_progress", "instance_gone", b"instance_gone", "instance_loaded", b"instance_loaded", "kv_resized", b"kv_resized", "load_failed", b"load_failed", "load_progress", b"load_progress", "prefix_missed", b"prefix_missed", "prefixes_changed", b"prefixes_changed", "profile_done", b"profile_done", "profile_failed", b"profile_failed", "profile_progress", b"profile_progress", "report", b"report", "request_returned", b"request_returned", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_ahead", b"computed_ahead", "heartbeat", b"heartbeat", "hello", b"hello", "import_done", b"import_done", "import_failed", b"import_failed", "import_progress", b"import_progress", "instance_gone", b"instance_gone", "instance_loaded", b"instance_loaded", "kv_resized", b"kv_resized", "load_failed", b"load_failed", "load_progress", b"load_progress", "prefix_missed", b"prefix_missed", "prefixes_changed", b"prefixes_changed", "profile_done", b"profile_done", "profile_failed", b"profile_failed", "profile_progress", b"profile_progress", "profile_refined", b"profile_refined", "report", b"report", "request_returned", b"request_returned", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["hello", "heartbeat", "import_progress", "import_done", "import_failed", "load_progress", "instance_loaded", "load_failed", "instance_gone", "tokens", "request_returned", "profile_progress", "profile_done", "profile_failed", "kv_resized", "computed_ahead", "prefixes_changed", "prefix_missed"]  # noqa: Y015
+    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["hello", "heartbeat", "import_progress", "import_done", "import_failed", "load_progress", "instance_loaded", "load_failed", "instance_gone", "tokens", "request_returned", "profile_progress", "profile_done", "profile_failed", "kv_resized", "computed_ahead", "prefixes_changed", "prefix_missed", "profile_refined"]  # noqa: Y015
     _WhichOneofArgType_report: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_report) -> _WhichOneofReturnType_report | None: ...
 
@@ -1272,6 +1276,29 @@ class ProfileDone(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ProfileDone: _TypeAlias = ProfileDone  # noqa: Y015
+
+@_typing.final
+class ProfileRefined(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    PROFILE_FIELD_NUMBER: _builtins.int
+    instance_id: _builtins.str
+    @_builtins.property
+    def profile(self) -> _profile_pb2.Profile: ...
+    def __init__(
+        self,
+        *,
+        instance_id: _builtins.str = ...,
+        profile: _profile_pb2.Profile | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "profile", b"profile"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProfileRefined: _TypeAlias = ProfileRefined  # noqa: Y015
 
 @_typing.final
 class ProfileFailed(_message.Message):

@@ -25,6 +25,7 @@ from mesh.domain.messages import (
     ProfileDone,
     ProfileFailed,
     ProfileProgress,
+    ProfileRefined,
     RequestReturned,
     TokensReport,
 )
@@ -85,7 +86,7 @@ def report_to_wire(report: NodeReport) -> pb.NodeReport:
             return load_report_to_wire(report)
         case ImportProgress() | ImportDone() | ImportFailed():
             return import_report_to_wire(report)
-        case ProfileProgress() | ProfileDone() | ProfileFailed():
+        case ProfileProgress() | ProfileDone() | ProfileRefined() | ProfileFailed():
             return profile_report_to_wire(report)
         case NodeHello():
             return pb.NodeReport(hello=_hello_to_wire(report))
@@ -139,7 +140,7 @@ def report_from_wire(message: pb.NodeReport) -> NodeReport:
             return load_report_from_wire(message)
         case "import_progress" | "import_done" | "import_failed":
             return import_report_from_wire(message)
-        case "profile_progress" | "profile_done" | "profile_failed":
+        case "profile_progress" | "profile_done" | "profile_refined" | "profile_failed":
             return profile_report_from_wire(message)
         case "hello":
             return _hello_from_wire(message.hello)

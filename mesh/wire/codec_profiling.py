@@ -1,32 +1,36 @@
-"""What a node reports of a measurement: progress, done, failed; to and from the wire."""
+"""What a node reports of a profile: measuring, measured, failed, refined; to and from the wire."""
 
 from typing import assert_never
 
-from mesh.domain.ids import OperationId
-from mesh.domain.messages import ProfileDone, ProfileFailed, ProfileProgress
+from mesh.domain.ids import InstanceId, OperationId
+from mesh.domain.messages import ProfileDone, ProfileFailed, ProfileProgress, ProfileRefined
 from mesh.v1 import node_link_pb2 as pb
 from mesh.wire.codec_profile import profile_from_wire, profile_to_wire
 from mesh.wire.malformed import identifier, require
 
-ProfileReport = ProfileProgress | ProfileDone | ProfileFailed
+ProfileReport = ProfileProgress | ProfileDone | ProfileRefined | ProfileFailed
 
 
 def profile_report_to_wire(report: ProfileReport) -> pb.NodeReport:
-    operation_id = report.operation_id
     match report:
         case ProfileProgress():
             progress = pb.ProfileProgress(
-                operation_id=operation_id, phase=report.phase, share=report.share
+                operation_id=report.operation_id, phase=report.phase, share=report.share
             )
             return pb.NodeReport(profile_progress=progress)
         case ProfileDone():
             done = pb.ProfileDone(
-                operation_id=operation_id, profile=profile_to_wire(report.profile)
+                operation_id=report.operation_id, profile=profile_to_wire(report.profile)
             )
             return pb.NodeReport(profile_done=done)
+        case ProfileRefined():
+            refined = pb.ProfileRefined(
+                instance_id=report.instance_id, profile=profile_to_wire(report.profile)
+            )
+            return pb.NodeReport(profile_refined=refined)
         case ProfileFailed():
             failed = pb.ProfileFailed(
-                operation_id=operation_id,
+                operation_id=report.operation_id,
                 error=report.error,
                 message=report.message,
                 hint=report.hint,
@@ -48,6 +52,13 @@ def profile_report_from_wire(message: pb.NodeReport) -> ProfileReport:
             require(done, "profile")
             return ProfileDone(
                 operation_id=_operation_id(done), profile=profile_from_wire(done.profile)
+            )
+        case "profile_refined":
+            refined = message.profile_refined
+            require(refined, "profile")
+            return ProfileRefined(
+                instance_id=InstanceId(identifier(refined.instance_id, refined, "instance_id")),
+                profile=profile_from_wire(refined.profile),
             )
         case _:
             failed = message.profile_failed

@@ -16,6 +16,7 @@ from mesh.domain.messages import (
     ProfileFailed,
     ProfileInstance,
     ProfileProgress,
+    ProfileRefined,
     UseProfile,
 )
 from mesh.domain.reasons import RefusalReason
@@ -105,6 +106,13 @@ def test_how_a_measurement_ended_is_told(report: NodeReport, lines: list[str]) -
     """Its progress is for the one who asked."""
     said = narrate(NodeReported(link_id=1, report=report), [])
     assert [(line.subject, line.text) for line in said] == [(OPERATION, text) for text in lines]
+
+
+def test_a_refined_profile_is_told_of_its_instance() -> None:
+    refined = ProfileRefined(instance_id=INSTANCE, profile=PROFILE)
+    (line,) = narrate(NodeReported(link_id=1, report=refined), [])
+    assert (line.subject, line.kind) == (INSTANCE, "instance")
+    assert line.text == "iterations refined the profile of model sha256-0123456789abcdef"
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,19 @@ def test_a_profile_that_cannot_be_written_is_told_as_such() -> None:
     assert told.log == [StoreFailed(operation_id=OPERATION, message="no space left")]
 
 
+def test_a_refined_profile_is_stored_and_nobody_hears_of_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told, full = Told(), Told(full=True)
+    performer(told).perform(StoreProfile(operation_id=None, profile=PROFILE))
+    assert told.log == [PROFILE]
+    performer(full).perform(StoreProfile(operation_id=None, profile=PROFILE))
+    assert full.log == []
+    assert (
+        "the refined profile of sha256-0123456789abcdef is not kept: no space left" in caplog.text
+    )
+
+
 HISTORY = StoreHistory(name=DeploymentName("chat"), history=OutputHistory(mean_tokens=9.0, count=5))
 
 

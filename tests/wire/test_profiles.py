@@ -92,6 +92,9 @@ def test_a_command_or_report_that_needs_a_profile_is_invalid_without() -> None:
     done = node_link_pb2.ProfileDone(operation_id="o1")
     with pytest.raises(InvalidInput, match="ProfileDone lacks profile"):
         report_from_wire(node_link_pb2.NodeReport(profile_done=done))
+    refined = node_link_pb2.ProfileRefined(instance_id="i1")
+    with pytest.raises(InvalidInput, match="ProfileRefined lacks profile"):
+        report_from_wire(node_link_pb2.NodeReport(profile_refined=refined))
 
 
 def beat_of(

@@ -17,7 +17,13 @@ from mesh.core.controller.state.operation import OperationEntry
 from mesh.domain.actions import ReplyProgress, SendCommand, StoreProfile
 from mesh.domain.events import ProfileRequested
 from mesh.domain.ids import NodeId
-from mesh.domain.messages import LoadProgress, ProfileDone, ProfileInstance, UseProfile
+from mesh.domain.messages import (
+    LoadProgress,
+    ProfileDone,
+    ProfileInstance,
+    ProfileRefined,
+    UseProfile,
+)
 from mesh.domain.reasons import OperationKind
 
 
@@ -170,3 +176,17 @@ def profile_done(ctx: EventContext, said: ProfileDone) -> None:
             command = UseProfile(instance_id=instance.instance_id, profile=profile)
             ctx.act(SendCommand(link_id=instance.node.link_id, command=command))
     ctx.act(StoreProfile(operation_id=operation.operation_id, profile=profile))
+
+
+def profile_refined(ctx: EventContext, said: ProfileRefined) -> None:
+    """An instance's iterations have told where its measured profile was off. It holds for what is
+    loaded from now on, too; other instances learn by themselves.
+    """
+    instance, profile = ctx.cell.instances.get(said.instance_id), said.profile
+    known = None if instance is None else instance.profile
+    if instance is None or known is None or not known.measured:
+        return
+    if (profile.model_id, profile.fingerprint) == (known.model_id, known.fingerprint):
+        instance.refine_profile(profile)
+        ctx.cell.learn_profile(profile)
+        ctx.act(StoreProfile(operation_id=None, profile=profile))

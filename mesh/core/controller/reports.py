@@ -20,7 +20,7 @@ from mesh.core.controller.instances.load_reports import (
 from mesh.core.controller.instances.prefetching import import_ended
 from mesh.core.controller.instances.replicas import room_changed
 from mesh.core.controller.operations import failed_on_node, progress
-from mesh.core.controller.profiling import profile_done, tell_of_load
+from mesh.core.controller.profiling import profile_done, profile_refined, tell_of_load
 from mesh.core.controller.requests.ending import refuse_all_queued
 from mesh.core.controller.requests.migration import computed_ahead
 from mesh.core.controller.requests.queueing import tell_waiting
@@ -49,6 +49,7 @@ from mesh.domain.messages import (
     ProfileDone,
     ProfileFailed,
     ProfileProgress,
+    ProfileRefined,
     RequestReturned,
     TokensReport,
     UnloadInstance,
@@ -99,6 +100,8 @@ def report(ctx: EventContext, link_id: int, said: NodeReport) -> None:
             import_done(ctx, said)
         case ProfileDone():
             profile_done(ctx, said)
+        case ProfileRefined():
+            profile_refined(ctx, said)
         case ImportFailed() | ProfileFailed():
             if isinstance(said, ImportFailed):
                 import_ended(ctx, node, said)

@@ -11,7 +11,13 @@ from typing import assert_never
 from mesh.core.node import imports, instances, measuring, prefixes
 from mesh.core.node.context import NodeEventContext
 from mesh.core.node.instances import drop
-from mesh.core.node.iterations import broken, learn, step_finished, submit_broke
+from mesh.core.node.iterations import (
+    broken,
+    learn,
+    step_finished,
+    submit_broke,
+    tell_refined,
+)
 from mesh.core.node.priming import to_prime
 from mesh.core.node.request import LocalRequest
 from mesh.core.node.state import LocalInstance, LocalNode, LocalState
@@ -134,6 +140,7 @@ class NodeCore:
                 models = self._node.beat(event)
                 prefixes.ask(ctx, self._node)
                 ctx.report(self._node.heartbeat(ctx.now_s, models))
+                tell_refined(ctx, self._node)
             case MeasureFinished() | MeasureBroke():
                 self._node.end_turn()
                 measuring.measured(ctx, self._node, event)

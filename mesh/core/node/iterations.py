@@ -8,7 +8,7 @@ from mesh.core.node.instances import drop
 from mesh.core.node.request import LocalRequest
 from mesh.core.node.state import LocalInstance, LocalNode, LocalState
 from mesh.domain.actions import StartUnload
-from mesh.domain.messages import ComputedAhead, RequestReturned, TokensReport
+from mesh.domain.messages import ComputedAhead, ProfileRefined, RequestReturned, TokensReport
 from mesh.domain.node_events import InstanceBroke, StepBroke, SubmitBroke
 from mesh.domain.steps import StepResult
 
@@ -36,9 +36,30 @@ def learn(
         corrected_s = predicted_s * correction.factor(now_s)
         node.load_slowdown.observe(measured_s, corrected_s, now_s)
     else:
+        _refine(instance, result, measured_s / result.iterations, correction.factor(now_s))
         correction.observe(measured_s, predicted_s, now_s)
         if on_trial and not correction.trial_left:
             share_trials(node.instances.values(), now_s)
+
+
+def _refine(instance: LocalInstance, result: StepResult, measured_s: float, factor: float) -> None:
+    """What is of one kind alone tells where the profile is off."""
+    batch, tokens = result.decode_batch, result.prefill_tokens
+    if batch and not tokens:
+        context_tokens = result.context_tokens // batch
+        instance.refinement.decoded(batch, context_tokens, measured_s, factor)
+    elif tokens and not batch:
+        past_tokens = result.prefill_past_tokens
+        instance.refinement.prefilled(tokens, past_tokens, measured_s, factor)
+
+
+def tell_refined(ctx: NodeEventContext, node: LocalNode) -> None:
+    """Predict by what iterations have told of profiles, and have the cell do so."""
+    for instance in node.instances.values():
+        profile = instance.refined(ctx.now_s)
+        if profile is not None and instance.state is LocalState.READY:
+            instance.refine_profile(profile)
+            ctx.report(ProfileRefined(instance_id=instance.instance_id, profile=profile))
 
 
 def step_finished(

@@ -33,6 +33,7 @@ from mesh.domain.messages import (
     ProfileFailed,
     ProfileInstance,
     ProfileProgress,
+    ProfileRefined,
     UnloadInstance,
     UseProfile,
 )
@@ -296,3 +297,30 @@ def test_a_deployment_that_is_deleted_and_made_anew_is_not_measured_for_the_old_
 def test_requests_are_served_by_an_instance_that_is_being_measured() -> None:
     cell, _, instance_id = measuring_cell()
     assert submitted(cell.invoke()) == [("r1", instance_id)]
+
+
+def test_a_refined_profile_holds_for_its_instance_and_what_is_loaded_later_and_is_kept() -> None:
+    """What is running elsewhere learns by itself."""
+    cell, link, instance_id = measuring_cell()
+    cell.report(link, DONE)
+    cell.tell(DeploymentStored(operation_id=OP))
+    better = profile(measured_s=42.0, decode=replace(MEASURED.decode, rows=(1, 31)))
+    actions = cell.report(link, ProfileRefined(instance_id=instance_id, profile=better))
+    stored = only(actions, StoreProfile)
+    assert (stored.operation_id, stored.profile) == (None, better)
+    assert commands(actions, UseProfile) == []
+    assert cell.core.cell.instances[instance_id].profile == better
+    assert cell.core.cell.expectations.measured(better.model_id) == [better]
+
+
+def test_a_refined_profile_of_something_else_is_not_taken() -> None:
+    cell, link, instance_id = measuring_cell()
+    unasked = ProfileRefined(instance_id=instance_id, profile=MEASURED)
+    assert of_kind(cell.report(link, unasked), StoreProfile) == [], "it is an estimate here"
+    cell.report(link, DONE)
+    for wrong in (
+        ProfileRefined(instance_id=instance_id, profile=profile(fingerprint="other")),
+        ProfileRefined(instance_id=InstanceId("gone"), profile=MEASURED),
+    ):
+        assert of_kind(cell.report(link, wrong), StoreProfile) == []
+    assert cell.core.cell.instances[instance_id].profile == MEASURED

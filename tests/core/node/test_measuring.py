@@ -1,6 +1,7 @@
 """Profiling on a node: one shape at a time, only when there is nothing else to compute."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from mesh.domain.actions import NodeAction, StartMeasure, StartStep
 from mesh.domain.ids import InstanceId, OperationId
@@ -10,11 +11,13 @@ from mesh.domain.messages import (
     ProfileFailed,
     ProfileInstance,
     ProfileProgress,
+    ProfileRefined,
     TokensReport,
     UnloadInstance,
     UseProfile,
 )
 from mesh.domain.node_events import (
+    HeartbeatDue,
     LinkClosed,
     LinkOpened,
     LoadBroke,
@@ -199,3 +202,46 @@ def test_a_better_profile_starts_without_what_was_learned_about_the_old_one() ->
     assert node.core.instances()[0].correction == learned, "the same profile says nothing new"
     node.command(UseProfile(instance_id=I1, profile=profile(measured_s=9.0)))
     assert node.core.instances()[0].correction == 1.0
+
+
+def refined(node: NodeUnderTest) -> list[ProfileRefined]:
+    told = reports(node.tell(HeartbeatDue(rss_bytes=300, engine_bytes=200)))
+    return [report for report in told if isinstance(report, ProfileRefined)]
+
+
+def test_iterations_refine_a_measured_profile_for_node_and_cell_now_and_then() -> None:
+    """Prompts take half as long again as the profile says, decodes what it says."""
+    node = NodeUnderTest()
+    node.load()
+    node.submit("a")
+    assert refined(node) == []
+    for index in range(100):
+        node.now_s += 0.03
+        node.step("i1", prefill_tokens=256)
+        node.now_s += 0.001
+        node.step("i1", token("a", index))
+    assert refined(node) == [], "not yet"
+    node.now_s += 60.0
+    (told,) = refined(node)
+    assert told.instance_id == I1
+    prefill, decode = told.profile.prefill, told.profile.decode
+    assert prefill.at(256, 0) / decode.at(1, 32) > 1.05 * PROFILE.prefill.at(256, 0) / 0.001
+    kept = node.core.instances()[0].correction
+    assert kept != 1.0, "what neighbours do is another matter"
+    node.command(UseProfile(instance_id=I1, profile=told.profile))
+    assert node.core.instances()[0].correction == kept, "it predicts by that already"
+    node.now_s += 60.0
+    assert refined(node) == [], "nothing was computed since"
+
+
+def test_estimates_and_iterations_of_both_kinds_refine_nothing() -> None:
+    node = NodeUnderTest()
+    node.load(command=replace(load_command(), profile=profile(scaled_from="another")))
+    node.load("i2")
+    node.submit("a", "i2")
+    for index in range(100):
+        for name, outputs in (("i1", ()), ("i2", (token("a", index),))):
+            node.now_s += 0.09
+            node.step(name, *outputs, prefill_tokens=256)
+    node.now_s += 60.0
+    assert refined(node) == []

@@ -321,6 +321,11 @@ class InstanceEntry:
         self.profile, self.correction = profile, Correction()
         self.node.ease()
 
+    def refine_profile(self, profile: Profile) -> None:
+        """Predict by the same one, nearer to what its iterations take."""
+        self.profile = profile
+        self.node.ease()
+
     def keep_for_profile(self) -> None:
         """One more operation has it measured."""
         self._measurements += 1

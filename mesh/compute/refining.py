@@ -1,0 +1,114 @@
+"""What iterations tell of a measured profile, point by point, beside the factor of neighbours.
+
+A survey times each point a few times, and `correction` stretches the whole table; what is left is
+where the table is off more than elsewhere. Each iteration of prompts or of decodes alone moves the
+points around its size: in proportion to how far off it was, as long as that is little, and no
+further (Huber's M-estimator), so that a third of them may be held up by whatever and move a point
+by 5 %. What they tell is taken beside the factor, which knows of neighbours; what the factor
+has been at for long goes into the table, slowly. Before: a survey's profile. After: the node, which
+predicts by the refined one and tells the controller.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import exp, log
+
+from mesh.compute.correction import bounded
+from mesh.compute.tables import monotone
+from mesh.domain.profile import Grid, Profile
+
+NEAR = 0.1
+"""By how much (a logarithm) an iteration may be off and count in full."""
+RATE = 0.1
+"""A second of iterations that are off moves the points around them by so much."""
+LASTING_RATE = 0.002
+"""The same of what the factor explains: a neighbour of a minute moves them by a tenth."""
+SHIFT_MAX = log(2.0)
+"""Of a point, between two tellings."""
+TOLD_SHARE = 0.04
+"""A point that has moved by more is worth telling: iterations vary by as much, a few of them long
+and most a little shorter than in the mean.
+"""
+
+
+class Refinement:
+    """Of one instance's measured profile."""
+
+    __slots__ = ("_decode", "_prefill", "_profile")
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self._prefill, self._decode = _Shifts(profile.prefill), _Shifts(profile.decode)
+
+    def prefilled(self, tokens: int, past_tokens: int, measured_s: float, factor: float) -> None:
+        """An iteration had nothing but so many prompt tokens; `factor` is what the profile was
+        stretched by.
+        """
+        self._prefill.observe(tokens, past_tokens, measured_s, factor)
+
+    def decoded(self, batch: int, context_tokens: int, measured_s: float, factor: float) -> None:
+        """An iteration was one decode of so many requests, with so many tokens each in the mean."""
+        self._decode.observe(batch, context_tokens, measured_s, factor)
+
+    def refined(self) -> Profile | None:
+        """The profile as it should be, once that is worth telling."""
+        if self._prefill.moved <= TOLD_SHARE and self._decode.moved <= TOLD_SHARE:
+            return None
+        return replace(self._profile, prefill=self._prefill.grid(), decode=self._decode.grid())
+
+
+class _Shifts:
+    """By how much each point of a grid is off, as a logarithm."""
+
+    __slots__ = ("_grid", "_shifts")
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._shifts = [[0.0] * len(grid.columns) for _ in grid.rows]
+
+    @property
+    def moved(self) -> float:
+        """The most that any of them has."""
+        return max(abs(shift) for row in self._shifts for shift in row)
+
+    def observe(self, row: int, column: int, measured_s: float, factor: float) -> None:
+        profiled_s = self._grid.at(row, column)
+        if profiled_s <= 0.0:
+            return
+        around = list(_around(self._grid, row, column))
+        shift = sum(self._shifts[i][j] * weight for i, j, weight in around)
+        off = log(bounded(measured_s / profiled_s)) - shift
+        step = RATE * _held(off - log(factor)) + LASTING_RATE * _held(off)
+        for i, j, weight in around:
+            moved = self._shifts[i][j] + step * weight * min(profiled_s, 1.0)
+            self._shifts[i][j] = min(max(moved, -SHIFT_MAX), SHIFT_MAX)
+
+    def grid(self) -> Grid:
+        """Monotone, as every table is."""
+        seconds = [
+            [point_s * exp(shift) for point_s, shift in zip(times, shifts, strict=True)]
+            for times, shifts in zip(self._grid.seconds, self._shifts, strict=True)
+        ]
+        return replace(self._grid, seconds=monotone(seconds))
+
+
+def _held(off: float) -> float:
+    return min(max(off / NEAR, -1.0), 1.0)
+
+
+def _around(grid: Grid, row: float, column: float) -> Iterator[tuple[int, int, float]]:
+    """The points that the grid answers from at these sizes, each with its weight."""
+    columns = tuple(_between(grid.columns, column))
+    for i, part in _between(grid.rows, row):
+        for j, share in columns:
+            yield i, j, part * share
+
+
+def _between(sizes: Sequence[int], size: float) -> Iterator[tuple[int, float]]:
+    high = next((n for n, each in enumerate(sizes) if each >= size), len(sizes) - 1)
+    if high == 0 or sizes[high] <= size:
+        yield high, 1.0
+        return
+    part = (size - sizes[high - 1]) / (sizes[high] - sizes[high - 1])
+    yield high - 1, 1.0 - part
+    yield high, part
