@@ -25,6 +25,7 @@ LASTING_RATE = 0.002
 """The same of what the factor explains: a neighbour of a minute moves them by a tenth."""
 SHIFT_MAX = log(2.0)
 """Of a point, between two tellings."""
+LOOK_S = 30.0
 TOLD_SHARE = 0.04
 """A point that has moved by more is worth telling: iterations vary by as much, a few of them long
 and most a little shorter than in the mean.
@@ -32,12 +33,12 @@ and most a little shorter than in the mean.
 
 
 class Refinement:
-    """Of one instance's measured profile."""
+    """Of one instance's profile since `now_s`; an estimate is corrected otherwise."""
 
-    __slots__ = ("_decode", "_prefill", "_profile")
+    __slots__ = ("_decode", "_looked_s", "_prefill", "_profile")
 
-    def __init__(self, profile: Profile) -> None:
-        self._profile = profile
+    def __init__(self, profile: Profile, now_s: float = 0.0) -> None:
+        self._profile, self._looked_s = profile, now_s
         self._prefill, self._decode = _Shifts(profile.prefill), _Shifts(profile.decode)
 
     def prefilled(self, tokens: int, past_tokens: int, measured_s: float, factor: float) -> None:
@@ -50,8 +51,11 @@ class Refinement:
         """An iteration was one decode of so many requests, with so many tokens each in the mean."""
         self._decode.observe(batch, context_tokens, measured_s, factor)
 
-    def refined(self) -> Profile | None:
-        """The profile as it should be, once that is worth telling."""
+    def refined(self, now_s: float) -> Profile | None:
+        """The profile as it should be, now and then, if that is worth telling."""
+        if now_s < self._looked_s + LOOK_S or not self._profile.measured:
+            return None
+        self._looked_s = now_s
         if self._prefill.moved <= TOLD_SHARE and self._decode.moved <= TOLD_SHARE:
             return None
         return replace(self._profile, prefill=self._prefill.grid(), decode=self._decode.grid())

@@ -178,9 +178,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         "(default: 70%% of what the machine and its control groups allow)",
     )
     add("--prefetch-memory", metavar="SIZE", help="of it, for models loaded before any call")
-    add("--threads", type=int, metavar="N", help="to compute with (default: the usable cores)")
-    add("--numa", type=int, metavar="N", help="take CPUs and memory of this NUMA node alone")
-    _add_precisions(add)
+    _add_computing(add)
     add(
         "--asleep",
         type=int,
@@ -213,7 +211,9 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_precisions(add: Callable[..., object]) -> None:
+def _add_computing(add: Callable[..., object]) -> None:
+    add("--threads", type=int, metavar="N", help="to compute with (default: the usable cores)")
+    add("--numa", type=int, metavar="N", help="take CPUs and memory of this NUMA node alone")
     for option, kind, what in (
         ("--precision", ComputePrecision, "what openvino multiplies in"),
         ("--kv", KvPrecision, "elements of its KV caches"),

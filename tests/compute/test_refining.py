@@ -63,7 +63,7 @@ def worst_error(found: Profile | None) -> float:
 
 def test_a_minute_of_iterations_finds_where_the_table_is_off() -> None:
     assert worst_error(None) > 0.15
-    refined = learned(60.0, lambda _, alone_s: alone_s).refined()
+    refined = learned(60.0, lambda _, alone_s: alone_s).refined(60.0)
     assert refined is not None
     assert worst_error(refined) < 0.04
     assert refined.prefill == PREFILL, "nothing was told of prompts"
@@ -73,7 +73,7 @@ def test_a_third_of_outliers_moves_it_little() -> None:
     def held_up(draw: random.Random, alone_s: float) -> float:
         return alone_s * 6.0 if draw.random() < 0.3 else alone_s
 
-    assert worst_error(learned(60.0, held_up).refined()) < 0.08
+    assert worst_error(learned(60.0, held_up).refined(60.0)) < 0.08
 
 
 def test_a_neighbour_that_the_factor_knows_of_moves_it_slowly() -> None:
@@ -83,7 +83,7 @@ def test_a_neighbour_that_the_factor_knows_of_moves_it_slowly() -> None:
         while spent_s < 10.0:
             refinement.decoded(4, 32, 2 * 0.013, factor)
             spent_s += 0.013
-        refined = refinement.refined()
+        refined = refinement.refined(60.0)
         moved = 0.0 if refined is None else log(refined.decode.at(4, 32) / 0.013)
         assert low <= moved <= high
 
@@ -93,14 +93,14 @@ def test_nothing_is_told_while_the_table_is_right() -> None:
     for _ in range(10_000):
         refinement.decoded(4, 32, 0.013, 1.0)
         refinement.prefilled(64, 0, 0.04, 1.0)
-    assert refinement.refined() is None
+    assert refinement.refined(60.0) is None
 
 
 def test_prompts_and_decodes_are_told_apart() -> None:
     refinement = Refinement(PROFILE)
     for _ in range(300):
         refinement.prefilled(64, 0, 0.05, 1.0)
-    refined = refinement.refined()
+    refined = refinement.refined(60.0)
     assert refined is not None
     assert refined.decode == DECODE
     assert refined.prefill.at(64, 0) == pytest.approx(0.05, rel=0.03)
@@ -122,7 +122,7 @@ def test_whatever_it_is_told_it_stays_a_table_within_bounds(
         refinement.decoded(*iteration)
     for iteration in prefills:
         refinement.prefilled(*iteration)
-    refined = refinement.refined()
+    refined = refinement.refined(60.0)
     if refined is None:
         return
     for grid, before in ((refined.decode, DECODE), (refined.prefill, PREFILL)):
@@ -143,4 +143,4 @@ def test_one_iteration_moves_a_point_by_no_more_than_its_part(
     refinement = Refinement(PROFILE)
     refinement.decoded(4, 32, measured_s, factor)
     refinement.decoded(4, 32, measured_s, factor)
-    assert refinement.refined() is None, "two iterations are never worth telling"
+    assert refinement.refined(60.0) is None, "two iterations are never worth telling"

@@ -56,9 +56,9 @@ def _refine(instance: LocalInstance, result: StepResult, measured_s: float, fact
 def tell_refined(ctx: NodeEventContext, node: LocalNode) -> None:
     """Predict by what iterations have told of profiles, and have the cell do so."""
     for instance in node.instances.values():
-        profile = instance.refined(ctx.now_s)
+        profile = instance.refinement.refined(ctx.now_s)
         if profile is not None and instance.state is LocalState.READY:
-            instance.refine_profile(profile)
+            instance.refine_profile(profile, ctx.now_s)
             ctx.report(ProfileRefined(instance_id=instance.instance_id, profile=profile))
 
 

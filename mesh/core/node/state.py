@@ -24,8 +24,6 @@ from mesh.request.turns import Grant, note_turn
 
 LOAD_SLOWDOWN = 2.0
 """By which a load lengthens the iterations beside it, until this node has learned its own."""
-REFINED_S = 30.0
-"""Between two looks at what its iterations have told of a profile."""
 FACTOR_KEPT_S = 0.05
 """Time in which a correction of the times fades by next to nothing."""
 
@@ -68,8 +66,6 @@ class LocalInstance:
     requests: dict[RequestId, LocalRequest] = field(default_factory=dict)
     correction: LearnedCorrection = field(default_factory=LearnedCorrection)
     refinement: Refinement = field(init=False)
-    refined_s: float = 0.0
-    """When it was last looked whether that is worth telling."""
     unprimed: deque[IterationShape] = field(default_factory=deque)
     """Sizes of iterations that the engine has not met on it yet; see `priming`."""
     passed: int = 0
@@ -186,17 +182,10 @@ class LocalInstance:
         self.correction = LearnedCorrection.of(profile)
         self.refine_profile(profile)
 
-    def refine_profile(self, profile: Profile) -> None:
+    def refine_profile(self, profile: Profile, now_s: float = 0.0) -> None:
         """The same one, nearer to what its iterations take."""
-        self.profile, self.refinement = profile, Refinement(profile)
+        self.profile, self.refinement = profile, Refinement(profile, now_s)
         self.kept_run_queue = None
-
-    def refined(self, now_s: float) -> Profile | None:
-        """Its profile by what has been learned, if that is to be told."""
-        if now_s < self.refined_s + REFINED_S or not self.profile.measured:
-            return None
-        self.refined_s = now_s
-        return self.refinement.refined()
 
     def has_work(self) -> bool:
         """Whether a request is on it that is not just held."""
