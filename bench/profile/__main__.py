@@ -3,19 +3,22 @@
 The engine runs in this process, driven as a node drives it, so that the figures are the profile's
 alone. First prompts and batches on a quiet machine (`bench.profile.quiet`), then batches beside
 processes that take every core. The last line is one JSON object: mean deviations |predicted /
-measured - 1| (`_corrected`: with the node's online correction; `_as_it_comes`: quiet or not), and
-how soon the correction notices a neighbour.
+measured - 1| (`prefill_error`, `decode_error`: by the profile as iterations refine it;
+`_corrected`: with the factor for neighbours besides; `_as_it_comes`: quiet or not), and how soon
+that factor notices a neighbour. `--neighbours`: others compute in turns during the survey.
 """
 
 import argparse
 import random
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from statistics import mean
 
 from bench.printing import last_line, show_status, show_table
 from bench.profile.loaded import PrimedModel
 from bench.profile.measuring import Measuring, Noisy, Surveyed, Workloads
+from bench.profile.neighbour import neighbours_in_turns
 from bench.profile.predicting import TOLERANCE, Iteration, Predictions
 from bench.profile.quiet import REFERENCE, Quiet
 from bench.profile.workloads import prompts, sweeps
@@ -40,13 +43,14 @@ class Measured:
     quiet: Quiet
 
 
-def measure(seed: int, quick: bool) -> Measured:
+def measure(seed: int, quick: bool, neighbours: bool) -> Measured:
     fewer = QUICK if quick else 1
     draw = random.Random(seed)
     model = PrimedModel(seed)
     try:
         measuring = Measuring(model, draw, show_status)
-        surveyed = measuring.survey()
+        with neighbours_in_turns() if neighbours else nullcontext():
+            surveyed = measuring.survey()
         predictions = Predictions(surveyed.profile)
         quiet = Quiet(model.measure, Times(surveyed.profile).iteration_s(REFERENCE))
         return Measured(
@@ -68,6 +72,7 @@ def report(measured: Measured) -> None:
             name,
             str(len(workloads)),
             *_cells([i.deviation for i in workloads]),
+            *_cells([i.deviation_refined for i in workloads]),
             *_cells([i.deviation_corrected for i in workloads]),
         )
         for name, workloads in (
@@ -79,7 +84,16 @@ def report(measured: Measured) -> None:
         )
     ]
     show_table(
-        ("", "workloads", "profile alone: mean", "p90", "corrected: mean", "p90"),
+        (
+            "",
+            "workloads",
+            "profile alone: mean",
+            "p90",
+            "refined: mean",
+            "p90",
+            "corrected: mean",
+            "p90",
+        ),
         rows,
         title="|predicted / measured - 1|, per cent",
     )
@@ -99,6 +113,8 @@ def report(measured: Measured) -> None:
 def figures(measured: Measured) -> dict[str, float | None]:
     prefills, decodes, noisy = measured.prefills, measured.decodes, measured.noisy
     return {
+        "prefill_error": _deviation_refined(prefills.quiet),
+        "decode_error": _deviation_refined(decodes.quiet),
         "prefill_deviation": _deviation(prefills.quiet),
         "decode_deviation": _deviation(decodes.quiet),
         "prefill_deviation_corrected": _deviation_corrected(prefills.quiet),
@@ -120,6 +136,10 @@ def _deviation(workloads: Sequence[Iteration]) -> float:
     return round(mean(i.deviation for i in workloads), 4)
 
 
+def _deviation_refined(workloads: Sequence[Iteration]) -> float:
+    return round(mean(i.deviation_refined for i in workloads), 4)
+
+
 def _deviation_corrected(workloads: Sequence[Iteration]) -> float:
     return round(mean(i.deviation_corrected for i in workloads), 4)
 
@@ -137,8 +157,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="a tenth of it, to see that it works")
+    parser.add_argument("--neighbours", action="store_true", help="the survey has neighbours")
     options = parser.parse_args()
-    measured = measure(options.seed, options.quick)
+    measured = measure(options.seed, options.quick, options.neighbours)
     show_status("")
     report(measured)
 

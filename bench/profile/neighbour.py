@@ -1,10 +1,13 @@
-"""A noisy neighbour: processes that keep every core busy, for as long as it is wanted."""
+"""Noisy neighbours: processes that keep every core busy, as long as it is wanted or in turns."""
 
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+BUSY_S, CALM_S = 3.0, 4.0
 
 
 @contextmanager
@@ -19,3 +22,22 @@ def noisy_neighbour() -> Iterator[None]:
             process.kill()
         for process in processes:
             process.wait()
+
+
+@contextmanager
+def neighbours_in_turns() -> Iterator[None]:
+    """They come for BUSY_S, go for CALM_S, and come again."""
+    over = threading.Event()
+
+    def turns() -> None:
+        while not over.wait(CALM_S):
+            with noisy_neighbour():
+                over.wait(BUSY_S)
+
+    thread = threading.Thread(target=turns)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -1,5 +1,5 @@
-"""Each iteration as it was predicted, and as it came: by the profile alone, and corrected by what
-the iterations before it have taught, as a node does it.
+"""Each iteration as it was predicted, and as it came: by the profile alone, by the profile as the
+iterations before it have refined it, and corrected by what neighbours do, as a node does it.
 """
 
 from bisect import bisect_left
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from mesh.compute.learned_correction import LearnedCorrection
+from mesh.compute.refining import Refinement
 from mesh.compute.times import Times
 from mesh.domain.profile import Profile
 from mesh.domain.steps import StepResult
@@ -23,12 +24,19 @@ class Iteration:
     at_s: float
     measured_s: float
     predicted_s: float
-    """By the profile alone."""
+    """By the profile alone, as it was surveyed."""
+    refined_s: float
+    """By the profile as iterations have refined it."""
     corrected_s: float
+    """By that, and the factor."""
 
     @property
     def deviation(self) -> float:
         return abs(self.predicted_s / self.measured_s - 1.0)
+
+    @property
+    def deviation_refined(self) -> float:
+        return abs(self.refined_s / self.measured_s - 1.0)
 
     @property
     def deviation_corrected(self) -> float:
@@ -39,19 +47,26 @@ class Predictions:
     """Of one instance."""
 
     def __init__(self, profile: Profile) -> None:
-        self._times = Times(profile)
+        self._surveyed = self._times = Times(profile)
+        self._refinement = Refinement(profile)
         self._correction = LearnedCorrection()
 
     def note(self, result: StepResult, now_s: float) -> Iteration:
         """An iteration has just ended. It is predicted first, then learned from."""
-        predicted_s = self._times.iteration_s(result.shape)
-        factor = self._correction.factor(now_s - result.elapsed_s)
-        self._correction.observe(result.elapsed_s, predicted_s, now_s)
+        shape, measured_s = result.shape, result.elapsed_s
+        refined_s = self._times.iteration_s(shape)
+        factor = self._correction.factor(now_s - measured_s)
+        self._refinement.note(shape, measured_s, factor)
+        self._correction.observe(measured_s, refined_s, now_s)
+        refined = self._refinement.refined(now_s)
+        if refined is not None:
+            self._times, self._refinement = Times(refined), Refinement(refined, now_s)
         return Iteration(
             at_s=now_s,
-            measured_s=result.elapsed_s,
-            predicted_s=predicted_s,
-            corrected_s=predicted_s * factor,
+            measured_s=measured_s,
+            predicted_s=self._surveyed.iteration_s(shape),
+            refined_s=refined_s,
+            corrected_s=refined_s * factor,
         )
 
 
@@ -61,6 +76,7 @@ def whole(iterations: Sequence[Iteration]) -> Iteration:
         at_s=iterations[-1].at_s,
         measured_s=sum(i.measured_s for i in iterations),
         predicted_s=sum(i.predicted_s for i in iterations),
+        refined_s=sum(i.refined_s for i in iterations),
         corrected_s=sum(i.corrected_s for i in iterations),
     )
 
@@ -71,6 +87,7 @@ def typical(iterations: Sequence[Iteration]) -> Iteration:
         at_s=iterations[-1].at_s,
         measured_s=median(i.measured_s for i in iterations),
         predicted_s=median(i.predicted_s for i in iterations),
+        refined_s=median(i.refined_s for i in iterations),
         corrected_s=median(i.corrected_s for i in iterations),
     )
 

@@ -15,7 +15,7 @@ from math import exp, log
 
 from mesh.compute.correction import bounded
 from mesh.compute.tables import monotone
-from mesh.domain.profile import Grid, Profile
+from mesh.domain.profile import Grid, IterationShape, Profile
 
 NEAR = 0.1
 """By how much (a logarithm) an iteration may be off and count in full."""
@@ -41,15 +41,15 @@ class Refinement:
         self._profile, self._looked_s = profile, now_s
         self._prefill, self._decode = _Shifts(profile.prefill), _Shifts(profile.decode)
 
-    def prefilled(self, tokens: int, past_tokens: int, measured_s: float, factor: float) -> None:
-        """An iteration had nothing but so many prompt tokens; `factor` is what the profile was
-        stretched by.
+    def note(self, shape: IterationShape, measured_s: float, factor: float) -> None:
+        """An iteration has ended; `factor` is what the profile was stretched by. One of both kinds
+        does not say which of them was off.
         """
-        self._prefill.observe(tokens, past_tokens, measured_s, factor)
-
-    def decoded(self, batch: int, context_tokens: int, measured_s: float, factor: float) -> None:
-        """An iteration was one decode of so many requests, with so many tokens each in the mean."""
-        self._decode.observe(batch, context_tokens, measured_s, factor)
+        batch, tokens = shape.decode_batch, shape.prefill_tokens
+        if batch and not tokens:
+            self._decode.observe(batch, shape.decode_context_tokens, measured_s, factor)
+        elif tokens and not batch:
+            self._prefill.observe(tokens, shape.prefill_past_tokens, measured_s, factor)
 
     def refined(self, now_s: float) -> Profile | None:
         """The profile as it should be, now and then, if that is worth telling."""

@@ -14,7 +14,11 @@ from tests.support.profiles import PROFILE
 
 def iteration(measured_s: float, predicted_s: float, at_s: float = 0.0) -> Iteration:
     return Iteration(
-        at_s=at_s, measured_s=measured_s, predicted_s=predicted_s, corrected_s=predicted_s
+        at_s=at_s,
+        measured_s=measured_s,
+        predicted_s=predicted_s,
+        refined_s=predicted_s,
+        corrected_s=predicted_s,
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mesh.compute.refining import SHIFT_MAX, Refinement
 from mesh.domain.ids import ModelId
-from mesh.domain.profile import Grid, Profile
+from mesh.domain.profile import Grid, IterationShape, Profile
 from mesh.domain.reasons import DeviceKind
 
 DECODE = Grid(
@@ -35,6 +35,14 @@ PROFILE = Profile(
 )
 
 
+def decode(batch: int, context_tokens: int) -> IterationShape:
+    return IterationShape(decode_batch=batch, decode_context_tokens=context_tokens)
+
+
+def prefill(tokens: int, past_tokens: int) -> IterationShape:
+    return IterationShape(prefill_tokens=tokens, prefill_past_tokens=past_tokens)
+
+
 def off_by(row: int) -> float:
     """The table is right for small batches and a fifth too low for large ones."""
     return 1.0 + 0.2 * min(row - 1, 15) / 15
@@ -50,7 +58,7 @@ def learned(
     while spent_s < seconds:
         batch, context = draw.randint(1, 16), draw.randint(32, 512)
         alone_s = DECODE.at(batch, context) * off_by(batch) * exp(draw.gauss(0.0, 0.05))
-        refinement.decoded(batch, context, disturbed(draw, alone_s), 1.0)
+        refinement.note(decode(batch, context), disturbed(draw, alone_s), 1.0)
         spent_s += alone_s
     return refinement
 
@@ -81,7 +89,7 @@ def test_a_neighbour_that_the_factor_knows_of_moves_it_slowly() -> None:
     for factor, low, high in ((2.0, 0.0, 0.03), (1.0, 0.3, SHIFT_MAX)):
         refinement, spent_s = Refinement(PROFILE), 0.0
         while spent_s < 10.0:
-            refinement.decoded(4, 32, 2 * 0.013, factor)
+            refinement.note(decode(4, 32), 2 * 0.013, factor)
             spent_s += 0.013
         refined = refinement.refined(60.0)
         moved = 0.0 if refined is None else log(refined.decode.at(4, 32) / 0.013)
@@ -91,15 +99,16 @@ def test_a_neighbour_that_the_factor_knows_of_moves_it_slowly() -> None:
 def test_nothing_is_told_while_the_table_is_right() -> None:
     refinement = Refinement(PROFILE)
     for _ in range(10_000):
-        refinement.decoded(4, 32, 0.013, 1.0)
-        refinement.prefilled(64, 0, 0.04, 1.0)
+        refinement.note(decode(4, 32), 0.013, 1.0)
+        refinement.note(prefill(64, 0), 0.04, 1.0)
+        refinement.note(IterationShape(prefill_tokens=64, decode_batch=4), 9.0, 1.0)
     assert refinement.refined(60.0) is None
 
 
 def test_prompts_and_decodes_are_told_apart() -> None:
     refinement = Refinement(PROFILE)
     for _ in range(300):
-        refinement.prefilled(64, 0, 0.05, 1.0)
+        refinement.note(prefill(64, 0), 0.05, 1.0)
     refined = refinement.refined(60.0)
     assert refined is not None
     assert refined.decode == DECODE
@@ -119,9 +128,9 @@ def test_whatever_it_is_told_it_stays_a_table_within_bounds(
 ) -> None:
     refinement = Refinement(PROFILE)
     for iteration in decodes:
-        refinement.decoded(*iteration)
+        refinement.note(decode(*iteration[:2]), *iteration[2:])
     for iteration in prefills:
-        refinement.prefilled(*iteration)
+        refinement.note(prefill(*iteration[:2]), *iteration[2:])
     refined = refinement.refined(60.0)
     if refined is None:
         return
@@ -141,6 +150,6 @@ def test_one_iteration_moves_a_point_by_no_more_than_its_part(
     measured_s: float, factor: float
 ) -> None:
     refinement = Refinement(PROFILE)
-    refinement.decoded(4, 32, measured_s, factor)
-    refinement.decoded(4, 32, measured_s, factor)
+    refinement.note(decode(4, 32), measured_s, factor)
+    refinement.note(decode(4, 32), measured_s, factor)
     assert refinement.refined(60.0) is None, "two iterations are never worth telling"

@@ -24,6 +24,7 @@ from mesh.domain.messages import (
     ProfileRefined,
     UseProfile,
 )
+from mesh.domain.profile import Profile
 from mesh.domain.reasons import OperationKind
 
 
@@ -180,13 +181,16 @@ def profile_done(ctx: EventContext, said: ProfileDone) -> None:
 
 def profile_refined(ctx: EventContext, said: ProfileRefined) -> None:
     """An instance's iterations have told where its measured profile was off. It holds for what is
-    loaded from now on, too; other instances learn by themselves.
+    loaded from now on, too; other instances learn by themselves. One of an earlier survey than
+    the instance is predicted by comes too late.
     """
     instance, profile = ctx.cell.instances.get(said.instance_id), said.profile
     known = None if instance is None else instance.profile
-    if instance is None or known is None or not known.measured:
-        return
-    if (profile.model_id, profile.fingerprint) == (known.model_id, known.fingerprint):
+    if instance is not None and known is not None and _survey(profile) == _survey(known):
         instance.refine_profile(profile)
         ctx.cell.learn_profile(profile)
         ctx.act(StoreProfile(operation_id=None, profile=profile))
+
+
+def _survey(profile: Profile) -> tuple[object, ...]:
+    return profile.model_id, profile.fingerprint, profile.measured, profile.measured_s

@@ -36,21 +36,11 @@ def learn(
         corrected_s = predicted_s * correction.factor(now_s)
         node.load_slowdown.observe(measured_s, corrected_s, now_s)
     else:
-        _refine(instance, result, measured_s / result.iterations, correction.factor(now_s))
+        each_s = measured_s / result.iterations
+        instance.refinement.note(result.shape, each_s, correction.factor(now_s))
         correction.observe(measured_s, predicted_s, now_s)
         if on_trial and not correction.trial_left:
             share_trials(node.instances.values(), now_s)
-
-
-def _refine(instance: LocalInstance, result: StepResult, measured_s: float, factor: float) -> None:
-    """What is of one kind alone tells where the profile is off."""
-    batch, tokens = result.decode_batch, result.prefill_tokens
-    if batch and not tokens:
-        context_tokens = result.context_tokens // batch
-        instance.refinement.decoded(batch, context_tokens, measured_s, factor)
-    elif tokens and not batch:
-        past_tokens = result.prefill_past_tokens
-        instance.refinement.prefilled(tokens, past_tokens, measured_s, factor)
 
 
 def tell_refined(ctx: NodeEventContext, node: LocalNode) -> None:

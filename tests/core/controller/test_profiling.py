@@ -320,6 +320,7 @@ def test_a_refined_profile_of_something_else_is_not_taken() -> None:
     cell.report(link, DONE)
     for wrong in (
         ProfileRefined(instance_id=instance_id, profile=profile(fingerprint="other")),
+        ProfileRefined(instance_id=instance_id, profile=profile(measured_s=41.0)),
         ProfileRefined(instance_id=InstanceId("gone"), profile=MEASURED),
     ):
         assert of_kind(cell.report(link, wrong), StoreProfile) == []
