@@ -68,7 +68,7 @@ class StreamOptions(_Strict):
 
 
 class JsonSchema(_Strict):
-    """What OpenAI's protocol calls a format by a schema; `strict` is as if it were set."""
+    """What OpenAI's protocol calls a format by a schema, which is kept to, `strict` or not."""
 
     name: str | None = None
     description: str | None = None

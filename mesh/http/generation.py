@@ -4,6 +4,7 @@ The status waits for the first token, so that a refusal is one. Before: the rout
 gateway is asked, and what it yields is written as a stream or whole.
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -29,7 +30,7 @@ from mesh.http.exchange import Bodies, Exchange
 from mesh.http.together import Gateway, Numbered, together
 from mesh.http.tools import offers_tools
 from mesh.text.answer_reader import Reading
-from mesh.text.grammars import after_thought
+from mesh.text.grammars import after_thought, check_grammar
 
 NewWriter = Callable[[str], Writer]
 """Of an answer, by the id of its call."""
@@ -60,10 +61,10 @@ class Generation:
             if asked[0].logprobs is not None:
                 bytes_of = await self._gateway.token_bytes(deployment)
             write = partial(self._writer, model=body.model, bytes_of=bytes_of)
-            if isinstance(body, ChatBody):
-                reading, chat = await self._reading(deployment, body, asked[0])
-                write, asked = partial(write, reading=reading), (chat,)
             try:
+                if isinstance(body, ChatBody):
+                    reading, chat = await self._reading(deployment, body, asked[0])
+                    write, asked = partial(write, reading=reading), (chat,)
                 async with (
                     exchange.watched(),
                     together(self._gateway, asked, exchange.named, exchange.headers) as events,
@@ -89,6 +90,7 @@ class Generation:
             form = await self._gateway.tool_format(deployment)
             asked = with_tools(asked, body, form)
         if thinking is not None and asked.grammar is not None:
+            await asyncio.to_thread(check_grammar, asked.grammar)  # as it was asked for
             asked = replace(asked, grammar=after_thought(asked.grammar, thinking))
         return Reading(thinking, form), asked
 

@@ -102,6 +102,17 @@ async def test_a_grammar_begins_after_the_thought(http: Edge, wanted: dict[str, 
     assert "</think>" in grammar.text.replace("\\", "")
 
 
+async def test_a_grammar_that_cannot_be_kept_to_is_named_as_it_was_asked_for(http: Edge) -> None:
+    await thinking(http, "<think>x</think>y")
+    schema = {"type": "array", "uniqueItems": True}
+    wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    response = await http.chat(response_format=wanted)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "response_format")
+    assert "json_schema cannot be kept to" in error["message"]
+    assert "uniqueItems" in error["message"]
+
+
 async def test_what_an_assistant_thought_is_given_to_the_template(http: Edge) -> None:
     node = await thinking(
         http, "Yes.", QWEN.replace("{% endfor", "{{ m.reasoning_content }}{% endfor", 1)
