@@ -58,7 +58,7 @@ def test_the_version_is_told_in_both_ways() -> None:
 
 @pytest.mark.parametrize("verb", ["up", "controller"])
 def test_help_names_the_policies_that_there_are(verb: str) -> None:
-    shown = " ".join(mesh(verb, "--help").out.split())
+    shown = " ".join(mesh(verb, "--help").out.split()).replace("- ", "-")  # it wraps at hyphens
     named = re.search(r"take turns: (\S+) \(the default\) or (\S+)\.", shown)
     assert named is not None
     assert named[1] == DEFAULT_POLICY

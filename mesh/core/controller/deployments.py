@@ -191,6 +191,7 @@ def unload(ctx: EventContext, asked: UnloadRequested) -> None:
         hint = f"`mesh scale {asked.name} --min 0` lets them go"
         reply_error(ctx, asked.operation_id, "InvalidInput", message, hint)
         return
+    entry.note_unloaded()
     for instance in list(entry.instances.values()):
         drain(ctx, instance)
     ctx.act(ReplyDone(operation_id=asked.operation_id, message="unloading"))

@@ -55,7 +55,7 @@ class DeploymentEntry:
     told_to_return_s: float = 0.0
     """When the last of those that were refused has been told to come again."""
     called_s: float = -inf
-    """When it was called last."""
+    """When it was called last, unless an operator has had it unloaded since."""
     calls_log: float = -inf
     """How often it is called: log of its calls' sum, each counting e^(its time over
     CALLS_FORGOTTEN_S). Such rates decay alike, so that whose is higher does not depend on when that
@@ -175,6 +175,10 @@ class DeploymentEntry:
     def _ease_nodes(self) -> None:
         for instance in self.instances.values():
             instance.node.ease()
+
+    def note_unloaded(self) -> None:
+        """By an operator: nothing brings it back but a call."""
+        self.called_s = -inf
 
     def note_call(self, now_s: float) -> None:
         """Somebody asks for it, in vain or not."""

@@ -9,8 +9,8 @@ import pytest
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.domain.actions import ControllerAction
 from mesh.domain.deployment import Deployment
-from mesh.domain.events import KeepAliveExpired, LeaseCheckDue
-from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId
+from mesh.domain.events import KeepAliveExpired, LeaseCheckDue, UnloadRequested
+from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, OperationId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
@@ -171,6 +171,17 @@ def test_nor_on_a_node_that_computes_or_where_somebody_waits_or_long_after_the_l
     cell.settle(cell.instance("b"))
     cell.now_s += LIMITS.parked_s_max
     assert not commands(cell.look(), LoadInstance), "it would have gone by itself by now"
+
+
+def test_nor_what_an_operator_has_had_unloaded_until_somebody_calls_it() -> None:
+    cell = PrefetchCell("a")
+    cell.serve("a1", "a")
+    cell.tell(UnloadRequested(operation_id=OperationId("op"), name=DeploymentName("a")))
+    cell.lose("a")
+    assert not commands(cell.look(), LoadInstance)
+    cell.serve("a2", "a")
+    cell.lose("a")
+    assert commands(cell.look(), LoadInstance)
 
 
 def test_the_most_called_takes_the_place_of_one_that_is_called_far_less() -> None:
