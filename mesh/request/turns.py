@@ -173,11 +173,13 @@ def _tokens_together(queue: RunQueue, now_s: float, tokens_max: int) -> int:
     are not late on account of those that come after them.
     """
     tokens = min(queue.prompt_tokens, tokens_max)
-    end = 0
+    if not tokens:
+        return 0
+    end, end_s = 0, now_s + queue.turn_s(tokens)
     for prompt in queue.prompts:
         end += prompt.left
         if end >= tokens:
             break
-        if now_s + queue.turn_s(end) <= prompt.due_s < now_s + queue.turn_s(tokens):
+        if prompt.due_s < end_s and now_s + queue.turn_s(end) <= prompt.due_s:
             return end
     return tokens

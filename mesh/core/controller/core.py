@@ -153,6 +153,7 @@ class ControllerCore:
             case InvokeRequested():
                 serving.invoke(ctx, event.request, event.slo)
             case CancelRequested():
+                ctx.expect_more()
                 for request_id in event.request_ids:
                     serving.cancel(ctx, request_id)
             case PlaceRetryDue():

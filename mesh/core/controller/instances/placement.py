@@ -211,7 +211,7 @@ class _Search:
         def shadow() -> Verdict:
             nonlocal validated
             validated = True
-            ctx.note_validation()
+            ctx.note_validation(node)
             slot, forecast = _forecast(ctx, entry, node, wanted)
             if slot is not None and forecast.verdict is Verdict.PASSES:
                 self.looked[node.node_id] = slot, forecast

@@ -110,7 +110,7 @@ def _first_token_s(
 
     def shadow() -> Verdict:
         nonlocal forecast
-        ctx.note_validation()
+        ctx.note_validation(instance.node)
         forecast = forecast_on_loading(
             instance, request, now_s=ctx.now_s, limits=ctx.limits, late=late or request.accepted
         )

@@ -124,13 +124,12 @@ def _may_be_in_time(
         return coming or ctx.now_s < latest_s
     if ctx.now_s >= latest_s:
         return False
-    if loads.one_over_by(latest_s) or not has_node(ctx, entry):
-        return True  # a node that is lost may come back
+    if loads.lost or loads.one_over_by(latest_s):
+        return True
     instances = entry.instances.values()
     if not no_time_left and any(_may_change(instance, request) for instance in instances):
         return True
-    grows_s = min((i.grow_again_s for i in instances if i.grow_again_s > ctx.now_s), default=inf)
-    return min(departures.at_s(ahead), grows_s) <= latest_s
+    return min(departures.at_s(ahead), loads.grows_s) <= latest_s
 
 
 def _without_time(ctx: EventContext, entry: DeploymentEntry) -> frozenset[RequestId]:
@@ -149,7 +148,7 @@ def _without_time(ctx: EventContext, entry: DeploymentEntry) -> frozenset[Reques
             break
         if not instance.takes_now:
             continue
-        ctx.note_validation(-(-len(left) // LOOKED_AT))
+        ctx.note_validations(-(-len(left) // LOOKED_AT))
         left = without_time_on(instance, left, now_s=ctx.now_s, limits=ctx.limits)
     return frozenset(request.original.request_id for request in left)
 
@@ -176,14 +175,19 @@ def latest_start_s(ctx: EventContext, entry: DeploymentEntry, request: RequestEn
 
 
 class _Loads:
-    """When one more load of a deployment could be over. Of a large cell some nodes are looked at;
-    most of the time the first of them says enough.
+    """When one more load of a deployment could be over, and what else holds for all who wait. Of a
+    large cell some nodes are looked at; most of the time the first of them says enough.
     """
 
     def __init__(self, ctx: EventContext, entry: DeploymentEntry, lanes: LaneEnds) -> None:
+        self.lost = not has_node(ctx, entry)
+        """No node may hold it: the one that did may come back."""
         full = entry.replicas() >= entry.spec.scaling.replicas_max
         self._ends_s = iter(()) if full else _loads_end_s(ctx, entry, lanes)
         self._earliest_s = next(self._ends_s, inf)
+        grow_s = (i.grow_again_s for i in entry.instances.values())
+        self.grows_s = min((at_s for at_s in grow_s if at_s > ctx.now_s), default=inf)
+        """When the next of its KV caches may be tried to grow again."""
 
     def one_over_by(self, at_s: float) -> bool:
         return self._earliest_s <= at_s or self.earliest_s() <= at_s

@@ -122,7 +122,7 @@ def _in_time(
         return False
 
     def shadow() -> Verdict:
-        ctx.note_validation()
+        ctx.note_validation(instance.node)
         return forecast_on(instance, copy, now_s=ctx.now_s, limits=ctx.limits, moves=True).verdict
 
     plan = Move(requests=(copy,), to=instance)

@@ -141,7 +141,7 @@ def _place(
             continue
         if room_for_all(ctx, owner, instance, [*others, request]) is None:
             continue
-        ctx.note_validation()
+        ctx.note_validation(instance.node)
         forecast = forecast_on(
             instance,
             request,

@@ -301,7 +301,7 @@ def _shadow(ctx: EventContext, instance: InstanceEntry, request: RequestEntry) -
     verdict = _known_refusal(ctx, instance, request)
     if verdict is not None:
         return verdict
-    ctx.note_validation()
+    ctx.note_validation(instance.node)
     forecast = forecast_on(
         instance, request, now_s=ctx.now_s, limits=ctx.limits, late=request.accepted
     )

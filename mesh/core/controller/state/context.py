@@ -20,6 +20,9 @@ from mesh.policy.guarded import Guarded
 from mesh.policy.plans import Release
 
 WISHES_MAX = 4
+VALIDATIONS_OF_MANY = 4
+REQUESTS_OF_ONE = 128
+"""Of a node, that a validation rolls forward within half a millisecond or so."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -55,9 +58,22 @@ class EventContext:
     def act(self, action: ControllerAction) -> None:
         self.actions.append(action)
 
-    def note_validation(self, as_many: int = 1) -> None:
-        """One validation less is left to the event, or what costs `as_many`."""
-        self.validations_left -= as_many
+    def note_validation(self, node: NodeEntry | None = None) -> None:
+        """One validation less is left to the event. One that rolls a `node` of many requests
+        forward is as much as several.
+        """
+        requests = 0 if node is None else sum(len(i.requests) for i in node.instances.values())
+        self.note_validations(1 + requests // REQUESTS_OF_ONE)
+
+    def note_validations(self, as_many: int) -> None:
+        """So many less, or what costs as much; if as many are left."""
+        self.validations_left = max(self.validations_left - as_many, 0)
+
+    def expect_more(self) -> None:
+        """Events like this one come many at once, and the last is to be handled soon: those who
+        wait have the next retry for what this one leaves undone.
+        """
+        self.validations_left = min(self.validations_left, VALIDATIONS_OF_MANY)
 
     def note_look(self) -> None:
         """One look less is left to the event."""
