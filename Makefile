@@ -27,7 +27,7 @@ NANOBIND := ^nanobind: |^ - leaked |^ - \.\.\. skipped|https://nanobind
 
 .PHONY: help demo load test test-clients test-prometheus test-vllm quick check lint types imports proto format faults faults-store fuzz soak clean
 .PHONY: bench-admission bench-beside-load bench-chat bench-cold-start bench-conversations bench-engine bench-fidelity bench-fleet bench-http bench-import
-.PHONY: bench-kv-resize bench-late-starts bench-load bench-load-client bench-metrics bench-mixed
+.PHONY: bench-kv-resize bench-late-starts bench-leaving bench-load bench-load-client bench-metrics bench-mixed
 .PHONY: bench-overcommit bench-overhead bench-paper bench-prefixes bench-profile bench-replay
 .PHONY: bench-replay-agreement bench-rollout bench-sampling bench-sim bench-slo bench-structured bench-vllm-step bench-vllm-switch bench-weights
 
@@ -183,8 +183,10 @@ bench-kv-resize: $(VENV)/.installed-dev ## what resizing a KV cache costs, with 
 	@$(HOME_HERE) $(BIN)/python -m bench.kv_resize
 
 bench-late-starts: $(VENV)/.installed-dev ## whether those whom a load makes late are told so, and by how much
-bench-leaving: $(VENV)/.installed-dev ## how soon the places of a thousand clients are free who leave at once
 	@$(HOME_HERE) $(BIN)/python -m bench.late_starts $(ARGS)
+
+bench-leaving: $(VENV)/.installed-dev ## how soon the places of a thousand clients are free who leave at once
+	@$(HOME_HERE) $(BIN)/python -m bench.leaving $(ARGS)
 
 bench-http: $(VENV)/.installed-dev ## what OpenAI's protocol costs beside gRPC: first tokens, tokens, the controller's CPU
 	@$(HOME_HERE) $(BIN)/python -m bench.http $(ARGS)
