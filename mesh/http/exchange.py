@@ -7,12 +7,13 @@ An error before the answer has begun is a status; later it is an event, and ther
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from starlette.types import Receive, Scope, Send
 
 from mesh.domain.errors import DeadlineExceeded, InvalidInput, MeshError, Refused
+from mesh.domain.ids import RequestId
 from mesh.domain.invocation import Accepted
 from mesh.domain.reasons import RefusalReason
 from mesh.http.refusals import JSON, Header, body_of, encoded, retry_headers, status_and_code
@@ -30,6 +31,8 @@ GRACE_HEADER = b"x-slo-grace-ms"
 """By how much the first token may be late for the sake of a load; absent: it is in time."""
 ABORT = "mesh.abort"
 """Extension of our server: ends the connection, and forgets what its client has not read."""
+WATCH = "mesh.watch"
+"""Extension of our server: calls what it is given as soon as the client has left."""
 _STREAM: tuple[Header, ...] = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -78,8 +81,8 @@ class Exchange:
         """Of an error that HTTP knows more exactly than the tree."""
         self.begun = False
         """Its status is written."""
-        self.request_id = ""
-        """The request's, once there is one."""
+        self._request_ids: list[RequestId] = []
+        """As soon as they are known."""
         self.context_tokens: int | None = None
         """Of the deployment that is asked, once it is known."""
         self._grace_s = 0.0
@@ -93,9 +96,14 @@ class Exchange:
         """The last of this name, in lower case."""
         return dict(self.headers()).get(name)
 
-    def named(self, request_id: str) -> None:
-        """A call with several requests goes by the first."""
-        self.request_id = self.request_id or request_id
+    def named(self, request_id: RequestId) -> None:
+        """One of its requests has been asked."""
+        self._request_ids.append(request_id)
+
+    @property
+    def request_id(self) -> str:
+        """Of its first request; empty before there is one."""
+        return self._request_ids[0] if self._request_ids else ""
 
     def accepted(self, accepted: Accepted) -> None:
         """Of several requests the latest first token is told."""
@@ -164,26 +172,30 @@ class Exchange:
             )
         return b"".join(parts)
 
-    @asynccontextmanager
-    async def watched(self) -> AsyncIterator[None]:
-        """The task is cancelled as soon as its client leaves; the block is then left in silence."""
+    @contextmanager
+    def watched(self, leave: Callable[[RequestId], None]) -> Iterator[None]:
+        """As soon as its client leaves, its requests do, and the task is cancelled; the block is
+        then left in silence.
+        """
         task = asyncio.current_task()
         assert task is not None
-        watching = asyncio.create_task(self._watch(task))
+        watch = self._scope["extensions"][WATCH]
+
+        def left() -> None:
+            if not self._ended:
+                self._left = True
+                for request_id in self._request_ids:
+                    leave(request_id)
+                task.cancel()
+
+        watch(left)
         try:
             yield
         except asyncio.CancelledError:
             if not self._left or task.uncancel():
                 raise
         finally:
-            watching.cancel()
-
-    async def _watch(self, task: "asyncio.Task[None]") -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        if not self._ended:
-            self._left = True
-            task.cancel()
+            watch(None)
 
     async def stream(self, first: bytes) -> None:
         """Begin to answer by a stream of events."""

@@ -65,15 +65,15 @@ class Generation:
                 if isinstance(body, ChatBody):
                     reading, chat = await self._reading(deployment, body, asked[0])
                     write, asked = partial(write, reading=reading), (chat,)
-                async with (
-                    exchange.watched(),
-                    together(self._gateway, asked, exchange.named, exchange.headers) as events,
-                ):
-                    if body.stream:
-                        usage = _usage_told(body)
-                        await self._stream(partial(write, usage=usage), usage, events, exchange)
-                    else:
-                        await self._whole(write, len(asked), events, exchange)
+                with exchange.watched(self._gateway.left):
+                    gateway, named, headers = self._gateway, exchange.named, exchange.headers
+                    async with together(gateway, asked, named, headers) as events:
+                        if body.stream:
+                            usage = _usage_told(body)
+                            told = partial(write, usage=usage)
+                            await self._stream(told, usage, events, exchange)
+                        else:
+                            await self._whole(write, len(asked), events, exchange)
             except InvalidInput as error:
                 if error.field == "grammar":
                     error.field = grammar_member(body)

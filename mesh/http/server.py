@@ -5,7 +5,7 @@ head nor the time in which it comes, so the protocol does.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mesh.domain.errors import InvalidInput
-from mesh.http.exchange import ABORT
+from mesh.http.exchange import ABORT, WATCH
 from mesh.http.refusals import body_of, encoded
 from mesh.wire.channel import format_address, listening_socket, parse_address
 from mesh.wire.credentials import Tls
@@ -81,13 +81,18 @@ class _Server(uvicorn.Server):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """A head that is too long or too slow ends the connection; so may an endpoint."""
+    """A head that is too long or too slow ends the connection; so may an endpoint, which may have
+    itself told at once when the client ends it: by `receive` it would wait behind the tasks of all
+    others who leave.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head_bytes = 0
         self._in_head = True
         self._late: asyncio.TimerHandle | None = None
+        self._lost = False
+        self._left: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -95,11 +100,15 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_came()
+        self._lost = True
         super().connection_lost(exc)
+        if self._left is not None:
+            self._left()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]
+        extensions = {ABORT: self.transport.abort, WATCH: self._watch}
+        self.scope["extensions"] = extensions  # type: ignore[typeddict-item]
         self._expect_head()
 
     def on_headers_complete(self) -> None:
@@ -115,6 +124,16 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, msg)
+
+    def _watch(self, left: Callable[[], None] | None) -> None:
+        """None: no longer. One answer is under way at a time. Nobody sees a client leave where
+        reading rests, as it does behind a long body.
+        """
+        self._left = left
+        if left is not None and self._lost:
+            left()
+        elif left is not None:
+            self.flow.resume_reading()
 
     def _expect_head(self) -> None:
         self._head_came()

@@ -48,6 +48,8 @@ class Gateway(Protocol):
 
     def call(self, asked: Invocation, headers: Headers) -> AbstractAsyncContextManager[Call]: ...
 
+    def left(self, request_id: RequestId) -> None: ...
+
 
 Numbered = AsyncIterator[tuple[int, InvocationEvent]]
 

@@ -202,6 +202,33 @@ async def test_a_client_that_leaves_frees_its_place(http: Edge, stream: bool, to
     await http.cell.idle()
 
 
+async def test_a_client_that_leaves_behind_a_long_body_is_seen(http: Edge) -> None:
+    """The server rests reading when much of a body comes at once to who waits for it."""
+    node = await http.cell.deployed()
+    node.held = True
+    body, rest = b'{"model": "chat", "prompt": [1]}', b" " * 100_000
+    client = raw(http, b"POST /v1/completions", body, missing_bytes=len(rest))
+    await asyncio.sleep(0.1)
+    client.sendall(rest)
+    order = (await node.told(SubmitRequest)).order
+    left_s = time.monotonic()
+    client.close()
+    assert (await node.told(AbortRequest)).request_id == order.request.request_id
+    assert time.monotonic() - left_s < 1.0
+    await http.cell.idle()
+
+
+async def test_all_requests_of_a_client_that_leaves_go(http: Edge) -> None:
+    node = await http.cell.deployed()
+    node.held = True
+    body = b'{"model": "chat", "prompt": [[1], [2], [3]]}'
+    client = raw(http, b"POST /v1/completions", body)
+    await http.cell.until(lambda: len(http.cell.client.requests()) == 3)
+    client.close()
+    await http.cell.until(lambda: not http.cell.client.requests())
+    await http.cell.idle()
+
+
 async def test_many_that_leave_at_once_free_all_places(http: Edge) -> None:
     node = await http.cell.deployed()
     node.held = True
