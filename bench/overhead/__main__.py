@@ -1,18 +1,22 @@
-"""Measures a cell and the bare engine in turn, A B A B …, and prints what the cell adds.
+"""Measures a cell and the bare engine in turn, A B A B …, and prints what the cell adds, and where.
 
 Twice: with one core left to the controller, the client and the loops, as where these have a machine
 of their own; and with the engine on all cores, where whatever they compute it computes later. The
 last line is one JSON object: `ttft_added_ms_p50`, `token_added_ms_p50` (medians over rounds of the
-difference of the round's medians) for the first, the same with `_all_cores` for the second.
+difference of the round's medians) for the first, the same with `_all_cores` for the second, and
+`hops_ms`, the way of a first token.
 """
 
 import argparse
 import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
 from statistics import median
 
 from bench.cells import deployed, local_cell
 from bench.demo_model import SOURCE, stored_model
-from bench.overhead import bare, cell
+from bench.overhead import bare, cell, hops
 from bench.overhead.workload import CONTEXT_TOKENS, SLO, Answer
 from bench.peer import Peer
 from bench.printing import errors_told, last_line, show_table
@@ -36,6 +40,17 @@ def measure(rounds: int, threads: int, join_ms: float) -> tuple[list[Answer], li
         asked = [(plain.ask(), cell.ask(local.address, NAME)) for _ in range(rounds + 1)]
     answers = asked[1:]
     return [a for a, _ in answers], [b for _, b in answers]
+
+
+def way(rounds: int, threads: int) -> Mapping[str, float]:
+    """Milliseconds of each hop to a lone first token, in a cell that keeps journals."""
+    spec = DeploymentSpec(name=NAME, source=SOURCE, context_tokens_max=CONTEXT_TOKENS, slo=SLO)
+    with tempfile.TemporaryDirectory() as folder:
+        controller, node = Path(folder) / "controller.journal", Path(folder) / "cpu0.journal"
+        with local_cell(threads=threads, journal=controller, node_journals=node.parent) as local:
+            deployed(local.address, [spec])
+            answers = [one for _ in range(rounds) for one in cell.ask_alone(local.address, NAME)]
+        return hops.hops_ms(controller, node, answers)
 
 
 def compare(key: str, bares: list[Answer], cells: list[Answer]) -> tuple[float, float, float]:
@@ -64,7 +79,10 @@ def report(rounds: int, join_ms: float) -> None:
                 f"{key}_bare_ms_p50{suffix}": round(alone, 3),
             }
     show_table(HEADINGS, rows, title=f"medians over {rounds} rounds, ms")
-    last_line(figures)
+    hops_ms = way(rounds, max(1, cores - 1))
+    ways = [(hop, f"{ms:.2f}") for hop, ms in hops_ms.items()]
+    show_table(("first token, one request", "ms"), ways, title="medians, with journals kept")
+    last_line({**figures, "hops_ms": {hop: round(ms, 3) for hop, ms in hops_ms.items()}})
 
 
 def main() -> None:

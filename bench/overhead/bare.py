@@ -10,6 +10,7 @@ from bench.overhead.workload import (
     BATCH_TOKENS,
     CONTEXT_TOKENS,
     KV_TOKENS,
+    LONE_EVERY_S,
     PROMPT_TOKENS,
     TTFT_REPEATS,
     Answer,
@@ -26,6 +27,7 @@ def first_tokens(model: LoadedModel) -> tuple[float, ...]:
     """Milliseconds to the first token of a lone request."""
     taken = []
     for _ in range(TTFT_REPEATS):
+        time.sleep(LONE_EVERY_S)
         start_s = time.perf_counter()
         model.submit(PROMPT_TOKENS, 1)
         while not model.step(PREFILL_TOKENS).outputs:

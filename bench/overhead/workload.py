@@ -9,6 +9,10 @@ PROMPT_TOKENS = tuple(range(100, 116))
 BATCH = 8
 BATCH_TOKENS = 64
 TTFT_REPEATS = 8
+LONE_EVERY_S = 0.5
+"""Several times what a request of one token takes. Of the bare engine, too: one that has rested
+finds its caches cold.
+"""
 KV_TOKENS = 16384
 SLO = Slo(ttft_s=60.0, tpot_s=5.0)
 """None is refused: what is measured is what the cell adds."""
