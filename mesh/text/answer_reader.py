@@ -37,7 +37,9 @@ class AnswerReader:
         if reading.tools is not ToolFormat.NONE:
             self._calls = ToolReader(reading.tools)
         self.thought_tokens = 0
-        """What the model has thought in, its last token's piece left out."""
+        """What the model has thought in. Of the piece that closes the thought one is the mark, and
+        the others by their share of the text.
+        """
 
     @property
     def calls(self) -> int:
@@ -47,9 +49,13 @@ class AnswerReader:
         """What is known by a further piece of the answer, of so many tokens."""
         if self._thoughts is None:
             return [*self._answered(text)]
+        was_amid = self._thoughts.amid
         thought, answer = self._thoughts.push(text)
         if self._thoughts.amid:
             self.thought_tokens += tokens
+        elif was_amid and thought:
+            share = len(thought) / len(thought + answer)
+            self.thought_tokens += round(max(tokens - 1, 0) * share)
         said: list[Said] = [Thought(thought)] if thought else []
         return [*said, *self._answered(answer)]
 

@@ -67,3 +67,11 @@ def test_tokens_of_a_thought_are_counted() -> None:
     for piece in ("<think>", "so", " be it", "</think>", "yes"):
         reader.push(piece, 1)
     assert reader.thought_tokens == 3
+
+
+def test_tokens_that_come_together_count_by_their_share_of_the_text() -> None:
+    reader = AnswerReader(Reading(AMID))
+    reader.push("It is so.", 4)
+    reader.push(" Good.</think>Yes, it is.", 8)
+    reader.push(" And more.", 3)
+    assert reader.thought_tokens == 4 + 2
