@@ -20,8 +20,8 @@ CHECKED_MAX = 1024
 """Grammars of which it is known what is wrong with them, if anything."""
 BLANKS = r"[\x20\x0A\x0D\x09]{0,16}"
 """Between the parts of a JSON value: small models else go on with blanks for ever."""
-_START = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|\b(start)\b')
-"""Of a grammar in Lark's notation: its first rule's name, told from what is quoted."""
+_START = re.compile(r'"(?:\\.|[^"\\])*"|(?://|#)[^\n]*|/(?:\\.|[^/\\])+/|\b(start)\b')
+"""Of a grammar in Lark's notation: its first rule's name, told from what is quoted or a comment."""
 ANY_OBJECT = Grammar(kind=GrammarKind.JSON_SCHEMA, text='{"type":"object"}')
 
 

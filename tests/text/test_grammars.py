@@ -89,6 +89,12 @@ def test_any_grammar_may_come_after_a_thought() -> None:
     assert not _accepts(after_thought(words, Thinking.MAY), "start<think>x</think>start")
 
 
+@pytest.mark.parametrize("comment", ['// say "yes', "# it's a/b", "// start"])
+def test_comments_of_a_grammar_say_nothing_of_its_rules(comment: str) -> None:
+    grammar = Grammar(kind=GrammarKind.LARK, text=f'{comment}\nstart: /y#"/ "es" {comment}')
+    assert _accepts(after_thought(grammar, Thinking.AMID), 'x</think>y#"es')
+
+
 def _accepts(grammar: Grammar, answer: str) -> bool:
     from llguidance import LLMatcher, LLTokenizer
 
