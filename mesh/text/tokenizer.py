@@ -67,6 +67,7 @@ class TextCodec:
         self.sampling = assets.sampling
         self.tool_format = format_of(assets.chat_template)
         self._thinks = thoughts.CLOSE in (assets.chat_template or "")
+        self._has_marks = {thoughts.OPEN, thoughts.CLOSE} <= {one.content for one in added.values()}
         self._known_thinking = lru_cache(maxsize=_KWARGS_MAX)(self._thinking)
 
     @property
@@ -117,7 +118,7 @@ class TextCodec:
             prompt = self.render_chat([ChatMessage(role="user", content="?")], template_kwargs)
         except InvalidInput:
             return None  # whoever asks with these is told why
-        return thoughts.thinking_after(prompt)
+        return thoughts.thinking_after(prompt, by_tokens=self._has_marks)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the tokens, special ones left out. Incomplete characters become U+FFFD."""
