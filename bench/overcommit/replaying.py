@@ -112,8 +112,8 @@ class Replay:
         match event:
             case InvokeRequested():
                 self.audit.asked.add(event.request.request_id)
-            case CancelRequested() if event.request_id in self._core.cell.requests:
-                self.audit.cancelled.add(event.request_id)
+            case CancelRequested():
+                self.audit.cancelled |= self._core.cell.requests.keys() & event.request_ids
             case NodeConnected():
                 self.audit.base_bytes = event.hello.base_bytes
             case NodeReported():

@@ -56,7 +56,8 @@ def info_of_folder(
         parameters=parameters,
         disk_bytes=sum(path.stat().st_size for path in folder.iterdir() if path.is_file()),
         stop_token_ids=stop_token_ids(folder, config),
-        quantisation=quantisation_of(folder, config),
+        # An IR's config.json may still say what it was exported from.
+        quantisation=quantisation_of(folder, config) if form is ModelFormat.SAFETENSORS else "",
     )
 
 

@@ -73,25 +73,29 @@ def on_numa_nodes(nodes: Sequence[NodePlan], numbers: Sequence[int]) -> tuple[No
     """In place of the one CPU node one on each of these NUMA nodes, named after it: `cpu0`, `cpu1`,
     …, or as it is with the number behind.
 
-    Raises InvalidInput where more CPU nodes are wanted, or there is no NUMA node.
+    Raises InvalidInput where more CPU nodes are wanted or none, another node has such a name, or
+    there is no NUMA node.
     """
     if not numbers:
         raise InvalidInput(
             "--numa: the kernel tells of no NUMA node that this process may compute on",
             hint="leave it out: one node takes the whole machine",
         )
+    cpu_nodes = sum(node.device is DeviceKind.CPU for node in nodes)
+    if cpu_nodes != 1:
+        raise InvalidInput(
+            f"--numa starts a CPU node on each NUMA node in place of one, and {cpu_nodes} are "
+            "wanted",
+            hint="write --node cpu once, or leave --numa out",
+        )
     found: list[NodePlan] = []
     for node in nodes:
         if node.device is not DeviceKind.CPU:
             found.append(node)
             continue
-        if any(plan.numa is not None for plan in found):
-            raise InvalidInput(
-                "--numa starts a CPU node on each NUMA node, and more are wanted",
-                hint="write --node cpu once, or leave --numa out",
-            )
         label = node.name.rstrip("0123456789") or node.name
         found += [replace(node, name=f"{label}{n}", numa=n) for n in numbers]
+    _check_names(found)
     return tuple(found)
 
 
@@ -116,13 +120,19 @@ def plan_nodes(wanted: Sequence[str]) -> tuple[NodePlan, ...]:
             free for free in (f"{kind}{n}" for n in range(NODES_MAX + 1)) if free not in taken
         )
         check_name(chosen, "a node's name")
-        if chosen in {plan.name for plan in plans}:
-            raise InvalidInput(
-                f"two nodes are named {chosen}", hint="give every node a name of its own"
-            )
         taken.add(chosen)
         plans.append(NodePlan(name=chosen, device=DeviceKind(kind)))
+    _check_names(plans)
     return tuple(plans)
+
+
+def _check_names(plans: Sequence[NodePlan]) -> None:
+    names = [plan.name for plan in plans]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidInput(
+                f"two nodes are named {name}", hint="give every node a name of its own"
+            )
 
 
 def free_address(listen: str, option: str = "--listen") -> str:

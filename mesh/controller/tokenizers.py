@@ -41,14 +41,14 @@ class PromptCodec(Protocol):
 
 
 def chars_of(prompt: TextPrompt | ChatPrompt) -> int:
-    """How much there is to tokenise."""
+    """How much there is to render and tokenise."""
     if isinstance(prompt, TextPrompt):
         return len(prompt.text)
     said = sum(
         len(m.role) + len(m.content) + len(m.reasoning_content) + len(m.tool_calls)
         for m in prompt.messages
     )
-    return said + len(prompt.tools)
+    return said + len(prompt.tools) + len(prompt.template_kwargs)
 
 
 class Tokenizers:
@@ -89,7 +89,10 @@ class Tokenizers:
 
     async def thinking(self, model_id: ModelId, template_kwargs: str) -> Thinking | None:
         """How its answers to chats begin; None: with no thought."""
-        return (await self._codec(model_id)).thinking(template_kwargs)
+        codec = await self._codec(model_id)
+        if len(template_kwargs) <= INLINE_CHARS_MAX:
+            return codec.thinking(template_kwargs)
+        return await asyncio.to_thread(codec.thinking, template_kwargs)
 
     async def token_bytes(self, model_id: ModelId) -> Callable[[int], bytes]:
         """What each token of the model adds to a text."""

@@ -17,7 +17,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_
 from mesh.controller.gateway import Headers
 from mesh.domain.actions import DeliverTokens, RefuseRequest, SendCommand, TellAccepted
 from mesh.domain.errors import Refused
-from mesh.domain.events import CancelRequested, InvokeRequested, NodeReported
+from mesh.domain.events import InvokeRequested, NodeReported
 from mesh.domain.ids import InstanceId, RequestId
 from mesh.domain.invocation import ChatPrompt, Invocation
 from mesh.domain.messages import (
@@ -164,7 +164,8 @@ class Traces:
             if trace.request_id is not None:
                 self._calls.pop(trace.request_id, None)
             now_s = self._now_s()
-            trace.end(now_s)
+            # What the core has ended has no part any more; it hears of who left after this.
+            trace.end(now_s, cancelled=True)
             gateway.set_attributes({**trace.seen, "gen_ai.latency.e2e": now_s - arrived_s})
             gateway.end(trace.ns(now_s))
 
@@ -182,10 +183,6 @@ class Traces:
             case InvokeRequested(request=request):
                 if trace := self._calls.get(request.request_id):
                     trace.begin("queue", now_s)
-            case CancelRequested():
-                for request_id in event.request_ids:
-                    if trace := self._calls.get(request_id):
-                        trace.end(now_s, cancelled=True)
             case NodeReported(report=InstanceLoaded() as report):
                 self._loaded(now_s, report)
             case NodeReported(report=LoadFailed() | InstanceGone() as report):

@@ -12,7 +12,7 @@ from typing import Any
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.grammar import Grammar, GrammarKind
-from mesh.text.thoughts import OPEN, Thinking
+from mesh.text.thoughts import CLOSE, OPEN, Thinking
 
 GRAMMAR_CHARS_MAX = 1 << 16
 CHOICES_MAX = 1024
@@ -20,8 +20,8 @@ CHECKED_MAX = 1024
 """Grammars of which it is known what is wrong with them, if anything."""
 BLANKS = r"[\x20\x0A\x0D\x09]{0,16}"
 """Between the parts of a JSON value: small models else go on with blanks for ever."""
-_START = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|\b(start)\b')
-"""Of a grammar in Lark's notation: its first rule's name, told from what is quoted."""
+_START = re.compile(r'"(?:\\.|[^"\\])*"|(?://|#)[^\n]*|/(?:\\.|[^/\\])+/|\b(start)\b')
+"""Of a grammar in Lark's notation: its first rule's name, told from what is quoted or a comment."""
 ANY_OBJECT = Grammar(kind=GrammarKind.JSON_SCHEMA, text='{"type":"object"}')
 
 
@@ -62,15 +62,18 @@ def after_thought(grammar: Grammar, thinking: Thinking) -> Grammar:
             answer = f"answer_: /{slashes}/"
         case GrammarKind.LARK:
             answer = _START.sub(lambda m: "answer_" if m[1] else m[0], grammar.text)
-    begun = OPEN if thinking is Thinking.MAY else ""
-    thought = "thought_ gap_" if thinking is Thinking.AMID else "(thought_ gap_)?"
-    rules = [
-        f"start: {thought} answer_",
-        rf"thought_[lazy]: /{begun}(?s:.*)<\/think>/",
-        r"gap_: /\s{0,4}/",
-        answer,
-    ]
+    thought = "thought_ gap_" if thinking.amid else "(thought_ gap_)?"
+    rules = [f"start: {thought} answer_", *_thought(thinking), r"gap_: /\s{0,4}/", answer]
     return Grammar(kind=GrammarKind.LARK, text="\n".join(rules))
+
+
+def _thought(thinking: Thinking) -> Sequence[str]:
+    """Rules. Patterns match no token that is a mark by itself, which still may be spelled."""
+    begun = "" if thinking.amid else OPEN
+    if not thinking.by_tokens:
+        return [rf"thought_[lazy]: /{begun}(?s:.*)<\/think>/"]
+    spelled = r"spelled_[lazy]: /(?s:.*)<\/think>/"
+    return [f"thought_: {begun} (spelled_ | words_ {CLOSE})", spelled, "words_: /(?s:.*)/"]
 
 
 def compiled(grammar: Grammar) -> str:

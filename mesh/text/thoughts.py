@@ -6,28 +6,28 @@ answer's text, in pieces. After: `answer_reader`.
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from mesh.text.stops import overlap
 
 OPEN, CLOSE = "<think>", "</think>"
 
 
-class Thinking(StrEnum):
+@dataclass(frozen=True, slots=True)
+class Thinking:
     """How an answer begins, of a model that thinks aloud."""
 
-    AMID = "amid"
-    """In a thought that the prompt has opened."""
-    MAY = "may"
-    """With a thought, or without one."""
+    amid: bool
+    """In a thought that the prompt has opened; else with one, or without."""
+    by_tokens: bool = False
+    """The marks are tokens of their own."""
 
 
-def thinking_after(prompt: str) -> Thinking | None:
+def thinking_after(prompt: str, *, by_tokens: bool = False) -> Thinking | None:
     """What follows the prompt of a model that thinks aloud; None: the answer at once."""
     end = prompt.rstrip()
     if end.endswith(CLOSE):
         return None
-    return Thinking.AMID if end.endswith(OPEN) else Thinking.MAY
+    return Thinking(amid=end.endswith(OPEN), by_tokens=by_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class ThoughtReader:
     """One answer, up to the end of its thought. Blanks around the marks are nobody's words."""
 
     def __init__(self, thinking: Thinking) -> None:
-        self.amid = thinking is Thinking.AMID
+        self.amid = thinking.amid
         self.over = False
         """All that is pushed now is the answer."""
         self._text = ""

@@ -26,6 +26,8 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 _KWARGS_MAX = 64
 """Of templates, of which it is known how answers begin."""
+_KWARGS_CHARS_MAX = 1024
+"""Longer ones are looked at anew: callers say what they hold."""
 
 
 def _byte_chars() -> dict[str, int]:
@@ -65,8 +67,8 @@ class TextCodec:
         self.sampling = assets.sampling
         self.tool_format = format_of(assets.chat_template)
         self._thinks = thoughts.CLOSE in (assets.chat_template or "")
-        self.thinking = lru_cache(maxsize=_KWARGS_MAX)(self._thinking)
-        """How answers begin to chats with these `template_kwargs`; None: with no thought."""
+        self._has_marks = {thoughts.OPEN, thoughts.CLOSE} <= {one.content for one in added.values()}
+        self._known_thinking = lru_cache(maxsize=_KWARGS_MAX)(self._thinking)
 
     @property
     def vocabulary_tokens(self) -> int:
@@ -104,14 +106,19 @@ class TextCodec:
             )
         return self._template.render(messages, template_kwargs, tools)
 
-    def _thinking(self, template_kwargs: str) -> Thinking | None:
+    def thinking(self, template_kwargs: str) -> Thinking | None:
+        """How answers begin to chats with these; None: with no thought."""
         if not self._thinks:
             return None
+        short = len(template_kwargs) <= _KWARGS_CHARS_MAX
+        return (self._known_thinking if short else self._thinking)(template_kwargs)
+
+    def _thinking(self, template_kwargs: str) -> Thinking | None:
         try:
             prompt = self.render_chat([ChatMessage(role="user", content="?")], template_kwargs)
         except InvalidInput:
             return None  # whoever asks with these is told why
-        return thoughts.thinking_after(prompt)
+        return thoughts.thinking_after(prompt, by_tokens=self._has_marks)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the tokens, special ones left out. Incomplete characters become U+FFFD."""

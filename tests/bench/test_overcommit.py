@@ -144,6 +144,13 @@ def test_a_client_that_leaves_is_told_nothing() -> None:
     assert cell.audit().ended_once
 
 
+def test_nor_are_those_that_leave_with_it() -> None:
+    cell, _, _ = serving()
+    cell.invoke(request("r2"))
+    cell.tell(CancelRequested(request_id=RequestId("r1"), others=(RequestId("r2"),)))
+    assert cell.audit().ended_once
+
+
 def test_a_node_that_holds_more_than_it_has_is_seen() -> None:
     cell = Recorded()
     link, _ = cell.join(hello(memory_bytes=200 * MIB))

@@ -111,7 +111,12 @@ def test_a_node_on_each_numa_node_takes_what_is_near(started: dict[str, list[str
 
 @pytest.mark.parametrize(
     ("wanted", "numbers", "said"),
-    [(["cpu", "cpu=b"], [0, 1], "more are wanted"), (["cpu"], [], "tells of no NUMA node")],
+    [
+        (["cpu", "cpu=b"], [0, 1], "and 2 are wanted"),
+        (["gpu"], [0, 1], "and 0 are wanted"),
+        (["cpu", "gpu=cpu1"], [0, 1], "two nodes are named cpu1"),
+        (["cpu"], [], "tells of no NUMA node"),
+    ],
 )
 def test_numa_nodes_that_cannot_be_meant_are_refused(
     wanted: list[str], numbers: list[int], said: str

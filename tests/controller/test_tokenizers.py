@@ -37,6 +37,7 @@ class Codec:
         return self.encode("".join(message.content for message in messages))
 
     def thinking(self, template_kwargs: str) -> Thinking | None:
+        self.threads.append(threading.get_ident())
         return None
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -107,6 +108,16 @@ async def test_long_prompts_are_tokenised_on_a_thread_and_short_ones_in_place() 
     await shelf.tokenizers.tokens(ONE, ChatPrompt(messages=(long,)))
     assert shelf.codec.threads[0] == here
     assert shelf.codec.threads[1] != here
+
+
+async def test_so_is_what_a_template_is_given_besides() -> None:
+    """The template renders it, whatever the messages are."""
+    shelf, here, hi = Shelf(ONE), threading.get_ident(), ChatMessage(role="user", content="hi")
+    long = f'{{"documents": "{"x" * INLINE_CHARS_MAX}"}}'
+    await shelf.tokenizers.thinking(ONE, "")
+    await shelf.tokenizers.thinking(ONE, long)
+    await shelf.tokenizers.tokens(ONE, ChatPrompt(messages=(hi,), template_kwargs=long))
+    assert [thread == here for thread in shelf.codec.threads] == [True, False, False]
 
 
 async def test_a_prompt_without_tokens_is_invalid() -> None:

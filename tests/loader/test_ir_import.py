@@ -65,6 +65,15 @@ def test_a_whole_folder_is_imported_and_can_be_read_by_openvino(
     assert json.loads((stored.path / "tokenizer.json").read_text())["model"]["type"] == "BPE"
 
 
+@pytest.mark.parametrize("said", [{"quant_method": "gptq"}, {"bits": 4}])
+def test_how_what_it_was_exported_from_was_quantised_is_not_its_own(
+    store: ModelStore, folder: Path, said: dict[str, object]
+) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": said}))
+    assert store.import_model(f"file://{folder}").info.quantisation == ""
+
+
 @pytest.mark.parametrize("name", ["openvino_model.bin", "config.json", "tokenizer.json"])
 def test_a_missing_file_is_named(store: ModelStore, folder: Path, name: str) -> None:
     (folder / name).unlink()

@@ -1,11 +1,15 @@
 """Which grammars can be kept to, and what is said of those that cannot."""
 
 import json
+from collections.abc import Sequence
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from mesh.domain.errors import InvalidInput
 from mesh.domain.grammar import Grammar, GrammarKind
+from mesh.domain.text import TextAssets
 from mesh.text.grammars import (
     ANY_OBJECT,
     CHOICES_MAX,
@@ -17,6 +21,8 @@ from mesh.text.grammars import (
     json_grammar,
 )
 from mesh.text.thoughts import Thinking
+from mesh.text.tokenizer import TextCodec
+from tests.text.conftest import tiny_assets
 
 
 @pytest.mark.parametrize(
@@ -66,12 +72,12 @@ def test_schemas_are_taken_as_data_or_text() -> None:
 @pytest.mark.parametrize(
     ("thinking", "answer", "kept"),
     [
-        (Thinking.AMID, 'so {be} </thin it\n</think>\n\n{"a": 3}', True),
-        (Thinking.AMID, '{"a": 3}', False),
-        (Thinking.AMID, 'x</think>y</think>{"a": 3}', False),
-        (Thinking.MAY, '<think>{</think>{"a": 3}', True),
-        (Thinking.MAY, '{"a": 3}', True),
-        (Thinking.MAY, 'well, </think>{"a": 3}', False),
+        (Thinking(amid=True), 'so {be} </thin it\n</think>\n\n{"a": 3}', True),
+        (Thinking(amid=True), '{"a": 3}', False),
+        (Thinking(amid=True), 'x</think>y</think>{"a": 3}', False),
+        (Thinking(amid=False), '<think>{</think>{"a": 3}', True),
+        (Thinking(amid=False), '{"a": 3}', True),
+        (Thinking(amid=False), 'well, </think>{"a": 3}', False),
     ],
 )
 def test_an_answer_keeps_to_its_grammar_once_it_has_thought(
@@ -81,18 +87,53 @@ def test_an_answer_keeps_to_its_grammar_once_it_has_thought(
     assert _accepts(after_thought(json_grammar(schema), thinking), answer) is kept
 
 
+@pytest.mark.parametrize(
+    ("begun", "answer", "kept"),
+    [
+        ("<think>", ['so {be} it\n</think>\n\n{"a": 3}'], True),
+        ("<think>", ["so </", 'think>{"a": 3}'], True),
+        ("<think>", ["so {be} it, or"], False),
+        ("<think>", ['x</think>y</think>{"a": 3}'], False),
+        ("", ['<think>\n{\n</think>\n\n{"a": 3}'], True),
+        ("", ['{"a": 3}'], True),
+        ("", ['well, </think>{"a": 3}'], False),
+    ],
+)
+def test_marks_may_be_tokens_of_their_own(begun: str, answer: list[str], kept: bool) -> None:
+    """As Qwen3 and DeepSeek-R1 have them, which no pattern matches. They may be spelled, too."""
+    tokenizer = Tokenizer.from_str(tiny_assets().tokenizer_json.decode())
+    tokenizer.add_tokens([AddedToken(mark, special=False) for mark in ("<think>", "</think>")])
+    made, template = tokenizer.to_str(), "{# until </think> #}" + begun
+    codec = TextCodec(TextAssets(tokenizer_json=made.encode(), chat_template=template))
+    thinking = codec.thinking("")
+    assert thinking == Thinking(amid=bool(begun), by_tokens=True)
+    vocabulary = LLTokenizer(made, n_vocab=codec.vocabulary_tokens, eos_token=[0])
+    tokens = [token for part in answer for token in codec.encode(part)]
+    grammar = after_thought(json_grammar({"type": "object"}), thinking)
+    assert _accepts(grammar, tokens, vocabulary) is kept
+
+
 def test_any_grammar_may_come_after_a_thought() -> None:
     path = Grammar(kind=GrammarKind.REGEX, text=r"a/b\/\d+")
-    assert _accepts(after_thought(path, Thinking.AMID), "x</think> a/b/22")
+    assert _accepts(after_thought(path, Thinking(amid=True)), "x</think> a/b/22")
     words = Grammar(kind=GrammarKind.LARK, text='start: word | word start\nword: "start"')
-    assert _accepts(after_thought(words, Thinking.MAY), "<think>x</think>startstart")
-    assert not _accepts(after_thought(words, Thinking.MAY), "start<think>x</think>start")
+    assert _accepts(after_thought(words, Thinking(amid=False)), "<think>x</think>startstart")
+    assert not _accepts(after_thought(words, Thinking(amid=False)), "start<think>x</think>start")
 
 
-def _accepts(grammar: Grammar, answer: str) -> bool:
-    from llguidance import LLMatcher, LLTokenizer
+@pytest.mark.parametrize("comment", ['// say "yes', "# it's a/b", "// start"])
+def test_comments_of_a_grammar_say_nothing_of_its_rules(comment: str) -> None:
+    grammar = Grammar(kind=GrammarKind.LARK, text=f'{comment}\nstart: /y#"/ "es" {comment}')
+    assert _accepts(after_thought(grammar, Thinking(amid=True)), 'x</think>y#"es')
 
+
+BYTES = LLTokenizer("byte")
+
+
+def _accepts(
+    grammar: Grammar, answer: str | Sequence[int], vocabulary: LLTokenizer = BYTES
+) -> bool:
     check_grammar(grammar)
-    matcher = LLMatcher(LLTokenizer("byte"), compiled(grammar))
-    tokens = list(answer.encode())
+    matcher = LLMatcher(vocabulary, compiled(grammar))
+    tokens = list(answer.encode() if isinstance(answer, str) else answer)
     return matcher.try_consume_tokens(tokens) == len(tokens) and bool(matcher.is_accepting())

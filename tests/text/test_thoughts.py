@@ -11,7 +11,7 @@ from mesh.text.answer_reader import AnswerReader, Reading
 from mesh.text.thoughts import Thinking, Thought, thinking_after
 from mesh.text.tool_calls import Arguments, CallBegun, Text
 
-AMID, MAY = Thinking.AMID, Thinking.MAY
+AMID, MAY = Thinking(amid=True), Thinking(amid=False)
 ANSWERS = [
     (AMID, "\nI see. \n</think>\n\nYes.\n", "I see.", "Yes.\n"),
     (AMID, "never ends </thin", "never ends </thin", ""),
@@ -51,7 +51,7 @@ def test_a_thought_is_told_apart(
 def test_the_end_of_a_prompt_tells_how_its_answer_begins(
     prompt: str, thinking: Thinking | None
 ) -> None:
-    assert thinking_after(prompt) is thinking
+    assert thinking_after(prompt) == thinking
 
 
 def test_tools_are_called_after_the_thought_alone() -> None:

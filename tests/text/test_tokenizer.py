@@ -1,5 +1,6 @@
 """Encoding prompts and conversations."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from mesh.domain.errors import InvalidInput, TornModel, UnsupportedModel
 from mesh.domain.text import ChatMessage, TextAssets
+from mesh.text.thoughts import Thinking
 from mesh.text.tokenizer import TextCodec
 from tests.text.conftest import tiny_assets
 
@@ -129,3 +131,15 @@ def test_what_templates_rely_on_is_there(assets: TextAssets, template: str, text
 def test_a_template_cannot_change_what_it_is_given(assets: TextAssets) -> None:
     with pytest.raises(InvalidInput, match="fails on these messages"):
         TextCodec(replace(assets, chat_template="{{ messages.append(1) }}")).render_chat([USER])
+
+
+def test_how_answers_begin_is_kept_of_short_template_kwargs_alone(assets: TextAssets) -> None:
+    """Callers say what these hold, megabytes if they like."""
+    template = "{{ '<think>' if thinking else '</think>' }}"
+    codec = TextCodec(replace(assets, chat_template=template))
+    short, long = '{"thinking": true}', f'{{"thinking": true, "more": "{"x" * 5000}"}}'
+    before = sys.getrefcount(short), sys.getrefcount(long)
+    assert codec.thinking(short) == codec.thinking(long) == Thinking(amid=True)
+    assert codec.thinking("") is None
+    assert sys.getrefcount(short) > before[0]
+    assert sys.getrefcount(long) == before[1]

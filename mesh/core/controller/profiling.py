@@ -188,7 +188,7 @@ def profile_refined(ctx: EventContext, said: ProfileRefined) -> None:
     known = None if instance is None else instance.profile
     if instance is not None and known is not None and _survey(profile) == _survey(known):
         instance.refine_profile(profile)
-        ctx.cell.learn_profile(profile)
+        ctx.cell.refine_profile(profile)
         ctx.act(StoreProfile(operation_id=None, profile=profile))
 
 

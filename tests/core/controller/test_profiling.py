@@ -21,7 +21,7 @@ from mesh.domain.events import (
     ProfileRequested,
     StoreFailed,
 )
-from mesh.domain.ids import DeploymentName, InstanceId, NodeId, OperationId
+from mesh.domain.ids import DeploymentName, InstanceId, ModelId, NodeId, OperationId
 from mesh.domain.lifecycle import InstanceState
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
@@ -38,7 +38,18 @@ from mesh.domain.messages import (
     UseProfile,
 )
 from tests.core.admission import instance, node, submitted
-from tests.core.cells import MIB, CellUnderTest, commands, deployment, hello, of_kind, only, request
+from tests.core.cells import (
+    FOOTPRINT,
+    MIB,
+    MODEL,
+    CellUnderTest,
+    commands,
+    deployment,
+    hello,
+    of_kind,
+    only,
+    request,
+)
 from tests.support.profiles import PROFILE, profile
 
 OP, OP2 = OperationId("op-1"), OperationId("op-2")
@@ -304,13 +315,20 @@ def test_a_refined_profile_holds_for_its_instance_and_what_is_loaded_later_and_i
     cell, link, instance_id = measuring_cell()
     cell.report(link, DONE)
     cell.tell(DeploymentStored(operation_id=OP))
+    known = cell.core.cell.expectations
+    other = replace(MODEL, model_id=ModelId("sha256-ffff"))
+    estimate = known.profile(other, FOOTPRINT, hello())
+    known.learn_estimate(estimate, 2.0)
+    tried = known.profile(other, FOOTPRINT, hello())
+    assert tried != estimate
     better = profile(measured_s=42.0, decode=replace(MEASURED.decode, rows=(1, 31)))
     actions = cell.report(link, ProfileRefined(instance_id=instance_id, profile=better))
     stored = only(actions, StoreProfile)
     assert (stored.operation_id, stored.profile) == (None, better)
     assert commands(actions, UseProfile) == []
     assert cell.core.cell.instances[instance_id].profile == better
-    assert cell.core.cell.expectations.measured(better.model_id) == [better]
+    assert known.measured(better.model_id) == [better]
+    assert known.profile(other, FOOTPRINT, hello()) == tried, "what others have shown holds"
 
 
 def test_a_refined_profile_of_something_else_is_not_taken() -> None:

@@ -94,6 +94,11 @@ class Cell:
         self.expectations.learn_profile(profile)
         self.refusals.fleet_changed()
 
+    def refine_profile(self, profile: Profile) -> None:
+        """The same of one that iterations have refined."""
+        self.expectations.refine_profile(profile)
+        self.refusals.fleet_changed()
+
     def add_deployment(self, entry: DeploymentEntry) -> None:
         self.deployments[entry.spec.name] = entry
 

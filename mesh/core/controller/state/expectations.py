@@ -28,9 +28,15 @@ class Expectations:
 
     def learn_profile(self, profile: Profile) -> None:
         """A profile has been measured; estimates may now be scaled from it."""
+        self.refine_profile(profile)
+        self._tried.clear()
+
+    def refine_profile(self, profile: Profile) -> None:
+        """One that was measured is nearer to what iterations take: now and then, so that estimates
+        which they have corrected stay so.
+        """
         self._measured[profile.model_id, profile.fingerprint] = profile
         self._best.clear()
-        self._tried.clear()
 
     def learn_estimate(self, profile: Profile, factor: float) -> None:
         """Iterations took `factor` times what an estimate said: the next instance need not find out

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from mesh.core.controller.state.context import VALIDATIONS_OF_MANY
 from mesh.domain.actions import DeliverTokens, RefuseRequest, SetTimer, TellAccepted, TellWaiting
 from mesh.domain.events import (
     CancelRequested,
@@ -160,6 +161,19 @@ def test_a_place_is_not_given_to_one_whose_client_goes_in_the_same_moment() -> N
     left = CancelRequested(request_id=RequestId("r1"), others=(RequestId("r2"),))
     (submitted,) = commands(cell.tell(left), SubmitRequest)
     assert submitted.order.request.request_id == "r3"
+
+
+def test_a_few_of_many_places_are_given_at_once_and_the_rest_with_the_next_retry() -> None:
+    """The next batch of those who leave is handled soon."""
+    places = 2 * VALIDATIONS_OF_MANY
+    cell, _, _ = serving_cell(batch_max=places)
+    for n in range(2, 2 * places + 1):
+        cell.invoke(request(f"r{n}"))
+    first, *others = (RequestId(f"r{n}") for n in range(1, places + 1))
+    left = cell.tell(CancelRequested(request_id=first, others=tuple(others)))
+    assert len(commands(left, SubmitRequest)) == VALIDATIONS_OF_MANY
+    assert cell.core.cell.retry_at_s is not None
+    assert len(commands(cell.retry(), SubmitRequest)) == places - VALIDATIONS_OF_MANY
 
 
 def test_unknown_deployments_and_oversized_prompts_are_refused_at_once() -> None:

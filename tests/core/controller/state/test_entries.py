@@ -6,6 +6,7 @@ from math import inf
 
 import pytest
 
+from mesh.core.controller.state.context import REQUESTS_OF_ONE
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.operation import OperationEntry
 from mesh.domain.ids import ModelId, OperationId
@@ -291,3 +292,16 @@ def test_the_pause_after_failed_loads_doubles_up_to_a_bound() -> None:
     assert pauses_s == [1.0, 2.0, 4.0, 4.0]
     known.cell.note_served(known.deployment, 3)
     assert known.deployment.load_failures == 0
+
+
+def test_a_validation_of_a_node_with_many_requests_counts_as_several_and_none_is_owed() -> None:
+    known, other = Entries(), Entries().node
+    for n in range(2 * REQUESTS_OF_ONE):
+        submit(known.instance, known.a_request(f"r{n}"))
+    ctx = known.context()
+    ctx.note_validation(other)
+    assert ctx.validations_left == 8
+    ctx.note_validation(known.node)
+    assert ctx.validations_left == 5
+    ctx.note_validations(6)
+    assert ctx.validations_left == 0
