@@ -213,7 +213,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
 
 def _add_computing(add: Callable[..., object]) -> None:
     add("--threads", type=int, metavar="N", help="to compute with (default: the usable cores)")
-    add("--numa", type=int, metavar="N", help="take CPUs and memory of this NUMA node alone")
+    add("--numa", type=int, metavar="N", help="take CPUs of this NUMA node alone, near its memory")
     for option, kind, what in (
         ("--precision", ComputePrecision, "what openvino multiplies in"),
         ("--kv", KvPrecision, "elements of its KV caches"),

@@ -38,7 +38,7 @@ from mesh_nodes.main import main as run_node
     help="Of that, for models loaded before they are called, 0 for none; default: a quarter.",
 )
 @click.option("--threads", type=int, help="Threads to compute with; default: the usable cores.")
-@click.option("--numa", type=int, metavar="N", help="CPUs and memory of this NUMA node alone.")
+@click.option("--numa", type=int, metavar="N", help="CPUs of NUMA node N alone, near its memory.")
 @precision_option
 @kv_option
 @click.option("--asleep", type=int, metavar="N", help="Unloaded models kept in host memory (GPU).")
