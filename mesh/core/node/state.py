@@ -373,7 +373,7 @@ class LocalNode:
         self.beside_loads.load_began(instance.instance_id, now_s)
 
     def end_load(self, instance: LocalInstance, tier: LoadTier | None, now_s: float) -> float:
-        """`tier`: from where the weights came; None for one that failed. What was computed beside it."""
+        """`tier`: from where the weights came; None for one that failed. Seconds computed in it."""
         self.woken |= tier is LoadTier.HOST
         return self.beside_loads.load_ended(instance.instance_id, now_s)
 

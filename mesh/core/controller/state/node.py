@@ -117,9 +117,11 @@ class NodeEntry:
                 return footprint
         return estimate_footprint(deployment.model)
 
-    def tier_of(self, deployment: Deployment) -> LoadTier:
-        """From where it would load the deployment's model, were it to begin next."""
-        if self._sharers(deployment):
+    def tier_of(self, deployment: Deployment, of: InstanceEntry | None = None) -> LoadTier:
+        """From where it would load the deployment's model, were it to begin next; or loads it, `of`
+        an instance whose load begins.
+        """
+        if any(instance is not of for instance in self._sharers(deployment)):
             return LoadTier.HOST
         if self.held is None:
             return LoadTier.DISK
