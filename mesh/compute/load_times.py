@@ -104,7 +104,7 @@ class LoadTimes:
 
     def __init__(self, busy_load_factor: float) -> None:
         """As the node states it; 1: it makes no difference, and none is learned."""
-        self._stated = busy_load_factor - 1.0
+        self._stated = stated_slowdown(busy_load_factor)
         self.slowdown = self._stated
         self._tiers: dict[LoadTier, TierLoads] = {}
         self._alone_s: dict[tuple[LoadTier, int], tuple[float, float]] = {}
@@ -143,6 +143,11 @@ class LoadTimes:
             known = self._tiers[tier].alone_s(weights_bytes, self.slowdown)
             self._alone_s[tier, weights_bytes] = known
         return known
+
+
+def stated_slowdown(busy_load_factor: float) -> float:
+    """No load takes less time beside iterations, whatever a node states."""
+    return max(busy_load_factor - 1.0, 0.0)
 
 
 def beside_s(alone_s: float, slowdown: float, computes_s: float) -> float:

@@ -79,6 +79,7 @@ def test_a_load_beside_is_as_long_as_what_is_computed_in_it_makes_it() -> None:
     assert beside_s(2.0, 1.0, 4.0) == beside_s(2.0, 1.0, 99.0) == 4.0
     seconds = beside_s(2.0, 1.0, 1.5)
     assert seconds == pytest.approx(2.0 * (1.0 + 1.5 / seconds))
+    assert beside_s(2.0, LoadTimes(0.5).slowdown, 1.5) == 2.0, "none is quicker beside iterations"
 
 
 def test_a_slowdown_is_read_off_loads_that_had_unlike_shares() -> None:

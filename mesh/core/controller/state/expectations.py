@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from math import inf
 
-from mesh.compute.load_times import PRIORS, LoadTimes, beside_s
+from mesh.compute.load_times import PRIORS, LoadTimes, beside_s, stated_slowdown
 from mesh.compute.scaling import Target, best_profile, lengthened
 from mesh.domain.ids import ModelId, NodeId
 from mesh.domain.messages import NodeHello
@@ -118,7 +118,7 @@ class Expectations:
         for key in (node.node_id, node.fingerprint):
             if key in self._load_times:
                 return self._load_times[key].slowdown
-        return node.busy_load_factor - 1.0
+        return stated_slowdown(node.busy_load_factor)
 
     def load_times(self, node: NodeHello) -> tuple[LoadTimesView, ...]:
         """Of each tier that a load on the node may come from, as far as anybody knows."""
