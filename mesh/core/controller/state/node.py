@@ -150,8 +150,14 @@ class NodeEntry:
         return [
             i
             for i in self.instances.values()
-            if (i.model_id, i.context_tokens_max) == kind and (i.is_loaded or self._load_runs(i))
+            if (i.model_id, i.context_tokens_max) == kind
+            and (i.is_loaded or (i.state is InstanceState.LOADING and not self.load_waits(i)))
         ]
+
+    def load_waits(self, instance: InstanceEntry) -> bool:
+        """Whether the node has not been told of its load."""
+        name = instance.instance_id
+        return self.station.load_kind(name) is not None and self.station.running(name) is None
 
     def _load_runs(self, instance: InstanceEntry) -> bool:
         loading = instance.state is InstanceState.LOADING
