@@ -23,7 +23,7 @@ def load_errors(path: Path) -> Iterator[float]:
 
 def errors_of(core: ControllerCore, decisions: Iterable[Decision]) -> Iterator[float]:
     """Of each load that ended, first loads of a model included: by what share of what it took, from
-    its command to the report, it was expected otherwise.
+    its command to the report, it was expected otherwise when it began.
     """
     for decision in decisions:
         event = decision.event
@@ -32,5 +32,5 @@ def errors_of(core: ControllerCore, decisions: Iterable[Decision]) -> Iterator[f
             instance = core.cell.instances.get(event.report.instance_id)
             if instance is not None:
                 took_s = decision.now_s - instance.load_started_s
-                yield abs(took_s - instance.load_s) / took_s
+                yield abs(took_s - instance.load_expected_s) / took_s
         core.handle(event, decision.now_s)

@@ -42,6 +42,7 @@ INSTANCES: tuple[Column[InstanceSnapshot], ...] = (
     *_WHICH,
     number("BATCH_MAX", lambda i: i.batch_max),
     number("LOAD_S", lambda i: f"{i.load_s:.2f}"),
+    number("EXPECTED_S", lambda i: hundredths(i.load_expected_s or None)),
     word("FROM", lambda i: i.tier),
     word("PHASE", lambda i: _phase(i)),
 )

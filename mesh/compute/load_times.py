@@ -3,15 +3,16 @@
 A load's time belongs to the node and the tier that the weights come from, not to the model: what
 one model's load took is what the next one's is expected by, sizes that are alike counting most. The
 past is told as ratios to a prior, a fixed part and a rate, so that a single load of one size says
-something of every other. Before: the ends of loads. After: validation, which asks when an instance
-is ready.
+something of every other; and as of loads alone, so that those beside iterations say something of
+those without. Before: the ends of loads. After: validation, which asks when an instance is ready.
 """
 
 from collections import deque
-from collections.abc import Sequence
-from itertools import combinations
-from math import log
-from statistics import mean, median
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, combinations, repeat
+from math import inf, log, sqrt
+from statistics import fmean, median
 
 from mesh.domain.steps import LoadRate, LoadTier
 
@@ -24,60 +25,150 @@ PRIORS = {
 """Expected of loads until one has been seen, where the node does not say. From its host's memory:
 at most half of the rate of its bus.
 """
-LOADS_KEPT = 16
+LOADS_KEPT = 32
 """The last ones of a tier."""
-AGE_WEIGHT = 0.7
-"""Of a load beside the one after it: half of what is known is of the last two."""
+AGE_WEIGHT = 0.9
+"""Of a load beside the one after it: half of what is known is of the last seven."""
 LIKENESS = 0.05
 """Sizes that differ by this share count half as much as equal ones."""
 UNEVEN_SHARE = 1.0
 """Of the mean deviation of loads so far, by which a promise is longer than their mean."""
 SIZES_APART = 1.5
 """Of two loads, one over the other, that tell something of the rate."""
+SHARES_APART = 0.3
+"""Of two loads, in which the node computed, that tell something of the slowdown."""
+SLOWDOWN_MAX = 8.0
+STATED_PAIRS = 4
+"""Of loads, that the slowdown which a node states counts as much as."""
 
 
-class LoadTimes:
-    """Of one node and tier."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastLoad:
+    weights_bytes: int
+    ratio: float
+    """Of what it took to what the prior says of a load alone."""
+    beside_share: float
+    """Of its time, in which the node computed."""
+
+    def alone(self, slowdown: float) -> float:
+        """The ratio that it would have had."""
+        return self.ratio / (1.0 + slowdown * self.beside_share)
+
+
+class TierLoads:
+    """Of one node and tier, those that ended last."""
 
     def __init__(self, prior: LoadRate) -> None:
         self.prior = prior
-        self._ratios: deque[tuple[int, float]] = deque(maxlen=LOADS_KEPT)
-        """Weights, and the seconds over the prior's; the last load first."""
-        self._expected_s: dict[int, float] = {}
-        """By weights, until the next load."""
+        self._loads: deque[PastLoad] = deque(maxlen=LOADS_KEPT)
+        """The last one first."""
 
     def __len__(self) -> int:
-        """Loads that it goes by."""
-        return len(self._ratios)
+        return len(self._loads)
 
-    @property
-    def factor(self) -> float:
-        """What loads have taken over what the prior says, in the mean."""
-        return mean(ratio for _, ratio in self._ratios) if self._ratios else 1.0
-
-    def learn(self, weights_bytes: int, seconds: float) -> None:
-        """A load has ended well."""
-        self._expected_s.clear()
+    def learn(self, weights_bytes: int, seconds: float, computed_s: float) -> None:
         prior_s = self.prior.load_s(weights_bytes)
-        self._ratios.appendleft((weights_bytes, seconds / prior_s if prior_s else 1.0))
+        self._loads.appendleft(
+            PastLoad(
+                weights_bytes=weights_bytes,
+                ratio=seconds / prior_s if prior_s else 1.0,
+                beside_share=min(computed_s / seconds, 1.0) if seconds > 0.0 else 0.0,
+            )
+        )
 
-    def expected_s(self, weights_bytes: int) -> float:
-        """Seconds that a load is planned with: the mean of those before, and what they deviated."""
-        known_s = self._expected_s.get(weights_bytes)
-        if known_s is None:
-            factor = self._factor(weights_bytes) if self._ratios else 1.0
-            known_s = self._expected_s[weights_bytes] = factor * self.prior.load_s(weights_bytes)
-        return known_s
+    def factor(self, slowdown: float) -> float:
+        """What loads alone take over what the prior says, in the mean."""
+        return fmean(load.alone(slowdown) for load in self._loads)
 
-    def _factor(self, weights_bytes: int) -> float:
+    def slowdowns(self) -> Iterator[float]:
+        """See the function of this name."""
+        return slowdowns([(load.ratio, load.beside_share) for load in self._loads])
+
+    def alone_s(self, weights_bytes: int, slowdown: float) -> tuple[float, float]:
+        """Of a load alone: the median, and the mean with what they deviate from it."""
         weighed = [
-            (AGE_WEIGHT**age / (LIKENESS + _distance(weights_bytes, of_bytes)), ratio)
-            for age, (of_bytes, ratio) in enumerate(self._ratios)
+            (load.alone(slowdown), AGE_WEIGHT**age / (LIKENESS + _distance(weights_bytes, load)))
+            for age, load in enumerate(self._loads)
         ]
-        whole = sum(weight for weight, _ in weighed)
-        mean = sum(weight * ratio for weight, ratio in weighed) / whole
-        uneven = sum(weight * abs(ratio - mean) for weight, ratio in weighed) / whole
-        return mean + UNEVEN_SHARE * uneven
+        whole = sum(weight for _, weight in weighed)
+        mean = sum(ratio * weight for ratio, weight in weighed) / whole
+        uneven = sum(abs(ratio - mean) * weight for ratio, weight in weighed) / whole
+        prior_s = self.prior.load_s(weights_bytes)
+        return _middle(weighed, whole) * prior_s, (mean + UNEVEN_SHARE * uneven) * prior_s
+
+
+class LoadTimes:
+    """Of one node, or of all of one kind. A load beside which the node computes for a share of its
+    time takes longer by that share of `slowdown`, whatever its tier.
+    """
+
+    def __init__(self, busy_load_factor: float) -> None:
+        """As the node states it; 1: it makes no difference, and none is learned."""
+        self._stated = stated_slowdown(busy_load_factor)
+        self.slowdown = self._stated
+        self._tiers: dict[LoadTier, TierLoads] = {}
+        self._alone_s: dict[tuple[LoadTier, int], tuple[float, float]] = {}
+        """By tier and weights, until the next load."""
+
+    def tier(self, tier: LoadTier) -> TierLoads | None:
+        """None where no load has come from it."""
+        return self._tiers.get(tier)
+
+    def learn(
+        self,
+        tier: LoadTier,
+        prior: LoadRate,
+        weights_bytes: int,
+        seconds: float,
+        computed_s: float = 0.0,
+    ) -> None:
+        """A load has ended well, and the node has computed for so long beside it."""
+        self._alone_s.clear()
+        self._tiers.setdefault(tier, TierLoads(prior)).learn(weights_bytes, seconds, computed_s)
+        if self._stated:
+            seen = [each for loads in self._tiers.values() for each in loads.slowdowns()]
+            self.slowdown = median([*seen, *repeat(self._stated, STATED_PAIRS)])
+
+    def expected_s(self, tier: LoadTier, weights_bytes: int) -> float:
+        """Of a load alone, as likely longer as shorter. One must have come from the tier."""
+        return self._known_s(tier, weights_bytes)[0]
+
+    def planned_s(self, tier: LoadTier, weights_bytes: int) -> float:
+        """The same as promises rest on: longer by what loads have deviated."""
+        return self._known_s(tier, weights_bytes)[1]
+
+    def _known_s(self, tier: LoadTier, weights_bytes: int) -> tuple[float, float]:
+        known = self._alone_s.get((tier, weights_bytes))
+        if known is None:
+            known = self._tiers[tier].alone_s(weights_bytes, self.slowdown)
+            self._alone_s[tier, weights_bytes] = known
+        return known
+
+
+def stated_slowdown(busy_load_factor: float) -> float:
+    """No load takes less time beside iterations, whatever a node states."""
+    return max(busy_load_factor - 1.0, 0.0)
+
+
+def beside_s(alone_s: float, slowdown: float, computes_s: float) -> float:
+    """Seconds of a load beside which its node computes from its begin on for so long, if it lasts
+    as long: t = alone_s (1 + slowdown min(computes_s / t, 1)), solved for t.
+    """
+    longest_s = alone_s * (1.0 + slowdown)
+    if computes_s >= longest_s:
+        return longest_s
+    return (alone_s + sqrt(alone_s * (alone_s + 4.0 * slowdown * computes_s))) / 2.0
+
+
+def slowdowns(loads: Iterable[tuple[float, float]]) -> Iterator[float]:
+    """By how much loads take longer beside iterations, by any two that had them for unlike shares
+    of their time: of each its seconds, or a ratio, and that share.
+    """
+    for (one, more), (other, less) in combinations(sorted(loads, key=_share, reverse=True), 2):
+        if more - less >= SHARES_APART:
+            left = other * more - one * less
+            slowdown = (one - other) / left if left > 0.0 else inf
+            yield min(max(slowdown, 0.0), SLOWDOWN_MAX)
 
 
 def fitted(loads: Sequence[tuple[int, float]], prior: LoadRate) -> LoadRate:
@@ -98,5 +189,16 @@ def fitted(loads: Sequence[tuple[int, float]], prior: LoadRate) -> LoadRate:
     return LoadRate(fixed_s=prior.fixed_s * factor, bytes_per_s=prior.bytes_per_s / factor)
 
 
-def _distance(one_bytes: int, other_bytes: int) -> float:
-    return abs(log(max(one_bytes, 1) / max(other_bytes, 1)))
+def _share(load: tuple[float, float]) -> float:
+    return load[1]
+
+
+def _distance(weights_bytes: int, load: PastLoad) -> float:
+    return abs(log(max(weights_bytes, 1) / max(load.weights_bytes, 1)))
+
+
+def _middle(weighed: Iterable[tuple[float, float]], whole: float) -> float:
+    """The median of values with weights, which come to `whole`."""
+    ordered = sorted(weighed)
+    shares = accumulate(weight / whole for _, weight in ordered)
+    return next(value for (value, _), share in zip(ordered, shares, strict=True) if share >= 0.5)

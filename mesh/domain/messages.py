@@ -247,6 +247,8 @@ class InstanceLoaded:
     kv_blocks: int
     elapsed_s: float
     tier: LoadTier = LoadTier.DISK
+    computed_s: float = 0.0
+    """Of the load's time, in which the node computed beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

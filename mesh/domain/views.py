@@ -65,9 +65,11 @@ class InstanceSnapshot:
     tier: LoadTier | None = None
     """From where its weights came; None while it loads, and where nobody knows any more."""
     load_expected_s: float = 0.0
-    """How long its load was expected to take when it was decided on; 0 for one that a node brought
-    along.
+    """How long its load was expected to take when it began, as likely longer as shorter; 0 for one
+    that a node brought along.
     """
+    load_planned_s: float = 0.0
+    """The same as it was promised with: longer by what loads there deviate."""
 
     @property
     def kv_cached_bytes(self) -> int:
@@ -161,6 +163,8 @@ class NodeSnapshot:
     fingerprint: str = ""
     load_slowdown: float = 1.0
     """By which a load lengthens the iterations beside it."""
+    busy_load_factor: float = 1.0
+    """By which a load takes longer beside which it computes all along."""
     prefetch_bytes: int = 0
     """Of its memory, the most for what is loaded before anybody calls for it."""
     asleep: tuple[ModelId, ...] = ()

@@ -73,6 +73,7 @@ class VirtualAgent:
         self.core = NodeCore(limits=limits)
         self.lanes = VirtualLanes(clock)
         self.engine = engine_of(self.lanes.spend)
+        self.lanes.more_load_s = self.engine.more_load_s
         performer = NodePerformer(engine=self.engine, lanes=self.lanes, link=self, models=self)
         self._host: Host[NodeEvent, NodeAction] = Host(
             core=self.core, clock=clock, perform=performer.perform, recorders=(recorder,)

@@ -90,7 +90,7 @@ class NodeCosts:
     load_s: float = 0.3
     """Of every load: all but its weights."""
     load_stretch: float = 1.0
-    """By which a load takes longer that begins while its node has requests."""
+    """By which a load takes longer beside which its node computes all along."""
     load_bytes_per_s: float = 13.5e9
     resize: Resizing = Resizing.MAPS
     resize_s: float = 0.002
@@ -104,9 +104,10 @@ class NodeCosts:
     unload_s: float = 0.05
 
     def __post_init__(self) -> None:
-        factors = (self.prefill_factor, self.load_slowdown, self.load_stretch)
-        if not all(value > 0 for value in factors):
-            raise ValueError("prefill_factor, load_slowdown and load_stretch must be above 0")
+        if not all(value > 0 for value in (self.prefill_factor, self.load_slowdown)):
+            raise ValueError("prefill_factor and load_slowdown must be above 0")
+        if not self.load_stretch >= 1.0:
+            raise ValueError("load_stretch must be 1 or more")
         if not all(value >= 0 for value in (self.overhead_s, self.priming_s)):
             raise ValueError("overhead_s and priming_s must be 0 or more")
 

@@ -8,7 +8,9 @@ for as long. Before: `NodePerformer`. After: `virtual_engine`, which keeps its b
 import math
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
+from mesh.compute.load_times import beside_s
 from mesh.compute.times import Times
 from mesh.domain.errors import UnsupportedModel
 from mesh.domain.ids import InstanceId, ModelId, RequestId
@@ -28,6 +30,17 @@ from mesh.sim.virtual_engine import NO_LENGTHS, VirtualEngine
 NAME = "cost-model"
 SHARE_MIN = 0.5
 """Of what an iteration takes on the average: no jitter makes it shorter."""
+LOAD_END_SHARE = 0.001
+"""Of a load, that it need not be longer yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Load:
+    began_s: float
+    alone_s: float
+    """What it takes beside nothing."""
+    computed_s: float
+    """On the node, until it began."""
 
 
 class CostEngine(VirtualEngine):
@@ -57,10 +70,14 @@ class CostEngine(VirtualEngine):
         self._spend = spend
         self._now_s = now_s
         self._drawn = drawn or random.Random(costs.jitter.seed)
+        self._load: _Load | None = None
+        """Under way: a node's follow each other."""
         self._loading_until_s = 0.0
-        """When the latest load ends."""
-        self._stepping_until_s = -math.inf
-        """When the latest step ends: what it yields is known when it begins."""
+        """When the latest load ends, as far as is known."""
+        self._computed_s = 0.0
+        """By all iterations, once they have ended."""
+        self._computing_until_s = -math.inf
+        """When the latest iteration ends: how long it takes is known when it begins."""
         self.working_until_s = -math.inf
         """When the latest of all loads and steps ends."""
         self._times = {m: Times(known.profile, costs.factor) for m, known in models.items()}
@@ -84,17 +101,34 @@ class CostEngine(VirtualEngine):
         """The folder is never looked at: there is none."""
         footprint = self.footprint(order.model)
         known = self._models[order.model.model_id]
-        seconds = self._costs.load_time_s(known.profile.weights_bytes)
-        if self.has_requests() or self._now_s() < self._stepping_until_s:
-            seconds *= self._costs.load_stretch
+        seconds = self._load_alone_s(known.profile.weights_bytes)
         progress("load", 0.0)
-        self._loading_until_s = self._now_s() + seconds
+        now_s = self._now_s()
+        self._load = _Load(began_s=now_s, alone_s=seconds, computed_s=self._computed_until(now_s))
         self._spend(seconds)
-        self._works(seconds)
+        self._loads_for(seconds)
         self._enter(order, footprint)
         self.loads += 1
         progress("loaded", 1.0)
         return LoadedInstance(footprint=footprint, kv_blocks=order.kv_blocks, elapsed_s=seconds)
+
+    def more_load_s(self) -> float:
+        """How much longer the load takes that is about to end, for what was computed beside it."""
+        load, now_s = self._load, self._now_s()
+        if load is None:
+            return 0.0
+        computed_s = self._computed_until(now_s) - load.computed_s
+        seconds = beside_s(load.alone_s, self._costs.load_stretch - 1.0, computed_s)
+        more_s = load.began_s + seconds - now_s
+        if more_s <= load.alone_s * LOAD_END_SHARE:
+            self._load = None
+            return 0.0
+        self._loads_for(more_s)
+        return more_s
+
+    def close(self) -> None:
+        super().close()
+        self._load = None
 
     def unload(self, instance_id: InstanceId) -> None:
         if instance_id in self._instances:
@@ -122,7 +156,7 @@ class CostEngine(VirtualEngine):
 
         result = instance.step(prefill_tokens_max, iterations, seconds)
         self._spend(took_s)
-        self._stepping_until_s = self._now_s() + took_s
+        self._computes_for(took_s)
         self._works(took_s)
         return result
 
@@ -133,6 +167,7 @@ class CostEngine(VirtualEngine):
         seconds *= slower * self._costs.prefill_factor if shape.prefill_tokens else slower
         took_s = self._lost_s() + self._turn_s(seconds, slower, prefill=shape.prefill_tokens > 0)
         self._spend(took_s + self._costs.priming_s)
+        self._computes_for(took_s + self._costs.priming_s)
         return seconds
 
     def resize_kv(self, instance_id: InstanceId, kv_blocks: int) -> ResizedKv:
@@ -155,6 +190,20 @@ class CostEngine(VirtualEngine):
     def _lost_s(self) -> float:
         """Of a call that computes, before it does so."""
         return 0.0
+
+    def _load_alone_s(self, weights_bytes: int) -> float:
+        return self._costs.load_time_s(weights_bytes)
+
+    def _loads_for(self, seconds: float) -> None:
+        self._loading_until_s = self._now_s() + seconds
+        self._works(seconds)
+
+    def _computes_for(self, seconds: float) -> None:
+        self._computed_s += seconds
+        self._computing_until_s = self._now_s() + seconds
+
+    def _computed_until(self, now_s: float) -> float:
+        return self._computed_s - max(self._computing_until_s - now_s, 0.0)
 
     def _works(self, seconds: float) -> None:
         self.working_until_s = max(self.working_until_s, self._now_s() + seconds)

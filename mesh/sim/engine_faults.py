@@ -8,7 +8,7 @@ which does the work.
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from mesh.domain.errors import EngineError, OutOfMemory
 from mesh.domain.ids import InstanceId, ModelId, RequestId
@@ -95,16 +95,10 @@ class FaultyEngine(CostEngine):
             self._spend(self._costs.load_s)
             raise EngineError(f"instance {order.instance_id} does not load: the node is in trouble")
         try:
-            loaded = super().load(order, progress)
+            return super().load(order, progress)
         except OutOfMemory as error:
             engine_faults.overbooked.append(error.message)
             raise
-        elapsed_s = loaded.elapsed_s * engine_faults.load_factor
-        more_s = elapsed_s - loaded.elapsed_s
-        self._loading_until_s += more_s
-        self._spend(more_s)
-        self._works(elapsed_s)
-        return replace(loaded, elapsed_s=elapsed_s)
 
     def unload(self, instance_id: InstanceId) -> None:
         instance = self._instances.get(instance_id)
@@ -122,6 +116,9 @@ class FaultyEngine(CostEngine):
             engine_faults.steps_failing -= 1
             raise EngineError(f"instance {instance_id} does not compute: the node is in trouble")
         return super().step(instance_id, prefill_tokens_max, iterations)
+
+    def _load_alone_s(self, weights_bytes: int) -> float:
+        return super()._load_alone_s(weights_bytes) * self._engine_faults.load_factor
 
     def _slower(self) -> float:
         return super()._slower() * self._engine_faults.step_factor

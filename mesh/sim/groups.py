@@ -117,6 +117,7 @@ def node_plans(
                 computes_ahead=hardware.device is DeviceKind.CPU,
                 prefetch_bytes=round(group.prefetch_gib * GIB),
                 load_rates=((LoadTier.DISK, rate),),
+                busy_load_factor=node_costs.load_stretch,
             ),
             models=models,
             costs=node_costs,

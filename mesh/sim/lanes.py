@@ -32,6 +32,10 @@ class VirtualLanes:
         """Seconds in calls."""
         self._waiting: dict[Lane, deque[Callable[[], None]]] = {lane: deque() for lane in Lane}
         self.post: Callable[[NodeEvent], None] = _unbound
+        self.more_load_s: Callable[[], float] = lambda: 0.0
+        """Asked when a load has taken what it had spent: how much longer it takes, for what has
+        gone on beside it.
+        """
 
     def spend(self, seconds: float) -> None:
         """The call that is being made takes so much longer."""
@@ -89,12 +93,19 @@ class VirtualLanes:
                 self.post(event)
 
         def end_late() -> None:
+            more_s = self.more_load_s() if lane is Lane.LOADING else 0.0
+            if more_s > 0.0:
+                wait(more_s)
+                return
             end()
             self._next(lane)
 
+        def wait(seconds: float) -> None:
+            self.busy_s[lane] += seconds
+            self._clock.call_at(self._clock.now_s() + seconds, end_late)
+
         if spent_s > 0.0:
-            self.busy_s[lane] += spent_s
-            self._clock.call_at(self._clock.now_s() + spent_s, end_late)
+            wait(spent_s)
         else:
             end()
 

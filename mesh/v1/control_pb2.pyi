@@ -494,6 +494,7 @@ class Instance(_message.Message):
     CORRECTION_PLANNED_FIELD_NUMBER: _builtins.int
     STALLS_FIELD_NUMBER: _builtins.int
     LOAD_EXPECTED_S_FIELD_NUMBER: _builtins.int
+    LOAD_PLANNED_S_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_CACHED_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     deployment: _builtins.str
@@ -526,7 +527,9 @@ class Instance(_message.Message):
     correction_planned: _builtins.float
     """As correction, but as promises are planned with."""
     load_expected_s: _builtins.float
-    """How long its load was expected to take. 0: a node brought it along."""
+    """How long its load was expected to take when it began. 0: a node brought it along."""
+    load_planned_s: _builtins.float
+    """The same as it was promised with: longer by what loads there deviate."""
     kv_blocks_cached: _builtins.int
     """Kept for requests to come, beside those used."""
     @_builtins.property
@@ -558,11 +561,12 @@ class Instance(_message.Message):
         correction_planned: _builtins.float = ...,
         stalls: _profile_pb2.Stalls | None = ...,
         load_expected_s: _builtins.float = ...,
+        load_planned_s: _builtins.float = ...,
         kv_blocks_cached: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_headroom_least_s", b"_headroom_least_s", "_headroom_p50_s", b"_headroom_p50_s", "headroom_least_s", b"headroom_least_s", "headroom_p50_s", b"headroom_p50_s", "stalls", b"stalls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_headroom_least_s", b"_headroom_least_s", "_headroom_p50_s", b"_headroom_p50_s", "batch", b"batch", "batch_max", b"batch_max", "correction", b"correction", "correction_planned", b"correction_planned", "deployment", b"deployment", "headroom_least_s", b"headroom_least_s", "headroom_p50_s", b"headroom_p50_s", "instance_id", b"instance_id", "iteration_s", b"iteration_s", "kv_blocks", b"kv_blocks", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_used", b"kv_blocks_used", "kv_bytes", b"kv_bytes", "kv_required_bytes", b"kv_required_bytes", "kv_used_bytes", b"kv_used_bytes", "load_expected_s", b"load_expected_s", "load_s", b"load_s", "node_id", b"node_id", "phase", b"phase", "profile", b"profile", "share", b"share", "stalls", b"stalls", "state", b"state", "tier", b"tier", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_headroom_least_s", b"_headroom_least_s", "_headroom_p50_s", b"_headroom_p50_s", "batch", b"batch", "batch_max", b"batch_max", "correction", b"correction", "correction_planned", b"correction_planned", "deployment", b"deployment", "headroom_least_s", b"headroom_least_s", "headroom_p50_s", b"headroom_p50_s", "instance_id", b"instance_id", "iteration_s", b"iteration_s", "kv_blocks", b"kv_blocks", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_used", b"kv_blocks_used", "kv_bytes", b"kv_bytes", "kv_required_bytes", b"kv_required_bytes", "kv_used_bytes", b"kv_used_bytes", "load_expected_s", b"load_expected_s", "load_planned_s", b"load_planned_s", "load_s", b"load_s", "node_id", b"node_id", "phase", b"phase", "profile", b"profile", "share", b"share", "stalls", b"stalls", "state", b"state", "tier", b"tier", "weights_bytes", b"weights_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__headroom_least_s: _TypeAlias = _typing.Literal["headroom_least_s"]  # noqa: Y015
     _WhichOneofArgType__headroom_least_s: _TypeAlias = _typing.Literal["_headroom_least_s", b"_headroom_least_s"]  # noqa: Y015
@@ -682,6 +686,7 @@ class Node(_message.Message):
     INSTANCES_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     LOAD_SLOWDOWN_FIELD_NUMBER: _builtins.int
+    BUSY_LOAD_FACTOR_FIELD_NUMBER: _builtins.int
     BASE_BYTES_FIELD_NUMBER: _builtins.int
     PROMISED_BYTES_FIELD_NUMBER: _builtins.int
     TRACKED_BYTES_FIELD_NUMBER: _builtins.int
@@ -704,6 +709,8 @@ class Node(_message.Message):
     fingerprint: _builtins.str
     load_slowdown: _builtins.float
     """By which a load lengthens the iterations beside it."""
+    busy_load_factor: _builtins.float
+    """By which a load takes longer beside which it computes all along. 0 means 1."""
     base_bytes: _builtins.int
     """What the process takes without any instance."""
     promised_bytes: _builtins.int
@@ -745,6 +752,7 @@ class Node(_message.Message):
         instances: _abc.Iterable[Global___Instance] | None = ...,
         fingerprint: _builtins.str = ...,
         load_slowdown: _builtins.float = ...,
+        busy_load_factor: _builtins.float = ...,
         base_bytes: _builtins.int = ...,
         promised_bytes: _builtins.int = ...,
         tracked_bytes: _builtins.int = ...,
@@ -757,7 +765,7 @@ class Node(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "base_bytes", b"base_bytes", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "footprints", b"footprints", "hardware", b"hardware", "instances", b"instances", "load_slowdown", b"load_slowdown", "load_times", b"load_times", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "operations", b"operations", "prefetch_bytes", b"prefetch_bytes", "promised_bytes", b"promised_bytes", "rss_bytes", b"rss_bytes", "silent_s", b"silent_s", "state", b"state", "tracked_bytes", b"tracked_bytes", "unaccounted_bytes", b"unaccounted_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "base_bytes", b"base_bytes", "busy_load_factor", b"busy_load_factor", "cores", b"cores", "device", b"device", "engine", b"engine", "fingerprint", b"fingerprint", "footprints", b"footprints", "hardware", b"hardware", "instances", b"instances", "load_slowdown", b"load_slowdown", "load_times", b"load_times", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "operations", b"operations", "prefetch_bytes", b"prefetch_bytes", "promised_bytes", b"promised_bytes", "rss_bytes", b"rss_bytes", "silent_s", b"silent_s", "state", b"state", "tracked_bytes", b"tracked_bytes", "unaccounted_bytes", b"unaccounted_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

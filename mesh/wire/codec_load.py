@@ -28,6 +28,7 @@ def load_report_to_wire(report: LoadReport) -> pb.NodeReport:
                 kv_blocks=report.kv_blocks,
                 elapsed_s=report.elapsed_s,
                 tier=report.tier,
+                computed_s=report.computed_s,
             )
             return pb.NodeReport(instance_loaded=loaded)
         case InstanceGone():
@@ -72,6 +73,7 @@ def load_report_from_wire(message: pb.NodeReport) -> LoadReport:
                 kv_blocks=loaded.kv_blocks,
                 elapsed_s=loaded.elapsed_s,
                 tier=member(LoadTier, loaded.tier or LoadTier.DISK, loaded, "tier"),
+                computed_s=duration_s(loaded.computed_s, loaded, "computed_s"),
             )
         case "instance_gone":
             gone = message.instance_gone

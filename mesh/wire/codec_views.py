@@ -73,6 +73,7 @@ def instance_to_wire(instance: InstanceSnapshot) -> pb.Instance:
         profile=instance.profile,
         tier=instance.tier or "",
         load_expected_s=instance.load_expected_s,
+        load_planned_s=instance.load_planned_s,
     )
 
 
@@ -106,6 +107,7 @@ def instance_from_wire(message: pb.Instance) -> InstanceSnapshot:
         profile=message.profile,
         tier=member(LoadTier, message.tier, message, "tier") if message.tier else None,
         load_expected_s=message.load_expected_s,
+        load_planned_s=message.load_planned_s,
     )
 
 
@@ -230,6 +232,7 @@ def node_to_wire(node: NodeSnapshot) -> pb.Node:
         instances=map(instance_to_wire, node.instances),
         fingerprint=node.fingerprint,
         load_slowdown=node.load_slowdown,
+        busy_load_factor=node.busy_load_factor,
         prefetch_bytes=node.prefetch_bytes,
         asleep=node.asleep,
         load_times=map(_load_times_to_wire, node.load_times),
@@ -256,6 +259,7 @@ def node_from_wire(message: pb.Node) -> NodeSnapshot:
         instances=tuple(instance_from_wire(i) for i in message.instances),
         fingerprint=message.fingerprint,
         load_slowdown=factor_from_wire(message.load_slowdown, message, "load_slowdown"),
+        busy_load_factor=factor_from_wire(message.busy_load_factor, message, "busy_load_factor"),
         prefetch_bytes=message.prefetch_bytes,
         asleep=tuple(map(ModelId, message.asleep)),
         load_times=tuple(map(_load_times_from_wire, message.load_times)),

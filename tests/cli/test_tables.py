@@ -30,12 +30,13 @@ def test_what_imports_and_loads_are_at(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_instances(capsys: pytest.CaptureFixture[str]) -> None:
-    output.table(tables.INSTANCES, [READY, LOADING, PARKED])
+    shown = [replace(READY, load_expected_s=1.25), LOADING, replace(PARKED, load_expected_s=1.25)]
+    output.table(tables.INSTANCES, shown)
     assert capsys.readouterr().out == (
-        "INSTANCE      NODE  STATE    BATCH  BATCH_MAX  LOAD_S  FROM  PHASE\n"
-        "chat-small-1  cpu0  ready        3         32    1.46  host  -\n"
-        "chat-small-2  cpu1  loading      0         32    0.50  -     compile 25%\n"
-        "code-1        cpu0  parked       0         32    1.46  host  -\n"
+        "INSTANCE      NODE  STATE    BATCH  BATCH_MAX  LOAD_S  EXPECTED_S  FROM  PHASE\n"
+        "chat-small-1  cpu0  ready        3         32    1.46        1.25  host  -\n"
+        "chat-small-2  cpu1  loading      0         32    0.50           -  -     compile 25%\n"
+        "code-1        cpu0  parked       0         32    1.46        1.25  host  -\n"
     )
 
 

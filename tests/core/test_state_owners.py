@@ -133,7 +133,7 @@ def test_fields_are_written_by_their_owners(path: Path) -> None:
         "insort(entry.queue, request)",
         "del cell.requests[request_id]",
         "cell.links[0] = node",
-        "self._node.loads -= 1",
+        "self._node.steps_started -= 1",
         "self.cell.released.pop(instance_id)",
         "requests = instance.requests\n    del requests[request_id]",
         "count, queue = 1, entry.queue\n    queue.popleft()",

@@ -56,6 +56,13 @@ class Timed:
         self.engine.measure(InstanceId("i-1"), shape)
         return self.spent_s
 
+    def ends(self, began_s: float, at_s: float, computes_s: float) -> float:
+        """Compute until then, for so long since the load began; how much longer the load takes."""
+        while self.now_s < min(at_s, began_s + computes_s):
+            self.now_s += self.took_s(DECODE, self.now_s)
+        self.now_s = at_s
+        return self.engine.more_load_s()
+
 
 def test_a_pace_repeats_and_is_even_without_factors() -> None:
     pace = Pace(window_s=0.5, factors=(1.0, 3.0))
@@ -125,22 +132,21 @@ def test_measured_jitter_lengthens_nothing_in_the_mean() -> None:
         assert abs(sum(shares)) / len(shares) < 1e-9
 
 
-def test_a_load_beside_requests_is_stretched() -> None:
-    timed = Timed(NodeCosts(load_s=2.0, load_bytes_per_s=1e18, load_stretch=1.5))
-    timed.spent_s = 0.0
-    timed.load("i-2")
-    assert timed.spent_s == pytest.approx(2.0)
-    request = EngineRequest(
-        request_id=RequestId("r-1"),
-        prompt_tokens=(1, 2, 3),
-        output_tokens=(),
-        sampling=SamplingParams(max_tokens=4),
-        stop_token_ids=(),
-    )
-    timed.engine.submit(InstanceId("i-1"), request)
-    timed.spent_s = 0.0
-    timed.load("i-3")
-    assert timed.spent_s == pytest.approx(3.0)
+def test_a_load_is_longer_by_the_share_of_its_time_in_which_the_node_computes() -> None:
+    """All along, for 1.5 s of it, and not at all, but for a turn that was over by then."""
+    for computes_s, seconds in ((9.0, 4.0), (1.5, 3.0), (0.0, 2.0)):
+        timed = Timed(
+            NodeCosts(overhead_s=0.01, load_s=2.0, load_bytes_per_s=1e18, load_stretch=2.0)
+        )
+        timed.now_s = 100.0
+        timed.took_s(DECODE, 100.0)
+        timed.now_s += timed.spent_s
+        timed.spent_s = 0.0
+        timed.load("i-2")
+        began_s, ends_s = timed.now_s, timed.now_s + timed.spent_s
+        while more_s := timed.ends(began_s, ends_s, computes_s):
+            ends_s += more_s
+        assert ends_s - began_s == pytest.approx(seconds, rel=0.02)
 
 
 def test_a_turn_of_several_decodes_lasts_until_the_last_of_them() -> None:

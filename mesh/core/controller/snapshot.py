@@ -133,6 +133,7 @@ def _node(cell: Cell, node: NodeEntry, now_s: float) -> NodeSnapshot:
         instances=tuple(_instance(node.instances[i], now_s) for i in sorted(node.instances)),
         fingerprint=node.hello.fingerprint,
         load_slowdown=node.load_slowdown,
+        busy_load_factor=1.0 + cell.expectations.slowdown(node.hello),
         prefetch_bytes=node.hello.prefetch_bytes,
         asleep=node.asleep(),
         load_times=cell.expectations.load_times(node.hello),
@@ -193,7 +194,8 @@ def _instance(instance: InstanceEntry, now_s: float) -> InstanceSnapshot:
         stalls=instance.stalls,
         profile=(profile.scaled_from or "measured") if profile else "",
         tier=instance.tier,
-        load_expected_s=instance.load_s,
+        load_expected_s=instance.load_expected_s,
+        load_planned_s=instance.load_s,
     )
 
 

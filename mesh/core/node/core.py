@@ -128,7 +128,7 @@ class NodeCore:
     def _dispatch(self, ctx: NodeEventContext, event: NodeEvent) -> None:
         match event:
             case StepFinished():
-                self._node.end_turn()
+                self._node.end_turn(ctx.now_s)
                 instance = self._node.instances.get(event.instance_id)
                 if instance is not None:
                     learn(ctx, self._node, instance, event.result)
@@ -142,11 +142,11 @@ class NodeCore:
                 ctx.report(self._node.heartbeat(ctx.now_s, models))
                 tell_refined(ctx, self._node)
             case MeasureFinished() | MeasureBroke():
-                self._node.end_turn()
+                self._node.end_turn(ctx.now_s)
                 measuring.measured(ctx, self._node, event)
             case StepBroke() | InstanceBroke():
                 if isinstance(event, StepBroke):
-                    self._node.end_turn()
+                    self._node.end_turn(ctx.now_s)
                 instance = self._node.instances.get(event.instance_id)
                 if instance is not None:
                     broken(ctx, self._node, instance, event)

@@ -44,7 +44,7 @@ def load(ctx: NodeEventContext, node: LocalNode, command: LoadInstance) -> None:
 
 def _start_load(ctx: NodeEventContext, node: LocalNode, instance: LocalInstance) -> None:
     command = instance.command
-    node.begin_load(instance)
+    node.begin_load(instance, ctx.now_s)
     ctx.engine(
         StartLoad(
             instance_id=command.instance_id,
@@ -150,8 +150,10 @@ def loading(
     instance = node.instances.get(event.instance_id)
     if instance is None:
         return
+    computed_s = 0.0
     if isinstance(event, LoadFinished | LoadBroke):
-        node.end_load(event.loaded.tier if isinstance(event, LoadFinished) else None)
+        tier = event.loaded.tier if isinstance(event, LoadFinished) else None
+        computed_s = node.end_load(instance, tier, ctx.now_s)
     instance_id = event.instance_id
     match event:
         case LoadProgressed():
@@ -170,6 +172,7 @@ def loading(
                     kv_blocks=loaded.kv_blocks,
                     elapsed_s=loaded.elapsed_s,
                     tier=loaded.tier,
+                    computed_s=computed_s,
                 )
             )
         case LoadBroke():

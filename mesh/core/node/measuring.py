@@ -64,7 +64,7 @@ def grant(ctx: NodeEventContext, node: LocalNode, *, primes: bool) -> None:
         node.end_survey()
         _finish(ctx, running)
         return
-    node.begin_measured(running.instance)
+    node.begin_measured(running.instance, ctx.now_s)
     running.ask()
     ctx.engine(StartMeasure(instance_id=running.instance.instance_id, shape=shape))
 

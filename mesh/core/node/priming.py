@@ -35,7 +35,7 @@ def grant(ctx: NodeEventContext, node: LocalNode) -> None:
         shape = _next_shape(instance) if instance.state is LocalState.READY else None
         if shape is not None:
             instance.note_primed(shape)
-            node.begin_measured(instance)
+            node.begin_measured(instance, ctx.now_s)
             ctx.engine(StartMeasure(instance_id=instance.instance_id, shape=shape))
             return
 

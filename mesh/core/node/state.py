@@ -10,6 +10,7 @@ from mesh.compute.learned_correction import LearnedCorrection
 from mesh.compute.refining import Refinement
 from mesh.compute.survey import Survey
 from mesh.compute.times import Times
+from mesh.core.node.beside_loads import BesideLoads
 from mesh.core.node.local_cache import LocalCache
 from mesh.core.node.request import LocalRequest
 from mesh.domain.ids import InstanceId, OperationId, RequestId
@@ -314,13 +315,12 @@ class LocalNode:
     survey: LocalSurvey | None = None
     rule: NodeRule = CELL_RULE
     """As the controller said last."""
-    loads: int = 0
-    """Under way in the engine."""
     steps_started: int = 0
     stepping: InstanceId | None = None
     """Whose iteration is under way, a measured one or a real one."""
     step_started_s: float = 0.0
     step_beside_load: bool = False
+    beside_loads: BesideLoads = field(default_factory=BesideLoads)
     load_slowdown: Correction = field(
         default_factory=lambda: Correction(LOAD_SLOWDOWN, forgetting_s=inf)
     )
@@ -341,7 +341,7 @@ class LocalNode:
 
     def loading(self) -> bool:
         """Whether a load takes part of the machine."""
-        return self.loads > 0
+        return self.beside_loads.under_way > 0
 
     def has_unbooked(self) -> bool:
         """Whether something takes memory that no controller knows of."""
@@ -368,14 +368,14 @@ class LocalNode:
     def remove(self, instance: LocalInstance) -> None:
         del self.instances[instance.instance_id]
 
-    def begin_load(self, instance: LocalInstance) -> None:
+    def begin_load(self, instance: LocalInstance, now_s: float) -> None:
         instance.begin_load()
-        self.loads += 1
+        self.beside_loads.load_began(instance.instance_id, now_s)
 
-    def end_load(self, tier: LoadTier | None) -> None:
-        """`tier`: from where the weights came; None for one that failed."""
-        self.loads -= 1
+    def end_load(self, instance: LocalInstance, tier: LoadTier | None, now_s: float) -> float:
+        """`tier`: from where the weights came; None for one that failed. Seconds computed in it."""
         self.woken |= tier is LoadTier.HOST
+        return self.beside_loads.load_ended(instance.instance_id, now_s)
 
     def begin_turn(self, grant: Grant, now_s: float) -> None:
         """The engine computes for one instance; the others are passed over."""
@@ -386,13 +386,16 @@ class LocalNode:
         self.instances[self.stepping].begin_turn()
         self.steps_started += 1
         self.step_started_s, self.step_beside_load = now_s, self.loading()
+        self.beside_loads.turn_began(now_s)
 
-    def begin_measured(self, instance: LocalInstance) -> None:
+    def begin_measured(self, instance: LocalInstance, now_s: float) -> None:
         """The engine computes an iteration of no request, to time it or to prime the instance."""
         self.stepping = instance.instance_id
+        self.beside_loads.turn_began(now_s)
 
-    def end_turn(self) -> None:
+    def end_turn(self, now_s: float) -> None:
         self.stepping = None
+        self.beside_loads.turn_ended(now_s)
 
     def begin_survey(self, survey: LocalSurvey) -> None:
         self.survey = survey

@@ -12,6 +12,7 @@ from dataclasses import replace
 from math import ceil, inf
 from statistics import fmean, median
 
+from mesh.compute.load_times import slowdowns
 from mesh.compute.times import Times
 from mesh.core.node.state import LOAD_SLOWDOWN
 from mesh.domain.errors import InvalidInput
@@ -148,19 +149,24 @@ def _engine_ratio(steps: Sequence[Iteration], times: Times) -> float:
 
 
 def _loads(observed: Observed, until_s: float) -> tuple[float, float]:
-    """How long loads take that begin while nothing is computed, and by how much longer others do;
-    of all of them alike while only one kind was seen.
+    """How long a load takes alone, in the mean, and by how much longer beside which the node
+    computes all along; of all of them alike where they do not tell that apart.
     """
-    kinds: dict[bool, list[Spent]] = {False: [], True: []}
-    for load in observed.loads:
-        if load.began_s < until_s:
-            amid = any(s.began_s < load.began_s < s.began_s + s.took_s for s in observed.steps)
-            kinds[amid].append(load)
-    alone, amid_steps = kinds[False], kinds[True]
-    if not alone or not amid_steps:
-        return _mean_s(alone + amid_steps, until_s, NodeCosts().load_s), 1.0
-    alone_s = fmean(load.took_s for load in alone)
-    return alone_s, fmean(load.took_s for load in amid_steps) / alone_s
+    loads = [load for load in observed.loads if load.began_s < until_s and load.took_s > 0.0]
+    if not loads:
+        return NodeCosts().load_s, 1.0
+    turns = [*observed.steps, *observed.primings]
+    shares = [sum(_overlap_s(turn, load) for turn in turns) / load.took_s for load in loads]
+    took_s = [load.took_s for load in loads]
+    found = list(slowdowns(zip(took_s, shares, strict=True)))
+    slowdown = median(found) if found else 0.0
+    alone_s = fmean(s / (1.0 + slowdown * b) for s, b in zip(took_s, shares, strict=True))
+    return alone_s, 1.0 + slowdown
+
+
+def _overlap_s(turn: Iteration, load: Spent) -> float:
+    began_s, ended_s = turn.began_s, turn.began_s + turn.took_s
+    return max(min(ended_s, load.began_s + load.took_s) - max(began_s, load.began_s), 0.0)
 
 
 def _mean_s(spent: Iterable[Spent], until_s: float, default_s: float) -> float:

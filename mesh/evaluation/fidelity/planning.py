@@ -74,6 +74,7 @@ def hello_of(node: NodeSnapshot) -> NodeHello:
         base_bytes=node.base_bytes,
         fingerprint=node.fingerprint,
         prefetch_bytes=node.prefetch_bytes,
+        busy_load_factor=node.busy_load_factor,
         load_rates=tuple((t.tier, _rate(t)) for t in node.load_times),
     )
 

@@ -98,8 +98,8 @@ def _node(
     deployments: Iterable[Deployment],
     profiles: Mapping[tuple[ModelId, NodeId], Profile],
 ) -> NodePlan:
-    """Its loads take as long as those of the instances that it has; what it does not tell costs
-    what was measured elsewhere.
+    """Its loads take as long as those of the instances that it has, whatever is beside them; what
+    it does not tell costs what was measured elsewhere.
     """
     models: dict[ModelId, ModelCosts] = {}
     for each in deployments:
@@ -112,4 +112,5 @@ def _node(
     if loads_s:
         mean_s = sum(loads_s) / len(loads_s)
         costs = replace(costs, load_s=mean_s, load_bytes_per_s=float("inf"))
-    return NodePlan(hello=hello_of(node), models=models, costs=costs)
+    hello = replace(hello_of(node), busy_load_factor=1.0)
+    return NodePlan(hello=hello, models=models, costs=costs)

@@ -14,7 +14,8 @@ def check_node_core(core: NodeCore) -> None:
     """All of it."""
     node = core._node  # the state as it is kept
     loads = sum(instance.state in LOADS for instance in node.instances.values())
-    hold(node.loads == loads, "{} loads are under way, not {}", node.loads, loads)
+    under_way = node.beside_loads.under_way
+    hold(under_way == loads, "{} loads are under way, not {}", under_way, loads)
     for instance_id, instance in node.instances.items():
         hold(instance.instance_id == instance_id, "{} is known by another id", instance_id)
         _check_instance(node, instance)

@@ -31,8 +31,8 @@ def loaded(node: LocalNode, name: str = "i1") -> LocalInstance:
     command: LoadInstance = load_command(name)
     instance = LocalInstance(command=command, profile=command.profile)
     node.add(instance)
-    node.begin_load(instance)
-    node.end_load(LoadTier.DISK)
+    node.begin_load(instance, 0.0)
+    node.end_load(instance, LoadTier.DISK, 0.0)
     instance.note_loaded(FOOTPRINT, 16)
     return instance
 
@@ -67,7 +67,7 @@ def test_an_instance_has_one_turn_at_a_time() -> None:
     node.begin_turn(Grant(queue=run_queue, prefill_tokens=3, seconds=0.1), 0.5)
     assert (node.stepping, node.steps_started, node.step_started_s) == ("i1", 1, 0.5)
     assert instance.run_queue(0.5, 0.0, 1.0, 1.1) is None
-    node.end_turn()
+    node.end_turn(0.0)
     assert node.stepping is None
     instance.encourage()
     assert instance.run_queue(0.5, 0.0, 1.0, 1.1) is not None
@@ -78,9 +78,9 @@ def test_a_load_takes_part_of_the_machine_until_it_has_ended() -> None:
     instance = LocalInstance(command=load_command("i1"), profile=PROFILE)
     node.add(instance)
     assert not node.loading()
-    node.begin_load(instance)
+    node.begin_load(instance, 0.0)
     assert node.loading()
-    node.end_load(LoadTier.DISK)
+    node.end_load(instance, LoadTier.DISK, 0.0)
     assert not node.loading()
 
 
@@ -90,7 +90,7 @@ def test_what_a_closed_link_leaves_in_the_midst_of_something_is_in_nobodys_books
     waiting = LocalInstance(command=load_command("i3"), profile=PROFILE)
     for instance in (loading, waiting):
         node.add(instance)
-    node.begin_load(loading)
+    node.begin_load(loading, 0.0)
     ready.begin_resize(8)
     node.link_closed()
     assert list(node.instances) == ["i1", "i2"]

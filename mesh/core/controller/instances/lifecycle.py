@@ -117,7 +117,6 @@ def load(
         correction=Correction.of(profile),
         to_load=to_load,
         load_s=load_s(ctx, deployment, node),
-        load_beside=node.computes_beside_load(),
         needed_s=placed.needed_s,
         ahead=ahead,
         load_started_s=ctx.now_s,

@@ -8,6 +8,7 @@ sent to the node. Before: `placement` and `kv_cache`, which decide sizes. After:
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from mesh.core.controller.instances.begun_load import begun_load_s
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.instance import InstanceEntry
 from mesh.core.controller.state.node import NodeEntry
@@ -39,7 +40,7 @@ def send_started(ctx: EventContext, node: NodeEntry, reservations: Iterable[Rese
     for reservation in reservations:
         instance = node.instances[reservation.instance_id]
         if reservation.kind in LOADS:
-            instance.note_load_begun(ctx.now_s)
+            instance.note_load_begun(begun_load_s(ctx, instance), ctx.now_s)
         command = _command(instance, reservation)
         ctx.act(SendCommand(link_id=node.link_id, command=command))
 

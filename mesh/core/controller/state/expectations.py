@@ -1,8 +1,9 @@
 """What the cell expects of models on devices: the best known profile, and how long a load takes."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from math import inf
 
-from mesh.compute.load_times import PRIORS, LoadTimes
+from mesh.compute.load_times import PRIORS, LoadTimes, beside_s, stated_slowdown
 from mesh.compute.scaling import Target, best_profile, lengthened
 from mesh.domain.ids import ModelId, NodeId
 from mesh.domain.messages import NodeHello
@@ -12,7 +13,7 @@ from mesh.domain.steps import LoadRate, LoadTier
 from mesh.domain.views import LoadTimesView
 
 LOAD_TIMES_MAX = 2048
-"""Nodes and fingerprints whose load times are kept, each by tier and by whether they computed."""
+"""Nodes and fingerprints whose load times are kept."""
 
 
 class Expectations:
@@ -23,8 +24,8 @@ class Expectations:
         self._best: dict[Target, Profile] = {}
         self._tried: dict[tuple[ModelId, str], Profile] = {}
         """Estimates as iterations have corrected them."""
-        self._load_times: dict[tuple[NodeId | str, LoadTier, bool], LoadTimes] = {}
-        """By node, and by the fingerprint of nodes; and by whether the node computed meanwhile."""
+        self._load_times: dict[NodeId | str, LoadTimes] = {}
+        """By node, and by the fingerprint of nodes."""
 
     def learn_profile(self, profile: Profile) -> None:
         """A profile has been measured; estimates may now be scaled from it."""
@@ -78,17 +79,15 @@ class Expectations:
         seconds: float,
         tier: LoadTier = LoadTier.DISK,
         *,
-        beside: bool = False,
+        computed_s: float = 0.0,
     ) -> None:
-        """A load has ended well on a node, which may have computed `beside` it. Nodes come and go
-        by ever other names: of those whose loads ended longest ago nothing is kept.
+        """A load has ended well on a node, which has computed for so long beside it. Nodes come and
+        go by ever other names: of those whose loads ended longest ago nothing is kept.
         """
-        beside = beside and node.busy_load_factor != 1.0
         for key in (node.node_id, node.fingerprint):
-            known = self._load_times.pop((key, tier, beside), None)
-            times = known or LoadTimes(_prior(node, tier))
-            times.learn(weights_bytes, seconds)
-            self._load_times[key, tier, beside] = times
+            known = self._load_times.pop(key, None) or LoadTimes(node.busy_load_factor)
+            known.learn(tier, _prior(node, tier), weights_bytes, seconds, computed_s)
+            self._load_times[key] = known
         while len(self._load_times) > LOAD_TIMES_MAX:
             del self._load_times[next(iter(self._load_times))]
 
@@ -100,50 +99,78 @@ class Expectations:
         *,
         beside: bool = False,
     ) -> float:
-        """Seconds that a load on the node is expected to take, which may compute `beside` it: as
-        its own loads did, else as those of nodes like it; where there was none of the kind, as
-        others did and the node says that this one differs.
+        """Seconds that a load on the node is planned with, which may compute `beside` it all along:
+        as its own loads did, else as those of nodes like it, and longer by what they deviated.
         """
-        factor = node.busy_load_factor if beside else 1.0
-        beside = factor != 1.0
-        times = self._learned(node, tier, beside)
-        if times:
-            return times.expected_s(weights_bytes)
-        times = self._learned(node, tier, not beside)
-        if times:
-            ratio = factor if beside else 1.0 / node.busy_load_factor
-            return times.expected_s(weights_bytes) * ratio
-        expected_s = _prior(node, tier).load_s(weights_bytes) * factor
-        if tier is LoadTier.DISK:
-            return expected_s
-        from_disk_s = self.load_s(node, weights_bytes, beside=beside)
-        if tier is LoadTier.REMOTE:
-            return max(expected_s, from_disk_s)
-        return min(expected_s, from_disk_s)
+        alone_s = self._alone_s(node, weights_bytes, tier, LoadTimes.planned_s)
+        return beside_s(alone_s, self.slowdown(node), inf if beside else 0.0)
+
+    def estimate_s(
+        self,
+        node: NodeHello,
+        weights_bytes: int,
+        tier: LoadTier = LoadTier.DISK,
+        *,
+        computes_s: float = 0.0,
+    ) -> float:
+        """Seconds that a load which begins now is expected to take, no longer than it is likely to,
+        if the node computes for so long beside it.
+        """
+        alone_s = self._alone_s(node, weights_bytes, tier, LoadTimes.expected_s)
+        return beside_s(alone_s, self.slowdown(node), computes_s)
+
+    def slowdown(self, node: NodeHello) -> float:
+        """By how much a load takes longer beside which the node computes all along."""
+        for key in (node.node_id, node.fingerprint):
+            if key in self._load_times:
+                return self._load_times[key].slowdown
+        return stated_slowdown(node.busy_load_factor)
 
     def load_times(self, node: NodeHello) -> tuple[LoadTimesView, ...]:
         """Of each tier that a load on the node may come from, as far as anybody knows."""
         views = []
         for tier in LoadTier:
-            times = self._learned(node, tier, False) or self._learned(node, tier, True)
-            if times or tier is LoadTier.DISK or tier in dict(node.load_rates):
-                rate = _prior(node, tier) if times is None else times.prior
+            known = self._learned(node, tier)
+            loads = known.tier(tier) if known else None
+            if loads or tier is LoadTier.DISK or tier in dict(node.load_rates):
+                rate = _prior(node, tier) if loads is None else loads.prior
                 views.append(
                     LoadTimesView(
                         tier=tier,
                         fixed_s=rate.fixed_s,
                         bytes_per_s=rate.bytes_per_s,
-                        loads=len(times or ()),
-                        factor=times.factor if times else 1.0,
+                        loads=len(loads or ()),
+                        factor=loads.factor(known.slowdown) if known and loads else 1.0,
                     )
                 )
         return tuple(views)
 
-    def _learned(self, node: NodeHello, tier: LoadTier, beside: bool) -> LoadTimes | None:
+    def _alone_s(
+        self,
+        node: NodeHello,
+        weights_bytes: int,
+        tier: LoadTier,
+        seconds: Callable[[LoadTimes, LoadTier, int], float],
+    ) -> float:
+        """Of a load alone; where none came from the tier, as the node says and as others did."""
+        known = self._learned(node, tier)
+        if known:
+            return seconds(known, tier, weights_bytes)
+        stated_s = _prior(node, tier).load_s(weights_bytes)
+        if tier is LoadTier.DISK:
+            return stated_s
+        from_disk_s = self._alone_s(node, weights_bytes, LoadTier.DISK, seconds)
+        if tier is LoadTier.REMOTE:
+            return max(stated_s, from_disk_s)
+        return min(stated_s, from_disk_s)
+
+    def _learned(self, node: NodeHello, tier: LoadTier) -> LoadTimes | None:
         """From loads that have ended here: on the node, else on nodes like it."""
-        return self._load_times.get((node.node_id, tier, beside)) or self._load_times.get(
-            (node.fingerprint, tier, beside)
-        )
+        for key in (node.node_id, node.fingerprint):
+            known = self._load_times.get(key)
+            if known and known.tier(tier):
+                return known
+        return None
 
 
 def _prior(node: NodeHello, tier: LoadTier) -> LoadRate:

@@ -64,9 +64,9 @@ class InstanceEntry:
     along.
     """
     load_s: float = 0.0
-    """Seconds that its load is expected to take, by itself."""
-    load_beside: bool = False
-    """Whether its node was expected to compute meanwhile."""
+    """Seconds that its load is planned with, by itself."""
+    load_expected_s: float = 0.0
+    """Seconds that it was expected to take when it began."""
     needed_s: float = 0.0
     """When its load has to be over, for those who wait for it."""
     ahead: bool = False
@@ -267,13 +267,13 @@ class InstanceEntry:
         """Its load has to be over by then, for the sake of somebody who waits for it."""
         self.needed_s = needed_s
 
-    def expect_load(self, load_s: float) -> None:
-        """Its load, which has not begun, is expected to take so long now."""
+    def plan_load(self, load_s: float) -> None:
+        """Its load, which has not begun, is planned with so much now."""
         self.load_s = load_s
 
-    def note_load_begun(self, now_s: float) -> None:
+    def note_load_begun(self, expected_s: float, now_s: float) -> None:
         """Its node is told to load it now. One that is loaded ahead may go from then on."""
-        self.load_started_s = now_s
+        self.load_expected_s, self.load_started_s = expected_s, now_s
         if self.ahead:
             self.node.ease()
 

@@ -117,9 +117,11 @@ class NodeEntry:
                 return footprint
         return estimate_footprint(deployment.model)
 
-    def tier_of(self, deployment: Deployment) -> LoadTier:
-        """From where it would load the deployment's model, were it to begin next."""
-        if self._sharers(deployment):
+    def tier_of(self, deployment: Deployment, of: InstanceEntry | None = None) -> LoadTier:
+        """From where it would load the deployment's model, were it to begin next; or loads it, `of`
+        an instance whose load begins.
+        """
+        if any(instance is not of for instance in self._sharers(deployment)):
             return LoadTier.HOST
         if self.held is None:
             return LoadTier.DISK
@@ -148,8 +150,14 @@ class NodeEntry:
         return [
             i
             for i in self.instances.values()
-            if (i.model_id, i.context_tokens_max) == kind and (i.is_loaded or self._load_runs(i))
+            if (i.model_id, i.context_tokens_max) == kind
+            and (i.is_loaded or (i.state is InstanceState.LOADING and not self.load_waits(i)))
         ]
+
+    def load_waits(self, instance: InstanceEntry) -> bool:
+        """Whether the node has not been told of its load."""
+        name = instance.instance_id
+        return self.station.load_kind(name) is not None and self.station.running(name) is None
 
     def _load_runs(self, instance: InstanceEntry) -> bool:
         loading = instance.state is InstanceState.LOADING

@@ -9,12 +9,13 @@ import pytest
 from mesh.core.controller.state.context import REQUESTS_OF_ONE
 from mesh.core.controller.state.node import NodeEntry
 from mesh.core.controller.state.operation import OperationEntry
-from mesh.domain.ids import ModelId, OperationId
+from mesh.domain.ids import InstanceId, ModelId, OperationId
 from mesh.domain.lifecycle import InstanceState, NodeState, RequestState
 from mesh.domain.messages import Heartbeat
 from mesh.domain.model import ComputePrecision
 from mesh.domain.reasons import OperationKind
 from mesh.domain.steps import HeldModel, LoadTier
+from mesh.memory.station import ReservationKind
 from tests.core.cells import MODEL, deployment, hello
 from tests.core.controller.state.entries import A, Entries, submit
 from tests.support.profiles import PROFILE
@@ -263,7 +264,6 @@ def test_a_node_says_what_it_has_when_it_joins() -> None:
 @pytest.mark.parametrize(
     ("state", "tier"),
     [
-        (InstanceState.LOADING, LoadTier.DISK),
         (InstanceState.READY, LoadTier.HOST),
         (InstanceState.PARKED, LoadTier.HOST),
         (InstanceState.UNLOADING, LoadTier.DISK),
@@ -280,6 +280,21 @@ def test_a_load_shares_with_an_instance_of_its_kind_that_is_loaded_and_stays(
     assert node.tier_of(deployment(A)) is tier
     instance.context_tokens_max = 256
     assert node.tier_of(deployment(A)) is LoadTier.DISK
+
+
+def test_a_load_shares_with_one_that_runs_or_has_just_ended_and_not_with_one_that_waits() -> None:
+    known = Entries()
+    node, instance = known.node, known.instance
+    node.hello = replace(node.hello, shares_weights=True)
+    instance.state = InstanceState.LOADING
+    assert node.tier_of(deployment(A)) is LoadTier.HOST, "its end is being told"
+    assert node.tier_of(deployment(A), of=instance) is LoadTier.DISK, "it is that load itself"
+    ahead, name = InstanceId("ahead"), instance.instance_id
+    assert node.station.issue(ReservationKind.LOAD, ahead, 1, 1.0)
+    assert not node.station.issue(ReservationKind.LOAD, name, 1, 1.0)
+    assert node.tier_of(deployment(A)) is LoadTier.DISK
+    assert node.station.done(ahead, 1)
+    assert node.tier_of(deployment(A)) is LoadTier.HOST
 
 
 def test_the_pause_after_failed_loads_doubles_up_to_a_bound() -> None:

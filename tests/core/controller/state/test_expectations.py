@@ -94,7 +94,7 @@ def test_what_is_nearer_takes_no_longer_and_what_is_farther_no_less() -> None:
     assert [times.tier for times in known.load_times(hello())] == list(LoadTier)[:3]
 
 
-def test_a_load_beside_iterations_is_learned_apart_where_the_node_says_that_it_differs() -> None:
+def test_a_load_beside_iterations_takes_longer_where_the_node_says_so_as_loads_have_shown() -> None:
     known, size = Expectations(), 1 << 27
     node = replace(hello(), busy_load_factor=2.0)
 
@@ -106,13 +106,30 @@ def test_a_load_beside_iterations_is_learned_apart_where_the_node_says_that_it_d
         assert expected(beside=True, tier=tier) == pytest.approx(2.0 * alone_s)
     known.learn_load(node, size, 1.0)
     assert (expected(beside=False), expected(beside=True)) == pytest.approx((1.0, 2.0))
-    known.learn_load(node, size, 1.5, beside=True)
+    for _ in range(8):
+        known.learn_load(node, size, 1.5, computed_s=1.5)
+        known.learn_load(node, size, 1.0)
     assert (expected(beside=False), expected(beside=True)) == pytest.approx((1.0, 1.5))
-    known.learn_load(node, size, 3.0, LoadTier.PREPARED, beside=True)
-    assert expected(beside=False, tier=LoadTier.PREPARED) == pytest.approx(1.5)
+    known.learn_load(node, size, 0.9, LoadTier.PREPARED, computed_s=0.45)
+    assert expected(beside=False, tier=LoadTier.PREPARED) == pytest.approx(0.9 / 1.25)
+    assert expected(beside=True, tier=LoadTier.PREPARED) == pytest.approx(1.5 * 0.9 / 1.25)
+    other = replace(node, node_id=NodeId("n2"))
+    assert known.slowdown(other) == pytest.approx(0.5), "as on nodes like it"
     plain, without = Expectations(), hello()
-    plain.learn_load(without, size, 1.0, beside=True)
+    plain.learn_load(without, size, 1.0, computed_s=1.0)
     assert plain.load_s(without, size) == plain.load_s(without, size, beside=True)
+
+
+def test_an_estimate_is_no_longer_than_likely_and_a_promise_is_planned_with_more() -> None:
+    """Of loads that take 1 s but for some that are held up; beside what the node has to compute."""
+    known, size = Expectations(), 1 << 27
+    node = replace(hello(), busy_load_factor=2.0)
+    for seconds in (1.0, 1.0, 3.0, 1.0, 1.0):
+        known.learn_load(node, size, seconds)
+    assert known.estimate_s(node, size) == pytest.approx(1.0)
+    assert known.load_s(node, size) > 1.5
+    assert known.estimate_s(node, size, computes_s=60.0) == pytest.approx(2.0)
+    assert known.estimate_s(node, size, computes_s=0.75) == pytest.approx(1.5), "half of its time"
 
 
 def test_load_times_say_what_a_node_stated_and_by_what_its_loads_differ() -> None:
