@@ -75,6 +75,24 @@ class TwoNodes(CellUnderTest):
         self.now_s += 0.02
         return actions
 
+    def moving(self) -> None:
+        """Its target has four tokens of it, and draws the next ones, too."""
+        self.drain()
+        self.computed()
+        assert not continued(self.yielded()).held
+
+    def drawn(self, token: int, *, drew: int | None = None) -> list[ControllerAction]:
+        """The target has drawn the token of that index, or another."""
+        outputs = RequestTokens(
+            request_id=RequestId("r1"),
+            attempt=2,
+            first_index=token - 40,
+            token_ids=(drew or token,),
+        )
+        return self.report(
+            self.target, TokensReport(instance_id=InstanceId("i2"), outputs=(outputs,))
+        )
+
     def drain(self, name: str = "n1") -> list[ControllerAction]:
         asked = DrainRequested(operation_id=OperationId("d"), node_id=NodeId(name))
         timers = of_kind(self.tell(asked), SetTimer)
@@ -106,15 +124,19 @@ def test_the_target_computes_while_the_source_goes_on_and_then_takes_over() -> N
 
     cell.yielded()
     cell.computed()
-    over = cell.yielded()
-    assert (continued(over).held, continued(over).token_ids) == (False, (50, 51))
-    stop = only(commands(over, AbortRequest), AbortRequest)
-    assert stop.attempt == 1
+    both = cell.yielded()
+    assert (continued(both).held, continued(both).token_ids) == (False, (50, 51))
+    assert not commands(both, AbortRequest), "the source goes on beside it"
+    assert cell.core.cell.migrations[RequestId("r1")].state is MigrationState.DRAWING
+    assert of_kind(cell.yielded(), DeliverTokens), "the client has them from there"
+    over = cell.drawn(52)
+    assert not of_kind(over, DeliverTokens), "which it has"
+    assert only(commands(over, AbortRequest), AbortRequest).attempt == 1
     assert not cell.core.cell.migrations
     assert cell.runs_on == "i2"
     assert not of_kind(cell.yielded(), DeliverTokens), "what the source drew meanwhile is nobody's"
     on = cell.yielded(at=cell.target, attempt=2)
-    assert only(on, DeliverTokens).outputs.token_ids == (52,)
+    assert only(on, DeliverTokens).outputs.token_ids == (53,)
 
 
 def test_a_round_for_few_tokens_is_spared() -> None:
@@ -124,8 +146,118 @@ def test_a_round_for_few_tokens_is_spared() -> None:
     assert not continued(cell.yielded()).held
 
 
-def test_of_those_that_move_together_the_second_waits_until_the_first_goes_on() -> None:
-    cell = TwoNodes(beside=("r2",))
+def test_a_token_that_the_target_has_first_is_the_clients() -> None:
+    cell = TwoNodes()
+    cell.moving()
+    over = cell.drawn(44)
+    assert only(over, DeliverTokens).outputs.token_ids == (44,)
+    assert only(commands(over, AbortRequest), AbortRequest).attempt == 1
+    assert cell.runs_on == "i2"
+    cell.counts["r1"] = 5
+    assert not of_kind(cell.yielded(), DeliverTokens)
+
+
+def test_the_source_leaves_out_an_iteration_until_the_target_is_level_with_it() -> None:
+    cell = TwoNodes()
+    cell.moving()
+    cell.yielded(3)
+    pause = continued(cell.drawn(44))
+    assert (pause.instance_id, pause.attempt, pause.held, pause.token_ids) == ("i1", 1, True, ())
+    on = continued(cell.drawn(45))
+    assert (on.instance_id, on.attempt, on.held) == ("i1", 1, False)
+    assert of_kind(cell.yielded(), DeliverTokens)
+    assert continued(cell.drawn(46)).held
+    level = cell.drawn(47)
+    assert not commands(level, AbortRequest), "the client has waited for a while already"
+    assert not continued(level).held
+    cell.yielded()
+    assert only(commands(cell.drawn(48), AbortRequest), AbortRequest).attempt == 1
+
+
+def test_one_that_is_never_level_is_given_up_and_then_handed_over_at_once() -> None:
+    cell = TwoNodes(limits=replace(LIMITS, migration_drawn_max=3))
+    cell.moving()
+    cell.yielded(3)
+    for token in (44, 45, 46):
+        cell.yielded()
+        assert not commands(cell.drawn(token), AbortRequest)
+    assert only(commands(cell.drawn(47), AbortRequest), AbortRequest).attempt == 2
+    cell.tell(MigrationDue())
+    cell.computed(attempt=3)
+    assert only(commands(cell.yielded(), AbortRequest), AbortRequest).attempt == 1
+    assert cell.runs_on == "i2"
+
+
+def test_nobody_stops_or_pauses_for_a_target_that_computes_a_prompt() -> None:
+    cell = TwoNodes(limits=replace(LIMITS, migration_drawn_max=4))
+    cell.moving()
+    cell.yielded()
+    cell.invoke(request("r2", of="a", prompt=(1,) * 100))
+    assert cell.core.cell.requests[RequestId("r2")].instance is not None
+    for token in (44, 45):
+        said = cell.drawn(token)
+        assert not commands(said, AbortRequest)
+        assert not commands(said, ContinueRequest)
+        cell.yielded()
+    assert only(commands(cell.drawn(46), AbortRequest), AbortRequest).attempt == 1, "not for ever"
+
+
+def test_a_target_that_falls_far_behind_begins_anew() -> None:
+    cell = TwoNodes()
+    cell.moving()
+    cell.yielded(LIMITS.migration_behind_max + 2)
+    assert only(commands(cell.drawn(44), AbortRequest), AbortRequest).attempt == 2
+    assert (cell.state, cell.runs_on) == (None, "i1")
+    begun = cell.tell(MigrationDue())
+    assert only(commands(begun, SubmitRequest), SubmitRequest).order.attempt == 3
+
+
+def test_nobody_pauses_for_a_target_that_would_be_late() -> None:
+    cell = TwoNodes()
+    cell.moving()
+    cell.yielded(2)
+    cell.now_s = cell.core.cell.requests[RequestId("r1")].due_s
+    assert not commands(cell.drawn(44), ContinueRequest)
+    assert cell.runs_on == "i1"
+
+
+def test_a_copy_that_draws_another_token_goes_and_the_next_draws_none_beside_the_source() -> None:
+    cell = TwoNodes()
+    cell.moving()
+    cell.yielded()
+    assert only(commands(cell.drawn(44, drew=7), AbortRequest), AbortRequest).attempt == 2
+    assert (cell.state, cell.runs_on) == (None, "i1")
+    cell.tell(MigrationDue())
+    cell.computed(attempt=3)
+    over = cell.yielded()
+    assert not continued(over).held
+    assert only(commands(over, AbortRequest), AbortRequest).attempt == 1
+    assert cell.runs_on == "i2"
+
+
+def test_a_source_that_is_paused_goes_on_when_its_target_is_lost() -> None:
+    cell = TwoNodes()
+    cell.moving()
+    cell.yielded(2)
+    assert continued(cell.drawn(44)).held
+    lost = cell.tell(NodeDisconnected(link_id=cell.target, reason="cut"))
+    on = continued(lost)
+    assert (on.instance_id, on.attempt, on.held) == ("i1", 1, False)
+
+
+def test_a_source_that_is_paused_does_not_wait_for_a_target_that_says_nothing() -> None:
+    cell = TwoNodes()
+    cell.moving()
+    cell.yielded(2)
+    cell.drawn(44)
+    cell.now_s += LIMITS.migration_retry_s
+    assert not continued(cell.tell(MigrationDue())).held
+
+
+def test_where_a_turn_has_several_tokens_of_those_that_move_the_second_waits_for_the_first() -> (
+    None
+):
+    cell = TwoNodes(limits=replace(LIMITS, turn_s_max=0.1), beside=("r2",))
     cell.yielded(3, of="r2")
     cell.drain()
     for name in ("r1", "r2"):
