@@ -10,6 +10,7 @@ After: the request runs in the place of its copy.
 from collections.abc import Sequence
 
 from mesh.core.controller.instances.kv_cache import note_longer, room_for
+from mesh.core.controller.instances.lifecycle import drain
 from mesh.core.controller.instances.node_schedule import continues_s, forecast_on
 from mesh.core.controller.instances.plan_tests import PlanTests
 from mesh.core.controller.requests.ending import abort_on_node, give_up, pause
@@ -78,6 +79,24 @@ def begin_all(ctx: EventContext, requests: Sequence[RequestEntry], target: Insta
     if any(begun):
         move_soon(ctx)
     return all(begun)
+
+
+def leave(ctx: EventContext, instance: InstanceEntry) -> bool:
+    """Have an instance go once all that runs on it has moved; False if one of them finds no room or
+    time elsewhere now, and nothing moves.
+    """
+    requests = list(instance.requests.values())
+    if _under_way(ctx, instance.node) + len(requests) > ctx.limits.migrations_max:
+        return False
+    for request in requests:
+        if request.moves >= ctx.limits.moves_max or not _begin(ctx, request):
+            for begun in instance.requests.values():
+                if begun.migration is not None:
+                    give_up(ctx, begun.migration)
+            return False
+    drain(ctx, instance)
+    move_soon(ctx)
+    return True
 
 
 def _begin(ctx: EventContext, request: RequestEntry, to: InstanceEntry | None = None) -> bool:

@@ -1,12 +1,20 @@
 """Live migration: a request runs on at its source until its target has caught up with it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
+from mesh.core.controller.core import ControllerCore
 from mesh.domain.actions import ControllerAction, DeliverTokens, SetTimer
-from mesh.domain.events import CancelRequested, DrainRequested, MigrationDue, NodeDisconnected
+from mesh.domain.events import (
+    CancelRequested,
+    DrainRequested,
+    LeaseCheckDue,
+    MigrationDue,
+    NodeDisconnected,
+)
 from mesh.domain.ids import InstanceId, NodeId, OperationId, RequestId
-from mesh.domain.lifecycle import MigrationState
+from mesh.domain.lifecycle import InstanceState, MigrationState
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
     AbortRequest,
@@ -15,22 +23,50 @@ from mesh.domain.messages import (
     RequestReturned,
     SubmitRequest,
     TokensReport,
+    UnloadInstance,
 )
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import RequestTokens
+from mesh.policy.llm_mesh import LLM_MESH
+from mesh.policy.plans import Plan, Release
+from mesh.policy.views import CellView
 from tests.core.admission import instance, node
 from tests.core.cells import CellUnderTest, commands, deployment, of_kind, only, request
+from tests.support.profiles import PROFILE
 
 LIMITS = CellLimits(delivery_s_max=0.02)
+
+
+class Releasing:
+    """`llm-mesh` that has the instance on node n1 go."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(LLM_MESH, name)
+
+    def upkeep(self, cell: CellView) -> Iterator[Plan]:
+        yield from (Release(instance=i) for i in cell.instances() if i.instance_id == "i1")
 
 
 class TwoNodes(CellUnderTest):
     """On node n1 `r1` has three tokens, and others run; node n2 has such an instance, too."""
 
     def __init__(
-        self, *, limits: CellLimits = LIMITS, holds: bool = True, beside: Sequence[str] = ()
+        self,
+        *,
+        limits: CellLimits = LIMITS,
+        holds: bool = True,
+        beside: Sequence[str] = (),
+        releases: bool = False,
     ) -> None:
         super().__init__(deployment("a"), limits=limits)
+        if releases:
+            self.core = ControllerCore(
+                epoch=1,
+                deployments=(deployment("a"),),
+                limits=limits,
+                policy=Releasing(),
+                profiles=(PROFILE,),
+            )
         self.source, _ = self.join(node("n1", instance("i1", "a")))
         for name in ("r1", *beside):
             self.invoke(request(name, of="a", prompt=(1,) * 100, max_tokens=100))
@@ -342,3 +378,34 @@ def test_no_more_move_at_a_time_than_may() -> None:
     cell.tokens(cell.source, "r2", (7,))
     cell.drain()
     assert len(cell.core.cell.migrations) == 1
+
+
+def test_an_instance_that_a_policy_has_go_goes_once_what_runs_on_it_has_moved() -> None:
+    cell = TwoNodes(releases=True, beside=("r2",))
+    cell.yielded(3, of="r2")
+    begun = cell.tell(LeaseCheckDue())
+    orders = [command.order for command in commands(begun, SubmitRequest)]
+    assert [(order.request.request_id, order.held) for order in orders] == [
+        ("r1", True),
+        ("r2", True),
+    ]
+    assert cell.core.cell.instances[InstanceId("i1")].state is InstanceState.DRAINING
+    cell.computed()
+    cell.yielded()
+    assert not commands(cell.drawn(44), UnloadInstance), "r2 runs there"
+    over = cell.yielded(of="r2", finish=FinishReason.STOP)
+    assert only(commands(over, UnloadInstance), UnloadInstance).instance_id == "i1"
+
+
+def test_it_goes_at_once_where_its_requests_cannot_move_live() -> None:
+    cell = TwoNodes(releases=True, holds=False)
+    said = cell.tell(LeaseCheckDue())
+    assert only(commands(said, UnloadInstance), UnloadInstance).instance_id == "i1"
+    assert not only(commands(said, SubmitRequest), SubmitRequest).order.held
+
+
+def test_of_more_than_may_move_at_a_time_none_begins_to() -> None:
+    cell = TwoNodes(releases=True, beside=("r2",), limits=replace(LIMITS, migrations_max=1))
+    cell.yielded(3, of="r2")
+    orders = [command.order for command in commands(cell.tell(LeaseCheckDue()), SubmitRequest)]
+    assert [order.held for order in orders] == [False, False]
