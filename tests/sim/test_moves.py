@@ -12,9 +12,11 @@ from statistics import mean, median
 
 import pytest
 
+from mesh.controller.metrics import Meter
 from mesh.domain.actions import DeliverTokens
 from mesh.domain.ids import NodeId, RequestId
 from mesh.domain.outcome import Outcome
+from mesh.runtime.host import Recorder
 from mesh.sim.checking import FaultyRun
 from mesh.sim.cluster import Arrival
 from mesh.sim.faults import Fault, FaultKind
@@ -56,6 +58,7 @@ DRAINS = [
     )
     for n in range(9)
 ]
+CHAT = {"model_name": "chat"}
 OWN = 6
 """Iterations of a place before and after a move of which an own one is the median."""
 
@@ -87,11 +90,13 @@ class Watch:
         return sorted(found)
 
 
-def run(folder: Path, faults: Sequence[Fault], **cell: float) -> tuple[Watch, list[Outcome]]:
+def run(
+    folder: Path, faults: Sequence[Fault], *recorders: Recorder, **cell: float
+) -> tuple[Watch, list[Outcome]]:
     """What clients got, and the outcomes of all."""
     watch = Watch()
     made = plan(scenario(folder, TWO.format(**cell)))
-    faulty = FaultyRun(made, faults, check=True, started=lambda start: (watch,))
+    faulty = FaultyRun(made, faults, check=True, started=lambda start: (watch, *recorders))
     return watch, list(faulty.run(CALLS))
 
 
@@ -106,11 +111,14 @@ def test_requests_that_move_get_the_same_tokens_none_late_and_after_two_iteratio
     tmp_path: Path, still: Watch, link_delay_s: float
 ) -> None:
     """In nine of ten cases: in the others the target has begun a prompt, or another that moves."""
-    moved, outcomes = run(tmp_path, DRAINS, seed=1, link_delay_s=link_delay_s)
+    meter = Meter(lambda name: True)
+    moved, outcomes = run(tmp_path, DRAINS, meter, seed=1, link_delay_s=link_delay_s)
     assert moved.tokens == still.tokens
     assert all(outcome.finished and outcome.late_s <= 0 for outcome in outcomes)
     gaps = moved.gaps()
     assert len(gaps) >= 50
+    counted = meter.registry.get_sample_value("mesh_requests_migrated_total", CHAT)
+    assert counted == len(gaps), "pauses and copies that are given up are none"
     assert _share(gaps, 0.5) <= 1.6, "2.0 and 2.5 if the source stops before the target has drawn"
     assert _share(gaps, 0.9) <= 2.1
 
