@@ -82,6 +82,8 @@ class _Call:
     first_s: float = 0.0
     last_s: float = 0.0
     tokens: int = 0
+    ahead: int = 0
+    """The attempt that draws tokens elsewhere, to which it moves."""
 
 
 class Meter:
@@ -217,10 +219,10 @@ class Meter:
                 else:
                     self._resubmitted.labels(call.of.model).inc()
                 call.slo = order.slo
-            case SendCommand(command=ContinueRequest(held=False) as command):
+            case SendCommand(command=ContinueRequest(held=False) as command) if command.token_ids:
                 call = self._calls.get(command.request_id)
                 if call is not None:
-                    self._migrated.labels(call.of.model).inc()
+                    call.ahead = command.attempt
             case SendCommand(command=LoadInstance() as command):
                 self._loading[command.instance_id] = self._label(public_name(command.deployment))
             case TellAccepted() if action.grace_s > 0:
@@ -240,6 +242,9 @@ class Meter:
         call = self._calls.get(outputs.request_id)
         if call is None:
             return
+        if outputs.attempt == call.ahead:
+            call.ahead = 0
+            self._migrated.labels(call.of.model).inc()
         count = len(outputs.token_ids)
         if count:
             call.of.output_tokens.inc(count)

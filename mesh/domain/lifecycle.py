@@ -50,11 +50,13 @@ class RequestState(StrEnum):
 class MigrationState(StrEnum):
     """Of a request that runs on, while its target is COMPUTING the tokens that it has been given.
     CAUGHT_UP has computed them, and waits for the source's next token. Then the target computes
-    what came meanwhile, or, if that is little, owns the request: HANDED_OVER.
+    what came meanwhile, or, if that is little, is DRAWING tokens beside the source, until it owns
+    the request: HANDED_OVER.
     """
 
     COMPUTING = "computing"
     CAUGHT_UP = "caught_up"
+    DRAWING = "drawing"
     HANDED_OVER = "handed_over"
     GIVEN_UP = "given_up"
 
@@ -104,9 +106,10 @@ MIGRATION: Table = {
     MigrationState.COMPUTING: (MigrationState.CAUGHT_UP, MigrationState.GIVEN_UP),
     MigrationState.CAUGHT_UP: (
         MigrationState.COMPUTING,
-        MigrationState.HANDED_OVER,
+        MigrationState.DRAWING,
         MigrationState.GIVEN_UP,
     ),
+    MigrationState.DRAWING: (MigrationState.HANDED_OVER, MigrationState.GIVEN_UP),
     MigrationState.HANDED_OVER: (),
     MigrationState.GIVEN_UP: (),
 }

@@ -70,9 +70,15 @@ class CellLimits:
     migration_rounds_max: int = 8
     """Times that one is sent the tokens that came meanwhile before it is given up."""
     migration_gap_tokens_max: int = 4
-    """Tokens that may be left to compute when a request is handed over: next to nothing beside an
+    """Tokens that may be left to compute when a target begins to draw: next to nothing beside an
     iteration.
     """
+    migration_drawn_max: int = 64
+    """Tokens that it draws beside the source without being level with it before it is given up;
+    after half of them it need not be free of prompts any more.
+    """
+    migration_behind_max: int = 8
+    """Tokens by which it may be behind the source; one that is further behind is given up."""
     migration_s_max: float = 30.0
     """One that takes longer is given up."""
     migration_retry_s: float = 0.25

@@ -74,7 +74,8 @@ class AbortRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinueRequest:
     """A held request has these further tokens, generated where it came from. It is computed up to
-    them, and goes on by itself unless it is still `held`.
+    them, and goes on by itself unless it is still `held`. One that runs is `held` until it is let
+    go, or the iteration of others that it is left out of has ended.
     """
 
     instance_id: InstanceId

@@ -180,6 +180,6 @@ def _decided(action: object) -> Iterator[CellLine]:
                     more = f", attempt {attempt}" if attempt > 1 else ""
                     more += ", ahead of its move" if command.order.held else ""
                     yield _line("request", request.request_id, text + more)
-                case ContinueRequest() if not command.held:
-                    text = f"handed over to {command.instance_id}"
+                case ContinueRequest() if command.token_ids and not command.held:
+                    text = f"drawn by {command.instance_id}, too, to which it moves"
                     yield _line("request", command.request_id, text)

@@ -147,7 +147,7 @@ class Instance:
         length_now = prompt_tokens + len(request.output_tokens)
         known = self.sequences.get(request.request_id)
         if known is not None:
-            known.length, known.held = length_now, request.held
+            known.length, known.held = max(known.length, length_now), request.held
             return known.computed
         most = min(sampling.max_tokens, self.order.context_tokens_max - prompt_tokens)
         length = most if tokens is None else min(tokens, most)
@@ -215,7 +215,7 @@ class Instance:
             return 0
         count, missing = iterations, 0
         for sequence in self.sequences.values():
-            if not sequence.decoding:
+            if not sequence.decoding or sequence.held:
                 return 0
             left = sequence.length_max - sequence.length
             if left < count:
@@ -282,7 +282,7 @@ class Instance:
         prompts: list[tuple[Sequence, int]] = []
         starved: list[RequestId] = []
         for sequence in active:
-            if not sequence.decoding:
+            if not sequence.decoding or sequence.held:
                 continue
             if sequence.computed < sequence.room or self._give(sequence, 1):
                 decoding.append(sequence)

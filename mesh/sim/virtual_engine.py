@@ -69,7 +69,7 @@ class VirtualEngine:
         instance = self._instance(instance_id)
         given = len(request.prompt_tokens) + len(request.output_tokens)
         known = instance.sequences.get(request.request_id)
-        if known is not None and not known.held:
+        if known is not None and not (known.held or request.held):
             raise EngineError(f"request {request.request_id} is already there")
         if not request.prompt_tokens:
             raise EngineError(f"request {request.request_id} has no prompt tokens")

@@ -329,7 +329,7 @@ Global___SubmitRequest: _TypeAlias = SubmitRequest  # noqa: Y015
 
 @_typing.final
 class ContinueRequest(_message.Message):
-    """Further tokens of a held request."""
+    """Further tokens of a held request, which goes on unless it is held still; or one that runs is held."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -86,3 +86,38 @@ def test_others_decode_beside_it(holder: Driver) -> None:
         if any(output.finish for output in result.outputs):
             break
     assert beside.tokens == expected
+
+
+def test_one_that_decodes_pauses_and_goes_on_as_if_it_had_not(holder: Driver) -> None:
+    expected = tuple(holder.run("whole", PROMPT, SAMPLED))
+    engine, instance_id = holder.engine, holder.instance_id
+    ahead(holder, expected[:2], SAMPLED, held=False)
+    tokens: list[int] = list(expected[:2])
+    finish = None
+    while finish is None:
+        (output,) = engine.step(instance_id, 64).outputs
+        assert output.first_index == len(tokens)
+        tokens += output.token_ids
+        finish = output.finish
+        if finish is None and len(tokens) % 3 == 0:
+            ahead(holder, expected[:2], SAMPLED)
+            paused = engine.step(instance_id, 64)
+            assert not [*paused.outputs, *paused.prefill_left, *paused.starved]
+            ahead(holder, expected[:2], SAMPLED, held=False)
+    assert tuple(tokens) == expected
+    holder.check_books()
+
+
+def test_others_decode_beside_one_that_pauses(holder: Driver) -> None:
+    expected = holder.run("alone", PROMPT[:10])
+    ahead(holder, (5, 6), greedy(), held=False)
+    beside = holder.submit("beside", PROMPT[:10])
+    for output in holder.engine.step(holder.instance_id, 64).outputs:
+        if output.request_id == "beside":
+            beside.tokens += output.token_ids
+    ahead(holder, (5, 6), greedy())
+    while len(beside.tokens) < len(expected):
+        (output,) = holder.engine.step(holder.instance_id, 64).outputs
+        assert output.request_id == "beside"
+        beside.tokens += output.token_ids
+    assert beside.tokens == expected

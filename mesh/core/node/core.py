@@ -134,6 +134,7 @@ class NodeCore:
                     learn(ctx, self._node, instance, event.result)
                     step_finished(ctx, instance, event.result, self._node.steps_started)
                     prefixes.changed(ctx, instance, event.result.prefixes)
+                    _tell_changed(ctx, instance)
             case CommandReceived():
                 self._command(ctx, event.command)
             case HeartbeatDue():
@@ -241,7 +242,9 @@ class NodeCore:
         ctx.engine(_to_engine(instance, order))
 
     def _continue(self, ctx: NodeEventContext, command: ContinueRequest) -> None:
-        """A held request has more tokens, or goes on. One that is not here has been given back."""
+        """A request has more tokens, is held or goes on. One that is not here has been given back.
+        An iteration that is under way may be its last: the engine is told after it, if it is not.
+        """
         instance = self._node.instances.get(command.instance_id)
         request = instance.requests.get(command.request_id) if instance is not None else None
         if instance is None or request is None or request.order.attempt != command.attempt:
@@ -253,13 +256,22 @@ class NodeCore:
             first_step=self._node.steps_started + 1,
         )
         instance.request_changed()
-        ctx.engine(_to_engine(instance, request.order))
+        if self._node.stepping != instance.instance_id:
+            _tell_changed(ctx, instance)
 
     def _abort(self, ctx: NodeEventContext, command: AbortRequest) -> None:
         for instance in self._node.instances.values():
             request = instance.requests.get(command.request_id)
             if request is not None and request.order.attempt == command.attempt:
                 drop(ctx, instance, request)
+
+
+def _tell_changed(ctx: NodeEventContext, instance: LocalInstance) -> None:
+    """Have the engine know of requests that have more tokens, are held or go on."""
+    for request in instance.requests.values():
+        if request.order is not request.told and request.order != request.told:
+            request.note_told()
+            ctx.engine(_to_engine(instance, request.order))
 
 
 def _to_engine(instance: LocalInstance, order: RequestOrder) -> SubmitToEngine:

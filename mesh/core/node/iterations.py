@@ -79,6 +79,7 @@ def step_finished(
     ahead = [request for request in ahead if request.request_id not in computing]
     for request in ahead:
         request.note_prefill_left(0)
+    _end_pauses(instance, step)
     if result.decode_batch or result.prefill_tokens or not starved:
         instance.encourage()
     ctx.report(
@@ -92,6 +93,14 @@ def step_finished(
     )
     for request in ahead:
         ctx.report(ComputedAhead(request_id=request.request_id, attempt=request.order.attempt))
+
+
+def _end_pauses(instance: LocalInstance, step: int) -> None:
+    """Requests that decode here, and were held in this iteration of the others, go on."""
+    for request in instance.requests.values():
+        if request.held and request.decodes and request.first_step <= step:
+            request.go_on((), held=False, due_s=request.due_s, first_step=step + 1)
+            instance.request_changed()
 
 
 def broken(

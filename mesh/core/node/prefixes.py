@@ -17,7 +17,7 @@ def submitted(ctx: NodeEventContext, instance: LocalInstance, done: SubmitFinish
     some may have gone while it was on its way.
     """
     request = instance.requests.get(done.request_id)
-    if request is None or request.order.attempt != done.attempt:
+    if request is None or request.order.attempt != done.attempt or request.decodes:
         return
     request.note_prefill_left(request.tokens - request.held - done.cached_tokens)
     instance.request_changed()

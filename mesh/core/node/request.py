@@ -24,7 +24,13 @@ class LocalRequest:
     prefill_left: int
     """Prompt tokens, and tokens of an earlier attempt, still to compute."""
     held: bool = False
-    """Computed ahead: it gets no token until it is let go."""
+    """It gets no token until it is let go."""
+    decodes: bool = False
+    """It has got one here."""
+    told: RequestOrder = field(init=False)
+    """As its engine knows it. In the midst of an iteration, which may be the request's last, that
+    is told nothing.
+    """
     tokens: int = field(init=False)
     """Of its prompt and its output so far."""
     pace_s: float = field(init=False)
@@ -32,6 +38,7 @@ class LocalRequest:
 
     def __post_init__(self) -> None:
         self.pace_s = self.order.slo.tpot_s * self.order.pace_share
+        self.told = self.order
         self.tokens = len(self.order.request.prompt_tokens) + self.output_tokens
 
     @property
@@ -44,18 +51,22 @@ class LocalRequest:
         self.due_s = next_due_s(self.due_s, self.pace_s, now_s, count, slack_s)
         self.output_tokens += count
         self.tokens += count
-        self.prefill_left = 0
+        self.prefill_left, self.decodes = 0, True
 
     def note_prefill_left(self, tokens: int) -> None:
         self.prefill_left = tokens
 
     def go_on(self, token_ids: Sequence[int], *, held: bool, due_s: float, first_step: int) -> None:
-        """It has these further tokens from where it came from, and goes on unless `held` still. Its
-        last token before them was left to compute, too.
+        """It has these further tokens from where it came from, and goes on unless `held`. If none
+        was drawn here, its last token before them was left to compute, too.
         """
         output_tokens = (*self.order.output_tokens, *token_ids)
         self.order = replace(self.order, output_tokens=output_tokens, held=held)
         self.output_tokens += len(token_ids)
         self.tokens += len(token_ids)
-        self.prefill_left += len(token_ids) + (self.held and not held)
+        self.prefill_left += len(token_ids) + (0 if self.decodes else self.held - held)
         self.held, self.due_s, self.first_step = held, due_s, first_step
+
+    def note_told(self) -> None:
+        """Its engine is told how it is now."""
+        self.told = self.order

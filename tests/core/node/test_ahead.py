@@ -10,6 +10,7 @@ from mesh.domain.messages import (
     SubmitRequest,
 )
 from mesh.domain.node_events import HeartbeatDue, SubmitBroke
+from mesh.domain.reasons import FinishReason
 from mesh.domain.request import RequestOrder
 from mesh.domain.slo import Slo
 from tests.core.cells import of_kind, only, request
@@ -80,6 +81,52 @@ def test_it_computes_what_came_meanwhile_and_goes_on_when_let_go() -> None:
     after = node.step("i1", token("a", 5, attempt=2), prefill_tokens=2)
     assert not of_kind(reports(after), ComputedAhead)
     assert only(after, StartStep).prefill_tokens_max == 0, "it decodes"
+
+
+def test_one_that_runs_is_held_after_the_iteration_that_is_under_way_and_goes_on() -> None:
+    node = NodeUnderTest()
+    node.load()
+    node.submit("a")
+    assert not of_kind(node.command(more(attempt=1)), SubmitToEngine), "that may be its last"
+    after = node.step("i1", token("a", 0), prefill_tokens=3)
+    assert only(after, SubmitToEngine).request.held
+    assert not of_kind(after, StartStep)
+    on = node.command(more(attempt=1, held=False))
+    assert not only(on, SubmitToEngine).request.held
+    assert only(on, StartStep).prefill_tokens_max == 0, "it decodes as before"
+
+
+def test_it_is_left_out_of_one_iteration_of_the_others() -> None:
+    node = NodeUnderTest()
+    node.load()
+    for name in ("a", "b"):
+        node.submit(name)
+    node.step("i1", token("a", 0), token("b", 0), prefill_tokens=6)
+    node.command(more(attempt=1))
+    held = node.step("i1", token("a", 1), token("b", 1))
+    assert only(held, SubmitToEngine).request.held
+    after = node.step("i1", token("b", 2))
+    assert not only(after, SubmitToEngine).request.held
+
+
+def test_one_that_ends_in_that_iteration_is_not_begun_anew() -> None:
+    node = NodeUnderTest()
+    node.load()
+    node.submit("a")
+    node.command(more(attempt=1))
+    last = token("a", 0, finish=FinishReason.LENGTH)
+    assert not of_kind(node.step("i1", last, prefill_tokens=3), SubmitToEngine)
+
+
+def test_an_engine_is_not_told_of_a_pause_that_was_over_before_it_began() -> None:
+    node = NodeUnderTest()
+    node.load()
+    node.submit("a")
+    for held in (True, False):
+        node.command(more(attempt=1, held=held))
+    after = node.step("i1", token("a", 0), prefill_tokens=3)
+    assert not of_kind(after, SubmitToEngine)
+    assert of_kind(after, StartStep)
 
 
 def test_an_iteration_that_began_before_says_nothing_of_it() -> None:

@@ -8,7 +8,7 @@ from mesh.core.controller.state.migration import Migration
 from mesh.core.controller.state.request import RequestEntry
 from mesh.domain.actions import RefuseRequest, SendCommand
 from mesh.domain.lifecycle import MigrationState, RequestState
-from mesh.domain.messages import AbortRequest
+from mesh.domain.messages import AbortRequest, ContinueRequest
 from mesh.domain.reasons import RefusalReason
 
 RETRY_AFTER_S = 1.0
@@ -84,9 +84,34 @@ def release(ctx: EventContext, request: RequestEntry) -> None:
 
 def give_up(ctx: EventContext, migration: Migration) -> None:
     """The request stays what it is; its copy goes, on its node and in the books."""
+    pause(ctx, migration, paused=False)
     migration.advance(MigrationState.GIVEN_UP)
     ctx.cell.remove_migration(migration)
     abort_on_node(ctx, migration.copy)
+
+
+def pause(ctx: EventContext, migration: Migration, *, paused: bool) -> None:
+    """Hold a request that moves where it runs, for an iteration of others at most, or let it go on;
+    where its engine cannot hold it, it goes on.
+    """
+    request = migration.request
+    source = request.instance
+    if (
+        source is None
+        or paused is (migration.paused_s is not None)
+        or not source.node.hello.computes_ahead
+    ):
+        return
+    migration.note_paused(ctx.now_s if paused else None)
+    command = ContinueRequest(
+        instance_id=source.instance_id,
+        request_id=request.original.request_id,
+        attempt=request.attempt,
+        token_ids=(),
+        held=paused,
+        due_in_s=request.due_s - ctx.now_s,
+    )
+    ctx.act(SendCommand(link_id=source.node.link_id, command=command))
 
 
 def end(ctx: EventContext, request: RequestEntry) -> None:

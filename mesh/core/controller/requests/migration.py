@@ -1,17 +1,19 @@
 """Live migration (ServerlessLLM §5): a request moves while it runs, and only its tokens travel.
 
 The target computes prompt and output so far while the source goes on, then what came meanwhile,
-until that is next to nothing; then the source stops and the target goes on. Begun only where shadow
-validation finds that nobody gets late by it; whatever fails leaves the request at its source.
-Before: a drain, or a token of the source. After: the request runs in the place of its copy.
+until that is next to nothing; then both draw tokens, which are the same, and once the target has as
+many as the client the source stops. Begun only where shadow validation finds that nobody gets late
+by it; whatever fails leaves the request at its source. Before: a drain, or a token of either place.
+After: the request runs in the place of its copy.
 """
 
 from collections.abc import Sequence
 
 from mesh.core.controller.instances.kv_cache import note_longer, room_for
+from mesh.core.controller.instances.lifecycle import drain
 from mesh.core.controller.instances.node_schedule import continues_s, forecast_on
 from mesh.core.controller.instances.plan_tests import PlanTests
-from mesh.core.controller.requests.ending import abort_on_node, give_up
+from mesh.core.controller.requests.ending import abort_on_node, give_up, pause
 from mesh.core.controller.requests.submitting import compute_ahead
 from mesh.core.controller.state.context import EventContext
 from mesh.core.controller.state.deployment import DeploymentEntry
@@ -24,6 +26,7 @@ from mesh.domain.events import MigrationDue
 from mesh.domain.lifecycle import InstanceState, MigrationState, NodeState
 from mesh.domain.messages import ComputedAhead, ContinueRequest
 from mesh.domain.reasons import Verdict
+from mesh.domain.request import RequestTokens
 from mesh.policy.plans import Move
 
 
@@ -43,6 +46,8 @@ def look_again(ctx: EventContext) -> None:
         closed = target is None or not target.takes_now
         if closed or ctx.now_s - migration.begun_s > ctx.limits.migration_s_max:
             give_up(ctx, migration)
+        elif migration.waits_since(ctx.now_s - ctx.limits.migration_retry_s):
+            pause(ctx, migration, paused=False)
     waiting = [request for request in _leaving(ctx) if not _begin(ctx, request)]
     if waiting or ctx.cell.migrations:
         at_s = ctx.now_s + ctx.limits.migration_retry_s
@@ -74,6 +79,24 @@ def begin_all(ctx: EventContext, requests: Sequence[RequestEntry], target: Insta
     if any(begun):
         move_soon(ctx)
     return all(begun)
+
+
+def leave(ctx: EventContext, instance: InstanceEntry) -> bool:
+    """Have an instance go once all that runs on it has moved; False if one of them finds no room or
+    time elsewhere now, and nothing moves.
+    """
+    requests = list(instance.requests.values())
+    if _under_way(ctx, instance.node) + len(requests) > ctx.limits.migrations_max:
+        return False
+    for request in requests:
+        if request.moves >= ctx.limits.moves_max or not _begin(ctx, request):
+            for begun in instance.requests.values():
+                if begun.migration is not None:
+                    give_up(ctx, begun.migration)
+            return False
+    drain(ctx, instance)
+    move_soon(ctx)
+    return True
 
 
 def _begin(ctx: EventContext, request: RequestEntry, to: InstanceEntry | None = None) -> bool:
@@ -141,28 +164,83 @@ def computed_ahead(ctx: EventContext, said: ComputedAhead) -> None:
 
 
 def tokens_came(ctx: EventContext, migration: Migration) -> None:
-    """A request that moves has further tokens at its source: this is when the least is lost by
-    stopping it there. The target is sent them if it has caught up with those before.
+    """A request that moves has further tokens at its source. The target is sent them if it has
+    caught up with those before; where they are few, it draws further ones, beside the source. Until
+    it is level with that, the source leaves out an iteration for every other one of the target.
     """
+    if migration.state is MigrationState.DRAWING:
+        migration.note_source_drew()
     if migration.state is not MigrationState.CAUGHT_UP:
         return
     request, target = migration.request, migration.copy.instance
     assert target is not None, "a copy has its place as long as it moves"
-    gap_tokens = migration.gap_tokens
     migration.copy.note_due(request.due_s)
-    if gap_tokens <= ctx.limits.migration_gap_tokens_max:
-        if _hands_over_another(ctx, target):
+    if migration.gap_tokens <= ctx.limits.migration_gap_tokens_max:
+        if not (request.drawn_apart or target.node.rule.turn_s_max):
+            _let_go(ctx, migration, target)
+        elif _hands_over_another(ctx, target):
             return
-        seconds = continues_s(target, request, gap_tokens + 1, ctx.now_s, ctx.limits)
-        if ctx.now_s + seconds <= request.due_s:
+        elif _continues_in_time(ctx, migration, target, migration.gap_tokens + 1):
+            _let_go(ctx, migration, target)
             _hand_over(ctx, migration, target)
     elif migration.rounds < ctx.limits.migration_rounds_max:
         _send_tokens(ctx, migration, target, held=True)
-        target.note_ahead(migration.copy, _gap(migration), request.due_s, ctx.now_s)
         migration.note_round()
-        _note_if_longer(ctx, target, migration.copy)
     else:
         give_up(ctx, migration)
+
+
+def copy_yielded(ctx: EventContext, migration: Migration, outputs: RequestTokens) -> bool:
+    """The target has drawn a token, too. Returns whether it is one for the client, to whom the
+    source has brought none of its index: then the source stops. Numbers that differ in a late digit
+    may make for another token than the source's: the answer goes on from that, and stays there.
+    """
+    request, copy, target = migration.request, migration.copy, migration.copy.instance
+    assert target is not None, "a copy has its place as long as it moves"
+    first, end = outputs.first_index, outputs.first_index + len(outputs.token_ids)
+    if first == len(request.output_tokens):
+        _hand_over(ctx, migration, target)
+        return True
+    same = request.output_tokens[first:end] == list(outputs.token_ids)
+    if not same or outputs.finish is not None or migration.drawn >= ctx.limits.migration_drawn_max:
+        request.note_drawn_apart()
+        give_up(ctx, migration)
+    else:
+        target.note_tokens(copy, outputs.token_ids, ctx.now_s)
+        _note_if_longer(ctx, target, copy)
+        _compare(ctx, migration, target)
+        migration.note_drawn()
+    return False
+
+
+def _compare(ctx: EventContext, migration: Migration, target: InstanceEntry) -> None:
+    """The source stops where the target is level with it, and soon has the next token; where that
+    is behind, the source leaves out an iteration for every other one of the target.
+    """
+    behind = migration.gap_tokens
+    can = _continues_in_time(ctx, migration, target, behind + 1)
+    if 2 * migration.drawn < ctx.limits.migration_drawn_max:
+        can = can and not _computes_prompts(target.node)
+    if can and not behind and migration.source_drew:
+        _hand_over(ctx, migration, target)
+    elif behind > ctx.limits.migration_behind_max:
+        give_up(ctx, migration)
+    else:
+        pause(ctx, migration, paused=can and behind > 0 and migration.paused_s is None)
+
+
+def _computes_prompts(node: NodeEntry) -> bool:
+    """Whether its next iteration may be a long one."""
+    return any(r.prefill_left for i in node.instances.values() for r in i.requests.values())
+
+
+def _continues_in_time(
+    ctx: EventContext, migration: Migration, target: InstanceEntry, tokens: int
+) -> bool:
+    """Whether the target, with so many tokens to compute, has the client's next one when due."""
+    request = migration.request
+    seconds = continues_s(target, request, tokens, ctx.now_s, ctx.limits)
+    return ctx.now_s + seconds <= request.due_s
 
 
 def _hands_over_another(ctx: EventContext, target: InstanceEntry) -> bool:
@@ -173,10 +251,16 @@ def _hands_over_another(ctx: EventContext, target: InstanceEntry) -> bool:
     return any(0 < r.prefill_left <= left_max and not r.is_copy for r in target.requests.values())
 
 
+def _let_go(ctx: EventContext, migration: Migration, target: InstanceEntry) -> None:
+    """The target draws tokens, too, after those that it still has to compute."""
+    _send_tokens(ctx, migration, target, held=False)
+    migration.copy.note_prefill_left(migration.copy.prefill_left + 1)
+    migration.advance(MigrationState.DRAWING)
+
+
 def _hand_over(ctx: EventContext, migration: Migration, target: InstanceEntry) -> None:
     """What the source computes right now is for nobody; the target draws the same tokens."""
     request, copy = migration.request, migration.copy
-    _send_tokens(ctx, migration, target, held=False)
     migration.advance(MigrationState.HANDED_OVER)
     ctx.cell.remove_migration(migration)
     abort_on_node(ctx, request)
@@ -190,19 +274,19 @@ def _note_if_longer(ctx: EventContext, instance: InstanceEntry, request: Request
         note_longer(ctx, instance, request)
 
 
-def _gap(migration: Migration) -> list[int]:
-    return migration.request.output_tokens[len(migration.copy.output_tokens) :]
-
-
 def _send_tokens(
     ctx: EventContext, migration: Migration, target: InstanceEntry, *, held: bool
 ) -> None:
+    request, copy = migration.request, migration.copy
+    token_ids = request.output_tokens[len(copy.output_tokens) :]
     command = ContinueRequest(
         instance_id=target.instance_id,
-        request_id=migration.request.original.request_id,
-        attempt=migration.copy.attempt,
-        token_ids=tuple(_gap(migration)),
+        request_id=request.original.request_id,
+        attempt=copy.attempt,
+        token_ids=tuple(token_ids),
         held=held,
-        due_in_s=migration.request.due_s - ctx.now_s,
+        due_in_s=request.due_s - ctx.now_s,
     )
     ctx.act(SendCommand(link_id=target.node.link_id, command=command))
+    target.note_ahead(copy, token_ids, request.due_s, ctx.now_s)
+    _note_if_longer(ctx, target, copy)

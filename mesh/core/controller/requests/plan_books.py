@@ -65,8 +65,8 @@ def keep_up(ctx: EventContext) -> None:
 
 
 def release(ctx: EventContext, plan: Release) -> bool:
-    """Have an instance go, or give up its cache. One that serves goes once its requests have other
-    places.
+    """Have an instance go, or give up its cache. One that serves goes once its requests have moved;
+    if they cannot do so while they run, they are computed anew elsewhere.
     """
     instance = _known(ctx, plan.instance)
     if instance is None:
@@ -81,7 +81,7 @@ def release(ctx: EventContext, plan: Release) -> bool:
             park(ctx, instance)
         return True
     elif plan.how is How.UNLOAD and preemption.may_be_preempted(ctx, instance):
-        return preemption.displace(ctx, [instance])
+        return migration.leave(ctx, instance) or preemption.displace(ctx, [instance])
     else:
         _not_in_books(ctx, plan, f"{instance.instance_id} may not go now")
     return False

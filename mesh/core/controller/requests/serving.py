@@ -82,7 +82,13 @@ def deliver(ctx: EventContext, outputs: RequestTokens) -> None:
     for anyone; a gap means that the node lost track, and the request starts anew from its tokens.
     """
     request = ctx.cell.requests.get(outputs.request_id)
-    if request is None or request.attempt != outputs.attempt:
+    if request is None:
+        return
+    moves = request.migration
+    if moves is not None and moves.copy.attempt == outputs.attempt:
+        if not migration.copy_yielded(ctx, moves, outputs):
+            return
+    elif request.attempt != outputs.attempt:
         return
     instance = request.instance
     if instance is None:

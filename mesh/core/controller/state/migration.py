@@ -20,9 +20,17 @@ class Migration:
     rounds: int = 1
     """Times that the target was sent tokens to compute."""
 
+    drawn: int = 0
+    """Times that the target told of tokens that it drew while its source did so, too."""
+
+    source_drew: bool = True
+    """Its source has drawn a token since the target has told of one."""
+    paused_s: float | None = None
+    """Since when the source is held, for the target is behind it; None while it is not."""
+
     @property
     def gap_tokens(self) -> int:
-        """Generated since the target was last sent any."""
+        """That the target was not sent, and has not drawn by itself."""
         return len(self.request.output_tokens) - len(self.copy.output_tokens)
 
     def advance(self, to: MigrationState) -> None:
@@ -32,3 +40,19 @@ class Migration:
         """The target is sent what came meanwhile."""
         self.advance(MigrationState.COMPUTING)
         self.rounds += 1
+
+    def note_drawn(self) -> None:
+        """The target has drawn what its source has drawn, too."""
+        self.drawn, self.source_drew = self.drawn + 1, False
+
+    def note_source_drew(self) -> None:
+        """The source has told of a token."""
+        self.source_drew = True
+
+    def waits_since(self, at_s: float) -> bool:
+        """Whether the source has been held since then, or before."""
+        return self.paused_s is not None and self.paused_s <= at_s
+
+    def note_paused(self, now_s: float | None) -> None:
+        """The source is held; None: it goes on."""
+        self.paused_s = now_s

@@ -41,6 +41,8 @@ class RequestEntry:
     """Migrations begun: submissions of copies."""
     migration: "Migration | None" = None
     """It, or what it is a copy of, moves."""
+    drawn_apart: bool = False
+    """A copy of it did not draw the same tokens: the next one draws none beside it."""
     output_tokens: list[int] = field(default_factory=list)
     instance: "InstanceEntry | None" = None
     required_blocks: int = 0
@@ -180,16 +182,20 @@ class RequestEntry:
         self.tokens += len(token_ids)
         self.prefill_left, self.due_s, self.submitted_s = len(token_ids), due_s, now_s
 
+    def note_drawn_apart(self) -> None:
+        """See `drawn_apart`."""
+        self.drawn_apart = True
+
     def note_due(self, due_s: float) -> None:
         """A copy that has been computed: by then the next token of what it is a copy of is due."""
         self.due_s = due_s
 
     def handed_over(self, copy: "RequestEntry", instance: "InstanceEntry", now_s: float) -> None:
-        """It runs on in place of its copy, which lacks its last tokens yet."""
+        """It runs on in place of its copy, with what that has left to compute."""
         self.advance(RequestState.RUNNING)
         self.attempt, self.instance = copy.attempt, instance
         self.required_blocks, self.submitted_s = copy.required_blocks, now_s
-        self.prefill_left = self.tokens - copy.tokens + 1
+        self.prefill_left = copy.prefill_left
 
     def note_prefill_left(self, tokens: int) -> None:
         """Its node has so many tokens left to compute before its next one."""

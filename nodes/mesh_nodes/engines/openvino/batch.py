@@ -48,7 +48,7 @@ def plan(active: SequenceOf[Sequence], prefill_tokens_max: int, pool: KvBlocks) 
     """Takes the blocks that the iteration writes. `active` is in the order of submission."""
     result = Plan()
     for sequence in active:
-        if sequence.decoding:
+        if sequence.decoding and not sequence.held:
             _add(result, sequence, 1, pool)
     budget, rows = prefill_tokens_max, len(result.work)
     for sequence in active:

@@ -121,7 +121,7 @@ class Instance:
         check_runnable(
             self.instance_id,
             request,
-            known=known is not None and not known.held,
+            known=known is not None and not (known.held or request.held),
             context_tokens_max=self._context_tokens_max,
             vocabulary_tokens=self._vocabulary_tokens,
         )

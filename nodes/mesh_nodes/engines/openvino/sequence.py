@@ -50,7 +50,7 @@ class Sequence:
         self._walk = None if salt is None else PrefixWalk(salt, BLOCK_TOKENS)
         self._seed = seed_of(request)
         self.held = request.held
-        """It computes all its tokens but the newest, and yields none."""
+        """It computes all its tokens but the newest, and yields none, nor any more."""
         self._past = past_of(request, vocabulary_tokens)
         self._constraint = constraint
 
@@ -74,15 +74,14 @@ class Sequence:
         return self._tokens[: self.length]
 
     def go_on(self, request: EngineRequest) -> None:
-        """A held one has the tokens of the request, and goes on unless that holds it, too."""
-        given = len(request.prompt_tokens) + len(request.output_tokens)
+        """It has the tokens of the request, if those are more, and goes on unless it is held."""
         more = request.output_tokens[self.length - self._prompt_tokens :]
-        self._tokens[self.length : given] = more
+        self._tokens[self.length : self.length + len(more)] = more
         if self._past is not None:
             self._past.add(more)
         if self._constraint is not None:
             self._constraint.add(more)
-        self.length, self.held = given, request.held
+        self.length, self.held = self.length + len(more), request.held
 
     def tokens(self, count: int) -> npt.NDArray[np.int64]:
         """The next `count` tokens to compute."""

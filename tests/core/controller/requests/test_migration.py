@@ -1,12 +1,20 @@
 """Live migration: a request runs on at its source until its target has caught up with it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
+from mesh.core.controller.core import ControllerCore
 from mesh.domain.actions import ControllerAction, DeliverTokens, SetTimer
-from mesh.domain.events import CancelRequested, DrainRequested, MigrationDue, NodeDisconnected
+from mesh.domain.events import (
+    CancelRequested,
+    DrainRequested,
+    LeaseCheckDue,
+    MigrationDue,
+    NodeDisconnected,
+)
 from mesh.domain.ids import InstanceId, NodeId, OperationId, RequestId
-from mesh.domain.lifecycle import MigrationState
+from mesh.domain.lifecycle import InstanceState, MigrationState
 from mesh.domain.limits import CellLimits
 from mesh.domain.messages import (
     AbortRequest,
@@ -15,22 +23,50 @@ from mesh.domain.messages import (
     RequestReturned,
     SubmitRequest,
     TokensReport,
+    UnloadInstance,
 )
 from mesh.domain.reasons import FinishReason
 from mesh.domain.request import RequestTokens
+from mesh.policy.llm_mesh import LLM_MESH
+from mesh.policy.plans import Plan, Release
+from mesh.policy.views import CellView
 from tests.core.admission import instance, node
 from tests.core.cells import CellUnderTest, commands, deployment, of_kind, only, request
+from tests.support.profiles import PROFILE
 
 LIMITS = CellLimits(delivery_s_max=0.02)
+
+
+class Releasing:
+    """`llm-mesh` that has the instance on node n1 go."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(LLM_MESH, name)
+
+    def upkeep(self, cell: CellView) -> Iterator[Plan]:
+        yield from (Release(instance=i) for i in cell.instances() if i.instance_id == "i1")
 
 
 class TwoNodes(CellUnderTest):
     """On node n1 `r1` has three tokens, and others run; node n2 has such an instance, too."""
 
     def __init__(
-        self, *, limits: CellLimits = LIMITS, holds: bool = True, beside: Sequence[str] = ()
+        self,
+        *,
+        limits: CellLimits = LIMITS,
+        holds: bool = True,
+        beside: Sequence[str] = (),
+        releases: bool = False,
     ) -> None:
         super().__init__(deployment("a"), limits=limits)
+        if releases:
+            self.core = ControllerCore(
+                epoch=1,
+                deployments=(deployment("a"),),
+                limits=limits,
+                policy=Releasing(),
+                profiles=(PROFILE,),
+            )
         self.source, _ = self.join(node("n1", instance("i1", "a")))
         for name in ("r1", *beside):
             self.invoke(request(name, of="a", prompt=(1,) * 100, max_tokens=100))
@@ -75,6 +111,24 @@ class TwoNodes(CellUnderTest):
         self.now_s += 0.02
         return actions
 
+    def moving(self) -> None:
+        """Its target has four tokens of it, and draws the next ones, too."""
+        self.drain()
+        self.computed()
+        assert not continued(self.yielded()).held
+
+    def drawn(self, token: int, *, drew: int | None = None) -> list[ControllerAction]:
+        """The target has drawn the token of that index, or another."""
+        outputs = RequestTokens(
+            request_id=RequestId("r1"),
+            attempt=2,
+            first_index=token - 40,
+            token_ids=(drew or token,),
+        )
+        return self.report(
+            self.target, TokensReport(instance_id=InstanceId("i2"), outputs=(outputs,))
+        )
+
     def drain(self, name: str = "n1") -> list[ControllerAction]:
         asked = DrainRequested(operation_id=OperationId("d"), node_id=NodeId(name))
         timers = of_kind(self.tell(asked), SetTimer)
@@ -106,15 +160,19 @@ def test_the_target_computes_while_the_source_goes_on_and_then_takes_over() -> N
 
     cell.yielded()
     cell.computed()
-    over = cell.yielded()
-    assert (continued(over).held, continued(over).token_ids) == (False, (50, 51))
-    stop = only(commands(over, AbortRequest), AbortRequest)
-    assert stop.attempt == 1
+    both = cell.yielded()
+    assert (continued(both).held, continued(both).token_ids) == (False, (50, 51))
+    assert not commands(both, AbortRequest), "the source goes on beside it"
+    assert cell.core.cell.migrations[RequestId("r1")].state is MigrationState.DRAWING
+    assert of_kind(cell.yielded(), DeliverTokens), "the client has them from there"
+    over = cell.drawn(52)
+    assert not of_kind(over, DeliverTokens), "which it has"
+    assert only(commands(over, AbortRequest), AbortRequest).attempt == 1
     assert not cell.core.cell.migrations
     assert cell.runs_on == "i2"
     assert not of_kind(cell.yielded(), DeliverTokens), "what the source drew meanwhile is nobody's"
     on = cell.yielded(at=cell.target, attempt=2)
-    assert only(on, DeliverTokens).outputs.token_ids == (52,)
+    assert only(on, DeliverTokens).outputs.token_ids == (53,)
 
 
 def test_a_round_for_few_tokens_is_spared() -> None:
@@ -124,8 +182,118 @@ def test_a_round_for_few_tokens_is_spared() -> None:
     assert not continued(cell.yielded()).held
 
 
-def test_of_those_that_move_together_the_second_waits_until_the_first_goes_on() -> None:
-    cell = TwoNodes(beside=("r2",))
+def test_a_token_that_the_target_has_first_is_the_clients() -> None:
+    cell = TwoNodes()
+    cell.moving()
+    over = cell.drawn(44)
+    assert only(over, DeliverTokens).outputs.token_ids == (44,)
+    assert only(commands(over, AbortRequest), AbortRequest).attempt == 1
+    assert cell.runs_on == "i2"
+    cell.counts["r1"] = 5
+    assert not of_kind(cell.yielded(), DeliverTokens)
+
+
+def test_the_source_leaves_out_an_iteration_until_the_target_is_level_with_it() -> None:
+    cell = TwoNodes()
+    cell.moving()
+    cell.yielded(3)
+    pause = continued(cell.drawn(44))
+    assert (pause.instance_id, pause.attempt, pause.held, pause.token_ids) == ("i1", 1, True, ())
+    on = continued(cell.drawn(45))
+    assert (on.instance_id, on.attempt, on.held) == ("i1", 1, False)
+    assert of_kind(cell.yielded(), DeliverTokens)
+    assert continued(cell.drawn(46)).held
+    level = cell.drawn(47)
+    assert not commands(level, AbortRequest), "the client has waited for a while already"
+    assert not continued(level).held
+    cell.yielded()
+    assert only(commands(cell.drawn(48), AbortRequest), AbortRequest).attempt == 1
+
+
+def test_one_that_is_never_level_is_given_up_and_then_handed_over_at_once() -> None:
+    cell = TwoNodes(limits=replace(LIMITS, migration_drawn_max=3))
+    cell.moving()
+    cell.yielded(3)
+    for token in (44, 45, 46):
+        cell.yielded()
+        assert not commands(cell.drawn(token), AbortRequest)
+    assert only(commands(cell.drawn(47), AbortRequest), AbortRequest).attempt == 2
+    cell.tell(MigrationDue())
+    cell.computed(attempt=3)
+    assert only(commands(cell.yielded(), AbortRequest), AbortRequest).attempt == 1
+    assert cell.runs_on == "i2"
+
+
+def test_nobody_stops_or_pauses_for_a_target_that_computes_a_prompt() -> None:
+    cell = TwoNodes(limits=replace(LIMITS, migration_drawn_max=4))
+    cell.moving()
+    cell.yielded()
+    cell.invoke(request("r2", of="a", prompt=(1,) * 100))
+    assert cell.core.cell.requests[RequestId("r2")].instance is not None
+    for token in (44, 45):
+        said = cell.drawn(token)
+        assert not commands(said, AbortRequest)
+        assert not commands(said, ContinueRequest)
+        cell.yielded()
+    assert only(commands(cell.drawn(46), AbortRequest), AbortRequest).attempt == 1, "not for ever"
+
+
+def test_a_target_that_falls_far_behind_begins_anew() -> None:
+    cell = TwoNodes()
+    cell.moving()
+    cell.yielded(LIMITS.migration_behind_max + 2)
+    assert only(commands(cell.drawn(44), AbortRequest), AbortRequest).attempt == 2
+    assert (cell.state, cell.runs_on) == (None, "i1")
+    begun = cell.tell(MigrationDue())
+    assert only(commands(begun, SubmitRequest), SubmitRequest).order.attempt == 3
+
+
+def test_nobody_pauses_for_a_target_that_would_be_late() -> None:
+    cell = TwoNodes()
+    cell.moving()
+    cell.yielded(2)
+    cell.now_s = cell.core.cell.requests[RequestId("r1")].due_s
+    assert not commands(cell.drawn(44), ContinueRequest)
+    assert cell.runs_on == "i1"
+
+
+def test_a_copy_that_draws_another_token_goes_and_the_next_draws_none_beside_the_source() -> None:
+    cell = TwoNodes()
+    cell.moving()
+    cell.yielded()
+    assert only(commands(cell.drawn(44, drew=7), AbortRequest), AbortRequest).attempt == 2
+    assert (cell.state, cell.runs_on) == (None, "i1")
+    cell.tell(MigrationDue())
+    cell.computed(attempt=3)
+    over = cell.yielded()
+    assert not continued(over).held
+    assert only(commands(over, AbortRequest), AbortRequest).attempt == 1
+    assert cell.runs_on == "i2"
+
+
+def test_a_source_that_is_paused_goes_on_when_its_target_is_lost() -> None:
+    cell = TwoNodes()
+    cell.moving()
+    cell.yielded(2)
+    assert continued(cell.drawn(44)).held
+    lost = cell.tell(NodeDisconnected(link_id=cell.target, reason="cut"))
+    on = continued(lost)
+    assert (on.instance_id, on.attempt, on.held) == ("i1", 1, False)
+
+
+def test_a_source_that_is_paused_does_not_wait_for_a_target_that_says_nothing() -> None:
+    cell = TwoNodes()
+    cell.moving()
+    cell.yielded(2)
+    cell.drawn(44)
+    cell.now_s += LIMITS.migration_retry_s
+    assert not continued(cell.tell(MigrationDue())).held
+
+
+def test_where_a_turn_has_several_tokens_of_those_that_move_the_second_waits_for_the_first() -> (
+    None
+):
+    cell = TwoNodes(limits=replace(LIMITS, turn_s_max=0.1), beside=("r2",))
     cell.yielded(3, of="r2")
     cell.drain()
     for name in ("r1", "r2"):
@@ -210,3 +378,34 @@ def test_no_more_move_at_a_time_than_may() -> None:
     cell.tokens(cell.source, "r2", (7,))
     cell.drain()
     assert len(cell.core.cell.migrations) == 1
+
+
+def test_an_instance_that_a_policy_has_go_goes_once_what_runs_on_it_has_moved() -> None:
+    cell = TwoNodes(releases=True, beside=("r2",))
+    cell.yielded(3, of="r2")
+    begun = cell.tell(LeaseCheckDue())
+    orders = [command.order for command in commands(begun, SubmitRequest)]
+    assert [(order.request.request_id, order.held) for order in orders] == [
+        ("r1", True),
+        ("r2", True),
+    ]
+    assert cell.core.cell.instances[InstanceId("i1")].state is InstanceState.DRAINING
+    cell.computed()
+    cell.yielded()
+    assert not commands(cell.drawn(44), UnloadInstance), "r2 runs there"
+    over = cell.yielded(of="r2", finish=FinishReason.STOP)
+    assert only(commands(over, UnloadInstance), UnloadInstance).instance_id == "i1"
+
+
+def test_it_goes_at_once_where_its_requests_cannot_move_live() -> None:
+    cell = TwoNodes(releases=True, holds=False)
+    said = cell.tell(LeaseCheckDue())
+    assert only(commands(said, UnloadInstance), UnloadInstance).instance_id == "i1"
+    assert not only(commands(said, SubmitRequest), SubmitRequest).order.held
+
+
+def test_of_more_than_may_move_at_a_time_none_begins_to() -> None:
+    cell = TwoNodes(releases=True, beside=("r2",), limits=replace(LIMITS, migrations_max=1))
+    cell.yielded(3, of="r2")
+    orders = [command.order for command in commands(cell.tell(LeaseCheckDue()), SubmitRequest)]
+    assert [order.held for order in orders] == [False, False]
