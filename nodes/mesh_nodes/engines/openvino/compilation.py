@@ -134,8 +134,9 @@ class Compiler:
         self._wait_for_blob = wait_for_blob
         self._verifier = Verifier(verify)
         self._weights = weights
-        self._precisions = precisions
         self._capable = capable(self._core)
+        self.precisions = precisions.on(self._capable)
+        """What comes of those that were asked for."""
         self._properties = {
             "INFERENCE_NUM_THREADS": threads,
             "PERFORMANCE_HINT": "LATENCY",
@@ -234,11 +235,12 @@ class Compiler:
         self, weights: WeightPrecision, compute: ComputePrecision | None = None
     ) -> dict[str, object]:
         """`compute`: what the model asks for. What the CPU lacks is computed in f32."""
-        wanted = compute or self._precisions.compute
-        compute = wanted if wanted in self._capable else ComputePrecision.F32
+        precisions = self.precisions
+        if compute is not None:
+            precisions = Precisions(compute=compute, kv=precisions.kv).on(self._capable)
         return {
             **self._properties,
-            **properties_of(Precisions(compute=compute, kv=self._precisions.kv).supported),
+            **properties_of(precisions),
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": GROUP if weights.four_bits else ACTIVATION_GROUP,
         }
 

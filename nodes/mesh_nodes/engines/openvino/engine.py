@@ -105,16 +105,6 @@ class OpenVinoEngine:
         learns it anew.
         """
         self._weights = weights
-        self._precisions = Precisions(compute=precision, kv=kv)
-        kept_kv = self._precisions.supported.kv
-        beside = "" if precision is ComputePrecision.F32 else f"-{precision}"
-        books = f"openvino-{self.capabilities.version}-{weights}-{kept_kv}{beside}.json"
-        self._books = FootprintBooks(
-            weights=weights,
-            kv=kept_kv,
-            compute=precision,
-            path=footprints_path and footprints_path / books,
-        )
         self._kv_resize = kv_resize
         self._available_bytes = available_bytes
         self._threads = threads or _cores()
@@ -124,10 +114,19 @@ class OpenVinoEngine:
         self._compiler = Compiler(
             threads=self._threads,
             weights=weights,
-            precisions=self._precisions,
+            precisions=Precisions(compute=precision, kv=kv),
             blobs=blobs,
             verify=verify,
             wait_for_blob=self._blob_maker.wait_for,
+        )
+        precisions = self._precisions = self._compiler.precisions
+        beside = "" if precisions.compute is ComputePrecision.F32 else f"-{precisions.compute}"
+        books = f"openvino-{self.capabilities.version}-{weights}-{precisions.kv}{beside}.json"
+        self._books = FootprintBooks(
+            weights=weights,
+            kv=precisions.kv,
+            compute=precisions.compute,
+            path=footprints_path and footprints_path / books,
         )
         self._blob_index = BlobIndex(self._compiler, blobs) if blobs is not None else None
         return_memory()

@@ -4,7 +4,7 @@ Pure. `precision_trial` measures what `candidates` names, `choose` decides; `pre
 it. Prefill and decode share one: a graph that was compiled twice would hold its weights twice.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -33,11 +33,13 @@ class Precisions:
     def __str__(self) -> str:
         return f"{self.compute}, KV {self.kv}"
 
-    @property
-    def supported(self) -> "Precisions":
-        """What the plugin makes of it: attention in one precision takes not every cache."""
-        known = _KV[self.compute]
-        return Precisions(compute=self.compute, kv=self.kv if self.kv in known else known[0])
+    def on(self, capable: Container[ComputePrecision]) -> "Precisions":
+        """What the plugin makes of it on a CPU that can multiply in `capable`: what it cannot is
+        computed in f32, and attention in one precision takes not every cache.
+        """
+        compute = self.compute if self.compute in capable else ComputePrecision.F32
+        known = _KV[compute]
+        return Precisions(compute=compute, kv=self.kv if self.kv in known else known[0])
 
 
 PLAIN = Precisions()

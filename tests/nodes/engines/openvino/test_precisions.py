@@ -25,7 +25,7 @@ def test_a_cpu_is_asked_only_for_what_it_has_and_only_for_pairs_that_the_plugin_
     every = candidates(list(ComputePrecision))
     assert every[0] == PLAIN, "what others are compared with comes first"
     assert {BF16, BF16_U8} <= set(every)
-    assert all(each.supported == each for each in every)
+    assert all(each.on(list(ComputePrecision)) == each for each in every)
 
 
 def test_what_is_given_is_not_asked() -> None:
@@ -44,8 +44,18 @@ def test_what_is_given_is_not_asked() -> None:
 def test_a_cache_that_the_plugin_refuses_becomes_one_that_it_takes(
     compute: ComputePrecision, kv: KvPrecision
 ) -> None:
-    pair = Precisions(compute=compute, kv=kv).supported
+    pair = Precisions(compute=compute, kv=kv).on(list(ComputePrecision))
     assert candidates([compute], compute, pair.kv) == (pair,)
+
+
+def test_what_a_cpu_lacks_it_computes_in_f32_with_a_cache_that_goes_with_that() -> None:
+    plain = [ComputePrecision.F32]
+    assert BF16.on(plain) == PLAIN
+    f16 = Precisions(compute=ComputePrecision.F16, kv=KvPrecision.F32)
+    assert f16.on(plain) == Precisions(kv=KvPrecision.F32)
+    assert f16.on(list(ComputePrecision)) == Precisions(
+        compute=ComputePrecision.F16, kv=KvPrecision.F16
+    )
 
 
 def test_the_quickest_is_taken() -> None:
