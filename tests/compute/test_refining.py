@@ -63,6 +63,12 @@ def learned(
     return refinement
 
 
+def told(refinement: Refinement) -> Profile | None:
+    """After a first look, which tells nothing."""
+    assert refinement.refined(0.0) is None
+    return refinement.refined(60.0)
+
+
 def worst_error(found: Profile | None) -> float:
     grid = DECODE if found is None else found.decode
     sizes = [(batch, context) for batch in (1, 2, 4, 8, 12, 16) for context in (32, 200, 512)]
@@ -71,7 +77,7 @@ def worst_error(found: Profile | None) -> float:
 
 def test_a_minute_of_iterations_finds_where_the_table_is_off() -> None:
     assert worst_error(None) > 0.15
-    refined = learned(60.0, lambda _, alone_s: alone_s).refined(60.0)
+    refined = told(learned(60.0, lambda _, alone_s: alone_s))
     assert refined is not None
     assert worst_error(refined) < 0.04
     assert refined.prefill == PREFILL, "nothing was told of prompts"
@@ -81,7 +87,7 @@ def test_a_third_of_outliers_moves_it_little() -> None:
     def held_up(draw: random.Random, alone_s: float) -> float:
         return alone_s * 6.0 if draw.random() < 0.3 else alone_s
 
-    assert worst_error(learned(60.0, held_up).refined(60.0)) < 0.08
+    assert worst_error(told(learned(60.0, held_up))) < 0.08
 
 
 def test_a_neighbour_that_the_factor_knows_of_moves_it_slowly() -> None:
@@ -91,7 +97,7 @@ def test_a_neighbour_that_the_factor_knows_of_moves_it_slowly() -> None:
         while spent_s < 10.0:
             refinement.note(decode(4, 32), 2 * 0.013, factor)
             spent_s += 0.013
-        refined = refinement.refined(60.0)
+        refined = told(refinement)
         moved = 0.0 if refined is None else log(refined.decode.at(4, 32) / 0.013)
         assert low <= moved <= high
 
@@ -102,14 +108,14 @@ def test_nothing_is_told_while_the_table_is_right() -> None:
         refinement.note(decode(4, 32), 0.013, 1.0)
         refinement.note(prefill(64, 0), 0.04, 1.0)
         refinement.note(IterationShape(prefill_tokens=64, decode_batch=4), 9.0, 1.0)
-    assert refinement.refined(60.0) is None
+    assert told(refinement) is None
 
 
 def test_prompts_and_decodes_are_told_apart() -> None:
     refinement = Refinement(PROFILE)
     for _ in range(300):
         refinement.note(prefill(64, 0), 0.05, 1.0)
-    refined = refinement.refined(60.0)
+    refined = told(refinement)
     assert refined is not None
     assert refined.decode == DECODE
     assert refined.prefill.at(64, 0) == pytest.approx(0.05, rel=0.03)
@@ -131,7 +137,7 @@ def test_whatever_it_is_told_it_stays_a_table_within_bounds(
         refinement.note(decode(*iteration[:2]), *iteration[2:])
     for iteration in prefills:
         refinement.note(prefill(*iteration[:2]), *iteration[2:])
-    refined = refinement.refined(60.0)
+    refined = told(refinement)
     if refined is None:
         return
     for grid, before in ((refined.decode, DECODE), (refined.prefill, PREFILL)):
@@ -152,4 +158,4 @@ def test_one_iteration_moves_a_point_by_no_more_than_its_part(
     refinement = Refinement(PROFILE)
     refinement.note(decode(4, 32), measured_s, factor)
     refinement.note(decode(4, 32), measured_s, factor)
-    assert refinement.refined(60.0) is None, "two iterations are never worth telling"
+    assert told(refinement) is None, "two iterations are never worth telling"
