@@ -4,9 +4,9 @@ A survey times each point a few times, and `correction` stretches the whole tabl
 where the table is off more than elsewhere. Each iteration of prompts or of decodes alone moves the
 points around its size: in proportion to how far off it was, as long as that is little, and no
 further (Huber's M-estimator), so that a third of them may be held up by whatever and move a point
-by 5 %. What they tell is taken beside the factor, which knows of neighbours; what the factor
-has been at for long goes into the table, slowly. Before: a survey's profile. After: the node, which
-predicts by the refined one and tells the controller.
+by 5 %. What they tell is taken beside the factor, which knows of neighbours. A factor above 1 goes
+into the whole table slowly, one below 1 at once, since no neighbour explains it. Before: a survey's
+profile. After: the node, which predicts by the refined one and tells the controller.
 """
 
 from collections.abc import Iterator, Sequence
